@@ -1,0 +1,27 @@
+# make env | demo | test | check | bench | clean
+# VENV=dir puts the environment elsewhere; PYTHON=interpreter makes it with another Python 3.11.
+
+VENV ?= .venv
+BIN := $(abspath $(VENV))/bin
+export VENV
+export PATH := $(BIN):$(PATH)
+# Open MPI refuses to start as root, and binds ranks to cores, unless told otherwise.
+export OMPI_ALLOW_RUN_AS_ROOT ?= 1
+export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
+export TF_CPP_MIN_LOG_LEVEL ?= 2
+
+.PHONY: env demo test check bench clean
+
+env:
+	@tools/env.sh
+
+test: env
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: env
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -1,0 +1,92 @@
+"""The ``fleet`` command: ``python -m fleet COMMAND ...``.
+
+A command is a module with two functions: ``configure(parser)`` declares its
+arguments, ``run(args)`` does the work and returns an exit status. Only the
+module of the command that was asked for is imported, so that ``fleet --help``
+and the commands that need neither MPI nor TensorFlow start at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib import import_module
+
+from fleet import __version__
+from fleet.errors import ExitStatus, FleetError, UserError
+
+# name -> (module, one line of help); a name may have two words.
+COMMANDS: dict[str, tuple[str, str]] = {
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: the words after ``fleet``; ``sys.argv[1:]`` by default.
+
+    Returns:
+        The exit status (:class:`fleet.errors.ExitStatus`).
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    name, rest = _split(words)
+    if name is None:
+        return _no_command(words)
+    module = import_module(COMMANDS[name][0])
+    parser = argparse.ArgumentParser(prog=f"fleet {name}", description=module.__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter,
+                                     allow_abbrev=False)
+    module.configure(parser)
+    args = parser.parse_args(rest)
+    try:
+        return int(module.run(args))
+    except UserError as error:
+        return _complain(f"fleet {name}: {error}", ExitStatus.BAD_INPUT)
+    except FleetError as error:
+        return _complain(f"fleet {name}: {error}", ExitStatus.INFRASTRUCTURE)
+    except ValueError as error:
+        if type(error).__name__ != "InputError":  # a leaf's word for bad input, see fleet/errors.py
+            raise
+        return _complain(f"fleet {name}: {error}", ExitStatus.BAD_INPUT)
+    except BrokenPipeError:  # the reader (head, less) has seen enough
+        sys.stderr.close()
+        return ExitStatus.OK
+
+
+def _split(words: list[str]) -> tuple[str | None, list[str]]:
+    for length in (2, 1):
+        name = " ".join(words[:length])
+        if len(words) >= length and name in COMMANDS:
+            return name, words[length:]
+    return None, words
+
+
+def _no_command(words: list[str]) -> int:
+    if words == ["--version"]:
+        print(f"fleet {__version__}")
+        return ExitStatus.OK
+    if not words or words[0] in ("-h", "--help"):
+        print(_usage())
+        return ExitStatus.OK
+    word = words[0]
+    family = [name for name in COMMANDS if name.split()[0] == word]
+    what = (f"fleet {word} wants one of: " + ", ".join(n.split()[1] for n in family) if family
+            else f"no command {word!r}; there are: " + ", ".join(COMMANDS))
+    return _complain(f"fleet: {what}", ExitStatus.BAD_INPUT)
+
+
+def _usage() -> str:
+    width = max(map(len, COMMANDS), default=0)
+    lines = [f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items()]
+    return "\n".join(["usage: fleet COMMAND ...     (fleet COMMAND --help says more)", "",
+                      "The main job:  mpirun -n N python -m fleet.run SPEC", "", *lines])
+
+
+def _complain(message: str, status: ExitStatus) -> int:
+    print(message, file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

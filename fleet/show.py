@@ -1,0 +1,71 @@
+"""What commands print: one JSON object for programs, tables for people."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Give a command its ``--json`` option."""
+    parser.add_argument("--json", action="store_true",
+                        help="print one JSON object to standard output and nothing else")
+
+
+def print_json(value: Any) -> None:
+    """Print a dataclass, dict or list as JSON; what JSON cannot say (NaN, infinity) becomes null."""
+    print(json.dumps(_plain(value), indent=1, allow_nan=False))
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = dataclasses.asdict(value)
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if hasattr(value, "tolist"):  # numpy
+        return _plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def print_table(headers: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
+    """Print a table whose columns of numbers are aligned to the right."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    rows = [list(row) for row in rows]
+    table = Table(title=title or None, box=box.SIMPLE_HEAD, title_justify="left")
+    for column, header in enumerate(headers):
+        numeric = all(isinstance(row[column], int | float) or row[column] in ("", None) for row in rows)
+        table.add_column(header, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(_cell(value) for value in row))
+    console = Console(highlight=False)
+    if not console.is_terminal:  # a batch log has no width: never fold a table there
+        console = Console(highlight=False, width=160)
+    console.print(table)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def bar(value: float, largest: float, width: int = 30) -> str:
+    """A bar of block characters, ``width`` wide for the largest value.
+
+    >>> bar(1, 2, width=4)
+    '██'
+    """
+    if not largest > 0 or not math.isfinite(value):
+        return ""
+    return "█" * max(0, round(width * value / largest))

@@ -1,0 +1,1 @@
+"""Batch systems: templates, submission, walltime, idle nodes."""

@@ -1,0 +1,1 @@
+"""Data sets and sample transforms, without TensorFlow and without MPI."""

@@ -1,0 +1,1 @@
+"""Pure scheduling algorithms and the simulator: values in, values out."""

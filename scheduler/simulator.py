@@ -1,0 +1,102 @@
+"""The event kernel that carries every simulation of the project.
+
+An event is a moment, a kind and a function to call. Events happen in order of
+time; at one moment in order of kind (an integer of the simulation's own enum,
+so that "a node leaves" can come before "plan anew"); events of one moment and
+kind in the order in which they were scheduled. So a run is a function of its
+inputs. The clock, the queue and the source of randomness belong to one
+:class:`Simulator`, never to the module: two runs can live in one process.
+
+    >>> sim = Simulator()
+    >>> log = []
+    >>> _ = sim.at(2.0, 0, lambda: log.append(("b", sim.now)))
+    >>> _ = sim.after(1.0, 0, lambda: log.append(("a", sim.now)))
+    >>> sim.run()
+    >>> log
+    [('a', 1.0), ('b', 2.0)]
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+@dataclass(order=True, slots=True)
+class Event:
+    """A moment at which something happens; compares by (time, kind, sequence)."""
+
+    time: float
+    kind: int
+    sequence: int
+    action: Callable[[], None] = field(compare=False)
+    cancelled: bool = field(default=False, compare=False)
+
+    def cancel(self) -> None:
+        """Make the event not happen. Cancelling twice, or after it happened, does nothing."""
+        self.cancelled = True
+
+
+class Simulator:
+    """A clock, a queue of events and a source of randomness.
+
+    Args:
+        start: the time at which the clock starts, in the unit of the simulation.
+        seed: of ``rng``, a :class:`numpy.random.Generator`.
+    """
+
+    def __init__(self, start: float = 0.0, seed: int = 0) -> None:
+        self.now = float(start)
+        self.rng = np.random.default_rng(seed)
+        self.happened = 0
+        self._queue: list[Event] = []
+        self._sequence = 0
+
+    def at(self, time: float, kind: int, action: Callable[[], None]) -> Event:
+        """Schedule ``action`` at a moment; one that is now comes after what happens now.
+
+        Raises:
+            ValueError: the moment has passed, or is not a finite number.
+        """
+        if not (math.isfinite(time) and time >= self.now):
+            raise ValueError(f"an event at {time} cannot happen: the clock shows {self.now}")
+        event = Event(float(time), kind, self._sequence, action)
+        self._sequence += 1
+        heapq.heappush(self._queue, event)
+        return event
+
+    def after(self, delay: float, kind: int, action: Callable[[], None]) -> Event:
+        """Schedule ``action`` a while from now."""
+        return self.at(self.now + delay, kind, action)
+
+    def peek(self) -> float:
+        """The time of the next event, infinity when there is none."""
+        while self._queue and self._queue[0].cancelled:
+            heapq.heappop(self._queue)
+        return self._queue[0].time if self._queue else math.inf
+
+    def step(self) -> None:
+        """Let the next event happen.
+
+        Raises:
+            IndexError: there is none.
+        """
+        self.peek()
+        event = heapq.heappop(self._queue)
+        self.now = event.time
+        self.happened += 1
+        event.action()
+
+    def run(self, until: float = math.inf) -> None:
+        """Let events happen while their time is before ``until``; then the clock shows ``until``.
+
+        Without ``until`` the run ends with the last event, and the clock shows its time.
+        """
+        while self.peek() < until:
+            self.step()
+        if math.isfinite(until):
+            self.now = max(self.now, until)
