@@ -1,0 +1,119 @@
+"""What every allocator of nodes or GPUs to jobs promises, as one test class.
+
+An allocator decides how many resources each job gets. Whatever its inputs look
+like, its problem can be told as a table: the value of each job on 0, 1, 2, ...
+resources, minus infinity where that count is not allowed. A subclass says how
+its own problem is drawn, solved and told as such a table:
+
+    class TestGreedy(AllocatorContract):
+        exact = False
+
+        def problems(self): return st.builds(Problem, ...)
+        def table(self, problem): return Table(problem.gpus, ((-inf, 1.0, 1.5), ...))
+        def counts(self, problem): return allocate(problem).gpus   # None where it says "infeasible"
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+# The inherited tests run once per subclass, which hypothesis would otherwise take for a mistake.
+inherited = settings(deadline=None, suppress_health_check=[HealthCheck.differing_executors])
+
+
+@dataclass(frozen=True)
+class Table:
+    """An allocation problem in the words that all allocators share.
+
+    Attributes:
+        resources: how many nodes or GPUs there are to give.
+        values: ``values[j][n]`` = worth of job ``j`` on ``n`` of them, minus infinity where the
+            job cannot run on (or wait with) ``n``; a count beyond the row's end is not allowed.
+    """
+
+    resources: int
+    values: tuple[tuple[float, ...], ...]
+
+    def worth(self, counts: tuple[int, ...]) -> float:
+        """The objective of an allocation; minus infinity where a count is not allowed."""
+        return math.fsum(self.value(job, count) for job, count in enumerate(counts))
+
+    def value(self, job: int, count: int) -> float:
+        row = self.values[job]
+        return row[count] if 0 <= count < len(row) else -math.inf
+
+    def best(self) -> float:
+        """The greatest worth of any allocation, by trying all; minus infinity where there is none."""
+        allowed = [[n for n in range(min(len(row), self.resources + 1)) if row[n] > -math.inf]
+                   for row in self.values]
+        return max((self.worth(counts) for counts in itertools.product(*allowed)
+                    if sum(counts) <= self.resources), default=-math.inf)
+
+
+class AllocatorContract:
+    """Subclass it as ``TestSomething``, with the three methods below and ``exact``."""
+
+    exact = True
+    tolerance = 1e-9  # relative, between the allocator's objective and the best there is
+
+    def problems(self) -> st.SearchStrategy[Any]:
+        """Problems small enough to try every allocation (some 4 jobs on 8 resources)."""
+        raise NotImplementedError
+
+    def table(self, problem: Any) -> Table:
+        """The problem, told as a table."""
+        raise NotImplementedError
+
+    def counts(self, problem: Any) -> tuple[int, ...] | None:
+        """What the allocator gives each job, in the problem's order; None where nothing is feasible."""
+        raise NotImplementedError
+
+    @inherited
+    @given(data=st.data())
+    def test_it_says_infeasible_exactly_when_it_is(self, data):
+        problem = data.draw(self.problems())
+        assert (self.counts(problem) is None) == (self.table(problem).best() == -math.inf)
+
+    @inherited
+    @given(data=st.data())
+    def test_it_never_gives_more_than_there_is(self, data):
+        problem = data.draw(self.problems())
+        assert sum(self.counts(problem) or ()) <= self.table(problem).resources
+
+    @inherited
+    @given(data=st.data())
+    def test_every_job_gets_a_count_that_it_can_use(self, data):
+        problem = data.draw(self.problems())
+        counts, table = self.counts(problem), self.table(problem)
+        if counts is not None:
+            assert len(counts) == len(table.values)
+            assert all(type(count) is int for count in counts), "counts are plain integers, for JSON"
+            assert table.worth(counts) > -math.inf
+
+    @inherited
+    @given(data=st.data())
+    def test_the_same_problem_twice_gets_the_same_answer_and_stays_as_it_was(self, data):
+        problem = data.draw(self.problems())
+        before = self.table(problem)
+        assert self.counts(problem) == self.counts(problem)
+        assert self.table(problem) == before
+
+    @settings(inherited, max_examples=200)
+    @given(data=st.data())
+    def test_an_exact_allocator_reaches_the_best_and_no_other_exceeds_it(self, data):
+        problem = data.draw(self.problems())
+        counts, table = self.counts(problem), self.table(problem)
+        if counts is None:
+            return
+        best = table.best()
+        slack = self.tolerance * max(1.0, abs(best))
+        assert table.worth(counts) <= best + slack
+        if self.exact:
+            assert table.worth(counts) == pytest.approx(best, rel=self.tolerance, abs=slack)
