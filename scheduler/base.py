@@ -1,5 +1,229 @@
-"""The vocabulary that the scheduling algorithms share."""
+"""The vocabulary that the scheduling algorithms share: values only, no algorithm.
+
+A *device* is one GPU (or one CPU slot) and one trainer, named by a number;
+device d sits on node ``d // gpus_per_node``. A policy reads a
+:class:`RateTable`, :class:`Progress`, a :class:`Cluster` and :class:`Options`
+and answers with a :class:`Round`, the assignment that should hold now.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 class InputError(ValueError):
     """Input that no algorithm can work on; the message names the place and what would be right."""
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Measured seconds of one training step on one GPU at one batch size."""
+
+    batch: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class CommTime:
+    """Measured seconds of one gradient exchange of ``params_mb`` between ``gpus`` GPUs."""
+
+    params_mb: float
+    gpus: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Network:
+    """One network of the ensemble and how fast it trains.
+
+    Args:
+        name: unique in the ensemble.
+        rates: samples/s on 1, 2, ... GPUs; beyond the last, see :mod:`scheduler.rates`.
+        epochs: how many it trains; a simulation needs it, a policy is not told.
+        params_mb: size of its weights.
+        min_gpus, max_gpus: the bounds of its training group.
+        step_s: measured step times (for the job scalability analyzer).
+    """
+
+    name: str
+    rates: tuple[float, ...]
+    epochs: int | None = None
+    params_mb: float | None = None
+    min_gpus: int = 1
+    max_gpus: int | None = None
+    step_s: tuple[StepTime, ...] = ()
+
+
+@dataclass(frozen=True)
+class RateTable:
+    """The training rates of an ensemble: what a profile holds and a plan starts from.
+
+    Args:
+        samples_per_epoch: training samples.
+        gpus_per_node: of the machine on which the rates were measured.
+        models: the networks.
+        comm_s: measured gradient exchanges (for the job scalability analyzer).
+    """
+
+    samples_per_epoch: int
+    gpus_per_node: int
+    models: tuple[Network, ...]
+    comm_s: tuple[CommTime, ...] = ()
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The devices that can be used; after a rank died they need not be contiguous.
+
+    >>> Cluster.of(gpus=8, gpus_per_node=4).without([1, 2]).devices
+    (0, 3, 4, 5, 6, 7)
+    """
+
+    devices: tuple[int, ...]
+    gpus_per_node: int
+
+    def __post_init__(self) -> None:
+        if self.gpus_per_node < 1:
+            raise InputError(f"gpus_per_node is {self.gpus_per_node}: a node has at least 1")
+        if len(set(self.devices)) < len(self.devices) or min(self.devices, default=0) < 0:
+            raise InputError(f"devices {self.devices}: each is named once, by a number from 0")
+
+    @classmethod
+    def of(cls, gpus: int, gpus_per_node: int) -> Cluster:
+        """A whole cluster; its last node may be partly ours.
+
+        Raises:
+            InputError: no GPU, or fewer than one node is said to have.
+        """
+        if gpus < 1:
+            raise InputError(f"gpus is {gpus}: a cluster has at least 1")
+        if gpus_per_node > gpus:
+            raise InputError(f"gpus_per_node is {gpus_per_node}: the whole cluster has {gpus} GPUs")
+        return cls(tuple(range(gpus)), gpus_per_node)
+
+    @property
+    def gpus(self) -> int:
+        """How many devices can be used."""
+        return len(self.devices)
+
+    def node(self, device: int) -> int:
+        """The node on which a device sits."""
+        return device // self.gpus_per_node
+
+    def without(self, devices: set[int] | list[int] | tuple[int, ...]) -> Cluster:
+        """The cluster after some devices died, or while others hold them."""
+        gone = set(devices)
+        return Cluster(tuple(d for d in self.devices if d not in gone), self.gpus_per_node)
+
+
+@dataclass(frozen=True)
+class Member:
+    """A network and the devices of its training group; the first is the master's."""
+
+    name: str
+    devices: tuple[int, ...]
+
+    @property
+    def gpus(self) -> int:
+        """The size of the group."""
+        return len(self.devices)
+
+
+@dataclass(frozen=True)
+class Round:
+    """The assignment that should hold now; networks that it does not name wait.
+
+    Whoever carries it out makes the present assignment like it as soon as may
+    be: a group that is not named stops at the end of its epoch; one that is
+    named with fewer devices lets go of them at the end of its epoch; one with
+    more takes them as soon as they are free; a new one starts as soon as its
+    devices are free.
+    """
+
+    members: tuple[Member, ...] = ()
+
+    @property
+    def gpus(self) -> int:
+        """How many devices it uses."""
+        return sum(member.gpus for member in self.members)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The size of each group."""
+        return {member.name: member.gpus for member in self.members}
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a policy may know of the run so far: nothing of how many epochs are still to come.
+
+    Args:
+        running: the groups that hold devices now.
+        epochs_done: epochs trained, of networks that have begun (fractions allowed).
+        finished: networks that converged or failed, for good.
+        wanted: what the policy answered last; groups may still be on their way to it.
+    """
+
+    running: tuple[Member, ...] = ()
+    epochs_done: Mapping[str, float] = field(default_factory=dict)
+    finished: frozenset[str] = frozenset()
+    wanted: Round = field(default_factory=Round)
+
+
+@dataclass(frozen=True)
+class Delta:
+    """How far from the reference rate a network may be and still join a flotilla.
+
+    >>> Delta.parse("15%").of(200.0), Delta.parse("20").of(200.0)
+    (30.0, 20.0)
+    """
+
+    value: float
+    relative: bool
+
+    @classmethod
+    def parse(cls, text: str | float) -> Delta:
+        """Read ``"15%"`` (of the reference rate) or ``"20"`` (samples/s).
+
+        Raises:
+            InputError: it is neither.
+        """
+        words = str(text).strip()
+        try:
+            value = float(words.removesuffix("%"))
+        except ValueError:
+            value = math.nan
+        if not (math.isfinite(value) and value >= 0):
+            raise InputError(f"delta is {words!r}: write samples/s (20) or a share of the fastest (15%)")
+        return cls(value, words.endswith("%"))
+
+    def of(self, reference: float) -> float:
+        """The distance in samples/s at a reference rate."""
+        return self.value * reference / 100 if self.relative else self.value
+
+    def __str__(self) -> str:
+        return f"{self.value:g}" + "%" * self.relative
+
+
+@dataclass(frozen=True)
+class Options:
+    """The settings of all policies; each reads its own.
+
+    Args:
+        alpha: share of the GPUs below which a round of ``global`` ends ([FLEET] section 4.3.2).
+        delta: closeness of rates within a flotilla; the paper's is ``Delta.parse("20")``.
+        peak_limited: never give a network a GPU that does not make it faster; False is the
+            paper's Algorithm 2 to the letter.
+        seed: of the random choices of ``baseline`` and ``homogeneous``.
+    """
+
+    alpha: float = 0.8
+    delta: Delta = field(default_factory=lambda: Delta(15.0, relative=True))
+    peak_limited: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.alpha <= 1:
+            raise InputError(f"alpha is {self.alpha}: it is a share of the GPUs, above 0 and at most 1")

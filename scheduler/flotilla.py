@@ -1,0 +1,86 @@
+"""Which networks train together, and on how many GPUs each ([FLEET] Algorithm 2)."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+import numpy as np
+
+from scheduler.base import Options, RateTable
+from scheduler.rates import Curves, curves
+
+
+def flotilla(rates: RateTable, candidates: Sequence[str], gpus: int, options: Options) -> dict[str, int]:
+    """Group networks that can train at one pace, and give each the GPUs for it.
+
+    The network that is fastest on its least GPUs sets the reference rate.
+    While GPUs last, the network and count join whose rate is closest to it,
+    within delta; ties go to fewer GPUs, then to the order of the rate table.
+    What is left goes GPU by GPU to the slowest member. If ``peak_limited``,
+    only counts are given on which a network is faster than on any fewer.
+
+    Args:
+        rates: of all networks.
+        candidates: the names that may join.
+        gpus: how many there are to give.
+        options: ``delta`` and ``peak_limited`` are read.
+
+    Returns:
+        Name -> GPUs, in the order of joining; empty when no candidate fits.
+
+    Reference: [FLEET] section 4.3.2, Eq. 3 and Algorithm 2.
+
+    The fastest alone has 40 samples/s; with 12 of it, 52 at most and 28 at
+    least may join: c on two GPUs (42), then b on one (30). The spare GPU goes
+    to b, the slowest.
+
+    >>> from scheduler.base import Delta, Network
+    >>> table = RateTable(100, 4, (Network("a", (40.0, 70.0)), Network("b", (30.0, 55.0)),
+    ...                            Network("c", (22.0, 42.0)), Network("d", (5.0, 9.0))))
+    >>> flotilla(table, "abcd", 5, Options(delta=Delta.parse("12")))
+    {'a': 1, 'c': 2, 'b': 2}
+    """
+    known = curves(rates, gpus)
+    rows = np.array(sorted(known.index[name] for name in candidates), dtype=np.int64)
+    rows = rows[known.least[rows] <= gpus]
+    if not len(rows):
+        return {}
+    members = _join(known, rows, gpus, options)
+    _give_spare(known, members, gpus - sum(members.values()), options.peak_limited)
+    return {known.names[row]: count for row, count in members.items()}
+
+
+def _join(known: Curves, rows: np.ndarray, gpus: int, options: Options) -> dict[int, int]:
+    """Lines 1 to 11: row -> GPUs, before spare GPUs are given."""
+    single = known.rate[rows, known.least[rows] - 1]
+    fastest = int(rows[np.argmax(single)])
+    reference = float(single.max())
+    distance = np.abs(known.rate[rows] - reference)
+    may_join = known.counts(options.peak_limited)[rows] & (distance <= options.delta.of(reference))
+    pick, column = np.nonzero(may_join)
+    order = np.lexsort((rows[pick], column, distance[pick, column]))
+    members = {fastest: int(known.least[fastest])}
+    left = gpus - members[fastest]
+    # The GPUs that are left only become fewer, so a choice that does not fit now never will:
+    # one pass over all choices, closest first, finds the same members as a search for each.
+    for row, count in zip(rows[pick[order]].tolist(), (column[order] + 1).tolist(), strict=True):
+        if count <= left and row not in members:
+            members[row] = count
+            left -= count
+    return members
+
+
+def _give_spare(known: Curves, members: dict[int, int], spare: int, peak_limited: bool) -> None:
+    """Lines 12 to 16: raise the counts of the slowest members while GPUs are left."""
+    counts = {row: 1 + np.flatnonzero(known.counts(peak_limited)[row]) for row in members}
+    slowest = [(float(known.rate[row, count - 1]), row) for row, count in members.items()]
+    heapq.heapify(slowest)
+    while spare > 0 and slowest:
+        _, row = heapq.heappop(slowest)
+        larger = counts[row][np.searchsorted(counts[row], members[row], side="right"):]
+        if not len(larger) or larger[0] - members[row] > spare:
+            continue  # nothing that is left makes it faster
+        spare -= int(larger[0]) - members[row]
+        members[row] = int(larger[0])
+        heapq.heappush(slowest, (float(known.rate[row, members[row] - 1]), row))

@@ -1,0 +1,224 @@
+"""Which devices each training group gets: as few nodes per group as possible ([FLEET] Algorithm 3).
+
+The problem: given group sizes m_i and free devices on nodes, choose disjoint
+sets of devices a_i with |a_i| = m_i so that sum_i c(a_i) / m_i is least, where
+c counts the nodes that a group touches (Eq. 4). It is a packing problem.
+:func:`greedy` is the paper's algorithm; :func:`place` also looks for the exact
+optimum, within a budget, and gives the better of the two.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, islice, pairwise, permutations
+from typing import NamedTuple
+
+from scheduler.base import InputError, Member
+
+MOST_PERMUTATIONS = 1024  # [FLEET] appendix A
+MOST_STATES = 20_000  # of the exact search: a tenth of a second
+
+Groups = Mapping[str, int]  # name -> size
+Share = tuple[int, int]  # (devices that a group takes of a node, how many the node had free)
+
+
+def score(members: Iterable[Member], gpus_per_node: int) -> float:
+    """The sum over groups of nodes touched per GPU, Eq. 4; less is better.
+
+    >>> score([Member("a", (0, 1)), Member("b", (2, 3, 4))], gpus_per_node=4)
+    1.1666666666666665
+    """
+    return sum(len({device // gpus_per_node for device in member.devices}) / member.gpus
+               for member in members)
+
+
+def place(groups: Groups, devices: Sequence[int], gpus_per_node: int) -> tuple[Member, ...]:
+    """Give every group its devices, on as few nodes as possible.
+
+    Args:
+        groups: name -> GPUs, each at least 1.
+        devices: that are free; device d sits on node d // gpus_per_node.
+        gpus_per_node: of the cluster.
+
+    Returns:
+        The groups in the order given. Their score is never above that of
+        :func:`greedy`, and the least possible where the exact search ends
+        within ``MOST_STATES`` states.
+
+    Raises:
+        InputError: there are fewer devices than the groups need.
+    """
+    members = greedy(groups, devices, gpus_per_node)
+    reached = score(members, gpus_per_node)
+    better = _exact(groups, devices, gpus_per_node, reached)
+    return members if better is None else better
+
+
+def greedy(groups: Groups, devices: Sequence[int], gpus_per_node: int) -> tuple[Member, ...]:
+    """Algorithm 3: lay the groups one after the other along the devices, in a good order.
+
+    First the groups that fill nodes, then pairs that fill nodes, then the best
+    of the first 1024 permutations of the rest. Two slips of its listing are
+    mended: the groups that are assigned leave the remaining ones (lines 11 and
+    24), and a pair is looked up and deleted by the same key, what is missing to
+    a full node (lines 14 to 21). Where nodes are partly taken, those with the
+    most free devices come first.
+
+    >>> [m.devices for m in greedy({"a": 2, "b": 3, "c": 2, "d": 1}, range(8), 4)]
+    [(2, 3), (5, 6, 7), (0, 1), (4,)]
+    """
+    slots = _by_node(devices, gpus_per_node)
+    if sum(groups.values()) > len(slots):
+        raise InputError(f"groups need {sum(groups.values())} GPUs: {len(slots)} are free")
+    order, rest = _fill_nodes(groups, gpus_per_node)
+    order += _best_permutation(groups, order, rest, [slot // gpus_per_node for slot in slots])
+    taken: dict[str, tuple[int, ...]] = {}
+    start = 0
+    for name in order:
+        taken[name] = tuple(slots[start:start + groups[name]])
+        start += groups[name]
+    return tuple(Member(name, taken[name]) for name in groups)
+
+
+def _by_node(devices: Iterable[int], gpus_per_node: int) -> list[int]:
+    """Devices node by node, the nodes with the most free ones first."""
+    devices = sorted(devices)
+    free = Counter(device // gpus_per_node for device in devices)
+    return sorted(devices, key=lambda device: (-free[device // gpus_per_node], device))
+
+
+def _fill_nodes(groups: Groups, gpus_per_node: int) -> tuple[list[str], list[str]]:
+    """The groups and pairs that fill nodes, in order; and the rest."""
+    order = [name for name, size in groups.items() if size % gpus_per_node == 0]
+    alone: dict[int, str] = {}  # GPUs beyond full nodes -> the group that waits for its other half
+    for name, size in groups.items():
+        over = size % gpus_per_node
+        if over == 0:
+            continue
+        if gpus_per_node - over in alone:
+            order += [name, alone.pop(gpus_per_node - over)]
+        else:
+            alone[over] = name
+    placed = set(order)
+    return order, [name for name in groups if name not in placed]
+
+
+def _best_permutation(groups: Groups, order: list[str], rest: list[str], nodes: list[int]) -> list[str]:
+    """The order of the rest that touches the fewest nodes, of the first 1024."""
+    rank = [0]  # of the node of each slot
+    for previous, node in pairwise(nodes):
+        rank.append(rank[-1] + (node != previous))
+    start = sum(groups[name] for name in order)
+    head, tail = rest[:-7], rest[-7:]  # 7! > 1024: the first permutations leave the head as it is
+    start += sum(groups[name] for name in head)
+
+    def cost(permutation: Iterable[str]) -> float:
+        total, first = 0.0, start
+        for name in permutation:
+            size = groups[name]
+            total += (1 + rank[first + size - 1] - rank[first]) / size
+            first += size
+        return total
+
+    return head + list(min(islice(permutations(tail), MOST_PERMUTATIONS), key=cost))
+
+
+def _exact(groups: Groups, devices: Sequence[int], gpus_per_node: int,
+           reached: float) -> tuple[Member, ...] | None:
+    """The best placement, if it is better than a score reached already and found within the budget.
+
+    A* over the groups, small ones first. A state is how many groups are placed
+    and how many nodes have 0, 1, 2, ... devices free; nodes are alike
+    otherwise. The estimate of what is to come is every group on its fewest
+    nodes, which never says too much, so the first complete state is optimal.
+    """
+    names = sorted(groups, key=lambda name: groups[name])
+    sizes = [groups[name] for name in names]
+    fewest = [-(-size // gpus_per_node) / size for size in sizes]
+    to_come = [*accumulate(reversed(fewest), initial=0.0)][::-1]
+    free = Counter(Counter(device // gpus_per_node for device in devices).values())
+    queue = [_State(to_come[0], 0, 0, 0.0, tuple(free[left] for left in range(gpus_per_node + 1)), None)]
+    seen: set[tuple[int, tuple[int, ...]]] = set()
+    sequence = 0
+    while queue and sequence < MOST_STATES:
+        state = heapq.heappop(queue)
+        placed = -state.to_place
+        if state.estimate > reached - 1e-9:
+            return None
+        if placed == len(sizes):
+            return _on_devices(groups, names, state, devices, gpus_per_node)
+        if (placed, state.free) in seen:
+            continue
+        seen.add((placed, state.free))
+        most = int((reached - 1e-9 - state.cost - to_come[placed + 1]) * sizes[placed])
+        for shares in _ways(sizes[placed], state.free, most):
+            cost = state.cost + len(shares) / sizes[placed]
+            sequence += 1
+            heapq.heappush(queue, _State(cost + to_come[placed + 1], -placed - 1, sequence, cost,
+                                         _taken(state.free, shares), (state, shares)))
+    return None
+
+
+class _State(NamedTuple):
+    """A partial placement, ordered by its estimate, then by how complete it is."""
+
+    estimate: float
+    to_place: int  # minus the groups placed
+    sequence: int
+    cost: float
+    free: tuple[int, ...]  # how many nodes have 0, 1, 2, ... devices free
+    before: tuple[_State, tuple[Share, ...]] | None
+
+
+def _ways(size: int, free: tuple[int, ...], most: int,
+          largest: Share | None = None) -> Iterator[tuple[Share, ...]]:
+    """All ways to take ``size`` devices from at most ``most`` nodes, in falling order of shares."""
+    if size == 0:
+        yield ()
+        return
+    if most < 1:
+        return
+    for taken in range(min(size, len(free) - 1), -(-size // most) - 1, -1):
+        for left in range(len(free) - 1, taken - 1, -1):
+            share = (taken, left)
+            if free[left] == 0 or (largest is not None and share > largest):
+                continue
+            one_less = (*free[:left], free[left] - 1, *free[left + 1:])
+            for others in _ways(size - taken, one_less, most - 1, share):
+                yield (share, *others)
+
+
+def _taken(free: tuple[int, ...], shares: tuple[Share, ...]) -> tuple[int, ...]:
+    nodes = list(free)
+    for taken, left in shares:
+        nodes[left] -= 1
+        nodes[left - taken] += 1
+    return tuple(nodes)
+
+
+def _on_devices(groups: Groups, names: list[str], state: _State, devices: Sequence[int],
+                gpus_per_node: int) -> tuple[Member, ...]:
+    """Name the devices of a complete state."""
+    steps = []
+    while state.before is not None:
+        state, shares = state.before
+        steps.append(shares)
+    nodes: dict[int, list[int]] = {}
+    for device in sorted(devices):
+        nodes.setdefault(device // gpus_per_node, []).append(device)
+    chosen: dict[str, tuple[int, ...]] = {}
+    for name, shares in zip(names, reversed(steps), strict=True):
+        mine: list[int] = []
+        # All the nodes of a group are found before any is changed: a share of 1 of 2 leaves a
+        # node with 1 free, which must not be taken for another share of the same group.
+        used: list[tuple[int, int]] = []
+        for taken, left in shares:
+            node = next(n for n in nodes if len(nodes[n]) == left and n not in dict(used))
+            used.append((node, taken))
+        for node, taken in used:
+            mine += nodes[node][:taken]
+            del nodes[node][:taken]
+        chosen[name] = tuple(sorted(mine))
+    return tuple(Member(name, chosen[name]) for name in groups)

@@ -1,0 +1,143 @@
+"""Training rates: what was measured, and what is estimated beyond it ([FLEET] appendix B.3).
+
+A rate r(m) is samples/s of one network on m GPUs. Rates need not rise: Eq. 5
+falls beyond its peak, and measured ones may dip (a group that leaves its
+node). A *useful* count is one on which the network is faster than on any
+fewer GPUs; only those are worth giving.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler.base import InputError, Network, RateTable
+
+
+def curve(network: Network, gpus: int) -> NDArray[np.float64]:
+    """The rates of one network on 1..``gpus`` GPUs, shape (gpus,), samples/s.
+
+    Up to the last measured count b they are the measured ones; beyond it, as
+    in Eq. 5, the efficiency r(b)/b goes on falling by the factor that it fell
+    by from b-1 to b:
+
+        r(m) = m r(b)/b e^(m-b),    e = (r(b)/b) / (r(b-1)/(b-1))
+
+    In the paper b is twice the GPUs of a node. Two cases that it leaves open:
+    e above 1 (noise in the measurement) would promise a gain that grows
+    without end, so it counts as 1; and a single measurement says nothing about
+    scaling, so the rate stays what it is.
+
+    Efficiency 10 on one GPU and 9 on two goes on as 8.1 on three:
+
+    >>> curve(Network("a", (10.0, 18.0)), 4).round(2).tolist()
+    [10.0, 18.0, 24.3, 29.16]
+    """
+    measured = np.asarray(network.rates[:gpus], dtype=np.float64)
+    if gpus <= len(network.rates):
+        return measured
+    base = len(network.rates)
+    beyond = np.arange(base + 1, gpus + 1)
+    last = network.rates[-1]
+    if base == 1:
+        return np.concatenate([measured, np.full(len(beyond), last)])
+    falling = min(1.0, (last / base) / (network.rates[-2] / (base - 1)))
+    return np.concatenate([measured, beyond * (last / base) * falling ** (beyond - base)])
+
+
+def rate(network: Network, gpus: int) -> float:
+    """The rate of one network on a number of GPUs, samples/s."""
+    return float(curve(network, gpus)[-1])
+
+
+@dataclass(frozen=True, eq=False)
+class Curves:
+    """The rates of all networks as arrays of shape (networks, gpus); column m-1 is m GPUs.
+
+    Args:
+        names: the networks, in the order of the rate table.
+        index: name -> row.
+        rate: samples/s.
+        allowed: whether a count lies in the bounds of the network's group.
+        useful: allowed, and faster than on any fewer GPUs that are allowed.
+        least: the fewest GPUs allowed, shape (networks,).
+    """
+
+    names: tuple[str, ...]
+    index: dict[str, int]
+    rate: NDArray[np.float64]
+    allowed: NDArray[np.bool_]
+    useful: NDArray[np.bool_]
+    least: NDArray[np.int64]
+
+    def counts(self, peak_limited: bool) -> NDArray[np.bool_]:
+        """The group sizes that may be given."""
+        return self.useful if peak_limited else self.allowed
+
+
+@lru_cache(maxsize=16)
+def curves(table: RateTable, gpus: int) -> Curves:
+    """The rate table as arrays, up to a number of GPUs."""
+    names = tuple(network.name for network in table.models)
+    shape = (len(names), gpus)
+    rates = np.empty(shape)
+    for row, network in enumerate(table.models):
+        rates[row] = curve(network, gpus)
+    count = np.arange(1, gpus + 1)
+    least = np.array([network.min_gpus for network in table.models], dtype=np.int64)
+    most = np.array([network.max_gpus or gpus for network in table.models], dtype=np.int64)
+    allowed = (count >= least[:, None]) & (count <= most[:, None])
+    reached = np.maximum.accumulate(np.where(allowed, rates, -np.inf), axis=1)
+    before = np.concatenate([np.full((len(names), 1), -np.inf), reached[:, :-1]], axis=1)[:, :gpus]
+    useful = allowed & (rates > before)
+    return Curves(names, {name: row for row, name in enumerate(names)}, rates, allowed, useful, least)
+
+
+def counts_to_measure(single: Sequence[float], gpus_per_node: int, gpus: int) -> int:
+    """Up to how many GPUs to profile: M_t of [FLEET] appendix B.3.
+
+    M_a = ceil(fastest / slowest single-GPU rate) is what the slowest network
+    needs to keep up with the fastest, M_b is two nodes; M_t is the larger,
+    within the cluster.
+
+    Args:
+        single: the rate of each network on one GPU, samples/s.
+        gpus_per_node: of the cluster.
+        gpus: of the cluster.
+
+    >>> counts_to_measure([176.0, 21.0], gpus_per_node=4, gpus=100)
+    9
+    >>> counts_to_measure([30.0, 20.0], gpus_per_node=4, gpus=6)
+    6
+    """
+    keep_up = math.ceil(max(single) / min(single)) if single else 1
+    return min(gpus, max(keep_up, 2 * gpus_per_node))
+
+
+def preprocessors_needed(throughput: Sequence[float], demand: float) -> int:
+    """The least number of preprocessors whose measured throughput meets a demand ([FLEET] appendix B.3).
+
+    Args:
+        throughput: samples/s of 1, 2, ... preprocessors.
+        demand: samples/s that the trainers take.
+
+    Returns:
+        The least count that is enough; if none is, the one with the most throughput.
+
+    Raises:
+        InputError: nothing was measured.
+
+    >>> preprocessors_needed([100.0, 190.0, 260.0], demand=150.0)
+    2
+    """
+    if not throughput:
+        raise InputError("no preprocessor throughput was measured: at least that of one is needed")
+    for count, reached in enumerate(throughput, start=1):
+        if reached >= demand:
+            return count
+    return 1 + max(range(len(throughput)), key=throughput.__getitem__)
