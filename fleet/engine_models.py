@@ -1,0 +1,297 @@
+"""Keras models from their descriptions: families, ``keras.applications``, functions of one's own.
+
+Every model gives **logits**: its last layer has no softmax. The loss takes the
+softmax itself, as log-sum-exp, which is exact where a probability would
+already have been rounded to 0 or 1; and one rule for all networks leaves one
+loss function. ``keras.ops.softmax(model(images))`` gives probabilities.
+
+Besides :mod:`fleet.engine_keras` this is the only module that imports Keras.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+from keras import layers
+
+from fleet.errors import ModelError, UserError
+from fleet.families import (
+    CNN,
+    Architecture,
+    DenseNet,
+    ResNet,
+    check_input,
+    check_target,
+    compressed,
+    has_bottlenecks,
+    large_stem,
+    load_function,
+    one_line,
+)
+
+# The epsilon of keras.applications, so that its weights give the same outputs here. The
+# momentum is the papers' 0.9: Keras' 0.99 takes hundreds of steps to reach the data's
+# statistics, more than the first epochs of a small data set have.
+_EPSILON, _MOMENTUM = 1.001e-5, 0.9
+
+# Keyword arguments of keras.applications that follow from the spec
+_GIVEN = ("include_top", "weights", "input_tensor", "input_shape", "classes", "classifier_activation")
+
+
+def build_model(model: Architecture, input_shape: tuple[int, int, int], classes: int,
+                seed: int = 0) -> keras.Model:
+    """Build a network that gives logits.
+
+    Args:
+        model: what to build. A function of one's own is called as
+            ``function(input_shape=..., classes=..., **args)``.
+        input_shape: height, width (pixels) and channels of an image.
+        classes: number of classes.
+        seed: the same seed gives the same initial weights, and the same masks of dropout.
+
+    Returns:
+        A model from (batch, height, width, channels) to (batch, classes).
+
+    Raises:
+        UserError: the description is wrong: no such function, a wrong argument, an image too small.
+        ModelError: a function of one's own raised, or returned something else than such a model.
+    """
+    with _seeded(seed):
+        if model.kind == "family":
+            return _build_family(model, input_shape, classes)
+        if model.kind == "application":
+            return _build_application(model, input_shape, classes)
+        return _build_imported(model, input_shape, classes)
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Make everything random deterministic, and give Python's and NumPy's generators back as they were.
+
+    Layers without a seed of their own take one from Python's generator when they are made.
+    TensorFlow's global seed cannot be read, hence not restored; nothing in FLEET draws from it.
+    """
+    python, numpy = random.getstate(), np.random.get_state()
+    keras.utils.set_random_seed(seed % 2 ** 32)
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+# --- families ------------------------------------------------------------------------------
+
+def _build_family(model: Architecture, input_shape: tuple[int, int, int], classes: int) -> keras.Model:
+    settings = model.settings
+    check_input(settings, input_shape)
+    inputs = keras.Input(input_shape, name="image")
+    if isinstance(settings, ResNet):
+        features = _resnet(settings, inputs)
+    elif isinstance(settings, DenseNet):
+        features = _densenet(settings, inputs)
+    else:
+        features = _cnn(settings, inputs)
+    return keras.Model(inputs, layers.Dense(classes, name="logits")(features), name=model.target)
+
+
+def _resnet(settings: ResNet, x: Any) -> Any:
+    input_shape = x.shape[1:]
+    make_block = _bottleneck if has_bottlenecks(settings, input_shape) else _basic_block
+    x = _stem(x, settings, input_shape, settings.width, use_bias=True)
+    for stage, count in enumerate(settings.blocks):
+        for block in range(count):
+            stride = 2 if block == 0 and stage > 0 else 1
+            name = f"stage{stage}_block{block}"
+            x = make_block(x, settings.width * 2 ** stage, stride, settings.norm, name)
+    return _pooled(x, settings.dropout)
+
+
+def _bottleneck(x: Any, filters: int, stride: int, norm: str, name: str) -> Any:
+    """1x1, 3x3 and 1x1 convolutions beside a shortcut; the first has the stride, as in keras.applications."""
+    shortcut = _shortcut(x, 4 * filters, stride, norm, name)
+    y = _relu(_conv_norm(x, filters, 1, stride, norm, f"{name}_1"), f"{name}_1")
+    y = _relu(_conv_norm(y, filters, 3, 1, norm, f"{name}_2"), f"{name}_2")
+    y = _conv_norm(y, 4 * filters, 1, 1, norm, f"{name}_3", last=True)
+    return _relu(layers.Add(name=f"{name}_add")([shortcut, y]), f"{name}_out")
+
+
+def _basic_block(x: Any, filters: int, stride: int, norm: str, name: str) -> Any:
+    """Two 3x3 convolutions beside a shortcut."""
+    shortcut = _shortcut(x, filters, stride, norm, name)
+    y = _relu(_conv_norm(x, filters, 3, stride, norm, f"{name}_1"), f"{name}_1")
+    y = _conv_norm(y, filters, 3, 1, norm, f"{name}_2", last=True)
+    return _relu(layers.Add(name=f"{name}_add")([shortcut, y]), f"{name}_out")
+
+
+def _shortcut(x: Any, filters: int, stride: int, norm: str, name: str) -> Any:
+    if stride == 1 and x.shape[-1] == filters:
+        return x
+    return _conv_norm(x, filters, 1, stride, norm, f"{name}_0")
+
+
+def _conv_norm(x: Any, filters: int, kernel: int, stride: int, norm: str, name: str,
+               last: bool = False) -> Any:
+    # Without normalisation the variance would double with every block; a branch that starts
+    # at zero keeps it (Zhang et al., Fixup Initialization, ICLR 2019).
+    initializer = "zeros" if last and norm == "none" else "he_normal"
+    x = layers.Conv2D(filters, kernel, strides=stride, padding="same", kernel_initializer=initializer,
+                      name=f"{name}_conv")(x)
+    return _norm(x, norm, name)
+
+
+def _densenet(settings: DenseNet, x: Any) -> Any:
+    norm, use_bias = settings.norm, settings.norm == "none"
+    x = _stem(x, settings, x.shape[1:], 2 * settings.growth, use_bias=use_bias)
+
+    def norm_relu_conv(x: Any, filters: int, kernel: int, name: str) -> Any:
+        x = _relu(_norm(x, norm, name), name)
+        return layers.Conv2D(filters, kernel, padding="same", use_bias=use_bias,
+                             kernel_initializer="he_normal", name=f"{name}_conv")(x)
+
+    for block, count in enumerate(settings.blocks):
+        if block > 0:
+            name = f"transition{block}"
+            x = norm_relu_conv(x, compressed(x.shape[-1], settings.compression), 1, name)
+            x = layers.AveragePooling2D(2, name=f"{name}_pool")(x)
+        for layer in range(count):
+            name = f"block{block}_layer{layer}"
+            y = norm_relu_conv(x, 4 * settings.growth, 1, f"{name}_1")
+            y = norm_relu_conv(y, settings.growth, 3, f"{name}_2")
+            x = layers.Concatenate(name=f"{name}_concat")([x, y])
+    return _pooled(_relu(_norm(x, norm, "final"), "final"), settings.dropout)
+
+
+def _cnn(settings: CNN, x: Any) -> Any:
+    for index, filters in enumerate(settings.filters):
+        name = f"stage{index}"
+        x = _relu(_conv_norm(x, filters, settings.kernel, 1, settings.norm, name), name)
+        x = layers.MaxPooling2D(2, name=f"{name}_pool")(x)
+    x = layers.Flatten(name="flatten")(x)
+    for index, units in enumerate(settings.dense):
+        x = layers.Dense(units, "relu", kernel_initializer="he_normal", name=f"dense{index}")(x)
+        x = layers.Dropout(settings.dropout, name=f"dense{index}_dropout")(x) if settings.dropout else x
+    return x
+
+
+def _stem(x: Any, settings: ResNet | DenseNet, input_shape: tuple[int, int, int], filters: int,
+          use_bias: bool) -> Any:
+    large = large_stem(settings, input_shape)
+    if large:
+        x = layers.ZeroPadding2D(3, name="stem_pad")(x)
+    x = layers.Conv2D(filters, 7 if large else 3, strides=2 if large else 1, use_bias=use_bias,
+                      padding="valid" if large else "same", kernel_initializer="he_normal",
+                      name="stem_conv")(x)
+    x = _relu(_norm(x, settings.norm, "stem"), "stem")
+    if large:  # padded by hand: "same" would pad an even image on one side only
+        x = layers.ZeroPadding2D(1, name="stem_pool_pad")(x)
+        x = layers.MaxPooling2D(3, strides=2, name="stem_pool")(x)
+    return x
+
+
+def _norm(x: Any, norm: str, name: str) -> Any:
+    if norm == "none":
+        return x
+    return layers.BatchNormalization(epsilon=_EPSILON, momentum=_MOMENTUM, name=f"{name}_norm")(x)
+
+
+def _relu(x: Any, name: str) -> Any:
+    return layers.Activation("relu", name=f"{name}_relu")(x)
+
+
+def _pooled(x: Any, dropout: float) -> Any:
+    x = layers.GlobalAveragePooling2D(name="pool")(x)
+    return layers.Dropout(dropout, name="dropout")(x) if dropout else x
+
+
+# --- keras.applications --------------------------------------------------------------------
+
+def _build_application(model: Architecture, input_shape: tuple[int, int, int], classes: int) -> keras.Model:
+    check_target(model.target)
+    function = getattr(keras.applications, model.target)
+    _check_application_args(model, function)
+    args = dict(model.args)
+    if "include_preprocessing" in inspect.signature(function).parameters:
+        args.setdefault("include_preprocessing", False)  # the spec's transforms scale the pixels
+    try:
+        return function(weights=None, input_shape=input_shape, classes=classes, classifier_activation=None,
+                        **args)
+    except (ValueError, TypeError) as error:  # what Keras raises for a shape or an argument that it refuses
+        raise UserError(f"keras.applications.{model.target} on {_pixels(input_shape)}: {one_line(error)}"
+                        ) from error
+
+
+def _check_application_args(model: Architecture, function: Callable[..., Any]) -> None:
+    allowed = [name for name in inspect.signature(function).parameters if name not in _GIVEN]
+    for name in model.args:
+        if name in _GIVEN:
+            raise UserError(f"keras.applications.{model.target}: {name} follows from the spec, leave it out")
+        if name not in allowed:
+            raise UserError(f"keras.applications.{model.target} has no argument {name!r}; it has: "
+                            f"{', '.join(allowed)}")
+
+
+def _pixels(input_shape: tuple[int, int, int]) -> str:
+    return "images of " + "x".join(map(str, input_shape))
+
+
+# --- a function of one's own ---------------------------------------------------------------
+
+def _build_imported(model: Architecture, input_shape: tuple[int, int, int], classes: int) -> keras.Model:
+    function = load_function(model.target)
+    keywords = {"input_shape": input_shape, "classes": classes, **model.args}
+    try:
+        inspect.signature(function).bind(**keywords)
+    except TypeError as error:
+        raise UserError(f"{model.target} is called with {', '.join(keywords)}: {error}") from error
+    try:
+        built = function(**keywords)
+    except Exception as error:  # the user's function may raise anything
+        raise ModelError(f"{model.target} raised {one_line(error)}") from error
+    if not isinstance(built, keras.Model):
+        raise ModelError(f"{model.target} returned a {type(built).__name__}, not a keras.Model")
+    return _logits(model.target, built, input_shape, classes)
+
+
+def _logits(target: str, model: keras.Model, input_shape: tuple[int, int, int], classes: int) -> keras.Model:
+    """Check the model on two images, and take away a softmax that it ends in."""
+    images = np.random.uniform(-1.0, 1.0, (2, *input_shape)).astype("float32")
+    try:
+        outputs = model(images, training=False)  # also builds a model that is not built yet
+        values = keras.ops.convert_to_numpy(outputs).astype("float32")
+    except Exception as error:
+        raise ModelError(f"{target} cannot take {_pixels(input_shape)}: {one_line(error)}") from error
+    if values.shape != (2, classes):
+        raise ModelError(f"{target} gives outputs of shape {(None, *values.shape[1:])}, "
+                         f"not {(None, classes)}")
+    return _without_softmax(target, model) if _are_probabilities(values) else model
+
+
+def _are_probabilities(values: np.ndarray) -> bool:
+    return bool((values >= 0).all() and np.allclose(values.sum(axis=1), 1.0, atol=1e-2))
+
+
+def _without_softmax(target: str, model: keras.Model) -> keras.Model:
+    last = _last_operation(model)
+    if getattr(last, "activation", None) is keras.activations.softmax:
+        last.activation = keras.activations.linear
+        return model
+    is_softmax = type(last).__name__ == "Softmax"  # the layer, or keras.ops.softmax
+    if is_softmax and last is _last_operation(model, inside=False):
+        return keras.Model(model.inputs, last.input, name=model.name)
+    raise ModelError(f"{target} gives probabilities, by a softmax that cannot be taken away here; return "
+                     "logits: leave the last softmax out")
+
+
+def _last_operation(model: keras.Model, inside: bool = True) -> Any:
+    """What makes a model's output, inside its last part where that is a model; None in a subclass's call."""
+    if not getattr(model, "outputs", None):
+        return None
+    last = model.outputs[0]._keras_history.operation
+    return _last_operation(last) if inside and isinstance(last, keras.Model) else last

@@ -1,0 +1,358 @@
+"""Model families and the description of one network, without Keras.
+
+A family is a frozen dataclass of the parameters that a search may vary. From
+them alone follow the number of parameters and the smallest image, so a spec is
+checked and an ensemble is listed without loading TensorFlow. The layers
+themselves are built in :mod:`fleet.engine_models`.
+
+The families are the residual networks of He et al. (Deep Residual Learning for
+Image Recognition, CVPR 2016), the dense networks of Huang et al. (Densely
+Connected Convolutional Networks, CVPR 2017) and a plain convolutional network.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import importlib
+import importlib.util
+import json
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass as validated
+
+from fleet.errors import UserError
+
+# Strict, since pydantic would otherwise read `true` as the number 1.
+Count = Annotated[int, Field(strict=True, ge=1)]
+Counts = Annotated[tuple[Count, ...], Field(min_length=1)]
+Dropout = Annotated[float, Field(strict=True, ge=0.0, lt=1.0)]
+Norm = Literal["batch", "none"]
+Stem = Literal["imagenet", "small", "auto"]
+
+SMALL_BELOW = 96  # pixels: the ImageNet stem and four stages leave three of 96 pixels, and one of 32
+
+_SETTINGS = ConfigDict(extra="forbid")
+
+
+@validated(frozen=True, config=_SETTINGS)
+class ResNet:
+    """A residual network; the defaults are ResNet-50 on large images.
+
+    Attributes:
+        blocks: residual blocks of each stage; each stage halves the image and doubles the width.
+        width: filters of the first stage (inner filters, where blocks are bottlenecks).
+        bottleneck: 1x1-3x3-1x1 blocks with four times as many outer filters, or two 3x3
+            convolutions; auto: bottlenecks with the ImageNet stem, as in the paper's two designs.
+        stem: imagenet (7x7 convolution of stride 2, then pooling), small (one 3x3 convolution),
+            auto: small for images below 96 pixels.
+        norm: batch normalisation after every convolution, or none.
+        dropout: share of the features dropped before the classifier.
+    """
+
+    blocks: Counts = (3, 4, 6, 3)
+    width: Count = 64
+    bottleneck: Annotated[bool, Field(strict=True)] | Literal["auto"] = "auto"
+    stem: Stem = "auto"
+    norm: Norm = "batch"
+    dropout: Dropout = 0.0
+
+
+@validated(frozen=True, config=_SETTINGS)
+class DenseNet:
+    """A dense network; the defaults are DenseNet-121.
+
+    Attributes:
+        blocks: layers of each dense block; a transition between two blocks halves the image.
+        growth: feature maps that each layer adds; the stem has twice as many.
+        compression: share of the feature maps that a transition keeps.
+        stem: imagenet (7x7 convolution of stride 2, then pooling), small (one 3x3 convolution),
+            auto: small for images below 96 pixels.
+        norm: batch normalisation before every activation, or none.
+        dropout: share of the features dropped before the classifier.
+    """
+
+    blocks: Counts = (6, 12, 24, 16)
+    growth: Count = 32
+    compression: Annotated[float, Field(strict=True, gt=0.0, le=1.0)] = 0.5
+    stem: Stem = "auto"
+    norm: Norm = "batch"
+    dropout: Dropout = 0.0
+
+
+@validated(frozen=True, config=_SETTINGS)
+class CNN:
+    """A plain convolutional network.
+
+    Attributes:
+        filters: of each convolution; each is followed by a pooling that halves the image.
+        dense: units of each hidden layer between the convolutions and the classifier.
+        kernel: side of the convolutions' kernels, in pixels.
+        norm: batch normalisation after every convolution, or none.
+        dropout: share of the features dropped after each hidden layer.
+    """
+
+    filters: Counts = (32, 64)
+    dense: tuple[Count, ...] = (128,)
+    kernel: Count = 3
+    norm: Norm = "batch"
+    dropout: Dropout = 0.0
+
+
+Settings = ResNet | DenseNet | CNN
+FAMILIES: dict[str, type[Settings]] = {"resnet": ResNet, "densenet": DenseNet, "cnn": CNN}
+
+
+# --- one network ---------------------------------------------------------------------------
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Architecture:
+    """What to build: a family, a function of ``keras.applications``, or a function of one's own.
+
+    Two descriptions are equal when they build the same network: a family's
+    defaults may be written or left out.
+
+    Attributes:
+        target: ``resnet``, ``MobileNetV2`` or ``my_models:build``.
+        args: the family's settings or the function's keyword arguments, as JSON can say them.
+
+    Raises:
+        UserError: ``args`` holds what JSON cannot say.
+        pydantic.ValidationError: ``args`` are not settings of the family.
+
+    >>> Architecture("resnet", {"blocks": [2, 2]}) == Architecture("resnet", {"blocks": (2, 2), "width": 64})
+    True
+    >>> Architecture("my_models:build", {"depth": 4}).kind
+    'import'
+    """
+
+    target: str
+    args: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        try:
+            _ = self.key
+        except TypeError as error:
+            raise UserError(f"arguments of {self.target}: {error}; use numbers, text, lists and mappings"
+                            ) from None
+
+    @property
+    def kind(self) -> Literal["family", "application", "import"]:
+        """Where the network comes from; an import path has a colon, and the families come first."""
+        if ":" in self.target:
+            return "import"
+        return "family" if self.target in FAMILIES else "application"
+
+    @cached_property
+    def settings(self) -> Settings:
+        """The family's settings, defaults filled in."""
+        return FAMILIES[self.target](**self.args)
+
+    @cached_property
+    def key(self) -> str:
+        """The network as one line of JSON, the same for equal networks: for caches and hashes."""
+        args = dataclasses.asdict(self.settings) if self.kind == "family" else self.args
+        return json.dumps({"target": self.target, "args": args}, sort_keys=True)
+
+    def __eq__(self, other: object) -> bool:
+        return self.key == other.key if isinstance(other, Architecture) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+
+def check_target(target: str) -> None:
+    """Check that a target names a family, a keras.applications function or an import path.
+
+    The names of ``keras.applications`` are read from the installed package's source, since
+    importing Keras takes seconds; where Keras is not installed they are taken on trust.
+
+    Raises:
+        UserError: there is no such name; close matches are given.
+    """
+    names = application_names()
+    if ":" not in target and target not in FAMILIES and names and target not in names:
+        raise UserError(f"no model family or keras.applications function {target!r}"
+                        f"{_close(target, [*FAMILIES, *names])}; families: {', '.join(FAMILIES)}; "
+                        "a function of your own is written module:function")
+
+
+@cache
+def application_names() -> tuple[str, ...]:
+    """The functions of the installed ``keras.applications``; empty where Keras is not installed."""
+    keras = importlib.util.find_spec("keras")
+    if keras is None or keras.origin is None:
+        return ()
+    source = Path(keras.origin).with_name("applications") / "__init__.py"
+    imports = [node for node in ast.parse(source.read_text()).body if isinstance(node, ast.ImportFrom)]
+    names = {alias.asname or alias.name for node in imports for alias in node.names}
+    return tuple(sorted(name for name in names if name[0].isupper()))  # lower case: its modules
+
+
+def load_function(path: str) -> Callable[..., Any]:
+    """Import the function that ``module:function`` names.
+
+    Raises:
+        UserError: the module cannot be imported, or has no such function.
+
+    >>> load_function("math:hypot")(3, 4)
+    5.0
+    """
+    module_name, _, name = path.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # the user's module may raise anything
+        raise UserError(f"{path}: cannot import {module_name!r}: {one_line(error)}") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        names = [word for word, value in vars(module).items() if callable(value)]
+        raise UserError(f"{path}: {module_name} has no function {name!r}{_close(name, names)}")
+    return function
+
+
+def one_line(error: BaseException) -> str:
+    """An error as ``Type: message``, however many lines the message has."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
+
+
+def _close(word: str, names: Iterable[str]) -> str:
+    by_lower = {name.lower(): name for name in names}
+    matches = difflib.get_close_matches(word.lower(), by_lower, n=3)
+    return f" (did you mean {', '.join(by_lower[match] for match in matches)}?)" if matches else ""
+
+
+# --- what follows from the settings --------------------------------------------------------
+
+def large_stem(settings: ResNet | DenseNet, input_shape: tuple[int, int, int]) -> bool:
+    """Whether the network starts with the ImageNet stem on images of this shape."""
+    if settings.stem == "auto":
+        return min(input_shape[:2]) >= SMALL_BELOW
+    return settings.stem == "imagenet"
+
+
+def has_bottlenecks(settings: ResNet, input_shape: tuple[int, int, int]) -> bool:
+    """Whether the residual blocks are bottlenecks on images of this shape."""
+    return large_stem(settings, input_shape) if settings.bottleneck == "auto" else settings.bottleneck
+
+
+def check_input(settings: Settings, input_shape: tuple[int, int, int]) -> None:
+    """Check that no pooling is left without pixels.
+
+    Args:
+        settings: of a family.
+        input_shape: height, width (pixels) and channels of an image.
+
+    Raises:
+        UserError: the image is too small for the network.
+    """
+    if isinstance(settings, ResNet):  # its strided convolutions round up: one pixel stays one
+        return
+    halvings = len(settings.filters) if isinstance(settings, CNN) else len(settings.blocks) - 1
+    side = 2 ** halvings
+    if isinstance(settings, DenseNet) and large_stem(settings, input_shape):
+        side = 4 * (side - 1) + 1  # the stem divides by four and rounds up
+    if min(input_shape[:2]) < side:
+        name = type(settings).__name__.lower()
+        raise UserError(f"{name} halves the image {halvings} times and wants at least {side}x{side} pixels, "
+                        f"not {input_shape[0]}x{input_shape[1]}")
+
+
+def count_parameters(settings: Settings, input_shape: tuple[int, int, int], classes: int) -> int:
+    """Count a network's parameters, trainable or not, as Keras' ``count_params`` does.
+
+    Args:
+        settings: of a family.
+        input_shape: height, width (pixels) and channels of an image.
+        classes: number of classes.
+
+    Returns:
+        The number of parameters; batch normalisation has four a channel.
+
+    Raises:
+        UserError: the image is too small for the network.
+
+    A 3x3 convolution of 2 filters on 1 channel has 18 + 2 parameters; 4x4 pixels are then
+    pooled to 2x2, so that a classifier of 3 classes has 2 * 2 * 2 * 3 + 3:
+
+    >>> count_parameters(CNN(filters=(2,), dense=(), norm="none"), (4, 4, 1), classes=3)
+    47
+    """
+    check_input(settings, input_shape)
+    if isinstance(settings, ResNet):
+        return _count_resnet(settings, input_shape, classes)
+    if isinstance(settings, DenseNet):
+        return _count_densenet(settings, input_shape, classes)
+    return _count_cnn(settings, input_shape, classes)
+
+
+def _count_resnet(settings: ResNet, input_shape: tuple[int, int, int], classes: int) -> int:
+    norm = _norm_parameters(settings)
+
+    def conv(side: int, inputs: int, outputs: int) -> int:  # always with a bias, as keras.applications has
+        return side * side * inputs * outputs + outputs + norm * outputs
+
+    bottleneck = has_bottlenecks(settings, input_shape)
+    total = conv(7 if large_stem(settings, input_shape) else 3, input_shape[2], settings.width)
+    channels = settings.width
+    for stage, count in enumerate(settings.blocks):
+        inner = settings.width * 2 ** stage
+        outer = 4 * inner if bottleneck else inner
+        for block in range(count):
+            if channels != outer or (block == 0 and stage > 0):  # the shape changes: a projection
+                total += conv(1, channels, outer)
+            if bottleneck:
+                total += conv(1, channels, inner) + conv(3, inner, inner) + conv(1, inner, outer)
+            else:
+                total += conv(3, channels, inner) + conv(3, inner, outer)
+            channels = outer
+    return total + channels * classes + classes
+
+
+def _count_densenet(settings: DenseNet, input_shape: tuple[int, int, int], classes: int) -> int:
+    norm = _norm_parameters(settings)
+    bias = int(settings.norm == "none")  # batch normalisation brings its own shift
+
+    def conv(side: int, inputs: int, outputs: int) -> int:
+        return side * side * inputs * outputs + bias * outputs
+
+    growth, channels = settings.growth, 2 * settings.growth
+    total = conv(7 if large_stem(settings, input_shape) else 3, input_shape[2], channels) + norm * channels
+    for block, layers in enumerate(settings.blocks):
+        if block > 0:  # the transition
+            kept = compressed(channels, settings.compression)
+            total += norm * channels + conv(1, channels, kept)
+            channels = kept
+        for _ in range(layers):
+            total += norm * channels + conv(1, channels, 4 * growth)
+            total += norm * 4 * growth + conv(3, 4 * growth, growth)
+            channels += growth
+    return total + norm * channels + channels * classes + classes
+
+
+def compressed(channels: int, compression: float) -> int:
+    """Channels that a dense network's transition keeps: rounded down, at least one."""
+    return max(1, int(channels * compression))
+
+
+def _count_cnn(settings: CNN, input_shape: tuple[int, int, int], classes: int) -> int:
+    norm = _norm_parameters(settings)
+    height, width, channels = input_shape
+    total = 0
+    for filters in settings.filters:
+        total += settings.kernel ** 2 * channels * filters + filters + norm * filters
+        height, width, channels = height // 2, width // 2, filters
+    features = height * width * channels
+    for units in (*settings.dense, classes):
+        total += features * units + units
+        features = units
+    return total
+
+
+def _norm_parameters(settings: Settings) -> int:
+    # scale, shift, and the moving mean and variance
+    return 4 if settings.norm == "batch" else 0

@@ -1,0 +1,229 @@
+"""Search spaces: which networks an ensemble tries.
+
+A space maps names of parameters to what they may be: a list of choices, or a
+:class:`Range`. :func:`draw` takes random members, :func:`grid` all of them, and
+:func:`override` writes a member into the settings it varies. A name may lead
+into nested settings by dots: ``train.optimizer.learning_rate``, or ``blocks.2``
+for the third entry of a list.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any
+
+from pydantic import (
+    ConfigDict,
+    Discriminator,
+    Field,
+    FiniteFloat,
+    Tag,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
+from pydantic.dataclasses import dataclass as validated
+
+from fleet.errors import UserError
+
+Bound = int | FiniteFloat
+Flag = Annotated[bool, Field(strict=True)]
+
+
+@validated(frozen=True, config=ConfigDict(extra="forbid"))
+class Range:
+    """An interval of numbers, drawn uniformly.
+
+    Attributes:
+        low: the least number.
+        high: the largest number, which an integer range includes.
+        log: draw the logarithm uniformly, for numbers whose order of magnitude matters.
+        integer: whole numbers only.
+    """
+
+    low: Bound
+    high: Bound
+    log: Flag = False
+    integer: Flag = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Range:
+        if not self.low < self.high or math.isclose(self.low, self.high):
+            raise ValueError(f"low ({self.low}) must be below high ({self.high})")
+        if self.log and self.low <= 0:
+            raise ValueError(f"a logarithmic range starts above 0, not at {self.low}")
+        if self.integer and not (isinstance(self.low, int) and isinstance(self.high, int)):
+            raise ValueError(f"an integer range goes between integers, not from {self.low} to {self.high}")
+        return self
+
+    @property
+    def size(self) -> float:
+        """How many numbers there are."""
+        return self.high - self.low + 1 if self.integer else math.inf
+
+    def at(self, share: float) -> int | float:
+        """The number at a share in [0, 1) of the interval.
+
+        >>> Range(1, 3, integer=True).at(0.5), round(Range(0.001, 0.1, log=True).at(0.5), 6)
+        (2, 0.01)
+        """
+        # An integer stands for the unit interval around it, so that its ends are as likely as the rest.
+        low, high = (self.low - 0.5, self.high + 0.5) if self.integer else (self.low, self.high)
+        if self.log:
+            value = math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
+        else:
+            value = low + share * (high - low)
+        value = min(max(value, self.low), self.high)  # what rounding may have crossed
+        return math.floor(value + 0.5) if self.integer else value
+
+
+Choices = Annotated[tuple[Any, ...], Field(min_length=1)]
+
+
+def _form(value: Any) -> str:
+    return "range" if isinstance(value, Range | Mapping) else "choices"
+
+
+# Told apart by their form, so that a mistake is reported for the form that was meant.
+Dimension = Annotated[
+    Annotated[Range, Tag("range")] | Annotated[Choices, Tag("choices")], Discriminator(_form)]
+Space = dict[str, Dimension]
+Grid = dict[str, Choices]
+Member = dict[str, Any]
+
+
+def draw(space: Mapping[str, Any], count: int, seed: int) -> list[Member]:
+    """Draw different members of a space at random.
+
+    Members come one after another from one stream of random numbers, and those
+    already seen are passed over: asking for more adds members at the end.
+
+    Args:
+        space: name -> list of choices, :class:`Range`, or the mapping of a range's attributes.
+        count: how many members.
+        seed: the same seed, space and count give the same members, on every machine.
+
+    Returns:
+        ``count`` different members, each name -> value.
+
+    Raises:
+        UserError: the space is malformed, or has fewer members.
+
+    >>> members = draw({"width": [16, 32], "blocks": [[1, 1], [2, 2]]}, count=4, seed=0)
+    >>> sorted((member["width"], member["blocks"]) for member in members)
+    [(16, [1, 1]), (16, [2, 2]), (32, [1, 1]), (32, [2, 2])]
+    """
+    dimensions = _validated(Space, space)
+    size = math.prod(_size(dimension) for dimension in dimensions.values())
+    if count > size:
+        raise UserError(f"the space has {size:.0f} different members, and {count} were asked for; "
+                        "give more choices or a smaller count")
+    return list(itertools.islice(_stream(dimensions, random.Random(seed)), count))
+
+
+def grid(choices: Mapping[str, Any]) -> list[Member]:
+    """All combinations of choices, the last name's varying fastest.
+
+    Args:
+        choices: name -> list of choices.
+
+    Returns:
+        All different members, in the order of the lists.
+
+    Raises:
+        UserError: the grid is malformed.
+
+    >>> grid({"width": [16, 32], "norm": ["batch"]})
+    [{'width': 16, 'norm': 'batch'}, {'width': 32, 'norm': 'batch'}]
+    """
+    lists = {name: _different(values) for name, values in _validated(Grid, choices).items()}
+    return [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]
+
+
+def override(settings: Mapping[str, Any], member: Member) -> dict[str, Any]:
+    """Write a member's values into a copy of nested settings.
+
+    Args:
+        settings: nested mappings and lists.
+        member: dotted name -> value; mappings on the way are made where they are missing.
+
+    Returns:
+        The settings with the member's values.
+
+    Raises:
+        UserError: a name leads into something that has no such entry.
+
+    >>> override({"blocks": [3, 4, 6, 3]}, {"blocks.2": 23, "norm": "none"})
+    {'blocks': [3, 4, 23, 3], 'norm': 'none'}
+    """
+    result = copy.deepcopy(dict(settings))
+    for name, value in member.items():
+        _set(result, name, value)
+    return result
+
+
+# --- drawing -------------------------------------------------------------------------------
+
+def _stream(dimensions: Space, rng: random.Random) -> Iterator[Member]:
+    names = sorted(dimensions)  # whatever order the names are written in
+    seen = set()
+    while True:
+        drawn = {name: _pick(dimensions[name], rng.random()) for name in names}
+        key = _key(drawn)
+        if key not in seen:
+            seen.add(key)
+            yield {name: drawn[name] for name in dimensions}
+
+
+def _pick(dimension: Range | Sequence[Any], share: float) -> Any:
+    # random.random() alone is the same in every version of Python, its other methods are not
+    if isinstance(dimension, Range):
+        return dimension.at(share)
+    return dimension[int(share * len(dimension))]
+
+
+def _size(dimension: Range | Sequence[Any]) -> float:
+    return dimension.size if isinstance(dimension, Range) else len(_different(dimension))
+
+
+def _different(values: Sequence[Any]) -> list[Any]:
+    return list({_key(value): value for value in values}.values())
+
+
+def _key(value: Any) -> str:
+    """A value as text, since choices such as lists cannot be members of a set."""
+    return json.dumps(value, sort_keys=True)
+
+
+def _validated(form: Any, value: Any) -> Any:
+    try:
+        return TypeAdapter(form).validate_python(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = next(iter(first["loc"]), "space")
+        raise UserError(f"search space, {name}: {first['msg']}; give a list of choices, or a mapping of "
+                        "low and high") from None
+
+
+def _set(settings: dict[str, Any], name: str, value: Any) -> None:
+    *path, last = name.split(".")
+    place: Any = settings
+    for word in path:
+        if isinstance(place, dict):
+            place.setdefault(word, {})
+        place = place[_index(place, word, name)]
+    place[_index(place, last, name)] = value
+
+
+def _index(place: Any, word: str, name: str) -> str | int:
+    if isinstance(place, dict):
+        return word
+    if isinstance(place, list) and word.isdecimal() and int(word) < len(place):
+        return int(word)
+    what = f"a list of {len(place)}" if isinstance(place, list) else f"{place!r}"
+    raise UserError(f"search space, {name}: there is no {word!r} in {what}")
