@@ -1,0 +1,124 @@
+"""What the modules of this package share: errors, the ``Source`` protocol, import paths.
+
+InputError (ValueError)   what the user asked for is wrong
+BadImage                  one image cannot be used; who raises it does not know its name
+BadSample                 the same with the name of the file or record
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+
+class InputError(ValueError):
+    """What the user asked for is wrong; the message names the place and what would be right."""
+
+
+class BadImage(Exception):
+    """An image that cannot be used. A user's transform may raise it too; the sample is then skipped."""
+
+
+class BadSample(Exception):
+    """A sample that is skipped and counted.
+
+    Attributes:
+        name: the file or the record.
+        reason: why it cannot be used.
+        position: its place in the batch that was asked for, where there is one.
+    """
+
+    def __init__(self, name: str, reason: str, position: int | None = None) -> None:
+        super().__init__(name, reason, position)
+        self.name = name
+        self.reason = reason
+        self.position = position
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.reason}"
+
+
+@runtime_checkable
+class Source(Protocol):
+    """A labelled set of samples that are read by index."""
+
+    @property
+    def labels(self) -> np.ndarray:
+        """The class of every sample, int64, 0 <= label < len(classes)."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes; a label is a position in it."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, index: int) -> bytes | np.ndarray:
+        """One sample: an encoded image file, or an array (height, width, channels), uint8.
+
+        Raises:
+            BadSample: it is missing or unreadable.
+        """
+
+    def name(self, index: int) -> str:
+        """What to call the sample in a message: its file or record."""
+
+    def order(self, seed: int, epoch: int) -> np.ndarray:
+        """The order of the samples in one epoch of the stream.
+
+        Returns:
+            A permutation of ``range(len(self))``, int64: a function of seed and epoch alone.
+        """
+
+
+class RandomAccess:
+    """Gives a source whose samples cost the same in any order a uniformly random one."""
+
+    labels: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def order(self, seed: int, epoch: int) -> np.ndarray:
+        """A uniformly random permutation; see :class:`Source`."""
+        return rng_for(seed, ORDER, epoch).permutation(len(self))
+
+
+# Purposes of randomness: streams of one seed that must not be the same stream.
+SPLIT, ORDER, AUGMENT = 1, 2, 3
+
+
+def rng_for(seed: int, purpose: int, *more: int) -> np.random.Generator:
+    """A generator of its own for each purpose that the user's one seed serves."""
+    return np.random.default_rng([seed, purpose, *more])
+
+
+def import_function(path: str, role: str) -> Any:
+    """The function that an import path ``module:function`` names.
+
+    The working directory is looked in too, as under ``python -m``.
+
+    Args:
+        path: such as ``my_package.my_module:my_function``.
+        role: what it is wanted as, for the message: ``transform``, ``data source``.
+
+    Raises:
+        InputError: no such module, no such function, or not a function.
+    """
+    module_name, _, function_name = path.partition(":")
+    if "" not in sys.path:
+        sys.path.append("")
+    try:
+        module = import_module(module_name)
+    except ImportError as error:
+        raise InputError(f"{role} {path!r}: cannot import {module_name!r}: {error}") from error
+    except ValueError as error:  # an empty name
+        raise InputError(f"{role} {path!r} is not an import path module:function") from error
+    function = getattr(module, function_name, None)
+    if function is None:
+        raise InputError(f"{role} {path!r}: module {module_name!r} has no {function_name!r}")
+    if not callable(function):
+        raise InputError(f"{role} {path!r} is a {type(function).__name__}, not a function")
+    return function

@@ -1,0 +1,78 @@
+"""The embedded data set: scikit-learn's 1,797 handwritten digits as a PNG image folder.
+
+Each digit is 8 x 8 pixels of 17 greys. They are written at 32 x 32, enlarged bilinearly: with nearest
+neighbours every 3 x 3 window of a convolution would lie in blocks of one value.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from preprocess.base import InputError
+from preprocess.image_folder import ImageFolder, open_image_folder
+
+FOLDER = "data/digits"  # where it goes unless said
+COUNT = 1797
+SIZE = 32
+
+
+def open_digits(path: str | None) -> tuple[ImageFolder, ImageFolder | None]:
+    """The digits at ``path``, written there first if they are not yet."""
+    folder = Path(path or FOLDER)
+    write_digits(folder)
+    train, validation = open_image_folder(str(folder))
+    found = len(train) + (0 if validation is None else len(validation))
+    if found != COUNT:
+        raise InputError(f"{folder} holds {found} images, the digits are {COUNT}; delete it and it is written anew")
+    return train, validation
+
+
+def write_digits(folder: str | Path) -> None:
+    """Write the digits to ``folder/{train,validation}/<class>/``, unless the folder is there.
+
+    Every fifth sample of a class, in scikit-learn's order, goes to validation. The folder appears whole or not
+    at all: it is written under another name beside its place. Several processes may do so at once.
+
+    Raises:
+        InputError: scikit-learn is not installed, or the place cannot be written to.
+    """
+    folder = Path(folder)
+    if folder.exists():
+        return
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise InputError("builtin:digits comes from scikit-learn; pip install scikit-learn") from None
+    prefix = f".{folder.name}.partial-"
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
+        partial.chmod(0o755)
+        _write(load_digits(), partial)
+        partial.rename(folder)
+    except OSError as error:
+        if not folder.exists():  # else another process was faster, and swept our partial folder away
+            raise InputError(f"cannot write the digits to {folder}: {error.strerror}") from error
+    for left_over in folder.parent.glob(prefix + "*"):
+        shutil.rmtree(left_over, ignore_errors=True)
+
+
+def _write(digits: object, folder: Path) -> None:
+    images = (digits.images * (255 / 16)).round().astype(np.uint8)  # type: ignore[attr-defined]
+    seen = [0] * 10
+    for index, (image, digit) in enumerate(zip(images, digits.target, strict=True)):  # type: ignore[attr-defined]
+        part = "validation" if seen[digit] % 5 == 4 else "train"
+        seen[digit] += 1
+        place = folder / part / str(digit)
+        place.mkdir(parents=True, exist_ok=True)
+        picture = Image.fromarray(image).resize((SIZE, SIZE), Image.Resampling.BILINEAR)
+        with open(place / f"{index:04}.png", "wb") as file:
+            picture.save(file, "PNG")
+            file.flush()
+            os.fsync(file.fileno())

@@ -1,0 +1,168 @@
+"""Samples in one HDF5 file: fewer files for a parallel file system, and images that are decoded already.
+
+    /train/images       (n,) of variable-length uint8: encoded files; or (n, height, width, channels) uint8
+    /train/labels       (n,) int64, attribute "classes": their names
+    /train/names        (n,) str: where each sample came from
+    /validation/...     the same, where there is validation data
+
+A file with ``images`` and ``labels`` at its root, and no names or classes, is read too.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from preprocess.base import BadSample, InputError, RandomAccess, Source
+from preprocess.pipeline import Pipeline
+from preprocess.source import DataSet
+from preprocess.transforms import Transform
+
+
+class HDF5(RandomAccess):
+    """The samples in one group of an HDF5 file.
+
+    Args:
+        path: of the file.
+        group: where ``images`` and ``labels`` are.
+
+    Raises:
+        InputError: something else is there.
+    """
+
+    def __init__(self, path: str, group: str) -> None:
+        self.path = path
+        self.group = group
+        with h5py.File(path, "r") as file:
+            part = file[group]
+            self._check(part)
+            labels = part["labels"]
+            self.labels = labels[:].astype(np.int64)
+            self.classes = tuple(labels.attrs["classes"]) if "classes" in labels.attrs else tuple(
+                map(str, range(self.labels.max(initial=-1) + 1)))
+        if self.labels.min(initial=0) < 0 or self.labels.max(initial=-1) >= len(self.classes):
+            raise InputError(f"{path}: {group}/labels are not all in 0..{len(self.classes) - 1}, "
+                             f"for there are {len(self.classes)} classes")
+
+    def read(self, index: int) -> bytes | np.ndarray:
+        """The encoded file or the array; see :class:`~preprocess.base.Source`."""
+        try:
+            image = self._part["images"][index]
+        except OSError as error:
+            raise BadSample(self.name(index), f"cannot be read: {error}") from error
+        return image if image.ndim == 3 else image.tobytes()
+
+    def name(self, index: int) -> str:
+        """The name that was kept, or the number."""
+        kept = self._part["names"].asstr()[index] if "names" in self._part else index
+        return f"{self.path}:{self.group}[{kept}]"
+
+    @cached_property
+    def _part(self) -> h5py.Group:
+        return h5py.File(self.path, "r")[self.group]
+
+    def _check(self, part: h5py.Group) -> None:
+        for name in ("images", "labels"):
+            if not isinstance(part.get(name), h5py.Dataset):
+                raise InputError(f"{self.path}: no data set {self.group}/{name} in it")
+        images, labels = part["images"], part["labels"]
+        encoded = images.ndim == 1 and h5py.check_vlen_dtype(images.dtype) == np.uint8
+        if not (encoded or (images.ndim == 4 and images.dtype == np.uint8)):
+            raise InputError(f"{self.path}: {self.group}/images is {images.shape} of {images.dtype}; (n, height, width, "
+                             "channels) of uint8 is wanted, or (n,) of variable-length uint8 with encoded images")
+        if labels.shape != images.shape[:1] or labels.dtype.kind not in "iu":
+            raise InputError(f"{self.path}: {self.group}/labels is {labels.shape} of {labels.dtype}; "
+                             f"{images.shape[:1]} integers are wanted, one for each image")
+
+
+def open_hdf5(path: str) -> tuple[HDF5, HDF5 | None]:
+    """The training samples of a file and, where it has some, those for validation.
+
+    Raises:
+        InputError: not such a file.
+    """
+    if not os.path.isfile(path):
+        raise InputError(f"{path}: no such file")
+    if not h5py.is_hdf5(path):
+        raise InputError(f"{path} is not an HDF5 file")
+    with h5py.File(path, "r") as file:
+        groups = [name for name in ("train", "validation") if name in file]
+    if "train" not in groups:
+        return HDF5(path, "/"), None
+    return HDF5(path, "/train"), HDF5(path, "/validation") if "validation" in groups else None
+
+
+def write_hdf5(data: DataSet, transforms: Sequence[Transform], path: str | Path,
+               progress: Callable[[int], object] = lambda count: None) -> list[BadSample]:
+    """Write a data set to an HDF5 file, which appears whole or not at all.
+
+    Args:
+        data: what to write.
+        transforms: none to keep the files as they are; else what is done to each image before it is written:
+            transforms that are not random and that end in one shape and uint8.
+        path: of the file.
+        progress: called with the number of samples that have just been done.
+
+    Returns:
+        The samples that could not be used and are left out.
+
+    Raises:
+        InputError: the transforms are random, or do not end in uint8; or the file cannot be written.
+    """
+    path = Path(path)
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    try:
+        with h5py.File(partial, "w") as file:
+            bad = _write_part(file.create_group("train"), data.train, data.classes, transforms, progress)
+            if data.validation is not None:
+                bad += _write_part(file.create_group("validation"), data.validation, data.classes, transforms, progress)
+        with open(partial, "rb") as written:
+            os.fsync(written.fileno())
+        os.replace(partial, path)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return bad
+
+
+def _write_part(group: h5py.Group, source: Source, classes: tuple[str, ...], transforms: Sequence[Transform],
+                progress: Callable[[int], object]) -> list[BadSample]:
+    """Write one source; samples that cannot be used leave no gap."""
+    if transforms:
+        pipeline = Pipeline(source, transforms, seed=0)
+        if pipeline.is_random or pipeline.affine or pipeline.dtype != np.uint8:
+            raise InputError("only transforms that are not random and end in uint8 can be done beforehand")
+        shape, dtype, sample = pipeline.shape, np.dtype(np.uint8), lambda index: pipeline.finish(
+            pipeline.prepare(index), index, 0)
+    else:
+        shape, dtype, sample = (), h5py.vlen_dtype(np.uint8), _encoded(source)
+    images = group.create_dataset("images", (len(source), *shape), dtype, maxshape=(None, *shape), chunks=(1, *shape))
+    kept, bad = [], []
+    for index in range(len(source)):
+        try:
+            images[len(kept)] = sample(index)
+            kept.append(index)
+        except BadSample as error:
+            bad.append(error)
+        progress(1)
+    images.resize(len(kept), axis=0)
+    labels = group.create_dataset("labels", data=source.labels[kept].astype(np.int64))
+    labels.attrs["classes"] = list(classes)
+    group.create_dataset("names", data=[source.name(index) for index in kept], dtype=h5py.string_dtype())
+    return bad
+
+
+def _encoded(source: Source) -> Callable[[int], np.ndarray]:
+    def sample(index: int) -> np.ndarray:
+        data = source.read(index)
+        if isinstance(data, np.ndarray):
+            raise InputError(f"{source.name(index)} is an array, no encoded file to keep as it is")
+        return np.frombuffer(data, np.uint8)
+
+    return sample
