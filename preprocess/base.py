@@ -18,11 +18,11 @@ class InputError(ValueError):
     """What the user asked for is wrong; the message names the place and what would be right."""
 
 
-class BadImage(Exception):
+class BadImage(Exception):  # noqa: N818 - it describes the image
     """An image that cannot be used. A user's transform may raise it too; the sample is then skipped."""
 
 
-class BadSample(Exception):
+class BadSample(Exception):  # noqa: N818 - it is kept and counted, and only then an error
     """A sample that is skipped and counted.
 
     Attributes:

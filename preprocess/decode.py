@@ -95,10 +95,12 @@ def _decode_pillow(data: bytes, mode: Mode, at_least: tuple[int, int] | None) ->
     try:
         with Image.open(io.BytesIO(data)) as image:
             if image.format in ("JPEG", "MPO"):
-                turned = image.getexif().get(_ORIENTATION, 1) >= 5  # by a quarter: height and width change places
-                size = at_least and (at_least if turned else at_least[::-1])  # Pillow's sizes are (width, height)
+                # Pillow's sizes are (width, height); orientations from 5 on change the two.
+                on_its_side = image.getexif().get(_ORIENTATION, 1) >= 5
+                size = at_least and (at_least if on_its_side else at_least[::-1])
                 image.draft("L" if mode == "L" else None, size)
-            return to_array(_convert(ImageOps.exif_transpose(image), mode))
+            ImageOps.exif_transpose(image, in_place=True)
+            return to_array(_convert(image, mode))
     except Image.UnidentifiedImageError:
         raise BadImage("not an image file that Pillow knows") from None
     except Exception as error:  # Pillow's parsers meet damaged files with exceptions of many kinds

@@ -29,15 +29,16 @@ def open_digits(path: str | None) -> tuple[ImageFolder, ImageFolder | None]:
     train, validation = open_image_folder(str(folder))
     found = len(train) + (0 if validation is None else len(validation))
     if found != COUNT:
-        raise InputError(f"{folder} holds {found} images, the digits are {COUNT}; delete it and it is written anew")
+        raise InputError(f"{folder} holds {found} images, the digits are {COUNT}; "
+                         "delete it, and it is written anew")
     return train, validation
 
 
 def write_digits(folder: str | Path) -> None:
     """Write the digits to ``folder/{train,validation}/<class>/``, unless the folder is there.
 
-    Every fifth sample of a class, in scikit-learn's order, goes to validation. The folder appears whole or not
-    at all: it is written under another name beside its place. Several processes may do so at once.
+    Every fifth sample of a class, in scikit-learn's order, goes to validation. The folder appears whole or
+    not at all: it is written under another name beside its place. Several processes may do so at once.
 
     Raises:
         InputError: scikit-learn is not installed, or the place cannot be written to.

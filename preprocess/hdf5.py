@@ -52,19 +52,20 @@ class HDF5(RandomAccess):
     def read(self, index: int) -> bytes | np.ndarray:
         """The encoded file or the array; see :class:`~preprocess.base.Source`."""
         try:
-            image = self._part["images"][index]
+            image = self._images[index]
         except OSError as error:
             raise BadSample(self.name(index), f"cannot be read: {error}") from error
         return image if image.ndim == 3 else image.tobytes()
 
     def name(self, index: int) -> str:
         """The name that was kept, or the number."""
-        kept = self._part["names"].asstr()[index] if "names" in self._part else index
+        part = self._images.parent
+        kept = part["names"].asstr()[index] if "names" in part else index
         return f"{self.path}:{self.group}[{kept}]"
 
     @cached_property
-    def _part(self) -> h5py.Group:
-        return h5py.File(self.path, "r")[self.group]
+    def _images(self) -> h5py.Dataset:
+        return h5py.File(self.path, "r")[self.group]["images"]
 
     def _check(self, part: h5py.Group) -> None:
         for name in ("images", "labels"):
@@ -73,8 +74,9 @@ class HDF5(RandomAccess):
         images, labels = part["images"], part["labels"]
         encoded = images.ndim == 1 and h5py.check_vlen_dtype(images.dtype) == np.uint8
         if not (encoded or (images.ndim == 4 and images.dtype == np.uint8)):
-            raise InputError(f"{self.path}: {self.group}/images is {images.shape} of {images.dtype}; (n, height, width, "
-                             "channels) of uint8 is wanted, or (n,) of variable-length uint8 with encoded images")
+            raise InputError(f"{self.path}: {self.group}/images is {images.shape} of {images.dtype}; wanted is "
+                             "(n, height, width, channels) of uint8, or (n,) of variable-length uint8, "
+                             "encoded images")
         if labels.shape != images.shape[:1] or labels.dtype.kind not in "iu":
             raise InputError(f"{self.path}: {self.group}/labels is {labels.shape} of {labels.dtype}; "
                              f"{images.shape[:1]} integers are wanted, one for each image")
@@ -116,11 +118,12 @@ def write_hdf5(data: DataSet, transforms: Sequence[Transform], path: str | Path,
     """
     path = Path(path)
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    parts = {"train": data.train} | ({} if data.validation is None else {"validation": data.validation})
+    bad = []
     try:
         with h5py.File(partial, "w") as file:
-            bad = _write_part(file.create_group("train"), data.train, data.classes, transforms, progress)
-            if data.validation is not None:
-                bad += _write_part(file.create_group("validation"), data.validation, data.classes, transforms, progress)
+            for name, source in parts.items():
+                bad += _write_part(file.create_group(name), source, data.classes, transforms, progress)
         with open(partial, "rb") as written:
             os.fsync(written.fileno())
         os.replace(partial, path)
@@ -134,16 +137,9 @@ def write_hdf5(data: DataSet, transforms: Sequence[Transform], path: str | Path,
 def _write_part(group: h5py.Group, source: Source, classes: tuple[str, ...], transforms: Sequence[Transform],
                 progress: Callable[[int], object]) -> list[BadSample]:
     """Write one source; samples that cannot be used leave no gap."""
-    if transforms:
-        pipeline = Pipeline(source, transforms, seed=0)
-        if pipeline.is_random or pipeline.affine or pipeline.dtype != np.uint8:
-            raise InputError("only transforms that are not random and end in uint8 can be done beforehand")
-        shape, dtype, sample = pipeline.shape, np.dtype(np.uint8), lambda index: pipeline.finish(
-            pipeline.prepare(index), index, 0)
-    else:
-        shape, dtype, sample = (), h5py.vlen_dtype(np.uint8), _encoded(source)
-    images = group.create_dataset("images", (len(source), *shape), dtype, maxshape=(None, *shape), chunks=(1, *shape))
-    kept, bad = [], []
+    images, sample = _prepare(group, source, transforms)
+    kept: list[int] = []
+    bad = []
     for index in range(len(source)):
         try:
             images[len(kept)] = sample(index)
@@ -158,11 +154,24 @@ def _write_part(group: h5py.Group, source: Source, classes: tuple[str, ...], tra
     return bad
 
 
-def _encoded(source: Source) -> Callable[[int], np.ndarray]:
-    def sample(index: int) -> np.ndarray:
-        data = source.read(index)
-        if isinstance(data, np.ndarray):
-            raise InputError(f"{source.name(index)} is an array, no encoded file to keep as it is")
-        return np.frombuffer(data, np.uint8)
+def _prepare(group: h5py.Group, source: Source, transforms: Sequence[Transform]
+             ) -> tuple[h5py.Dataset, Callable[[int], np.ndarray]]:
+    """The data set for the images, and what makes one of them."""
+    count = len(source)
+    if not transforms:
+        images = group.create_dataset("images", (count,), h5py.vlen_dtype(np.uint8), maxshape=(None,),
+                                      chunks=(min(count, 64),))
+        return images, lambda index: _encoded(source, index)
+    pipeline = Pipeline(source, transforms, seed=0)
+    if pipeline.is_random or pipeline.affine or pipeline.dtype != np.uint8:
+        raise InputError("only transforms that are not random and end in uint8 can be done beforehand")
+    shape = pipeline.shape
+    images = group.create_dataset("images", (count, *shape), np.uint8, maxshape=(None, *shape), chunks=(1, *shape))
+    return images, lambda index: pipeline.finish(pipeline.prepare(index), index, epoch=0)
 
-    return sample
+
+def _encoded(source: Source, index: int) -> np.ndarray:
+    data = source.read(index)
+    if isinstance(data, np.ndarray):
+        raise InputError(f"{source.name(index)} is an array, not an encoded file to keep as it is")
+    return np.frombuffer(data, np.uint8)

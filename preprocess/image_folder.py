@@ -9,7 +9,8 @@ import numpy as np
 
 from preprocess.base import BadSample, InputError, RandomAccess
 
-EXTENSIONS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+EXTENSIONS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff",
+                        ".webp"})
 VALIDATION_NAMES = ("validation", "val", "test")  # in this order
 
 

@@ -30,7 +30,6 @@ class Pipeline:
         shape: (height, width, channels) of every prepared sample.
         dtype: uint8, or float32 where a transform makes it so.
         affine: what the trainers do to the samples first; None for nothing.
-        is_random: whether a sample differs from epoch to epoch.
 
     Raises:
         InputError: no sample can be read, samples that differ in shape, or transforms that do not fit them.
@@ -43,11 +42,21 @@ class Pipeline:
             self.affine = transforms[-1].affine
             transforms = transforms[:-1]
         self._fixed, self._varying = split_transforms(transforms)
+        self._seed = seed
         self._random = _Generators(seed)
         self.shape, self.dtype = self._probe()
         if self.affine is not None and self.affine.channels not in (None, 1, self.shape[2]):
             raise InputError(f"scale: {self.affine.channels} numbers, one for each channel; "
                              f"the samples have {self.shape[2]} channels")
+
+    @property
+    def samples(self) -> int:
+        """How many the source has."""
+        return len(self.source)
+
+    def order(self, epoch: int) -> np.ndarray:
+        """The permutation of the samples in one epoch of the stream."""
+        return self.source.order(self._seed, epoch)
 
     @property
     def is_random(self) -> bool:
@@ -107,12 +116,12 @@ class Pipeline:
     def _fix(self, image: bytes | np.ndarray) -> np.ndarray:
         transforms = self._fixed
         if transforms and isinstance(transforms[0], Decode):
-            image = transforms[0](image, at_least=_enough(transforms[1:2]))
+            image = transforms[0].apply(image, at_least=_enough(transforms[1:2]))
             transforms = transforms[1:]
         if isinstance(image, bytes):
             raise InputError("transforms: the source holds encoded image files, so the first must be decode")
         for transform in transforms:
-            image = transform(image, self._random.generator, True)
+            image = transform.apply(image, self._random.generator, True)
         return image
 
     def _vary(self, image: np.ndarray, index: int, epoch: int, training: bool) -> np.ndarray:
@@ -121,7 +130,7 @@ class Pipeline:
         rng = self._random.at(epoch, index)
         try:
             for transform in self._varying:
-                image = transform(image, rng, training)
+                image = transform.apply(image, rng, training)
         except BadImage as error:
             raise BadSample(self.source.name(index), str(error)) from error
         return image
@@ -136,14 +145,15 @@ class Pipeline:
         if not found:
             raise InputError(f"none of the {count} samples can be used; the first: {self._complaint(0)}")
         name, image = found[0]
-        if image.ndim != 3 or image.dtype.kind not in "uf" or (image.dtype.kind == "u" and image.dtype != np.uint8):
+        if image.ndim != 3 or not (image.dtype == np.uint8 or image.dtype.kind == "f"):
             raise InputError(f"{name} becomes {_describe(image)}; transforms must give images "
                              "(height, width, channels) of uint8 or float32")
         for other_name, other in found[1:]:
             if _describe(other) != _describe(image):
-                raise InputError(f"transforms: samples must end in one shape, but {name} is {_describe(image)} and "
-                                 f"{other_name} is {_describe(other)}; add a resize or a crop, or decode to one mode")
-        return image.shape, _wire_dtype(image.dtype)
+                raise InputError(f"transforms: samples must end in one shape, but {name} is "
+                                 f"{_describe(image)} and {other_name} is {_describe(other)}; add a resize or a crop")
+        height, width, channels = image.shape
+        return (height, width, channels), _wire_dtype(image.dtype)
 
     def _usable(self, indices: Iterable[int]) -> Iterator[tuple[str, np.ndarray]]:
         for index in indices:
@@ -161,8 +171,8 @@ class Pipeline:
 class _Generators:
     """A generator for each (epoch, index), at the cost of setting a counter (under 2 microseconds).
 
-    Philox turns a 128-bit key and a 256-bit counter into random bits. The key is the seed; each sample of each
-    epoch has 2**128 values of the counter for itself.
+    Philox turns a 128-bit key and a 256-bit counter into random bits. The key is the seed; each sample of
+    each epoch has 2**128 values of the counter for itself.
     """
 
     def __init__(self, seed: int) -> None:

@@ -1,7 +1,7 @@
-"""Where samples come from: ``open_data`` turns a spec's ``data`` into sources for training and validation.
+"""Where samples come from: ``open_data`` turns a spec's ``data`` into training and validation sources.
 
-A source is anything with the methods of :class:`~preprocess.base.Source`. Validation samples are a fraction of
-the training data, the validation part of the same path, or the data of another path.
+A source is anything with the methods of :class:`~preprocess.base.Source`. Validation samples are the data of a
+path of their own, the validation part of the training data, or a fraction of it.
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ def open_data(source: str, path: str | None, validation: float | str | None, see
 
     Args:
         source: a name in ``SOURCES``, or an import path ``module:function``; the function takes (path,
-            ``**options``) and returns a :class:`~preprocess.base.Source`, or two: for training and validation.
+            ``**options``) and returns a :class:`~preprocess.base.Source`, or two: training and validation.
         path: what the source reads.
-        validation: the fraction of the training samples of each class that is taken for validation (chosen by
-            ``seed``); or a path with the validation data; or None for what the path has of its own.
+        validation: a path with the validation data. Or, for data without a validation part of its own, the
+            fraction of the samples of each class that is taken for it, chosen by ``seed``. Or None.
         seed: the seed of the run.
         options: further arguments of the source, by name.
 
@@ -98,7 +98,7 @@ def open_data(source: str, path: str | None, validation: float | str | None, see
         raise InputError(f"{path}: only one class, {train.classes[0]!r}; at least two are needed")
     if isinstance(validation, str):
         held_out = opener(validation)[0]
-    elif validation is not None:
+    elif validation is not None and held_out is None:
         train, held_out = split(train, validation, seed)
     if held_out is not None:
         held_out = _with_classes(held_out, train.classes, validation if isinstance(validation, str) else path)
@@ -130,14 +130,15 @@ def split(source: Source, fraction: float, seed: int) -> tuple[View, View]:
         count = min(max(round(fraction * len(members)), 1), len(members) - 1)
         taken[rng.permutation(members)[:max(count, 0)]] = True
     if not taken.any():
-        raise InputError(f"validation: {fraction} of {len(source)} samples leaves none; each class has one sample")
+        raise InputError(f"validation: {fraction} of {len(source)} samples is none, as no class has two")
     return View(source, np.flatnonzero(~taken)), View(source, np.flatnonzero(taken))
 
 
 def _opener(source: str, options: Mapping[str, Any]) -> Opener:
     """The function that opens a source, its options already given."""
     if source not in SOURCES and ":" not in source:
-        raise InputError(f"no source {source!r}; there are {', '.join(SOURCES)}, or an import path module:function")
+        raise InputError(f"no source {source!r}; there are {', '.join(SOURCES)}, "
+                         "or an import path module:function")
     if source not in SOURCES:
         return _user_opener(source, options)
     module, _, name = SOURCES[source].partition(":")
@@ -158,8 +159,8 @@ def _user_opener(source: str, options: Mapping[str, Any]) -> Opener:
         pair = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
         for part in pair:
             if not (isinstance(part, Source) or (part is None and part is not pair[0])):
-                raise InputError(f"{source} returned {type(part).__name__}, not a source: that has len(), labels, "
-                                 "classes, read(index), name(index) and order(seed, epoch)")
+                raise InputError(f"{source} returned {type(part).__name__}, not a source: that has len(), "
+                                 "labels, classes, read(index), name(index) and order(seed, epoch)")
         return pair
 
     return opener

@@ -1,8 +1,9 @@
 """What is done to a sample between its file and the network.
 
-A transform is a frozen dataclass whose fields are the parameters of a spec. Calling it with an image (height,
-width, channels), a random generator and whether the image is for training gives the new image; with
-``training`` false it is deterministic: a random crop is the centre crop, flips, rotation and jitter do nothing.
+A transform is a frozen dataclass whose fields are the parameters of a spec. Its ``apply`` takes an image
+(height, width, channels), a random generator and whether the image is for training, and gives the new image.
+When it is not for training nothing is random: a random crop is the centre crop; flips, rotation and jitter do
+nothing.
 Images stay uint8 until :class:`Scale`.
 
 In a spec a transform is a bare name, or a mapping of one name to its parameters; a name with a colon is the
@@ -45,7 +46,8 @@ class Transform(Protocol):
     def is_random(self) -> bool:
         """Whether the result depends on the generator or on ``training``."""
 
-    def __call__(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray: ...
+    def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
+        """The image, transformed."""
 
 
 @dataclass(frozen=True, config=_FORBID)
@@ -62,8 +64,9 @@ class Decode:
 
     is_random: ClassVar[bool] = False
 
-    def __call__(self, image: bytes | np.ndarray, rng: np.random.Generator | None = None,
-                 training: bool = True, at_least: tuple[int, int] | None = None) -> np.ndarray:
+    def apply(self, image: bytes | np.ndarray, rng: np.random.Generator | None = None, training: bool = True,
+              at_least: tuple[int, int] | None = None) -> np.ndarray:
+        """Decode it, at a smaller size where ``at_least`` (height, width) is enough."""
         if isinstance(image, bytes):
             return decode(image, self.mode, at_least)
         if image.shape[2] == (3 if self.mode == "RGB" else 1):
@@ -90,8 +93,8 @@ class Resize:
         """(height, width) below which the image would have to be enlarged."""
         return self.size if isinstance(self.size, tuple) else (self.size, self.size)
 
-    def __call__(self, image: np.ndarray, rng: np.random.Generator | None = None,
-                 training: bool = True) -> np.ndarray:
+    def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
+        """The image at its new size."""
         height, width = self._target(*image.shape[:2])
         if (height, width) == image.shape[:2]:
             return image
@@ -119,7 +122,8 @@ class RandomCrop:
 
     is_random: ClassVar[bool] = True
 
-    def __call__(self, image: np.ndarray, rng: np.random.Generator, training: bool = True) -> np.ndarray:
+    def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
+        """The window."""
         room_y, room_x = _room(image, self.size, self.padding)
         if training:
             top, left = int(rng.random() * (room_y + 1)), int(rng.random() * (room_x + 1))
@@ -140,8 +144,8 @@ class CenterCrop:
 
     is_random: ClassVar[bool] = False
 
-    def __call__(self, image: np.ndarray, rng: np.random.Generator | None = None,
-                 training: bool = True) -> np.ndarray:
+    def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
+        """The window."""
         room_y, room_x = _room(image, self.size, 0)
         return _window(image, room_y // 2, room_x // 2, self.size)
 
@@ -164,7 +168,8 @@ class Flip:
         if not (self.horizontal or self.vertical):
             raise ValueError("flip in which direction? horizontal: true, vertical: true, or both")
 
-    def __call__(self, image: np.ndarray, rng: np.random.Generator, training: bool = True) -> np.ndarray:
+    def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
+        """The image, perhaps mirrored."""
         if not training:
             return image
         if self.horizontal and rng.random() < 0.5:
@@ -186,7 +191,8 @@ class Rotate:
 
     is_random: ClassVar[bool] = True
 
-    def __call__(self, image: np.ndarray, rng: np.random.Generator, training: bool = True) -> np.ndarray:
+    def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
+        """The image, turned by a random angle."""
         return self.turn(image, (2 * rng.random() - 1) * self.degrees) if training else image
 
     def turn(self, image: np.ndarray, degrees: float) -> np.ndarray:
@@ -211,12 +217,14 @@ class ColorJitter:
         if not (self.brightness or self.contrast or self.saturation):
             raise ValueError("color_jitter of what? brightness, contrast or saturation above 0")
 
-    def __call__(self, image: np.ndarray, rng: np.random.Generator, training: bool = True) -> np.ndarray:
+    def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
+        """The image, its colours changed."""
         if not training:
             return image
         picture = _as_image(image, self)
         for enhance, amount in ((ImageEnhance.Brightness, self.brightness),
-                                (ImageEnhance.Contrast, self.contrast), (ImageEnhance.Color, self.saturation)):
+                                (ImageEnhance.Contrast, self.contrast),
+                                (ImageEnhance.Color, self.saturation)):
             if amount:
                 low, high = max(0.0, 1 - amount), 1 + amount
                 picture = enhance(picture).enhance(low + (high - low) * rng.random())
@@ -244,8 +252,8 @@ class Scale:
         """The same as one multiplication and one addition."""
         return Affine(self.mean, self.std)
 
-    def __call__(self, image: np.ndarray, rng: np.random.Generator | None = None,
-                 training: bool = True) -> np.ndarray:
+    def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
+        """The numbers."""
         return self.affine.apply(image)
 
 
@@ -300,9 +308,11 @@ class UserTransform:
         """The function itself."""
         return import_function(self.path, "transform")
 
-    def __call__(self, image: np.ndarray, rng: np.random.Generator, training: bool = True) -> np.ndarray:
+    def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
+        """What the user's function makes of it."""
         try:
-            return self.function(np.array(image), rng, training, **self.parameters)  # a copy: it may write into it
+            # A copy, for the function may write into it.
+            return self.function(np.array(image), rng, training, **self.parameters)
         except BadImage:
             raise
         except Exception as error:
@@ -395,7 +405,8 @@ def _name_and_parameters(item: object) -> tuple[str, dict[str, Any]]:
         parameters = {} if parameters is None else parameters
         if isinstance(name, str) and isinstance(parameters, dict):
             return name, parameters
-    raise InputError(f"a name, or one name with its parameters as in 'flip: {{horizontal: true}}', not {item!r}")
+    raise InputError("a name, or one name with its parameters as in 'flip: {horizontal: true}', "
+                     f"not {item!r}")
 
 
 def _complaint(error: Any) -> str:
