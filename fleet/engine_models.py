@@ -284,7 +284,7 @@ def _without_softmax(target: str, model: keras.Model) -> keras.Model:
         return model
     is_softmax = type(last).__name__ == "Softmax"  # the layer, or keras.ops.softmax
     if is_softmax and last is _last_operation(model, inside=False):
-        return keras.Model(model.inputs, last.input, name=model.name)
+        return keras.Model(model.input, last.input, name=model.name)
     raise ModelError(f"{target} gives probabilities, by a softmax that cannot be taken away here; return "
                      "logits: leave the last softmax out")
 

@@ -79,7 +79,7 @@ class Range:
         else:
             value = low + share * (high - low)
         value = min(max(value, self.low), self.high)  # what rounding may have crossed
-        return math.floor(value + 0.5) if self.integer else value
+        return math.floor(value + 0.5) if self.integer else float(value)
 
 
 Choices = Annotated[tuple[Any, ...], Field(min_length=1)]

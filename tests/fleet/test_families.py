@@ -1,0 +1,136 @@
+"""Families of networks, described without Keras."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from fleet.errors import UserError
+from fleet.families import (
+    CNN,
+    FAMILIES,
+    Architecture,
+    DenseNet,
+    ResNet,
+    application_names,
+    check_target,
+    count_parameters,
+    load_function,
+)
+
+IMAGENET = (224, 224, 3)
+
+
+@pytest.mark.parametrize(("settings", "parameters"), [  # the counts that keras.io/api/applications states
+    (ResNet(), 25_636_712),
+    (ResNet(blocks=(3, 4, 23, 3)), 44_707_176),
+    (ResNet(blocks=(3, 8, 36, 3)), 60_419_944),
+    (DenseNet(), 8_062_504),
+    (DenseNet(blocks=(6, 12, 32, 32)), 14_307_880),
+    (DenseNet(blocks=(6, 12, 48, 32)), 20_242_984),
+])
+def test_imagenet_settings_have_the_published_parameter_counts(settings, parameters):
+    assert count_parameters(settings, IMAGENET, classes=1000) == parameters
+
+
+def test_a_plain_network_is_counted_by_hand():
+    # 3x3 convolution 1 -> 4 with bias: 40, normalisation 16; 5x5 pixels pool to 2x2: 16 features;
+    # 16 -> 8: 136; 8 -> 3: 27
+    settings = CNN(filters=(4,), dense=(8,))
+    assert count_parameters(settings, (5, 5, 1), classes=3) == 40 + 16 + 136 + 27
+
+
+def test_small_images_get_basic_blocks_and_a_small_stem():
+    # 3x3 stem 1 -> 2: 20; two convolutions 2 -> 2: 2 * 38; classifier 2 -> 3: 9
+    settings = ResNet(blocks=(1,), width=2, norm="none")
+    assert count_parameters(settings, (32, 32, 1), classes=3) == 20 + 76 + 9
+    # 7x7 stem: 100; projection 2 -> 8: 24; 1x1, 3x3, 1x1: 6 + 38 + 24; classifier 8 -> 3: 27
+    assert count_parameters(settings, (96, 96, 1), classes=3) == 100 + 24 + 68 + 27
+
+
+@pytest.mark.parametrize(("settings", "side", "least"), [
+    (DenseNet(), 7, 8),
+    (DenseNet(stem="imagenet"), 28, 29),
+    (CNN(filters=(8, 8, 8)), 7, 8),
+])
+def test_an_image_too_small_to_be_pooled_is_refused_with_the_least_size(settings, side, least):
+    with pytest.raises(UserError, match=f"wants at least {least}x{least} pixels, not {side}x{side}"):
+        count_parameters(settings, (side, side, 3), classes=10)
+    count_parameters(settings, (least, least, 3), classes=10)
+
+
+@pytest.mark.parametrize(("family", "args", "key"), [
+    ("resnet", {"blocks": []}, "blocks"),
+    ("resnet", {"blocks": [2, 0]}, "blocks"),
+    ("resnet", {"width": True}, "width"),
+    ("resnet", {"bottleneck": "yes"}, "bottleneck"),
+    ("densenet", {"compression": 0.0}, "compression"),
+    ("densenet", {"stem": "huge"}, "stem"),
+    ("cnn", {"dropout": 1.0}, "dropout"),
+    ("cnn", {"width": 4}, "width"),
+])
+def test_wrong_settings_name_their_key(family, args, key):
+    with pytest.raises(ValidationError) as caught:
+        TypeAdapter(FAMILIES[family]).validate_python(args)
+    assert {error["loc"][0] for error in caught.value.errors()} == {key}
+
+
+# --- one network ---------------------------------------------------------------------------
+
+def test_defaults_written_or_left_out_are_the_same_network():
+    short = Architecture("cnn", {"filters": [32, 64]})
+    long = Architecture("cnn", {"kernel": 3, "dropout": 0, "filters": (32, 64)})
+    assert (short == long, hash(short) == hash(long), short.key == long.key) == (True, True, True)
+    assert short != Architecture("cnn", {"filters": [32]})
+
+
+def test_an_architecture_survives_json():
+    model = Architecture("my_models:build", {"depth": 4, "heads": [1, 2]})
+    assert Architecture(**json.loads(model.key)) == model
+
+
+@pytest.mark.parametrize(("target", "kind"), [
+    ("resnet", "family"), ("ResNet50", "application"), ("package.models:build", "import")])
+def test_a_target_says_its_kind(target, kind):
+    assert Architecture(target).kind == kind
+
+
+def test_arguments_that_json_cannot_say_are_refused():
+    with pytest.raises(UserError, match="arguments of m:f: .*object is not JSON serializable"):
+        Architecture("m:f", {"x": object()})
+
+
+def test_an_unknown_target_is_answered_with_close_matches():
+    with pytest.raises(UserError, match=r"'resnte' \(did you mean resnet"):
+        check_target("resnte")
+    if application_names():  # Keras is installed
+        with pytest.raises(UserError, match="did you mean MobileNetV2"):
+            check_target("mobilenet_v2")
+    for target in ("resnet", "my_models:build"):
+        check_target(target)
+
+
+# --- functions of one's own ----------------------------------------------------------------
+
+@pytest.mark.parametrize(("path", "message"), [
+    ("no_such_module_here:build", "cannot import 'no_such_module_here': ModuleNotFoundError"),
+    ("broken_model:build", "cannot import 'broken_model': ZeroDivisionError: division by zero"),
+    ("math:hypott", r"math has no function 'hypott' \(did you mean hypot"),
+    ("math:pi", "math has no function 'pi'"),
+    ("math:", "math has no function ''"),
+])
+def test_a_function_that_cannot_be_loaded_is_named_in_one_line(path, message, tmp_path, monkeypatch):
+    (tmp_path / "broken_model.py").write_text("1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match=message) as caught:
+        load_function(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_families_and_application_names_load_no_keras():
+    code = ("import sys, fleet.families as f, fleet.search; f.application_names(); "
+            "f.count_parameters(f.ResNet(), (32, 32, 3), 10); "
+            "sys.exit(any(name.split('.')[0] in ('keras', 'tensorflow', 'mpi4py') for name in sys.modules))")
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,260 @@
+"""The Keras models: one file, since importing TensorFlow takes seconds."""
+
+import random
+
+import numpy as np
+import pytest
+
+from fleet.errors import ModelError, UserError
+from fleet.families import Architecture, application_names, count_parameters
+
+pytestmark = pytest.mark.tensorflow
+
+IMAGENET = (224, 224, 3)
+APPLICATIONS = {
+    "ResNet50": Architecture("resnet"),
+    "ResNet101": Architecture("resnet", {"blocks": [3, 4, 23, 3]}),
+    "ResNet152": Architecture("resnet", {"blocks": [3, 8, 36, 3]}),
+    "DenseNet121": Architecture("densenet"),
+    "DenseNet169": Architecture("densenet", {"blocks": [6, 12, 32, 32]}),
+    "DenseNet201": Architecture("densenet", {"blocks": [6, 12, 48, 32]}),
+}
+MODELS = '''
+import keras
+from keras import layers
+
+def features(input_shape):
+    image = keras.Input(input_shape)
+    return image, layers.Dropout(0.5)(layers.Flatten()(image))
+
+def logits(input_shape, classes, units=4):
+    image, x = features(input_shape)
+    return keras.Model(image, layers.Dense(classes)(layers.Dense(units)(x)))
+
+def softmax_activation(input_shape, classes):
+    image, x = features(input_shape)
+    return keras.Model(image, layers.Dense(classes, "softmax", name="last")(x))
+
+def softmax_layer(input_shape, classes):
+    image, x = features(input_shape)
+    return keras.Model(image, layers.Softmax()(layers.Dense(classes, name="last")(x)))
+
+def softmax_operation(input_shape, classes):
+    image, x = features(input_shape)
+    return keras.Model(image, keras.ops.softmax(layers.Dense(classes, name="last")(x)))
+
+def softmax_nested(input_shape, classes):
+    return keras.Sequential([keras.Input(input_shape), softmax_activation(input_shape, classes)])
+
+def unbuilt(input_shape, classes):
+    return keras.Sequential([layers.Flatten(), layers.Dense(classes)])
+
+class Normalised(keras.Model):
+    def __init__(self, classes):
+        super().__init__()
+        self.last = layers.Dense(classes)
+
+    def call(self, images):
+        return keras.ops.softmax(self.last(keras.ops.mean(images, (1, 2))))
+
+def probabilities(input_shape, classes):
+    return Normalised(classes)
+
+def one_class_more(input_shape, classes):
+    return logits(input_shape, classes + 1)
+
+def other_images(input_shape, classes):
+    return logits((5, 5, 1), classes)
+
+def raises(input_shape, classes):
+    raise ValueError("no such\\nthing")
+
+def no_model(input_shape, classes):
+    return [layers.Dense(classes)]
+
+def random_weights(input_shape, classes):
+    import numpy
+    import tensorflow
+    image, x = features(input_shape)
+    bias = numpy.random.normal() + tensorflow.random.normal(()).numpy() + keras.random.normal(()).numpy()
+    return keras.Model(image, layers.Dense(classes, bias_initializer=keras.initializers.Constant(bias))(x))
+'''
+
+
+@pytest.fixture(scope="module")
+def keras():
+    import keras
+    return keras
+
+
+@pytest.fixture(scope="module")
+def build(keras):
+    from fleet.engine_models import build_model
+    return build_model
+
+
+@pytest.fixture
+def my_models(tmp_path, monkeypatch):
+    (tmp_path / "my_test_models.py").write_text(MODELS)
+    monkeypatch.syspath_prepend(tmp_path)
+    return "my_test_models"
+
+
+@pytest.mark.parametrize("name", APPLICATIONS)
+def test_imagenet_settings_have_the_parameter_counts_of_keras_applications(keras, build, name):
+    ours = build(APPLICATIONS[name], IMAGENET, classes=1000).count_params()
+    theirs = getattr(keras.applications, name)(weights=None).count_params()
+    assert ours == theirs == count_parameters(APPLICATIONS[name].settings, IMAGENET, classes=1000)
+
+
+@pytest.mark.parametrize("name", ["ResNet50", "DenseNet121"])
+def test_the_weights_of_keras_applications_give_the_same_outputs_in_a_family(keras, build, name):
+    shape = (64, 64, 3)
+    model = Architecture(APPLICATIONS[name].target, {**APPLICATIONS[name].args, "stem": "imagenet"})
+    ours = build(model, shape, classes=7)
+    theirs = build(Architecture(name), shape, classes=7, seed=3)
+    images = np.random.default_rng(0).normal(size=(2, *shape)).astype("float32")
+    theirs(images, training=True)  # statistics that are not the initial ones
+    by_shape = _in_order_of_building(ours), _in_order_of_building(theirs)
+    for mine, its in zip(*by_shape, strict=True):
+        mine.set_weights(its.get_weights())
+    np.testing.assert_allclose(ours(images), theirs(images), rtol=1e-4, atol=1e-4)
+
+
+def _in_order_of_building(model):
+    """The layers with weights; of one kind and depth in the network, shortcuts come first in both."""
+    return [layer for layer in model.layers if layer.weights]
+
+
+SMALL = [
+    ("resnet", {"blocks": [1, 2], "width": 4}),
+    ("resnet", {"blocks": [2, 1], "width": 4, "bottleneck": True, "norm": "none", "dropout": 0.3}),
+    ("resnet", {"blocks": [1, 1, 1], "width": 3, "stem": "imagenet", "bottleneck": False}),
+    ("densenet", {"blocks": [2, 3], "growth": 3, "compression": 0.4}),
+    ("densenet", {"blocks": [1, 1, 1], "growth": 2, "norm": "none", "stem": "imagenet", "dropout": 0.1}),
+    ("cnn", {"filters": [4, 8], "dense": [16, 8], "dropout": 0.5}),
+    ("cnn", {"filters": [4], "dense": [], "kernel": 5, "norm": "none"}),
+]
+
+
+@pytest.mark.parametrize(("target", "args"), SMALL)
+@pytest.mark.parametrize("shape", [(28, 28, 1), (33, 64, 3)])
+def test_small_networks_give_logits_and_are_counted_without_keras(build, target, args, shape):
+    model = Architecture(target, args)
+    built = build(model, shape, classes=5)
+    assert built.count_params() == count_parameters(model.settings, shape, classes=5)
+    logits = np.asarray(built(np.random.default_rng(0).normal(size=(3, *shape)).astype("float32")))
+    assert logits.shape == (3, 5)
+    assert not np.allclose(logits.sum(axis=1), 1.0)
+
+
+def test_without_normalisation_no_output_depends_on_the_other_images(build):
+    images = np.random.default_rng(0).normal(size=(4, 16, 16, 1)).astype("float32")
+    for target, args in (("resnet", {"blocks": [1, 1]}), ("densenet", {"blocks": [1, 1]}), ("cnn", {})):
+        built = build(Architecture(target, {"norm": "none", **args}), (16, 16, 1), classes=3)
+        whole = np.asarray(built(images, training=True))
+        alone = np.concatenate([np.asarray(built(images[i:i + 1], training=True)) for i in range(4)])
+        np.testing.assert_allclose(whole, alone, rtol=1e-4, atol=1e-5)
+
+
+def test_a_deep_residual_network_without_normalisation_starts_with_bounded_outputs(build):
+    built = build(Architecture("resnet", {"blocks": [6, 6, 6], "width": 8, "norm": "none"}), (16, 16, 1), 3)
+    images = np.random.default_rng(0).normal(size=(8, 16, 16, 1)).astype("float32")
+    assert np.abs(np.asarray(built(images))).max() < 10
+
+
+# --- seeds ---------------------------------------------------------------------------------
+
+def _weights(model):
+    return [np.asarray(value) for value in model.variables]  # with the states of dropout
+
+
+@pytest.mark.parametrize("target", ["cnn", "MobileNetV2", "my_test_models:random_weights"])
+def test_equal_seeds_give_equal_networks_and_leave_other_randomness_alone(build, my_models, target):
+    model = Architecture(target, {"dropout": 0.5} if target == "cnn" else {})
+    python, numpy = random.getstate(), np.random.get_state()[1].copy()
+    first, again, other = (_weights(build(model, (32, 32, 3), 4, seed=seed)) for seed in (5, 5, 2**40))
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
+    assert random.getstate() == python
+    assert np.array_equal(np.random.get_state()[1], numpy)
+
+
+def test_layers_of_one_shape_start_with_different_weights(build):
+    built = build(Architecture("cnn", {"filters": [4, 4, 4]}), (32, 32, 4), classes=2)
+    kernels = [np.asarray(layer.kernel) for layer in built.layers if layer.name.endswith("conv")]
+    assert not np.array_equal(kernels[1], kernels[2])
+
+
+# --- keras.applications --------------------------------------------------------------------
+
+def test_the_names_read_from_the_source_are_functions_of_keras_applications(keras):
+    names = [name for name in vars(keras.applications) if name[0].isupper()]
+    assert sorted(names) == sorted(application_names())
+    assert all(callable(getattr(keras.applications, name)) for name in names)
+
+
+def test_an_application_gives_logits_for_any_number_of_channels_and_takes_its_own_arguments(build):
+    built = build(Architecture("MobileNet", {"alpha": 0.25}), (32, 32, 1), classes=3)
+    assert built.output_shape == (None, 3)
+    assert built.count_params() < build(Architecture("MobileNet"), (32, 32, 1), classes=3).count_params()
+    assert built.layers[-1].get_config().get("activation", "linear") == "linear"
+
+
+def test_an_application_leaves_the_scaling_of_pixels_to_the_spec(build):
+    def first_layers(args):
+        return [layer.__class__.__name__
+                for layer in build(Architecture("MobileNetV3Small", args), (32, 32, 3), 2).layers[:3]]
+    assert "Rescaling" not in first_layers({})
+    assert "Rescaling" in first_layers({"include_preprocessing": True})
+
+
+@pytest.mark.parametrize(("target", "args", "message"), [
+    ("ResNet5", {}, "did you mean ResNet50"),
+    ("MobileNet", {"alhpa": 0.5}, "has no argument 'alhpa'; it has: alpha"),
+    ("MobileNet", {"weights": "imagenet"}, "weights follows from the spec"),
+    ("Xception", {}, "Xception on images of 32x32x3: ValueError: Input size must be at least 71x71"),
+    ("resnet50", {}, "did you mean ResNet50"),
+    ("densenet", {"blocks": [1] * 7}, "wants at least 64x64 pixels, not 32x32"),
+])
+def test_a_description_that_cannot_be_built_is_answered_in_one_line(build, target, args, message):
+    with pytest.raises(UserError, match=message) as caught:
+        build(Architecture(target, args), (32, 32, 3), classes=2)
+    assert "\n" not in str(caught.value)
+
+
+# --- functions of one's own ----------------------------------------------------------------
+
+def test_a_function_gets_its_arguments(build, my_models):
+    built = build(Architecture("my_test_models:logits", {"units": 6}), (4, 4, 1), classes=3)
+    assert built.count_params() == 16 * 6 + 6 + 6 * 3 + 3
+
+
+def test_a_model_without_input_shape_is_built(build, my_models):
+    assert build(Architecture("my_test_models:unbuilt"), (4, 4, 1), classes=3).count_params() == 16 * 3 + 3
+
+
+@pytest.mark.parametrize("name", ["activation", "layer", "operation", "nested"])
+def test_a_last_softmax_is_taken_away(keras, build, my_models, name, tmp_path):
+    built = build(Architecture(f"my_test_models:softmax_{name}"), (4, 4, 1), classes=3)
+    images = np.random.default_rng(0).normal(size=(5, 4, 4, 1)).astype("float32")
+    outputs = np.asarray(built(images))
+    kernel, bias = map(np.asarray, built.weights[-2:])
+    np.testing.assert_allclose(outputs, images.reshape(5, 16) @ kernel + bias, atol=1e-5)
+    built.save(tmp_path / "model.keras")
+    np.testing.assert_allclose(keras.saving.load_model(tmp_path / "model.keras")(images), outputs, atol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "error", "message"), [
+    ("logits", UserError, "is called with input_shape, classes, depth: got an unexpected .* 'depth'"),
+    ("raises", ModelError, "my_test_models:raises raised ValueError: no such thing"),
+    ("no_model", ModelError, "returned a list, not a keras.Model"),
+    ("one_class_more", ModelError, r"outputs of shape \(None, 4\), not \(None, 3\)"),
+    ("other_images", ModelError, "cannot take images of 4x4x1: "),
+    ("probabilities", ModelError, "leave the last softmax out"),
+])
+def test_a_function_that_gives_no_usable_model_is_named_in_one_line(build, my_models, name, error, message):
+    args = {"depth": 3} if name == "logits" else {}
+    with pytest.raises(error, match=message) as caught:
+        build(Architecture(f"my_test_models:{name}", args), (4, 4, 1), classes=3)
+    assert "\n" not in str(caught.value)
