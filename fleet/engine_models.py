@@ -26,6 +26,7 @@ from fleet.families import (
     Architecture,
     DenseNet,
     ResNet,
+    Softmax,
     check_input,
     check_target,
     compressed,
@@ -96,8 +97,12 @@ def _build_family(model: Architecture, input_shape: tuple[int, int, int], classe
         features = _resnet(settings, inputs)
     elif isinstance(settings, DenseNet):
         features = _densenet(settings, inputs)
-    else:
+    elif isinstance(settings, Softmax):
+        features = layers.Flatten()(inputs)
+    elif isinstance(settings, CNN):
         features = _cnn(settings, inputs)
+    else:
+        features = layers.Flatten(name="flatten")(inputs)
     return keras.Model(inputs, layers.Dense(classes, name="logits")(features), name=model.target)
 
 

@@ -7,7 +7,8 @@ themselves are built in :mod:`fleet.engine_models`.
 
 The families are the residual networks of He et al. (Deep Residual Learning for
 Image Recognition, CVPR 2016), the dense networks of Huang et al. (Densely
-Connected Convolutional Networks, CVPR 2017) and a plain convolutional network.
+Connected Convolutional Networks, CVPR 2017), a plain convolutional network,
+and softmax regression, the least there is to compare with.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import difflib
 import importlib
 import importlib.util
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, cached_property
 from pathlib import Path
@@ -104,8 +106,13 @@ class CNN:
     dropout: Dropout = 0.0
 
 
-Settings = ResNet | DenseNet | CNN
-FAMILIES: dict[str, type[Settings]] = {"resnet": ResNet, "densenet": DenseNet, "cnn": CNN}
+@validated(frozen=True, config=_SETTINGS)
+class Softmax:
+    """Multinomial logistic regression on the pixels: what any network should beat."""
+
+
+Settings = ResNet | DenseNet | CNN | Softmax
+FAMILIES: dict[str, type[Settings]] = {"resnet": ResNet, "densenet": DenseNet, "cnn": CNN, "softmax": Softmax}
 
 
 # --- one network ---------------------------------------------------------------------------
@@ -118,35 +125,32 @@ class Architecture:
     defaults may be written or left out.
 
     Attributes:
+        kind: family, application (of ``keras.applications``) or import (``module:function``).
         target: ``resnet``, ``MobileNetV2`` or ``my_models:build``.
         args: the family's settings or the function's keyword arguments, as JSON can say them.
 
     Raises:
-        UserError: ``args`` holds what JSON cannot say.
+        UserError: there is no such family, or ``args`` holds what JSON cannot say.
         pydantic.ValidationError: ``args`` are not settings of the family.
 
-    >>> Architecture("resnet", {"blocks": [2, 2]}) == Architecture("resnet", {"blocks": (2, 2), "width": 64})
+    >>> short = Architecture("family", "resnet", {"blocks": [2, 2]})
+    >>> short == Architecture("family", "resnet", {"blocks": (2, 2), "width": 64})
     True
-    >>> Architecture("my_models:build", {"depth": 4}).kind
-    'import'
     """
 
+    kind: Literal["family", "application", "import"]
     target: str
     args: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if self.kind == "family" and self.target not in FAMILIES:
+            raise UserError(f"no family {self.target!r}{_close(self.target, FAMILIES)}; "
+                            f"there are: {', '.join(FAMILIES)}")
         try:
             _ = self.key
         except TypeError as error:
             raise UserError(f"arguments of {self.target}: {error}; use numbers, text, lists and mappings"
                             ) from None
-
-    @property
-    def kind(self) -> Literal["family", "application", "import"]:
-        """Where the network comes from; an import path has a colon, and the families come first."""
-        if ":" in self.target:
-            return "import"
-        return "family" if self.target in FAMILIES else "application"
 
     @cached_property
     def settings(self) -> Settings:
@@ -157,7 +161,7 @@ class Architecture:
     def key(self) -> str:
         """The network as one line of JSON, the same for equal networks: for caches and hashes."""
         args = dataclasses.asdict(self.settings) if self.kind == "family" else self.args
-        return json.dumps({"target": self.target, "args": args}, sort_keys=True)
+        return json.dumps({"kind": self.kind, "target": self.target, "args": args}, sort_keys=True)
 
     def __eq__(self, other: object) -> bool:
         return self.key == other.key if isinstance(other, Architecture) else NotImplemented
@@ -167,7 +171,7 @@ class Architecture:
 
 
 def check_target(target: str) -> None:
-    """Check that a target names a family, a keras.applications function or an import path.
+    """Check that a name is a family or a function of ``keras.applications``.
 
     The names of ``keras.applications`` are read from the installed package's source, since
     importing Keras takes seconds; where Keras is not installed they are taken on trust.
@@ -176,10 +180,9 @@ def check_target(target: str) -> None:
         UserError: there is no such name; close matches are given.
     """
     names = application_names()
-    if ":" not in target and target not in FAMILIES and names and target not in names:
-        raise UserError(f"no model family or keras.applications function {target!r}"
-                        f"{_close(target, [*FAMILIES, *names])}; families: {', '.join(FAMILIES)}; "
-                        "a function of your own is written module:function")
+    if target not in FAMILIES and names and target not in names:
+        raise UserError(f"no family and no function of keras.applications is named {target!r}"
+                        f"{_close(target, [*FAMILIES, *names])}; families: {', '.join(FAMILIES)}")
 
 
 @cache
@@ -250,7 +253,7 @@ def check_input(settings: Settings, input_shape: tuple[int, int, int]) -> None:
     Raises:
         UserError: the image is too small for the network.
     """
-    if isinstance(settings, ResNet):  # its strided convolutions round up: one pixel stays one
+    if isinstance(settings, ResNet | Softmax):  # strided convolutions round up: one pixel stays one
         return
     halvings = len(settings.filters) if isinstance(settings, CNN) else len(settings.blocks) - 1
     side = 2 ** halvings
@@ -283,11 +286,15 @@ def count_parameters(settings: Settings, input_shape: tuple[int, int, int], clas
     47
     """
     check_input(settings, input_shape)
+    if isinstance(settings, Softmax):
+        return (math.prod(input_shape) + 1) * classes
     if isinstance(settings, ResNet):
         return _count_resnet(settings, input_shape, classes)
     if isinstance(settings, DenseNet):
         return _count_densenet(settings, input_shape, classes)
-    return _count_cnn(settings, input_shape, classes)
+    if isinstance(settings, CNN):
+        return _count_cnn(settings, input_shape, classes)
+    return (math.prod(input_shape) + 1) * classes
 
 
 def _count_resnet(settings: ResNet, input_shape: tuple[int, int, int], classes: int) -> int:
@@ -353,6 +360,6 @@ def _count_cnn(settings: CNN, input_shape: tuple[int, int, int], classes: int) -
     return total
 
 
-def _norm_parameters(settings: Settings) -> int:
+def _norm_parameters(settings: ResNet | DenseNet | CNN) -> int:
     # scale, shift, and the moving mean and variance
     return 4 if settings.norm == "batch" else 0

@@ -70,6 +70,7 @@ def test_an_image_too_small_to_be_pooled_is_refused_with_the_least_size(settings
     ("densenet", {"stem": "huge"}, "stem"),
     ("cnn", {"dropout": 1.0}, "dropout"),
     ("cnn", {"width": 4}, "width"),
+    ("softmax", {"width": 4}, "width"),
 ])
 def test_wrong_settings_name_their_key(family, args, key):
     with pytest.raises(ValidationError) as caught:
@@ -80,26 +81,25 @@ def test_wrong_settings_name_their_key(family, args, key):
 # --- one network ---------------------------------------------------------------------------
 
 def test_defaults_written_or_left_out_are_the_same_network():
-    short = Architecture("cnn", {"filters": [32, 64]})
-    long = Architecture("cnn", {"kernel": 3, "dropout": 0, "filters": (32, 64)})
+    short = Architecture("family", "cnn", {"filters": [32, 64]})
+    long = Architecture("family", "cnn", {"kernel": 3, "dropout": 0, "filters": (32, 64)})
     assert (short == long, hash(short) == hash(long), short.key == long.key) == (True, True, True)
-    assert short != Architecture("cnn", {"filters": [32]})
+    assert short != Architecture("family", "cnn", {"filters": [32]})
 
 
 def test_an_architecture_survives_json():
-    model = Architecture("my_models:build", {"depth": 4, "heads": [1, 2]})
+    model = Architecture("import", "my_models:build", {"depth": 4, "heads": [1, 2]})
     assert Architecture(**json.loads(model.key)) == model
 
 
-@pytest.mark.parametrize(("target", "kind"), [
-    ("resnet", "family"), ("ResNet50", "application"), ("package.models:build", "import")])
-def test_a_target_says_its_kind(target, kind):
-    assert Architecture(target).kind == kind
+def test_an_unknown_family_is_answered_with_close_matches():
+    with pytest.raises(UserError, match=r"no family 'resnte' \(did you mean resnet"):
+        Architecture("family", "resnte")
 
 
 def test_arguments_that_json_cannot_say_are_refused():
     with pytest.raises(UserError, match="arguments of m:f: .*object is not JSON serializable"):
-        Architecture("m:f", {"x": object()})
+        Architecture("import", "m:f", {"x": object()})
 
 
 def test_an_unknown_target_is_answered_with_close_matches():
@@ -108,8 +108,8 @@ def test_an_unknown_target_is_answered_with_close_matches():
     if application_names():  # Keras is installed
         with pytest.raises(UserError, match="did you mean MobileNetV2"):
             check_target("mobilenet_v2")
-    for target in ("resnet", "my_models:build"):
-        check_target(target)
+        check_target("ResNet50")
+    check_target("resnet")
 
 
 # --- functions of one's own ----------------------------------------------------------------
