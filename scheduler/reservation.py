@@ -1,0 +1,381 @@
+"""How long to ask for: the sequence of walltime requests for a job of uncertain run time.
+
+A job that outlives its request is stopped and asks again for more. With run
+time X, requests t_1 < t_2 < ..., t_r the first that is at least X, and S the
+sum of those before it, the machine is busy for
+
+    T = max(S + t_r, (S + X) / (1 - zeta))
+
+where zeta (0 <= zeta < 1) is the rate at which other work arrives that can be
+backfilled behind a request that was too long. The algorithms find the sequence
+with the least expected T. Without backfill (zeta = 0) this is TOptimal, with it
+ATOptimal: Gainaru et al., Speculative Scheduling for Stochastic HPC
+Applications, ICPP 2019 ([SPEC]), section 4.1.
+
+Only a value of the law is ever worth asking for (between two values the lower
+one serves as well), and a sequence ends with the law's longest value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from scheduler.base import InputError
+from scheduler.distributions import Array, Discrete, empirical
+
+FEWEST_RUNS = 5  # with fewer past runs their law says too little of the longest run to come
+SAFETY = 2.0  # what is asked for then, and after everything known has failed: so many times the longest time
+COMPILE_FROM = 20_000  # points from which loading the compiler pays
+
+
+@dataclass(frozen=True)
+class RequestSequence:
+    """Walltimes to ask for, one after the other, and the expected time until the job has succeeded."""
+
+    requests: tuple[float, ...]
+    expected_makespan: float
+
+
+def optimal_requests(law: Discrete, backfill_rate: float = 0.0, spent: float = 0.0) -> RequestSequence:
+    """The sequence of requests with the least expected makespan.
+
+    Args:
+        law: what is known of the run time.
+        backfill_rate: zeta, the work for backfilling that arrives per unit of machine time, in [0, 1).
+        spent: time that failed requests have already taken, in the unit of the law; part of the makespan.
+
+    Raises:
+        InputError: ``backfill_rate`` or ``spent`` is out of range.
+
+    Half of the runs take 1, half take 10. Asking for 10 at once costs 10, for 1
+    and then 10 it costs (1 + 11) / 2 = 6:
+
+    >>> optimal_requests(Discrete([1, 10], [0.5, 0.5]))
+    RequestSequence(requests=(1.0, 10.0), expected_makespan=6.0)
+    """
+    _check_rate(backfill_rate)
+    if not 0 <= spent < math.inf:
+        raise InputError(f"the time spent is {spent}, it must be finite and at least 0")
+    if backfill_rate > 0:
+        return at_optimal(law, backfill_rate, spent)
+    best = t_optimal(law)
+    return RequestSequence(best.requests, best.expected_makespan + spent)
+
+
+def expected_makespan(law: Discrete, requests: Sequence[float], backfill_rate: float = 0.0,
+                      spent: float = 0.0) -> float:
+    """Expected makespan of any sequence of requests ([SPEC] Theorem 1, summed over the values of the law).
+
+    Args:
+        law: what is known of the run time.
+        requests: increasing; the last is at least the law's longest value.
+        backfill_rate: zeta, in [0, 1).
+        spent: time that failed requests have already taken.
+
+    Raises:
+        InputError: the requests do not increase, or do not reach the longest value.
+
+    >>> expected_makespan(Discrete([1, 10], [0.5, 0.5]), [10], backfill_rate=0.5)
+    15.0
+    """
+    _check_rate(backfill_rate)
+    asked = np.asarray(requests, float)
+    if not asked.size or asked[0] <= 0 or np.any(np.diff(asked) <= 0):
+        raise InputError("requests must be above 0 and increasing")
+    if asked[-1] < law.longest:
+        raise InputError(f"the last request is {asked[-1]:g}, below the longest run time {law.longest:g}")
+    support = law.probabilities > 0
+    values, mass = law.values[support], law.probabilities[support]
+    served_by = np.searchsorted(asked, values)
+    failed = spent + np.concatenate(([0.0], np.cumsum(asked)))[served_by]
+    makespan = np.maximum(failed + asked[served_by], (failed + values) / (1.0 - backfill_rate))
+    return float(mass @ makespan)
+
+
+# ---------------------------------------------------------------- without backfill
+
+def t_optimal(law: Discrete) -> RequestSequence:
+    """TOptimal: the best sequence without backfill, in time linear in the number of values.
+
+    With Q_j the probability that a run outlives the first j values, the least
+    expected cost from there on is E_j = min over i >= j of v_i Q_j + E_{i+1}
+    ([SPEC] Theorem 2 with zeta = 0, started before the first value so that its
+    probability counts). For each i this is a line in Q_j; going down from the
+    last j, slopes fall and Q_j grows, so the lower envelope of the lines is a
+    queue that is only touched at its ends (the convex-hull trick).
+
+    One run in three takes 4: asking for 2 first costs 2 + 4/3, for 4 at once 4.
+
+    >>> t_optimal(Discrete([1, 2, 4], [1/3, 1/3, 1/3])).requests
+    (2.0, 4.0)
+    """
+    support = _Support.of(law)
+    size = len(support.values)
+    following: Any = np.zeros(size, np.int64)
+    if size >= COMPILE_FROM:
+        cost = _compiled_sweep()(support.values, support.alive, np.zeros(size + 1), following,
+                                 np.zeros(size, np.int64))
+    else:  # plain Python is faster on lists
+        following = following.tolist()
+        cost = _sweep(support.values.tolist(), support.alive.tolist(), [0.0] * (size + 1), following,
+                      [0] * size)
+    requests, at = [], 0
+    while at < size:
+        requests.append(float(support.values[following[at]]))
+        at = int(following[at]) + 1
+    return RequestSequence(tuple(requests), float(cost))
+
+
+def _sweep(values: Any, alive: Any, cost: Any, following: Any, envelope: Any) -> Any:
+    """Fill ``cost`` (E) and ``following`` (the argmin i) from the last value down; ``envelope`` is scratch.
+
+    Lists or arrays; written so that it also compiles.
+    """
+    first, last = 0, -1  # the envelope's lines are envelope[first..last], steepest first
+    for j in range(len(values) - 1, -1, -1):
+        slope, height = values[j], cost[j + 1]
+        while last > first:
+            a, b = envelope[last - 1], envelope[last]
+            # the line b is nowhere lowest when a and the new one meet below it
+            if ((height - cost[a + 1]) * (values[a] - values[b])
+                    <= (cost[b + 1] - cost[a + 1]) * (values[a] - slope)):
+                last -= 1
+            else:
+                break
+        last += 1
+        envelope[last] = j
+        x = alive[j]
+        while first < last:
+            a, b = envelope[first], envelope[first + 1]
+            if values[b] * x + cost[b + 1] < values[a] * x + cost[a + 1]:
+                first += 1
+            else:
+                break
+        best = envelope[first]
+        cost[j] = values[best] * x + cost[best + 1]
+        following[j] = best
+    return cost[0]
+
+
+@cache
+def _compiled_sweep() -> Callable[..., Any]:
+    try:
+        from numba import njit
+    except ImportError:
+        return _sweep
+    return njit(cache=True)(_sweep)
+
+
+# ---------------------------------------------------------------- with backfill
+
+def at_optimal(law: Discrete, backfill_rate: float, spent: float = 0.0) -> RequestSequence:
+    """ATOptimal: the best sequence with backfill, exactly, by non-dominated labels.
+
+    A label is a way to have ruled out the first j values: its cost so far and
+    its time spent S. [SPEC] Theorem 2 tabulates every possible S, O(n^4) in all;
+    but of the labels that stand at one j few can still win. What is to come
+    costs more the larger S is, by at least alive_j and at most
+    alive_j / (1 - zeta) per unit of S (each T grows with a slope between 1 and
+    1 / (1 - zeta)). So of two labels that differ by less than these slopes
+    allow, one is dropped; in practice about one label a value is left, and the
+    work is quadratic in the number of values.
+
+    Args:
+        law: what is known of the run time.
+        backfill_rate: zeta, in [0, 1).
+        spent: time that failed requests have already taken.
+
+    With zeta = 0.5 a run of 5 leaves just enough to backfill that asking for 10 loses nothing:
+
+    >>> at_optimal(Discrete([5, 10], [0.5, 0.5]), 0.5)
+    RequestSequence(requests=(10.0,), expected_makespan=15.0)
+    """
+    _check_rate(backfill_rate)
+    support = _Support.of(law)
+    last = len(support.values) - 1
+    labels = _Labels(spent)
+    for i in range(last):
+        labels.add(i + 1, _non_dominated(_ask(support, i, backfill_rate, labels, labels.count),
+                                         support.alive[i + 1], backfill_rate))
+    done = _ask(support, last, backfill_rate, labels, labels.count)
+    best = int(np.argmin(done.cost))
+    asked = [last, *labels.asked_before(int(done.parent[best]))]
+    return RequestSequence(tuple(support.values[asked[::-1]].tolist()), float(done.cost[best]))
+
+
+def makespan_by_count(law: Discrete, backfill_rate: float = 0.0, most: int = 8) -> tuple[float, ...]:
+    """Least expected makespan with exactly 1, 2, ..., ``most`` requests, as far as the law has values.
+
+    The labels of :func:`at_optimal`, kept apart by their number of requests.
+
+    >>> makespan_by_count(Discrete([1, 10], [0.5, 0.5]))
+    (10.0, 6.0)
+    """
+    _check_rate(backfill_rate)
+    support = _Support.of(law)
+    last = len(support.values) - 1
+    labels, costs = _Labels(0.0), []
+    for count in range(1, min(most, last + 1) + 1):
+        costs.append(float(_ask(support, last, backfill_rate, labels, labels.count).cost.min()))
+        longer = _Labels()
+        for i in range(count - 1, last):
+            shorter = int(np.searchsorted(labels.ruled_out[:labels.count], i, side="right"))
+            longer.add(i + 1, _non_dominated(_ask(support, i, backfill_rate, labels, shorter),
+                                             support.alive[i + 1], backfill_rate))
+        labels = longer
+    return tuple(costs)
+
+
+@dataclass(frozen=True)
+class _Support:
+    """The values of a law that have a probability, with the sums that make a cost O(1)."""
+
+    values: Array
+    reached: Array  # reached[j] = probability of the first j values
+    moment: Array  # the same of value times probability
+    alive: Array  # alive[j] = 1 - reached[j], summed from the far end so that small ones stay exact
+
+    @classmethod
+    def of(cls, law: Discrete) -> _Support:
+        kept = law.probabilities > 0
+        values, mass = law.values[kept], law.probabilities[kept]
+        zero = [0.0]
+        return cls(values, np.concatenate((zero, np.cumsum(mass))),
+                   np.concatenate((zero, np.cumsum(mass * values))),
+                   np.concatenate((np.cumsum(mass[::-1])[::-1], zero)))
+
+
+class _Asked(NamedTuple):
+    """What a request makes of each label it is added to."""
+
+    cost: Array
+    spent: Array
+    parent: NDArray[np.int64]
+
+    def take(self, rows: Any) -> _Asked:
+        return _Asked(self.cost[rows], self.spent[rows], self.parent[rows])
+
+
+class _Labels:
+    """A growing table of labels, in the order of the number of values they have ruled out."""
+
+    def __init__(self, spent: float | None = None) -> None:
+        self.count = 0
+        self.cost, self.spent = np.empty(256), np.empty(256)
+        self.ruled_out, self.parent = np.empty(256, np.int64), np.empty(256, np.int64)
+        if spent is not None:  # the label of a job that has asked for nothing yet
+            self.add(0, _Asked(np.zeros(1), np.array([spent]), np.array([-1])))
+
+    def add(self, ruled_out: int, new: _Asked) -> None:
+        end = self.count + len(new.cost)
+        if end > len(self.cost):
+            for name in ("cost", "spent", "ruled_out", "parent"):
+                setattr(self, name, np.resize(getattr(self, name), 2 * end))
+        rows = slice(self.count, end)
+        self.cost[rows], self.spent[rows], self.parent[rows] = new
+        self.ruled_out[rows] = ruled_out
+        self.count = end
+
+    def asked_before(self, label: int) -> Iterator[int]:
+        """Indices of the values asked for on the way to a label, the last one first."""
+        while self.parent[label] >= 0:
+            yield int(self.ruled_out[label]) - 1
+            label = int(self.parent[label])
+
+
+def _ask(support: _Support, i: int, rate: float, labels: _Labels, count: int) -> _Asked:
+    """Ask for value i after each of the first ``count`` labels.
+
+    Values up to (1 - zeta) v_i - zeta S leave room for all their backfill behind them and
+    cost S + v_i; above that the backfill of (S + X) / (1 - zeta) decides ([SPEC] Equation 4).
+    """
+    cost, spent, j = labels.cost[:count], labels.spent[:count], labels.ruled_out[:count]
+    value, reached, moment = support.values[i], support.reached, support.moment
+    room = np.searchsorted(support.values, (1.0 - rate) * value - rate * spent, side="right")
+    room = np.minimum(np.maximum(room, j), i + 1)
+    within = reached[room]
+    total = (cost + (within - reached[j]) * (spent + value)
+             + (moment[i + 1] - moment[room] + (reached[i + 1] - within) * spent) / (1.0 - rate))
+    return _Asked(total, spent + value, np.arange(count))
+
+
+def _non_dominated(labels: _Asked, alive: float, rate: float) -> _Asked:
+    """Drop each label that another at the same value beats whatever follows."""
+    flat = labels.cost + alive * labels.spent
+    steep = labels.cost + alive / (1.0 - rate) * labels.spent
+    if (best := np.argmin(flat)) == np.argmin(steep):  # nearly always: it beats all the others
+        return labels.take([best])
+    order = np.lexsort((labels.cost, labels.spent))
+    # one that has spent less beats the label when it is not above it along the flat slope ...
+    below = np.minimum.accumulate(flat[order])
+    order = order[np.append(True, flat[order][1:] < below[:-1])]
+    # ... and one that has spent more, along the steep one
+    below = np.minimum.accumulate(steep[order][::-1])[::-1]
+    order = order[np.append(steep[order][:-1] < below[1:], True)]
+    return labels.take(order)
+
+
+# ---------------------------------------------------------------- from past runs
+
+def requests_from_runs(runs: ArrayLike, failed: Sequence[float] = (),
+                       backfill_rate: float = 0.0) -> RequestSequence:
+    """What to ask for next, and next after that, given past runs and the requests that already failed.
+
+    With at least five past runs, their empirical law beyond the longest failed
+    request is what is known, and the sequence is optimal for it. With fewer,
+    or when the job has outlived every past run, there is nothing to optimise:
+    ask for twice the longest time known.
+
+    Args:
+        runs: run times of past successful runs.
+        failed: requests of this job that were too short.
+        backfill_rate: zeta, in [0, 1).
+
+    Returns:
+        The requests still to make. The expected makespan counts the time of the failed ones; for a job
+        that has outlived every past run it takes the run to last as long as the request.
+
+    Raises:
+        InputError: there is no past run, or a time is not finite and above 0.
+
+    >>> requests_from_runs([1, 1, 1, 10, 10]).requests
+    (1.0, 10.0)
+    >>> requests_from_runs([1, 1, 1, 10, 10], failed=[1, 10]).requests
+    (20.0,)
+    >>> requests_from_runs([3.0]).requests
+    (6.0,)
+    """
+    law = empirical(runs)
+    lost = np.asarray(failed, float)
+    if not np.all(np.isfinite(lost) & (lost > 0)):
+        raise InputError("failed requests must be finite and above 0")
+    _check_rate(backfill_rate)
+    outlived, spent = float(lost.max(initial=0.0)), float(lost.sum())
+    remaining = law.beyond(outlived)
+    if remaining is not None and not too_few(runs):
+        return optimal_requests(remaining, backfill_rate, spent)
+    request = SAFETY * max(law.longest, outlived)
+    to_run = empirical([request]) if remaining is None else remaining
+    return RequestSequence((request,), expected_makespan(to_run, [request], backfill_rate, spent))
+
+
+def next_request(runs: ArrayLike, failed: Sequence[float] = (), backfill_rate: float = 0.0) -> float:
+    """The one walltime to ask for now: the first of :func:`requests_from_runs`."""
+    return requests_from_runs(runs, failed, backfill_rate).requests[0]
+
+
+def too_few(runs: ArrayLike) -> bool:
+    """Whether these past runs are too few to learn a law from."""
+    return np.size(runs) < FEWEST_RUNS
+
+
+def _check_rate(backfill_rate: float) -> None:
+    if not 0 <= backfill_rate < 1:
+        raise InputError(f"the backfill rate is {backfill_rate}, it must be at least 0 and below 1")

@@ -1,0 +1,222 @@
+"""Sequences of walltime requests, against enumeration and against the table of the paper's Theorem 2."""
+
+import math
+from functools import cache
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler import reservation
+from scheduler.base import InputError
+from scheduler.distributions import Discrete, discretise, empirical, make_law
+from scheduler.reservation import (
+    at_optimal,
+    expected_makespan,
+    makespan_by_count,
+    next_request,
+    optimal_requests,
+    requests_from_runs,
+    t_optimal,
+)
+from scheduler.runlog import read_runs
+
+WALLTIMES = Path(__file__).parents[2].parent / "shared/data/walltimes"
+PAPER = make_law("truncnorm", mu=8, sigma=2, low=0, high=20)
+
+rates = st.sampled_from([0.0, 0.01, 0.1, 0.25, 1 / 3, 0.5, 0.75, 0.9, 0.99])
+
+
+@st.composite
+def laws(draw, most=7):
+    """Any values, equally spaced or not, some without probability (but never the last)."""
+    values = draw(st.lists(st.integers(1, 40), min_size=1, max_size=most, unique=True))
+    weights = draw(st.lists(st.integers(0, 4), min_size=len(values) - 1, max_size=len(values) - 1))
+    weights = np.array([*weights, draw(st.integers(1, 4))])
+    return Discrete(np.sort(values), weights / weights.sum())
+
+
+def makespan(law, requests, rate, spent=0.0):
+    """The definition, run by run."""
+    total = 0.0
+    for value, probability in zip(law.values, law.probabilities, strict=True):
+        failed = spent
+        for request in requests:
+            if value <= request:
+                total += probability * max(failed + request, (failed + value) / (1 - rate))
+                break
+            failed += request
+    return total
+
+
+def every_sequence(law):
+    *shorter, last = law.values
+    for count in range(len(shorter) + 1):
+        for chosen in combinations(shorter, count):
+            yield (*chosen, last)
+
+
+def theorem_2(first, step, mass, rate):
+    """The literal dynamic programme: E(i, m, k) over grid indices, started at E(0, 0, 0)."""
+    n = len(mass) - 1
+
+    def value(i):
+        return first + i * step
+
+    @cache
+    def least(i, m, k):
+        if i == n:
+            return 0.0
+        best = math.inf
+        for to in range(i + 1, n + 1):
+            x = max(i, math.floor(to - rate * (to + k + (m + 1) * first / step)))
+            cost = sum(mass[i + 1:x + 1]) * value(to)
+            cost += rate * (m * first + k * step) / (1 - rate) * sum(mass[x + 1:to + 1])
+            cost += sum(value(j) * mass[j] for j in range(x + 1, to + 1)) / (1 - rate)
+            cost += sum(mass[to + 1:]) * value(to) + least(to, m + 1, k + to)
+            best = min(best, cost)
+        return best
+
+    return least(0, 0, 0)
+
+
+@settings(max_examples=300, deadline=None)
+@given(laws(), rates, st.sampled_from([0.0, 3.0, 50.0]))
+def test_no_sequence_is_better_than_the_optimal_one(law, rate, spent):
+    found = optimal_requests(law, rate, spent)
+    best = min(makespan(law, requests, rate, spent) for requests in every_sequence(law))
+    assert found.expected_makespan == pytest.approx(best, rel=1e-12)
+    assert makespan(law, found.requests, rate, spent) == pytest.approx(best, rel=1e-12)
+
+
+@settings(max_examples=100, deadline=None)
+@given(laws(), rates)
+def test_the_makespan_by_number_of_requests_is_the_best_of_that_number(law, rate):
+    law = Discrete(law.values[law.probabilities > 0], law.probabilities[law.probabilities > 0])
+    expected = {}
+    for requests in every_sequence(law):
+        expected[len(requests)] = min(expected.get(len(requests), math.inf), makespan(law, requests, rate))
+    assert makespan_by_count(law, rate, most=99) == pytest.approx(
+        [expected[count] for count in sorted(expected)])
+
+
+@settings(max_examples=100, deadline=None)
+@given(laws(), rates, st.data())
+def test_the_makespan_of_any_sequence_is_its_definition(law, rate, data):
+    requests = data.draw(st.sampled_from(list(every_sequence(law))))
+    assert expected_makespan(law, requests, rate) == pytest.approx(makespan(law, requests, rate))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=11), st.integers(0, 6), rates)
+def test_labels_agree_with_the_table_of_theorem_2(weights, first, rate):
+    mass = np.array([0, *weights, 1]) / (sum(weights) + 1)  # nothing at v_0
+    law = Discrete(first + 2.0 * np.arange(len(mass)), mass)
+    assert at_optimal(law, rate).expected_makespan == pytest.approx(theorem_2(first, 2.0, mass, rate))
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 0.9])
+def test_labels_agree_with_the_table_of_theorem_2_on_the_law_of_table_1(rate):
+    law = discretise(PAPER, 24)
+    assert at_optimal(law, rate).expected_makespan == pytest.approx(
+        theorem_2(0.0, 20 / 24, tuple(law.probabilities), rate))
+
+
+def test_theorem_2_started_at_the_first_value_would_lose_its_probability():
+    law = Discrete([1, 2, 3], [0.5, 0.25, 0.25])
+    assert theorem_2(1.0, 1.0, (0.5, 0.25, 0.25), 0.0) == 1.5  # (0.5 x 0 for the runs that take 1)
+    assert theorem_2(0.0, 1.0, (0.0, 0.5, 0.25, 0.25), 0.0) == 2.5  # started one value lower: right
+    assert t_optimal(law).expected_makespan == 2.5
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_envelope_and_the_labels_agree_without_backfill(seed):
+    rng = np.random.default_rng(seed)
+    law = empirical(rng.lognormal(1.0, 1.0, 300))
+    labels = at_optimal(law, 0.0).expected_makespan
+    assert t_optimal(law).expected_makespan == pytest.approx(labels, rel=1e-12)
+
+
+def test_the_compiled_sweep_does_what_the_plain_one_does(monkeypatch):
+    pytest.importorskip("numba")
+    law = discretise(PAPER, 3000)
+    plain = t_optimal(law)
+    monkeypatch.setattr(reservation, "COMPILE_FROM", 1)
+    assert t_optimal(law) == plain
+
+
+def test_without_the_compiler_the_plain_sweep_takes_arrays(monkeypatch):
+    monkeypatch.setattr(reservation, "COMPILE_FROM", 1)
+    monkeypatch.setattr(reservation, "_compiled_sweep", lambda: reservation._sweep)
+    assert t_optimal(discretise(PAPER, 200)).requests == (10.8, 13.4, 15.4, 17.1, 18.7, 20.0)
+
+
+def test_table_1_toptimal():
+    assert t_optimal(discretise(PAPER, 200)).requests == (10.8, 13.4, 15.4, 17.1, 18.7, 20.0)
+
+
+@pytest.mark.parametrize(("rate", "requests"), [(0.1, [10.86, 13.91, 18.69, 20.0]), (0.5, [13.04, 20.0]),
+                                                (0.9, [17.39, 20.0])])
+def test_table_1_atoptimal(rate, requests):
+    found = at_optimal(discretise(PAPER, 46), rate).requests
+    assert [math.floor(100 * request + 1e-9) / 100 for request in found] == requests
+
+
+def test_a_request_is_never_made_where_there_is_no_probability():
+    assert optimal_requests(Discrete([0, 1, 2], [0, 1, 0])).requests == (1.0,)
+
+
+def test_a_certain_run_time_is_asked_for_once():
+    assert optimal_requests(Discrete([7], [1.0]), 0.3).requests == (7.0,)
+
+
+def test_after_a_failure_the_optimal_sequence_goes_on():
+    runs = np.random.default_rng(1).lognormal(0.0, 1.0, 50)
+    first, *rest = requests_from_runs(runs).requests
+    assert list(requests_from_runs(runs, failed=[first]).requests) == rest
+    assert next_request(runs, failed=[first]) == rest[0]
+
+
+def test_backfill_counts_the_time_of_the_failed_requests():
+    runs, failed = [1, 2, 5, 6, 9, 12], [4.0]
+    law = empirical(runs).beyond(4)
+    found = requests_from_runs(runs, failed, backfill_rate=0.3)
+    assert found.expected_makespan == pytest.approx(
+        min(makespan(law, requests, 0.3, spent=4.0) for requests in every_sequence(law)))
+
+
+def test_fewer_than_five_runs_ask_for_twice_the_longest():
+    assert requests_from_runs([3, 4, 5, 2]).requests == (10.0,)
+    assert requests_from_runs([3, 4, 5, 2]).expected_makespan == 10.0
+    assert requests_from_runs([3, 4, 5, 2], failed=[10.0]).requests == (20.0,)
+
+
+def test_a_job_that_outlived_all_past_runs_asks_for_twice_what_failed():
+    found = requests_from_runs([1, 2, 3, 4, 5], failed=[5.0, 10.0])
+    assert (found.requests, found.expected_makespan) == ((20.0,), 35.0)
+
+
+@pytest.mark.skipif(not WALLTIMES.is_dir(), reason="the logs of run times are not here")
+@pytest.mark.parametrize("name", ["SLANT_walltime.log", "CT_eye_segmentation.log"])
+def test_on_real_logs_a_sequence_beats_asking_for_the_longest_run(name):
+    law = empirical(read_runs(WALLTIMES / name))
+    for rate in (0.0, 0.1):
+        assert optimal_requests(law, rate).expected_makespan < expected_makespan(law, [law.longest], rate)
+
+
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda: optimal_requests(empirical([1]), 1.0), "at least 0 and below 1"),
+    (lambda: optimal_requests(empirical([1]), float("nan")), "at least 0 and below 1"),
+    (lambda: optimal_requests(empirical([1]), spent=-1), "at least 0"),
+    (lambda: expected_makespan(empirical([1, 3]), [2]), "below the longest run time 3"),
+    (lambda: expected_makespan(empirical([1, 3]), [3, 3]), "increasing"),
+    (lambda: next_request([]), "no past run"),
+    (lambda: next_request([1, -2]), "above 0"),
+    (lambda: next_request([1, 2], failed=[0]), "failed requests"),
+])
+def test_bad_input_is_refused(call, message):
+    with pytest.raises(InputError, match=message):
+        call()

@@ -1,0 +1,57 @@
+"""Logs of run times and tabulated laws."""
+
+import pytest
+
+from scheduler.base import InputError
+from scheduler.runlog import read_runs, read_table
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(text):
+        path = tmp_path / "runs.txt"
+        path.write_text(text)
+        return path
+    return write
+
+
+def test_one_number_a_line_with_comments_and_blank_lines(written):
+    assert read_runs(written("# seconds\n12\n\n3.5e1  # slow disk\n")).tolist() == [12.0, 35.0]
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("", r"runs\.txt: there is no run time in it"),
+    ("# nothing\n", r"runs\.txt: there is no run time in it"),
+    ("1\n\nten\n", r"runs\.txt:3: 'ten' is not a number; a run time is wanted"),
+    ("1 2\n", r"runs\.txt:1: '1 2' is not a number"),
+    ("1\n-2\n", r"runs\.txt:2: -2 is not a run time: it must be finite and above 0"),
+    ("0\n", r"runs\.txt:1: 0 is not a run time"),
+    ("1\ninf\n", r"runs\.txt:2: inf is not a run time"),
+    ("1\nnan\n", r"runs\.txt:2: nan is not a run time"),
+])
+def test_a_log_that_is_none_says_where(written, text, message):
+    with pytest.raises(InputError, match=message):
+        read_runs(written(text))
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(InputError, match=r"none\.log: cannot be read: No such file"):
+        read_runs(tmp_path / "none.log")
+
+
+def test_a_table_is_a_law(written):
+    law = read_table(written("# hours,probability\n1,0.25\n2,0.75\n"))
+    assert (law.values.tolist(), law.probabilities.tolist()) == ([1.0, 2.0], [0.25, 0.75])
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("1,0.5\n2\n", r"runs\.txt:2: '2' is not a row 'time,probability'"),
+    ("1,0.5\n2,half\n", r"runs\.txt:2: 'half' is not a number; a probability is wanted"),
+    ("1,0.5\n2,-0.5\n", r"runs\.txt:2: -0.5 is not a probability"),
+    ("1,0.5\n2,0.4\n", r"runs\.txt: the probabilities of a law must .* the sum is 0.9"),
+    ("2,0.5\n1,0.5\n", r"runs\.txt: the times of a law must .* increasing"),
+    ("", r"runs\.txt: a law wants .* at least one"),
+])
+def test_a_table_that_is_no_law_says_where(written, text, message):
+    with pytest.raises(InputError, match=message):
+        read_table(written(text))
