@@ -10,6 +10,7 @@ A file with ``images`` and ``labels`` at its root, and no names or classes, is r
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -74,9 +75,9 @@ class HDF5(RandomAccess):
         images, labels = part["images"], part["labels"]
         encoded = images.ndim == 1 and h5py.check_vlen_dtype(images.dtype) == np.uint8
         if not (encoded or (images.ndim == 4 and images.dtype == np.uint8)):
-            raise InputError(f"{self.path}: {self.group}/images is {images.shape} of {images.dtype}; wanted is "
-                             "(n, height, width, channels) of uint8, or (n,) of variable-length uint8, "
-                             "encoded images")
+            raise InputError(f"{self.path}: {self.group}/images is {images.shape} of {images.dtype}; wanted "
+                             "are (n, height, width, channels) uint8, or (n,) encoded images of "
+                             "variable-length uint8")
         if labels.shape != images.shape[:1] or labels.dtype.kind not in "iu":
             raise InputError(f"{self.path}: {self.group}/labels is {labels.shape} of {labels.dtype}; "
                              f"{images.shape[:1]} integers are wanted, one for each image")
@@ -118,6 +119,8 @@ def write_hdf5(data: DataSet, transforms: Sequence[Transform], path: str | Path,
     """
     path = Path(path)
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    for left_over in path.parent.glob(f".{glob.escape(path.name)}.partial-*"):  # of a process that was killed
+        left_over.unlink(missing_ok=True)
     parts = {"train": data.train} | ({} if data.validation is None else {"validation": data.validation})
     bad = []
     try:
@@ -166,7 +169,8 @@ def _prepare(group: h5py.Group, source: Source, transforms: Sequence[Transform]
     if pipeline.is_random or pipeline.affine or pipeline.dtype != np.uint8:
         raise InputError("only transforms that are not random and end in uint8 can be done beforehand")
     shape = pipeline.shape
-    images = group.create_dataset("images", (count, *shape), np.uint8, maxshape=(None, *shape), chunks=(1, *shape))
+    images = group.create_dataset("images", (count, *shape), np.uint8, maxshape=(None, *shape),
+                                  chunks=(1, *shape))
     return images, lambda index: pipeline.finish(pipeline.prepare(index), index, epoch=0)
 
 

@@ -150,8 +150,8 @@ class Pipeline:
                              "(height, width, channels) of uint8 or float32")
         for other_name, other in found[1:]:
             if _describe(other) != _describe(image):
-                raise InputError(f"transforms: samples must end in one shape, but {name} is "
-                                 f"{_describe(image)} and {other_name} is {_describe(other)}; add a resize or a crop")
+                raise InputError(f"transforms: samples must end in one shape; add a resize or a crop, for "
+                                 f"{name} is {_describe(image)} and {other_name} is {_describe(other)}")
         height, width, channels = image.shape
         return (height, width, channels), _wire_dtype(image.dtype)
 

@@ -1,7 +1,7 @@
 """Where samples come from: ``open_data`` turns a spec's ``data`` into training and validation sources.
 
-A source is anything with the methods of :class:`~preprocess.base.Source`. Validation samples are the data of a
-path of their own, the validation part of the training data, or a fraction of it.
+A source is anything with the methods of :class:`~preprocess.base.Source`. Validation samples are the data of
+a path of their own, the validation part of the training data, or a fraction of it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ __all__ = ["SOURCES", "DataSet", "RandomAccess", "Source", "View", "open_data", 
 SOURCES: dict[str, str] = {
     "image_folder": "preprocess.image_folder:open_image_folder",
     "hdf5": "preprocess.hdf5:open_hdf5",
+    "tfrecord": "preprocess.tfrecord:open_tfrecord",
+    "webdataset": "preprocess.webdataset:open_webdataset",
     "builtin:digits": "preprocess.digits:open_digits",
 }
 NO_PATH = ("builtin:digits",)  # sources that can do without

@@ -1,0 +1,258 @@
+"""Data sets in a few large files (shards) of many records, each read from front to back.
+
+A shard is scanned once for where its records lie and what their labels are; the result is kept in a hidden
+file beside the shards where that folder can be written to, and is used while names, sizes and times are the
+same. After that a record is read by its offset, so a position in an epoch is a number and not the state of a
+reader.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import os
+import re
+from collections import OrderedDict
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from preprocess.base import ORDER, BadImage, BadSample, InputError, rng_for
+from preprocess.image_folder import VALIDATION_NAMES
+
+OPEN_FILES = 64  # shards that one process keeps open
+BUFFER = 1024  # records of a shuffle buffer
+
+Record = tuple[int, int, int | str]  # offset and size in bytes, label
+
+
+@dataclass(frozen=True)
+class ShardIndex:
+    """Where the records of some shards lie, in order.
+
+    Attributes:
+        shards: the paths.
+        starts: (shards + 1,): records ``starts[i]`` to ``starts[i + 1]`` are in shard i.
+        offsets: (records,) in bytes.
+        sizes: (records,) in bytes.
+        values: (records,) the labels as they are in the file, integers or text.
+    """
+
+    shards: tuple[str, ...]
+    starts: np.ndarray
+    offsets: np.ndarray
+    sizes: np.ndarray
+    values: np.ndarray
+
+
+class Format(Protocol):
+    """What is particular to one kind of shard."""
+
+    pattern: str  # of the names of the files, a regular expression
+
+    def scan(self, shard: str) -> Iterable[Record]:
+        """Offset, size and label of each record of a shard, in order.
+
+        Raises:
+            InputError: the shard is damaged, or a record has no label.
+        """
+
+    def image(self, record: bytes) -> bytes:
+        """The image file in a record.
+
+        Raises:
+            BadImage: the record is damaged or has none.
+        """
+
+
+class Shards:
+    """The records of some shards; a class is a distinct label, in ascending order.
+
+    Args:
+        shards: the paths, in order.
+        form: how to read them; its ``repr`` tells its options.
+        buffer: records among which the next one of an epoch is drawn.
+    """
+
+    def __init__(self, shards: list[str], form: Format, buffer: int = BUFFER) -> None:
+        if not shards:
+            raise InputError("no shards")
+        if buffer < 1:
+            raise InputError(f"buffer: {buffer} records; at least 1 is wanted")
+        self._index = load_index(tuple(shards), form)
+        self._form, self._buffer = form, buffer
+        values, self.labels = np.unique(self._index.values, return_inverse=True)
+        self.labels = self.labels.astype(np.int64)
+        self.classes = tuple(map(str, values))
+        self._open: OrderedDict[int, int] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def read(self, index: int) -> bytes:
+        """The image file of a record; see :class:`~preprocess.base.Source`."""
+        offset, size = int(self._index.offsets[index]), int(self._index.sizes[index])
+        try:
+            return self._form.image(os.pread(self._file(self._shard(index)), size, offset))
+        except OSError as error:
+            raise BadSample(self.name(index), f"cannot be read: {error.strerror}") from None
+        except BadImage as error:
+            raise BadSample(self.name(index), str(error)) from None
+
+    def name(self, index: int) -> str:
+        """The shard and the number of the record in it, from 0."""
+        shard = self._shard(index)
+        return f"{self._index.shards[shard]}[{index - self._index.starts[shard]}]"
+
+    def order(self, seed: int, epoch: int) -> np.ndarray:
+        """Shards in random order, each from front to back, through a shuffle buffer.
+
+        So reading stays within the length of the buffer of a front that moves through each shard once.
+        """
+        rng = rng_for(seed, ORDER, epoch)
+        starts = self._index.starts
+        front = [np.arange(starts[shard], starts[shard + 1]) for shard in rng.permutation(len(starts) - 1)]
+        return shuffle(np.concatenate(front), self._buffer, rng)
+
+    def _shard(self, index: int) -> int:
+        return int(np.searchsorted(self._index.starts, index, side="right")) - 1
+
+    def _file(self, shard: int) -> int:
+        """A descriptor of the shard; those used longest ago are closed."""
+        if shard not in self._open:
+            self._open[shard] = os.open(self._index.shards[shard], os.O_RDONLY)
+            if len(self._open) > OPEN_FILES:
+                os.close(self._open.popitem(last=False)[1])
+        self._open.move_to_end(shard)
+        return self._open[shard]
+
+
+def shuffle(sequence: np.ndarray, buffer: int, rng: np.random.Generator) -> np.ndarray:
+    """What leaves a buffer that a sequence runs through, when a random occupant makes room for the next.
+
+    An item at place i leaves at place i - buffer + 1 or later. A buffer of 1 changes nothing, one as large as
+    the sequence gives a uniformly random permutation.
+
+    >>> shuffle(np.arange(5), 1, np.random.default_rng(0)).tolist()
+    [0, 1, 2, 3, 4]
+    """
+    count = len(sequence)
+    occupied = np.minimum(buffer, count - np.arange(count))
+    draws = (rng.random(count) * occupied).astype(np.int64).tolist()
+    items = sequence.tolist()
+    inside = items[:buffer]
+    leaving = []
+    for step, draw in enumerate(draws):
+        leaving.append(inside[draw])
+        # When nothing is left to come, the last occupant takes the empty place.
+        inside[draw] = items[step + buffer] if step + buffer < count else inside[-1]
+        if step + buffer >= count:
+            inside.pop()
+    return np.array(leaving, sequence.dtype)
+
+
+def find_shards(path: str, pattern: str) -> tuple[list[str], list[str]]:
+    """The shards for training and for validation that a path means.
+
+    Args:
+        path: a shard; or a pattern of shards, with ``*`` or ``{000..127}``; or a folder of shards, perhaps in
+            folders ``train`` and ``validation`` (or val, or test) or with names that begin so.
+        pattern: of the file names, a regular expression that is looked for.
+
+    Raises:
+        InputError: there are none.
+    """
+    if os.path.isdir(path):
+        train, validation = _in_folder(path, pattern)
+    else:
+        train, validation = sorted(found for one in _expand(path) for found in _matching(one)), []
+    if not train:
+        raise InputError(f"{path}: no shards here (files whose names match {pattern})" if os.path.isdir(path)
+                         else f"{path}: no such file")
+    return train, validation
+
+
+def _in_folder(folder: str, pattern: str) -> tuple[list[str], list[str]]:
+    def shards(inside: str = "", prefix: str = "") -> list[str]:
+        place = os.path.join(folder, inside)
+        names = os.listdir(place) if os.path.isdir(place) else []
+        return sorted(os.path.join(place, name) for name in names
+                      if name.startswith(prefix) and not name.startswith(".") and re.search(pattern, name))
+
+    for layout in (lambda name: shards(inside=name), lambda name: shards(prefix=name)):
+        if train := layout("train"):
+            return train, next(filter(None, map(layout, VALIDATION_NAMES)), [])
+    return shards(), []
+
+
+def _expand(path: str) -> list[str]:
+    """``a{08..10}`` as webdataset writes it: a08, a09, a10."""
+    braces = re.search(r"\{(\d+)\.\.(\d+)\}", path)
+    if braces is None:
+        return [path]
+    first, last = braces.groups()
+    return [expanded for number in range(int(first), int(last) + 1)
+            for expanded in _expand(path[:braces.start()] + f"{number:0{len(first)}}" + path[braces.end():])]
+
+
+def _matching(path: str) -> list[str]:
+    if os.path.isfile(path):
+        return [path]
+    found = glob.glob(path)
+    if not found:
+        raise InputError(f"{path}: no such file")
+    return found
+
+
+def load_index(shards: tuple[str, ...], form: Format) -> ShardIndex:
+    """The index of some shards: the one that was kept, if it fits, or a new one, which is kept."""
+    names = hashlib.sha256("\n".join(map(os.path.basename, shards)).encode()).hexdigest()[:16]
+    keep = os.path.join(os.path.dirname(shards[0]), f".index-{names}.npz")
+    identity = _identity(shards, form)
+    with suppress(OSError, ValueError, KeyError, EOFError), np.load(keep, allow_pickle=False) as kept:
+        if str(kept["identity"]) == identity:
+            return ShardIndex(shards, kept["starts"], kept["offsets"], kept["sizes"], kept["values"])
+    index = _scan(shards, form)
+    partial = f"{keep}.partial-{os.getpid()}"
+    with suppress(OSError):  # a folder that cannot be written to: scanned anew next time
+        _keep(index, identity, partial)
+        os.replace(partial, keep)
+    return index
+
+
+def _identity(shards: tuple[str, ...], form: Format) -> str:
+    """What the index depends on: it is made anew when any of it has changed."""
+    stats = [os.stat(shard) for shard in shards]
+    return json.dumps([repr(form), [(stat.st_size, stat.st_mtime_ns) for stat in stats]])
+
+
+def _keep(index: ShardIndex, identity: str, path: str) -> None:
+    with open(path, "wb") as file:
+        np.savez(file, identity=identity, starts=index.starts, offsets=index.offsets, sizes=index.sizes,
+                 values=index.values)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _scan(shards: tuple[str, ...], form: Format) -> ShardIndex:
+    found = [list(form.scan(shard)) for shard in shards]
+    records = [record for shard in found for record in shard]
+    if not records:
+        raise InputError(f"{shards[0]}: no records in {'it' if len(shards) == 1 else 'these shards'}")
+    if len({type(value) for _, _, value in records}) > 1:
+        raise InputError(f"{shards[0]}: some labels are numbers and some are text; all must be of one kind")
+    starts = np.cumsum([0, *map(len, found)])
+    offsets, sizes, values = (np.array(column) for column in zip(*records, strict=True))
+    return ShardIndex(shards, starts, offsets, sizes, values)
+
+
+def opener(form: Format, path: str, buffer: int) -> tuple[Shards, Shards | None]:
+    """The training records at a path and, where there are some, those for validation."""
+    train, validation = find_shards(path, form.pattern)
+    return Shards(train, form, buffer), Shards(validation, form, buffer) if validation else None
+
+
