@@ -131,7 +131,8 @@ def write_hdf5(data: DataSet, transforms: Sequence[Transform], path: str | Path,
             os.fsync(written.fileno())
         os.replace(partial, path)
     except OSError as error:
-        raise InputError(f"cannot write {path}: {error}") from error
+        reason = os.strerror(error.errno) if error.errno else error
+        raise InputError(f"cannot write {path}: {reason}") from error
     finally:
         partial.unlink(missing_ok=True)
     return bad

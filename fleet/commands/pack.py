@@ -1,0 +1,73 @@
+"""Put an image folder into one HDF5 file, which a spec reads with `source: hdf5`.
+
+Files stay encoded as they are; with --decoded they become uint8 pixels of one size, which costs space
+and saves decoding in every epoch. Images that cannot be read or decoded are left out and named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from fleet.errors import ExitStatus
+from fleet.show import add_json, print_json
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("folder", help="holds <class>/, or train/<class>/ and validation/<class>/")
+    parser.add_argument("out", help="the file to write (replaced where it exists)")
+    parser.add_argument("--decoded", type=_pixels, metavar="SIZE",
+                        help="write pixels: the shorter side resized to SIZE, then the SIZE x SIZE centre")
+    parser.add_argument("--mode", choices=("RGB", "L"), default="RGB",
+                        help="with --decoded: colour or greyscale (RGB)")
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> ExitStatus:
+    """Write the file and say what is in it."""
+    from preprocess.hdf5 import open_hdf5, write_hdf5
+    from preprocess.source import open_data
+    from preprocess.transforms import parse_transforms
+
+    size = args.decoded
+    transforms = parse_transforms([] if size is None else [
+        {"decode": {"mode": args.mode}}, {"resize": {"size": size}}, {"center_crop": {"size": [size, size]}}])
+    data = open_data("image_folder", args.folder, validation=None, seed=0)
+    with _progress(len(data.train) + len(data.validation or ())) as advance:
+        left_out = write_hdf5(data, transforms, args.out, advance)
+    train, validation = open_hdf5(args.out)
+    counts = {"train": len(train), "validation": len(validation or ())}
+    written = os.path.getsize(args.out)
+    if args.json:
+        print_json({"path": args.out, "classes": len(data.classes), **counts, "bytes": written,
+                    "left_out": [{"name": sample.name, "reason": sample.reason} for sample in left_out]})
+    else:
+        print(f"{args.out}: {counts['train']} training and {counts['validation']} validation images of "
+              f"{len(data.classes)} classes, {written / 1e6:.1f} MB; {len(left_out)} left out")
+        for sample in left_out:
+            print(f"  left out {sample}")
+    return ExitStatus.OK
+
+
+def _pixels(word: str) -> int:
+    if not word.isdecimal() or int(word) == 0:
+        raise argparse.ArgumentTypeError(f"{word!r} is not a number of pixels")
+    return int(word)
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[int], object]]:
+    """What to call with each number of images done; draws a bar on a terminal only."""
+    if not sys.stderr.isatty():
+        yield lambda count: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True)) as progress:
+        task = progress.add_task("images", total=total)
+        yield lambda count: progress.advance(task, count)
