@@ -28,7 +28,9 @@ class Law:
     """A continuous law of run times on ``[low, high]``.
 
     A subclass says what the law is before it is cut: its distribution
-    function, density and quantiles. Everything public is about the cut law.
+    function, up to a constant that it may choose (the cut takes differences,
+    and near 1 a distribution function has no digits left), the matching
+    quantiles and the density. Everything public is about the cut law.
     """
 
     low: float
@@ -106,15 +108,13 @@ class TruncatedNormal(Law):
     positive = ("sigma",)
 
     def _cdf(self, times: Array) -> Array:
-        from scipy.special import ndtr
-        return ndtr((times - self.mu) / self.sigma)
+        return _normal_cdf((times - self.mu) / self.sigma, upper=self.low > self.mu)
 
     def _pdf(self, times: Array) -> Array:
         return _normal_density((times - self.mu) / self.sigma) / self.sigma
 
     def _quantile(self, level: Array) -> Array:
-        from scipy.special import ndtri
-        return self.mu + self.sigma * ndtri(level)
+        return self.mu + self.sigma * _normal_quantile(level, upper=self.low > self.mu)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +147,7 @@ class Beta(Law):
 
 @dataclass(frozen=True, kw_only=True)
 class Exponential(Law):
-    """Exponential with ``rate`` events per unit of time."""
+    """Exponential with ``rate`` events per unit of time (it has no memory: counted from ``low``)."""
 
     rate: float
 
@@ -155,13 +155,13 @@ class Exponential(Law):
     positive = ("rate",)
 
     def _cdf(self, times: Array) -> Array:
-        return -np.expm1(-self.rate * times)
+        return -np.expm1(-self.rate * (times - self.low))
 
     def _pdf(self, times: Array) -> Array:
-        return self.rate * np.exp(-self.rate * times)
+        return self.rate * np.exp(-self.rate * (times - self.low))
 
     def _quantile(self, level: Array) -> Array:
-        return -np.log1p(-level) / self.rate
+        return self.low - np.log1p(-level) / self.rate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,17 +197,19 @@ class Lognormal(Law):
         with np.errstate(divide="ignore"):  # log 0 = -inf, whose probability is 0
             return (np.log(times) - self.mu) / self.sigma
 
+    @property
+    def _upper(self) -> bool:
+        return self.low > 0 and math.log(self.low) > self.mu
+
     def _cdf(self, times: Array) -> Array:
-        from scipy.special import ndtr
-        return ndtr(self._score(times))
+        return _normal_cdf(self._score(times), upper=self._upper)
 
     def _pdf(self, times: Array) -> Array:
         safe = np.maximum(times, np.finfo(float).tiny)
         return _normal_density(self._score(safe)) / (self.sigma * safe)
 
     def _quantile(self, level: Array) -> Array:
-        from scipy.special import ndtri
-        return np.exp(self.mu + self.sigma * ndtri(level))
+        return np.exp(self.mu + self.sigma * _normal_quantile(level, upper=self._upper))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -359,6 +361,17 @@ def empirical(runs: ArrayLike) -> Discrete:
         raise InputError("run times must be finite and above 0")
     values, counts = np.unique(runs, return_counts=True)
     return Discrete(values, counts / runs.size)
+
+
+def _normal_cdf(score: Array, *, upper: bool) -> Array:
+    """Distribution function of the standard normal, less 1 when only its upper tail is of interest."""
+    from scipy.special import ndtr
+    return -ndtr(-score) if upper else ndtr(score)
+
+
+def _normal_quantile(level: Array, *, upper: bool) -> Array:
+    from scipy.special import ndtri
+    return -ndtri(-level) if upper else ndtri(level)
 
 
 def _normal_density(score: Array) -> Array:

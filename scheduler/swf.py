@@ -1,0 +1,145 @@
+"""Traces of batch systems in the Standard Workload Format: 18 columns a job.
+
+The format of the Parallel Workloads Archive (Chapin et al., Benchmarks and
+Standards for the Evaluation of Parallel Job Schedulers, 1999): header comments
+``; Key: value``, then one job a line; times in seconds, memory in kilobytes
+per processor, -1 where a value is not known.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass, field, fields
+from pathlib import Path
+
+from scheduler.base import InputError
+
+UNKNOWN = -1
+PARTIAL = (2, 3, 4)  # status of the lines that tell parts of a job told as a whole elsewhere
+
+
+@dataclass(frozen=True, slots=True)
+class SwfJob:
+    """One line of a trace; the fields are its columns, in order."""
+
+    job: int
+    submit_s: float
+    wait_s: float = UNKNOWN
+    run_s: float = UNKNOWN
+    processors: int = UNKNOWN
+    cpu_s: float = UNKNOWN
+    memory_kb: float = UNKNOWN
+    requested_processors: int = UNKNOWN
+    requested_s: float = UNKNOWN
+    requested_memory_kb: float = UNKNOWN
+    status: int = UNKNOWN  # 0 failed, 1 completed, 5 cancelled
+    user: int = UNKNOWN
+    group: int = UNKNOWN
+    executable: int = UNKNOWN
+    queue: int = UNKNOWN
+    partition: int = UNKNOWN
+    preceding_job: int = UNKNOWN
+    think_s: float = UNKNOWN
+
+    @property
+    def size(self) -> int:
+        """Processors it ran on, or asked for where that is not known."""
+        return self.processors if self.processors > 0 else self.requested_processors
+
+    @property
+    def ran(self) -> bool:
+        """Whether this line tells a whole job that ran."""
+        return self.run_s > 0 and self.size > 0 and self.status not in PARTIAL
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A trace: what its header says, and its jobs in the order of the file."""
+
+    jobs: tuple[SwfJob, ...]
+    header: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def machine_size(self) -> int | None:
+        """Processors of the machine as the header tells them, None where it does not."""
+        for key in ("MaxProcs", "MaxNodes"):
+            number = self.header.get(key, "").split()
+            if number and number[0].isdigit() and int(number[0]) > 0:
+                return int(number[0])
+        return None
+
+
+COLUMNS = tuple(column.name for column in fields(SwfJob))
+INTEGERS = frozenset(column.name for column in fields(SwfJob) if column.type == "int")
+
+
+def read_swf(path: str | Path) -> Trace:
+    """Read a trace; a name that ends in ``.gz`` is decompressed.
+
+    Raises:
+        InputError: the file cannot be read, a line has not 18 numbers, a whole number is wanted where there
+            is none, a submit time is not known, a job number comes twice, or there is no job.
+    """
+    header: dict[str, str] = {}
+    jobs: dict[int, SwfJob] = {}
+    for number, line in enumerate(_text(path).splitlines(), 1):
+        if line.startswith(";"):
+            key, colon, value = line.lstrip("; ").partition(":")
+            if colon:
+                header.setdefault(key.strip(), value.strip())
+        elif line.strip():
+            job = _job(f"{path}:{number}", line.split())
+            if job.job in jobs and job.status not in PARTIAL:
+                raise InputError(f"{path}:{number}: job {job.job} is there already; job numbers must differ")
+            jobs.setdefault(job.job, job)
+    if not jobs:
+        raise InputError(f"{path}: there is no job in it; a line of {len(COLUMNS)} columns a job is wanted")
+    return Trace(tuple(jobs.values()), header)
+
+
+def write_swf(path: str | Path, trace: Trace) -> None:
+    """Write a trace; a name that ends in ``.gz`` is compressed. The file appears whole or not at all."""
+    lines = [f"; {key}: {value}" for key, value in trace.header.items()]
+    lines += [" ".join(map(_number, astuple(job))) for job in trace.jobs]
+    data = ("\n".join(lines) + "\n").encode()
+    path = Path(path)
+    unfinished = path.with_name(path.name + ".part")
+    with open(unfinished, "wb") as file:
+        file.write(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(unfinished, path)
+
+
+def _text(path: str | Path) -> str:
+    try:
+        data = Path(path).read_bytes()
+        return (gzip.decompress(data) if str(path).endswith(".gz") else data).decode("utf-8", "replace")
+    except (OSError, EOFError) as error:
+        raise InputError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _job(place: str, cells: list[str]) -> SwfJob:
+    if len(cells) != len(COLUMNS):
+        raise InputError(f"{place}: {len(cells)} columns where a job has {len(COLUMNS)}")
+    values: list[float] = []
+    for column, cell in zip(COLUMNS, cells, strict=True):
+        try:
+            value = float(cell)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value) or (column in INTEGERS and not value.is_integer()):
+            wanted = "a whole number" if column in INTEGERS else "a number"
+            raise InputError(f"{place}: {column} is {cell!r}, {wanted} is wanted")
+        values.append(int(value) if column in INTEGERS else value)
+    job = SwfJob(*values)  # type: ignore[arg-type]  # each value has the type of its column by now
+    if job.submit_s < 0:
+        raise InputError(f"{place}: submit_s is {job.submit_s:g}, a time of at least 0 is wanted")
+    return job
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if float(value).is_integer() else repr(round(value, 6))
