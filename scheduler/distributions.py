@@ -49,7 +49,7 @@ class Law:
         if not 0 <= self.low < self.high:
             raise InputError(f"{self.name}: low is {self.low} and high is {self.high}, "
                              "they must be 0 <= low < high")
-        if not self._inside > 0:
+        if not self._inside > 1e-9 * abs(self._below):  # a difference without digits is no probability
             raise InputError(f"{self.name}: there is no probability between {self.low} and {self.high}")
 
     def parameters(self) -> dict[str, float]:
@@ -174,13 +174,13 @@ class BoundedPareto(Law):
     positive = ("alpha", "low")
 
     def _cdf(self, times: Array) -> Array:
-        return 1.0 - (self.low / times) ** self.alpha
+        return -np.expm1(-self.alpha * np.log(times / self.low))
 
     def _pdf(self, times: Array) -> Array:
         return self.alpha / times * (self.low / times) ** self.alpha
 
     def _quantile(self, level: Array) -> Array:
-        return self.low * (1.0 - level) ** (-1.0 / self.alpha)
+        return self.low * np.exp(-np.log1p(-level) / self.alpha)
 
 
 @dataclass(frozen=True, kw_only=True)
