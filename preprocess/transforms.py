@@ -247,6 +247,11 @@ class Scale:
 
     is_random: ClassVar[bool] = False
 
+    def __post_init__(self) -> None:
+        if isinstance(self.mean, tuple) and isinstance(self.std, tuple) and len(self.mean) != len(self.std):
+            raise ValueError(f"{len(self.mean)} means and {len(self.std)} standard deviations; one of each for "
+                             "each channel")
+
     @cached_property
     def affine(self) -> Affine:
         """The same as one multiplication and one addition."""
@@ -339,7 +344,7 @@ def parse_transform(item: object) -> Transform:
     RandomCrop(size=(32, 32), padding=4)
     >>> parse_transform({"rotate": {"angle": 3}})
     Traceback (most recent call last):
-    preprocess.base.InputError: rotate: no parameter 'angle'; 'degrees' is missing (it takes degrees)
+    preprocess.base.InputError: rotate: 'degrees' is missing; no parameter 'angle'; it takes degrees
 
     Raises:
         InputError: no such transform, or parameters that it does not take; the message lists what there is.
@@ -355,8 +360,8 @@ def parse_transform(item: object) -> Transform:
     try:
         return TypeAdapter(TRANSFORMS[name]).validate_python(parameters)
     except ValidationError as error:
-        wrong = "; ".join(dict.fromkeys(map(_complaint, error.errors())))
-        raise InputError(f"{name}: {wrong} (it takes {_parameters(name) or 'no parameters'})") from None
+        wrong = dict.fromkeys(map(_complaint, error.errors()))
+        raise InputError(f"{name}: {'; '.join(wrong)}; it takes {_parameters(name)}") from None
 
 
 def parse_transforms(items: object) -> tuple[Transform, ...]:
@@ -447,10 +452,10 @@ def _window(image: np.ndarray, top: int, left: int, size: tuple[int, int]) -> np
     """The window at (top, left); what lies outside the image is 0."""
     height, width = image.shape[:2]
     bottom, right = top + size[0], left + size[1]
-    inside = image[max(top, 0):min(bottom, height), max(left, 0):min(right, width)]
-    if inside.shape[:2] == tuple(size):
-        return inside
+    if top >= 0 and left >= 0 and bottom <= height and right <= width:
+        return image[top:bottom, left:right]
     window = np.zeros((*size, image.shape[2]), image.dtype)
+    inside = image[max(top, 0):max(bottom, 0), max(left, 0):max(right, 0)]
     y, x = max(-top, 0), max(-left, 0)
     window[y:y + inside.shape[0], x:x + inside.shape[1]] = inside
     return window

@@ -1,0 +1,51 @@
+"""Images and sources that the tests make."""
+
+import io
+
+import numpy as np
+from PIL import Image
+
+from preprocess.base import BadSample, RandomAccess
+
+
+def pattern(height, width, channels=3, seed=0):
+    """An image of random pixels."""
+    return np.random.default_rng(seed).integers(0, 256, (height, width, channels), np.uint8)
+
+
+def smooth(height, width):
+    """An image that JPEG keeps nearly as it is: slopes in three directions."""
+    y, x = np.mgrid[:height, :width]
+    planes = [255 * y / height, 255 * x / width, 255 * (y + x) / (height + width)]
+    return np.stack(planes, axis=2).astype(np.uint8)
+
+
+def encode(image, kind="PNG", **options):
+    """The bytes of an image file, from an array or a Pillow image."""
+    if isinstance(image, np.ndarray):
+        image = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def write(path, image, **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(encode(image, "JPEG" if path.suffix == ".jpg" else "PNG", **options))
+
+
+class Memory(RandomAccess):
+    """A source of arrays or encoded images; those that are None cannot be read."""
+
+    def __init__(self, samples, labels=None, classes=("a", "b")):
+        self.samples = samples
+        self.labels = np.arange(len(samples)) % 2 if labels is None else np.asarray(labels)
+        self.classes = classes
+
+    def read(self, index):
+        if self.samples[index] is None:
+            raise BadSample(self.name(index), "cannot be read")
+        return self.samples[index]
+
+    def name(self, index):
+        return f"sample {index}"

@@ -1,0 +1,184 @@
+"""What becomes of the bytes of an image file; the same with either decoder."""
+
+import io
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from preprocess import decode as decoders
+from preprocess.base import BadImage
+from preprocess.decode import decode, decoder_name
+from tests.preprocess.samples import encode, pattern, smooth
+
+CIFAR = Path(__file__).parents[2].parent / "shared/data/cifar10_jpeg.tar"
+
+
+@pytest.fixture
+def pillow_only(monkeypatch):
+    monkeypatch.setattr(decoders, "simplejpeg", None)
+
+
+def assert_near(image, expected, most):
+    assert image.shape == expected.shape
+    assert np.abs(image.astype(int) - expected.astype(int)).max() <= most
+
+
+def test_a_png_comes_back_exactly():
+    assert np.array_equal(decode(encode(pattern(5, 7))), pattern(5, 7))
+
+
+def test_a_jpeg_comes_back_nearly():
+    assert_near(decode(encode(smooth(40, 64), "JPEG", quality=95)), smooth(40, 64), most=8)
+
+
+def test_greyscale_gives_three_equal_channels_unless_one_is_asked_for():
+    grey = pattern(5, 7, channels=1)
+    assert np.array_equal(decode(encode(grey)), np.repeat(grey, 3, axis=2))
+    assert np.array_equal(decode(encode(grey), "L"), grey)
+
+
+def test_colour_to_greyscale_is_the_usual_weighted_sum():
+    image = pattern(5, 7)
+    expected = (image @ [0.299, 0.587, 0.114])[:, :, None]
+    assert_near(decode(encode(image), "L"), expected.round(), most=1)
+
+
+def test_transparency_is_dropped_and_not_blended():
+    image = np.concatenate([pattern(5, 7), np.zeros((5, 7, 1), np.uint8)], axis=2)
+    assert np.array_equal(decode(encode(image)), pattern(5, 7))
+
+
+@pytest.mark.parametrize("transparency", [None, 0, b"\x00\x80"])
+def test_a_palette_is_looked_up(transparency):
+    image = Image.new("P", (2, 1))
+    image.putpalette([10, 20, 30, 40, 50, 60])
+    image.putpixel((1, 0), 1)
+    options = {} if transparency is None else {"transparency": transparency}
+    assert decode(encode(image, **options)).tolist() == [[[10, 20, 30], [40, 50, 60]]]
+
+
+def test_cmyk_becomes_rgb():
+    cyan = Image.new("CMYK", (8, 8), (255, 0, 0, 0))
+    assert_near(decode(encode(cyan, "JPEG", quality=95)), np.full((8, 8, 3), (0, 255, 255)), most=4)
+
+
+def test_sixteen_bit_greyscale_keeps_its_upper_bits():
+    image = Image.fromarray(np.array([[0, 255, 256, 65535]], np.uint16))
+    assert decode(encode(image), "L")[:, :, 0].tolist() == [[0, 0, 1, 255]]
+
+
+def test_pixels_without_a_fixed_range_are_refused():
+    with pytest.raises(BadImage, match="no fixed range"):
+        decode(encode(Image.new("F", (2, 2)), "TIFF"))
+
+
+@pytest.mark.parametrize(("orientation", "seen"), [
+    (1, lambda image: image),
+    (2, lambda image: image[:, ::-1]),
+    (3, lambda image: image[::-1, ::-1]),
+    (6, lambda image: np.rot90(image, -1)),
+    (8, lambda image: np.rot90(image, 1)),
+])
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+def test_an_image_is_turned_as_its_exif_orientation_says(orientation, seen, kind):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    stored = smooth(24, 40)
+    plain = decode(encode(stored, kind))
+    assert np.array_equal(decode(encode(stored, kind, exif=exif)), seen(plain))
+
+
+def test_the_first_frame_of_an_animation_is_taken():
+    frames = [Image.new("L", (2, 2), value) for value in (10, 200)]
+    animation = encode(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    assert decode(animation, "L").max() == 10
+
+
+def test_a_truncated_jpeg_is_refused():
+    data = encode(pattern(64, 64), "JPEG")
+    with pytest.raises(BadImage, match="truncated"):
+        decode(data[:len(data) // 2])
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff\xd8", b"no image at all", b"\x89PNG\r\n\x1a\n" + b"\0" * 40])
+def test_what_is_no_image_is_refused(data):
+    with pytest.raises(BadImage):
+        decode(data)
+
+
+@pytest.mark.parametrize("cut", range(1, 120, 7))
+def test_a_png_cut_anywhere_is_refused_and_nothing_else_is_raised(cut):
+    with pytest.raises(BadImage):
+        decode(encode(pattern(8, 8))[:cut])
+
+
+def test_a_jpeg_is_decoded_at_a_fraction_of_its_size_when_that_is_enough():
+    data = encode(smooth(256, 200), "JPEG", quality=95)
+    assert decode(data, at_least=(60, 50)).shape == (64, 50, 3)
+    assert_near(decode(data, at_least=(60, 50)), smooth(64, 50), most=12)
+    assert decode(data, at_least=(65, 50)).shape == (128, 100, 3)
+
+
+def test_a_fraction_is_enough_for_the_image_as_it_is_seen():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = encode(smooth(64, 200), "JPEG", exif=exif)  # is seen as 200 high and 64 wide
+    assert decode(data, at_least=(50, 16)).shape == (50, 16, 3)
+
+
+@settings(max_examples=40, deadline=None)
+@given(height=st.integers(1, 90), width=st.integers(1, 90), data=st.data())
+def test_a_fraction_is_never_smaller_than_asked_for_nor_needlessly_large(height, width, data):
+    at_least = data.draw(st.tuples(st.integers(1, height), st.integers(1, width)))
+    decoded = decode(encode(smooth(height, width), "JPEG"), at_least=at_least).shape[:2]
+    halvings = [(-(-height // scale), -(-width // scale)) for scale in (1, 2, 4, 8)
+                if height // scale >= at_least[0] and width // scale >= at_least[1]]
+    assert decoded == halvings[-1]
+
+
+def test_the_log_can_tell_which_decoder_runs(pillow_only):
+    assert decoder_name().startswith("Pillow")
+
+
+class TestBothDecoders:
+    """Which of the two is installed must not change a result."""
+
+    @pytest.fixture(autouse=True)
+    def _needs_both(self):
+        pytest.importorskip("simplejpeg")
+
+    def assert_same(self, data, monkeypatch, **options):
+        fast = decoders._decode_simplejpeg(data, options.get("mode", "RGB"), options.get("at_least"))
+        monkeypatch.setattr(decoders, "simplejpeg", None)
+        assert np.array_equal(fast, decode(data, **options))
+
+    @pytest.mark.parametrize("mode", ["RGB", "L"])
+    @pytest.mark.parametrize("at_least", [None, (30, 30), (9, 9)])
+    @pytest.mark.parametrize("subsampling", [0, 1, 2])
+    @pytest.mark.parametrize("progressive", [False, True])
+    def test_they_give_equal_pixels(self, mode, at_least, subsampling, progressive, monkeypatch):
+        data = encode(smooth(77, 90) ^ pattern(77, 90) & 15, "JPEG", quality=85, subsampling=subsampling,
+                      progressive=progressive)
+        self.assert_same(data, monkeypatch, mode=mode, at_least=at_least)
+
+    @pytest.mark.parametrize("mode", ["RGB", "L"])
+    def test_they_give_equal_pixels_of_greyscale_files(self, mode, monkeypatch):
+        self.assert_same(encode(pattern(33, 20, channels=1), "JPEG"), monkeypatch, mode=mode)
+
+    @pytest.mark.skipif(not CIFAR.exists(), reason="the CIFAR-10 JPEGs are not here")
+    def test_they_give_equal_pixels_of_photographs(self, monkeypatch):
+        with tarfile.open(CIFAR) as tar:
+            files = [tar.extractfile(tar.next()).read() for _ in range(50)]
+        fast = [decode(data) for data in files]
+        monkeypatch.setattr(decoders, "simplejpeg", None)
+        assert all(np.array_equal(image, decode(data)) for image, data in zip(fast, files, strict=True))
+
+    def test_files_that_only_pillow_can_decode_go_to_it(self):
+        file = io.BytesIO(encode(Image.new("CMYK", (8, 8)), "JPEG"))
+        assert decoders._decode_simplejpeg(file.getvalue(), "RGB", None) is None
+        assert decode(file.getvalue()).shape == (8, 8, 3)
