@@ -16,7 +16,6 @@ from __future__ import annotations
 import ast
 import dataclasses
 import difflib
-import importlib
 import importlib.util
 import json
 import math
@@ -29,6 +28,7 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as validated
 
 from fleet.errors import UserError
+from preprocess.base import InputError, import_function
 
 # Strict, since pydantic would otherwise read `true` as the number 1.
 Count = Annotated[int, Field(strict=True, ge=1)]
@@ -198,7 +198,7 @@ def application_names() -> tuple[str, ...]:
 
 
 def load_function(path: str) -> Callable[..., Any]:
-    """Import the function that ``module:function`` names.
+    """Import the model function that ``module:function`` names.
 
     Raises:
         UserError: the module cannot be imported, or has no such function.
@@ -206,16 +206,12 @@ def load_function(path: str) -> Callable[..., Any]:
     >>> load_function("math:hypot")(3, 4)
     5.0
     """
-    module_name, _, name = path.partition(":")
     try:
-        module = importlib.import_module(module_name)
+        return import_function(path, "model function")
+    except InputError as error:
+        raise UserError(str(error)) from error
     except Exception as error:  # the user's module may raise anything
-        raise UserError(f"{path}: cannot import {module_name!r}: {one_line(error)}") from error
-    function = getattr(module, name, None)
-    if not callable(function):
-        names = [word for word, value in vars(module).items() if callable(value)]
-        raise UserError(f"{path}: {module_name} has no function {name!r}{_close(name, names)}")
-    return function
+        raise UserError(f"model function {path!r}: importing its module raised {one_line(error)}") from error
 
 
 def one_line(error: BaseException) -> str:

@@ -115,11 +115,11 @@ def test_an_unknown_target_is_answered_with_close_matches():
 # --- functions of one's own ----------------------------------------------------------------
 
 @pytest.mark.parametrize(("path", "message"), [
-    ("no_such_module_here:build", "cannot import 'no_such_module_here': ModuleNotFoundError"),
-    ("broken_model:build", "cannot import 'broken_model': ZeroDivisionError: division by zero"),
-    ("math:hypott", r"math has no function 'hypott' \(did you mean hypot"),
-    ("math:pi", "math has no function 'pi'"),
-    ("math:", "math has no function ''"),
+    ("no_such_module_here:build", "cannot import 'no_such_module_here'"),
+    ("broken_model:build", "importing its module raised ZeroDivisionError: division by zero"),
+    ("math:hypott", "module 'math' has no 'hypott'"),
+    ("math:pi", "is a float, not a function"),
+    ("math:", "module 'math' has no ''"),
 ])
 def test_a_function_that_cannot_be_loaded_is_named_in_one_line(path, message, tmp_path, monkeypatch):
     (tmp_path / "broken_model.py").write_text("1 / 0\n")
