@@ -12,6 +12,10 @@ input they raise a subclass of ``ValueError`` named ``InputError``, which the
 command line treats like ``UserError``.
 """
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 
 
@@ -31,6 +35,36 @@ class FleetError(Exception):
 
 class UserError(FleetError):
     """Something the user wrote is wrong; the message says where and what would be right."""
+
+
+@dataclass(frozen=True)
+class SpecMistake:
+    """One mistake in a spec: where it stands, what is wrong, what would be right."""
+
+    file: str
+    line: int | None
+    key: str
+    wrong: str
+    right: str
+
+    def __str__(self) -> str:
+        place = self.file if self.line is None else f"{self.file}:{self.line}"
+        key = f" {self.key}:" if self.key else ""
+        right = f" (right would be: {self.right})" if self.right else ""
+        return f"{place}:{key} {self.wrong}{right}"
+
+
+class SpecError(UserError):
+    """Mistakes in a spec, all of them at once.
+
+    Args:
+        mistakes: at least one.
+    """
+
+    def __init__(self, mistakes: Sequence[SpecMistake]) -> None:
+        self.mistakes = tuple(mistakes)
+        count = "1 mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
+        super().__init__("\n".join([f"{count} in the spec", *(f"  {mistake}" for mistake in mistakes)]))
 
 
 class ModelError(FleetError):

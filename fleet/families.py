@@ -125,32 +125,35 @@ class Architecture:
     defaults may be written or left out.
 
     Attributes:
-        kind: family, application (of ``keras.applications``) or import (``module:function``).
         target: ``resnet``, ``MobileNetV2`` or ``my_models:build``.
         args: the family's settings or the function's keyword arguments, as JSON can say them.
 
     Raises:
-        UserError: there is no such family, or ``args`` holds what JSON cannot say.
+        UserError: ``args`` holds what JSON cannot say.
         pydantic.ValidationError: ``args`` are not settings of the family.
 
-    >>> short = Architecture("family", "resnet", {"blocks": [2, 2]})
-    >>> short == Architecture("family", "resnet", {"blocks": (2, 2), "width": 64})
+    >>> Architecture("resnet", {"blocks": [2, 2]}) == Architecture("resnet", {"blocks": (2, 2), "width": 64})
     True
+    >>> Architecture("my_models:build", {"depth": 4}).kind
+    'import'
     """
 
-    kind: Literal["family", "application", "import"]
     target: str
     args: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.kind == "family" and self.target not in FAMILIES:
-            raise UserError(f"no family {self.target!r}{_close(self.target, FAMILIES)}; "
-                            f"there are: {', '.join(FAMILIES)}")
         try:
             _ = self.key
         except TypeError as error:
             raise UserError(f"arguments of {self.target}: {error}; use numbers, text, lists and mappings"
                             ) from None
+
+    @property
+    def kind(self) -> Literal["family", "application", "import"]:
+        """Where the network comes from; an import path has a colon, and no application a family's name."""
+        if ":" in self.target:
+            return "import"
+        return "family" if self.target in FAMILIES else "application"
 
     @cached_property
     def settings(self) -> Settings:
@@ -161,7 +164,7 @@ class Architecture:
     def key(self) -> str:
         """The network as one line of JSON, the same for equal networks: for caches and hashes."""
         args = dataclasses.asdict(self.settings) if self.kind == "family" else self.args
-        return json.dumps({"kind": self.kind, "target": self.target, "args": args}, sort_keys=True)
+        return json.dumps({"target": self.target, "args": args}, sort_keys=True)
 
     def __eq__(self, other: object) -> bool:
         return self.key == other.key if isinstance(other, Architecture) else NotImplemented

@@ -1,0 +1,387 @@
+"""The coordinator, on rank 0: receive, decide, send.
+
+It asks a policy what should run now and makes it so: groups that should not run are stopped at their
+epoch's end, groups that should run are started as soon as their devices are free. It never blocks:
+:meth:`Coordinator.step` does a bounded piece of work, so that rank 0 can prepare samples, or train.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from fleet.errors import ExitStatus, InfrastructureError, UserError
+from fleet.eventlog import EventLog
+from fleet.messages import (
+    Bad,
+    EpochDone,
+    Exit,
+    Failed,
+    GoOn,
+    Joined,
+    Measure,
+    Measured,
+    Message,
+    Pace,
+    Produce,
+    Ready,
+    Start,
+    Stop,
+    Stopped,
+    Tag,
+    Throughput,
+)
+from fleet.mpi import World
+from fleet.paths import write_json
+from fleet.results import Results
+from fleet.roles import Roles
+from fleet.segment import Layout
+from fleet.spec import Spec
+from fleet.survey import Survey, Task
+from scheduler.base import Cluster, Delta, Member, Options, Progress, RateTable, Round
+from scheduler.policies import decide
+from scheduler.rates import preprocessors_needed
+from scheduler.ratesfile import write_rates
+
+log = logging.getLogger("fleet.coordinator")
+
+
+class Observer(Protocol):
+    """Who is shown what happens: the live view, TensorBoard, files."""
+
+    def on_event(self, event: str, fields: dict) -> None:
+        """Something was decided or done; the same that goes into the event log."""
+
+    def on_pace(self, network: str, samples: int, samples_per_s: float) -> None:
+        """How far a group is."""
+
+
+@dataclass
+class RunningGroup:
+    """A training group, from its start until its ranks are free again."""
+
+    member: Member
+    next_epoch: int  # of the stream: what it is granted when it has none in hand
+    has_joined: bool = False
+    is_stopping: bool = False
+
+
+@dataclass
+class Overheads:
+    """Where time went beside training, in seconds ([FLEET] Table 4)."""
+
+    profiling: float = 0.0
+    scheduling: float = 0.0
+    checkpointing: float = 0.0  # GPU-seconds for which training was blocked
+
+
+class Coordinator:
+    """See the module.
+
+    Args:
+        layout: of the stream; None where every trainer prepares its own samples.
+        survey: the measurements to make.
+        rates: instead of measuring.
+        results: of the networks, as far as earlier launches of this run have come.
+        profile: the file where measured rates are written.
+        replayed: the stream epochs to train on, one after another, where one network is trained again.
+        first_epoch: of the stream, in this launch.
+    """
+
+    def __init__(self, world: World, spec: Spec, roles: Roles, layout: Layout | None, survey: Survey,
+                 rates: RateTable | None, results: Results, events: EventLog, profile: Path, observers: Sequence[Observer],
+                 first_epoch: int = 0, replayed: Sequence[int] = ()) -> None:
+        self._world, self._spec, self._roles, self._layout = world, spec, roles, layout
+        self._survey, self._rates, self._results, self._events = survey, rates, results, events
+        self._profile = profile  # where measured rates are written
+        self._observers, self._replayed = tuple(observers), tuple(replayed)
+        self._options = Options(alpha=spec.schedule.alpha, delta=Delta.parse(spec.schedule.delta),
+                                peak_limited=spec.schedule.peak_limited, seed=spec.seed)
+        self._cluster = Cluster(tuple(range(len(roles.trainers))), roles.gpus_per_node)
+        self._idle: set[int] = set()  # devices whose trainer waits for work
+        self._measuring: dict[Task, tuple[int, ...]] = {}
+        self._groups: dict[str, RunningGroup] = {}
+        self._wanted = Round()
+        self._is_stale = True  # whether something happened since the policy was asked
+        self._first = first_epoch
+        self._granted = first_epoch - 1  # the latest epoch of the stream that any group may train on
+        self._produced: Produce | None = None
+        self._throughput: list[float] = []
+        self._round = 0
+        self._group_number = 0
+        self._measure_began: float | None = None
+        self.overheads = Overheads()
+        self.status: ExitStatus | None = None
+
+    # ---- the four steps of a role's life ----
+
+    def start(self) -> None:
+        """Say what begins."""
+        self._log("start", networks=len(self._spec.networks), trainers=len(self._roles.trainers),
+                  preprocessors=len(self._roles.preprocessors), nodes=self._roles.nodes,
+                  gpus_per_node=self._roles.gpus_per_node, policy=self._spec.schedule.policy,
+                  finished=sorted(self._results.finished()), first_stream_epoch=self._first)
+
+    def step(self) -> bool:
+        """Receive a message if there is one, decide, send; returns whether anything happened."""
+        if self.status is not None:
+            return False
+        message = self._world.hear(Tag.COORDINATOR)
+        if message is not None:
+            self._receive(message)
+        if self._rates is None:
+            self._measure()
+        elif self._may_train():
+            self._direct()
+        return message is not None
+
+    def run(self) -> None:
+        """Coordinate until the run is over, on a rank that does nothing else."""
+        self._world.wait(lambda: self.step() and None or self.status)
+
+    def stop(self) -> None:
+        """Say what ends."""
+        total = self._events.now()
+        self._log("end", status=int(self.status or 0), seconds=round(total, 3), rounds=self._round,
+                  **{f"{name}_s": round(value, 6) for name, value in dataclasses.asdict(self.overheads).items()})
+
+    # ---- receive ----
+
+    def _receive(self, message: Message) -> None:
+        if isinstance(message, Ready):
+            self._idle.add(self._roles.trainers.index(message.rank))
+        elif isinstance(message, Measured):
+            self._on_measured(message)
+        elif isinstance(message, Joined):
+            self._groups[message.network].has_joined = True
+            self._allow_production()
+        elif isinstance(message, Pace):
+            for observer in self._observers:
+                observer.on_pace(*message)
+        elif isinstance(message, EpochDone):
+            self._on_epoch_done(message)
+        elif isinstance(message, Stopped):
+            self._on_stopped(message)
+        elif isinstance(message, Failed):
+            self._on_failed(message)
+        elif isinstance(message, Throughput):
+            self._throughput.append(message.samples_per_s)
+        elif isinstance(message, Bad):
+            self._on_bad(message)
+        else:
+            raise InfrastructureError(f"the coordinator did not expect {message}")
+
+    def _on_epoch_done(self, done: EpochDone) -> None:
+        group = self._groups[done.network]
+        self._results.add_epoch(done.network, done.record)
+        self.overheads.checkpointing += done.blocked_s * group.member.gpus
+        self._log("epoch", network=done.network, **dataclasses.asdict(done.record),
+                  blocked_s=round(done.blocked_s, 6))
+        if done.record.stream_epoch == group.next_epoch or self._replayed:
+            group.next_epoch += 1
+        if done.final:
+            self._results.finish(done.network, done.final)
+            self._log("final", network=done.network, reason=done.final, epochs=done.record.epoch)
+        self._is_stale = True
+        self._ask_policy()
+        self._answer(done.network, group)
+
+    def _answer(self, network: str, group: RunningGroup) -> None:
+        """Tell a group at its epoch's end what to do."""
+        if network not in self._results.finished() and group.member in self._wanted.members:
+            self._grant(group.next_epoch)
+            self._tell_master(group, GoOn(self._stream_epoch(group.next_epoch)))
+            return
+        group.is_stopping = True
+        self._tell_master(group, Stop(final=network in self._results.finished()))
+
+    def _on_stopped(self, stopped: Stopped) -> None:
+        group = self._groups.pop(stopped.network)
+        self.overheads.checkpointing += stopped.checkpoint_s * group.member.gpus
+        self._log("stopped", network=stopped.network, checkpoint_s=round(stopped.checkpoint_s, 6))
+        self._is_stale = True
+
+    def _on_failed(self, failed: Failed) -> None:
+        del self._groups[failed.network]
+        self._fail(failed.network, failed.reason, failed.detail)
+
+    def _fail(self, network: str, reason: str, detail: str = "") -> None:
+        self._results.fail(network, reason)
+        self._log("failed", network=network, reason=reason, detail=detail)
+        self._is_stale = True
+
+    def _on_bad(self, bad: Bad) -> None:
+        self._results.add_bad(bad.name, bad.reason)
+        self._log("bad_sample", name=bad.name, reason=bad.reason, training=bad.training)
+        share = len(self._results.bad) / self._results.samples
+        if share > self._spec.data.max_bad:
+            raise UserError(f"{len(self._results.bad)} of {self._results.samples} samples cannot be read, more than "
+                            f"data.max_bad: {self._spec.data.max_bad:.2%}; the latest: {bad.name}: {bad.reason}")
+
+    # ---- measure ----
+
+    def _measure(self) -> None:
+        if self._measure_began is None:
+            self._measure_began = time.perf_counter()
+        while (task := self._survey.next(len(self._idle))) is not None:
+            devices = _close_together(sorted(self._idle), task.gpus, self._cluster.gpus_per_node)
+            self._idle -= set(devices)
+            ranks = self._ranks(devices)
+            order = Measure(task.network, ranks, self._next_group())
+            for rank in ranks:
+                self._world.tell(rank, Tag.TRAINER, order)
+        if self._survey.is_done:
+            self.overheads.profiling = time.perf_counter() - self._measure_began
+            self._rates = self._survey.table(self._results.samples)
+            for network, reason in self._survey.failed.items():
+                if network not in self._results.finished():
+                    self._fail(network, reason)
+            self._log("profiled", measurements=self._survey.measured, seconds=round(self.overheads.profiling, 3),
+                      rates={network.name: network.rates for network in self._rates.models})
+            write_json(self._profile, write_rates(self._rates))
+
+    def _on_measured(self, measured: Measured) -> None:
+        self._survey.add(Task(measured.network, measured.gpus), measured.rate, measured.reason)
+        self._log("measured", network=measured.network, gpus=measured.gpus, rate=round(measured.rate, 3),
+                  seconds=round(measured.seconds, 3), done=self._survey.measured, total=self._survey.total,
+                  **({"reason": measured.reason} if measured.reason else {}))
+
+    # ---- decide ----
+
+    def _may_train(self) -> bool:
+        """Whether all preprocessors have said how fast they are."""
+        return len(self._throughput) == len(self._roles.preprocessors)
+
+    def _ask_policy(self) -> None:
+        assert self._rates is not None
+        began = time.perf_counter()
+        progress = Progress(
+            running=tuple(group.member for group in self._groups.values()),
+            epochs_done=self._results.epochs_done(), finished=self._results.finished(), wanted=self._wanted)
+        wanted = decide(self._spec.schedule.policy, self._rates, progress, self._cluster, self._options)
+        seconds = time.perf_counter() - began
+        self.overheads.scheduling += seconds
+        self._is_stale = False
+        if wanted != self._wanted:
+            self._wanted = wanted
+            self._log("plan", members=[{"name": m.name, "gpus": m.gpus, "devices": list(m.devices)}
+                                       for m in wanted.members], scheduling_s=round(seconds, 6))
+
+    def _direct(self) -> None:
+        """Make what runs like what should run."""
+        if len(self._results.finished()) == len(self._spec.networks):
+            if not self._groups:
+                self._end()
+            return
+        if self._is_stale:
+            self._ask_policy()
+        startable = [member for member in self._wanted.members
+                     if member.name not in self._groups and set(member.devices) <= self._idle]
+        if startable:
+            self._start(startable)
+        if not self._groups and not self._wanted.members:
+            left = sorted({network.name for network in self._spec.networks} - self._results.finished())
+            raise InfrastructureError(f"the policy {self._spec.schedule.policy} leaves {', '.join(left)} waiting "
+                                      "while nothing runs")
+
+    def _start(self, members: Sequence[Member]) -> None:
+        if not self._groups:
+            self._round += 1
+            self._log("round", round=self._round, members=[member.name for member in members])
+        epoch = self._granted + 1
+        for member in members:
+            own = epoch if self._roles.shared else self._results.next_own_epoch(member.name)
+            self._groups[member.name] = RunningGroup(member, own)
+            self._idle -= set(member.devices)
+            ranks = self._ranks(member.devices)
+            order = Start(member.name, ranks, self._next_group(), self._stream_epoch(own))
+            for rank in ranks:
+                self._world.tell(rank, Tag.TRAINER, order)
+            self._log("group", network=member.name, devices=list(member.devices), stream_epoch=own, round=self._round)
+        self._grant(epoch)
+
+    def _end(self) -> None:
+        self.status = ExitStatus.NETWORK_FAILED if self._results.failed() else ExitStatus.OK
+        for rank in self._roles.trainers:
+            self._world.tell(rank, Tag.TRAINER, Exit(self.status))
+        for rank in self._roles.preprocessors:
+            self._world.tell(rank, Tag.PREPROCESSOR, Exit(self.status))
+
+    # ---- the stream ----
+
+    def _stream_epoch(self, number: int) -> int:
+        """The stream epoch behind a granted number: itself, or the one that a replay repeats."""
+        return self._replayed[number] if self._replayed and number < len(self._replayed) else number
+
+    def _grant(self, epoch: int) -> None:
+        """Let groups train on an epoch of the stream."""
+        self._granted = max(self._granted, epoch)
+        self._allow_production()
+
+    def _allow_production(self) -> None:
+        """Tell preprocessors how far the stream is wanted, and what late joiners still need.
+
+        One epoch more than was granted is allowed, so that nobody waits at an epoch's start; the
+        layout's lookahead keeps it to what is needed soon.
+        """
+        if self._layout is None:
+            return
+        joining = [group.next_epoch for group in self._groups.values() if not group.has_joined]
+        order = Produce(limit=(self._granted + 2) * self._layout.chunks,
+                        hold=min([*joining, self._granted + 1]) * self._layout.chunks,
+                        first=self._first * self._layout.chunks,
+                        turns=self._produced.turns if self._produced else self._choose_turns())
+        if order != self._produced:
+            self._produced = order
+            for rank in self._roles.preprocessors:
+                self._world.tell(rank, Tag.PREPROCESSOR, order)
+
+    def _choose_turns(self) -> tuple[int, ...]:
+        """The preprocessors that are needed: the least whose throughput meets what trainers can take.
+
+        Samples are shared, so the demand is that of the fastest network alone, not the sum of all.
+        """
+        assert self._rates is not None
+        demand = max(rate for network in self._rates.models for rate in network.rates)
+        if self._spec.resources.preprocessors == "auto":
+            reached = [sum(self._throughput[:count + 1]) for count in range(len(self._throughput))]
+            needed = max(preprocessors_needed(reached, demand), 1)
+        else:
+            needed = len(self._roles.preprocessors)
+        supply = sum(self._throughput[:needed])
+        self._log("stream", preprocessors=needed, supply_samples_per_s=round(supply, 1),
+                  demand_samples_per_s=round(demand, 1), bottleneck="input" if supply < demand else "training")
+        return self._roles.preprocessors[:needed]
+
+    # ---- small things ----
+
+    def _ranks(self, devices: Sequence[int]) -> tuple[int, ...]:
+        return tuple(self._roles.trainers[device] for device in devices)
+
+    def _next_group(self) -> int:
+        self._group_number += 1
+        return self._group_number
+
+    def _tell_master(self, group: RunningGroup, message: Message) -> None:
+        self._world.tell(self._roles.trainers[group.member.devices[0]], Tag.TRAINER, message)
+
+    def _log(self, event: str, **fields: object) -> None:
+        self._events.add(event, **fields)
+        log.info("%s %s", event, fields)
+        for observer in self._observers:
+            observer.on_event(event, fields)
+
+
+def _close_together(devices: Sequence[int], count: int, gpus_per_node: int) -> tuple[int, ...]:
+    """Some of the devices, on as few nodes as can be.
+
+    >>> _close_together([1, 4, 5, 6], 2, gpus_per_node=4)
+    (4, 5)
+    """
+    runs = [tuple(devices[start:start + count]) for start in range(len(devices) - count + 1)]
+    return min(runs, key=lambda run: len({device // gpus_per_node for device in run}))

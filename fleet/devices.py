@@ -1,0 +1,42 @@
+"""Which GPUs a rank is shown: by the launcher's environment, or else all that the node has (pure)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+# What launchers and users set to choose GPUs: NVIDIA, AMD (two names), Intel.
+VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+
+
+def visible_gpus(environment: Mapping[str, str], device_files: Sequence[str]) -> tuple[str, ...]:
+    """The GPUs that this rank may use, by the names that the system gives them.
+
+    Args:
+        environment: of the process.
+        device_files: names in ``/dev``.
+
+    >>> visible_gpus({"CUDA_VISIBLE_DEVICES": "2,3"}, ["nvidia0", "nvidia1", "nvidia2", "nvidia3"])
+    ('2', '3')
+    >>> visible_gpus({}, ["nvidia0", "nvidia1", "nvidiactl"])
+    ('0', '1')
+    """
+    for variable in VARIABLES:
+        if variable in environment:
+            names = [name.strip() for name in environment[variable].split(",")]
+            # CUDA stops at the first name that is none: -1 and an empty list hide all.
+            cut = next((place for place, name in enumerate(names) if name in ("", "-1")), len(names))
+            return tuple(names[:cut])
+    return tuple(sorted(match[1] for file in device_files if (match := re.fullmatch(r"nvidia(\d+)", file))))
+
+
+def gpus_per_node(shown: Sequence[Sequence[str]], node_of: Sequence[int]) -> int | None:
+    """The GPUs of a node, from what its ranks are shown together; None where there are none.
+
+    >>> gpus_per_node([["0"], ["1"], ["0"], ["1"]], [0, 0, 1, 1])
+    2
+    """
+    nodes: dict[int, set[str]] = {}
+    for names, node in zip(shown, node_of, strict=True):
+        nodes.setdefault(node, set()).update(names)
+    return max((len(names) for names in nodes.values()), default=0) or None

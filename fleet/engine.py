@@ -1,0 +1,129 @@
+"""The seam between a training loop and what computes: build, step, evaluate, state.
+
+An engine builds *trainables*. A trainable is one network on one rank of its training group; all ranks
+of the group call the same methods in the same order, and the engine exchanges gradients inside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from fleet.errors import FleetError
+from fleet.mpi import Group
+from fleet.spec import NetworkSpec, Spec
+from preprocess.transforms import Affine
+
+# What a checkpoint holds of a network: arrays by name.
+Arrays = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """What networks are fed with.
+
+    Attributes:
+        shape: (height, width, channels) of a sample.
+        dtype: on the wire, a numpy type name.
+        classes: number of classes.
+        affine: what is done to a sample first, in the engine; None for nothing.
+    """
+
+    shape: tuple[int, int, int]
+    dtype: str
+    classes: int
+    affine: Affine | None
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Sums over the valid samples of one global batch."""
+
+    loss: float
+    correct: float
+    count: float
+
+
+class PeerFailed(FleetError):
+    """Another rank of the group failed in this step; its own reason comes from it."""
+
+
+class Trainable(Protocol):
+    """One network on one rank of its group."""
+
+    def step(self, images: np.ndarray, labels: np.ndarray, size: int) -> StepResult:
+        """Train on one global batch, of which this rank has some rows, perhaps none.
+
+        The loss is the mean over the samples of the global batch that could be read (label >= 0).
+
+        Args:
+            images: (rows, height, width, channels), as on the wire.
+            labels: (rows,) int64.
+            size: rows of the global batch, over all ranks.
+
+        Returns:
+            The sums over the whole batch, the same on every rank.
+
+        Raises:
+            Exception: whatever the network raises; :class:`PeerFailed` on the ranks where it did not.
+        """
+
+    def evaluate(self, images: np.ndarray, labels: np.ndarray) -> StepResult:
+        """Sums over these samples, of this rank alone, without training."""
+
+    def average_statistics(self) -> None:
+        """Give all ranks the mean of what each gathered by itself (batch normalisation's statistics)."""
+
+    def learning_rate(self) -> float:
+        """The learning rate of the next step."""
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Copies of all that training needs to go on: weights, optimizer, random state."""
+
+    def load(self, arrays: Arrays) -> None:
+        """Take a state up again.
+
+        Raises:
+            CheckpointError: it belongs to another network.
+        """
+
+    def export(self, arrays: Arrays, path: Path) -> None:
+        """Write the network with the weights of a state, for use without FLEET.
+
+        The last thing that is done with a trainable: it may take up that state.
+        """
+
+    def close(self) -> None:
+        """Give back what a group holds (Horovod)."""
+
+
+class Engine(Protocol):
+    """Builds trainables; one engine a trainer rank."""
+
+    exchange_name: str
+
+    def build(self, network: NetworkSpec, group: Group) -> Trainable:
+        """Build a network for a group; its weights follow from the network's seed.
+
+        Raises:
+            Exception: whatever the model function raises.
+        """
+
+
+def make_engine(spec: Spec, inputs: InputSpec, device: int | None) -> Engine:
+    """The engine that a spec asks for.
+
+    Args:
+        device: the GPU of this rank among those of its node, None on a machine without GPUs.
+    """
+    if spec.resources.engine == "numpy":
+        from fleet.engine_numpy import NumpyEngine
+
+        return NumpyEngine(inputs)
+    from fleet.engine_keras import KerasEngine
+
+    return KerasEngine(inputs, spec.resources.exchange, device)

@@ -1,0 +1,398 @@
+"""Keras 3 on TensorFlow: the engine that trains real networks.
+
+Besides :mod:`fleet.engine_models` this is the only module that imports TensorFlow, Keras or Horovod.
+
+A step is one ``tf.function``. Each rank sums the losses of its own rows and divides by the rows of the
+*global* batch; the exchange sums over the ranks; what could not be read is corrected for afterwards.
+So uneven shares are right, and a rank without rows takes part with zeros.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+# Told before TensorFlow starts; a user's own settings stand.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+
+import keras  # noqa: E402
+import numpy as np  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+from fleet.engine import Arrays, InputSpec, PeerFailed, StepResult  # noqa: E402
+from fleet.engine_models import build_model  # noqa: E402
+from fleet.errors import CheckpointError, UserError  # noqa: E402
+from fleet.mpi import Group, communicator_of  # noqa: E402
+from fleet.spec import NetworkSpec, Optimizer  # noqa: E402
+
+log = logging.getLogger("fleet.engine")
+
+
+class KerasEngine:
+    """Builds Keras networks on this rank's device.
+
+    Args:
+        inputs: what networks are fed with.
+        exchange: auto | horovod | mpi; auto takes Horovod where it is installed.
+        device: this rank's GPU among those that the node shows, None without GPUs.
+
+    Raises:
+        UserError: Horovod is asked for and is not installed.
+    """
+
+    def __init__(self, inputs: InputSpec, exchange: str, device: int | None) -> None:
+        self._inputs = inputs
+        take_gpu(device)
+        self._horovod = None if exchange == "mpi" else _import_horovod()
+        if exchange == "horovod" and self._horovod is None:
+            raise UserError("resources.exchange: horovod is asked for, and Horovod is not installed with MPI; "
+                            "right would be: mpi, or auto")
+        self.exchange_name = "mpi" if self._horovod is None else "horovod"
+        log.info("TensorFlow %s, Keras %s, gradients by %s", tf.__version__, keras.__version__, self.exchange_name)
+
+    def build(self, network: NetworkSpec, group: Group) -> KerasNetwork:  # noqa: D102 - Engine says it
+        keras.backend.clear_session()  # names and memory of the network before this one
+        train = network.train
+        policy = keras.config.dtype_policy()
+        keras.config.set_dtype_policy(train.precision)
+        try:
+            model = build_model(network.architecture, self._inputs.shape, self._inputs.classes, network.seed)
+        finally:
+            keras.config.set_dtype_policy(policy)
+        optimizer = make_optimizer(train.optimizer, network.learning_rate_scale(group.size))
+        if train.precision == "mixed_float16":
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+        optimizer.build(model.trainable_variables)
+        return KerasNetwork(model, optimizer, self._inputs, make_exchange(group, self._horovod), train.xla)
+
+
+def take_gpu(device: int | None) -> None:
+    """Use one GPU, and of its memory only what is needed.
+
+    Args:
+        device: its place among the GPUs that TensorFlow sees; an existing ``CUDA_VISIBLE_DEVICES``
+            has already chosen among the node's. None: no GPU at all.
+
+    Raises:
+        UserError: the node shows fewer GPUs than it has trainers.
+    """
+    gpus = tf.config.list_physical_devices("GPU")
+    if device is None or not gpus:
+        return
+    if len(gpus) > 1 and device >= len(gpus):
+        raise UserError(f"this node shows {len(gpus)} GPUs, and this rank is its trainer number {device}: "
+                        "start fewer ranks on it, or set resources.gpus_per_node")
+    # A launcher that shows each rank its own GPU alone has chosen already.
+    chosen = gpus[0] if len(gpus) == 1 else gpus[device]
+    tf.config.set_visible_devices([chosen], "GPU")
+    tf.config.experimental.set_memory_growth(chosen, True)
+
+
+def make_optimizer(settings: Optimizer, scale: float) -> keras.optimizers.Optimizer:
+    """The Keras optimizer of a spec; ``scale`` multiplies its learning rate."""
+    rate = settings.learning_rate
+    if isinstance(rate, dict):
+        arguments = dict(rate)
+        schedule = getattr(keras.optimizers.schedules, arguments.pop("name"))(**arguments)
+        rate = schedule if scale == 1 else _Scaled(schedule, scale)
+    else:
+        rate = rate * scale
+    names = ("momentum", "nesterov", "beta_1", "beta_2", "epsilon", "weight_decay", "global_clipnorm")
+    given = {name: getattr(settings, name) for name in names if getattr(settings, name) is not None}
+    kinds = {"sgd": keras.optimizers.SGD, "adam": keras.optimizers.Adam, "adamw": keras.optimizers.AdamW}
+    return kinds[settings.name](learning_rate=rate, **given)
+
+
+class _Scaled(keras.optimizers.schedules.LearningRateSchedule):
+    """Another schedule, multiplied."""
+
+    def __init__(self, schedule: Any, scale: float) -> None:
+        self._schedule, self._scale = schedule, scale
+
+    def __call__(self, step: Any) -> Any:
+        return self._schedule(step) * self._scale
+
+    def get_config(self) -> dict[str, Any]:
+        return {"schedule": keras.optimizers.schedules.serialize(self._schedule), "scale": self._scale}
+
+
+# ---- one network -------------------------------------------------------------------------------
+
+
+class KerasNetwork:
+    """A Keras model in training, on one rank of its group."""
+
+    def __init__(self, model: keras.Model, optimizer: keras.optimizers.Optimizer, inputs: InputSpec,
+                 exchange: GradientExchange, xla: bool) -> None:
+        self._model, self._optimizer, self._exchange = model, optimizer, exchange
+        self._affine = inputs.affine
+        signature = [tf.TensorSpec((None, *inputs.shape), inputs.dtype), tf.TensorSpec((None,), tf.int64),
+                     tf.TensorSpec((), tf.float32)]
+        compiled = {"input_signature": signature, "jit_compile": xla or None}
+        if exchange.is_in_graph:
+            if exchange.group.size > 1:  # XLA does not know Horovod's operation
+                compiled["jit_compile"] = None
+            self._fused = tf.function(self._compute_exchange_apply, **compiled)
+            self._fused_empty = tf.function(self._zeros_exchange_apply)
+        else:
+            self._local = tf.function(self._compute, **compiled)
+            self._update = tf.function(self._apply)
+        self._judge = tf.function(self._evaluate, input_signature=signature[:2])
+
+    # ---- what the trainer calls ----
+
+    def step(self, images: np.ndarray, labels: np.ndarray, size: int) -> StepResult:  # noqa: D102 - Trainable says it
+        scale = np.float32(size)
+        if self._exchange.is_in_graph:
+            return self._step_in_graph(images, labels, scale)
+        gradients, sums = self._empty(), np.zeros(3, np.float32)
+        error: Exception | None = None
+        try:
+            if len(labels):
+                gradients, sums = self._local(images, labels, scale)
+        except Exception as caught:  # the other ranks wait for this one's part
+            error = caught
+        gradients, sums = self._exchange.sum(gradients, sums, error)
+        if float(sums[2]):
+            self._update(gradients, scale / sums[2])
+        return StepResult(*map(float, sums))
+
+    def _step_in_graph(self, images: np.ndarray, labels: np.ndarray, scale: np.float32) -> StepResult:
+        try:
+            sums = self._fused(images, labels, scale) if len(labels) else self._fused_empty(scale)
+        except Exception as error:
+            # Wakes the ranks that wait inside the exchange: they raise as well.
+            self._exchange.close()
+            if "Horovod has been shut down" in str(error):
+                raise PeerFailed("another rank of the group failed in this step") from error
+            raise
+        return StepResult(*map(float, sums))
+
+    def evaluate(self, images: np.ndarray, labels: np.ndarray) -> StepResult:  # noqa: D102
+        return StepResult(*map(float, self._judge(images, labels)))
+
+    def average_statistics(self) -> None:
+        """Give all ranks the mean of the floating-point variables that are not trained.
+
+        These are the moving means and variances of batch normalisation, which each rank has gathered on
+        its own rows.
+        """
+        if self._exchange.group.size == 1:
+            return
+        for variable in self._model.non_trainable_variables:
+            if "float" in variable.dtype:
+                value = np.asarray(variable.numpy(), np.float64)
+                self._exchange.group.sum(value)
+                variable.assign(value / self._exchange.group.size)
+
+    def learning_rate(self) -> float:  # noqa: D102
+        return float(keras.ops.convert_to_numpy(self._optimizer.learning_rate))
+
+    def state(self) -> dict[str, np.ndarray]:  # noqa: D102
+        return {name: np.array(variable.numpy()) for name, variable in self._named()}
+
+    def load(self, arrays: Arrays) -> None:  # noqa: D102
+        named = dict(self._named())
+        wrong = [name for name in named if name not in arrays or arrays[name].shape != tuple(named[name].shape)]
+        if wrong or len(named) != len(arrays):
+            raise CheckpointError("a checkpoint of another network: it differs in "
+                                  + ", ".join([*wrong, *(name for name in arrays if name not in named)][:5]))
+        for name, variable in named.items():
+            variable.assign(arrays[name])
+
+    def export(self, arrays: Arrays, path: Path) -> None:
+        """Write the network as a ``.keras`` file that plain Keras loads in safe mode.
+
+        The file takes samples as the stream carries them (images of 0 to 255, where ``scale`` is the last
+        transform) and gives logits.
+        """
+        self.load(arrays)
+        model = self._model
+        if self._affine is not None:
+            raw = keras.Input(model.input_shape[1:], name="raw_image")
+            scaled = keras.layers.Rescaling(self._affine.multiplier.tolist(), self._affine.offset.tolist())(raw)
+            model = keras.Model(raw, model(scaled), name=model.name)
+        model.save(path)
+
+    def close(self) -> None:  # noqa: D102
+        self._exchange.close()
+
+    # ---- what runs inside a graph ----
+
+    def _inputs(self, images: tf.Tensor) -> tf.Tensor:
+        images = tf.cast(images, tf.float32)
+        if self._affine is None:
+            return images
+        return images * self._affine.multiplier + self._affine.offset
+
+    def _compute(self, images: tf.Tensor, labels: tf.Tensor, size: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """This rank's share of the gradient of the mean loss, and its sums (loss, correct, count)."""
+        valid = labels >= 0
+        with tf.GradientTape() as tape:
+            logits = tf.cast(self._model(self._inputs(images), training=True), tf.float32)
+            losses = _losses(logits, labels, valid)
+            loss = tf.reduce_sum(losses) / size
+            # A penalty on weights belongs to the whole batch once: each rank brings its share of it.
+            extra = [tf.cast(extra, tf.float32) for extra in self._model.losses]
+            if extra:
+                loss += tf.add_n(extra) / self._exchange.group.size
+            scaled = self._optimizer.scale_loss(loss)
+        variables = [variable.value for variable in self._model.trainable_variables]
+        gradients = tape.gradient(scaled, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]  # dense, also of embeddings
+        return gradients, _sums(losses, logits, labels, valid)
+
+    def _apply(self, gradients: Sequence[tf.Tensor], correction: tf.Tensor) -> None:
+        self._optimizer.apply(
+            [gradient * tf.cast(correction, gradient.dtype) for gradient in gradients],
+            self._model.trainable_variables)
+
+    def _compute_exchange_apply(self, images: tf.Tensor, labels: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+        return self._exchange_apply(*self._compute(images, labels, size), size)
+
+    def _zeros_exchange_apply(self, size: tf.Tensor) -> tf.Tensor:
+        return self._exchange_apply(self._empty(), tf.zeros(3), size)
+
+    def _exchange_apply(self, gradients: Sequence[tf.Tensor], sums: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+        gradients, sums = self._exchange.sum_in_graph(gradients, sums)
+        # A batch of which no sample could be read changes nothing.
+        tf.cond(sums[2] > 0, lambda: self._apply(gradients, size / sums[2]), lambda: None)
+        return sums
+
+    def _evaluate(self, images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        valid = labels >= 0
+        logits = tf.cast(self._model(self._inputs(images), training=False), tf.float32)
+        return _sums(_losses(logits, labels, valid), logits, labels, valid)
+
+    # ---- small things ----
+
+    def _empty(self) -> list[tf.Tensor]:
+        return [tf.zeros(variable.shape, variable.value.dtype) for variable in self._model.trainable_variables]
+
+    def _named(self) -> list[tuple[str, Any]]:
+        """All variables by a name that the same network has in every process: place and path."""
+        pairs = [*(("model", variable) for variable in self._model.variables),
+                 *(("optimizer", variable) for variable in self._optimizer.variables)]
+        return [(f"{owner}/{place:04d}/{variable.path}", variable) for place, (owner, variable) in enumerate(pairs)]
+
+
+def _losses(logits: tf.Tensor, labels: tf.Tensor, valid: tf.Tensor) -> tf.Tensor:
+    """The cross entropy of each sample, 0 for those that could not be read."""
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.maximum(labels, 0), logits)
+    return tf.where(valid, losses, tf.zeros_like(losses))
+
+
+def _sums(losses: tf.Tensor, logits: tf.Tensor, labels: tf.Tensor, valid: tf.Tensor) -> tf.Tensor:
+    hits = tf.equal(tf.argmax(logits, axis=1, output_type=tf.int64), labels)
+    return tf.stack([tf.reduce_sum(losses), tf.reduce_sum(tf.cast(hits, tf.float32)),
+                     tf.reduce_sum(tf.cast(valid, tf.float32))])
+
+
+# ---- exchanging gradients ----------------------------------------------------------------------
+
+
+class GradientExchange(Protocol):
+    """Sums over the group: one seam, equal results."""
+
+    group: Group
+    is_in_graph: bool  # which of the two sums below is called
+
+    def sum(self, gradients: Sequence[Any], sums: Any, error: Exception | None) -> tuple[Sequence[Any], Any]:
+        """Sum outside of a graph; raises on all ranks when one brings an error."""
+
+    def sum_in_graph(self, gradients: Sequence[tf.Tensor], sums: tf.Tensor) -> tuple[Sequence[tf.Tensor], tf.Tensor]:
+        """Sum inside a graph, while the backward pass still runs."""
+
+    def close(self) -> None:
+        """Leave the group."""
+
+
+def make_exchange(group: Group, horovod: Any) -> GradientExchange:
+    """The exchange of a group."""
+    if group.size == 1:
+        return NoExchange(group)
+    return MpiExchange(group) if horovod is None else HorovodExchange(group, horovod)
+
+
+class NoExchange:
+    """A group of one rank has all gradients already; the whole step is one graph."""
+
+    is_in_graph = True
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+
+    def sum(self, gradients: Sequence[Any], sums: Any, error: Exception | None) -> tuple[Sequence[Any], Any]:
+        """Not used: there is nothing to leave the graph for."""
+        raise NotImplementedError
+
+    def sum_in_graph(self, gradients: Sequence[tf.Tensor], sums: tf.Tensor) -> tuple[Sequence[tf.Tensor], tf.Tensor]:  # noqa: D102
+        return gradients, sums
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class MpiExchange:
+    """One MPI reduction of one buffer a step."""
+
+    is_in_graph = False
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+
+    def sum(self, gradients: Sequence[Any], sums: Any, error: Exception | None) -> tuple[Sequence[Any], Any]:  # noqa: D102
+        arrays = [np.asarray(gradient, np.float32) for gradient in gradients]
+        flat = np.concatenate([*(array.ravel() for array in arrays), np.asarray(sums), [error is not None]],
+                              dtype=np.float32)
+        self.group.sum(flat)
+        if error is not None:
+            raise error
+        if flat[-1]:
+            raise PeerFailed("another rank of the group failed in this step")
+        ends = np.cumsum([array.size for array in arrays])
+        parts = np.split(flat[:-4], ends[:-1])
+        return [part.reshape(array.shape).astype(gradient.dtype.as_numpy_dtype)
+                for part, array, gradient in zip(parts, arrays, gradients, strict=True)], flat[-4:-1]
+
+    def sum_in_graph(self, gradients: Sequence[tf.Tensor], sums: tf.Tensor) -> tuple[Sequence[tf.Tensor], tf.Tensor]:
+        """Not used: MPI is called from Python."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class HorovodExchange:
+    """Horovod, whose whole world is the group for as long as the group lives."""
+
+    is_in_graph = True
+
+    def __init__(self, group: Group, horovod: Any) -> None:
+        self.group, self._horovod = group, horovod
+        horovod.init(comm=communicator_of(group))
+
+    def sum(self, gradients: Sequence[Any], sums: Any, error: Exception | None) -> tuple[Sequence[Any], Any]:
+        """Not used: Horovod sums inside the graph."""
+        raise NotImplementedError
+
+    def sum_in_graph(self, gradients: Sequence[tf.Tensor], sums: tf.Tensor) -> tuple[Sequence[tf.Tensor], tf.Tensor]:  # noqa: D102
+        *gradients, sums = self._horovod.grouped_allreduce([*gradients, sums], op=self._horovod.Sum)
+        return gradients, sums
+
+    def close(self) -> None:  # noqa: D102
+        if self._horovod.is_initialized():
+            self._horovod.shutdown()
+
+
+def _import_horovod() -> Any:
+    try:
+        import horovod.tensorflow as horovod
+    except Exception as error:  # built for another TensorFlow, it fails in many ways
+        log.info("Horovod is not usable: %s", error)
+        return None
+    return horovod if horovod.mpi_built() else None

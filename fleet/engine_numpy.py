@@ -1,0 +1,127 @@
+"""A small engine: softmax regression in NumPy, float64, exact gradients.
+
+It trains real networks, if plain ones, in microseconds a step. With it the whole runtime is tested:
+groups, stream, rounds, checkpoints, failures. It is also an oracle: what it computes can be written
+down by hand.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from fleet.checkpoint import write_arrays
+from fleet.engine import Arrays, InputSpec, PeerFailed, StepResult
+from fleet.errors import CheckpointError, ModelError
+from fleet.families import load_function
+from fleet.mpi import Group
+from fleet.spec import NetworkSpec
+
+
+class NumpyEngine:
+    """Builds softmax regressions, ``family: softmax``.
+
+    ``build: module:function`` may give the first weights instead: it is called with ``input_shape``,
+    ``classes`` and the network's arguments, and returns an array (features + 1, classes), the last row
+    being the biases.
+    """
+
+    exchange_name = "mpi"
+
+    def __init__(self, inputs: InputSpec) -> None:
+        self._inputs = inputs
+
+    def build(self, network: NetworkSpec, group: Group) -> SoftmaxRegression:  # noqa: D102 - Engine says it
+        features = int(np.prod(self._inputs.shape))
+        shape = (features + 1, self._inputs.classes)
+        if network.architecture.kind == "import":
+            weights = load_function(network.architecture.target)(
+                input_shape=self._inputs.shape, classes=self._inputs.classes, **network.architecture.args)
+            weights = np.array(weights, np.float64)
+            if weights.shape != shape:
+                raise ModelError(f"{network.architecture.target} returned weights of shape {weights.shape}, not {shape}")
+        else:
+            weights = np.random.default_rng(network.seed).normal(0, 0.01, shape)
+        return SoftmaxRegression(network, group, self._inputs, weights)
+
+
+class SoftmaxRegression:
+    """Multinomial logistic regression, trained by gradient descent with momentum."""
+
+    def __init__(self, network: NetworkSpec, group: Group, inputs: InputSpec, weights: np.ndarray) -> None:
+        optimizer = network.train.optimizer
+        if optimizer.name != "sgd" or not isinstance(optimizer.learning_rate, float):
+            raise ModelError("the numpy engine has sgd with a constant learning rate only")
+        self._group, self._inputs = group, inputs
+        self._rate = optimizer.learning_rate * network.learning_rate_scale(group.size)
+        self._momentum = optimizer.momentum or 0.0
+        self._weights = weights
+        self._velocity = np.zeros_like(weights)
+
+    def step(self, images: np.ndarray, labels: np.ndarray, size: int) -> StepResult:  # noqa: D102 - Trainable says it
+        valid = labels >= 0
+        inputs, labels = self._features(images[valid]), labels[valid]
+        # One buffer, one reduction: the gradient, then loss, correct, count and a sign of failure.
+        buffer = np.zeros(self._weights.size + 4)
+        error: Exception | None = None
+        try:
+            probabilities, losses, correct = self._predict(inputs, labels)
+            probabilities[np.arange(len(labels)), labels] -= 1
+            buffer[:-4] = (inputs.T @ probabilities).ravel()
+            buffer[-4:-1] = losses.sum(), correct.sum(), len(labels)
+        except Exception as caught:  # the other ranks are waiting for this one's part
+            error, buffer[-1] = caught, 1
+        self._group.sum(buffer)
+        if error is not None:
+            raise error
+        loss, correct_sum, count, failed = buffer[-4:]
+        if failed:
+            raise PeerFailed("another rank of the group failed in this step")
+        gradient = buffer[:-4].reshape(self._weights.shape) / max(count, 1)
+        self._velocity = self._momentum * self._velocity - self._rate * gradient
+        self._weights = self._weights + self._velocity
+        return StepResult(float(loss), float(correct_sum), float(count))
+
+    def evaluate(self, images: np.ndarray, labels: np.ndarray) -> StepResult:  # noqa: D102
+        valid = labels >= 0
+        _, losses, correct = self._predict(self._features(images[valid]), labels[valid])
+        return StepResult(float(losses.sum()), float(correct.sum()), float(valid.sum()))
+
+    def average_statistics(self) -> None:
+        """There are none."""
+
+    def learning_rate(self) -> float:  # noqa: D102
+        return self._rate
+
+    def state(self) -> dict[str, np.ndarray]:  # noqa: D102
+        return {"weights": self._weights.copy(), "velocity": self._velocity.copy()}
+
+    def load(self, arrays: Arrays) -> None:  # noqa: D102
+        if set(arrays) != {"weights", "velocity"} or arrays["weights"].shape != self._weights.shape:
+            shapes = json.dumps({name: list(array.shape) for name, array in arrays.items()})
+            raise CheckpointError(f"a checkpoint of another network: {shapes}")
+        self._weights = np.array(arrays["weights"])
+        self._velocity = np.array(arrays["velocity"])
+
+    def export(self, arrays: Arrays, path: Path) -> None:
+        """Write the weights as HDF5: there is no Keras here to write a ``.keras`` file with."""
+        write_arrays(path.with_suffix(".h5"), arrays, {})
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _features(self, images: np.ndarray) -> np.ndarray:
+        scaled = images if self._inputs.affine is None else self._inputs.affine.apply(images)
+        flat = scaled.reshape(len(images), -1).astype(np.float64)
+        return np.concatenate([flat, np.ones((len(flat), 1))], axis=1)
+
+    def _predict(self, inputs: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        logits = inputs @ self._weights
+        logits -= logits.max(axis=1, keepdims=True)
+        probabilities = np.exp(logits)
+        probabilities /= probabilities.sum(axis=1, keepdims=True)
+        with np.errstate(divide="ignore"):  # an infinite loss is a fact, which the trainer reports
+            losses = -np.log(probabilities[np.arange(len(labels)), labels])
+        return probabilities, losses, probabilities.argmax(axis=1) == labels

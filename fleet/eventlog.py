@@ -1,0 +1,58 @@
+"""The event log: every decision and every epoch of a run, a JSON object a line.
+
+It is written by the coordinator alone, is only ever appended to, and says enough to replay the run in
+the simulator and to draw the report. A run that is resumed goes on in the same file.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+class EventLog:
+    """Appends to a run's event log.
+
+    Args:
+        path: of the file.
+        clock: seconds, from any origin; a test may give its own.
+    """
+
+    def __init__(self, path: Path, clock: Any = time.monotonic) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - it is open as long as the run
+        if _is_torn(path):
+            self._file.write("\n")
+        self._clock, self._start = clock, clock()
+
+    def add(self, event: str, **fields: Any) -> None:
+        """Append one event; ``t_s`` is seconds since this launch began."""
+        record = {"t_s": round(self.now(), 6), "event": event, **fields}
+        self._file.write(json.dumps(record) + "\n")
+        self._file.flush()
+
+    def now(self) -> float:
+        """Seconds since this launch began."""
+        return self._clock() - self._start
+
+
+def _is_torn(path: Path) -> bool:
+    """Whether a killed run left half a line at the end."""
+    with open(path, "rb") as file:
+        if not file.seek(0, 2):
+            return False
+        file.seek(-1, 2)
+        return file.read() != b"\n"
+
+
+def read_events(path: Path) -> Iterator[dict[str, Any]]:
+    """The events of a run, in order; half a line, left by a killed run, is passed over."""
+    with open(path, encoding="utf-8") as file:
+        for line in file:
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError:
+                continue

@@ -1,0 +1,150 @@
+"""Every message between ranks, and the tag under which each role listens.
+
+The coordinator tells, trainers and preprocessors answer. A message is a named
+tuple of plain values; MPI carries it, nothing of it ever goes to disk.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+from fleet.checkpoint import EpochRecord
+
+
+class Tag(IntEnum):
+    """Who is spoken to: a rank may bear several roles."""
+
+    COORDINATOR = 1
+    TRAINER = 2
+    PREPROCESSOR = 3
+
+
+# ---- coordinator to trainers -------------------------------------------------------------------
+
+
+class Measure(NamedTuple):
+    """Measure a network's training rate on a group of ranks."""
+
+    network: str
+    ranks: tuple[int, ...]
+    group: int  # a number that no other group of the run has
+
+
+class Start(NamedTuple):
+    """Train a network on a group of ranks, from its last checkpoint if it has one."""
+
+    network: str
+    ranks: tuple[int, ...]
+    group: int
+    stream_epoch: int
+
+
+class GoOn(NamedTuple):
+    """Train another epoch, on this stream epoch."""
+
+    stream_epoch: int
+
+
+class Joined(NamedTuple):
+    """All ranks of a group have told the stream from where on they read."""
+
+    network: str
+
+
+class Stop(NamedTuple):
+    """Stop training this network: it is final, or its GPUs go to others."""
+
+    final: bool
+
+
+class Exit(NamedTuple):
+    """The run is over."""
+
+    status: int
+
+
+# ---- trainers to the coordinator ---------------------------------------------------------------
+
+
+class Ready(NamedTuple):
+    """A trainer waits for work."""
+
+    rank: int
+
+
+class Measured(NamedTuple):
+    """What was measured: samples/s of the whole group, or why there is no number."""
+
+    network: str
+    gpus: int
+    rate: float
+    seconds: float
+    reason: str
+
+
+class Pace(NamedTuple):
+    """How far a group is, for the live view."""
+
+    network: str
+    samples: int
+    samples_per_s: float
+
+
+class EpochDone(NamedTuple):
+    """A group has finished an epoch and waits for what comes next."""
+
+    network: str
+    record: EpochRecord
+    blocked_s: float  # what training waited for checkpoints in this epoch
+    final: str  # why the network is done, or nothing
+
+
+class Stopped(NamedTuple):
+    """A group has stopped; its checkpoint is written, its ranks are free."""
+
+    network: str
+    checkpoint_s: float
+
+
+class Failed(NamedTuple):
+    """A network failed; its ranks are free."""
+
+    network: str
+    reason: str
+    detail: str
+
+
+# ---- coordinator to preprocessors, and back ----------------------------------------------------
+
+
+class Produce(NamedTuple):
+    """How far the stream may be produced, and from where on groups may still join.
+
+    ``limit``, ``hold`` and ``first`` are chunk numbers of the stream (see :mod:`fleet.segment`); ``first``
+    is the stream's first chunk and ``turns`` the ranks that produce in turn: both are the same in every
+    message of a run.
+    """
+
+    limit: int
+    hold: int
+    first: int
+    turns: tuple[int, ...]
+
+
+class Throughput(NamedTuple):
+    """How fast one preprocessor prepares samples."""
+
+    samples_per_s: float
+
+
+class Bad(NamedTuple):
+    """A sample that could not be read."""
+
+    name: str
+    reason: str
+    training: bool
+
+
+Message = (Measure | Start | GoOn | Stop | Exit | Ready | Measured | Pace | EpochDone | Stopped | Failed
+           | Produce | Throughput | Bad)

@@ -1,0 +1,202 @@
+"""The one door through which MPI comes in.
+
+A rank that waits polls and sleeps up to a millisecond: one that blocks inside an
+MPI call burns a core, which on a laptop is half of the machine.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, TypeVar
+
+import numpy as np
+from mpi4py import MPI
+
+from fleet.messages import Message, Tag
+
+T = TypeVar("T")
+
+_SHORTEST_S = 20e-6
+_LONGEST_S = 1e-3
+
+
+class Backoff:
+    """Sleeps that grow from 20 microseconds to a millisecond, until something happens."""
+
+    def __init__(self) -> None:
+        self._pause = _SHORTEST_S
+
+    def reset(self) -> None:
+        """Something happened: be quick again."""
+        self._pause = _SHORTEST_S
+
+    def sleep(self) -> None:
+        """Wait a little, the next time a little longer."""
+        time.sleep(self._pause)
+        self._pause = min(2 * self._pause, _LONGEST_S)
+
+
+class World:
+    """All ranks of the launch, and this rank among them.
+
+    Attributes:
+        duties: functions that this rank owes the run whenever it waits (rank 0 coordinates,
+            even while it trains); each does a bounded piece of work and says whether it did any.
+    """
+
+    def __init__(self, comm: MPI.Intracomm | None = None) -> None:
+        self.comm = (comm or MPI.COMM_WORLD).Dup()
+        self.rank: int = self.comm.rank
+        self.size: int = self.comm.size
+        self.host = socket.gethostname()
+        self.duties: list[Callable[[], bool]] = []
+        self._pending: list[MPI.Request] = []
+
+    # ---- where the ranks are ----
+
+    def node_of(self) -> tuple[int, ...]:
+        """The node of each rank, numbered in order of first appearance; collective.
+
+        ``FLEET_RANKS_PER_NODE=2`` pretends that every two ranks are a node of their own: the paths
+        between nodes can then be tried on one machine.
+        """
+        pretended = os.environ.get("FLEET_RANKS_PER_NODE")
+        if pretended:
+            return tuple(rank // int(pretended) for rank in range(self.size))
+        node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
+        names = self.comm.allgather(node.bcast((self.host, self.rank)))
+        node.Free()
+        numbers: dict[tuple[str, int], int] = {}
+        return tuple(numbers.setdefault(name, len(numbers)) for name in names)
+
+    def share(self, value: T | None, root: int = 0) -> T:
+        """Give all ranks the root's value; collective, for the start of a run only."""
+        return self.comm.bcast(value, root=root)
+
+    def gather(self, value: T) -> list[T]:
+        """Give all ranks everybody's value; collective, for the start of a run only."""
+        return self.comm.allgather(value)
+
+    # ---- messages ----
+
+    def tell(self, rank: int, tag: Tag, message: Message) -> None:
+        """Send a message; returns at once."""
+        self._pending = [request for request in self._pending if not request.Test()]
+        self._pending.append(self.comm.isend(message, dest=rank, tag=tag))
+
+    def hear(self, tag: Tag) -> Message | None:
+        """The next message under a tag, if one has come."""
+        if not self.comm.iprobe(tag=tag):
+            return None
+        return self.comm.recv(tag=tag)
+
+    def wait(self, ready: Callable[[], T | None]) -> T:
+        """Poll until ``ready`` gives something, doing this rank's duties meanwhile."""
+        backoff = Backoff()
+        while (value := ready()) is None:
+            if any([duty() for duty in self.duties]):
+                backoff.reset()
+            else:
+                backoff.sleep()
+        return value
+
+    def await_message(self, tag: Tag) -> Message:
+        """Wait for the next message under a tag."""
+        return self.wait(lambda: self.hear(tag))
+
+    # ---- groups ----
+
+    def group(self, ranks: Sequence[int], number: int) -> Group:
+        """A communicator of some ranks; collective over them only."""
+        members = self.comm.group.Incl(list(ranks))
+        # Tags are bounded (MPI promises 32767 at least); numbers that far apart never meet.
+        comm = self.comm.Create_group(members, tag=number % 32000)
+        members.Free()
+        return Group(self, comm)
+
+    # ---- ends ----
+
+    def finish(self) -> None:
+        """Leave together with all other ranks, without burning a core on the wait; collective."""
+        self.wait(lambda: all([request.Test() for request in self._pending]) or None)
+        barrier = self.comm.Ibarrier()
+        self.wait(lambda: barrier.Test() or None)
+
+    def abort(self, error: BaseException, status: int = 1) -> NoReturn:
+        """End all ranks at once, after one report that says who, where and why."""
+        report = "".join(traceback.format_exception(error))
+        print(f"\nfleet: rank {self.rank} of {self.size} on {self.host} failed; all ranks end.\n{report}",
+              file=sys.stderr, flush=True)
+        self.comm.Abort(status)
+        raise SystemExit(status)
+
+
+class Group:
+    """The ranks that train one network together.
+
+    All methods are collective over the group; waiting ranks poll and sleep.
+    """
+
+    def __init__(self, world: World, comm: MPI.Intracomm) -> None:
+        self.comm = comm
+        self.rank: int = comm.rank
+        self.size: int = comm.size
+        self._world = world
+
+    @property
+    def is_master(self) -> bool:
+        """Whether this rank speaks for the group."""
+        return self.rank == 0
+
+    def _complete(self, request: MPI.Request) -> None:
+        self._world.wait(lambda: request.Test() or None)
+
+    def sum(self, buffer: np.ndarray) -> None:
+        """Replace a buffer, on every rank, by the sum of all ranks' buffers."""
+        if self.size > 1:
+            self._complete(self.comm.Iallreduce(MPI.IN_PLACE, buffer, op=MPI.SUM))
+
+    def broadcast(self, buffer: np.ndarray) -> None:
+        """Give every rank the master's buffer."""
+        if self.size > 1:
+            self._complete(self.comm.Ibcast(buffer, root=0))
+
+    def exchange(self, value: T) -> list[T]:
+        """Give every rank the values of all, small ones."""
+        if self.size == 1:
+            return [value]
+        self._complete(self.comm.Ibarrier())  # then nobody blocks long in the next line
+        return self.comm.allgather(value)
+
+    def from_master(self, value: T | None) -> T:
+        """Give every rank the master's value, a small one."""
+        if self.size == 1:
+            return value  # type: ignore[return-value]
+        self._complete(self.comm.Ibarrier())
+        return self.comm.bcast(value, root=0)
+
+    def free(self) -> None:
+        """Give the communicator back."""
+        self.comm.Free()
+
+
+def thread_support() -> str:
+    """The thread level of this MPI, by name; Horovod's background thread wants `multiple`."""
+    names = {MPI.THREAD_SINGLE: "single", MPI.THREAD_FUNNELED: "funneled",
+             MPI.THREAD_SERIALIZED: "serialized", MPI.THREAD_MULTIPLE: "multiple"}
+    return names[MPI.Query_thread()]
+
+
+def library() -> str:
+    """The name and version of the MPI library."""
+    return MPI.Get_library_version().split("\n")[0].split(",")[0].strip("\0 ")
+
+
+def communicator_of(group: Group) -> Any:
+    """The group's mpi4py communicator, for Horovod."""
+    return group.comm

@@ -1,0 +1,219 @@
+"""All that is checked before any rank waits: the spec against the data, the ranks and the run's folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fleet.checkpoint import EpochRecord, read_state
+from fleet.engine import InputSpec
+from fleet.errors import CheckpointError, UserError
+from fleet.families import check_input
+from fleet.identity import identity
+from fleet.paths import RunPaths, replacing
+from fleet.roles import Roles, assign
+from fleet.segment import Layout, plan_layout
+from fleet.spec import Batch, NetworkSpec, Spec, dump, load, with_output
+from preprocess.pipeline import Pipeline
+from preprocess.source import DataSet, open_data
+from preprocess.transforms import Transform, parse_transforms
+from scheduler.base import Network, RateTable
+from scheduler.ratesfile import read_rates
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What every rank needs to take up its role.
+
+    Attributes:
+        layout: of the stream; None where every trainer prepares its own samples.
+        rates: where they need not be measured.
+        replayed: the history to train again, of the one network that there is.
+    """
+
+    spec: Spec
+    paths: RunPaths
+    data: DataSet
+    transforms: tuple[Transform, ...]
+    inputs: InputSpec
+    roles: Roles
+    layout: Layout | None
+    rates: RateTable | None
+    replayed: tuple[EpochRecord, ...] = ()
+    plain: bool = False
+
+    def training(self) -> Pipeline:
+        """How training samples are prepared."""
+        return Pipeline(self.data.train, self.transforms, self.spec.seed)
+
+    def evaluation(self) -> Pipeline | None:
+        """How validation samples are prepared."""
+        if self.data.validation is None:
+            return None
+        return Pipeline(self.data.validation, self.transforms, self.spec.seed)
+
+
+def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh: bool = False,
+            replay: str | None = None, only: str | None = None, plain: bool = False) -> Prepared:
+    """Read and check everything; nothing is written before all of it is right.
+
+    Args:
+        path: of the spec.
+        node_of: the node of each rank.
+        gpus_per_node: as the nodes show them, None without GPUs.
+        fresh: start over.
+        replay, only: train one network of a run again.
+
+    Raises:
+        UserError, InputError: what is wrong, and what would be right.
+    """
+    spec, replayed = load(path), ()
+    if replay is not None and only is not None:
+        spec, replayed = _replaying(spec, RunPaths(Path(replay)), only)
+        fresh = True
+    data, transforms, inputs = open_inputs(spec)
+    if spec.resources.gpus_per_node != "auto":
+        gpus_per_node = spec.resources.gpus_per_node
+    roles = assign(node_of, None if spec.resources.preprocessors == "auto" else spec.resources.preprocessors,
+                   gpus_per_node, own_preprocessing=bool(replayed) or spec.schedule.policy == "baseline")
+    _check_networks(spec, inputs, data, len(roles.trainers))
+    layout = None
+    if roles.shared:
+        most = [min(network.max_gpus or len(roles.trainers), len(roles.trainers)) for network in spec.networks]
+        largest = max(network.global_batch(gpus) for network, gpus in zip(spec.networks, most, strict=True))
+        layout = plan_layout(inputs.shape, inputs.dtype, len(data.train), spec.data.window, largest,
+                             readers=roles.gpus_per_node)
+    paths = RunPaths(spec.output)
+    rates = _rates(spec, len(data.train), roles) if not replayed else _no_need(spec, roles)
+    if replayed:
+        _check_identity(spec, inputs, RunPaths(Path(str(replay))))
+    _take_folder(spec, paths, inputs, fresh)
+    return Prepared(spec, paths, data, transforms, inputs, roles, layout, rates, tuple(replayed), plain)
+
+
+def open_inputs(spec: Spec) -> tuple[DataSet, tuple[Transform, ...], InputSpec]:
+    """Open the data of a spec and look at its samples.
+
+    Raises:
+        InputError: the data is not there, or not what it should be.
+    """
+    settings = spec.data
+    transforms = parse_transforms(settings.transforms)
+    data = open_data(settings.source, settings.path, settings.validation, spec.seed)
+    pipeline = Pipeline(data.train, transforms, spec.seed)
+    return data, transforms, InputSpec(pipeline.shape, str(pipeline.dtype), len(data.classes), pipeline.affine)
+
+
+def _check_networks(spec: Spec, inputs: InputSpec, data: DataSet, trainers: int) -> None:
+    wrong = []
+    for network in spec.networks:
+        batch = network.train.batch.size
+        if batch > len(data.train):
+            wrong.append(f"{network.name}: train.batch.size: {batch} is more than the {len(data.train)} training samples")
+        if network.min_gpus > trainers:
+            wrong.append(f"{network.name}: gpus: wants at least {network.min_gpus} trainers, and there are {trainers}: "
+                         "start more ranks")
+        if data.validation is None and network.train.converge.monitor.startswith("val_"):
+            wrong.append(f"{network.name}: train.converge.monitor: {network.train.converge.monitor} wants validation "
+                         "data: give data.validation, or monitor accuracy or loss")
+        if network.architecture.kind == "family":
+            try:
+                check_input(network.architecture.settings, inputs.shape)
+            except UserError as error:
+                wrong.append(f"{network.name}: {error}")
+    if wrong:
+        raise UserError("\n  ".join([f"{len(wrong)} of the networks cannot be trained as the spec says", *wrong]))
+
+
+# ---- rates -------------------------------------------------------------------------------------
+
+
+def _rates(spec: Spec, samples: int, roles: Roles) -> RateTable | None:
+    """The rates of a file, with the bounds of the spec; None where they are to be measured."""
+    if spec.schedule.rates is None:
+        return None
+    table = read_rates(spec.schedule.rates)
+    known = {network.name: network for network in table.models}
+    missing = [network.name for network in spec.networks if network.name not in known]
+    if missing:
+        raise UserError(f"{spec.schedule.rates} has no rates of {', '.join(missing)}")
+    return RateTable(samples, roles.gpus_per_node, tuple(
+        dataclasses.replace(known[network.name], min_gpus=network.min_gpus, max_gpus=network.max_gpus)
+        for network in spec.networks), table.comm_s)
+
+
+def _no_need(spec: Spec, roles: Roles) -> RateTable:
+    """One network has nobody to be compared with."""
+    return RateTable(1, roles.gpus_per_node, tuple(Network(network.name, (1.0,)) for network in spec.networks))
+
+
+# ---- replaying ---------------------------------------------------------------------------------
+
+
+def _replaying(spec: Spec, paths: RunPaths, name: str) -> tuple[Spec, tuple[EpochRecord, ...]]:
+    """A spec of one network, trained for as many epochs as its history has."""
+    if name not in spec.by_name:
+        raise UserError(f"--only {name}: the spec has no such network; it has {', '.join(spec.by_name)}")
+    try:
+        history = read_state(paths.last(name), with_arrays=False).history
+    except CheckpointError as error:
+        raise UserError(f"--replay {paths.root}: {error}") from None
+    if not history:
+        raise UserError(f"--replay {paths.root}: {name} has not finished an epoch there")
+    network = spec.by_name[name]
+    batch, optimizer = network.train.batch, network.train.optimizer
+    if batch.when_scaled == "per_gpu":
+        gpus = {record.gpus for record in history}
+        if len(gpus) > 1 or not isinstance(optimizer.learning_rate, float):
+            raise UserError(f"{name} cannot be replayed: its batch followed the GPUs (when_scaled: per_gpu), and their "
+                            f"number changed ({sorted(gpus)}) or its learning rate is a schedule")
+        scale = gpus.pop()
+        batch = Batch(batch.size * scale)
+        optimizer = dataclasses.replace(optimizer, learning_rate=optimizer.learning_rate * scale)
+    converge = dataclasses.replace(network.train.converge, max_epochs=len(history), patience=None, target=None)
+    train = dataclasses.replace(network.train, batch=batch, optimizer=optimizer, converge=converge)
+    alone = dataclasses.replace(network, train=train, min_gpus=1, max_gpus=1)
+    return dataclasses.replace(with_output(spec, paths.replay(name)), networks=(alone,)), history
+
+
+def _check_identity(spec: Spec, inputs: InputSpec, paths: RunPaths) -> None:
+    network = spec.networks[0]
+    state = read_state(paths.last(network.name), with_arrays=False)
+    if network.train.batch.when_scaled == "fixed" and state.identity != identity(network, inputs) and not any(
+            record.gpus > 1 for record in state.history):
+        raise UserError(f"--replay {paths.root}: {network.name} was trained there with other settings than this spec "
+                        f"has; the spec of that run is {paths.spec}")
+
+
+# ---- the run's folder --------------------------------------------------------------------------
+
+
+def _take_folder(spec: Spec, paths: RunPaths, inputs: InputSpec, fresh: bool) -> None:
+    root = paths.root
+    if root.exists() and not root.is_dir():
+        raise UserError(f"output: {root} is a file; it should be a folder, or nothing yet")
+    if root.exists() and any(root.iterdir()) and not paths.marker.exists():
+        raise UserError(f"output: {root} holds files that FLEET did not write; name another folder")
+    if fresh and root.exists():
+        shutil.rmtree(root)
+    for network in spec.networks:
+        _check_checkpoint(network, paths, inputs)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        paths.marker.touch()
+        with replacing(paths.spec) as file:
+            file.write(dump(spec.document))
+    except OSError as error:
+        raise UserError(f"output: {root} cannot be written: {error.strerror}") from None
+
+
+def _check_checkpoint(network: NetworkSpec, paths: RunPaths, inputs: InputSpec) -> None:
+    if not paths.last(network.name).exists():
+        return
+    if read_state(paths.last(network.name), with_arrays=False).identity != identity(network, inputs):
+        raise UserError(f"{paths.root} holds a checkpoint of {network.name} that was trained with other settings (model, "
+                        "data shape, batch, optimizer or seed): go back to them, name another output, or start over "
+                        "with --fresh")

@@ -1,0 +1,202 @@
+"""What became of each network: kept by the coordinator, written as a table, read by search scripts."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from fleet.checkpoint import EpochRecord, State, read_state, standing
+from fleet.errors import UserError
+from fleet.paths import RunPaths, replacing, write_json
+from fleet.spec import NetworkSpec, Spec
+
+
+class Status(StrEnum):
+    """How far a network is."""
+
+    WAITING = "waiting"
+    TRAINING = "training"
+    FINISHED = "finished"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class NetworkResult:
+    """One row of ``results.csv``.
+
+    Attributes:
+        reason: why the network is done, or why it failed.
+        parameters: how many it has; None where only building it would tell.
+        best_epoch: counted from 1, by the monitored value; the losses and accuracies are of this epoch.
+        seconds: of training.
+        drawn: the parameters that were drawn for it.
+    """
+
+    name: str
+    status: Status
+    reason: str
+    parameters: int | None
+    epochs: int
+    best_epoch: int
+    loss: float
+    accuracy: float
+    val_loss: float
+    val_accuracy: float
+    seconds: float
+    drawn: dict[str, Any]
+
+
+@dataclass
+class Results:
+    """The standing of all networks of a run.
+
+    Args:
+        samples: training samples of the data set.
+        parameters: network -> how many parameters it has, where that is known.
+    """
+
+    spec: Spec
+    paths: RunPaths
+    samples: int
+    parameters: dict[str, int] = field(default_factory=dict)
+    histories: dict[str, tuple[EpochRecord, ...]] = field(default_factory=dict)
+    bad: dict[str, str] = field(default_factory=dict)
+    _reasons: dict[str, str] = field(default_factory=dict)
+    _failed: dict[str, str] = field(default_factory=dict)
+
+    # ---- what the coordinator asks ----
+
+    def finished(self) -> frozenset[str]:
+        """Networks that are done, for good or for bad."""
+        return frozenset(self._reasons) | frozenset(self._failed)
+
+    def failed(self) -> dict[str, str]:
+        """Networks that failed, and why."""
+        return dict(self._failed)
+
+    def epochs_done(self) -> dict[str, float]:
+        """Finished epochs of the networks that have begun."""
+        return {name: float(len(history)) for name, history in self.histories.items()}
+
+    def next_own_epoch(self, name: str) -> int:
+        """The stream epoch that a network trains on next, where every trainer prepares its own."""
+        return 1 + max((record.stream_epoch for record in self.histories.get(name, ())), default=-1)
+
+    # ---- what it is told ----
+
+    def add_epoch(self, name: str, record: EpochRecord) -> None:
+        """A network finished an epoch."""
+        self.histories[name] = (*self.histories.get(name, ()), record)
+        self.write()
+
+    def finish(self, name: str, reason: str) -> None:
+        """A network is done."""
+        self._reasons[name] = reason
+        self.write()
+
+    def fail(self, name: str, reason: str) -> None:
+        """A network failed."""
+        self._failed[name] = reason
+        write_json(self.paths.failure(name), {"reason": reason})
+        self.write()
+
+    def add_bad(self, name: str, reason: str) -> None:
+        """A sample could not be read."""
+        self.bad[name] = reason
+        with replacing(self.paths.bad_samples) as file:
+            writer = csv.writer(file)
+            writer.writerow(["sample", "reason"])
+            writer.writerows(self.bad.items())
+
+    # ---- the table ----
+
+    def row(self, network: NetworkSpec) -> NetworkResult:
+        """The standing of one network."""
+        name, history = network.name, self.histories.get(network.name, ())
+        best = standing(history, network.train.converge).best_epoch
+        record = history[best - 1] if best else None
+        status = (Status.FAILED if name in self._failed else Status.FINISHED if name in self._reasons
+                  else Status.TRAINING if history else Status.WAITING)
+        return NetworkResult(
+            name, status, self._failed.get(name, self._reasons.get(name, "")), self.parameters.get(name),
+            len(history), best, *([math.nan] * 4 if record is None else
+                                  [record.loss, record.accuracy, record.val_loss, record.val_accuracy]),
+            seconds=sum(record.seconds for record in history), drawn=network.parameters)
+
+    def rows(self) -> list[NetworkResult]:
+        """All networks, the best first; those without a value last."""
+        return sorted((self.row(network) for network in self.spec.networks), key=_rank)
+
+    def write(self) -> None:
+        """Write ``results.csv``."""
+        with replacing(self.paths.results) as file:
+            writer = csv.writer(file)
+            writer.writerow([item.name for item in dataclasses.fields(NetworkResult)])
+            for row in self.rows():
+                values = [getattr(row, item.name) for item in dataclasses.fields(row)]
+                writer.writerow([json.dumps(value) if isinstance(value, dict) else value for value in values])
+
+
+def _rank(row: NetworkResult) -> tuple:
+    accuracy = row.accuracy if math.isnan(row.val_accuracy) else row.val_accuracy
+    loss = row.loss if math.isnan(row.val_loss) else row.val_loss
+    return (row.status is Status.FAILED, math.isnan(accuracy), -accuracy, loss, row.name)
+
+
+def recover(results: Results) -> dict[str, State]:
+    """Take up what earlier launches of a run have left: the records of all checkpoints, without arrays."""
+    states = {}
+    for network in results.spec.networks:
+        name = network.name
+        if results.paths.last(name).exists():
+            state = states[name] = read_state(results.paths.last(name), with_arrays=False)
+            results.histories[name] = state.history
+            # Judged anew, for the spec may now ask for more epochs than it did.
+            reason = standing(state.history, network.train.converge).reason
+            if reason and not state.position and results.paths.best(name).exists():
+                results._reasons[name] = reason
+        if results.paths.failure(name).exists():
+            results._failed[name] = json.loads(results.paths.failure(name).read_text(encoding="utf-8"))["reason"]
+    return states
+
+
+def read_results(run: str | Path) -> list[NetworkResult]:
+    """The networks of a run, the best first.
+
+    Args:
+        run: the run's folder.
+
+    Raises:
+        UserError: there is no run there.
+    """
+    path = RunPaths(Path(run)).results
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            return [_parse_row(row) for row in csv.DictReader(file)]
+    except FileNotFoundError:
+        raise UserError(f"{run} holds no run: there is no {path.name} in it") from None
+
+
+def _parse_row(row: dict[str, str]) -> NetworkResult:
+    return NetworkResult(
+        row["name"], Status(row["status"]), row["reason"], int(row["parameters"]) if row["parameters"] else None,
+        int(row["epochs"]), int(row["best_epoch"]), float(row["loss"]), float(row["accuracy"]),
+        float(row["val_loss"]), float(row["val_accuracy"]), float(row["seconds"]), json.loads(row["drawn"]))
+
+
+def leaderboard(rows: Sequence[NetworkResult]) -> tuple[list[str], list[list[Any]]]:
+    """Headers and rows of the final table."""
+    def shown(value: float) -> str:
+        return "" if math.isnan(value) else f"{value:.4f}"
+
+    headers = ["network", "status", "epochs", "best", "val acc", "val loss", "acc", "params", "s", "why"]
+    return headers, [[row.name, str(row.status), row.epochs, row.best_epoch or "", shown(row.val_accuracy),
+                      shown(row.val_loss), shown(row.accuracy), row.parameters, round(row.seconds, 1), row.reason]
+                     for row in rows]

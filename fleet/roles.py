@@ -1,0 +1,113 @@
+"""Who does what: ranks become preprocessors and trainers (pure).
+
+Rank 0 also coordinates. With one rank it trains as well, and every trainer then
+prepares its own samples; with more, each node gives its first ranks to
+preprocessing and the rest to training, one rank a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fleet.errors import UserError
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The roles of all ranks.
+
+    Attributes:
+        node_of: the node (0, 1, ...) of each rank.
+        preprocessors: ranks, in the order in which they take turns.
+        trainers: ranks; the place in this tuple is the device number that policies see.
+        gpus_per_node: trainers on a node, the same on every node but perhaps the last.
+    """
+
+    node_of: tuple[int, ...]
+    preprocessors: tuple[int, ...]
+    trainers: tuple[int, ...]
+    gpus_per_node: int
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes there are."""
+        return max(self.node_of) + 1
+
+    @property
+    def shared(self) -> bool:
+        """Whether samples come from preprocessors; otherwise each trainer prepares its own."""
+        return bool(self.preprocessors)
+
+    def leader(self, node: int) -> int:
+        """The rank that speaks for a node: its first preprocessor."""
+        return next(rank for rank in self.preprocessors if self.node_of[rank] == node)
+
+    def devices(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        """The device numbers of trainer ranks."""
+        return tuple(self.trainers.index(rank) for rank in ranks)
+
+
+def assign(node_of: Sequence[int], preprocessors: int | None, gpus_per_node: int | None,
+           own_preprocessing: bool = False) -> Roles:
+    """Split the ranks.
+
+    Args:
+        node_of: the node of each rank, numbered from 0 in order of first appearance.
+        preprocessors: how many in all; None leaves it to the ranks: all that are not needed for
+            GPUs where the GPUs are known, otherwise one rank in eight of each node.
+        gpus_per_node: None where every rank that is not a preprocessor trains.
+        own_preprocessing: every trainer prepares its own samples (policy `baseline`).
+
+    Raises:
+        UserError: there are fewer ranks than needed.
+
+    >>> roles = assign([0, 0, 0, 0, 0], 1, None)
+    >>> roles.preprocessors, roles.trainers, roles.gpus_per_node
+    ((0,), (1, 2, 3, 4), 4)
+    """
+    size, nodes = len(node_of), max(node_of) + 1
+    if size == 1 or own_preprocessing:
+        trainers = tuple(range(size)) if size == 1 else tuple(range(1, size))
+        if gpus_per_node is not None:
+            trainers = tuple(rank for node in range(nodes)
+                             for rank in [r for r in trainers if node_of[r] == node][:gpus_per_node])
+        return Roles(tuple(node_of), (), trainers, _most_on_a_node(node_of, trainers))
+    if preprocessors == 0:
+        raise UserError("resources.preprocessors: 0 is possible with one rank only, or with schedule.policy: "
+                        "baseline; otherwise it should be at least 1 (or auto)")
+    if preprocessors is not None and preprocessors < nodes:
+        raise UserError(f"resources.preprocessors: {preprocessors} should be at least {nodes}, one on each node")
+    chosen: list[int] = []
+    trainers_list: list[int] = []
+    for node in range(nodes):
+        ranks = [rank for rank in range(size) if node_of[rank] == node]
+        if preprocessors is not None:
+            wanted = preprocessors // nodes + (node < preprocessors % nodes)
+        elif gpus_per_node is not None:
+            wanted = max(1, len(ranks) - gpus_per_node)
+        else:
+            wanted = max(1, len(ranks) // 8)
+        if wanted >= len(ranks):
+            raise UserError(f"node {node} has {_count(len(ranks), 'rank')}, and {_count(wanted, 'preprocessor')} would leave no "
+                            f"trainer there: start at least {wanted + 1} ranks on each node "
+                            f"(mpirun -n {nodes * (wanted + 1)}) or lower resources.preprocessors")
+        chosen += ranks[:wanted]
+        rest = ranks[wanted:]
+        if gpus_per_node is not None and len(rest) > gpus_per_node:
+            raise UserError(f"node {node} has {len(rest)} ranks for {gpus_per_node} GPUs beside {_count(wanted, 'preprocessor')}: "
+                            f"start {gpus_per_node + wanted} ranks there or raise resources.preprocessors")
+        trainers_list += rest
+    # Preprocessors take turns over the nodes, so that each node prepares an equal share.
+    turn = {rank: [r for r in chosen if node_of[r] == node_of[rank]].index(rank) for rank in chosen}
+    chosen.sort(key=lambda rank: (turn[rank], rank))
+    return Roles(tuple(node_of), tuple(chosen), tuple(trainers_list), _most_on_a_node(node_of, trainers_list))
+
+
+def _most_on_a_node(node_of: Sequence[int], trainers: Sequence[int]) -> int:
+    counts = [sum(node_of[rank] == node for rank in trainers) for node in range(max(node_of) + 1)]
+    return max(counts)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")

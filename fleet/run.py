@@ -1,0 +1,110 @@
+"""The main job: ``mpirun -n N python -m fleet.run SPEC``.
+
+Every rank runs this module. Rank 0 reads the spec and the data set's listing and gives both to the
+others; then each rank takes up its role.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import logging
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fleet.errors import ExitStatus, FleetError, UserError
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asks for."""
+
+    spec: str
+    fresh: bool = False
+    replay: str | None = None
+    only: str | None = None
+    plain: bool = False
+
+
+def parse_arguments(argv: Sequence[str] | None = None) -> Request:
+    """Read the command line; exits with status 2 when it is wrong."""
+    parser = argparse.ArgumentParser(
+        prog="python -m fleet.run", allow_abbrev=False,
+        description="Train the ensemble of a spec: mpirun -n N python -m fleet.run SPEC. "
+                    "The same command goes on with a run that was interrupted.")
+    parser.add_argument("spec", help="the YAML file")
+    parser.add_argument("--fresh", action="store_true", help="delete what an earlier run of this spec left, and start over")
+    parser.add_argument("--replay", metavar="RUN", help="train one network of a finished run alone again, on the stream "
+                                                        "epochs of its history, and compare the losses")
+    parser.add_argument("--only", metavar="NAME", help="the network to replay")
+    parser.add_argument("--plain", action="store_true", help="plain lines instead of the live table")
+    arguments = parser.parse_args(argv)
+    if (arguments.replay is None) != (arguments.only is None):
+        parser.error("--replay RUN and --only NAME go together")
+    return Request(**vars(arguments))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run this rank; returns the exit status of the whole job."""
+    request = parse_arguments(argv)
+    from fleet.mpi import World  # only now: --help works where MPI does not
+
+    world = World()
+    try:
+        return _run(world, request)
+    except KeyboardInterrupt:
+        world.comm.Abort(130)
+        raise
+    except UserError as error:
+        print(f"fleet: {error}", file=sys.stderr, flush=True)
+        world.comm.Abort(int(ExitStatus.BAD_INPUT))
+        raise
+    except BaseException as error:
+        logging.getLogger("fleet").critical("rank %d failed", world.rank, exc_info=True)
+        world.abort(error)
+
+
+def _run(world, request: Request) -> int:  # type: ignore[no-untyped-def]
+    from fleet.setup import prepare
+
+    # Rank 0 finds all that is wrong with the input; then either all ranks go on or none does.
+    node_of = world.node_of()
+    prepared, problem = None, None
+    if world.rank == 0:
+        try:
+            prepared = prepare(request, node_of)
+        except (FleetError, ValueError) as error:
+            if not isinstance(error, UserError) and type(error).__name__ != "InputError":
+                raise
+            problem = str(error)
+    problem = world.share(problem)
+    if problem is not None:
+        if world.rank == 0:
+            print(f"fleet: {problem}", file=sys.stderr, flush=True)
+        world.finish()
+        return int(ExitStatus.BAD_INPUT)
+    prepared = world.share(prepared)
+    start_logging(prepared.paths.log(world.rank), world.rank, world.host)
+
+    from fleet.session import Session
+
+    return Session(world, prepared).run()
+
+
+def start_logging(path: Path, rank: int, host: str) -> None:
+    """Log to this rank's file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter(f"%(asctime)s {host}:{rank} %(name)s %(levelname)s %(message)s"))
+    logger = logging.getLogger("fleet")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,249 @@
+"""Shared memory: one copy of the preprocessed samples on each node.
+
+The stream is a sequence of *chunks*. Epoch ``e`` of the stream is the training set in an order of its
+own, cut into ``C`` chunks of equally many samples (the last may be short); chunk ``c`` of epoch ``e``
+has the number ``s = e * C + c``. A :class:`Window` holds the most recent chunks in a ring of slots,
+chunk ``s`` in slot ``s % slots``, as one contiguous array of samples: a batch that spans chunks is
+still one view, unless the ring wraps inside it.
+
+Ranks agree through a few 64-bit words in the segment, each with one writer:
+
+- ``stamps[slot] = s + 1``: chunk ``s`` is complete there; written by whoever filled it.
+- ``cursors[reader]``: the first chunk that a reader still needs; infinity while it reads nothing.
+  A slot is filled again only when all cursors have passed what it held.
+
+The file is unlinked as soon as all ranks of the node have mapped it. So nothing is left behind however
+the run ends, while the memory lives as long as any rank does: it survives a dead one.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fleet.errors import InfrastructureError, UserError
+from fleet.units import format_size
+
+NOT_READING = np.iinfo(np.int64).max
+_PAGE = 4096
+_FOLDER = Path("/dev/shm")
+
+
+def fence() -> None:
+    """Order memory accesses: what came before is seen before what comes after.
+
+    Python has no memory barrier of its own, but taking and giving back a lock is one on every
+    processor that we know, POWER and ARM included, where plain stores may be seen out of order.
+    """
+    with threading.Lock():
+        pass
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The shape of a stream: everything that ranks must agree on before the first sample.
+
+    Attributes:
+        shape: of one sample, (height, width, channels).
+        dtype: of one sample, a numpy type name.
+        samples: in one epoch.
+        chunk: samples in a chunk.
+        slots: chunks that the window holds.
+        lookahead: chunks that may be produced ahead of the fastest reader (Q_P of [FLEET] Fig. 4).
+        readers: on a node, at most.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    samples: int
+    chunk: int
+    slots: int
+    lookahead: int
+    readers: int
+
+    @property
+    def chunks(self) -> int:
+        """Chunks in an epoch (C)."""
+        return -(-self.samples // self.chunk)
+
+    @property
+    def sample_bytes(self) -> int:
+        """Bytes of one sample."""
+        return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
+
+    @property
+    def window_bytes(self) -> int:
+        """Bytes of all slots."""
+        return self.slots * self.chunk * self.sample_bytes
+
+    def span(self, sequence: int) -> tuple[int, int, int]:
+        """What chunk ``sequence`` holds: (epoch, first position, one past the last)."""
+        epoch, chunk = divmod(sequence, self.chunks)
+        first = chunk * self.chunk
+        return epoch, first, min(first + self.chunk, self.samples)
+
+    def sequence(self, epoch: int, position: int) -> int:
+        """The chunk that holds a position of an epoch."""
+        return epoch * self.chunks + position // self.chunk
+
+
+# [FLEET] Fig. 4: the queue of preprocessed images holds 2048 of them.
+Q_P = 2048
+
+
+def plan_layout(shape: tuple[int, ...], dtype: str, samples: int, window: int, largest_batch: int,
+                readers: int) -> Layout:
+    """Choose chunks and slots for a window of ``window`` bytes.
+
+    Chunks are about a mebibyte: large enough that counting them costs nothing, small enough that a
+    reader does not wait long for the first.
+
+    Raises:
+        UserError: the window cannot hold the largest batch and one more chunk.
+    """
+    sample = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    chunk = int(np.clip(2**20 // sample, 8, 64))
+    chunk = min(chunk, samples)
+    batch_chunks = -(-largest_batch // chunk) + 1  # a batch may begin inside a chunk
+    least = batch_chunks + 1
+    slots = window // (chunk * sample)
+    if slots < least:
+        raise UserError(f"data.window: {format_size(window)} is too small: the largest batch ({largest_batch} samples of "
+                        f"{format_size(sample)}) and one chunk ahead need {format_size(least * chunk * sample)}")
+    epoch = -(-samples // chunk)
+    slots = min(slots, max(2 * epoch, least))  # more than two epochs would never be used
+    lookahead = max(-(-Q_P // chunk), batch_chunks)
+    return Layout(tuple(shape), str(dtype), samples, chunk, slots, lookahead, readers)
+
+
+class Segment:
+    """A named piece of memory that the ranks of one node share.
+
+    Args:
+        name: of the file in /dev/shm.
+        size: in bytes.
+        create: whether this rank makes it; the others map what is there.
+
+    Raises:
+        InfrastructureError: there is not enough shared memory, or the file is not there.
+    """
+
+    def __init__(self, name: str, size: int, create: bool) -> None:
+        self._path = _FOLDER / name
+        flags = os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0)
+        try:
+            if create:
+                self._path.unlink(missing_ok=True)  # of a run that was killed before it could unlink
+            descriptor = os.open(self._path, flags, 0o600)
+        except OSError as error:
+            raise InfrastructureError(f"shared memory {self._path}: {error.strerror}") from error
+        try:
+            if create:
+                # Reserve every page now: running out later would be a SIGBUS, which nobody can explain.
+                os.posix_fallocate(descriptor, 0, size)
+            self.memory = mmap.mmap(descriptor, size)
+        except OSError as error:
+            self._path.unlink(missing_ok=True)
+            free = os.statvfs(_FOLDER)
+            raise InfrastructureError(
+                f"{format_size(size)} of shared memory are wanted and {format_size(free.f_bavail * free.f_frsize)} "
+                f"are free in {_FOLDER}: lower data.window") from error
+        finally:
+            os.close(descriptor)
+
+    def unlink(self) -> None:
+        """Take the name away; the memory lives on while it is mapped."""
+        self._path.unlink(missing_ok=True)
+
+
+def _aligned(count: int) -> int:
+    return -(-count // _PAGE) * _PAGE
+
+
+class Window:
+    """The ring of chunks of one node; see the module's docstring."""
+
+    def __init__(self, layout: Layout, name: str, create: bool) -> None:
+        self.layout = layout
+        cursors, rows = layout.readers + 1, layout.slots * layout.chunk
+        words = cursors + layout.slots
+        labels_at = _aligned(8 * words)
+        images_at = labels_at + _aligned(8 * rows)
+        self.segment = Segment(name, images_at + layout.window_bytes, create)
+        memory = self.segment.memory
+        header = np.frombuffer(memory, np.int64, words)
+        self.cursors = header[:cursors]  # the last one is the relay's, see fleet/relay.py
+        self.stamps = header[cursors:]
+        self.labels = np.frombuffer(memory, np.int64, rows, labels_at)
+        self.images = np.frombuffer(memory, layout.dtype, rows * int(np.prod(layout.shape)), images_at
+                                    ).reshape(rows, *layout.shape)
+        if create:
+            self.cursors[:] = NOT_READING
+
+    def rows(self, sequence: int) -> slice:
+        """The rows of the window where chunk ``sequence`` belongs."""
+        _, first, last = self.layout.span(sequence)
+        start = sequence % self.layout.slots * self.layout.chunk
+        return slice(start, start + last - first)
+
+    def is_free(self, sequence: int, hold: int) -> bool:
+        """Whether chunk ``sequence`` may be written: nobody needs what its slot holds."""
+        return sequence - self.layout.slots < min(int(self.cursors.min()), hold)
+
+    def fastest_reader(self) -> int | None:
+        """The cursor of the reader that is furthest, None when there is no reader."""
+        reading = self.cursors[:-1][self.cursors[:-1] != NOT_READING]
+        return int(reading.max()) if reading.size else None
+
+    def has(self, sequence: int) -> bool:
+        """Whether chunk ``sequence`` is complete and still there."""
+        complete = int(self.stamps[sequence % self.layout.slots]) == sequence + 1
+        fence()
+        return complete
+
+    def publish(self, sequence: int) -> None:
+        """Say that chunk ``sequence`` is complete."""
+        fence()
+        self.stamps[sequence % self.layout.slots] = sequence + 1
+
+
+class ValidationSet:
+    """The validation samples of one node, each decoded once.
+
+    Args:
+        shape, dtype: of one sample.
+        samples: how many.
+        chunk: how many a preprocessor takes at a time.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: str, samples: int, chunk: int, name: str, create: bool) -> None:
+        self.samples, self.chunk = samples, chunk
+        self.chunks = -(-samples // chunk)
+        labels_at = _aligned(8 * self.chunks)
+        images_at = labels_at + _aligned(8 * samples)
+        size = int(np.prod(shape))
+        self.segment = Segment(name, images_at + max(1, samples * size * np.dtype(dtype).itemsize), create)
+        memory = self.segment.memory
+        self.ready = np.frombuffer(memory, np.int64, self.chunks)
+        self.labels = np.frombuffer(memory, np.int64, samples, labels_at)
+        self.images = np.frombuffer(memory, dtype, samples * size, images_at).reshape(samples, *shape)
+
+    def rows(self, chunk: int) -> slice:
+        """The rows of one chunk."""
+        return slice(chunk * self.chunk, min(self.samples, (chunk + 1) * self.chunk))
+
+    def publish(self, chunk: int) -> None:
+        """Say that a chunk is complete."""
+        fence()
+        self.ready[chunk] = 1
+
+    def is_complete(self) -> bool:
+        """Whether all samples are there."""
+        complete = bool(self.ready.all())
+        fence()
+        return complete

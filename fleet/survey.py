@@ -1,0 +1,166 @@
+"""Which rates to measure, on which ranks, in which order; and what is known already (pure but for the cache).
+
+The procedure is that of [FLEET] appendix B.3: every network on one GPU first, then each on 2 to M_t GPUs;
+measurements run side by side wherever ranks are free. A rate that was measured before, for the same
+network, batch and hardware, is not measured again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fleet.paths import write_json
+from fleet.spec import NetworkSpec, Profile
+from scheduler.base import Network, RateTable
+from scheduler.rates import counts_to_measure
+
+
+@dataclass(frozen=True)
+class Task:
+    """Measure a network on a number of GPUs."""
+
+    network: str
+    gpus: int
+
+
+@dataclass
+class Survey:
+    """The measurements of an ensemble.
+
+    Args:
+        networks: to measure.
+        keys: of each network: equal keys train at equal speed, so one of them is measured.
+        profile: the spec's settings.
+        devices: how many trainers there are.
+        gpus_per_node: of them.
+        known: key -> {gpus: samples/s}, what was measured before; grows.
+    """
+
+    networks: Sequence[NetworkSpec]
+    keys: Mapping[str, str]
+    profile: Profile
+    devices: int
+    gpus_per_node: int
+    known: dict[str, dict[int, float]]
+    failed: dict[str, str] = field(default_factory=dict)  # network -> reason
+    measured: int = 0
+    _queue: deque[Task] = field(default_factory=deque)
+    _open: set[Task] = field(default_factory=set)
+    _is_scaling: bool = False
+
+    def __post_init__(self) -> None:
+        self._ask(1)
+        self._scale()
+
+    # ---- what to do next ----
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left to measure."""
+        return not self._queue and not self._open
+
+    @property
+    def total(self) -> int:
+        """How many measurements there are, as far as is known yet."""
+        return self.measured + len(self._queue) + len(self._open)
+
+    def next(self, idle: int) -> Task | None:
+        """A measurement that fits on so many idle ranks; the largest waits until enough are free."""
+        if not self._queue or self._queue[0].gpus > idle:
+            return None
+        task = self._queue.popleft()
+        self._open.add(task)
+        return task
+
+    def add(self, task: Task, rate: float, reason: str) -> None:
+        """Take in what was measured; a rate of 0 comes with its reason."""
+        self._open.discard(task)
+        self.measured += 1
+        if rate > 0:
+            self.known.setdefault(self.keys[task.network], {})[task.gpus] = rate
+        else:
+            self.failed[task.network] = reason
+            # Its twins may be built otherwise (another seed), so each is asked for itself.
+            key = self.keys[task.network]
+            twins = [network.name for network in self.networks
+                     if self.keys[network.name] == key and network.name not in self.failed]
+            if twins:
+                self._queue.append(Task(twins[0], task.gpus))
+        self._scale()
+
+    def _ask(self, gpus: int) -> None:
+        asked = {self.keys[task.network] for task in self._queue if task.gpus == gpus}
+        for network in self.networks:
+            key = self.keys[network.name]
+            wanted = gpus <= (network.max_gpus or self.devices) and network.name not in self.failed
+            if wanted and key not in asked and gpus not in self.known.get(key, {}):
+                asked.add(key)
+                self._queue.append(Task(network.name, gpus))
+
+    def _scale(self) -> None:
+        """Once all single-GPU rates are there: how far to go, and ask for it."""
+        if self._is_scaling or not self.is_done:
+            return
+        self._is_scaling = True
+        single = [self.known[self.keys[network.name]][1] for network in self.networks
+                  if network.name not in self.failed]
+        if not single:
+            return
+        most = self.profile.max_gpus or counts_to_measure(single, self.gpus_per_node, self.devices)
+        for gpus in range(2, min(most, self.devices) + 1):
+            self._ask(gpus)
+
+    # ---- what came out ----
+
+    def table(self, samples_per_epoch: int) -> RateTable:
+        """The rates of all networks that could be measured."""
+        models = []
+        for network in self.networks:
+            if network.name in self.failed:
+                continue
+            rates = self.known[self.keys[network.name]]
+            most = next(gpus for gpus in range(1, len(rates) + 2) if gpus + 1 not in rates)  # up to the first gap
+            models.append(Network(network.name, tuple(rates[gpus] for gpus in range(1, most + 1)),
+                                  min_gpus=network.min_gpus, max_gpus=network.max_gpus))
+        return RateTable(samples_per_epoch, self.gpus_per_node, tuple(models))
+
+
+def cache_path() -> Path:
+    """Where measured rates are kept between runs."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "fleet" / "rates.json"
+
+
+def read_cache(path: Path) -> dict[str, dict[int, float]]:
+    """The rates measured before; none where the file is missing or damaged: it is only a cache."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return {key: {int(gpus): float(rate) for gpus, rate in rates.items()} for key, rates in content.items()}
+    except (OSError, ValueError, AttributeError, TypeError):
+        return {}
+
+
+def write_cache(path: Path, known: Mapping[str, Mapping[int, float]]) -> None:
+    """Keep rates for later runs, beside what other runs have kept meanwhile; a cache may fail silently."""
+    try:
+        write_json(path, {**read_cache(path), **known})
+    except OSError:
+        return
+
+
+def hardware() -> str:
+    """What decides speed about this machine, in a line."""
+    model = ""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            model = next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), "")
+    except OSError:
+        pass
+    gpus = sorted(info.read_text(encoding="utf-8").split("\n")[0].split(":")[-1].strip()
+                  for info in Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    return f"{model} x {os.cpu_count()}, {len(gpus)} GPUs {gpus[0] if gpus else ''}".strip()

@@ -1,0 +1,54 @@
+"""TensorBoard events of each network, written without TensorFlow: rank 0 never imports it.
+
+An event file is a sequence of records, each framed by its length and two checksums; the
+``tensorboard`` package brings the messages and the framing.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from typing import Any
+
+from fleet.paths import RunPaths
+
+
+class TensorBoardObserver:
+    """Writes the metrics of every epoch; a no-op where the package is not installed."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self._paths = paths
+        self._writers: dict[str, Any] = {}
+        try:
+            from tensorboard.compat.proto import event_pb2, summary_pb2
+            from tensorboard.summary.writer.record_writer import RecordWriter
+        except ImportError:
+            self._make_event = None
+            return
+        self._make_event, self._summary, self._record_writer = event_pb2.Event, summary_pb2.Summary, RecordWriter
+
+    def on_event(self, event: str, fields: dict) -> None:
+        """Write an epoch's metrics."""
+        if event != "epoch" or self._make_event is None:
+            return
+        names = {"loss": "train", "accuracy": "train", "val_loss": "validation", "val_accuracy": "validation",
+                 "learning_rate": "train"}
+        values = [self._summary.Value(tag=f"{part}/{name.removeprefix('val_')}", simple_value=fields[name])
+                  for name, part in names.items()]
+        self._write(fields["network"], self._make_event(
+            wall_time=time.time(), step=fields["epoch"], summary=self._summary(value=values)))
+
+    def on_pace(self, network: str, samples: int, samples_per_s: float) -> None:
+        """Only whole epochs are written."""
+
+    def _write(self, network: str, event: Any) -> None:
+        if network not in self._writers:
+            folder = self._paths.tensorboard(network)
+            folder.mkdir(parents=True, exist_ok=True)
+            # The name that TensorBoard looks for, as the reference writers make it.
+            name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
+            self._writers[network] = self._record_writer(open(folder / name, "ab"))  # noqa: SIM115
+            self._write(network, self._make_event(wall_time=time.time(), file_version="brain.Event:2"))
+        self._writers[network].write(event.SerializeToString())
+        self._writers[network].flush()

@@ -1,0 +1,363 @@
+"""The trainer rank: get, step, tell.
+
+:meth:`Trainer._train` is the training loop; everything else is what it stands on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from fleet.checkpoint import CheckpointWriter, EpochRecord, State, read_state, standing
+from fleet.engine import Engine, InputSpec, PeerFailed, StepResult, Trainable
+from fleet.errors import CheckpointError, InfrastructureError, ModelError
+from fleet.families import one_line
+from fleet.identity import identity
+from fleet.messages import (
+    EpochDone,
+    Exit,
+    Failed,
+    GoOn,
+    Joined,
+    Measure,
+    Measured,
+    Message,
+    Pace,
+    Ready,
+    Start,
+    Stop,
+    Stopped,
+    Tag,
+)
+from fleet.mpi import Group, World
+from fleet.paths import RunPaths, replace_by
+from fleet.spec import NetworkSpec, Spec
+from fleet.stream import OwnStream, Stream, Validation
+
+log = logging.getLogger("fleet.trainer")
+
+T = TypeVar("T")
+
+_PACE_EVERY_S = 1.0
+
+
+class NetworkFailed(ModelError):
+    """The network of this group failed; every rank of the group raises it, with the same reason.
+
+    Attributes:
+        reason: in one line.
+        detail: a traceback, where there is one.
+    """
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(reason)
+        self.reason, self.detail = reason, detail
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where a trainer gets its samples from.
+
+    Attributes:
+        stream: of training samples.
+        own: the same samples, prepared by this rank: for the rest of an epoch that the stream has left behind.
+        validation: None where there is no validation data.
+    """
+
+    stream: Stream
+    own: OwnStream
+    validation: Validation | None
+
+
+class Trainer:
+    """One GPU (or CPU slot), in one training group after another."""
+
+    def __init__(self, world: World, spec: Spec, paths: RunPaths, engine: Engine, inputs: InputSpec,
+                 sources: Sources) -> None:
+        self._world, self._spec, self._paths = world, spec, paths
+        self._engine, self._inputs, self._sources = engine, inputs, sources
+        self._writer = CheckpointWriter(paths)
+
+    # ---- the four steps of a role's life ----
+
+    def start(self) -> None:
+        """Tell the coordinator that this rank can be given work."""
+        self._tell(Ready(self._world.rank))
+
+    def run(self) -> None:
+        """Do what the coordinator says, until the run is over."""
+        while not isinstance(order := self._world.await_message(Tag.TRAINER), Exit):
+            if isinstance(order, Measure):
+                self._measure(order)
+            elif isinstance(order, Start):
+                self._serve(order)
+            else:
+                raise InfrastructureError(f"rank {self._world.rank} did not expect {order}")
+            self._tell(Ready(self._world.rank))
+
+    def stop(self) -> None:
+        """Leave nothing unwritten."""
+        self._writer.flush()
+
+    def _tell(self, message: Message) -> None:
+        self._world.tell(0, Tag.COORDINATOR, message)
+
+    # ---- one network ----
+
+    def _serve(self, order: Start) -> None:
+        """Train one network in its group until it is final, fails, or its GPUs go to others."""
+        network = self._spec.by_name[order.network]
+        self._sources.stream.join(order.stream_epoch)
+        group = self._world.group(order.ranks, order.group)
+        group.exchange(None)  # all ranks of the group have joined the stream
+        if group.is_master:
+            self._tell(Joined(network.name))
+        log.info("%s: training on ranks %s from stream epoch %d, gradients by %s", network.name, order.ranks,
+                 order.stream_epoch, self._engine.exchange_name if group.size > 1 else "nobody: one rank")
+        try:
+            with self._built(network, group) as trainable:
+                state = self._resume(network, group, trainable)
+                self._train(network, group, trainable, state, order.stream_epoch)
+        except NetworkFailed as failure:
+            log.error("%s failed: %s\n%s", network.name, failure.reason, failure.detail)
+            if group.is_master:
+                self._tell(Failed(network.name, failure.reason, failure.detail))
+        finally:
+            self._sources.stream.leave()
+        group.free()
+
+    @contextmanager
+    def _built(self, network: NetworkSpec, group: Group) -> Iterator[Trainable]:
+        trainable = together(group, lambda: self._engine.build(network, group))
+        try:
+            yield trainable
+        finally:
+            trainable.close()
+
+    def _resume(self, network: NetworkSpec, group: Group, trainable: Trainable) -> State:
+        """The master's state, on every rank: from the last checkpoint, or from the start."""
+        state = State(arrays={}, identity=identity(network, self._inputs))
+        if group.is_master and self._paths.last(network.name).exists():
+            state = read_state(self._paths.last(network.name))
+            trainable.load(state.arrays)
+        if group.size > 1:
+            arrays = trainable.state()  # of the same names, shapes and types on every rank
+            for array in arrays.values():
+                group.broadcast(array)
+            trainable.load(arrays)
+            state = group.from_master(dataclasses.replace(state, arrays={}))
+        return dataclasses.replace(state, arrays={})
+
+    # ---- the loop ----
+
+    def _train(self, network: NetworkSpec, group: Group, trainable: Trainable, state: State, stream_epoch: int
+               ) -> None:
+        converge, stream = network.train.converge, self._sources.stream
+        batch_size = network.global_batch(group.size)
+        while True:
+            # An epoch that was interrupted is finished on its own stream epoch, prepared by this rank itself.
+            epoch = state.stream_epoch if state.position else stream_epoch
+            source: Stream = self._sources.own if state.position else stream
+            loss, correct, count = state.sums
+            began, waited, blocked = time.perf_counter(), source.waited_s, self._writer.blocked_s
+            pace = _Pace(network.name, state.position)
+            saved = began
+
+            for batch in source.batches(epoch, state.position, batch_size, group.rank, group.size):
+                result = self._step(group, trainable, batch.images, batch.labels, batch.size)
+                loss, correct, count = loss + result.loss, correct + result.correct, count + result.count
+                if not math.isfinite(result.loss):
+                    raise NetworkFailed(f"the loss became {result.loss} in epoch {state.epoch + 1}, "
+                                        f"within the first {batch.position} samples")
+                if group.is_master:
+                    pace.tell(self._tell, batch.position)
+                    if self._spec.checkpoint.every and time.perf_counter() - saved > self._spec.checkpoint.every:
+                        saved = time.perf_counter()
+                        self._save(network, trainable, dataclasses.replace(
+                            state, stream_epoch=epoch, position=batch.position, sums=(loss, correct, count)))
+
+            # What each rank gathered by itself must be one thing before it is judged, or saved.
+            trainable.average_statistics()
+            judged = self._evaluate(network, group, trainable)
+            record = EpochRecord(
+                epoch=state.epoch + 1, stream_epoch=epoch, loss=loss / max(count, 1), accuracy=correct / max(count, 1),
+                val_loss=judged.loss / judged.count if judged.count else math.nan,
+                val_accuracy=judged.correct / judged.count if judged.count else math.nan,
+                learning_rate=trainable.learning_rate(), samples=int(count), gpus=group.size,
+                seconds=time.perf_counter() - began, waited_s=source.waited_s - waited)
+            history = (*state.history, record)
+            verdict = standing(history, converge)
+            state = State(arrays={}, identity=state.identity, history=history, final=verdict.reason)
+            if group.is_master:
+                self._save(network, trainable, state, is_best=verdict.best_epoch == record.epoch)
+                self._tell(EpochDone(network.name, record, self._writer.blocked_s - blocked, verdict.reason))
+
+            order = self._next_order(group)
+            if isinstance(order, Stop):
+                self._finish(network, group, trainable, final=order.final)
+                return
+            stream_epoch = order.stream_epoch
+
+    def _step(self, group: Group, trainable: Trainable, images: np.ndarray, labels: np.ndarray, size: int
+              ) -> StepResult:
+        try:
+            return trainable.step(images, labels, size)
+        except Exception as error:
+            # An engine raises on all ranks of the group or on none: so all of them are here.
+            raise agree(group, error) from error
+
+    def _evaluate(self, network: NetworkSpec, group: Group, trainable: Trainable) -> StepResult:
+        """Sums over all validation samples, shared among the group's ranks."""
+        validation = self._sources.validation
+        if validation is None:
+            return StepResult(0, 0, 0)
+
+        def mine() -> np.ndarray:
+            total = np.zeros(3)
+            for images, labels in validation.batches(network.train.batch.size, group.rank, group.size):
+                result = trainable.evaluate(images, labels)
+                total += (result.loss, result.correct, result.count)
+            return total
+
+        total = together(group, mine)
+        group.sum(total)
+        return StepResult(*map(float, total))
+
+    def _next_order(self, group: Group) -> GoOn | Stop:
+        order = self._world.await_message(Tag.TRAINER) if group.is_master else None
+        order = group.from_master(order)
+        if not isinstance(order, GoOn | Stop):
+            raise InfrastructureError(f"rank {self._world.rank} did not expect {order}")
+        return order
+
+    # ---- saving ----
+
+    def _save(self, network: NetworkSpec, trainable: Trainable, state: State, is_best: bool = False) -> None:
+        began = time.perf_counter()
+        arrays = trainable.state()
+        self._writer.blocked_s += time.perf_counter() - began
+        self._writer.save(network.name, dataclasses.replace(state, arrays=arrays), is_best)
+
+    def _finish(self, network: NetworkSpec, group: Group, trainable: Trainable, final: bool) -> None:
+        """Put everything on disk before the coordinator hears that the ranks are free."""
+
+        def export() -> None:
+            if not group.is_master:
+                return
+            self._writer.flush()
+            if final:
+                best = read_state(self._paths.best(network.name))
+                replace_by(self._paths.exported(network.name), lambda path: trainable.export(best.arrays, path))
+
+        began = time.perf_counter()
+        together(group, export)
+        if group.is_master:
+            self._tell(Stopped(network.name, time.perf_counter() - began))
+
+    # ---- measuring ----
+
+    def _measure(self, order: Measure) -> None:
+        """Measure samples/s of a network on a group, on samples made up: the stream has its own measure."""
+        network, profile = self._spec.by_name[order.network], self._spec.profile
+        group = self._world.group(order.ranks, order.group)
+        began = time.perf_counter()
+        rate, reason = 0.0, ""
+        try:
+            with self._built(network, group) as trainable:
+                rate = self._time_steps(network, group, trainable, profile.batches, profile.timed)
+        except NetworkFailed as failure:
+            reason = failure.reason
+            log.error("%s could not be measured: %s\n%s", network.name, failure.reason, failure.detail)
+        if group.is_master:
+            self._tell(Measured(network.name, group.size, rate, time.perf_counter() - began, reason))
+        group.free()
+
+    def _time_steps(self, network: NetworkSpec, group: Group, trainable: Trainable, batches: int, timed: int
+                    ) -> float:
+        size = network.global_batch(group.size)
+        rows = len(range(group.rank, size, group.size))
+        random = np.random.default_rng(0)
+        shape = (rows, *self._inputs.shape)
+        if np.issubdtype(self._inputs.dtype, np.integer):
+            images = random.integers(0, 256, shape).astype(self._inputs.dtype)
+        else:
+            images = random.random(shape, np.float32)
+        labels = random.integers(0, self._inputs.classes, rows)
+        for batch in range(batches):
+            if batch == batches - timed:
+                began = time.perf_counter()
+            self._step(group, trainable, images, labels, size)
+        return timed * size / (time.perf_counter() - began)
+
+
+class _Pace:
+    """Tells the coordinator about once a second how far an epoch is."""
+
+    def __init__(self, network: str, position: int) -> None:
+        self._network, self._position = network, position
+        self._time = time.perf_counter()
+
+    def tell(self, tell: Callable[[Message], None], position: int) -> None:
+        """Tell it, if a second has passed."""
+        now = time.perf_counter()
+        if now - self._time >= _PACE_EVERY_S:
+            tell(Pace(self._network, position, (position - self._position) / (now - self._time)))
+            self._position, self._time = position, now
+
+
+# ---- failing together --------------------------------------------------------------------------
+
+
+def together(group: Group, action: Callable[[], T]) -> T:
+    """Do something on every rank of a group; when it fails on one, it fails on all.
+
+    Raises:
+        NetworkFailed: on every rank, with the reason of the first that failed.
+        CheckpointError, InfrastructureError: these are no fault of the network, and end the run.
+    """
+    error: Exception | None = None
+    try:
+        result = action()
+    except (CheckpointError, InfrastructureError):
+        raise
+    except Exception as caught:
+        error = caught
+    if (failure := _agreed(group, error)) is not None:
+        raise failure from error
+    return result
+
+
+def agree(group: Group, error: Exception) -> NetworkFailed:
+    """What all ranks of a group say after a step that raised on all of them."""
+    if isinstance(error, InfrastructureError):
+        raise error
+    failure = _agreed(group, error)
+    assert failure is not None  # this rank failed, so there is one
+    return failure
+
+
+def _agreed(group: Group, error: Exception | None) -> NetworkFailed | None:
+    said = None
+    if error is not None:
+        detail = "".join(traceback.format_exception(error))
+        said = (isinstance(error, PeerFailed), reason_of(error), detail)
+    failures = sorted((failure for failure in group.exchange(said) if failure is not None), key=lambda f: f[0])
+    return NetworkFailed(failures[0][1], failures[0][2]) if failures else None
+
+
+def reason_of(error: Exception) -> str:
+    """An exception in one line, in words that a user of the network understands."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "ResourceExhaustedError":
+        return "out of memory: " + one_line(error)[:300]
+    if isinstance(error, ModelError):
+        return str(error)
+    return one_line(error)[:500]

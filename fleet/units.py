@@ -1,0 +1,89 @@
+"""Sizes, durations and shares as people write them: ``2GB``, ``10min``, ``15%``."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import BeforeValidator, WithJsonSchema
+
+_SIZES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+          "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_SECONDS = {"": 1, "S": 1, "SEC": 1, "M": 60, "MIN": 60, "H": 3600, "D": 86400}
+
+
+def _split(value: object, units: dict[str, int], example: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError(f"should be written like {example}")
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)\s*", str(value))
+    if not match or match[2].upper() not in units:
+        raise ValueError(f"should be written like {example}")
+    return float(match[1]) * units[match[2].upper()]
+
+
+def parse_size(value: object) -> int:
+    """Bytes from ``2GB``, ``512MiB`` or a plain number.
+
+    >>> parse_size("2GB"), parse_size("1.5 MiB"), parse_size(64)
+    (2000000000, 1572864, 64)
+    """
+    return int(_split(value, _SIZES, "2GB, 512MB or 64MiB"))
+
+
+def parse_duration(value: object) -> float:
+    """Seconds from ``10min``, ``2h``, ``1:30:00`` or a plain number.
+
+    >>> parse_duration("10min"), parse_duration("1:30:00"), parse_duration(5)
+    (600.0, 5400.0, 5.0)
+    """
+    if isinstance(value, str) and re.fullmatch(r"\d+:\d{2}(:\d{2})?", value.strip()):
+        parts = [int(part) for part in value.split(":")]
+        return float(sum(part * 60**power for power, part in enumerate(reversed(parts))))
+    return _split(value, _SECONDS, "90s, 10min, 2h or 1:30:00")
+
+
+def parse_share(value: object) -> float:
+    """A share of one from ``15%`` or ``0.15``.
+
+    >>> parse_share("15%"), parse_share(0.15)
+    (0.15, 0.15)
+    """
+    if isinstance(value, str) and value.strip().endswith("%"):
+        return _split(value.strip()[:-1], {"": 1}, "15% or 0.15") / 100
+    return _split(value, {"": 1}, "15% or 0.15")
+
+
+def format_duration(seconds: float) -> str:
+    """A duration as a person reads it.
+
+    >>> format_duration(5.2), format_duration(75), format_duration(7260)
+    ('5.2 s', '1 min 15 s', '2 h 1 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def format_size(count: float) -> str:
+    """Bytes as a person reads them.
+
+    >>> format_size(999), format_size(2_500_000)
+    ('999 B', '2.5 MB')
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def _schema(example: str) -> WithJsonSchema:
+    return WithJsonSchema({"type": ["string", "number"], "examples": [example]})
+
+
+Size = Annotated[int, BeforeValidator(parse_size), _schema("2GB")]
+Duration = Annotated[float, BeforeValidator(parse_duration), _schema("10min")]
+Share = Annotated[float, BeforeValidator(parse_share), _schema("15%")]

@@ -1,0 +1,162 @@
+"""What a person sees of a run while it goes on: a live table on a terminal, plain lines in a batch log."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import IO, Any
+
+from fleet.spec import Spec
+from fleet.units import format_duration
+
+
+def terminal() -> IO[str] | None:
+    """The terminal that the user looks at, or None in a batch job or a pipe.
+
+    Under ``mpirun`` a rank's standard output is a pseudo-terminal or a pipe of the launcher, whatever the
+    launcher itself writes to; so it is the launcher that is asked.
+    """
+    for descriptor in (f"/proc/{os.getppid()}/fd/1", "/proc/self/fd/1"):
+        try:
+            target = os.readlink(descriptor)
+        except OSError:
+            return None
+        if not target.startswith(("/dev/pts/", "/dev/tty")):
+            return None
+    try:
+        return open(os.readlink(f"/proc/{os.getppid()}/fd/1"), "w", encoding="utf-8")
+    except OSError:
+        return None
+
+
+class PlainView:
+    """A line for each thing that happens; what a batch log wants."""
+
+    def __init__(self, spec: Spec, out: IO[str] | None = None) -> None:
+        self._out, self._start = out or sys.stdout, time.monotonic()
+        self._max_epochs = {network.name: network.train.converge.max_epochs for network in spec.networks}
+
+    def on_event(self, event: str, fields: dict[str, Any]) -> None:
+        """Say what happened."""
+        line = describe(event, fields, self._max_epochs)
+        if line:
+            print(f"[{format_duration(time.monotonic() - self._start):>12}] {line}", file=self._out, flush=True)
+
+    def on_pace(self, network: str, samples: int, samples_per_s: float) -> None:
+        """Too often for a log."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def describe(event: str, fields: dict[str, Any], max_epochs: dict[str, int]) -> str:
+    """An event in a line, or nothing where it is not worth one."""
+    match event:
+        case "start":
+            done = f", {len(fields['finished'])} of them done before" if fields["finished"] else ""
+            return (f"{_count(fields['networks'], 'network')}{done}; {_count(fields['trainers'], 'trainer')}, "
+                    f"{_count(fields['preprocessors'], 'preprocessor')} on {_count(fields['nodes'], 'node')}; "
+                    f"policy {fields['policy']}")
+        case "measured":
+            result = fields.get("reason") or f"{fields['rate']:.0f} samples/s"
+            return (f"measured {fields['done']}/{fields['total']}: {fields['network']} on "
+                    f"{_count(fields['gpus'], 'GPU')}: {result}")
+        case "profiled":
+            return f"rates known after {format_duration(fields['seconds'])}" if fields["measurements"] else "rates known"
+        case "stream":
+            return (f"input {fields['supply_samples_per_s']:.0f} samples/s by {_count(fields['preprocessors'], 'preprocessor')}, "
+                    f"the fastest network takes {fields['demand_samples_per_s']:.0f}: {fields['bottleneck']} is the bottleneck"
+                    + (" (raise resources.preprocessors)" if fields["bottleneck"] == "input" else ""))
+        case "round":
+            return f"round {fields['round']}: {', '.join(fields['members'])}"
+        case "group":
+            return f"  {fields['network']} on devices {fields['devices']}"
+        case "epoch":
+            judged = "" if fields["val_loss"] != fields["val_loss"] else (
+                f", validation {fields['val_loss']:.4f} {fields['val_accuracy']:.2%}")
+            return (f"{fields['network']} epoch {fields['epoch']}/{max_epochs[fields['network']]}: loss {fields['loss']:.4f} "
+                    f"{fields['accuracy']:.2%}{judged} ({fields['samples'] / max(fields['seconds'], 1e-9):.0f} samples/s)")
+        case "final":
+            return f"{fields['network']} is done: {fields['reason']}"
+        case "failed":
+            return f"{fields['network']} FAILED: {fields['reason']}"
+        case "bad_sample":
+            return f"skipped {fields['name']}: {fields['reason']}"
+        case _:
+            return ""
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")
+
+
+class LiveView:
+    """A table that is drawn anew a few times a second; the lines above it scroll away."""
+
+    def __init__(self, spec: Spec, screen: IO[str]) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._networks = {network.name: {"max": network.train.converge.max_epochs} for network in spec.networks}
+        self._rows: dict[str, dict[str, Any]] = {}
+        self._title = "starting: TensorFlow takes some seconds"
+        self._samples, self._start = 1, time.monotonic()
+        width = os.get_terminal_size(screen.fileno()).columns
+        console = Console(file=screen, force_terminal=True, width=width)
+        self._live = Live(console=console, get_renderable=self._table, refresh_per_second=4)
+        self._live.start()
+
+    def on_event(self, event: str, fields: dict[str, Any]) -> None:
+        """Change the table; what should stay on the screen is printed above it."""
+        max_epochs = {name: row["max"] for name, row in self._networks.items()}
+        if event in ("start", "profiled", "stream", "final", "failed", "bad_sample"):
+            self._live.console.print(describe(event, fields, max_epochs), highlight=False)
+        elif event == "measured":
+            self._title = describe(event, fields, max_epochs)
+        elif event == "round":
+            self._title = f"round {fields['round']}"
+        elif event == "group":
+            row = self._rows.setdefault(fields["network"], {"epoch": 0})
+            row.update(devices=fields["devices"], rate=0.0, part=0.0)
+        elif event == "epoch":
+            row = self._rows[fields["network"]]
+            row.update(epoch=fields["epoch"], part=0.0, loss=fields["loss"], val=fields["val_accuracy"],
+                       rate=fields["samples"] / max(fields["seconds"], 1e-9), epoch_s=fields["seconds"])
+            self._samples = max(fields["samples"], 1)
+        if event in ("final", "failed", "stopped"):
+            self._rows.pop(fields["network"], None)
+
+    def on_pace(self, network: str, samples: int, samples_per_s: float) -> None:
+        """Move a network's bar."""
+        if network in self._rows:
+            self._rows[network].update(part=samples / max(self._samples, samples), rate=samples_per_s)
+
+    def close(self) -> None:
+        """Leave the last table on the screen."""
+        self._live.stop()
+
+    def _table(self) -> Any:
+        from rich import box
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+
+        table = Table(title=f"{self._title}, {format_duration(time.monotonic() - self._start)}",
+                      title_justify="left", box=box.SIMPLE_HEAD)
+        for header in ("network", "devices", "epochs", "", "loss", "val acc", "samples/s", "at most"):
+            table.add_column(header)
+        for name, row in self._rows.items():
+            most = self._networks[name]["max"]
+            done = row["epoch"] + row["part"]
+            left = (most - done) * row["epoch_s"] if "epoch_s" in row else None
+            table.add_row(name, ",".join(map(str, row["devices"])), f"{row['epoch']}/{most}",
+                          ProgressBar(total=most, completed=done, width=20),
+                          f"{row['loss']:.4f}" if "loss" in row else "", f"{row['val']:.2%}" if "val" in row else "",
+                          f"{row['rate']:.0f}", format_duration(left) if left is not None else "")
+        return table
+
+
+def make_view(spec: Spec, plain: bool) -> PlainView | LiveView:
+    """The view that fits where the output goes."""
+    screen = None if plain else terminal()
+    return PlainView(spec) if screen is None else LiveView(spec, screen)
