@@ -81,25 +81,26 @@ def test_wrong_settings_name_their_key(family, args, key):
 # --- one network ---------------------------------------------------------------------------
 
 def test_defaults_written_or_left_out_are_the_same_network():
-    short = Architecture("family", "cnn", {"filters": [32, 64]})
-    long = Architecture("family", "cnn", {"kernel": 3, "dropout": 0, "filters": (32, 64)})
+    short = Architecture("cnn", {"filters": [32, 64]})
+    long = Architecture("cnn", {"kernel": 3, "dropout": 0, "filters": (32, 64)})
     assert (short == long, hash(short) == hash(long), short.key == long.key) == (True, True, True)
-    assert short != Architecture("family", "cnn", {"filters": [32]})
+    assert short != Architecture("cnn", {"filters": [32]})
 
 
 def test_an_architecture_survives_json():
-    model = Architecture("import", "my_models:build", {"depth": 4, "heads": [1, 2]})
+    model = Architecture("my_models:build", {"depth": 4, "heads": [1, 2]})
     assert Architecture(**json.loads(model.key)) == model
 
 
-def test_an_unknown_family_is_answered_with_close_matches():
-    with pytest.raises(UserError, match=r"no family 'resnte' \(did you mean resnet"):
-        Architecture("family", "resnte")
+@pytest.mark.parametrize(("target", "kind"), [
+    ("resnet", "family"), ("ResNet50", "application"), ("package.models:build", "import")])
+def test_a_target_says_its_kind(target, kind):
+    assert Architecture(target).kind == kind
 
 
 def test_arguments_that_json_cannot_say_are_refused():
     with pytest.raises(UserError, match="arguments of m:f: .*object is not JSON serializable"):
-        Architecture("import", "m:f", {"x": object()})
+        Architecture("m:f", {"x": object()})
 
 
 def test_an_unknown_target_is_answered_with_close_matches():

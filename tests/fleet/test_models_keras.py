@@ -12,12 +12,12 @@ pytestmark = pytest.mark.tensorflow
 
 IMAGENET = (224, 224, 3)
 APPLICATIONS = {
-    "ResNet50": Architecture("family", "resnet"),
-    "ResNet101": Architecture("family", "resnet", {"blocks": [3, 4, 23, 3]}),
-    "ResNet152": Architecture("family", "resnet", {"blocks": [3, 8, 36, 3]}),
-    "DenseNet121": Architecture("family", "densenet"),
-    "DenseNet169": Architecture("family", "densenet", {"blocks": [6, 12, 32, 32]}),
-    "DenseNet201": Architecture("family", "densenet", {"blocks": [6, 12, 48, 32]}),
+    "ResNet50": Architecture("resnet"),
+    "ResNet101": Architecture("resnet", {"blocks": [3, 4, 23, 3]}),
+    "ResNet152": Architecture("resnet", {"blocks": [3, 8, 36, 3]}),
+    "DenseNet121": Architecture("densenet"),
+    "DenseNet169": Architecture("densenet", {"blocks": [6, 12, 32, 32]}),
+    "DenseNet201": Architecture("densenet", {"blocks": [6, 12, 48, 32]}),
 }
 MODELS = '''
 import keras
@@ -110,9 +110,9 @@ def test_imagenet_settings_have_the_parameter_counts_of_keras_applications(keras
 @pytest.mark.parametrize("name", ["ResNet50", "DenseNet121"])
 def test_the_weights_of_keras_applications_give_the_same_outputs_in_a_family(keras, build, name):
     shape = (64, 64, 3)
-    model = Architecture("family", APPLICATIONS[name].target, {**APPLICATIONS[name].args, "stem": "imagenet"})
+    model = Architecture(APPLICATIONS[name].target, {**APPLICATIONS[name].args, "stem": "imagenet"})
     ours = build(model, shape, classes=7)
-    theirs = build(Architecture("application", name), shape, classes=7, seed=3)
+    theirs = build(Architecture(name), shape, classes=7, seed=3)
     images = np.random.default_rng(0).normal(size=(2, *shape)).astype("float32")
     theirs(images, training=True)  # statistics that are not the initial ones
     by_shape = _in_order_of_building(ours), _in_order_of_building(theirs)
@@ -141,7 +141,7 @@ SMALL = [
 @pytest.mark.parametrize(("target", "args"), SMALL)
 @pytest.mark.parametrize("shape", [(28, 28, 1), (33, 64, 3)])
 def test_small_networks_give_logits_and_are_counted_without_keras(build, target, args, shape):
-    model = Architecture("family", target, args)
+    model = Architecture(target, args)
     built = build(model, shape, classes=5)
     assert built.count_params() == count_parameters(model.settings, shape, classes=5)
     logits = np.asarray(built(np.random.default_rng(0).normal(size=(3, *shape)).astype("float32")))
@@ -152,14 +152,14 @@ def test_small_networks_give_logits_and_are_counted_without_keras(build, target,
 def test_without_normalisation_no_output_depends_on_the_other_images(build):
     images = np.random.default_rng(0).normal(size=(4, 16, 16, 1)).astype("float32")
     for target, args in (("resnet", {"blocks": [1, 1]}), ("densenet", {"blocks": [1, 1]}), ("cnn", {})):
-        built = build(Architecture("family", target, {"norm": "none", **args}), (16, 16, 1), classes=3)
+        built = build(Architecture(target, {"norm": "none", **args}), (16, 16, 1), classes=3)
         whole = np.asarray(built(images, training=True))
         alone = np.concatenate([np.asarray(built(images[i:i + 1], training=True)) for i in range(4)])
         np.testing.assert_allclose(whole, alone, rtol=1e-4, atol=1e-5)
 
 
 def test_a_deep_residual_network_without_normalisation_starts_with_bounded_outputs(build):
-    model = Architecture("family", "resnet", {"blocks": [6, 6, 6], "width": 8, "norm": "none"})
+    model = Architecture("resnet", {"blocks": [6, 6, 6], "width": 8, "norm": "none"})
     built = build(model, (16, 16, 1), classes=3)
     images = np.random.default_rng(0).normal(size=(8, 16, 16, 1)).astype("float32")
     assert np.abs(np.asarray(built(images))).max() < 10
@@ -172,9 +172,9 @@ def _weights(model):
 
 
 @pytest.mark.parametrize("model", [
-    Architecture("family", "cnn", {"dropout": 0.5}),
-    Architecture("application", "MobileNet", {"alpha": 0.25}),
-    Architecture("import", "my_test_models:random_weights"),
+    Architecture("cnn", {"dropout": 0.5}),
+    Architecture("MobileNet", {"alpha": 0.25}),
+    Architecture("my_test_models:random_weights"),
 ], ids=lambda model: model.kind)
 def test_equal_seeds_give_equal_networks_and_leave_other_randomness_alone(build, my_models, model):
     python, numpy = random.getstate(), np.random.get_state()[1].copy()
@@ -186,7 +186,7 @@ def test_equal_seeds_give_equal_networks_and_leave_other_randomness_alone(build,
 
 
 def test_layers_of_one_shape_start_with_different_weights(build):
-    built = build(Architecture("family", "cnn", {"filters": [4, 4, 4]}), (32, 32, 4), classes=2)
+    built = build(Architecture("cnn", {"filters": [4, 4, 4]}), (32, 32, 4), classes=2)
     kernels = [np.asarray(layer.kernel) for layer in built.layers if layer.name.endswith("conv")]
     assert not np.array_equal(kernels[1], kernels[2])
 
@@ -200,50 +200,50 @@ def test_the_names_read_from_the_source_are_functions_of_keras_applications(kera
 
 
 def test_an_application_gives_logits_for_any_number_of_channels_and_takes_its_own_arguments(build):
-    built = build(Architecture("application", "MobileNet", {"alpha": 0.25}), (32, 32, 1), classes=3)
+    built = build(Architecture("MobileNet", {"alpha": 0.25}), (32, 32, 1), classes=3)
     assert built.output_shape == (None, 3)
-    whole = build(Architecture("application", "MobileNet"), (32, 32, 1), classes=3)
+    whole = build(Architecture("MobileNet"), (32, 32, 1), classes=3)
     assert built.count_params() < whole.count_params()
     assert built.layers[-1].get_config().get("activation", "linear") == "linear"
 
 
 def test_an_application_leaves_the_scaling_of_pixels_to_the_spec(build):
     def first_layers(args):
-        built = build(Architecture("application", "MobileNetV3Small", args), (32, 32, 3), classes=2)
+        built = build(Architecture("MobileNetV3Small", args), (32, 32, 3), classes=2)
         return [layer.__class__.__name__ for layer in built.layers[:3]]
     assert "Rescaling" not in first_layers({})
     assert "Rescaling" in first_layers({"include_preprocessing": True})
 
 
-@pytest.mark.parametrize(("kind", "target", "args", "message"), [
-    ("application", "ResNet5", {}, "did you mean ResNet50"),
-    ("application", "resnet50", {}, "did you mean ResNet50"),
-    ("application", "MobileNet", {"alhpa": 0.5}, "has no argument 'alhpa'; it has: alpha"),
-    ("application", "MobileNet", {"weights": "imagenet"}, "weights follows from the spec"),
-    ("application", "Xception", {}, "Xception on images of 32x32x3: ValueError: Input size must be at least"),
-    ("family", "densenet", {"blocks": [1] * 7}, "wants at least 64x64 pixels, not 32x32"),
+@pytest.mark.parametrize(("target", "args", "message"), [
+    ("ResNet5", {}, "did you mean ResNet50"),
+    ("resnet50", {}, "did you mean ResNet50"),
+    ("MobileNet", {"alhpa": 0.5}, "has no argument 'alhpa'; it has: alpha"),
+    ("MobileNet", {"weights": "imagenet"}, "weights follows from the spec"),
+    ("Xception", {}, "Xception on images of 32x32x3: ValueError: Input size must be at least"),
+    ("densenet", {"blocks": [1] * 7}, "wants at least 64x64 pixels, not 32x32"),
 ])
-def test_a_description_that_cannot_be_built_is_answered_in_one_line(build, kind, target, args, message):
+def test_a_description_that_cannot_be_built_is_answered_in_one_line(build, target, args, message):
     with pytest.raises(UserError, match=message) as caught:
-        build(Architecture(kind, target, args), (32, 32, 3), classes=2)
+        build(Architecture(target, args), (32, 32, 3), classes=2)
     assert "\n" not in str(caught.value)
 
 
 # --- functions of one's own ----------------------------------------------------------------
 
 def test_a_function_gets_its_arguments(build, my_models):
-    built = build(Architecture("import", "my_test_models:logits", {"units": 6}), (4, 4, 1), classes=3)
+    built = build(Architecture("my_test_models:logits", {"units": 6}), (4, 4, 1), classes=3)
     assert built.count_params() == 16 * 6 + 6 + 6 * 3 + 3
 
 
 def test_a_model_without_input_shape_is_built(build, my_models):
-    built = build(Architecture("import", "my_test_models:unbuilt"), (4, 4, 1), classes=3)
+    built = build(Architecture("my_test_models:unbuilt"), (4, 4, 1), classes=3)
     assert built.count_params() == 16 * 3 + 3
 
 
 @pytest.mark.parametrize("name", ["activation", "layer", "operation", "nested"])
 def test_a_last_softmax_is_taken_away(keras, build, my_models, name, tmp_path):
-    built = build(Architecture("import", f"my_test_models:softmax_{name}"), (4, 4, 1), classes=3)
+    built = build(Architecture(f"my_test_models:softmax_{name}"), (4, 4, 1), classes=3)
     images = np.random.default_rng(0).normal(size=(5, 4, 4, 1)).astype("float32")
     outputs = np.asarray(built(images))
     kernel, bias = map(np.asarray, built.weights[-2:])
@@ -263,5 +263,5 @@ def test_a_last_softmax_is_taken_away(keras, build, my_models, name, tmp_path):
 def test_a_function_that_gives_no_usable_model_is_named_in_one_line(build, my_models, name, error, message):
     args = {"depth": 3} if name == "logits" else {}
     with pytest.raises(error, match=message) as caught:
-        build(Architecture("import", f"my_test_models:{name}", args), (4, 4, 1), classes=3)
+        build(Architecture(f"my_test_models:{name}", args), (4, 4, 1), classes=3)
     assert "\n" not in str(caught.value)
