@@ -249,8 +249,8 @@ class Scale:
 
     def __post_init__(self) -> None:
         if isinstance(self.mean, tuple) and isinstance(self.std, tuple) and len(self.mean) != len(self.std):
-            raise ValueError(f"{len(self.mean)} means and {len(self.std)} standard deviations; one of each for "
-                             "each channel")
+            raise ValueError(f"{len(self.mean)} means and {len(self.std)} standard deviations; "
+                             "each channel has one of either")
 
     @cached_property
     def affine(self) -> Affine:

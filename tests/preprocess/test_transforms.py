@@ -122,7 +122,7 @@ def test_greyscale_has_no_saturation_to_change():
     assert np.array_equal(ColorJitter(saturation=1.0).apply(image, Draws(0.0), True), image)
 
 
-@pytest.mark.parametrize("transform", [Flip(horizontal=True), Rotate(degrees=30), ColorJitter(brightness=1.0)])
+@pytest.mark.parametrize("transform", [Flip(horizontal=True), Rotate(degrees=30), ColorJitter(contrast=1.0)])
 def test_in_evaluation_nothing_is_random(transform):
     image = pattern(4, 4)
     assert transform.apply(image, None, False) is image
@@ -194,8 +194,8 @@ def test_an_error_in_a_users_function_is_not_taken_for_a_bad_image():
 
 
 def test_a_spec_gives_names_or_names_with_parameters():
-    assert parse_transforms(["decode", {"random_crop": {"size": [32, 24], "padding": 4}}, {"scale": None}]) == (
-        Decode(), RandomCrop(size=(32, 24), padding=4), Scale())
+    items = ["decode", {"random_crop": {"size": [32, 24], "padding": 4}}, {"scale": None}]
+    assert parse_transforms(items) == (Decode(), RandomCrop(size=(32, 24), padding=4), Scale())
 
 
 def test_every_wrong_item_is_reported_with_its_place():

@@ -1,0 +1,78 @@
+"""Folders of images, one a class."""
+
+import numpy as np
+import pytest
+
+from preprocess.base import BadSample, InputError
+from preprocess.image_folder import ImageFolder, open_image_folder
+from tests.preprocess.samples import encode, pattern, write
+
+
+def test_classes_and_files_come_in_alphabetical_order(folder):
+    source = ImageFolder(folder)
+    assert source.classes == ("cat", "dog")
+    assert source.labels.tolist() == [0, 0, 0, 1, 1, 1, 1, 1]
+    assert [source.name(index).removeprefix(f"{folder}/") for index in (0, 2, 3, 7)] == [
+        "cat/0.png", "cat/2.png", "dog/0.png", "dog/4.png"]
+
+
+def test_a_sample_is_the_bytes_of_its_file(folder):
+    assert ImageFolder(folder).read(4) == (folder / "dog/1.png").read_bytes()
+
+
+def test_folders_below_a_class_belong_to_it(folder):
+    write(folder / "cat/tabby/a.jpg", pattern(4, 6))
+    assert ImageFolder(folder).name(3).endswith("cat/tabby/a.jpg")
+
+
+def test_hidden_files_and_other_kinds_of_files_are_left_out(folder):
+    for path in ("cat/.hidden.png", "cat/.thumbnails/0.png", ".cache/0.png", "cat/notes.txt"):
+        write(folder / path, pattern(4, 6))
+    assert len(ImageFolder(folder)) == 8
+    assert ImageFolder(folder).classes == ("cat", "dog")
+
+
+def test_a_file_that_has_vanished_is_a_bad_sample(folder):
+    source = ImageFolder(folder)
+    (folder / "dog/0.png").unlink()
+    with pytest.raises(BadSample, match="dog/0.png: cannot be read: No such file"):
+        source.read(3)
+
+
+def test_there_is_an_order_for_each_seed_and_epoch(folder):
+    source = ImageFolder(folder)
+    orders = [source.order(seed, epoch).tolist() for seed in (1, 2) for epoch in (0, 1)]
+    assert all(sorted(order) == list(range(8)) for order in orders)
+    assert len({tuple(order) for order in orders}) == 4
+    assert np.array_equal(source.order(2, 1), orders[3])
+
+
+@pytest.mark.parametrize("name", ["validation", "val", "test"])
+def test_a_folder_of_validation_images_is_found_beside_the_training_images(folder, name):
+    (folder.parent / "all").mkdir()
+    folder.rename(folder.parent / "all/train")
+    write(folder.parent / f"all/{name}/cat/9.png", pattern(4, 6))
+    train, validation = open_image_folder(str(folder.parent / "all"))
+    assert (len(train), len(validation)) == (8, 1)
+
+
+def test_a_class_may_be_named_train(folder):
+    (folder / "cat").rename(folder / "train")
+    train, validation = open_image_folder(str(folder))
+    assert (train.classes, validation) == (("dog", "train"), None)
+
+
+def test_a_missing_folder_a_file_and_an_empty_folder_are_told_apart(tmp_path):
+    (tmp_path / "file").write_bytes(encode(pattern(2, 2)))
+    (tmp_path / "empty").mkdir()
+    for name, complaint in [("nowhere", "no such folder"), ("file", "is a file; a folder is wanted"),
+                            ("empty", "one folder of images for each class is wanted")]:
+        with pytest.raises(InputError, match=complaint):
+            open_image_folder(str(tmp_path / name))
+
+
+def test_a_class_without_images_is_named(folder):
+    (folder / "eel").mkdir()
+    (folder / "eel/notes.txt").touch()
+    with pytest.raises(InputError, match=r"eel: no images in this class \(files that end in .bmp"):
+        open_image_folder(str(folder))

@@ -1,0 +1,207 @@
+"""From indices to batches: one shape, one type, one augmentation for each (seed, epoch, sample)."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from preprocess.base import AUGMENT, BadImage, InputError
+from preprocess.pipeline import Pipeline, _Generators, split_transforms
+from preprocess.transforms import UserTransform, parse_transforms
+from tests.preprocess.samples import Memory, encode, pattern
+
+RANDOM = [{"random_crop": {"size": [4, 5], "padding": 2}}, {"flip": {"horizontal": True}},
+          {"rotate": {"degrees": 20}}, {"color_jitter": {"brightness": 0.5}}]
+IMAGES = [pattern(6, 6, seed=number) for number in range(12)]
+
+
+def pipeline(samples=IMAGES, transforms=RANDOM, seed=7):
+    return Pipeline(Memory(samples), parse_transforms(transforms), seed)
+
+
+def load(pipe, indices, epoch=0, training=True):
+    """Images, labels and bad samples; the arrays hold rubbish before."""
+    images = np.full((len(indices), *pipe.shape), 77, pipe.dtype)
+    labels = np.full(len(indices), 77)
+    bad = pipe.load(indices, epoch, images, labels, training)
+    return images, labels, bad
+
+
+# ---- randomness -------------------------------------------------------------------------------
+
+
+@settings(max_examples=30, deadline=None)
+@given(owners=st.lists(st.integers(0, 3), min_size=12, max_size=12), epoch=st.integers(0, 1000),
+       shuffled=st.permutations(range(12)))
+def test_augmentation_does_not_depend_on_who_prepares_a_sample_nor_when(owners, epoch, shuffled):
+    alone, _, _ = load(pipeline(), range(12), epoch)
+    for worker in range(4):
+        mine = [index for index in shuffled if owners[index] == worker]
+        assert np.array_equal(load(pipeline(), mine, epoch)[0], alone[mine])
+
+
+def test_augmentation_depends_on_seed_epoch_and_sample():
+    same = [IMAGES[0]] * 2
+    results = [load(pipeline(same, seed=seed), [index], epoch)[0].tobytes()
+               for seed in (1, 2) for epoch in (0, 1) for index in (0, 1)]
+    assert len(set(results)) == 8
+
+
+def test_a_generator_that_is_set_equals_one_that_is_made():
+    generators = _Generators(seed=2**63)
+    for epoch, index in [(0, 0), (5, 123_456_789), (0, 0)]:
+        made = np.random.Philox(key=np.array([2**63, AUGMENT], np.uint64),
+                                counter=np.array([0, 0, index, epoch], np.uint64))
+        made_draws, set_draws = np.random.Generator(made), generators.at(epoch, index)
+        assert set_draws.random(5).tolist() == made_draws.random(5).tolist()
+        assert set_draws.integers(7, size=3, dtype=np.int32).tolist() == made_draws.integers(
+            7, size=3, dtype=np.int32).tolist()
+
+
+def test_evaluation_is_the_same_in_every_epoch():
+    pipe = pipeline()
+    assert np.array_equal(load(pipe, range(12), 0, training=False)[0], load(pipe, range(12), 9, training=False)[0])
+    assert np.array_equal(load(pipe, [3], training=False)[0][0], IMAGES[3][1:5, 0:5])
+
+
+def test_it_is_known_whether_anything_is_random():
+    assert pipeline().is_random
+    assert not pipeline(transforms=[{"center_crop": {"size": [3, 3]}}, "scale"]).is_random
+
+
+def test_what_comes_before_the_first_random_transform_can_be_kept():
+    transforms = parse_transforms(["decode", {"resize": {"size": 5}}, *RANDOM, {"center_crop": {"size": [2, 2]}}])
+    fixed, varying = split_transforms(transforms)
+    assert (len(fixed), len(varying)) == (2, len(RANDOM) + 1)
+    pipe = pipeline()
+    assert np.array_equal(pipe.finish(pipe.prepare(3), 3, epoch=5), load(pipe, [3], 5)[0][0])
+
+
+def test_the_order_of_an_epoch_is_the_sources():
+    pipe = pipeline(seed=3)
+    assert pipe.samples == 12
+    assert pipe.order(4).tolist() == pipe.source.order(3, 4).tolist()
+
+
+# ---- scale ------------------------------------------------------------------------------------
+
+
+def keep(image, rng, training):
+    return image
+
+
+def test_a_scale_at_the_end_is_left_to_the_trainer_and_images_stay_uint8():
+    scale = {"scale": {"mean": 0.5, "std": [0.2, 0.3, 0.4]}}
+    late = pipeline(transforms=[scale])
+    early = pipeline(transforms=[scale, f"{__name__}:keep"])
+    assert (late.dtype, early.dtype) == (np.uint8, np.float32)
+    assert early.affine is None
+    assert np.array_equal(late.affine.apply(load(late, range(12))[0]), load(early, range(12))[0])
+
+
+def test_without_a_scale_there_is_nothing_for_the_trainer_to_do():
+    assert pipeline().affine is None
+
+
+def test_a_scale_for_three_channels_does_not_fit_one():
+    with pytest.raises(InputError, match="3 numbers, one for each channel; the samples have 1 channels"):
+        pipeline(transforms=[{"decode": {"mode": "L"}}, {"scale": {"mean": [0.5, 0.5, 0.5]}}])
+
+
+# ---- samples that cannot be used --------------------------------------------------------------
+
+
+def test_a_bad_sample_leaves_black_and_no_label_and_is_named():
+    images, labels, bad = load(pipeline([*IMAGES[:2], None, IMAGES[3]], ["decode"]), [3, 2, 1])
+    assert [(sample.name, sample.reason, sample.position) for sample in bad] == [("sample 2", "cannot be read", 1)]
+    assert labels.tolist() == [1, -1, 1]
+    assert not images[1].any()
+    assert np.array_equal(images[[0, 2]], np.stack([IMAGES[3], IMAGES[1]]))
+
+
+def test_a_file_that_cannot_be_decoded_is_a_bad_sample():
+    files = [encode(image) for image in IMAGES]
+    files[5] = files[5][:60]
+    _, labels, [bad] = load(pipeline(files, ["decode"]), range(12))
+    assert (bad.position, labels[5]) == (5, -1)
+    assert "cannot be decoded" in str(bad)
+
+
+@pytest.mark.parametrize("odd", [pattern(6, 7), pattern(6, 6, channels=1), np.zeros((6, 6, 3), np.float32)])
+def test_a_sample_of_another_shape_or_type_is_bad(odd):
+    pipe = pipeline([*IMAGES, *IMAGES, odd, *IMAGES, *IMAGES], [])  # too late for the first look
+    _, _, [bad] = load(pipe, [0, 24])
+    assert bad.position == 1
+    assert "the others are 6 x 6 x 3 uint8" in bad.reason
+
+
+def refuse_dark(image, rng, training):
+    if image.max() < 10:
+        raise BadImage("too dark")
+    return image
+
+
+def test_a_users_transform_may_refuse_an_image():
+    dark = np.zeros((6, 6, 3), np.uint8)
+    _, _, [bad] = load(pipeline([*IMAGES, dark], ["decode", f"{__name__}:refuse_dark"]), [12])
+    assert str(bad) == "sample 12: too dark"
+
+
+# ---- the first look ---------------------------------------------------------------------------
+
+
+def test_shape_and_type_are_known_before_the_first_batch():
+    assert pipeline().shape == (4, 5, 3)
+    assert pipeline().dtype == np.uint8
+
+
+def test_the_first_look_passes_over_bad_samples():
+    assert pipeline([None] * 50 + [IMAGES[0]] + [None] * 50, ["decode"]).shape == (6, 6, 3)
+
+
+@pytest.mark.parametrize(("samples", "transforms", "complaint"), [
+    ([], [], "data set is empty"),
+    ([None, None], [], "none of the 2 samples can be used; the first: sample 0: cannot be read"),
+    ([pattern(6, 6), pattern(6, 8)], [], r"add a resize or a crop.*6 x 6 x 3 uint8 and sample 1 is 6 x 8 x 3"),
+    (IMAGES, [{"center_crop": {"size": [7, 7]}}], "6 x 6 pixels is too small"),
+    ([encode(IMAGES[0])], [{"flip": {"horizontal": True}}], "the first must be decode"),
+    (IMAGES, ["decode", "scale", {"rotate": {"degrees": 3}}], "scale comes after it"),
+])
+def test_what_cannot_work_is_said_at_the_start(samples, transforms, complaint):
+    with pytest.raises(InputError, match=complaint):
+        pipeline(samples, transforms)
+
+
+def flat(image, rng, training):
+    return image.mean(axis=2)
+
+
+def whole_numbers(image, rng, training):
+    return image.astype(np.int32)
+
+
+@pytest.mark.parametrize("name", ["flat", "whole_numbers"])
+def test_a_users_transform_must_give_images(name):
+    with pytest.raises(InputError, match="images \\(height, width, channels\\) of uint8 or float32"):
+        Pipeline(Memory(IMAGES), [UserTransform(f"{__name__}:{name}")], 7)
+
+
+def halve(image, rng, training):
+    return image / 2
+
+
+def test_double_precision_becomes_single_on_the_wire():
+    pipe = pipeline(transforms=[f"{__name__}:halve"])
+    images, _, bad = load(pipe, [4])
+    assert (images.dtype, bad) == (np.float32, [])
+    assert np.array_equal(images[0], (IMAGES[4] / 2).astype(np.float32))
+
+
+def test_a_jpeg_is_decoded_small_only_for_a_resize_that_follows_at_once(monkeypatch):
+    asked = []
+    monkeypatch.setattr("preprocess.transforms.decode",
+                        lambda data, mode, at_least: asked.append(at_least) or pattern(64, 64))
+    for following in ([{"resize": {"size": 8}}], [{"resize": {"size": [4, 6]}}], [{"center_crop": {"size": [8, 8]}}],
+                      [{"center_crop": {"size": [32, 32]}}, {"resize": {"size": 8}}], []):
+        pipeline([b"a file"], ["decode", *following])
+    assert asked == [(8, 8), (4, 6), None, None, None]

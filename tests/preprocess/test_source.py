@@ -1,0 +1,145 @@
+"""From a spec's `data` to training and validation samples."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from preprocess.base import InputError, Source
+from preprocess.source import SOURCES, View, open_data, split
+from tests.preprocess.samples import Memory, pattern, write
+
+
+def memory(labels, classes=("a", "b", "c")):
+    return Memory([bytes([number]) for number in range(len(labels))], labels, classes)
+
+
+# ---- splitting --------------------------------------------------------------------------------
+
+
+@given(labels=st.lists(st.integers(0, 2), min_size=1, max_size=60), fraction=st.floats(0.01, 0.99),
+       seed=st.integers(0, 5))
+def test_a_split_takes_its_fraction_of_each_class_and_loses_nothing(labels, fraction, seed):
+    source = memory(labels)
+    counts = np.bincount(labels, minlength=3)
+    if counts.max() < 2:
+        with pytest.raises(InputError, match="is none"):
+            split(source, fraction, seed)
+        return
+    rest, taken = split(source, fraction, seed)
+    assert sorted([*rest.indices, *taken.indices]) == list(range(len(labels)))
+    for label, count in enumerate(counts):
+        expected = min(max(round(fraction * count), 1), count - 1) if count > 1 else 0
+        assert (taken.labels == label).sum() == expected
+
+
+def test_a_split_is_the_same_for_the_same_seed_only():
+    source = memory([0, 1] * 30)
+    assert split(source, 0.3, 1)[1].indices.tolist() == split(source, 0.3, 1)[1].indices.tolist()
+    assert split(source, 0.3, 1)[1].indices.tolist() != split(source, 0.3, 2)[1].indices.tolist()
+
+
+@pytest.mark.parametrize("fraction", [0, 1, -0.1, 1.5, float("nan")])
+def test_a_fraction_lies_between_0_and_1(fraction):
+    with pytest.raises(InputError, match="not a fraction between 0 and 1"):
+        split(memory([0, 0, 1, 1]), fraction, 0)
+
+
+def test_a_view_reads_names_and_orders_as_its_source_does():
+    source = memory([0, 1, 2, 0, 1, 2])
+    view = View(source, np.array([1, 4, 5]))
+    assert isinstance(view, Source)
+    assert ([view.read(i) for i in range(3)], view.name(2)) == ([b"\1", b"\4", b"\5"], "sample 5")
+    assert view.labels.tolist() == [1, 1, 2]
+    kept = [index for index in source.order(3, 2) if index in (1, 4, 5)]
+    assert view.indices[view.order(3, 2)].tolist() == kept
+
+
+# ---- opening ----------------------------------------------------------------------------------
+
+
+def test_a_fraction_is_held_out_for_validation(folder):
+    data = open_data("image_folder", str(folder), 0.4, seed=7)
+    assert (len(data.train), len(data.validation), data.classes) == (5, 3, ("cat", "dog"))
+
+
+def test_validation_may_be_left_out(folder):
+    assert open_data("image_folder", str(folder), None, seed=7).validation is None
+
+
+def test_validation_data_of_its_own_stands_before_a_fraction(folder):
+    (folder.parent / "all").mkdir()
+    folder.rename(folder.parent / "all/train")
+    write(folder.parent / "all/val/cat/9.png", pattern(4, 6))
+    data = open_data("image_folder", str(folder.parent / "all"), 0.5, seed=7)
+    assert (len(data.train), len(data.validation)) == (8, 1)
+
+
+def test_validation_may_be_another_path_and_lack_classes(folder):
+    write(folder.parent / "more/dog/9.png", pattern(4, 6))
+    data = open_data("image_folder", str(folder), str(folder.parent / "more"), seed=7)
+    assert data.validation.labels.tolist() == [1]  # dog, as in the training data
+    assert data.validation.classes == ("cat", "dog")
+
+
+def test_validation_data_with_other_classes_is_refused(folder):
+    write(folder.parent / "more/eel/9.png", pattern(4, 6))
+    with pytest.raises(InputError, match="more: the validation data has classes that the training data has not: eel"):
+        open_data("image_folder", str(folder), str(folder.parent / "more"), seed=7)
+
+
+def test_one_class_is_not_enough(folder):
+    (folder / "dog").rename(folder.parent / "dog")
+    with pytest.raises(InputError, match="only one class, 'cat'"):
+        open_data("image_folder", str(folder), 0.1, seed=7)
+
+
+def test_an_unknown_source_is_told_all_there_are():
+    with pytest.raises(InputError) as caught:
+        open_data("imagefolder", "x", None, 0)
+    assert all(name in str(caught.value) for name in SOURCES)
+
+
+@pytest.mark.parametrize("source", ["image_folder", "hdf5", "tfrecord", "webdataset"])
+def test_a_source_of_files_wants_a_path_that_exists(source, tmp_path):
+    with pytest.raises(InputError, match="wants a path"):
+        open_data(source, None, None, 0)
+    with pytest.raises(InputError, match=r"nowhere: no such (file|folder)"):
+        open_data(source, str(tmp_path / "nowhere"), None, 0)
+
+
+def test_an_unknown_option_is_told_the_options_with_their_defaults(tmp_path):
+    with pytest.raises(InputError, match="no option 'key'; its options: image_key='image/encoded', label_key="):
+        open_data("tfrecord", str(tmp_path), None, 0, {"key": 3})
+    with pytest.raises(InputError, match="its options: none"):
+        open_data("image_folder", str(tmp_path), None, 0, {"key": 3})
+
+
+# ---- the user's own ---------------------------------------------------------------------------
+
+
+def mine(path, count=4):
+    return memory([0, 1] * (count // 2), classes=(path, "b"))
+
+
+def mine_with_validation(path):
+    return mine(path), mine(path)
+
+
+def not_a_source(path):
+    return [1, 2, 3]
+
+
+def test_a_users_source_is_called_with_path_and_options():
+    data = open_data(f"{__name__}:mine", "some path", None, 0, {"count": 6})
+    assert (len(data.train), data.classes) == (6, ("some path", "b"))
+
+
+def test_a_users_source_may_bring_validation_data():
+    assert len(open_data(f"{__name__}:mine_with_validation", "p", 0.5, 0).validation) == 4
+    assert len(open_data(f"{__name__}:mine", "p", 0.5, 0).validation) == 2
+
+
+def test_a_function_that_returns_no_source_is_told_what_one_has():
+    with pytest.raises(InputError, match="returned list, not a source: that has"):
+        open_data(f"{__name__}:not_a_source", "p", None, 0)
