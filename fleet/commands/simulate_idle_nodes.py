@@ -1,0 +1,164 @@
+"""Replay a trace of idle nodes: what would trainers that grow and shrink have done on them?
+
+  fleet simulate idle-nodes --events idle.csv.gz --trainers trainers.json --policy exact --horizon 120
+
+Efficiency is what the trainers did over what they do at best on dedicated nodes, as
+many as were idle on average. docs/idle-nodes.md says what is counted, and how.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from fleet.errors import ExitStatus, UserError
+from fleet.show import add_json, print_json, print_table
+from scheduler.idle_nodes import name_order
+from scheduler.idle_replay import PLACEMENTS, POLICIES, Replayed, Settings, Summary, replay, summarise
+from scheduler.idle_trace import (
+    OBJECTIVES,
+    Trace,
+    read_events,
+    read_node_names,
+    read_trainers,
+    with_objective,
+)
+
+# Names that are found without being asked for, beside the events.
+NAMES_BESIDE = "summit_node_names.txt.gz"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    add = parser.add_argument
+    add("--events", type=Path, required=True, metavar="CSV[.gz]",
+        help="when which node joins or leaves: t_s,node,delta")
+    add("--trainers", type=Path, required=True, metavar="JSON[.gz]", help="curves and jobs")
+    add("--policy", choices=POLICIES, default="exact", help="how many nodes each trainer gets (exact)")
+    add("--horizon", type=float, default=120.0, metavar="S",
+        help="seconds for which no node is expected to leave (120)")
+    add("--max-parallel", type=int, default=10, metavar="N", help="trainers that take part at once (10)")
+    add("--nodes", default=":", metavar="A:B", help="only nodes A..B-1 of the events (all)")
+    add("--hours", type=float, metavar="H", help="replay so long (to the last event)")
+    add("--completions-are-events", action="store_true",
+        help="decide also when a trainer is done or submitted, not at changes of the trace only")
+    add("--placement", choices=PLACEMENTS,
+        help="which nodes: by index, or in order of their names (order where names are known)")
+    add("--node-names", type=Path, metavar="FILE[.gz]",
+        help=f"line i is the name of node i ({NAMES_BESIDE} beside the events, if it is there)")
+    add("--objective", choices=OBJECTIVES, default="file",
+        help="what a trainer gains: samples/s, speed-up over one node, or the objective in its file (file)")
+    add("--weight", action="append", default=[], metavar="CURVE=W",
+        help="count the objective of the trainers of a curve W times; may be repeated")
+    add("--rescale-factor", type=float, default=1.0, metavar="F",
+        help="multiply the seconds that rescaling takes; 0 shows what the costs take away (1)")
+    add("--plot", type=Path, metavar="FILE", help="draw idle and used nodes over time (.png, .svg, .pdf)")
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Replay, and print the numbers."""
+    start = time.perf_counter()
+    settings = Settings(POLICIES[args.policy], args.horizon, args.max_parallel, args.completions_are_events,
+                        PLACEMENTS[_placement(args)])
+    trace = _trace(args)
+    jobs = with_objective(read_trainers(args.trainers), args.objective, _weights(args.weight),
+                          args.rescale_factor)
+    replayed = replay(trace, jobs, settings)
+    summary = summarise(trace, jobs, settings, replayed)
+    summary = summary.measured(time.perf_counter() - start)
+    if args.plot:
+        plot(args.plot, replayed, summary)
+    if args.json:
+        print_json(summary)
+    else:
+        _print(summary, len(jobs))
+    return ExitStatus.OK
+
+
+def _names(args: argparse.Namespace) -> Path | None:
+    beside: Path = args.events.parent / NAMES_BESIDE
+    return args.node_names or (beside if beside.is_file() else None)
+
+
+def _placement(args: argparse.Namespace) -> str:
+    if args.placement == "order" and _names(args) is None:
+        raise UserError("--placement order wants --node-names FILE, in which line i is the name of node i")
+    return args.placement or ("index" if _names(args) is None else "order")
+
+
+def _trace(args: argparse.Namespace) -> Trace:
+    """The part of the trace that was asked for, its nodes arranged by name if they are placed so."""
+    first, last = _node_range(args.nodes)
+    whole = read_events(args.events)
+    trace = whole.select(first, last, None if args.hours is None else args.hours * 3600)
+    if _placement(args) == "index":
+        return trace
+    path = _names(args)
+    assert path is not None, "see _placement"
+    names = read_node_names(path)
+    if len(names) < whole.size:
+        raise UserError(f"{path}: {len(names)} names, but node {whole.size - 1} is in {args.events}; "
+                        "there must be one line for each node, from 0")
+    return trace.arranged(name_order(names[first:first + trace.size]))
+
+
+def _node_range(text: str) -> tuple[int, int | None]:
+    first, colon, last = text.partition(":")
+    if not colon or any(word and not word.isdecimal() for word in (first, last)):
+        raise UserError(f"--nodes {text}: must be A:B, the nodes from A to B - 1, such as 0:1024")
+    return int(first or 0), int(last) if last else None
+
+
+def _weights(words: list[str]) -> dict[str, float]:
+    weights = {}
+    for word in words:
+        name, _, number = word.rpartition("=")
+        try:
+            weights[name] = float(number)
+        except ValueError:
+            name = ""
+        if not name:
+            raise UserError(f"--weight {word}: must be CURVE=NUMBER, such as shufflenet=2")
+    return weights
+
+
+def _print(summary: Summary, jobs: int) -> None:
+    print_table(["idle nodes", ""], [
+        ["efficiency", summary.efficiency],
+        ["idle node-hours", round(summary.node_hours)],
+        ["equivalent dedicated nodes", summary.equivalent_nodes],
+        ["events", summary.events],
+        ["samples lost to nodes that left", summary.preemption_cost_samples],
+        ["samples lost to rescaling", summary.rescale_cost_samples],
+        [f"trainers done (of {jobs})", summary.completed],
+        ["mean hours of those", summary.mean_trainer_hours],
+        ["seconds that the replay took", summary.wall_s],
+    ])
+
+
+def plot(path: Path, replayed: Replayed, summary: Summary) -> None:
+    """Draw a replay: idle and used nodes, and what was done, over time.
+
+    Raises:
+        UserError: matplotlib is not installed, or the file cannot be written.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UserError("--plot wants matplotlib: pip install 'fleet-ensemble[plots]'") from None
+    hours = replayed.times_s / 3600
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    above, below = figure.subplots(2, sharex=True)
+    above.fill_between(hours, replayed.idle, step="post", color="0.85", label="idle")
+    above.fill_between(hours, replayed.used, step="post", color="tab:blue", label="used by trainers")
+    above.set(ylabel="nodes", ylim=(0, None), xlim=(0, replayed.end_s / 3600))
+    above.legend(loc="upper right")
+    below.plot(hours, replayed.outcome, color="tab:blue")
+    below.set(ylabel="done (objective)", xlabel="hours", ylim=(0, None))
+    figure.suptitle(f"efficiency {summary.efficiency:.3f} on {summary.equivalent_nodes:.1f} equivalent nodes")
+    try:
+        figure.savefig(path, dpi=120)
+    except (OSError, ValueError) as error:  # ValueError: a format that there is not
+        raise UserError(f"--plot {path}: {error}") from None

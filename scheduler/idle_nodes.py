@@ -1,0 +1,392 @@
+"""Which idle nodes each trainer gets, now that the pool of idle nodes has changed.
+
+A batch system leaves nodes idle that no waiting job fits into. Trainers that can
+grow and shrink use them until the batch system takes them back. Whenever nodes
+join or leave (or a trainer ends), the pool is shared out anew, in two decisions:
+
+1. *how many* nodes each trainer gets: :func:`allocate`, the exact optimum of the
+   model below, or :func:`equal`, the heuristic it is compared with;
+2. *which* nodes: :func:`place_by_index` or :func:`place_in_order`.
+
+All are functions of their arguments: a replay of a trace and a live batch system
+call the same ones.
+
+The model is that of BFTrainer (Liu et al., arXiv:2106.12091, section 3). Trainer
+``j`` gains ``O_j(n)`` per second on ``n`` nodes, a piecewise linear curve. It runs on
+``n_min..n_max`` nodes or waits on none. When it goes from ``c`` nodes to more (fewer),
+it stands still for ``up_s`` (``down_s``) seconds. With ``N`` idle nodes, and none
+expected to leave within ``T`` seconds, the best counts are those that
+
+    maximise    sum_j  T O_j(n_j) - O_j(c_j) R_j(n_j)                  (Eq. 16)
+    where       R_j(n) = up_s if n > c_j, down_s if n < c_j, else 0    (Eq. 13)
+    subject to  n_j = 0 or n_min <= n_j <= n_max,  sum_j n_j <= N      (Eqs. 3, 5)
+
+No trainer both gains and loses nodes (Eq. 6). Nodes are alike in this model, so that
+any such counts can be had without breaking that rule, and the program over nodes
+that the paper gives to a solver (:mod:`scheduler.idle_nodes_milp`) has the same
+optimum as this program over counts; ``docs/idle-nodes.md`` proves it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler.base import InputError
+
+Counts = tuple[int, ...]
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+# What the owner of a node is when it is not a trainer.
+FREE, BUSY = -1, -2
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A piecewise linear function of the number of nodes, zero on no nodes.
+
+    Args:
+        nodes: where it bends, rising, from 0; a curve that starts later is joined to (0, 0).
+        values: what it is there, per second; finite and not negative.
+
+    Raises:
+        InputError: any of that does not hold.
+
+    >>> Curve((0, 1, 4), (0.0, 10.0, 34.0)).table(5 - 1)
+    array([ 0., 10., 18., 26., 34.])
+    """
+
+    nodes: tuple[int, ...]
+    values: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.nodes) != len(self.values) or not self.nodes:
+            raise InputError(f"a curve has {len(self.nodes)} node counts and {len(self.values)} values; "
+                             "there must be one value for each count, and at least one")
+        for count, value in zip(self.nodes, self.values, strict=True):
+            if not (math.isfinite(value) and value >= 0):
+                raise InputError(f"a curve is {value} on {count} nodes; it must be a number, 0 or more")
+        if self.nodes[0] < 0 or any(a >= b for a, b in pairwise(self.nodes)):
+            raise InputError(f"a curve's node counts must rise from 0, not {list(self.nodes)}")
+        if self.nodes[0] > 0:
+            object.__setattr__(self, "nodes", (0, *self.nodes))
+            object.__setattr__(self, "values", (0.0, *self.values))
+        if self.values[0] != 0:
+            raise InputError(f"a curve is {self.values[0]} on 0 nodes; it must be 0 there")
+
+    def table(self, n_max: int) -> FloatArray:
+        """Its values on 0, 1, ..., ``n_max`` nodes."""
+        return np.interp(np.arange(n_max + 1), self.nodes, self.values)
+
+    def scaled(self, factor: float) -> Curve:
+        """The curve times a factor, such as a user's weight."""
+        return Curve(self.nodes, tuple(value * factor for value in self.values))
+
+    def normalised(self) -> Curve:
+        """The speed-up over one node: the paper's scaling efficiency objective (section 5.2.1).
+
+        Raises:
+            InputError: the curve is 0 on one node.
+        """
+        one = float(self.table(1)[1])
+        if one == 0:
+            raise InputError("a curve is 0 on one node, so there is no speed-up over one node")
+        return self.scaled(1 / one)
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """What a decision must know of a trainer.
+
+    Args:
+        objective: what it gains per second, against its number of nodes: samples, speed-up, or
+            either times the weight that a user gives it.
+        n_min: fewest nodes it runs on (it may always wait on none).
+        n_max: most nodes it runs on; the curve must reach as far.
+        up_s: seconds it stands still when it is given nodes.
+        down_s: seconds it stands still when it gives up nodes.
+
+    Raises:
+        InputError: any of that does not hold.
+    """
+
+    objective: Curve
+    n_min: int = 1
+    n_max: int = 1
+    up_s: float = 0.0
+    down_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.n_min <= self.n_max:
+            raise InputError(f"n_min {self.n_min}, n_max {self.n_max}: must be 1 <= n_min <= n_max")
+        if self.n_max > self.objective.nodes[-1]:
+            raise InputError(f"n_max {self.n_max} is beyond the curve, which ends at "
+                             f"{self.objective.nodes[-1]} nodes")
+        for name, seconds in (("up_s", self.up_s), ("down_s", self.down_s)):
+            if not (math.isfinite(seconds) and seconds >= 0):
+                raise InputError(f"{name} {seconds}: must be a number of seconds, 0 or more")
+
+    @cached_property
+    def rates(self) -> FloatArray:
+        """Gain per second on 0..n_max nodes; 0 on fewer than n_min, where it does not run."""
+        rates = self.objective.table(self.n_max)
+        rates[:self.n_min] = 0.0
+        rates.setflags(write=False)
+        return rates
+
+    def rescale_s(self, before: int, after: int) -> float:
+        """Seconds that the change from one count to another costs (Eq. 13)."""
+        if after == before:
+            return 0.0
+        return self.up_s if after > before else self.down_s
+
+    def gains(self, current: int, horizon_s: float) -> FloatArray:
+        """Its term of Eq. 16 for each count 0..n_max, minus infinity where it cannot run.
+
+        Args:
+            current: nodes that it has now, which may be fewer than n_min after some left.
+            horizon_s: the forward-looking time T.
+
+        >>> Trainer(Curve((0, 3), (0.0, 30.0)), n_min=2, n_max=3, up_s=5, down_s=1).gains(2, horizon_s=10)
+        array([-20., -inf, 200., 200.])
+        """
+        rates = self.rates
+        gains = horizon_s * rates
+        rate = float(rates[current])
+        if rate > 0:
+            gains[:current] -= self.down_s * rate
+            gains[current + 1:] -= self.up_s * rate
+        if self.n_min > 1:
+            gains[1:self.n_min] = -math.inf
+        return gains
+
+
+def worth(trainers: Sequence[Trainer], current: Sequence[int], counts: Sequence[int],
+          horizon_s: float) -> float:
+    """The objective of an allocation (Eq. 16); minus infinity where a trainer cannot run on its count."""
+    return math.fsum(trainer.gains(had, horizon_s)[count] if count <= trainer.n_max else -math.inf
+                     for trainer, had, count in zip(trainers, current, counts, strict=True))
+
+
+# --- How many nodes -----------------------------------------------------------------------------
+
+
+def allocate(trainers: Sequence[Trainer], current: Sequence[int], nodes: int, horizon_s: float) -> Counts:
+    """Share out idle nodes so that no other way is worth more.
+
+    Let F_j(v) be the most that the first j trainers gain on at most v nodes. Then F_0 = 0 and
+
+        F_j(v) = max over n <= v of  g_j(n) + F_{j-1}(v - n),
+
+    a max-plus convolution of F_{j-1} with the trainer's gains g_j (:meth:`Trainer.gains`); going
+    back from F_J(N) gives the counts. F_j is constant from n_max_1 + ... + n_max_j on, and no more than
+    n_max_{j+1} + ... + n_max_J nodes can go to the trainers after j: only budgets v between those
+    two bounds are looked at. Time O(J N n_max) at most, in J numpy operations.
+
+    Args:
+        trainers: in order of precedence; among equally good allocations the later trainers get
+            the fewest nodes.
+        current: nodes that each has now, those that left already taken off.
+        nodes: how many are idle, those that the trainers have included.
+        horizon_s: seconds for which no node is expected to leave (the paper's T_fwd).
+
+    Returns:
+        The number of nodes of each trainer.
+
+    Raises:
+        InputError: the trainers have more than there are, or more than they can use.
+
+    Two trainers of linear speed, 10 and 9 per second and node, on 4 nodes. Giving all to the
+    faster costs the other 2 x 9 x 3 = 54, and gains 2 x (10 - 9) a second:
+
+    >>> trainers = [Trainer(Curve((0, 4), (0.0, 4.0 * rate)), n_max=4, up_s=0, down_s=3) for rate in (10, 9)]
+    >>> allocate(trainers, current=(2, 2), nodes=4, horizon_s=26)
+    (2, 2)
+    >>> allocate(trainers, current=(2, 2), nodes=4, horizon_s=28)
+    (4, 0)
+
+    Source: the objective and the constraints are BFTrainer's; the dynamic programme takes the
+    place of its mixed integer program.
+    """
+    check(trainers, current, nodes, horizon_s)
+    most = [min(trainer.n_max, nodes) for trainer in trainers]
+    gains = [trainer.gains(had, horizon_s)[:largest + 1]
+             for trainer, had, largest in zip(trainers, current, most, strict=True)]
+    later = sum(most)  # what the trainers not yet looked at can use
+    nodes = min(nodes, later)
+    low, best = 0, np.zeros(1)  # best[v - low] = F(v); beyond its end F stays as it is
+    windows = []
+    for gain, largest in zip(gains, most, strict=True):
+        later -= largest
+        first, last = max(0, nodes - later), min(nodes, low + len(best) - 1 + largest)
+        windows.append(_Window(first - largest, _reach(best, low, first - largest, last)))
+        low, best = first, _convolve(windows[-1].values, gain)
+    return _trace_back(gains, windows, nodes)
+
+
+class _Window(NamedTuple):
+    """F of the trainers before one, on the budgets first, first + 1, ... that it may leave them."""
+
+    first: int
+    values: FloatArray
+
+
+def _reach(best: FloatArray, low: int, first: int, last: int) -> FloatArray:
+    """F on the budgets first..last, from its values on low, low + 1, ...: none below 0, constant beyond."""
+    values = np.empty(last - first + 1)
+    known, end = low - first, low - first + len(best)
+    values[:known] = -math.inf
+    values[known:end] = best[:last - low + 1]
+    values[end:] = best[-1]
+    return values
+
+
+def _convolve(values: FloatArray, gain: FloatArray) -> FloatArray:
+    """max over n of gain[n] + values[v - n], for each v that has all the values."""
+    shifts, budgets = len(gain), len(values) - len(gain) + 1
+    step = values.itemsize
+    rows: FloatArray = np.ndarray((shifts, budgets), buffer=values, strides=(step, step))  # row i starts at i
+    return np.maximum.reduce(rows + gain[::-1, None])
+
+
+def _trace_back(gains: list[FloatArray], windows: list[_Window], nodes: int) -> Counts:
+    counts: list[int] = []
+    budget = nodes
+    for gain, (first, values) in zip(reversed(gains), reversed(windows), strict=True):
+        budget = min(budget, first + len(values) - 1)
+        end = budget - first + 1
+        count = int((gain + values[end - len(gain):end][::-1]).argmax())
+        counts.append(count)
+        budget -= count
+    return tuple(reversed(counts))
+
+
+def equal(trainers: Sequence[Trainer], current: Sequence[int], nodes: int, horizon_s: float) -> Counts:
+    """Give each trainer the same number of nodes: the paper's baseline (section 5.1).
+
+    Each gets nodes // len(trainers), or n_max where that is less, or none where n_min is more.
+    What is left goes to the first that can use it, then to the second, and so on.
+
+    Args:
+        trainers: in the order in which they came.
+        current: as in :func:`allocate`; plays no part, but is checked.
+        nodes: how many are idle, those that the trainers have included.
+        horizon_s: plays no part.
+
+    Returns:
+        The number of nodes of each trainer.
+
+    Raises:
+        InputError: as :func:`allocate`.
+
+    >>> trainers = [Trainer(Curve((0, 8), (0.0, 8.0)), n_max=n_max) for n_max in (8, 8, 1)]
+    >>> equal(trainers, (0, 0, 0), 11, horizon_s=60)
+    (7, 3, 1)
+    """
+    check(trainers, current, nodes, horizon_s)
+    share = nodes // max(1, len(trainers))
+    counts = [min(share, trainer.n_max) if share >= trainer.n_min else 0 for trainer in trainers]
+    left = nodes - sum(counts)
+    for place, trainer in enumerate(trainers):
+        more = min(left, trainer.n_max - counts[place])
+        if counts[place] + more >= trainer.n_min:
+            counts[place] += more
+            left -= more
+    return tuple(counts)
+
+
+def check(trainers: Sequence[Trainer], current: Sequence[int], nodes: int, horizon_s: float) -> None:
+    """Refuse a state in which the trainers cannot be.
+
+    Raises:
+        InputError: see there.
+    """
+    if len(trainers) != len(current):
+        raise InputError(f"{len(trainers)} trainers, but current counts of {len(current)}")
+    if not (math.isfinite(horizon_s) and horizon_s >= 0):
+        raise InputError(f"the horizon is {horizon_s}; it must be a number of seconds, 0 or more")
+    for place, (trainer, had) in enumerate(zip(trainers, current, strict=True)):
+        if not 0 <= had <= trainer.n_max:
+            raise InputError(f"trainer {place} has {had} nodes; it can have 0 to {trainer.n_max}")
+    if sum(current) > nodes:
+        raise InputError(f"the trainers have {sum(current)} nodes, but only {nodes} are idle")
+
+
+# --- Which nodes --------------------------------------------------------------------------------
+
+
+def place_by_index(owner: IntArray, counts: Mapping[int, int]) -> IntArray:
+    """Give trainers their nodes: who gives up nodes gives its last, who gains takes the first that are free.
+
+    Args:
+        owner: who has each node: a trainer's number, FREE, or BUSY where it is not idle.
+        counts: trainer number -> number of nodes that it shall have; the first takes first.
+
+    Returns:
+        The new owners. No trainer both gains and loses nodes.
+
+    Raises:
+        InputError: more nodes are wanted than are idle, or a node has an owner without a count.
+
+    >>> place_by_index(np.array([0, 1, BUSY, 1, FREE]), {0: 2, 1: 1})
+    array([ 0,  1, -2,  0, -1])
+    """
+    new = owner.copy()
+    if not counts and not (owner >= 0).any():
+        return new
+    held = np.bincount(owner - BUSY, minlength=max(counts, default=-1) - BUSY + 1)[-BUSY:].tolist()
+    for number, has in enumerate(held):
+        if has and number not in counts:
+            raise InputError(f"trainer {number} has nodes, but no count")
+    for number, count in counts.items():
+        if count < held[number]:
+            new[np.flatnonzero(new == number)[count:]] = FREE
+    free, taken = np.flatnonzero(new == FREE), 0
+    for number, count in counts.items():
+        if count > held[number]:
+            more = count - held[number]
+            new[free[taken:taken + more]] = number
+            taken += more
+    if taken > len(free):
+        raise InputError(f"{taken - len(free)} more nodes are given away than are idle")
+    return new
+
+
+def place_in_order(owner: IntArray, counts: Mapping[int, int]) -> IntArray:
+    """The same, but the smallest trainer takes first; for nodes that stand in the order of their names.
+
+    A batch system hands out and takes back nodes that are near in name together, and more often
+    from the ends of that order. So a trainer whose nodes are neighbours is hit less often, and
+    when an end is taken it is the small trainers, which lose little, that are hit.
+
+    Args:
+        owner: as in :func:`place_by_index`, node after node in name order (:func:`name_order`).
+        counts: as there; of equal trainers the first takes first.
+
+    Returns:
+        As there.
+
+    Raises:
+        InputError: as there.
+
+    >>> place_in_order(np.array([FREE, FREE, FREE]), {0: 2, 1: 1})
+    array([1, 0, 0])
+    """
+    return place_by_index(owner, dict(sorted(counts.items(), key=lambda item: item[1])))
+
+
+def name_order(names: Sequence[str]) -> IntArray:
+    """Numbers of the nodes in the order of their names.
+
+    >>> name_order(["b01", "a10", "a09"])
+    array([2, 1, 0])
+    """
+    return np.array(sorted(range(len(names)), key=names.__getitem__), dtype=np.int64)

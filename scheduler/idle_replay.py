@@ -1,0 +1,457 @@
+"""Replay of a trace of idle nodes: what would trainers have done on them?
+
+The decisions of :mod:`scheduler.idle_nodes` are taken at each change of the trace,
+on the event kernel of the project. What is counted, and how, follows BFTrainer
+(Liu et al., arXiv:2106.12091, section 4) and its published replayer:
+
+- A trainer on ``n`` nodes does ``samples(n)`` per second. A change of its number of nodes from ``c``
+  costs it what it would have done on ``c`` nodes in ``up_s`` or ``down_s`` seconds (rescale
+  cost). When nodes of its leave, it first loses what it did in ``down_s`` seconds on the nodes it had
+  (preemption cost), once however many leave. Both are taken off at once, so that what a
+  trainer has done can go down.
+- At most ``max_parallel`` trainers take part, first come first served; one that takes part may wait on
+  no nodes. Its time runs from when it takes part to when its last sample is done.
+- The published replayer decides at changes of the trace only: a trainer that is done holds its nodes
+  until the next one. The paper's text decides also when a trainer is done or a new one can take
+  part: ``completions_are_events``.
+- Efficiency is what was done over what the same trainers do at best, at no cost, on dedicated nodes:
+  as many as were idle on average, for as long (:func:`efficiency`).
+
+Every decision is audited: no node shared, none used that is not idle, no trainer
+outside its bounds, no migration; and at the end the samples and node-seconds must add up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+import numpy as np
+
+from scheduler.base import InputError
+from scheduler.idle_nodes import (
+    BUSY,
+    FREE,
+    Counts,
+    FloatArray,
+    IntArray,
+    Trainer,
+    allocate,
+    equal,
+    place_by_index,
+    place_in_order,
+)
+from scheduler.idle_trace import Job, Trace, with_objective
+from scheduler.simulator import Event, Simulator
+
+Policy = Callable[[Sequence[Trainer], Sequence[int], int, float], Counts]
+Placement = Callable[[IntArray, Mapping[int, int]], IntArray]
+
+POLICIES: dict[str, Policy] = {"equal": equal, "exact": allocate}
+PLACEMENTS: dict[str, Placement] = {"index": place_by_index, "order": place_in_order}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a replay decides.
+
+    Attributes:
+        policy: how many nodes each trainer gets.
+        horizon_s: the forward-looking time that the policy is given.
+        max_parallel: how many trainers take part at once.
+        completions_are_events: decide anew also when a trainer is done or submitted.
+        placement: which nodes; ``place_in_order`` expects a trace whose nodes are arranged by name.
+    """
+
+    policy: Policy = allocate
+    horizon_s: float = 120.0
+    max_parallel: int = 10
+    completions_are_events: bool = False
+    placement: Placement = place_by_index
+
+    def __post_init__(self) -> None:
+        if self.max_parallel < 1:
+            raise InputError(f"max_parallel is {self.max_parallel}; at least 1 trainer must take part")
+        if not (math.isfinite(self.horizon_s) and self.horizon_s >= 0):
+            raise InputError(f"the horizon is {self.horizon_s}; it must be a number of seconds, 0 or more")
+
+
+@dataclass(frozen=True)
+class TrainerRecord:
+    """What became of a trainer that took part.
+
+    Attributes:
+        job: number of its job.
+        started_s: when it first took part.
+        ended_s: when its last sample was done; None where the replay ended first.
+        samples: how many it did, costs taken off.
+    """
+
+    job: int
+    started_s: float
+    ended_s: float | None
+    samples: float
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What happened in a replay.
+
+    Attributes:
+        end_s: how long it lasted.
+        trainers: one for each that took part, by job.
+        preemption_cost: samples lost to nodes that left.
+        rescale_cost: samples lost to decisions.
+        times_s: when nodes were shared out, and the end (D + 1,).
+        idle: idle nodes from then on (D + 1,).
+        used: those of them that trainers had (D + 1,).
+        outcome: what was done until then, in units of the objective (D + 1,).
+    """
+
+    end_s: float
+    trainers: tuple[TrainerRecord, ...]
+    preemption_cost: float
+    rescale_cost: float
+    times_s: FloatArray
+    idle: IntArray
+    used: IntArray
+    outcome: FloatArray
+
+    @property
+    def completed(self) -> int:
+        """How many trainers were done."""
+        return sum(record.ended_s is not None for record in self.trainers)
+
+    @property
+    def mean_trainer_hours(self) -> float:
+        """Mean time of those that were done; NaN where none was."""
+        hours = [(record.ended_s - record.started_s) / 3600 for record in self.trainers
+                 if record.ended_s is not None]
+        return float(np.mean(hours)) if hours else math.nan
+
+    def outcome_until(self, time_s: float | FloatArray) -> FloatArray:
+        """What was done until a time, in units of the objective."""
+        return np.interp(time_s, self.times_s, self.outcome)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A replay in numbers, in the format that commands share.
+
+    Attributes:
+        efficiency: see :func:`efficiency`.
+        node_hours: idle nodes, integrated over the whole trace (Eq. 17).
+        equivalent_nodes: the number of dedicated nodes with as many node-hours (Eq. 18).
+        preemption_cost_samples: samples lost to nodes that left.
+        rescale_cost_samples: samples lost to decisions.
+        completed: trainers that were done.
+        mean_trainer_hours: mean time of those.
+        events: changes of the trace.
+        wall_s: seconds that all this took, where that was measured.
+    """
+
+    efficiency: float
+    node_hours: float
+    equivalent_nodes: float
+    preemption_cost_samples: float
+    rescale_cost_samples: float
+    completed: int
+    mean_trainer_hours: float
+    events: int
+    wall_s: float = math.nan
+
+    def measured(self, wall_s: float) -> Summary:
+        """The same, with the time that it took."""
+        return replace(self, wall_s=wall_s)
+
+
+def replay(trace: Trace, jobs: Sequence[Job], settings: Settings) -> Replayed:
+    """Replay a trace.
+
+    Args:
+        trace: which nodes are idle when.
+        jobs: who wants them, by time of submission.
+        settings: how to decide.
+
+    Returns:
+        What happened.
+    """
+    return _Replay(trace, jobs, settings).run()
+
+
+def efficiency(trace: Trace, jobs: Sequence[Job], replayed: Replayed, max_parallel: int) -> float:
+    """Resource utilisation efficiency U = A_e / A_s (section 4.1.2 of the paper).
+
+    A_e is what the replay did, A_s what the same jobs do on dedicated nodes, as many as were idle
+    on average, shared out at best and at no cost, for as long; both in units of the
+    objective. Where the jobs are all done before the trace ends, only the time until then
+    counts. Where they are done even earlier on the dedicated nodes, A_s goes on at its mean rate.
+
+    Args:
+        trace: as replayed.
+        jobs: as replayed.
+        replayed: what happened.
+        max_parallel: how many trainers take part at once, also on the dedicated nodes.
+
+    Returns:
+        U; NaN where dedicated nodes do nothing either.
+    """
+    ends = [record.ended_s for record in replayed.trainers if record.ended_s is not None]
+    end_s = max(ends) if len(ends) == len(jobs) else replayed.end_s
+    best = static_outcome(jobs, trace.node_seconds(end_s) / end_s, end_s, max_parallel)
+    return float(replayed.outcome_until(end_s)) / best if best > 0 else math.nan
+
+
+def static_outcome(jobs: Sequence[Job], nodes: float, seconds: float, max_parallel: int) -> float:
+    """What jobs do at best on dedicated nodes, in units of the objective.
+
+    Args:
+        jobs: by time of submission.
+        nodes: how many; a fraction f of a node is one that is there for f of the time.
+        seconds: for how long.
+        max_parallel: how many trainers take part at once.
+
+    Returns:
+        The outcome, carried on at its mean rate where all jobs are done earlier.
+    """
+    whole, part = int(nodes), nodes - int(nodes)
+    low = _static_outcome(jobs, whole, seconds, max_parallel)
+    if part == 0:
+        return low
+    return (1 - part) * low + part * _static_outcome(jobs, whole + 1, seconds, max_parallel)
+
+
+def _static_outcome(jobs: Sequence[Job], nodes: int, seconds: float, max_parallel: int) -> float:
+    if nodes == 0:
+        return 0.0
+    free_of_charge = with_objective(jobs, "file", rescale_factor=0.0)
+    settings = Settings(max_parallel=max_parallel, completions_are_events=True)
+    done = replay(Trace.constant(nodes, seconds), free_of_charge, settings)
+    ends = [record.ended_s for record in done.trainers if record.ended_s is not None]
+    total = float(done.outcome[-1])
+    return total if len(ends) < len(jobs) else total * seconds / max(ends)
+
+
+def summarise(trace: Trace, jobs: Sequence[Job], settings: Settings, replayed: Replayed) -> Summary:
+    """A replay in numbers; the caller adds the time that it took (:meth:`Summary.measured`)."""
+    node_seconds = trace.node_seconds()
+    return Summary(efficiency(trace, jobs, replayed, settings.max_parallel), node_seconds / 3600,
+                   node_seconds / trace.end_s, replayed.preemption_cost, replayed.rescale_cost,
+                   replayed.completed, replayed.mean_trainer_hours, len(trace.times_s))
+
+
+# --- The simulation -----------------------------------------------------------------------------
+
+
+class _Kind(IntEnum):
+    """What happens at one moment, in this order: work is done before its nodes leave."""
+
+    COMPLETION = 0
+    CHANGE = 1
+    SUBMISSION = 2
+    DECISION = 3
+
+
+@dataclass(slots=True)
+class _Active:
+    """A trainer that takes part."""
+
+    number: int
+    job: Job
+    started_s: float
+    nodes: int = 0
+    done: float = 0.0       # samples, costs taken off
+    outcome: float = 0.0    # the same in units of the objective
+    ended_s: float | None = None
+
+    @property
+    def rate(self) -> float:
+        """Samples per second."""
+        return 0.0 if self.ended_s is not None else float(self.job.sample_rates[self.nodes])
+
+    @property
+    def gain(self) -> float:
+        """Objective per second."""
+        return 0.0 if self.ended_s is not None else float(self.job.trainer.rates[self.nodes])
+
+    def work(self, seconds: float) -> float:
+        """Work so long, backwards where it is negative; the samples."""
+        samples = self.rate * seconds
+        self.done += samples
+        self.outcome += self.gain * seconds
+        return samples
+
+
+class _Replay:
+    def __init__(self, trace: Trace, jobs: Sequence[Job], settings: Settings) -> None:
+        self.trace, self.jobs, self.settings = trace, jobs, settings
+        self.sim = Simulator()
+        self.owner: IntArray = np.full(trace.size, BUSY, dtype=np.int64)
+        self.idle = 0
+        self.active: list[_Active] = []
+        self.gone: list[_Active] = []
+        self.admitted = 0
+        self.settled_s = 0.0
+        self.next_change_s = math.inf
+        self.worked = self.preemption_cost = self.rescale_cost = 0.0
+        self.outcome_gone = 0.0
+        self.completion: Event | None = None
+        self.decision: Event | None = None
+        self.timeline: list[tuple[float, int, int, float]] = []
+
+    def run(self) -> Replayed:
+        self._schedule_change(0)
+        if self.settings.completions_are_events:
+            for time in sorted({job.submit_s for job in self.jobs}):
+                self.sim.at(time, _Kind.SUBMISSION, self._submit)
+        while self.sim.peek() <= self.trace.end_s:
+            self.sim.step()
+        self._settle(self.trace.end_s)
+        self._note(self.trace.end_s)
+        self._audit_sums()
+        everyone = sorted(self.gone + self.active, key=lambda trainer: trainer.number)
+        records = tuple(TrainerRecord(trainer.number, trainer.started_s, trainer.ended_s, trainer.done)
+                        for trainer in everyone)
+        times, idle, used, outcome = map(np.array, zip(*self.timeline, strict=True))
+        return Replayed(self.trace.end_s, records, self.preemption_cost, self.rescale_cost,
+                        times, idle, used, outcome)
+
+    # What happens.
+
+    def _schedule_change(self, place: int) -> None:
+        self.next_change_s = math.inf
+        if place < len(self.trace.times_s):
+            self.next_change_s = float(self.trace.times_s[place])
+            self.sim.at(self.next_change_s, _Kind.CHANGE, lambda: self._change(place))
+
+    def _change(self, place: int) -> None:
+        """Nodes leave and join."""
+        self._settle(self.sim.now)
+        rows = slice(self.trace.starts[place], self.trace.starts[place + 1])
+        nodes, joined = self.trace.nodes[rows], self.trace.joined[rows]
+        leaving, joining = nodes[~joined], nodes[joined]
+        lost = Counter(self.owner[leaving].tolist())
+        for trainer in self.active:
+            if lost[trainer.number]:
+                self.preemption_cost -= trainer.work(-trainer.job.trainer.down_s)
+                trainer.nodes -= lost[trainer.number]
+        self.owner[leaving] = BUSY
+        self.owner[joining] = FREE
+        self.idle += len(joining) - len(leaving)
+        self._decide_soon()
+        self._schedule_change(place + 1)
+
+    def _submit(self) -> None:
+        """A trainer is submitted; it may have to wait its turn."""
+        if len(self.active) < self.settings.max_parallel:
+            self._decide_soon()
+
+    def _complete(self, trainer: _Active) -> None:
+        """A trainer has done its last sample."""
+        self._settle(self.sim.now)
+        trainer.done, trainer.ended_s = trainer.job.total_samples, self.sim.now
+        if self.settings.completions_are_events:
+            self._decide_soon()
+        self._await_completion()
+
+    def _decide_soon(self) -> None:
+        """Decide once all else of this moment has happened."""
+        if self.decision is None:
+            self.decision = self.sim.after(0.0, _Kind.DECISION, self._decide)
+
+    def _decide(self) -> None:
+        """Share out the idle nodes anew."""
+        self.decision = None
+        self._settle(self.sim.now)
+        self._retire()
+        self._admit()
+        if self.active:
+            trainers = [trainer.job.trainer for trainer in self.active]
+            current = [trainer.nodes for trainer in self.active]
+            self._rescale(self.settings.policy(trainers, current, self.idle, self.settings.horizon_s))
+        self._note(self.sim.now)
+        self._await_completion()
+
+    # What that takes.
+
+    def _settle(self, now: float) -> None:
+        """Let the trainers work until now."""
+        seconds, self.settled_s = now - self.settled_s, now
+        if seconds > 0:
+            for trainer in self.active:
+                self.worked += trainer.work(seconds)
+
+    def _retire(self) -> None:
+        for trainer in [trainer for trainer in self.active if trainer.ended_s is not None]:
+            self.active.remove(trainer)
+            self.gone.append(trainer)
+            self.outcome_gone += trainer.outcome
+            self.owner[self.owner == trainer.number] = FREE
+
+    def _admit(self) -> None:
+        while (len(self.active) < self.settings.max_parallel and self.admitted < len(self.jobs)
+               and self.jobs[self.admitted].submit_s <= self.sim.now):
+            self.active.append(_Active(self.admitted, self.jobs[self.admitted], self.sim.now))
+            self.admitted += 1
+
+    def _rescale(self, counts: Counts) -> None:
+        wanted = {trainer.number: count for trainer, count in zip(self.active, counts, strict=True)}
+        for trainer, count in zip(self.active, counts, strict=True):
+            if count != trainer.nodes:
+                seconds = trainer.job.trainer.rescale_s(trainer.nodes, count)
+                self.rescale_cost -= trainer.work(-seconds)
+                trainer.nodes = count
+        before, self.owner = self.owner, self.settings.placement(self.owner, wanted)
+        self._audit_decision(before, wanted)
+
+    def _await_completion(self) -> None:
+        """Wake up when the next trainer is done, if that is before the trace changes."""
+        if self.completion is not None:
+            self.completion.cancel()
+            self.completion = None
+        ends = [(self.sim.now + max(0.0, trainer.job.total_samples - trainer.done) / trainer.rate, trainer)
+                for trainer in self.active if trainer.rate > 0]
+        if ends:
+            end_s, first = min(ends, key=lambda item: item[0])
+            if end_s <= self.next_change_s:
+                self.completion = self.sim.at(end_s, _Kind.COMPLETION, lambda: self._complete(first))
+
+    def _note(self, now: float) -> None:
+        used = sum(trainer.nodes for trainer in self.active)
+        outcome = self.outcome_gone + sum(trainer.outcome for trainer in self.active)
+        self.timeline.append((now, self.idle, used, outcome))
+
+    # What must hold.
+
+    def _audit_decision(self, before: IntArray, wanted: dict[int, int]) -> None:
+        after = self.owner
+        moved = np.flatnonzero(before != after)
+        lost, got = before[moved].tolist(), after[moved].tolist()
+        held = np.bincount(after[after >= 0], minlength=self.admitted)
+        _must(BUSY not in lost and BUSY not in got, "a node that is not idle was given or taken")
+        _must(not {owner for owner in lost if owner >= 0}.intersection(got), "a trainer migrated")
+        _must(int(held.sum()) == sum(wanted.values()) <= self.idle, "nodes are not as many as decided")
+        for trainer in self.active:
+            low, high = trainer.job.trainer.n_min, trainer.job.trainer.n_max
+            _must(trainer.nodes == 0 or low <= trainer.nodes <= high, "a trainer is out of bounds")
+            _must(trainer.nodes == held[trainer.number], "a trainer's nodes are not as many as decided")
+
+    def _audit_sums(self) -> None:
+        done = sum(trainer.done for trainer in self.gone + self.active)
+        earned = self.worked - self.preemption_cost - self.rescale_cost
+        _must(math.isclose(done, earned, rel_tol=1e-9, abs_tol=1e-6 * (1 + self.worked)),
+              f"trainers did {done} samples, but earned {earned}")
+        times, idle, used, _ = (np.array(column, dtype=float) for column in zip(*self.timeline, strict=True))
+        _must(bool((used <= idle).all()), "more nodes are used than idle")
+        lasting = np.diff(times, prepend=0.0)
+        node_seconds = float(np.append(0.0, idle)[:-1] @ lasting)
+        _must(math.isclose(node_seconds, self.trace.node_seconds(), rel_tol=1e-9, abs_tol=1e-9),
+              f"{node_seconds} node-seconds were idle, but the trace has {self.trace.node_seconds()}")
+
+
+def _must(holds: bool, what: str) -> None:
+    if not holds:
+        raise AssertionError(f"the replay broke its own rules: {what}")

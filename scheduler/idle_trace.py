@@ -1,0 +1,387 @@
+"""The files of an idle-node replay: which nodes were idle when, who wants them, what they are called.
+
+Three formats (``.gz`` allowed for each), all checked as they are read: a mistake
+is one :class:`~scheduler.base.InputError` that names the file and the line, or the
+place in the JSON.
+
+- *events*, CSV with the heading ``t_s,node,delta``: at ``t_s`` seconds from the start, node number
+  ``node`` became idle (``delta`` 1) or was taken away (-1). Sorted by time; rows of one moment
+  are one event, in which departures come first.
+- *trainers*, JSON: ``curves``: name -> {``nodes``, ``samples_per_s``, ``objective`` (optional)}, and
+  ``jobs``: [name of the curve, submit_s, t_up_s, t_down_s, n_min, n_max, total_samples].
+- *node names*, text: line ``i``, counted from 0, is the name of node ``i``.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import warnings
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scheduler.base import InputError
+from scheduler.idle_nodes import Curve, FloatArray, IntArray, Trainer
+
+HEADING = "t_s,node,delta"
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Which nodes are idle, as changes over time.
+
+    Attributes:
+        times_s: when something changes, rising (R,).
+        starts: the rows of change ``i`` are ``starts[i]:starts[i + 1]`` (R + 1,).
+        nodes: node number of each row.
+        joined: whether the node joins the idle pool in that row, else it leaves.
+        size: how many nodes there are; they are numbered from 0.
+        end_s: when the trace ends; from the last change to here the pool stays as it is.
+    """
+
+    times_s: FloatArray
+    starts: IntArray
+    nodes: IntArray
+    joined: np.ndarray
+    size: int
+    end_s: float
+
+    @staticmethod
+    def of(times_s: FloatArray, nodes: IntArray, joined: np.ndarray, size: int, end_s: float) -> Trace:
+        """A trace from its rows, sorted by time."""
+        first = np.flatnonzero(np.diff(times_s, prepend=-math.inf))
+        return Trace(times_s[first], np.append(first, len(times_s)), nodes, joined, size, float(end_s))
+
+    @staticmethod
+    def constant(nodes: int, seconds: float) -> Trace:
+        """A pool that does not change: nodes that are dedicated."""
+        return Trace.of(np.zeros(nodes), np.arange(nodes), np.ones(nodes, dtype=bool), nodes, seconds)
+
+    def select(self, first: int = 0, last: int | None = None, end_s: float | None = None) -> Trace:
+        """The trace of the nodes first..last - 1 alone, numbered anew from 0, up to a time.
+
+        Args:
+            first: number of the first node.
+            last: number after the last one; all there are by default.
+            end_s: when it ends; as the trace itself by default. Beyond the trace's own end the
+                pool stays as it was.
+
+        Raises:
+            InputError: the selection has no nodes or no duration.
+        """
+        last = self.size if last is None else min(last, self.size)
+        end_s = self.end_s if end_s is None else end_s
+        if not 0 <= first < last:
+            raise InputError(f"nodes {first}:{last} select none of the nodes 0:{self.size}")
+        if not (math.isfinite(end_s) and end_s > 0):
+            raise InputError(f"a replay of {end_s:g} s shows nothing; it must last longer than that")
+        times = np.repeat(self.times_s, np.diff(self.starts))
+        mine = (self.nodes >= first) & (self.nodes < last) & (times <= end_s)
+        return Trace.of(times[mine], self.nodes[mine] - first, self.joined[mine], last - first, end_s)
+
+    def arranged(self, order: IntArray) -> Trace:
+        """The same trace with nodes numbered anew: node ``order[i]`` becomes node ``i``."""
+        rank = np.empty(self.size, dtype=np.int64)
+        rank[order] = np.arange(self.size)
+        return replace(self, nodes=rank[self.nodes])
+
+    @cached_property
+    def idle(self) -> IntArray:
+        """Number of idle nodes after each change (R,)."""
+        return np.cumsum(np.where(self.joined, 1, -1))[self.starts[1:] - 1]
+
+    def node_seconds(self, until_s: float | None = None) -> float:
+        """Idle nodes, integrated over time from 0 (Eq. 17 of BFTrainer, there in hours).
+
+        >>> trace = Trace.of(times_s=np.array([0.0, 0.0, 60.0]), nodes=np.array([0, 1, 0]),
+        ...                  joined=np.array([True, True, False]), size=2, end_s=90)
+        >>> trace.node_seconds(), trace.node_seconds(until_s=30)
+        (150.0, 60.0)
+        """
+        until_s = self.end_s if until_s is None else until_s
+        lasting = np.diff(np.minimum(np.append(self.times_s, until_s), until_s))
+        return float(self.idle @ lasting)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A trainer that somebody submits.
+
+    Attributes:
+        curve: name of its curve, such as the network it trains.
+        submit_s: when, in seconds from the start.
+        total_samples: how much there is to do.
+        samples: samples per second against nodes.
+        trainer: what the decisions know of it.
+    """
+
+    curve: str
+    submit_s: float
+    total_samples: float
+    samples: Curve
+    trainer: Trainer
+
+    @cached_property
+    def sample_rates(self) -> FloatArray:
+        """Samples per second on 0..n_max nodes; 0 on fewer than n_min, where it does not run."""
+        rates = self.samples.table(self.trainer.n_max)
+        rates[:self.trainer.n_min] = 0.0
+        return rates
+
+
+# What a trainer is taken to gain: its samples, its speed-up over one node, or what its file says.
+OBJECTIVES: dict[str, Callable[[Job], Curve]] = {
+    "samples": lambda job: job.samples,
+    "efficiency": lambda job: job.samples.normalised(),
+    "file": lambda job: job.trainer.objective,
+}
+
+
+def with_objective(jobs: Sequence[Job], objective: str, weights: Mapping[str, float] | None = None,
+                   rescale_factor: float = 1.0) -> tuple[Job, ...]:
+    """The same jobs with another objective, weights by curve, or dearer rescaling.
+
+    Args:
+        jobs: see there.
+        objective: a key of ``OBJECTIVES``.
+        weights: name of a curve -> by how much its objective counts (1 unless said).
+        rescale_factor: multiplies the seconds that going up and down takes.
+
+    Raises:
+        InputError: no such objective or curve, or a negative number.
+    """
+    weights = weights or {}
+    if objective not in OBJECTIVES:
+        raise InputError(f"no objective {objective!r}; there are: {', '.join(OBJECTIVES)}")
+    known = {job.curve for job in jobs}
+    for name, weight in weights.items():
+        if name not in known:
+            raise InputError(f"a weight for {name!r}, which no trainer is; there are: "
+                             + ", ".join(sorted(known)))
+        if not (math.isfinite(weight) and weight >= 0):
+            raise InputError(f"the weight of {name} is {weight}; it must be a number, 0 or more")
+    if not (math.isfinite(rescale_factor) and rescale_factor >= 0):
+        raise InputError(f"the rescale factor is {rescale_factor}; it must be a number, 0 or more")
+
+    def changed(job: Job) -> Job:
+        curve = OBJECTIVES[objective](job).scaled(weights.get(job.curve, 1.0))
+        return replace(job, trainer=replace(job.trainer, objective=curve,
+                                            up_s=job.trainer.up_s * rescale_factor,
+                                            down_s=job.trainer.down_s * rescale_factor))
+
+    return tuple(map(changed, jobs))
+
+
+# --- Events -------------------------------------------------------------------------------------
+
+
+def read_events(path: str | Path) -> Trace:
+    """Read an events file.
+
+    Args:
+        path: CSV, gzip where the name ends in ``.gz``.
+
+    Returns:
+        The trace, which ends with its last event.
+
+    Raises:
+        InputError: the file cannot be read, a row is not three numbers, time is negative or goes
+            back, a node joins that is idle or leaves that is not.
+    """
+    data = _read(path)
+    heading, _, body = data.partition(b"\n")
+    if heading.strip().decode("utf-8", "replace") != HEADING:
+        raise InputError(f"{path}:1: the heading must be {HEADING!r}")
+    if not body.strip():
+        raise InputError(f"{path}:2: there are no events")
+    rows = _parse(path, body.rstrip() + b"\n")
+    _check_rows(path, rows)
+    times, nodes, joined = rows[:, 0], rows[:, 1].astype(np.int64), rows[:, 2] > 0
+    _check_alternation(path, times, nodes, joined)
+    order = np.lexsort((nodes, joined, times))
+    return Trace.of(times[order], nodes[order], joined[order], int(nodes.max()) + 1, times[-1])
+
+
+def _parse(path: str | Path, body: bytes) -> FloatArray:
+    """The rows of a CSV of three numbers each (rows, 3); a million rows of whole numbers take 0.2 s."""
+    separators = np.frombuffer(body, dtype=np.uint8)
+    separators = separators[(separators == ord(",")) | (separators == ord("\n"))]
+    row = np.frombuffer(b",,\n", dtype=np.uint8)
+    if len(separators) % 3 == 0 and (separators.reshape(-1, 3) == row).all():
+        for kind in (np.int64, np.float64):  # whole seconds are the rule, and eight times as fast to read
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", DeprecationWarning)  # how numpy says "not such a number"
+                try:
+                    values = np.fromstring(body.replace(b"\n", b","), kind, sep=",")
+                    return values.reshape(-1, 3).astype(np.float64)
+                except (DeprecationWarning, ValueError):
+                    continue
+    for line, text in enumerate(body.decode("utf-8", "replace").splitlines(), 2):
+        try:
+            _, _, _ = map(float, text.split(","))
+        except ValueError:
+            raise InputError(f"{path}:{line}: {text[:60]!r} must be three numbers, {HEADING}") from None
+    raise InputError(f"{path}: lines must end in a newline, and have three numbers each")
+
+
+def _check_rows(path: str | Path, rows: FloatArray) -> None:
+    times, nodes, deltas = rows.T
+    back = np.diff(times, prepend=0.0) < 0
+    for wrong, what in (
+        (~np.isfinite(rows).all(axis=1), "t_s, node and delta must be finite numbers"),
+        (times < 0, "t_s is negative"),
+        (back, "t_s goes back; events must be sorted by time"),
+        ((nodes < 0) | (nodes != np.floor(nodes)) | (nodes >= _MOST_NODES), "node must be 0, 1, 2, ..."),
+        (np.abs(deltas) != 1, "delta must be 1 (joins) or -1 (leaves)"),
+    ):
+        if wrong.any():
+            raise InputError(f"{path}:{int(wrong.argmax()) + 2}: {what}")
+
+
+# A node number beyond this is a mistake, and would only cost memory.
+_MOST_NODES = 10_000_000
+
+
+def _check_alternation(path: str | Path, times: FloatArray, nodes: IntArray, joined: np.ndarray) -> None:
+    """Each node joins, leaves, joins, ...; at one moment it leaves first."""
+    order = np.lexsort((np.arange(len(nodes)), joined, times, nodes))
+    node, joins = nodes[order], joined[order]
+    new = np.diff(node, prepend=-1) != 0
+    wrong = np.where(new, ~joins, joins == np.roll(joins, 1))
+    if wrong.any():
+        row = int(order[wrong].min())
+        what = "joins, but is idle already" if joined[row] else "leaves, but is not there"
+        raise InputError(f"{path}:{row + 2}: node {nodes[row]} {what}")
+
+
+# --- Trainers and names -------------------------------------------------------------------------
+
+
+def read_trainers(path: str | Path) -> tuple[Job, ...]:
+    """Read a trainers file.
+
+    Args:
+        path: JSON, gzip where the name ends in ``.gz``.
+
+    Returns:
+        The jobs by time of submission; their objective is the one of the file.
+
+    Raises:
+        InputError: the file cannot be read, a key is unknown or missing, or a value is wrong.
+    """
+    try:
+        document = json.loads(_read(path))
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path}:{error.lineno}: not JSON: {error.msg}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: not JSON in UTF-8") from None
+    document = _object(path, "the file", document, {"curves", "jobs"},
+                       {"name", "time_zero", "source", "job_columns"})
+    if document.get("job_columns", list(JOB_COLUMNS)) != list(JOB_COLUMNS):
+        raise InputError(f"{path}: job_columns must be {list(JOB_COLUMNS)}")
+    if not isinstance(document["curves"], dict) or not isinstance(document["jobs"], list):
+        raise InputError(f"{path}: curves must be an object and jobs a list")
+    curves = {name: _curves(path, name, value) for name, value in document["curves"].items()}
+    jobs = [_job(path, f"jobs[{place}]", value, curves) for place, value in enumerate(document["jobs"])]
+    if not jobs:
+        raise InputError(f"{path}: there are no jobs")
+    return tuple(sorted(jobs, key=lambda job: job.submit_s))
+
+
+JOB_COLUMNS = ("dnn", "submit_s", "t_up_s", "t_down_s", "n_min", "n_max", "total_samples")
+
+
+def _curves(path: str | Path, name: str, value: Any) -> tuple[Curve, Curve]:
+    place = f"curves.{name}"
+    value = _object(path, place, value, {"nodes", "samples_per_s"}, {"objective"})
+    for key, items in value.items():
+        if not isinstance(items, list) or not all(map(_is_number, items)):
+            raise InputError(f"{path}: {place}.{key} must be a list of numbers")
+    if any(count != int(count) for count in value["nodes"]):
+        raise InputError(f"{path}: {place}.nodes must be whole numbers")
+    nodes = tuple(map(int, value["nodes"]))
+    found = []
+    for key in ("samples_per_s", "objective"):
+        try:
+            found.append(Curve(nodes, tuple(map(float, value.get(key, value["samples_per_s"])))))
+        except InputError as error:
+            raise InputError(f"{path}: {place}.{key}: {error}") from None
+    return found[0], found[1]
+
+
+def _job(path: str | Path, place: str, value: Any, curves: Mapping[str, tuple[Curve, Curve]]) -> Job:
+    if not isinstance(value, list) or len(value) != len(JOB_COLUMNS):
+        raise InputError(f"{path}: {place} must be a list: {', '.join(JOB_COLUMNS)}")
+    name, *numbers = value
+    if name not in curves:
+        raise InputError(f"{path}: {place}: no curve {name!r}; there are: {', '.join(curves)}")
+    for column, number in zip(JOB_COLUMNS[1:], numbers, strict=True):
+        if not (_is_number(number) and math.isfinite(number) and number >= 0):
+            raise InputError(f"{path}: {place}: {column} is {number!r}; it must be a number, 0 or more")
+    submit_s, up_s, down_s, n_min, n_max, total = map(float, numbers)
+    if n_min != int(n_min) or n_max != int(n_max):
+        raise InputError(f"{path}: {place}: n_min and n_max must be whole numbers")
+    samples, objective = curves[name]
+    try:
+        trainer = Trainer(objective, int(n_min), int(n_max), up_s, down_s)
+    except InputError as error:
+        raise InputError(f"{path}: {place}: {error}") from None
+    return Job(name, submit_s, total, samples, trainer)
+
+
+def _object(path: str | Path, place: str, value: Any, required: set[str],
+            optional: set[str]) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise InputError(f"{path}: {place} must be an object with {', '.join(sorted(required))}")
+    for key in value:
+        if key not in required | optional:
+            raise InputError(f"{path}: {place}: unknown key {key!r}; there are: "
+                             + ", ".join(sorted(required | optional)))
+    for key in sorted(required - value.keys()):
+        raise InputError(f"{path}: {place}: {key!r} is missing")
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def read_node_names(path: str | Path) -> tuple[str, ...]:
+    """Read the names of nodes: line ``i``, counted from 0, is the name of node ``i``.
+
+    Raises:
+        InputError: the file cannot be read, a line is empty or a name comes twice.
+    """
+    names = tuple(line.strip() for line in _read(path).decode("utf-8", "replace").splitlines())
+    lines: dict[str, int] = {}
+    for line, name in enumerate(names, 1):
+        if not name:
+            raise InputError(f"{path}:{line}: a node must have a name")
+        if name in lines:
+            raise InputError(f"{path}:{line}: node name {name!r} is that of line {lines[name]}")
+        lines[name] = line
+    return names
+
+
+def _read(path: str | Path) -> bytes:
+    """A file's content, unzipped; never empty."""
+    path = Path(path)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from None
+    if path.suffix == ".gz":
+        try:
+            data = gzip.decompress(data)
+        except (EOFError, OSError, zlib.error) as error:
+            raise InputError(f"{path}: not a whole gzip file ({error})") from None
+    if not data.strip():
+        raise InputError(f"{path}: the file is empty")
+    return data
