@@ -37,8 +37,8 @@ def write_digits(folder: str | Path) -> None:
     """Write the digits to ``folder/{train,validation}/<class>/``, unless the folder is there.
 
     Every fifth sample of a class, in scikit-learn's order, goes to validation. The folder appears whole or
-    not at all: it is written under another name beside its place. Several processes may do so at once. Nothing
-    is forced to the disk (that takes ten times as long): it can be made again.
+    not at all: it is written under another name beside its place. Several processes may do so at once.
+    Nothing is forced to the disk (that takes ten times as long): it can be made again.
 
     Raises:
         InputError: scikit-learn is not installed, or the place cannot be written to.

@@ -71,7 +71,7 @@ class HDF5(RandomAccess):
     def _check(self, part: h5py.Group) -> None:
         for name in ("images", "labels"):
             if not isinstance(part.get(name), h5py.Dataset):
-                raise InputError(f"{self.path}: no data set {self.group.rstrip("/")}/{name} in it")
+                raise InputError(f"{self.path}: no data set {self.group.rstrip('/')}/{name} in it")
         images, labels = part["images"], part["labels"]
         encoded = images.ndim == 1 and h5py.check_vlen_dtype(images.dtype) == np.uint8
         if not (encoded or (images.ndim == 4 and images.dtype == np.uint8)):

@@ -84,7 +84,7 @@ def test_validation_may_be_another_path_and_lack_classes(folder):
 
 def test_validation_data_with_other_classes_is_refused(folder):
     write(folder.parent / "more/eel/9.png", pattern(4, 6))
-    with pytest.raises(InputError, match="more: the validation data has classes that the training data has not: eel"):
+    with pytest.raises(InputError, match="more: .* classes that the training data has not: eel"):
         open_data("image_folder", str(folder), str(folder.parent / "more"), seed=7)
 
 
@@ -109,7 +109,7 @@ def test_a_source_of_files_wants_a_path_that_exists(source, tmp_path):
 
 
 def test_an_unknown_option_is_told_the_options_with_their_defaults(tmp_path):
-    with pytest.raises(InputError, match="no option 'key'; its options: image_key='image/encoded', label_key="):
+    with pytest.raises(InputError, match="no option 'key'; its options: image_key='image/encoded', "):
         open_data("tfrecord", str(tmp_path), None, 0, {"key": 3})
     with pytest.raises(InputError, match="its options: none"):
         open_data("image_folder", str(tmp_path), None, 0, {"key": 3})
