@@ -43,6 +43,7 @@ from fleet.roles import Roles
 from fleet.segment import Layout
 from fleet.spec import Spec
 from fleet.survey import Survey, Task
+from fleet.units import format_duration
 from scheduler.base import Cluster, Delta, Member, Options, Progress, RateTable, Round
 from scheduler.policies import decide
 from scheduler.rates import preprocessors_needed
@@ -149,6 +150,15 @@ class Coordinator:
         total = self._events.now()
         self._log("end", status=int(self.status or 0), seconds=round(total, 3), rounds=self._round,
                   **{f"{name}_s": round(value, 6) for name, value in dataclasses.asdict(self.overheads).items()})
+
+    def summary(self) -> str:
+        """How long the run took, and the shares of what is not training ([FLEET] Table 4)."""
+        total = max(self._events.now(), 1e-9)
+        gpu_seconds = total * len(self._roles.trainers)
+        over = self.overheads
+        return (f"{format_duration(total)} in {self._round} round{'' if self._round == 1 else 's'}; "
+                f"profiling {over.profiling / total:.1%}, scheduling {over.scheduling / total:.3%}, "
+                f"checkpointing {over.checkpointing / gpu_seconds:.2%} of it")
 
     # ---- receive ----
 

@@ -114,11 +114,12 @@ class Engine(Protocol):
         """
 
 
-def make_engine(spec: Spec, inputs: InputSpec, device: int | None) -> Engine:
+def make_engine(spec: Spec, inputs: InputSpec, index: int, trainers: int) -> Engine:
     """The engine that a spec asks for.
 
     Args:
-        device: the GPU of this rank among those of its node, None on a machine without GPUs.
+        index: the place of this trainer among those of its node, which is that of its GPU.
+        trainers: on this node; without GPUs they share its cores.
     """
     if spec.resources.engine == "numpy":
         from fleet.engine_numpy import NumpyEngine
@@ -126,4 +127,4 @@ def make_engine(spec: Spec, inputs: InputSpec, device: int | None) -> Engine:
         return NumpyEngine(inputs)
     from fleet.engine_keras import KerasEngine
 
-    return KerasEngine(inputs, spec.resources.exchange, device)
+    return KerasEngine(inputs, spec.resources.exchange, index, trainers)

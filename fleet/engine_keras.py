@@ -27,6 +27,7 @@ from fleet.engine import Arrays, InputSpec, PeerFailed, StepResult  # noqa: E402
 from fleet.engine_models import build_model  # noqa: E402
 from fleet.errors import CheckpointError, UserError  # noqa: E402
 from fleet.mpi import Group, communicator_of  # noqa: E402
+from fleet.paths import replace_by  # noqa: E402
 from fleet.spec import NetworkSpec, Optimizer  # noqa: E402
 
 log = logging.getLogger("fleet.engine")
@@ -38,15 +39,16 @@ class KerasEngine:
     Args:
         inputs: what networks are fed with.
         exchange: auto | horovod | mpi; auto takes Horovod where it is installed.
-        device: this rank's GPU among those that the node shows, None without GPUs.
+        index: the place of this trainer among those of its node.
+        trainers: on this node.
 
     Raises:
         UserError: Horovod is asked for and is not installed.
     """
 
-    def __init__(self, inputs: InputSpec, exchange: str, device: int | None) -> None:
+    def __init__(self, inputs: InputSpec, exchange: str, index: int, trainers: int) -> None:
         self._inputs = inputs
-        take_gpu(device)
+        take_device(index, trainers)
         self._horovod = None if exchange == "mpi" else _import_horovod()
         if exchange == "horovod" and self._horovod is None:
             raise UserError("resources.exchange: horovod is asked for, and Horovod is not installed with MPI; "
@@ -70,24 +72,27 @@ class KerasEngine:
         return KerasNetwork(model, optimizer, self._inputs, make_exchange(group, self._horovod), train.xla)
 
 
-def take_gpu(device: int | None) -> None:
-    """Use one GPU, and of its memory only what is needed.
+def take_device(index: int, trainers: int) -> None:
+    """Use one GPU, and of its memory only what is needed; without GPUs, a fair share of the cores.
 
     Args:
-        device: its place among the GPUs that TensorFlow sees; an existing ``CUDA_VISIBLE_DEVICES``
-            has already chosen among the node's. None: no GPU at all.
+        index: the place of this trainer among those of its node. TensorFlow sees the GPUs that an
+            existing ``CUDA_VISIBLE_DEVICES`` leaves.
+        trainers: on this node.
 
     Raises:
         UserError: the node shows fewer GPUs than it has trainers.
     """
     gpus = tf.config.list_physical_devices("GPU")
-    if device is None or not gpus:
+    if not gpus:
+        if "TF_NUM_INTRAOP_THREADS" not in os.environ:
+            tf.config.threading.set_intra_op_parallelism_threads(max(1, len(os.sched_getaffinity(0)) // trainers))
         return
-    if len(gpus) > 1 and device >= len(gpus):
-        raise UserError(f"this node shows {len(gpus)} GPUs, and this rank is its trainer number {device}: "
+    if len(gpus) > 1 and index >= len(gpus):
+        raise UserError(f"this node shows {len(gpus)} GPUs, and this rank is its trainer number {index + 1}: "
                         "start fewer ranks on it, or set resources.gpus_per_node")
     # A launcher that shows each rank its own GPU alone has chosen already.
-    chosen = gpus[0] if len(gpus) == 1 else gpus[device]
+    chosen = gpus[0] if len(gpus) == 1 else gpus[index]
     tf.config.set_visible_devices([chosen], "GPU")
     tf.config.experimental.set_memory_growth(chosen, True)
 
@@ -216,7 +221,7 @@ class KerasNetwork:
             raw = keras.Input(model.input_shape[1:], name="raw_image")
             scaled = keras.layers.Rescaling(self._affine.multiplier.tolist(), self._affine.offset.tolist())(raw)
             model = keras.Model(raw, model(scaled), name=model.name)
-        model.save(path)
+        replace_by(path, model.save)
 
     def close(self) -> None:  # noqa: D102
         self._exchange.close()

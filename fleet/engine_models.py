@@ -253,7 +253,7 @@ def _build_imported(model: Architecture, input_shape: tuple[int, int, int], clas
     keywords = {"input_shape": input_shape, "classes": classes, **model.args}
     try:
         inspect.signature(function).bind(**keywords)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:  # wrong arguments, or a builtin that has no signature
         raise UserError(f"{model.target} is called with {', '.join(keywords)}: {error}") from error
     try:
         built = function(**keywords)

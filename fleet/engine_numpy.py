@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 
-from fleet.checkpoint import write_arrays
 from fleet.engine import Arrays, InputSpec, PeerFailed, StepResult
 from fleet.errors import CheckpointError, ModelError
 from fleet.families import load_function
@@ -106,8 +105,7 @@ class SoftmaxRegression:
         self._velocity = np.array(arrays["velocity"])
 
     def export(self, arrays: Arrays, path: Path) -> None:
-        """Write the weights as HDF5: there is no Keras here to write a ``.keras`` file with."""
-        write_arrays(path.with_suffix(".h5"), arrays, {})
+        """Nothing but Keras reads ``.keras`` files; the weights are in the checkpoint."""
 
     def close(self) -> None:
         """Nothing is held."""

@@ -198,5 +198,6 @@ def leaderboard(rows: Sequence[NetworkResult]) -> tuple[list[str], list[list[Any
 
     headers = ["network", "status", "epochs", "best", "val acc", "val loss", "acc", "params", "s", "why"]
     return headers, [[row.name, str(row.status), row.epochs, row.best_epoch or "", shown(row.val_accuracy),
-                      shown(row.val_loss), shown(row.accuracy), row.parameters, round(row.seconds, 1), row.reason]
+                      shown(row.val_loss), shown(row.accuracy), row.parameters, round(row.seconds, 1),
+                      row.reason if len(row.reason) <= 50 else row.reason[:47] + "..."]
                      for row in rows]

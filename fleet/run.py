@@ -7,16 +7,20 @@ others; then each rank takes up its role.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import logging
-import shutil
+import os
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from fleet.errors import ExitStatus, FleetError, UserError
+from fleet.devices import gpus_per_node, visible_gpus
+from fleet.errors import CheckpointError, ExitStatus, UserError
+
+if TYPE_CHECKING:  # MPI starts when it is imported, and --help should work where it does not
+    from fleet.mpi import World
+    from fleet.prepare import Prepared
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Request:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run this rank; returns the exit status of the whole job."""
     request = parse_arguments(argv)
-    from fleet.mpi import World  # only now: --help works where MPI does not
+    from fleet.mpi import World
 
     world = World()
     try:
@@ -68,21 +72,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         world.abort(error)
 
 
-def _run(world, request: Request) -> int:  # type: ignore[no-untyped-def]
-    from fleet.setup import prepare
+def _run(world: World, request: Request) -> int:
+    from fleet.prepare import prepare
 
     # Rank 0 finds all that is wrong with the input; then either all ranks go on or none does.
     node_of = world.node_of()
-    prepared, problem = None, None
+    shown = world.gather(visible_gpus(os.environ, os.listdir("/dev")))
+    prepared: Prepared | None = None
+    problem = ""
     if world.rank == 0:
         try:
-            prepared = prepare(request, node_of)
-        except (FleetError, ValueError) as error:
-            if not isinstance(error, UserError) and type(error).__name__ != "InputError":
+            prepared = prepare(request.spec, node_of, gpus_per_node(shown, node_of), request.fresh, request.replay,
+                               request.only, request.plain)
+        except (UserError, CheckpointError) as error:
+            problem = str(error)
+        except ValueError as error:
+            if type(error).__name__ != "InputError":
                 raise
             problem = str(error)
     problem = world.share(problem)
-    if problem is not None:
+    if problem:
         if world.rank == 0:
             print(f"fleet: {problem}", file=sys.stderr, flush=True)
         world.finish()

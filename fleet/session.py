@@ -12,6 +12,7 @@ from fleet.identity import speed_identity
 from fleet.mpi import Backoff, World
 from fleet.prepare import Prepared
 from fleet.preprocessor import Preprocessor
+from fleet.replay import compare
 from fleet.results import Results, leaderboard, recover
 from fleet.segment import ValidationSet, Window
 from fleet.show import print_table

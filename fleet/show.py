@@ -6,8 +6,9 @@ import argparse
 import dataclasses
 import json
 import math
+import os
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import IO, Any
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -48,16 +49,40 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[Any]], title: st
         table.add_column(header, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*(_cell(value) for value in row))
-    console = Console(highlight=False)
-    if not console.is_terminal:  # a batch log has no width: never fold a table there
-        console = Console(highlight=False, width=160)
-    console.print(table)
+    screen = terminal()
+    # A batch log has no width: never fold a table there.
+    Console(highlight=False, force_terminal=screen is not None,
+            width=160 if screen is None else terminal_width(screen)).print(table)
 
 
 def _cell(value: Any) -> str:
     if value is None:
         return ""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def terminal() -> IO[str] | None:
+    """The terminal that the user looks at, or None in a batch job or a pipe.
+
+    Under ``mpirun`` a rank's standard output is a pseudo-terminal or a pipe of the launcher, whatever the
+    launcher itself writes to; so it is the launcher that is asked.
+    """
+    for descriptor in (f"/proc/{os.getppid()}/fd/1", "/proc/self/fd/1"):
+        try:
+            target = os.readlink(descriptor)
+        except OSError:
+            return None
+        if not target.startswith(("/dev/pts/", "/dev/tty")):
+            return None
+    try:
+        return open(os.readlink(f"/proc/{os.getppid()}/fd/1"), "w", encoding="utf-8")
+    except OSError:
+        return None
+
+
+def terminal_width(screen: IO[str]) -> int:
+    """Columns of a terminal."""
+    return os.get_terminal_size(screen.fileno()).columns or 80
 
 
 def bar(value: float, largest: float, width: int = 30) -> str:

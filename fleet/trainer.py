@@ -39,7 +39,7 @@ from fleet.messages import (
     Tag,
 )
 from fleet.mpi import Group, World
-from fleet.paths import RunPaths, replace_by
+from fleet.paths import RunPaths
 from fleet.spec import NetworkSpec, Spec
 from fleet.stream import OwnStream, Stream, Validation
 
@@ -256,7 +256,7 @@ class Trainer:
             self._writer.flush()
             if final:
                 best = read_state(self._paths.best(network.name))
-                replace_by(self._paths.exported(network.name), lambda path: trainable.export(best.arrays, path))
+                trainable.export(best.arrays, self._paths.exported(network.name))
 
         began = time.perf_counter()
         together(group, export)

@@ -2,32 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from typing import IO, Any
 
+from fleet.show import terminal, terminal_width
 from fleet.spec import Spec
 from fleet.units import format_duration
-
-
-def terminal() -> IO[str] | None:
-    """The terminal that the user looks at, or None in a batch job or a pipe.
-
-    Under ``mpirun`` a rank's standard output is a pseudo-terminal or a pipe of the launcher, whatever the
-    launcher itself writes to; so it is the launcher that is asked.
-    """
-    for descriptor in (f"/proc/{os.getppid()}/fd/1", "/proc/self/fd/1"):
-        try:
-            target = os.readlink(descriptor)
-        except OSError:
-            return None
-        if not target.startswith(("/dev/pts/", "/dev/tty")):
-            return None
-    try:
-        return open(os.readlink(f"/proc/{os.getppid()}/fd/1"), "w", encoding="utf-8")
-    except OSError:
-        return None
 
 
 class PlainView:
@@ -102,8 +83,7 @@ class LiveView:
         self._rows: dict[str, dict[str, Any]] = {}
         self._title = "starting: TensorFlow takes some seconds"
         self._samples, self._start = 1, time.monotonic()
-        width = os.get_terminal_size(screen.fileno()).columns
-        console = Console(file=screen, force_terminal=True, width=width)
+        console = Console(file=screen, force_terminal=True, width=terminal_width(screen))
         self._live = Live(console=console, get_renderable=self._table, refresh_per_second=4)
         self._live.start()
 
