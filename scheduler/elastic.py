@@ -1,0 +1,437 @@
+"""How many GPUs and which batch each elastic job gets ([ELASTIC] sections III-B and III-C).
+
+The job scalability analyzer turns measurements into a :class:`Curve` per job:
+:func:`step_seconds` and :func:`exchange_seconds` interpolate what a profile
+measured, :func:`scaling` combines them. The optimizer, :func:`allocate`, gives
+each job a number of GPUs such that the jobs' scaling factors sum to the most.
+
+[ELASTIC] Saxena et al., Effective Elastic Scaling of Deep Learning Workloads, arXiv:2006.13878.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler.base import CommTime, InputError, Network, StepTime
+
+Array = NDArray[np.float64]
+
+
+# --- the job scalability analyzer ---------------------------------------------------------------
+
+
+def step_seconds(measured: Sequence[StepTime], batch: NDArray[np.int64]) -> Array:
+    """t_proc: the time of one training step at other batch sizes than the measured ones.
+
+    Between two measured sizes the time is interpolated. Below the smallest the
+    line through the two smallest goes on, within what can be: a smaller batch
+    is not slower, and has no more samples/s. Above the largest it is infinite:
+    the largest measured batch is the largest that fits on the GPU.
+
+    Args:
+        measured: at least two batch sizes (samples on one GPU) and their seconds.
+        batch: samples on one GPU, any shape.
+
+    Returns:
+        Seconds per step, in the shape of ``batch``.
+
+    Raises:
+        InputError: fewer than two sizes, a size twice, or a time that is not positive.
+
+    >>> step_seconds([StepTime(8, 0.5), StepTime(16, 0.9)], np.array([4, 12, 16, 17])).round(3).tolist()
+    [0.3, 0.7, 0.9, inf]
+    """
+    sizes, seconds = _measured_steps(measured)
+    batch = np.asarray(batch)
+    slope = (seconds[1] - seconds[0]) / (sizes[1] - sizes[0])
+    below = np.clip(seconds[0] - slope * (sizes[0] - batch), seconds[0] * batch / sizes[0], seconds[0])
+    within = np.where(batch < sizes[0], below, np.interp(batch, sizes, seconds))
+    return np.where(batch > sizes[-1], math.inf, within)
+
+
+def _measured_steps(measured: Sequence[StepTime]) -> tuple[Array, Array]:
+    ordered = sorted(measured, key=lambda step: step.batch)
+    sizes = np.array([step.batch for step in ordered], dtype=np.float64)
+    seconds = np.array([step.seconds for step in ordered], dtype=np.float64)
+    if len(set(sizes.tolist())) < max(2, len(sizes)):
+        raise InputError(f"step_s holds batch sizes {[step.batch for step in ordered]}: "
+                         "it takes two different ones at least, each once")
+    if not (sizes[0] >= 1 and np.isfinite(seconds).all() and seconds.min() > 0):
+        raise InputError("step_s: batch sizes are 1 or more, seconds are positive numbers")
+    return sizes, seconds
+
+
+def exchange_seconds(measured: Sequence[CommTime], params_mb: float, gpus: int) -> Array:
+    """t_comm: the time of one gradient exchange of a model on 1, 2, ... GPUs.
+
+    For each measured number of GPUs the time is linear in the model's size
+    between the measured sizes, in proportion to it below the smallest, and on
+    the last line beyond the largest. Between measured numbers of GPUs it is
+    interpolated; beyond the largest the last slope goes on, never downwards.
+    One GPU exchanges nothing.
+
+    Args:
+        measured: seconds per exchange, by size (MB of weights) and number of GPUs.
+        params_mb: size of the model's weights, MB.
+        gpus: up to how many GPUs.
+
+    Returns:
+        Seconds, shape (gpus,); element k-1 is k GPUs.
+
+    Raises:
+        InputError: nothing was measured on 2 GPUs or more though ``gpus`` asks for it, or an
+            entry is negative or not a number.
+
+    >>> rows = [CommTime(100, 2, 1.0), CommTime(200, 2, 3.0), CommTime(100, 4, 2.0)]
+    >>> exchange_seconds(rows, 150, 5).tolist()
+    [0.0, 2.0, 2.5, 3.0, 3.5]
+    """
+    points = {1: 0.0}
+    for count, rows in groupby(sorted(measured, key=lambda row: row.gpus), key=lambda row: row.gpus):
+        if count > 1:
+            points[count] = _exchange_on(list(rows), params_mb)
+    if gpus > 1 and len(points) == 1:
+        raise InputError("comm_s says nothing of 2 GPUs or more: measure one exchange at least")
+    counts = np.fromiter(points.keys(), dtype=np.float64)
+    seconds = np.fromiter(points.values(), dtype=np.float64)
+    return _extended(np.arange(1, gpus + 1, dtype=np.float64), counts, seconds)
+
+
+def _exchange_on(rows: list[CommTime], params_mb: float) -> float:
+    rows.sort(key=lambda row: row.params_mb)
+    sizes = np.array([0.0, *(row.params_mb for row in rows)])
+    seconds = np.array([0.0, *(row.seconds for row in rows)])
+    if not (np.diff(sizes).min() > 0 and np.isfinite(seconds).all() and seconds.min() >= 0):
+        raise InputError(f"comm_s on {rows[0].gpus} GPUs: params_mb are positive and differ, "
+                         "seconds are not negative")
+    return float(_extended(np.array([params_mb]), sizes, seconds)[0])
+
+
+def _extended(x: Array, xs: Array, ys: Array) -> Array:
+    """Linear between the points; the last slope goes on beyond the last point, never downwards."""
+    slope = max(0.0, (ys[-1] - ys[-2]) / (xs[-1] - xs[-2])) if len(xs) > 1 else 0.0
+    return np.interp(x, xs, ys) + slope * np.maximum(0.0, x - xs[-1])
+
+
+@dataclass(frozen=True)
+class BatchRange:
+    """The global batch sizes with which a job may be trained, both ends included."""
+
+    smallest: int
+    largest: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.smallest <= self.largest:
+            raise InputError(f"batch range [{self.smallest}, {self.largest}]: 1 <= smallest <= largest")
+
+
+def scaling(network: Network, comm: Sequence[CommTime], batches: BatchRange, gpus: int,
+            fixed: int | None = None) -> Curve:
+    """The throughput scaling factor of a job on 1, 2, ... GPUs and the batch that reaches it.
+
+    A global batch b on k GPUs is processed at
+
+        T(b, k) = b / (t_proc(ceil(b/k)) + t_comm(p, k))        samples/s
+
+    and the factor is T(b, k) / T(b_max, 1), where b_max is the most that one
+    GPU holds and the job may use ([ELASTIC] section III-B3, Eq. 1). Of all b
+    within the range that fit, the best is taken (Eq. 2). Among those of one
+    ceil(b/k) it is the largest, so only these are tried.
+
+    Args:
+        network: its ``step_s`` and ``params_mb`` were measured.
+        comm: gradient exchanges measured on the cluster.
+        batches: the global batch sizes allowed.
+        gpus: up to how many GPUs.
+        fixed: use this global batch and no other (the paper's baseline, section IV-B); factors
+            stay relative to the same b_max.
+
+    Returns:
+        The curve, with the global batch of each count in ``batches``.
+
+    Raises:
+        InputError: measurements are missing or wrong, or the job fits on no count up to ``gpus``.
+
+    A step takes 0.5 s on 8 samples and 0.9 s on 16, an exchange 0.2 s: two GPUs process
+    32 samples in 1.1 s where one processes 16 in 0.9 s.
+
+    >>> net = Network("a", (), params_mb=10.0, step_s=(StepTime(8, 0.5), StepTime(16, 0.9)))
+    >>> curve = scaling(net, [CommTime(10.0, 2, 0.2)], BatchRange(8, 64), gpus=2)
+    >>> [round(factor, 4) for factor in curve.factors], curve.batches
+    ([1.0, 1.6364], (16, 32))
+    """
+    if network.params_mb is None:
+        raise InputError(f"network {network.name!r}: params_mb is needed to know what an exchange takes")
+    try:
+        exchange = exchange_seconds(comm, network.params_mb, gpus)
+        step = _step_table(network.step_s, batches)
+    except InputError as error:
+        raise InputError(f"network {network.name!r}: {error}") from None
+    most = len(step) - 1
+    reference = most / step[most]
+    allowed = batches if fixed is None else BatchRange(fixed, fixed)
+    best = [_best_batch(step, exchange[k - 1], allowed, k) for k in range(1, gpus + 1)]
+    if not any(batch for _, batch in best):
+        raise InputError(f"network {network.name!r}: a batch of {allowed.smallest} does not fit "
+                         f"on {gpus} GPUs that hold {most} samples each")
+    return Curve(tuple(rate / reference for rate, _ in best), tuple(batch for _, batch in best))
+
+
+def _step_table(measured: Sequence[StepTime], batches: BatchRange) -> Array:
+    """Seconds of a step on 0, 1, ... samples, up to the most that one GPU holds and the job may use."""
+    most = min(max((step.batch for step in measured), default=0), batches.largest)
+    return step_seconds(measured, np.arange(most + 1))
+
+
+def _best_batch(step: Array, exchange: float, batches: BatchRange, gpus: int) -> tuple[float, int]:
+    """The highest rate on a number of GPUs and its global batch; (0, 0) where none fits."""
+    fewest = -(-batches.smallest // gpus)
+    most = min(-(-batches.largest // gpus), len(step) - 1)
+    if fewest > most:
+        return 0.0, 0
+    per_gpu = np.arange(fewest, most + 1)
+    batch = np.minimum(per_gpu * gpus, batches.largest)
+    rate = batch / (step[per_gpu] + exchange)
+    at = int(rate.argmax())
+    return float(rate[at]), int(batch[at])
+
+
+# --- the optimizer ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """What a job makes of GPUs.
+
+    Args:
+        factors: ``factors[k-1]`` = throughput scaling factor on k GPUs; 0 where it cannot run.
+        batches: the global batch on k GPUs, where it is known.
+    """
+
+    factors: tuple[float, ...]
+    batches: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        wrong = next((f for f in self.factors if not (math.isfinite(f) and f >= 0)), None)
+        if wrong is not None:
+            raise InputError(f"scaling factor {wrong}: it is 0 (cannot run) or a positive number")
+        if not any(self.factors):
+            raise InputError("a scaling curve is 0 everywhere: on one count at least it must be positive")
+
+    @cached_property
+    def least(self) -> int:
+        """The fewest GPUs on which the job runs."""
+        return next(k for k, factor in enumerate(self.factors, start=1) if factor > 0)
+
+    @cached_property
+    def extra(self) -> NDArray[np.int64]:
+        """0, and how many GPUs beyond ``least`` are worth giving: those faster than all smaller counts."""
+        factors = np.array(self.factors[self.least - 1:])
+        before = np.maximum.accumulate(factors)[:-1]
+        return np.concatenate([[0], 1 + np.flatnonzero(factors[1:] > before)])
+
+    @cached_property
+    def gain(self) -> Array:
+        """What each count of ``extra`` adds to the factor on ``least`` GPUs."""
+        return np.array(self.factors)[self.least - 1 + self.extra] - self.factors[self.least - 1]
+
+    @cached_property
+    def concave(self) -> bool:
+        """Whether each further GPU adds something, and no more than the one before, up to the peak."""
+        steady = int(self.extra[-1]) == len(self.extra) - 1
+        return steady and bool((np.diff(self.gain, 2) <= 0).all())
+
+    @cached_property
+    def steps(self) -> tuple[NDArray[np.int64], Array]:
+        """GPUs and gain of each straight piece of the least concave curve above this one."""
+        if self.concave:
+            return np.diff(self.extra), np.diff(self.gain)
+        extra, gain = self.extra.tolist(), self.gain.tolist()
+        corners: list[int] = []
+        for place in range(len(extra)):
+            while len(corners) > 1 and _below(corners[-2], corners[-1], place, extra, gain):
+                corners.pop()
+            corners.append(place)
+        return np.diff(self.extra[corners]), np.diff(self.gain[corners])
+
+
+def _below(left: int, middle: int, right: int, x: list[int], y: list[float]) -> bool:
+    """Whether the middle point is on or below the line through the others."""
+    return (y[middle] - y[left]) * (x[right] - x[left]) <= (y[right] - y[left]) * (x[middle] - x[left])
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """GPUs per job, in the order of the jobs.
+
+    Args:
+        gpus: of each job.
+        throughput: the sum of the jobs' scaling factors.
+        method: how it was found: ``greedy``, ``dynamic programme``, or both for a part each.
+    """
+
+    gpus: tuple[int, ...]
+    throughput: float
+    method: str
+
+
+def allocate(curves: Sequence[Curve], gpus: int) -> Allocation | None:
+    """Give every job at least the GPUs that it needs, such that the scaling factors sum to the most.
+
+        maximise sum_j T_j(k_j)   subject to   sum_j k_j <= K,  T_j(k_j) > 0      ([ELASTIC] Eq. 3)
+
+    The method is chosen by the problem and stated in the answer; either way the
+    answer is an optimum.
+
+    ``greedy``: take steps along the concave hulls of the curves, the steepest
+    first. Where every curve is concave these steps are single GPUs and the
+    answer is that of :func:`greedy`. It is an optimum, too, of any curves for
+    which the last step ends exactly where the GPUs end, for it solves the
+    relaxation in which a job may have any mixture of counts.
+
+    ``greedy + dynamic programme``: where the last step does not fit, the slope
+    of that step is a price per GPU, and a count that is worse at that price
+    than the job's best by more than the gap between the relaxation and an
+    allocation at hand is in no optimum (Dantzig 1957; reduced-cost fixing).
+    :func:`dynamic_programme` decides among the few counts left.
+
+    Args:
+        curves: of the jobs.
+        gpus: K, how many there are.
+
+    Returns:
+        The allocation; None where it is infeasible: the jobs need more GPUs than there are.
+
+    >>> allocate([Curve((1.0, 1.5)), Curve((1.0, 1.9, 2.0))], gpus=3)
+    Allocation(gpus=(1, 2), throughput=2.9, method='greedy')
+    >>> allocate([Curve((1.0, 1.1, 3.0)), Curve((1.0, 1.5))], gpus=3)
+    Allocation(gpus=(1, 2), throughput=2.5, method='greedy + dynamic programme')
+    >>> allocate([Curve((1.0,)), Curve((0.0, 2.0))], gpus=2) is None
+    True
+    """
+    spare = gpus - sum(curve.least for curve in curves)
+    if spare < 0:
+        return None
+    climb = _climb(curves, spare)
+    if climb.left == 0 or climb.price == 0:
+        return _allocation(curves, climb.given, "greedy")
+    fewest, options = _undecided(curves, climb)
+    further = _programme(options, spare - int(fewest.sum()))
+    return _allocation(curves, fewest + further, "greedy + dynamic programme")
+
+
+def greedy(curves: Sequence[Curve], gpus: int) -> Allocation | None:
+    """As :func:`allocate`, where every curve is concave: each GPU goes where it adds most.
+
+    The gains of a concave job fall from one GPU to the next, so the largest
+    gains of all jobs together are a prefix of each job's, and no other choice
+    of as many has a greater sum (Fox, Management Science 13(3), 1966).
+
+    Raises:
+        ValueError: a curve is not concave.
+    """
+    if not all(curve.concave for curve in curves):
+        raise ValueError("greedy is exact for concave curves only")
+    spare = gpus - sum(curve.least for curve in curves)
+    return None if spare < 0 else _allocation(curves, _climb(curves, spare).given, "greedy")
+
+
+def dynamic_programme(curves: Sequence[Curve], gpus: int) -> Allocation | None:
+    """As :func:`allocate`, over all jobs and numbers of GPUs ([ELASTIC] Eq. 4 and Algorithm 1).
+
+        P(j, K) = max_g  P(j-1, K-g) + T_j(g),        P(0, .) = 0
+
+    Algorithm 1 as printed looks the factor up at k, the table's column, adds
+    the value of k-g+1 GPUs for the jobs before, and notes k as the solution;
+    Eq. 4 says what is meant: the factor on g, the value of k-g, and g noted.
+    Every job gets its least count in any case, so the table here is over the
+    GPUs beyond those, and it tries only counts worth giving.
+    """
+    spare = gpus - sum(curve.least for curve in curves)
+    if spare < 0:
+        return None
+    given = _programme([(curve.extra, curve.gain) for curve in curves], spare)
+    return _allocation(curves, given, "dynamic programme")
+
+
+def _allocation(curves: Sequence[Curve], given: NDArray[np.int64], method: str) -> Allocation:
+    counts = tuple(curve.least + extra for curve, extra in zip(curves, given.tolist(), strict=True))
+    factors = (curve.factors[count - 1] for curve, count in zip(curves, counts, strict=True))
+    return Allocation(counts, math.fsum(factors), method)
+
+
+@dataclass(frozen=True, eq=False)
+class _Climb:
+    """Where steps along the hulls led: GPUs beyond the least, of each job.
+
+    ``left`` GPUs were too few for the next step, which gains ``price`` per GPU (0: there is none).
+    """
+
+    given: NDArray[np.int64]
+    left: int
+    price: float
+
+
+def _climb(curves: Sequence[Curve], spare: int) -> _Climb:
+    """Steps along the hulls, the steepest first, the earlier job first where they are equal."""
+    steps = [curve.steps for curve in curves]
+    lengths = np.concatenate([np.empty(0, np.int64), *(own for own, _ in steps)])
+    gains = np.concatenate([np.empty(0), *(own for _, own in steps)])
+    owners = np.repeat(np.arange(len(curves)), [len(own) for own, _ in steps])
+    slopes = gains / lengths
+    order = np.argsort(-slopes, kind="stable")
+    used = np.cumsum(lengths[order])
+    fit = int(np.searchsorted(used, spare, side="right"))
+    taken = order[:fit]
+    given = np.bincount(owners[taken], lengths[taken], len(curves)).astype(np.int64)
+    price = float(slopes[order[fit]]) if fit < len(order) else 0.0
+    return _Climb(given, spare - int(given.sum()), price)
+
+
+_Options = tuple[NDArray[np.int64], Array]  # GPUs of a job, rising from 0, and what they add to its factor
+
+
+def _undecided(curves: Sequence[Curve], climb: _Climb) -> tuple[NDArray[np.int64], list[_Options]]:
+    """For each job the fewest extra GPUs that it has in an optimum, and the options beyond those."""
+    extra = np.concatenate([c.extra for c in curves])
+    gain = np.concatenate([c.gain for c in curves])
+    sizes = [len(c.extra) for c in curves]
+    starts = np.cumsum([0, *sizes[:-1]])
+    at = starts + [int(c.extra.searchsorted(g)) for c, g in zip(curves, climb.given, strict=True)]
+    more = extra - np.repeat(extra[at], sizes)
+    better = gain - np.repeat(gain[at], sizes)
+    # An allocation at hand: the climb's, with the best change of one job that the GPUs left allow.
+    gap = climb.price * climb.left - better[more <= climb.left].max()
+    loss = climb.price * more - better
+    kept = loss <= gap + 1e-9 * max(1.0, float(gain.max()))
+    bounds = zip(starts, starts + sizes, strict=True)
+    options = [(extra[a:b][kept[a:b]], gain[a:b][kept[a:b]]) for a, b in bounds]
+    fewest = np.array([counts[0] for counts, _ in options])
+    return fewest, [(counts - counts[0], gains - gains[0]) for counts, gains in options]
+
+
+def _programme(options: Sequence[_Options], spare: int) -> NDArray[np.int64]:
+    """The best choice of one option per job with no more than ``spare`` GPUs in all."""
+    tables = [np.zeros(spare + 1)]
+    for counts, gains in options:
+        before, table = tables[-1], tables[-1].copy()
+        for count, gain in zip(counts[1:].tolist(), gains[1:].tolist(), strict=True):
+            if count <= spare:
+                np.maximum(table[count:], before[:-count] + gain, out=table[count:])
+        tables.append(table)
+    # The way back: which option reached the maximum is found again, in one column per job.
+    given = np.zeros(len(options), dtype=np.int64)
+    for job in reversed(range(len(options))):
+        counts, gains = options[job]
+        fits = counts[counts <= spare]
+        best = int((tables[job][spare - fits] + gains[:len(fits)]).argmax())
+        given[job] = fits[best]
+        spare -= int(fits[best])
+    return given

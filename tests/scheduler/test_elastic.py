@@ -1,0 +1,293 @@
+"""The job scalability analyzer and the optimizer of elastic jobs."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import Bounds, LinearConstraint, milp
+
+from scheduler.base import CommTime, InputError, Network, StepTime
+from scheduler.elastic import (
+    BatchRange,
+    Curve,
+    allocate,
+    dynamic_programme,
+    exchange_seconds,
+    greedy,
+    scaling,
+    step_seconds,
+)
+from scheduler.ratesfile import parse_rates
+from tests.scheduler.contracts import AllocatorContract, Table
+
+STEPS = (StepTime(32, 1.8), StepTime(8, 0.6), StepTime(16, 1.0))
+EXCHANGES = [CommTime(100.0, 2, 0.5), CommTime(100.0, 4, 0.9)]
+
+
+def network(steps=STEPS, params_mb=100.0):
+    return Network("net", (), params_mb=params_mb, step_s=steps)
+
+
+# --- curves drawn at random ---
+
+factor = st.one_of(st.just(0.0), st.integers(1, 6).map(float), st.floats(0.01, 10.0))
+any_curve = st.lists(factor, min_size=1, max_size=5).filter(any).map(lambda own: Curve(tuple(own)))
+
+
+@st.composite
+def concave_curve(draw, most=5):
+    """Falling gains of sixteenths, so that sums are exact and a concave curve is one to the last bit."""
+    gains = sorted(draw(st.lists(st.integers(-2, 40), min_size=1, max_size=most)), reverse=True)
+    factors = 41 / 16 + np.cumsum([0, *gains[1:]]) / 16
+    return Curve((*(0.0,) * draw(st.integers(0, 2)), *np.maximum(factors, 1 / 16).tolist()))
+
+
+def problems(curve, jobs, gpus):
+    return st.tuples(st.lists(curve, max_size=jobs), st.integers(0, gpus))
+
+
+# --- the optimizer ---
+
+
+class ElasticContract(AllocatorContract):
+    curves = any_curve
+
+    def problems(self):
+        return problems(self.curves, jobs=4, gpus=9)
+
+    def table(self, problem):
+        curves, gpus = problem
+        return Table(gpus, tuple((-math.inf, *(f or -math.inf for f in curve.factors)) for curve in curves))
+
+    def counts(self, problem):
+        allocation = self.allocate(*problem)
+        return None if allocation is None else allocation.gpus
+
+
+class TestAllocate(ElasticContract):
+    allocate = staticmethod(allocate)
+
+
+class TestDynamicProgramme(ElasticContract):
+    allocate = staticmethod(dynamic_programme)
+
+
+class TestGreedy(ElasticContract):
+    curves = concave_curve()
+    allocate = staticmethod(greedy)
+
+
+def best_by_milp(curves, gpus):
+    """The model of section III-C with one binary variable for each job and count, solved by HiGHS."""
+    choices = [(job, k, f) for job, c in enumerate(curves) for k, f in enumerate(c.factors, start=1) if f > 0]
+    owner, count, value = (np.array(column, dtype=float) for column in zip(*choices, strict=True))
+    one_each = [(owner == job).astype(float) for job in range(len(curves))]
+    found = milp(-value, integrality=np.ones(len(value)), bounds=Bounds(0, 1),
+                 constraints=[LinearConstraint(one_each, 1, 1), LinearConstraint(count[None], -np.inf, gpus)],
+                 options={"mip_rel_gap": 0.0})
+    return -found.fun if found.status == 0 else None
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.tuples(st.lists(any_curve, min_size=1, max_size=6), st.integers(1, 16)))
+def test_the_dynamic_programme_is_as_good_as_the_integer_programme(problem):
+    best = best_by_milp(*problem)
+    allocation = dynamic_programme(*problem)
+    assert (allocation is None) == (best is None)
+    if best is not None:
+        assert allocation.throughput == pytest.approx(best, rel=1e-9)
+
+
+@settings(max_examples=200, deadline=None)
+@given(problems(concave_curve(most=12), jobs=20, gpus=120))
+def test_greedy_is_as_good_as_the_dynamic_programme_on_concave_curves(problem):
+    exact, fast = dynamic_programme(*problem), greedy(*problem)
+    assert (fast is None) == (exact is None)
+    if exact is not None:
+        assert fast.throughput == pytest.approx(exact.throughput, rel=1e-9)
+
+
+longer_curve = st.lists(factor, min_size=1, max_size=12).filter(any).map(lambda own: Curve(tuple(own)))
+
+
+@settings(max_examples=200, deadline=None)
+@given(problems(st.one_of(longer_curve, concave_curve(most=12)), jobs=20, gpus=80))
+def test_the_chosen_method_is_as_good_as_the_dynamic_programme_on_all_curves(problem):
+    exact, fast = dynamic_programme(*problem), allocate(*problem)
+    assert (fast is None) == (exact is None)
+    if exact is not None:
+        assert fast.throughput == pytest.approx(exact.throughput, rel=1e-9)
+        assert sum(fast.gpus) <= problem[1]
+
+
+def test_allocations_by_hand():
+    line, knee, threshold = Curve((1.0, 2.0, 3.0)), Curve((1.0, 1.5, 1.6)), Curve((0.0, 0.0, 4.0))
+    assert allocate([line, knee], 4).gpus == (3, 1)
+    assert allocate([threshold, line, knee], 6).gpus == (3, 2, 1)
+    assert allocate([threshold, line, knee], 4) is None
+
+
+def test_the_factor_counted_is_that_of_the_job_s_own_gpus():
+    """With Algorithm 1's indices as printed the second job would seem to run on all three GPUs."""
+    allocation = dynamic_programme([Curve((1.0, 1.1, 1.2)), Curve((1.0, 1.1, 9.0))], 3)
+    assert allocation.throughput == pytest.approx(2.1)
+
+
+def test_a_gpu_that_helps_nobody_stays_idle():
+    assert allocate([Curve((1.0, 0.9, 0.8))], 3).gpus == (1,)
+
+
+def test_no_jobs_need_no_gpus():
+    assert allocate([], 3) == allocate([], 0)
+    assert allocate([], 3).gpus == ()
+
+
+@pytest.mark.parametrize("method", [allocate, dynamic_programme, greedy])
+def test_more_jobs_than_gpus_are_infeasible(method):
+    assert method([Curve((1.0,))] * 3, 2) is None
+
+
+@pytest.mark.parametrize(("curves", "gpus", "method"), [
+    ([(1.0, 1.9, 2.0), (1.0, 1.5)], 3, "greedy"),
+    ([(1.0, 1.1, 3.0), (1.0, 1.5)], 4, "greedy"),  # the hull's step from 1 to 3 GPUs fits exactly
+    ([(1.0, 1.1, 3.0), (1.0, 1.5)], 3, "greedy + dynamic programme"),
+])
+def test_the_method_chosen_is_stated(curves, gpus, method):
+    assert allocate([Curve(own) for own in curves], gpus).method == method
+
+
+def test_greedy_refuses_what_it_cannot_solve_exactly():
+    with pytest.raises(ValueError, match="concave"):
+        greedy([Curve((1.0, 1.1, 3.0))], 3)
+
+
+@pytest.mark.parametrize("factors", [(1.0, -0.5), (1.0, math.nan), (math.inf,)])
+def test_a_factor_that_cannot_be_is_refused(factors):
+    with pytest.raises(InputError, match="scaling factor"):
+        Curve(factors)
+
+
+@pytest.mark.parametrize("factors", [(), (0.0, 0.0)])
+def test_a_job_that_can_run_nowhere_is_refused(factors):
+    with pytest.raises(InputError, match="0 everywhere"):
+        Curve(factors)
+
+
+# --- the job scalability analyzer ---
+
+
+def test_step_times_are_interpolated_and_end_where_the_memory_does():
+    at = step_seconds(STEPS, np.array([8, 12, 16, 24, 32, 33]))
+    assert at.tolist() == pytest.approx([0.6, 0.8, 1.0, 1.4, 1.8, math.inf])
+
+
+def test_below_the_smallest_measured_batch_the_line_goes_on():
+    assert step_seconds(STEPS, np.array([4])).tolist() == pytest.approx([0.4])
+
+
+@pytest.mark.parametrize(("steps", "expected"), [
+    ((StepTime(8, 1.0), StepTime(16, 0.5)), 1.0),  # noise: a smaller batch would be slower
+    ((StepTime(8, 0.2), StepTime(16, 1.0)), 0.1),  # a line that would reach 0
+])
+def test_below_the_smallest_measured_batch_a_step_takes_what_it_can(steps, expected):
+    assert step_seconds(steps, np.array([4])).tolist() == pytest.approx([expected])
+
+
+@pytest.mark.parametrize("steps", [(), (StepTime(8, 1.0),), (StepTime(8, 1.0), StepTime(8, 1.1))])
+def test_one_batch_size_says_too_little(steps):
+    with pytest.raises(InputError, match="two different ones"):
+        step_seconds(steps, np.array([8]))
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan])
+def test_a_step_time_that_cannot_be_is_refused(seconds):
+    with pytest.raises(InputError, match="seconds are positive"):
+        step_seconds([StepTime(8, 1.0), StepTime(16, seconds)], np.array([8]))
+
+
+def test_exchange_times_are_interpolated_by_size_and_gpus():
+    rows = [CommTime(50, 2, 1.0), CommTime(100, 2, 1.5), CommTime(50, 6, 3.0), CommTime(100, 6, 5.5)]
+    assert exchange_seconds(rows, 75, 6).tolist() == pytest.approx([0.0, 1.25, 2.0, 2.75, 3.5, 4.25])
+
+
+def test_exchange_times_outside_what_was_measured():
+    rows = [CommTime(50, 2, 1.0), CommTime(100, 2, 1.5), CommTime(50, 3, 2.0)]
+    assert exchange_seconds(rows, 25, 4).tolist() == pytest.approx([0.0, 0.5, 1.0, 1.5])
+    assert exchange_seconds(rows, 200, 2)[1] == pytest.approx(2.5)
+
+
+def test_exchanges_never_become_faster_beyond_the_last_measured_count():
+    rows = [CommTime(100, 2, 1.0), CommTime(100, 4, 0.8)]
+    assert exchange_seconds(rows, 100, 8)[3:].tolist() == pytest.approx([0.8] * 5)
+
+
+def test_an_exchange_that_was_never_measured_is_asked_for():
+    with pytest.raises(InputError, match="2 GPUs or more"):
+        exchange_seconds([CommTime(100, 1, 0.0)], 100, 2)
+    assert exchange_seconds([], 100, 1).tolist() == [0.0]
+
+
+def all_rates(gpus, batches):
+    """T(b, k) of every global batch in the range, by the formula of section III-B3."""
+    exchange = exchange_seconds(EXCHANGES, 100.0, gpus)
+    for k in range(1, gpus + 1):
+        samples = np.arange(batches.smallest, batches.largest + 1)
+        yield samples, samples / (step_seconds(STEPS, -(-samples // k)) + exchange[k - 1])
+
+
+@pytest.mark.parametrize("ends", [(8, 64), (20, 20), (1, 300), (40, 50)])
+def test_the_best_batch_is_the_best_of_all(ends):
+    batches = BatchRange(*ends)
+    curve = scaling(network(), EXCHANGES, batches, gpus=6)
+    reference = min(32, batches.largest)
+    reference /= step_seconds(STEPS, np.array([reference]))[0]
+    for k, (samples, rates) in enumerate(all_rates(6, batches)):
+        assert curve.factors[k] == pytest.approx(rates.max() / reference)
+        if rates.max() > 0:
+            assert rates[samples.tolist().index(curve.batches[k])] == pytest.approx(rates.max())
+
+
+def test_a_fixed_batch_is_measured_against_the_same_reference():
+    curve = scaling(network(), EXCHANGES, BatchRange(16, 64), gpus=4, fixed=48)
+    reference = 32 / 1.8
+    assert curve.factors[0] == 0
+    assert curve.factors[1] == pytest.approx(48 / (1.4 + 0.5) / reference)
+    assert curve.batches == (0, 48, 48, 48)
+
+
+def test_a_job_whose_smallest_batch_needs_more_gpus_starts_there():
+    curve = scaling(network(), EXCHANGES, BatchRange(65, 100), gpus=4)
+    assert curve.least == 3
+
+
+def test_a_batch_that_fits_nowhere_is_refused():
+    with pytest.raises(InputError, match="'net': a batch of 200 does not fit on 4 GPUs that hold 32"):
+        scaling(network(), EXCHANGES, BatchRange(200, 300), gpus=4)
+
+
+@pytest.mark.parametrize(("given", "message"), [
+    (network(steps=()), "'net': step_s"),
+    (network(params_mb=None), "'net': params_mb"),
+])
+def test_missing_measurements_are_named(given, message):
+    with pytest.raises(InputError, match=message):
+        scaling(given, EXCHANGES, BatchRange(8, 64), gpus=2)
+
+
+@pytest.mark.parametrize("ends", [(0, 8), (9, 8)])
+def test_a_batch_range_that_cannot_be_is_refused(ends):
+    with pytest.raises(InputError, match="smallest <= largest"):
+        BatchRange(*ends)
+
+
+def test_a_profile_feeds_the_analyzer():
+    profile = parse_rates({
+        "samples_per_epoch": 1000, "gpus_per_node": 2,
+        "models": [{"name": "a", "rates": [17.0], "params_mb": 100.0,
+                    "step_s": [{"batch": 8, "seconds": 0.6}, {"batch": 32, "seconds": 1.8}]}],
+        "comm_s": [{"params_mb": 100.0, "gpus": 2, "seconds": 0.5}]})
+    curve = scaling(profile.models[0], profile.comm_s, BatchRange(8, 64), gpus=2)
+    assert curve.factors == pytest.approx((1.0, (64 / 2.3) / (32 / 1.8)))
+    assert curve.batches == (32, 64)
