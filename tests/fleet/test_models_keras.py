@@ -1,5 +1,6 @@
 """The Keras models: one file, since importing TensorFlow takes seconds."""
 
+import inspect
 import random
 
 import numpy as np
@@ -196,7 +197,9 @@ def test_layers_of_one_shape_start_with_different_weights(build):
 def test_the_names_read_from_the_source_are_functions_of_keras_applications(keras):
     names = [name for name in vars(keras.applications) if name[0].isupper()]
     assert sorted(names) == sorted(application_names())
-    assert all(callable(getattr(keras.applications, name)) for name in names)
+    given = {"weights", "input_shape", "classes", "classifier_activation"}
+    functions = [getattr(keras.applications, name) for name in names]
+    assert all(given <= set(inspect.signature(function).parameters) for function in functions)
 
 
 def test_an_application_gives_logits_for_any_number_of_channels_and_takes_its_own_arguments(build):
