@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -211,16 +212,12 @@ def _matching(path: str) -> list[str]:
 def load_index(shards: tuple[str, ...], form: Format) -> ShardIndex:
     """The index of some shards: the one that was kept, if it fits, or a new one, which is kept."""
     names = hashlib.sha256("\n".join(map(os.path.basename, shards)).encode()).hexdigest()[:16]
-    keep = os.path.join(os.path.dirname(shards[0]), f".index-{names}.npz")
+    path = os.path.join(os.path.dirname(shards[0]), f".index-{names}.npz")
     identity = _identity(shards, form)
-    with suppress(OSError, ValueError, KeyError, EOFError), np.load(keep, allow_pickle=False) as kept:
-        if str(kept["identity"]) == identity:
-            return ShardIndex(shards, kept["starts"], kept["offsets"], kept["sizes"], kept["values"])
-    index = _scan(shards, form)
-    partial = f"{keep}.partial-{os.getpid()}"
-    with suppress(OSError):  # a folder that cannot be written to: scanned anew next time
-        _keep(index, identity, partial)
-        os.replace(partial, keep)
+    index = _kept(path, shards, identity)
+    if index is None:
+        index = _scan(shards, form)
+        _keep(index, identity, path)
     return index
 
 
@@ -230,12 +227,28 @@ def _identity(shards: tuple[str, ...], form: Format) -> str:
     return json.dumps([repr(form), [(stat.st_size, stat.st_mtime_ns) for stat in stats]])
 
 
+def _kept(path: str, shards: tuple[str, ...], identity: str) -> ShardIndex | None:
+    try:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as kept:
+            if str(kept["identity"]) == identity:
+                return ShardIndex(shards, kept["starts"], kept["offsets"], kept["sizes"], kept["values"])
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile):  # there is none, or it is damaged
+        pass
+    return None
+
+
 def _keep(index: ShardIndex, identity: str, path: str) -> None:
-    with open(path, "wb") as file:
-        np.savez(file, identity=identity, starts=index.starts, offsets=index.offsets, sizes=index.sizes,
-                 values=index.values)
-        file.flush()
-        os.fsync(file.fileno())
+    partial = f"{path}.partial-{os.getpid()}"
+    try:
+        with open(partial, "wb") as file:
+            np.savez(file, identity=identity, starts=index.starts, offsets=index.offsets, sizes=index.sizes,
+                     values=index.values)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError:  # a folder that cannot be written to, a full disk: scanned anew next time
+        with suppress(OSError):
+            os.unlink(partial)
 
 
 def _scan(shards: tuple[str, ...], form: Format) -> ShardIndex:

@@ -1,0 +1,59 @@
+"""`fleet pack`."""
+
+import json
+
+import numpy as np
+import pytest
+
+from fleet.__main__ import main
+from preprocess.hdf5 import open_hdf5
+from tests.preprocess.samples import pattern, write
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for number, size in enumerate([(4, 6), (8, 4), (5, 5), (4, 4)]):
+        write(tmp_path / f"in/train/{'ab'[number % 2]}/{number}.png", pattern(*size, seed=number))
+    write(tmp_path / "in/validation/a/0.png", pattern(4, 4))
+    return tmp_path
+
+
+def test_files_are_kept_as_they_are(folder, capsys):
+    assert main(["pack", f"{folder}/in", f"{folder}/out.h5"]) == 0
+    train, validation = open_hdf5(f"{folder}/out.h5")
+    assert train.read(0) == (folder / "in/train/a/0.png").read_bytes()
+    assert len(validation) == 1
+    assert "4 training and 1 validation images of 2 classes" in capsys.readouterr().out
+
+
+def test_decoded_images_have_one_size(folder):
+    assert main(["pack", f"{folder}/in", f"{folder}/out.h5", "--decoded", "4", "--mode", "L"]) == 0
+    train, _ = open_hdf5(f"{folder}/out.h5")
+    assert {train.read(index).shape for index in range(4)} == {(4, 4, 1)}
+    assert {train.read(index).dtype for index in range(4)} == {np.dtype(np.uint8)}
+
+
+def test_what_was_left_out_is_counted_and_named(folder, capsys):
+    (folder / "in/train/b/1.png").write_bytes(b"no image")
+    assert main(["pack", f"{folder}/in", f"{folder}/out.h5", "--decoded", "4", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["train"], report["validation"], report["classes"]) == (3, 1, 2)
+    assert [left_out["name"] for left_out in report["left_out"]] == [f"{folder}/in/train/b/1.png"]
+
+
+@pytest.mark.parametrize(("words", "complaint"), [
+    (["nowhere", "out.h5"], "nowhere: no such folder"),
+    (["in", "nowhere/out.h5"], "cannot write"),
+])
+def test_a_wrong_place_is_one_clear_line(folder, words, complaint, capsys, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert main(["pack", *words]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert complaint in line
+
+
+@pytest.mark.parametrize("size", ["0", "-4", "big"])
+def test_a_size_is_a_number_of_pixels(folder, size, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["pack", "in", "out.h5", f"--decoded={size}"])
+    assert stopped.value.code == 2

@@ -1,0 +1,180 @@
+"""What all shards have in common: finding them, their index, the order of an epoch."""
+
+import os
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from preprocess import shards as module
+from preprocess.base import BadSample, InputError, Source
+from preprocess.shards import Shards, find_shards, load_index, shuffle
+
+# ---- the shuffle buffer -----------------------------------------------------------------------
+
+
+@given(count=st.integers(0, 60), buffer=st.integers(1, 70), seed=st.integers(0, 100))
+def test_a_buffer_lets_everything_through_once_and_nothing_too_early(count, buffer, seed):
+    left = shuffle(np.arange(count), buffer, np.random.default_rng(seed))
+    assert sorted(left) == list(range(count))
+    assert all(place >= item - buffer + 1 for place, item in enumerate(left))
+
+
+def test_a_buffer_as_large_as_the_sequence_makes_all_orders_alike_likely():
+    rng = np.random.default_rng(0)
+    orders = Counter(tuple(shuffle(np.arange(3), 5, rng)) for _ in range(6000))
+    assert len(orders) == 6
+    assert all(850 < count < 1150 for count in orders.values())  # 1000 and 5 standard deviations
+
+
+# ---- finding shards ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def touch(tmp_path):
+    def touch(*names):
+        for name in names:
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).touch()
+        return str(tmp_path)
+
+    return touch
+
+
+def found(path, folder):
+    return tuple([os.path.relpath(name, folder) for name in part] for part in find_shards(path, r"\.tar$"))
+
+
+@pytest.mark.parametrize(("names", "train", "validation"), [
+    (["b.tar", "a.tar", "notes.txt", ".c.tar"], ["a.tar", "b.tar"], []),
+    (["train-1.tar", "train-0.tar", "val-0.tar"], ["train-0.tar", "train-1.tar"], ["val-0.tar"]),
+    (["train/0.tar", "validation/0.tar", "test/0.tar"], ["train/0.tar"], ["validation/0.tar"]),
+    (["train/0.tar", "test/0.tar"], ["train/0.tar"], ["test/0.tar"]),
+])
+def test_a_folder_may_hold_validation_shards_too(touch, names, train, validation):
+    folder = touch(*names)
+    assert found(folder, folder) == (train, validation)
+
+
+@pytest.mark.parametrize("pattern", ["x-*.tar", "x-{08..10}.tar"])
+def test_a_pattern_means_the_shards_that_fit(touch, pattern):
+    folder = touch("x-08.tar", "x-09.tar", "x-10.tar", "y.tar")
+    assert found(f"{folder}/{pattern}", folder) == (["x-08.tar", "x-09.tar", "x-10.tar"], [])
+
+
+@pytest.mark.parametrize("path", ["", "z*.tar", "x-{08..11}.tar", "a.tar"])
+def test_no_shards_is_an_error_that_names_the_place(touch, path):
+    folder = touch("x-08.tar.gz")
+    with pytest.raises(InputError, match="no such file|no shards here"):
+        find_shards(f"{folder}/{path}".rstrip("/"), r"\.tar$")
+
+
+# ---- reading ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Letters:
+    """A format of one byte a record, which is its own label."""
+
+    pattern = "txt$"
+    numbers: bool = False
+
+    def scan(self, shard):
+        scans.append(shard)
+        with open(shard) as file:
+            for offset, letter in enumerate(file.read()):
+                yield offset, 1, ord(letter) if self.numbers else letter
+
+    def image(self, record):
+        return record
+
+
+scans: list[str] = []
+
+
+@pytest.fixture
+def paths(tmp_path):
+    scans.clear()
+    for name, content in [("0.txt", "cab"), ("1.txt", ""), ("2.txt", "ddaab")]:
+        (tmp_path / name).write_text(content)
+    return [str(tmp_path / name) for name in ("0.txt", "1.txt", "2.txt")]
+
+
+def test_records_of_all_shards_are_one_sequence(paths):
+    source = Shards(paths, Letters())
+    assert isinstance(source, Source)
+    assert b"".join(source.read(index) for index in range(len(source))) == b"cabddaab"
+    assert source.classes == ("a", "b", "c", "d")
+    assert source.labels.tolist() == [2, 0, 1, 3, 3, 0, 0, 1]
+    assert (source.name(2), source.name(3)) == (f"{paths[0]}[2]", f"{paths[2]}[0]")
+
+
+def test_numbers_as_labels_are_classes_in_the_order_of_the_numbers(paths):
+    assert Shards(paths, Letters(numbers=True)).classes == ("97", "98", "99", "100")
+
+
+def test_an_epoch_reads_each_shard_from_front_to_back_but_for_the_buffer(paths):
+    source = Shards(paths, Letters(), buffer=1)
+    orders = {tuple(source.order(7, epoch)) for epoch in range(20)}
+    assert orders == {(0, 1, 2, 3, 4, 5, 6, 7), (3, 4, 5, 6, 7, 0, 1, 2)}
+    assert sorted(Shards(paths, Letters(), buffer=4).order(7, 3)) == list(range(8))
+
+
+def test_few_files_are_open_at_a_time(paths, monkeypatch):
+    monkeypatch.setattr(module, "OPEN_FILES", 1)
+    source = Shards(paths, Letters())
+    assert [source.read(index) for index in (0, 7, 1, 6)] == [b"c", b"b", b"a", b"a"]
+    assert len(source._open) == 1
+
+
+def test_a_shard_that_has_vanished_is_a_bad_sample(paths):
+    source = Shards(paths, Letters())
+    os.unlink(paths[0])
+    with pytest.raises(BadSample, match=r"0.txt\[1\]: cannot be read: No such file"):
+        source.read(1)
+
+
+@pytest.mark.parametrize(("form", "content"), [(Letters(), ""), (Letters(), None)])
+def test_shards_without_records_are_refused(tmp_path, form, content):
+    if content is not None:
+        (tmp_path / "0.txt").write_text(content)
+    with pytest.raises(InputError, match="no records in it|no shards"):
+        Shards([str(tmp_path / "0.txt")] if content is not None else [], form)
+
+
+# ---- the index --------------------------------------------------------------------------------
+
+
+def test_shards_are_scanned_once_and_again_when_they_have_changed(paths):
+    load_index(tuple(paths), Letters())
+    load_index(tuple(paths), Letters())
+    assert len(scans) == 3
+    with open(paths[1], "w") as file:
+        file.write("x")
+    assert len(load_index(tuple(paths), Letters()).offsets) == 9
+    assert len(scans) == 6
+
+
+def test_other_options_want_another_scan(paths):
+    load_index(tuple(paths), Letters())
+    assert load_index(tuple(paths), Letters(numbers=True)).values[0] == ord("c")
+
+
+def test_a_damaged_index_is_made_anew(paths, tmp_path):
+    load_index(tuple(paths), Letters())
+    [kept] = tmp_path.glob(".index-*.npz")
+    for damaged in (b"", b"rubbish", kept.read_bytes()[:200]):
+        kept.write_bytes(damaged)
+        assert len(load_index(tuple(paths), Letters()).offsets) == 8
+
+
+def test_an_index_that_cannot_be_kept_is_done_without(paths, tmp_path, monkeypatch):
+    def refuse(source, target):
+        raise PermissionError
+
+    monkeypatch.setattr(os, "replace", refuse)
+    assert len(load_index(tuple(paths), Letters()).offsets) == 8
+    assert not list(tmp_path.glob(".index-*"))

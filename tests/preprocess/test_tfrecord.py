@@ -1,0 +1,143 @@
+"""TFRecord files, written here byte by byte from the definition of the format."""
+
+import gzip
+
+import numpy as np
+import pytest
+
+from preprocess.base import BadSample, InputError
+from preprocess.pipeline import Pipeline
+from preprocess.source import open_data
+from preprocess.transforms import parse_transforms
+from tests.preprocess.records import (
+    delimited,
+    example,
+    floats,
+    integers,
+    labelled,
+    record,
+    text,
+    varint,
+    write_records,
+)
+from tests.preprocess.samples import encode, pattern
+
+
+def opened(path, **options):
+    return open_data("tfrecord", str(path), None, 0, options).train
+
+
+def test_images_and_labels_come_back(tmp_path):
+    images = [bytes([number]) * 700 * number for number in range(1, 6)]
+    write_records(tmp_path / "train-00000-of-00002", *(labelled(images[i], 10 + i % 2) for i in range(3)))
+    write_records(tmp_path / "train-00001-of-00002", *(labelled(images[i], 10 + i % 2) for i in (3, 4)))
+    write_records(tmp_path / "validation-00000-of-00001", labelled(b"v", 11))
+    data = open_data("tfrecord", str(tmp_path), 0.1, 0)
+    assert [data.train.read(index) for index in range(5)] == images
+    assert data.train.labels.tolist() == [0, 1, 0, 1, 0]
+    assert (data.classes, data.validation.labels.tolist()) == (("10", "11"), [1])
+
+
+def test_they_go_through_the_pipeline_as_files_do(tmp_path):
+    images = [pattern(5, 6, seed=number) for number in range(6)]
+    write_records(tmp_path / "a.tfrecord", *(labelled(encode(image), i % 2)
+                                             for i, image in enumerate(images)))
+    pipe = Pipeline(opened(tmp_path / "a.tfrecord"), parse_transforms(["decode"]), seed=0)
+    batch, labels = np.empty((6, *pipe.shape), np.uint8), np.empty(6, np.int64)
+    order = pipe.order(0)
+    assert pipe.load(order, 0, batch, labels) == []
+    assert np.array_equal(batch, np.stack(images)[order])
+    assert labels.tolist() == (order % 2).tolist()
+
+
+@pytest.mark.parametrize("name", ["a.tfrecord", "a.tfrecords", "a.tfrec", "a.tfrecord-00000-of-00010",
+                                  "train-00000-of-00010"])
+def test_the_usual_names_are_known(tmp_path, name):
+    write_records(tmp_path / name, labelled(b"x", 0), labelled(b"y", 1))
+    assert len(opened(tmp_path)) == 2
+
+
+def test_the_features_can_have_other_names(tmp_path):
+    write_records(tmp_path / "a.tfrecord", *(example(jpeg=text(b"image"), animal=text(name))
+                                             for name in (b"dog", b"cat")))
+    source = opened(tmp_path, image_key="jpeg", label_key="animal")
+    assert (source.classes, source.labels.tolist()) == (("cat", "dog"), [1, 0])
+    assert source.read(0) == b"image"
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("values", [[-3, 5], [0, 1], [127, 128], [-(1 << 63), (1 << 63) - 1]])
+def test_integers_of_any_size_are_labels(tmp_path, packed, values):
+    write_records(tmp_path / "a.tfrecord", *(
+        example(image__encoded=text(b"x"), image__class__label=integers(value, 99, packed=packed))
+        for value in values))
+    assert opened(tmp_path).classes == tuple(map(str, values))
+
+
+def test_fields_that_are_not_known_are_passed_over(tmp_path):
+    unknown = varint(9 << 3) + varint(5) + varint(10 << 3 | 1) + bytes(8) + varint(11 << 3 | 5) + bytes(4)
+    write_records(tmp_path / "a.tfrecord", unknown + labelled(b"x", 0), labelled(b"y", 1) + unknown)
+    assert [opened(tmp_path).read(index) for index in (0, 1)] == [b"x", b"y"]
+
+
+# ---- damage -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def damaged(tmp_path):
+    """Open two records of which one byte is changed, or of which the end is cut off."""
+    def damaged(position=None, length=None):
+        content = bytearray(record(labelled(b"x" * 100, 0)) + record(labelled(b"y" * 100, 1)))
+        if position is not None:
+            content[position] ^= 1
+        (tmp_path / "a.tfrecord").write_bytes(content[:length])
+        return opened(tmp_path)
+
+    return damaged
+
+
+def test_a_damaged_image_is_a_bad_sample_and_the_others_are_not(damaged):
+    source = damaged(position=12 + 80)
+    with pytest.raises(BadSample, match=r"a.tfrecord\[0\]: its checksum is wrong"):
+        source.read(0)
+    assert source.read(1) == b"y" * 100
+
+
+def test_a_damaged_length_is_an_error_at_the_start(damaged):
+    with pytest.raises(InputError, match="no TFRecord at byte 0"):
+        damaged(position=0)
+
+
+@pytest.mark.parametrize("length", [5, 100, 300, 410])
+def test_a_file_that_ends_too_early_is_an_error_at_the_start(damaged, length):
+    with pytest.raises(InputError, match="the file is not complete"):
+        damaged(length=length)
+
+
+def test_a_compressed_file_is_told_so(tmp_path):
+    (tmp_path / "a.tfrecord").write_bytes(gzip.compress(record(labelled(b"x", 0))))
+    with pytest.raises(InputError, match="is compressed"):
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize(("message", "complaint"), [
+    (example(image=text(b"x"), label=integers(1)), "'image/class/label'.*its features: image, label"),
+    (example(image__class__label=integers(1)), "no feature 'image/encoded'"),
+    (example(image__encoded=text(b"x"), image__class__label=floats(1.0)), "no feature 'image/class/label'"),
+    (example(image__encoded=text(b"x"), image__class__label=integers()), "no feature 'image/class/label'"),
+    (b"", "its features: none"),
+    (b"\x0b", "not a tf.train.Example"),
+    (delimited(1, delimited(1, b"\x0a\x7f")), "not a tf.train.Example"),
+    (b"\xff" * 20, "not a tf.train.Example"),
+])
+def test_a_record_that_cannot_be_used_is_named_with_what_it_has(tmp_path, message, complaint):
+    write_records(tmp_path / "a.tfrecord", labelled(b"x", 0), message)
+    with pytest.raises(InputError, match=rf"a.tfrecord\[1\]: .*{complaint}"):
+        opened(tmp_path)
+
+
+def test_an_image_feature_of_another_kind_is_a_bad_sample(tmp_path):
+    write_records(tmp_path / "a.tfrecord", labelled(b"x", 0),
+                  example(image__encoded=integers(3), image__class__label=integers(1)))
+    with pytest.raises(BadSample, match="no bytes feature 'image/encoded'"):
+        opened(tmp_path).read(1)

@@ -1,0 +1,78 @@
+"""Tar shards."""
+
+import tarfile
+
+import pytest
+
+from preprocess.base import InputError
+from preprocess.source import open_data
+from tests.preprocess.records import write_tar
+
+
+def opened(path, **options):
+    return open_data("webdataset", str(path), None, 0, options).train
+
+
+def members(*samples):
+    """The members of samples (key, image, label), with a member that nobody asked for."""
+    return [member for key, image, label in samples for member in (
+        (f"{key}.jpg", image), (f"{key}.json", b"{}"), (f"{key}.cls", label))]
+
+
+def test_images_and_labels_come_back(tmp_path):
+    write_tar(tmp_path / "x-000.tar", members(("0", b"zero", b"3"), ("1", b"one" * 500, b"12\n")))
+    write_tar(tmp_path / "x-001.tar", members(("2", b"two", b"3")))
+    source = opened(tmp_path / "x-{000..001}.tar")
+    assert [source.read(index) for index in range(3)] == [b"zero", b"one" * 500, b"two"]
+    assert (source.classes, source.labels.tolist()) == (("3", "12"), [0, 1, 0])
+    assert sorted(source.order(1, 1)) == [0, 1, 2]
+
+
+def test_folders_in_the_tar_and_long_names_are_part_of_the_key(tmp_path):
+    write_tar(tmp_path / "a.tar", members(("a/0", b"a0", b"0"), ("b/0", b"b0", b"1"),
+                                              ("c" * 150, b"c", b"1")))
+    assert [opened(tmp_path).read(index) for index in range(3)] == [b"a0", b"b0", b"c"]
+
+
+def test_a_label_may_be_the_name_of_a_class(tmp_path):
+    write_tar(tmp_path / "a.tar", members(("0", b"x", b"dog"), ("1", b"x", b"cat")))
+    assert opened(tmp_path).classes == ("cat", "dog")
+
+
+def test_the_members_can_have_other_extensions(tmp_path):
+    write_tar(tmp_path / "a.tar", [("0.small.PNG", b"x"), ("0.big.png", b"X"), ("0.label", b"1"),
+                                   ("1.big.png", b"Y"), ("1.label", b"2")])
+    source = opened(tmp_path, image_key="small.png;big.png", label_key="label")
+    assert [source.read(index) for index in (0, 1)] == [b"x", b"Y"]
+
+
+@pytest.mark.parametrize("content", [[("0.jpg", b"x"), ("1.cls", b"1")], [("0.cls", b"1"), ("0.txt", b"x")]])
+def test_a_sample_without_image_or_label_is_named_with_what_it_has(tmp_path, content):
+    write_tar(tmp_path / "a.tar", content)
+    with pytest.raises(InputError, match=r"a.tar\[/0\]: a sample has an image .* and a label .*this has"):
+        opened(tmp_path)
+
+
+def test_labels_are_all_numbers_or_all_names(tmp_path):
+    write_tar(tmp_path / "a.tar", members(("0", b"x", b"dog"), ("1", b"x", b"1")))
+    with pytest.raises(InputError, match="some labels are numbers and some are text"):
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_what_is_no_whole_and_plain_tar_file_is_refused(tmp_path, compress):
+    if compress:
+        with tarfile.open(tmp_path / "a.tar", "w:gz") as tar:
+            tar.add(__file__)
+    else:
+        (tmp_path / "a.tar").write_bytes(b"no tar file" * 100)
+    with pytest.raises(InputError, match="not a whole and uncompressed tar file"):
+        opened(tmp_path)
+
+
+def test_a_tar_file_that_ends_too_early_is_refused(tmp_path):
+    write_tar(tmp_path / "a.tar", members(("0", b"x" * 2000, b"1"), ("1", b"y" * 2000, b"2")))
+    content = (tmp_path / "a.tar").read_bytes()
+    (tmp_path / "a.tar").write_bytes(content[:6000])
+    with pytest.raises(InputError, match="not a whole"):
+        opened(tmp_path)
