@@ -17,6 +17,8 @@ from fleet.errors import ExitStatus, FleetError, UserError
 
 # name -> (module, one line of help); a name may have two words.
 COMMANDS: dict[str, tuple[str, str]] = {
+    "check": ("fleet.commands.check", "check a spec and list its networks"),
+    "schema": ("fleet.commands.schema", "print the JSON Schema of a spec, for editors"),
     "simulate idle-nodes": ("fleet.commands.simulate_idle_nodes", "trainers on nodes that come and go"),
     "pack": ("fleet.commands.pack", "an image folder into one HDF5 file"),
 }

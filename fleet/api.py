@@ -1,0 +1,105 @@
+"""For search scripts: build a spec in code, write it as YAML, run it, read the results.
+
+    from fleet.api import Document, ModelEntry, run, read_results, write_spec
+
+    write_spec(Document(models=(ModelEntry(family="cnn", args={"filters": [8, 16]}),), ...), "search.yaml")
+    run("search.yaml", ranks=5)
+    best = read_results("runs/search")[0]
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fleet.errors import ExitStatus, FleetError, InfrastructureError, SpecError, UserError
+from fleet.paths import replacing
+from fleet.results import NetworkResult, Status, read_results
+from fleet.spec import (
+    Batch,
+    Checkpoint,
+    Converge,
+    Data,
+    Document,
+    ModelEntry,
+    Optimizer,
+    Profile,
+    Resources,
+    Schedule,
+    Spec,
+    Train,
+    dump,
+    load,
+    parse,
+)
+
+__all__ = ["Batch", "Checkpoint", "Converge", "Data", "Document", "ExitStatus", "FleetError", "ModelEntry",
+           "NetworkResult", "Optimizer", "Profile", "Resources", "Schedule", "Spec", "SpecError", "Status", "Train",
+           "UserError", "dump", "load", "mpirun", "parse", "read_results", "run", "write_spec"]
+
+
+def write_spec(spec: Document | Mapping[str, Any], path: str | Path) -> Spec:
+    """Check a spec that was made in code, and write it as YAML.
+
+    Args:
+        spec: a document, or a mapping with the keys of a spec file.
+        path: of the file.
+
+    Returns:
+        The spec with its networks drawn and named.
+
+    Raises:
+        SpecError: with every mistake.
+    """
+    content = yaml.safe_load(dump(spec)) if isinstance(spec, Document) else dict(spec)
+    resolved = parse(content)
+    with replacing(Path(path)) as file:
+        file.write(dump(resolved.document))
+    return resolved
+
+
+def mpirun(ranks: int) -> list[str]:
+    """The command that starts ``ranks`` Python processes here, on however few cores.
+
+    Raises:
+        InfrastructureError: there is no mpirun.
+    """
+    beside = Path(sys.executable).with_name("mpirun")
+    program = str(beside) if beside.exists() else shutil.which("mpirun")
+    if program is None:
+        raise InfrastructureError("mpirun was not found: activate the environment, or load an MPI module")
+    return [program, "-n", str(ranks), "--oversubscribe", "--bind-to", "none", sys.executable]
+
+
+def run(spec: str | Path, ranks: int, *arguments: str, launcher: Sequence[str] | None = None) -> ExitStatus:
+    """Run the main job and wait for it; it prints what it does.
+
+    Args:
+        spec: a spec file.
+        ranks: processes; one preprocessor and the rest trainers, unless the spec says otherwise.
+        arguments: further arguments of ``python -m fleet.run``, such as ``--fresh``.
+        launcher: what to start it with instead of :func:`mpirun`, up to the Python interpreter.
+
+    Returns:
+        Whether all networks finished (OK), some failed, or the run was stopped and can be resumed.
+
+    Raises:
+        UserError: the spec is wrong; the reason was printed.
+        InfrastructureError: the run broke down; the report was printed.
+    """
+    command = [*(mpirun(ranks) if launcher is None else launcher), "-m", "fleet.run", str(spec), *arguments]
+    # Open MPI refuses to start as root, as in a container, unless it is told twice.
+    allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    status = subprocess.run(command, env={**allowed, **os.environ}, check=False).returncode
+    if status == ExitStatus.BAD_INPUT:
+        raise UserError(f"{spec} cannot be run")
+    if status not in (ExitStatus.OK, ExitStatus.NETWORK_FAILED, ExitStatus.RESUMABLE):
+        raise InfrastructureError(f"the run of {spec} ended with status {status}")
+    return ExitStatus(status)

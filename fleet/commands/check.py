@@ -1,0 +1,89 @@
+"""Check a spec and list its networks, before any rank is started.
+
+TensorFlow is loaded only for networks whose parameters cannot be counted without it: those of
+keras.applications and of functions of your own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from typing import Any
+
+from fleet.errors import ExitStatus, UserError
+from fleet.families import FAMILIES, count_parameters
+from fleet.prepare import open_inputs
+from fleet.show import add_json, print_json, print_table
+from fleet.spec import NetworkSpec, Spec, load
+from fleet.units import format_size
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("spec", nargs="?", help="the YAML file")
+    parser.add_argument("--families", action="store_true", help="list the model families and their parameters instead")
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the networks of a spec."""
+    if args.families:
+        _print_families(args.json)
+        return ExitStatus.OK
+    if args.spec is None:
+        raise UserError("name a spec file, or ask for --families")
+    spec = load(args.spec)
+    data, _, inputs = open_inputs(spec)
+    counts = {network.name: _count(network, spec, inputs) for network in spec.networks}
+    validation = 0 if data.validation is None else len(data.validation)
+    if args.json:
+        print_json({"name": spec.document.name, "samples": len(data.train), "validation_samples": validation,
+                    "classes": list(data.classes), "shape": list(inputs.shape), "dtype": inputs.dtype,
+                    "networks": [_record(network, counts[network.name]) for network in spec.networks]})
+        return ExitStatus.OK
+    print(f"{args.spec}: {len(data.train)} training and {validation} validation samples of "
+          f"{' x '.join(map(str, inputs.shape))} {inputs.dtype} in {len(data.classes)} classes "
+          f"({format_size(len(data.train) * _sample_bytes(inputs))} decoded)")
+    print_table(["network", "model", "parameters", "batch", "optimizer", "GPUs", "epochs"],
+                [_row(network, counts[network.name]) for network in spec.networks])
+    return ExitStatus.OK
+
+
+def _sample_bytes(inputs: Any) -> int:
+    import numpy as np
+
+    return int(np.prod(inputs.shape)) * np.dtype(inputs.dtype).itemsize
+
+
+def _count(network: NetworkSpec, spec: Spec, inputs: Any) -> int:
+    if network.architecture.kind == "family":
+        return count_parameters(network.architecture.settings, inputs.shape, inputs.classes)
+    if spec.resources.engine == "numpy":
+        return (int(_sample_bytes(inputs)) + 1) * inputs.classes
+    from fleet.engine_models import build_model
+
+    return build_model(network.architecture, inputs.shape, inputs.classes, network.seed).count_params()
+
+
+def _row(network: NetworkSpec, parameters: int) -> list[Any]:
+    optimizer = network.train.optimizer
+    rate = optimizer.learning_rate["name"] if isinstance(optimizer.learning_rate, dict) else f"{optimizer.learning_rate:g}"
+    arguments = ", ".join(f"{key}={value}" for key, value in network.architecture.args.items())
+    gpus = f"{network.min_gpus} or more" if network.max_gpus is None else f"{network.min_gpus} to {network.max_gpus}"
+    return [network.name, f"{network.architecture.target}({arguments})", parameters, network.train.batch.size,
+            f"{optimizer.name} {rate}", gpus, network.train.converge.max_epochs]
+
+
+def _record(network: NetworkSpec, parameters: int) -> dict[str, Any]:
+    return {"name": network.name, "model": network.architecture.target, "args": dict(network.architecture.args),
+            "parameters": parameters, "batch": network.train.batch.size, "seed": network.seed,
+            "min_gpus": network.min_gpus, "max_gpus": network.max_gpus, "drawn": network.parameters}
+
+
+def _print_families(as_json: bool) -> None:
+    rows = [(name, field.name, field.default) for name, family in FAMILIES.items()
+            for field in dataclasses.fields(family)]
+    if as_json:
+        print_json({name: {field: default for owner, field, default in rows if owner == name} for name in FAMILIES})
+    else:
+        print_table(["family", "parameter", "default"], [[name, field, str(default)] for name, field, default in rows])
