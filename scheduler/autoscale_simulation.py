@@ -1,0 +1,297 @@
+"""What the autoscaler makes of jobs that arrive over time ([ELASTIC] sections III-E and IV-C).
+
+    outcome = simulate(jobs, Autoscaling(gpus=400, interval_min=0))
+
+The event kernel is :mod:`scheduler.simulator`; all decisions are
+:func:`scheduler.autoscaler.decide`'s. A job progresses at its scaling factor:
+one of length 30 min on a factor of 1.5 ends after 20. A finished run is
+audited: :func:`audit` works out anew, from who held how many GPUs when, that
+no rule was broken.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import partial
+
+from scheduler.autoscaler import Autoscaling, decide, next_decision
+from scheduler.elastic import Curve
+from scheduler.simulator import Event, Simulator
+
+# Two moments closer than this (min) are one: what rounding does to the end of a job.
+SAME_MOMENT = 1e-7
+
+
+@dataclass(frozen=True, eq=False)
+class ElasticJob:
+    """A job to simulate.
+
+    Args:
+        arrival_min: when it arrives.
+        length_min: how long it runs at a scaling factor of 1.
+        curve: its scaling factors.
+    """
+
+    arrival_min: float
+    length_min: float
+    curve: Curve
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """A while in which a job had a number of GPUs; it progressed from ``steady_min`` on."""
+
+    job: int
+    gpus: int
+    start_min: float
+    steady_min: float
+    end_min: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a simulation went.
+
+    Args:
+        sjs_efficiency: scheduled job scaling efficiency: lengths of the completed jobs over the
+            GPU-minutes held by all ([ELASTIC] section IV-C); NaN where none were held.
+        drop_ratio: dropped jobs over those that arrived.
+        mean_completion_min: mean of ``completion_min`` over the completed jobs; NaN without any.
+        completed: how many jobs completed.
+        completion_min: end - arrival of each job, in the order given; None where it did not complete.
+        dropped: which jobs were dropped.
+        holdings: who held how many GPUs when, in order of their end.
+        end_min: the time at which the simulation ended.
+        rescales: how often a running job was resized.
+        decisions: how many decisions each method of the optimizer made.
+    """
+
+    sjs_efficiency: float
+    drop_ratio: float
+    mean_completion_min: float
+    completed: int
+    completion_min: tuple[float | None, ...]
+    dropped: tuple[int, ...]
+    holdings: tuple[Holding, ...]
+    end_min: float
+    rescales: int
+    decisions: dict[str, int]
+
+
+def simulate(jobs: Sequence[ElasticJob], settings: Autoscaling, minutes: float = math.inf) -> Outcome:
+    """Run the autoscaler over jobs.
+
+    Args:
+        jobs: in any order; those of one moment count as arriving in the order given.
+        settings: the autoscaler's.
+        minutes: end the simulation then; jobs still running are not completed, but count with the
+            GPUs that they held. Without it the simulation ends with its last job.
+
+    Returns:
+        The outcome, audited.
+    """
+    run = _Simulation(jobs, settings)
+    run.sim.run(until=minutes)
+    outcome = run.outcome()
+    audit(outcome, jobs, settings)
+    return outcome
+
+
+class _Kind(IntEnum):
+    """What happens at one moment, in this order."""
+
+    COMPLETE = 0
+    ARRIVE = 1
+    DECIDE = 2
+
+
+@dataclass(eq=False, slots=True)
+class _Run:
+    """A job that has arrived; the autoscaler reads ``curve``, ``gpus`` and ``steady_min``."""
+
+    number: int
+    curve: Curve
+    work_min: float  # what is left of its length, as of start_min
+    gpus: int = 0
+    start_min: float = 0.0  # since when it has had these GPUs
+    steady_min: float = 0.0
+    end: Event | None = None
+
+    @property
+    def end_min(self) -> float:
+        return self.steady_min + self.work_min / self.curve.factors[self.gpus - 1]
+
+
+@dataclass(eq=False)
+class _Simulation:
+    jobs: Sequence[ElasticJob]
+    settings: Autoscaling
+    sim: Simulator = field(default_factory=Simulator)
+
+    def __post_init__(self) -> None:
+        self.running: list[_Run] = []
+        self.waiting: list[_Run] = []
+        self.dropped: list[int] = []
+        self.ended: dict[int, float] = {}
+        self.holdings: list[Holding] = []
+        self.rescales = 0
+        self.decisions: Counter[str] = Counter()
+        self._decision: Event | None = None
+        for number, job in enumerate(self.jobs):
+            self.sim.at(job.arrival_min, _Kind.ARRIVE, partial(self._arrive, number))
+
+    # --- what happens ---
+
+    def _arrive(self, number: int) -> None:
+        job = self.jobs[number]
+        self.waiting.append(_Run(number, job.curve, job.length_min))
+        self._decide_when_due()
+
+    def _complete(self, run: _Run) -> None:
+        self._let_go(run)
+        self.running.remove(run)
+        self.ended[run.number] = self.sim.now
+        self._decide_when_due()
+
+    def _decide(self) -> None:
+        self._decision = None
+        self._complete_what_is_due()
+        if self._decision is not None:  # those completions are part of this decision
+            self._decision.cancel()
+            self._decision = None
+        decision = decide(self.running, self.waiting, self.sim.now, self.settings)
+        self.decisions[decision.method] += 1
+        for run, gpus in zip(self.running, decision.running, strict=True):
+            if gpus != run.gpus:
+                self._resize(run, gpus)
+        left = []
+        for run, gpus in zip(self.waiting, decision.started, strict=True):
+            if gpus:
+                self._hold(run, gpus, pause_min=0.0)
+                self.running.append(run)
+            elif self.settings.drop or run.curve.least > self.settings.gpus:
+                self.dropped.append(run.number)
+            else:
+                left.append(run)
+        self.waiting = left
+        if self.running and self.settings.interval_min and self.settings.keeps_for_min:
+            self._decide_when_due(self.settings.interval_min)  # some may be free to change then
+
+    # --- how it is done ---
+
+    def _decide_when_due(self, from_now_min: float = 0.0) -> None:
+        moment = next_decision(self.sim.now + from_now_min, self.settings.interval_min)
+        if self._decision is not None and self._decision.time <= moment:
+            return
+        if self._decision is not None:
+            self._decision.cancel()
+        self._decision = self.sim.at(moment, _Kind.DECIDE, self._decide)
+
+    def _complete_what_is_due(self) -> None:
+        for run in [run for run in self.running if run.end_min <= self.sim.now + SAME_MOMENT]:
+            assert run.end is not None
+            run.end.cancel()
+            self._complete(run)
+
+    def _resize(self, run: _Run, gpus: int) -> None:
+        assert run.end is not None
+        run.end.cancel()
+        self._let_go(run)
+        self._hold(run, gpus, self.settings.rescale_cost_min)
+        self.rescales += 1
+
+    def _hold(self, run: _Run, gpus: int, pause_min: float) -> None:
+        run.gpus, run.start_min, run.steady_min = gpus, self.sim.now, self.sim.now + pause_min
+        run.end = self.sim.at(run.end_min, _Kind.COMPLETE, partial(self._complete, run))
+
+    def _let_go(self, run: _Run) -> None:
+        now = self.sim.now
+        run.work_min -= run.curve.factors[run.gpus - 1] * max(0.0, now - run.steady_min)
+        self.holdings.append(Holding(run.number, run.gpus, run.start_min, run.steady_min, now))
+
+    # --- what came of it ---
+
+    def outcome(self) -> Outcome:
+        """The result, once the simulator has stopped."""
+        self._complete_what_is_due()
+        for run in self.running:
+            self._let_go(run)
+        held = math.fsum(h.gpus * (h.end_min - h.start_min) for h in self.holdings)
+        done = math.fsum(self.jobs[number].length_min for number in self.ended)
+        took = {number: end - self.jobs[number].arrival_min for number, end in self.ended.items()}
+        arrived = len(self.ended) + len(self.running) + len(self.waiting) + len(self.dropped)
+        return Outcome(
+            sjs_efficiency=done / held if held else math.nan,
+            drop_ratio=len(self.dropped) / arrived if arrived else 0.0,
+            mean_completion_min=math.fsum(took.values()) / len(took) if took else math.nan,
+            completed=len(took),
+            completion_min=tuple(took.get(number) for number in range(len(self.jobs))),
+            dropped=tuple(self.dropped),
+            holdings=tuple(self.holdings),
+            end_min=self.sim.now,
+            rescales=self.rescales,
+            decisions=dict(self.decisions),
+        )
+
+
+def audit(outcome: Outcome, jobs: Sequence[ElasticJob], settings: Autoscaling) -> None:
+    """Work out anew, from the holdings alone, that a simulation kept the rules.
+
+    Raises:
+        RuntimeError: the simulation has a mistake; the message says which job and rule.
+    """
+    _audit_capacity(outcome, settings)
+    held: dict[int, list[Holding]] = {}
+    for holding in outcome.holdings:
+        held.setdefault(holding.job, []).append(holding)
+    _insist(not held.keys() & set(outcome.dropped), "a dropped job held GPUs")
+    for number, job in enumerate(jobs):
+        own = held.get(number, [])
+        _audit_changes(number, job, own, settings)
+        _audit_work(number, job, own, outcome.completion_min[number])
+
+
+def _audit_capacity(outcome: Outcome, settings: Autoscaling) -> None:
+    changes = sorted([(h.start_min, h.gpus) for h in outcome.holdings]
+                     + [(h.end_min, -h.gpus) for h in outcome.holdings])
+    held = 0
+    for moment, change in changes:
+        held += change
+        _insist(held <= settings.gpus, f"{held} of {settings.gpus} GPUs are held at {moment} min")
+
+
+def _audit_changes(number: int, job: ElasticJob, own: list[Holding], settings: Autoscaling) -> None:
+    for before, h in zip([None, *own], own, strict=False):
+        at = f"job {number} at {h.start_min} min"
+        _insist(job.curve.factors[h.gpus - 1] > 0, f"{at} gets {h.gpus} GPUs, on which it cannot run")
+        if settings.interval_min:
+            early = math.remainder(h.start_min, settings.interval_min)
+            _insist(abs(early) <= SAME_MOMENT, f"{at} changes between two decisions")
+        if before is None:
+            _insist(h.start_min >= job.arrival_min, f"{at} starts before it arrives")
+            _insist(h.steady_min == h.start_min, f"{at} pays for its start")
+        else:
+            _insist(h.start_min == before.end_min, f"{at} resumes with a gap")
+            _insist(h.steady_min == h.start_min + settings.rescale_cost_min, f"{at} does not pay its resize")
+            kept = h.start_min - before.steady_min
+            _insist(kept >= settings.keeps_for_min or settings.keeps_for_min == 0, f"{at} changes too soon")
+
+
+def _audit_work(number: int, job: ElasticJob, own: list[Holding], took: float | None) -> None:
+    done = math.fsum(job.curve.factors[h.gpus - 1] * max(0.0, h.end_min - h.steady_min) for h in own)
+    slack = 1e-9 * job.length_min + SAME_MOMENT * max(job.curve.factors)
+    if took is None:
+        _insist(done < job.length_min, f"job {number} did all its work and does not count as completed")
+    else:
+        _insist(abs(done - job.length_min) <= slack, f"job {number} did {done} of its {job.length_min} min")
+        _insist(abs(own[-1].end_min - job.arrival_min - took) <= SAME_MOMENT,
+                f"job {number} completed at another moment than it let go of its GPUs")
+
+
+def _insist(kept: bool, broken: str) -> None:
+    if not kept:
+        raise RuntimeError(f"the simulation has a mistake: {broken}")

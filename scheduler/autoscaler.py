@@ -1,0 +1,147 @@
+"""When jobs start, and how many GPUs each then has ([ELASTIC] section III-D).
+
+Jobs arrive, wait, run and leave. At certain moments the autoscaler decides
+anew: it admits waiting jobs one by one, in order of arrival, as long as every
+admitted job can have the GPUs that it needs at least, and has
+:func:`scheduler.elastic.allocate` share all GPUs among the running and the
+admitted. The functions here know neither a clock nor an event queue: a live
+run and a simulation call the same ones.
+
+Resizing a job means to halt it and to resume it from a checkpoint, which takes
+time. Two things bound that loss. Decisions are ``interval_min`` apart. And a
+job that was started or resized keeps its size until it has been running for
+``hold_min``; by default that is 9 times the cost of a resize, so that no job
+loses more than a tenth of its time to being resized.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+from scheduler.base import InputError
+from scheduler.elastic import Curve, allocate
+
+
+@dataclass(frozen=True)
+class Autoscaling:
+    """The settings of the autoscaler.
+
+    Args:
+        gpus: of the cluster, all alike.
+        interval_min: minutes between decisions; 0 decides at every arrival and departure.
+        drop: reject a job that does not fit when it is first tried; otherwise it waits.
+        rescale_cost_min: minutes for which a resized job holds its GPUs without progress.
+        hold_min: how long a job keeps its size after a start or a resize is done; 9 x the cost
+            unless said.
+    """
+
+    gpus: int
+    interval_min: float = 10.0
+    drop: bool = False
+    rescale_cost_min: float = 0.0
+    hold_min: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.gpus < 1:
+            raise InputError(f"gpus is {self.gpus}: a cluster has at least 1")
+        for name in ("interval_min", "rescale_cost_min", "hold_min"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value >= 0):
+                raise InputError(f"{name} is {value}: it is a number of minutes, 0 or more")
+
+    @property
+    def keeps_for_min(self) -> float:
+        """How long after a start or a resize is done a job keeps its size."""
+        return 9 * self.rescale_cost_min if self.hold_min is None else self.hold_min
+
+
+class Job(Protocol):
+    """What the autoscaler looks at in a job."""
+
+    @property
+    def curve(self) -> Curve:
+        """Its throughput scaling factors."""
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs it has now; 0 while it waits."""
+
+    @property
+    def steady_min(self) -> float:
+        """Since when it has been running at that size."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What should hold now.
+
+    Args:
+        running: GPUs of each running job, in the order given.
+        started: GPUs of each waiting job, in the order given; 0 for one that is not started.
+        throughput: the sum of the scaling factors of all that run.
+        method: of the optimizer.
+    """
+
+    running: tuple[int, ...]
+    started: tuple[int, ...]
+    throughput: float
+    method: str
+
+
+def decide(running: Sequence[Job], waiting: Sequence[Job], now_min: float, settings: Autoscaling) -> Decision:
+    """Admit what fits and share the GPUs.
+
+    The paper asks the optimizer after each job that it adds whether the set is
+    still feasible. It is exactly as long as the least counts sum to no more
+    than the GPUs, so the optimizer is asked once. A job that does not fit is
+    passed over and the next is tried. Whether one that is not started waits
+    on or is dropped is for the caller to do as :attr:`Autoscaling.drop` says.
+
+    Args:
+        running: the jobs that hold GPUs now.
+        waiting: the others, in order of arrival.
+        now_min: the time.
+        settings: the autoscaler's.
+
+    Returns:
+        The decision.
+    """
+    curves = [_held(job.curve, job.gpus) if now_min - job.steady_min < settings.keeps_for_min else job.curve
+              for job in running]
+    free = settings.gpus - sum(curve.least for curve in curves)
+    admitted = []
+    for place, job in enumerate(waiting):
+        if job.curve.least <= free:
+            free -= job.curve.least
+            admitted.append(place)
+    allocation = allocate(curves + [waiting[place].curve for place in admitted], settings.gpus)
+    assert allocation is not None, "running jobs hold no more GPUs than there are"
+    started = [0] * len(waiting)
+    for place, gpus in zip(admitted, allocation.gpus[len(running):], strict=True):
+        started[place] = gpus
+    return Decision(allocation.gpus[:len(running)], tuple(started), allocation.throughput, allocation.method)
+
+
+@lru_cache(maxsize=4096)
+def _held(curve: Curve, gpus: int) -> Curve:
+    """The curve of a job that must keep its size."""
+    return Curve((*(0.0,) * (gpus - 1), curve.factors[gpus - 1]))
+
+
+def next_decision(now_min: float, interval_min: float) -> float:
+    """The first moment from now on at which a decision may be made: 1, 2, ... times the interval.
+
+    A moment that rounding made a little later than such a multiple counts as one.
+
+    >>> next_decision(10.0, 10.0), next_decision(10.1, 10.0), next_decision(0.0, 10.0)
+    (10.0, 20.0, 10.0)
+    >>> next_decision(10.1, 0.0)
+    10.1
+    """
+    if interval_min == 0:
+        return now_min
+    return max(now_min, interval_min * max(1, math.ceil(now_min / interval_min - 1e-9)))

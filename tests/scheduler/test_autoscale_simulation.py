@@ -1,0 +1,172 @@
+"""The simulation of the autoscaler, by hand and under its audit."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler.autoscale_simulation import ElasticJob, audit, simulate
+from scheduler.autoscaler import Autoscaling
+from scheduler.elastic import Curve
+
+RISING = Curve((1.0, 1.5))
+EVENTS = Autoscaling(gpus=2, interval_min=0)
+
+
+def jobs(*arrivals, length=30.0, curve=RISING):
+    return [ElasticJob(arrival, length, curve) for arrival in arrivals]
+
+
+def test_two_jobs_share_two_gpus():
+    """The first does 15 of 30 min alone, both go on with one GPU, the second does its last 15 alone."""
+    outcome = simulate(jobs(0, 10), EVENTS)
+    assert outcome.completion_min == pytest.approx((25.0, 25.0))
+    assert outcome.mean_completion_min == pytest.approx(25.0)
+    assert outcome.sjs_efficiency == pytest.approx(60 / 70)
+    assert (outcome.completed, outcome.drop_ratio, outcome.rescales) == (2, 0.0, 2)
+
+
+def test_with_an_interval_everything_waits_for_its_multiples():
+    outcome = simulate(jobs(0, 10), Autoscaling(gpus=2, interval_min=10))
+    assert outcome.completion_min == pytest.approx((40.0, 30.0))
+    assert outcome.sjs_efficiency == pytest.approx(1.0)
+
+
+def test_gpus_freed_between_two_decisions_stay_idle():
+    outcome = simulate(jobs(0, 0, length=14.0), Autoscaling(gpus=1, interval_min=10))
+    assert outcome.completion_min == pytest.approx((24.0, 44.0))
+
+
+def test_what_ends_and_arrives_at_the_moment_of_a_decision_is_part_of_it():
+    outcome = simulate(jobs(0, 20, length=10.0), Autoscaling(gpus=1, interval_min=10))
+    assert outcome.completion_min == pytest.approx((20.0, 10.0))
+
+
+def test_rounding_does_not_make_a_job_miss_a_decision():
+    lengths = [0.1 + 0.2, 1.0]  # the first ends a rounding error after 3 x 0.1 min after the start
+    started = [ElasticJob(0, length, Curve((1.0,))) for length in lengths]
+    outcome = simulate(started, Autoscaling(gpus=1, interval_min=0.1))
+    assert outcome.completion_min[1] == pytest.approx(1.4)
+
+
+@pytest.mark.parametrize(("drop", "expected", "ratio"), [
+    (False, (25.0, 30.0, 38.0), 0.0), (True, (25.0, 25.0, None), 1 / 3)])
+def test_a_job_that_does_not_fit_waits_or_is_dropped(drop, expected, ratio):
+    outcome = simulate(jobs(0, 10, 12), replace(EVENTS, drop=drop))
+    assert outcome.completion_min == pytest.approx(expected)
+    assert outcome.drop_ratio == pytest.approx(ratio)
+
+
+def test_a_job_that_can_never_fit_is_dropped_rather_than_kept_for_ever():
+    outcome = simulate([ElasticJob(0, 5.0, Curve((0.0, 0.0, 1.0))), *jobs(0)], EVENTS)
+    assert outcome.dropped == (0,)
+    assert outcome.completed == 1
+
+
+def test_a_resize_costs_time_in_which_the_gpus_are_held():
+    """The first halts from 10 to 12 and ends at 27; the second halts to 29, with 13 min to do on 2 GPUs."""
+    outcome = simulate(jobs(0, 10), replace(EVENTS, rescale_cost_min=2.0, hold_min=0.0))
+    assert outcome.completion_min == pytest.approx((27.0, 27.0 + 2.0 + 13.0 / 1.5 - 10.0))
+    assert outcome.sjs_efficiency == pytest.approx(60 / (2 * (29.0 + 13.0 / 1.5)))
+
+
+def test_where_a_resize_costs_a_job_keeps_its_size_for_a_while():
+    outcome = simulate(jobs(0, 10), replace(EVENTS, rescale_cost_min=2.0))
+    assert outcome.rescales == 0
+    assert outcome.completion_min == pytest.approx((20.0, 30.0))
+
+
+def test_a_size_that_was_kept_is_looked_at_again_though_nothing_arrives_or_ends():
+    """Started at 10 on one GPU each, the long one may grow from 28 on: the first decision then is at 30."""
+    two = [ElasticJob(0, 15.0, RISING), ElasticJob(0, 60.0, RISING)]
+    outcome = simulate(two, Autoscaling(gpus=2, interval_min=10, rescale_cost_min=2.0))
+    assert [h.start_min for h in outcome.holdings if h.job == 1] == [10.0, 30.0]
+
+
+def test_minutes_end_the_simulation_and_what_ended_by_then_counts():
+    outcome = simulate(jobs(0, 10), EVENTS, minutes=25)
+    assert outcome.completion_min == pytest.approx((25.0, None))
+    assert outcome.sjs_efficiency == pytest.approx(30 / 50)
+    assert outcome.end_min == 25.0
+
+
+def test_a_job_that_arrives_after_the_end_is_not_counted():
+    assert simulate(jobs(0, 10, 99), replace(EVENTS, drop=True), minutes=50).drop_ratio == 0.0
+
+
+def test_nothing_to_do_has_no_efficiency():
+    outcome = simulate(jobs(99), EVENTS, minutes=50)
+    assert math.isnan(outcome.sjs_efficiency)
+    assert math.isnan(outcome.mean_completion_min)
+    assert outcome.completed == 0
+
+
+def test_decisions_are_counted_by_method():
+    assert sum(simulate(jobs(0, 10), EVENTS).decisions.values()) == 4
+
+
+# --- under the audit, which every simulation runs ---
+
+curves = st.lists(st.sampled_from([0.0, 0.5, 1.0, 1.7, 2.3, 3.1]), min_size=1, max_size=4).filter(any).map(
+    lambda factors: Curve(tuple(factors)))
+some_jobs = st.lists(st.builds(ElasticJob, st.floats(0, 60), st.floats(0.5, 40), curves), max_size=12)
+some_settings = st.builds(
+    Autoscaling, gpus=st.integers(1, 6), interval_min=st.sampled_from([0.0, 0.3, 7.0, 10.0]),
+    drop=st.booleans(), rescale_cost_min=st.sampled_from([0.0, 0.5, 3.0]))
+
+
+@settings(max_examples=200, deadline=None)
+@given(some_jobs, some_settings, st.sampled_from([math.inf, 45.0]))
+def test_every_simulation_keeps_the_rules_and_no_job_loses_more_than_a_tenth_to_resizing(some, how, minutes):
+    outcome = simulate(some, how, minutes)
+    for number in range(len(some)):
+        own = [h for h in outcome.holdings if h.job == number]
+        held = math.fsum(h.end_min - h.start_min for h in own)
+        lost = math.fsum(h.steady_min - h.start_min for h in own[:-1])
+        assert lost <= held / 10 + 1e-9
+
+
+@settings(max_examples=100, deadline=None)
+@given(some_jobs, some_settings)
+def test_in_the_end_every_job_has_completed_or_was_dropped(some, how):
+    outcome = simulate(some, how)
+    assert outcome.completed + len(outcome.dropped) == len(some)
+    if not how.drop:
+        assert set(outcome.dropped) == {n for n, job in enumerate(some) if job.curve.least > how.gpus}
+
+
+def tampered(outcome, place, **changes):
+    holdings = list(outcome.holdings)
+    holdings[place] = replace(holdings[place], **changes)
+    return replace(outcome, holdings=tuple(holdings))
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    (lambda o: tampered(o, 0, gpus=3), "of 2 GPUs are held"),
+    (lambda o: tampered(o, 0, end_min=9.0), "gap"),
+    (lambda o: tampered(o, 0, start_min=-1.0, steady_min=-1.0), "before it arrives"),
+    (lambda o: tampered(o, 0, steady_min=1.0), "pays for its start"),
+    (lambda o: tampered(o, 1, steady_min=11.0), "does not pay its resize"),
+    (lambda o: tampered(o, -1, end_min=34.0), "did"),
+    (lambda o: replace(o, completion_min=(25.0, 24.0)), "another moment"),
+    (lambda o: replace(o, completion_min=(25.0, None)), "does not count as completed"),
+    (lambda o: replace(o, dropped=(0,)), "dropped job held GPUs"),
+])
+def test_the_audit_finds_what_is_wrong(change, message):
+    some = jobs(0, 10)
+    outcome = simulate(some, EVENTS)
+    with pytest.raises(RuntimeError, match=message):
+        audit(change(outcome), some, EVENTS)
+
+
+def test_the_audit_knows_when_decisions_are_due_and_sizes_are_kept():
+    some = jobs(0, 10)
+    outcome = simulate(some, EVENTS)
+    with pytest.raises(RuntimeError, match="between two decisions"):
+        audit(outcome, some, replace(EVENTS, interval_min=7.0))
+    with pytest.raises(RuntimeError, match="too soon"):
+        audit(outcome, some, replace(EVENTS, hold_min=20.0))
+    with pytest.raises(RuntimeError, match="cannot run"):
+        audit(outcome, jobs(0, 10, curve=Curve((1.0, 0.0))), EVENTS)
