@@ -1,0 +1,87 @@
+"""How many processors are free, from now into the future: the availability profile of a batch system."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+
+
+class Availability:
+    """A step function of time: the processors that no run and no reservation holds.
+
+    The last step lasts for ever. Steps in the past are forgotten as the
+    simulation asks for later ones.
+
+        >>> free = Availability(10)
+        >>> free.reserve(0, 4, 6)
+        >>> free.reserve(2, 3, 4)
+        >>> free.until(0, 4), free.until(0, 5), free.earliest(5, 1, 0)
+        (2.0, 0.0, 4.0)
+    """
+
+    def __init__(self, processors: int, start: float = 0.0) -> None:
+        self._times = [float(start)]
+        self._free = [processors]
+
+    def reserve(self, start: float, end: float, processors: int) -> None:
+        """Hold processors from ``start`` to ``end``."""
+        self._add(start, end, -processors)
+
+    def release(self, start: float, end: float, processors: int) -> None:
+        """Give back processors that were held from ``start`` to ``end``."""
+        self._add(start, end, processors)
+
+    def at(self, time: float) -> int:
+        """Free processors at a moment."""
+        return self._free[self._index(time)]
+
+    def until(self, time: float, processors: int) -> float:
+        """The moment up to which so many are free from ``time`` on: ``time`` itself when they are not."""
+        for index in range(self._index(time), len(self._times)):
+            if self._free[index] < processors:
+                return max(self._times[index], float(time))
+        return math.inf
+
+    def least(self, start: float, end: float) -> int:
+        """The fewest free processors from ``start`` to ``end``."""
+        first = self._index(start)
+        last = first + 1
+        while last < len(self._times) and self._times[last] < end:
+            last += 1
+        return min(self._free[first:last])
+
+    def earliest(self, processors: int, duration: float, after: float) -> float:
+        """The first moment from ``after`` on at which so many are free for so long."""
+        start = float(after)
+        times, free = self._times, self._free
+        for index in range(self._index(after), len(times)):
+            if free[index] < processors:
+                start = times[index + 1] if index + 1 < len(times) else math.inf
+            elif index + 1 < len(times) and times[index + 1] >= start + duration:
+                return start
+        return start
+
+    def forget(self, before: float) -> None:
+        """Drop the steps that ended before a moment."""
+        past = self._index(before)
+        del self._times[:past], self._free[:past]
+
+    def _index(self, time: float) -> int:
+        return max(bisect_right(self._times, time) - 1, 0)
+
+    def _add(self, start: float, end: float, change: int) -> None:
+        first, last = self._step_at(start), self._step_at(end)
+        for index in range(first, last):
+            self._free[index] += change
+        for index in (last, first):  # a step that no longer differs from the one before is none
+            if 0 < index < len(self._free) and self._free[index] == self._free[index - 1]:
+                del self._times[index], self._free[index]
+
+    def _step_at(self, time: float) -> int:
+        """The step that begins at ``time``, made where there is none."""
+        index = self._index(time)
+        if self._times[index] < time:
+            index += 1
+            self._times.insert(index, float(time))
+            self._free.insert(index, self._free[index - 1])
+        return index

@@ -1,0 +1,457 @@
+"""A batch system with reservations, simulated: jobs that ask for a walltime and may have to ask again.
+
+Much depends on when a reservation starts, so there are three conventions:
+
+- ``planned``: in rounds, as [SPEC] section 4.3 has it. A round plans all
+  waiting jobs, the largest processors x request first, each at the earliest
+  time that is free, and each starts when planned, also when the machine would
+  be free before. Jobs whose request was too short, and jobs that arrive, wait
+  for the next round, or run in a gap that no reservation of the round needs.
+- ``planned-backfill``: the same, but a gap may also take a job whose own
+  reservation is later, as ordinary backfilling does.
+- ``work-conserving``: whenever a job ends or arrives all waiting jobs are
+  planned anew (conservative backfilling), so a job that ends early brings the
+  others forward and a request that was too long costs nothing but the planning.
+
+In all of them *speculative backfilling* can start a job in a gap shorter than
+its request when nothing else fits: the one with the largest expected
+utilisation of the gap. Small jobs never hold a reservation; they only fill gaps.
+
+[SPEC] is Gainaru et al., Speculative Scheduling for Stochastic HPC
+Applications, ICPP 2019. Times are in any unit, the same throughout.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+
+from scheduler.availability import Availability
+from scheduler.base import InputError
+from scheduler.distributions import Discrete
+from scheduler.reservation import SAFETY
+from scheduler.simulator import Event, Simulator
+
+DEPTH = 256  # so many waiting jobs are looked at: the best ones for a plan, the first small ones for a gap
+
+
+class Convention(StrEnum):
+    """When reservations start."""
+
+    PLANNED = "planned"
+    PLANNED_BACKFILL = "planned-backfill"
+    WORK_CONSERVING = "work-conserving"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job of the queue.
+
+    Attributes:
+        submit: when it arrives.
+        processors: how many it holds while it runs.
+        run_time: how long it needs; the scheduler learns that only when the job ends.
+        requests: the walltimes it asks for, one after the other; when all have failed, twice the last.
+        law: what is known of its run time, for speculative backfilling; None keeps it out of that.
+        small: whether it only fills gaps.
+    """
+
+    submit: float
+    processors: int
+    run_time: float
+    requests: tuple[float, ...]
+    law: Discrete | None = None
+    small: bool = False
+
+    def request(self, failed: int) -> float:
+        """What it asks for after so many failed requests."""
+        beyond = failed - len(self.requests) + 1
+        return self.requests[-1] * SAFETY ** beyond if beyond > 0 else self.requests[failed]
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Small jobs that arrive evenly for as long as other jobs are there, each of known run time.
+
+    Attributes:
+        interval: time between two arrivals.
+        draw: from the simulation's randomness, the next run time.
+        processors: of each job.
+    """
+
+    interval: float
+    draw: Callable[[np.random.Generator], float]
+    processors: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One time on the machine: job ``job`` (an index) held its processors from ``start`` to ``end``.
+
+    ``limit`` is when it would have been stopped.
+    """
+
+    job: int
+    start: float
+    end: float
+    limit: float
+    completed: bool
+    speculative: bool
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What happened to every job."""
+
+    processors: int
+    jobs: tuple[Job, ...]
+    runs: tuple[Run, ...]
+
+    @property
+    def start(self) -> float:
+        """When the first job arrived."""
+        return min(job.submit for job in self.jobs)
+
+    @property
+    def end(self) -> float:
+        """When the last job had completed."""
+        return max(run.end for run in self.runs)
+
+    @property
+    def utilisation(self) -> float:
+        """Processor time of completed runs over that of the machine ([SPEC] section 3.3)."""
+        useful = sum(job.processors * job.run_time for job in self.jobs)
+        return useful / (self.processors * (self.end - self.start))
+
+    @property
+    def lost(self) -> float:
+        """Processor time of runs that failed, over that of the machine."""
+        held = sum(self.jobs[run.job].processors * (run.end - run.start)
+                   for run in self.runs if not run.completed)
+        return held / (self.processors * (self.end - self.start))
+
+    def response(self, *, small: bool | None = None) -> float:
+        """Mean time from arrival to completion: of all jobs, of the small ones, or of the others."""
+        times = [run.end - self.jobs[run.job].submit for run in self.runs
+                 if run.completed and small in (None, self.jobs[run.job].small)]
+        return float(np.mean(times)) if times else math.nan
+
+
+def simulate(jobs: Sequence[Job], processors: int, convention: Convention = Convention.PLANNED, *,
+             speculative: bool = False, stream: Stream | None = None, seed: int = 0) -> Schedule:
+    """Run jobs through the batch queue and audit what happened.
+
+    Args:
+        jobs: in any order; ``Run.job`` and ``Schedule.jobs`` keep it, jobs of the stream come after.
+        processors: of the machine.
+        convention: when reservations start.
+        speculative: whether jobs may be tried in gaps shorter than their requests.
+        stream: small jobs that arrive while other jobs are there.
+        seed: of the stream.
+
+    Raises:
+        InputError: there is no job, a job is larger than the machine, or a number makes no sense.
+
+    A job of 3 that asked for 8 leaves a gap. When reservations start when
+    planned, the next job starts at 8 all the same:
+
+    >>> two = [Job(0, 4, run_time=3, requests=(8,)), Job(0, 4, run_time=5, requests=(7,))]
+    >>> simulate(two, 4).end, simulate(two, 4, Convention.WORK_CONSERVING).end
+    (13.0, 8.0)
+    """
+    _check(jobs, processors, stream)
+    schedule = _BatchQueue(jobs, processors, convention, speculative, stream, seed).run()
+    audit(schedule)
+    return schedule
+
+
+class AuditError(Exception):
+    """A simulated schedule broke a rule: the simulator is wrong."""
+
+
+def audit(schedule: Schedule) -> None:
+    """Check that no processor was used twice and no job was lost or favoured.
+
+    Raises:
+        AuditError: with the first rule that is broken.
+    """
+    completed = [0] * len(schedule.jobs)
+    ended = [job.submit for job in schedule.jobs]
+    for run in schedule.runs:  # in the order in which they ended
+        done = run.start + schedule.jobs[run.job].run_time
+        if run.start < ended[run.job]:
+            raise AuditError(f"job {run.job} started before it arrived, or while it ran: {run}")
+        if run.end != (done if run.completed else run.limit) or run.completed != (done <= run.limit):
+            raise AuditError(f"job {run.job} ended neither when it was done nor at its limit: {run}")
+        completed[run.job] += run.completed
+        ended[run.job] = run.end
+    if wrong := [index for index, times in enumerate(completed) if times != 1]:
+        raise AuditError(f"job {wrong[0]} completed {completed[wrong[0]]} times")
+    sizes = np.array([schedule.jobs[run.job].processors for run in schedule.runs])
+    moments = np.array([run.start for run in schedule.runs] + [run.end for run in schedule.runs])
+    changes = np.concatenate((sizes, -sizes))
+    used = np.cumsum(changes[np.lexsort((changes, moments))])  # at one moment, ends before starts
+    if used.max() > schedule.processors:
+        raise AuditError(f"{used.max()} processors were used, the machine has {schedule.processors}")
+
+
+def _check(jobs: Sequence[Job], processors: int, stream: Stream | None) -> None:
+    if not jobs:
+        raise InputError("there is no job to simulate")
+    for index, job in enumerate(jobs):
+        if not 1 <= job.processors <= processors:
+            raise InputError(f"job {index} wants {job.processors} processors, the machine has {processors}")
+        if not (math.isfinite(job.run_time) and job.run_time > 0 and 0 <= job.submit < math.inf):
+            raise InputError(f"job {index} arrives at {job.submit} and runs for {job.run_time}: "
+                             "times must be finite, the arrival at least 0 and the run above 0")
+        requests = job.requests
+        increasing = all(later > earlier for earlier, later in pairwise((0.0, *requests)))
+        if not (requests and increasing and requests[-1] < math.inf):
+            raise InputError(f"job {index} asks for {requests}: "
+                             "requests must be finite, above 0 and increasing")
+    if stream is not None and not (0 < stream.interval < math.inf and 1 <= stream.processors <= processors):
+        raise InputError(f"a stream of jobs of {stream.processors} processors every {stream.interval} "
+                         f"makes no sense on {processors} processors")
+
+
+class _Kind(IntEnum):
+    """What happens first at one moment."""
+
+    END = 0
+    ARRIVE = 1
+    DECIDE = 2
+    FILL = 3
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """A job that has not completed."""
+
+    index: int
+    job: Job
+    failed: int = 0  # requests that were too short
+    outlived: float = 0.0  # the longest time it has run without completing
+    in_round: bool = False  # the round that is being carried out waits for it
+    start: float | None = None  # of its reservation
+    start_event: Event | None = None
+    tried_until: float = -math.inf  # end of its last run on speculation
+
+    @property
+    def request(self) -> float:
+        return self.job.request(self.failed)
+
+    @property
+    def priority(self) -> tuple[int, float, int]:
+        """Earlier rounds before later ones; in a round the largest processors x request first."""
+        return self.failed, -self.job.processors * self.request, self.index
+
+
+class _BatchQueue:
+    """The state of one simulation, and what happens in it."""
+
+    def __init__(self, jobs: Sequence[Job], processors: int, convention: Convention, speculative: bool,
+                 stream: Stream | None, seed: int) -> None:
+        self.sim = Simulator(start=min(job.submit for job in jobs), seed=seed)
+        self.processors, self.convention, self.speculative = processors, convention, speculative
+        self.stream = stream
+        self.jobs = list(jobs)
+        self.runs: list[Run] = []
+        self.free = Availability(processors, self.sim.now)
+        self.waiting: dict[int, _Waiting] = {}  # neither small nor running, except on speculation
+        self.small: deque[_Waiting] = deque()
+        self.large_left = sum(not job.small for job in jobs)
+        self.round_left = 0  # jobs that the round waits for
+        self.deciding = self.filling = False  # whether that is to happen at this moment
+
+    def run(self) -> Schedule:
+        for index, job in enumerate(self.jobs):
+            self.sim.at(job.submit, _Kind.FILL if job.small else _Kind.ARRIVE,
+                        partial(self.arrive, _Waiting(index, job)))
+        if self.stream is not None:
+            self.sim.after(self.stream.interval, _Kind.FILL, self.stream_arrives)
+        self.sim.run()
+        return Schedule(self.processors, tuple(self.jobs), tuple(self.runs))
+
+    # ------------------------------------------------------------ what happens
+
+    def arrive(self, waiting: _Waiting) -> None:
+        if waiting.job.small:
+            self.small.append(waiting)
+            self.fill()
+        else:
+            self.waiting[waiting.index] = waiting
+            self.decide_soon()
+
+    def stream_arrives(self) -> None:
+        if self.stream is None or not self.large_left:
+            return
+        run_time = self.stream.draw(self.sim.rng)
+        job = Job(self.sim.now, self.stream.processors, run_time, (run_time,), small=True)
+        self.jobs.append(job)
+        self.arrive(_Waiting(len(self.jobs) - 1, job))
+        self.sim.after(self.stream.interval, _Kind.FILL, self.stream_arrives)
+
+    def begin(self, waiting: _Waiting, limit: float, *, speculative: bool = False) -> None:
+        """Start a run; its processors are held until ``limit`` already."""
+        if speculative:
+            waiting.tried_until = limit
+        else:
+            self.waiting.pop(waiting.index, None)
+            waiting.start = waiting.start_event = None
+        needed = self.sim.now + waiting.job.run_time
+        run = Run(waiting.index, self.sim.now, min(needed, limit), limit, needed <= limit, speculative)
+        self.sim.at(run.end, _Kind.END, partial(self.end, waiting, run))
+
+    def end(self, waiting: _Waiting, run: Run) -> None:
+        self.runs.append(run)
+        if run.end < run.limit:
+            self.free.release(run.end, run.limit, waiting.job.processors)
+        if not run.completed:
+            waiting.outlived = max(waiting.outlived, run.end - run.start)
+            waiting.failed += not run.speculative
+        if waiting.job.small:
+            self.end_small(waiting, run)
+        else:
+            self.end_large(waiting, run)
+
+    def end_small(self, waiting: _Waiting, run: Run) -> None:
+        if not run.completed:
+            self.small.append(waiting)
+        if not self.filling:
+            self.filling = True
+            self.sim.at(self.sim.now, _Kind.FILL, self.fill)
+
+    def end_large(self, waiting: _Waiting, run: Run) -> None:
+        if run.completed:
+            self.withdraw(waiting)  # when it ran on speculation
+            self.waiting.pop(waiting.index, None)
+            self.large_left -= 1
+        else:
+            self.waiting[waiting.index] = waiting
+        if waiting.in_round and (run.completed or not run.speculative):
+            waiting.in_round = False
+            self.round_left -= 1
+        self.decide_soon()
+
+    def decide_soon(self) -> None:
+        """Decide at this moment, once, after everything that ends or arrives at it."""
+        if not self.deciding:
+            self.deciding = True
+            self.sim.at(self.sim.now, _Kind.DECIDE, self.decide)
+
+    def decide(self) -> None:
+        self.deciding = False
+        self.free.forget(self.sim.now)
+        if self.convention is Convention.WORK_CONSERVING:
+            self.plan_anew()
+        elif not self.round_left and self.waiting:
+            self.begin_round()
+        else:
+            self.backfill()
+        self.fill()
+        if self.speculative:
+            self.speculate()
+
+    # ------------------------------------------------------------ reservations
+
+    def in_order(self) -> list[_Waiting]:
+        """The waiting jobs, the most important first."""
+        return sorted(self.waiting.values(), key=lambda waiting: waiting.priority)
+
+    def plan_anew(self) -> None:
+        for waiting in self.waiting.values():
+            self.withdraw(waiting)
+        for waiting in self.in_order()[:DEPTH]:
+            self.reserve(waiting)
+
+    def begin_round(self) -> None:
+        members = self.in_order()
+        self.round_left = len(members)
+        for waiting in members:
+            waiting.in_round = True
+            self.reserve(waiting)
+
+    def reserve(self, waiting: _Waiting) -> None:
+        """Hold processors for a job at the earliest time they are free, and start it then."""
+        processors, request = waiting.job.processors, waiting.request
+        start = self.free.earliest(processors, request, max(self.sim.now, waiting.tried_until))
+        self.free.reserve(start, start + request, processors)
+        if start <= self.sim.now:
+            self.begin(waiting, start + request)
+        else:
+            waiting.start = start
+            waiting.start_event = self.sim.at(start, _Kind.ARRIVE,
+                                              partial(self.begin, waiting, start + request))
+
+    def withdraw(self, waiting: _Waiting) -> None:
+        """Give up the reservation of a job that still waits for it, if it has one."""
+        if waiting.start is not None and waiting.start_event is not None:
+            waiting.start_event.cancel()
+            self.free.release(waiting.start, waiting.start + waiting.request, waiting.job.processors)
+            waiting.start = waiting.start_event = None
+
+    # ------------------------------------------------------------ gaps
+
+    def candidates(self) -> list[_Waiting]:
+        """The jobs that a gap may be given to, the most important first."""
+        now, planned = self.sim.now, self.convention is Convention.PLANNED
+        return [waiting for waiting in self.in_order()
+                if waiting.tried_until <= now and not (planned and waiting.start is not None)][:DEPTH]
+
+    def backfill(self) -> None:
+        """Start what fits into a gap; its own reservation does not count as one, and is given up."""
+        now = self.sim.now
+        for waiting in self.candidates():
+            processors, limit = waiting.job.processors, now + waiting.request
+            if limit <= self.free.until(now, processors):
+                self.withdraw(waiting)
+                self.free.reserve(now, limit, processors)
+                self.begin(waiting, limit)
+
+    def fill(self) -> None:
+        """Start the small jobs that fit, in the order of their arrival."""
+        self.filling = False
+        now = self.sim.now
+        self.free.forget(now)
+        passed: list[_Waiting] = []
+        while self.small and len(passed) < DEPTH and self.free.at(now):
+            waiting = self.small.popleft()
+            limit = now + waiting.request
+            if limit <= self.free.until(now, waiting.job.processors):
+                self.free.reserve(now, limit, waiting.job.processors)
+                self.begin(waiting, limit)
+            else:
+                passed.append(waiting)
+        self.small.extendleft(reversed(passed))
+
+    def speculate(self) -> None:
+        """Try jobs in gaps shorter than their requests, the best use of a gap first ([SPEC] section 4.3)."""
+        while (best := max(self.gaps(), default=None, key=lambda gap: gap[0])) is not None:
+            _, waiting, limit = best
+            self.free.reserve(self.sim.now, limit, waiting.job.processors)
+            self.begin(waiting, limit, speculative=True)
+
+    def gaps(self) -> Iterator[tuple[float, _Waiting, float]]:
+        """The jobs that might complete in their gap: the gap's expected utilisation G, the job, its limit.
+
+        The gap of a job lasts as long as its p processors stay free, but not beyond its own reservation, d;
+        it is as wide as the g processors that stay free meanwhile. G = p E[X; X <= d | X > outlived] / (g d).
+        """
+        now = self.sim.now
+        for waiting in self.candidates():
+            job = waiting.job
+            limit = self.free.until(now, job.processors)
+            if waiting.start is not None:
+                limit = min(limit, waiting.start)
+            if job.law is None or not now < limit < math.inf:
+                continue
+            work = job.processors * job.law.work_within(limit - now, after=waiting.outlived)
+            if work > 0:
+                yield work / (self.free.least(now, limit) * (limit - now)), waiting, limit

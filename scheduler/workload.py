@@ -1,0 +1,206 @@
+"""Jobs for the batch queue: drawn from a law, or taken from a trace; and a simulated schedule as a trace.
+
+What a job asks for is decided by one of five rules:
+
+- ``classical``: the longest run time known; where a law is given, its upper bound.
+- ``recent``: the longest of the application's last ten runs, and the classical request when that fails.
+- ``toptimal``, ``atoptimal``: the optimal sequence (:mod:`scheduler.reservation`) for what is known.
+- ``user``: what the trace says the user asked for (traces only).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler.base import InputError
+from scheduler.batchqueue import Job, Run, Schedule, Stream
+from scheduler.distributions import Discrete, Law, discretise, empirical, make_law
+from scheduler.reservation import optimal_requests, too_few
+from scheduler.swf import SwfJob, Trace
+
+RECENT = 10  # runs that the rule ``recent`` looks back on; [SPEC] section 5.3 finds 10 best
+HISTORY = 200  # latest runs of an application that its law is learnt from
+STREAM_SCALE = 100  # jobs of the stream are so many times shorter ([SPEC] section 5.2)
+
+
+class Rule(StrEnum):
+    """How the walltime to ask for is chosen."""
+
+    CLASSICAL = "classical"
+    RECENT = "recent"
+    TOPTIMAL = "toptimal"
+    ATOPTIMAL = "atoptimal"
+    USER = "user"
+
+
+class Sizes(StrEnum):
+    """How many processors the drawn jobs want ([SPEC] section 5.2)."""
+
+    FULL = "full"
+    HALF = "half"
+    TRUNCNORM = "truncnorm"
+    BETA = "beta"
+
+
+def requests(rule: Rule, law: Discrete, recent: Sequence[float],
+             backfill_rate: float = 0.0) -> tuple[float, ...]:
+    """What a job asks for, one request after the other.
+
+    Args:
+        rule: any but ``user``.
+        law: what is known of the run time.
+        recent: the last runs of the application.
+        backfill_rate: zeta, for ``atoptimal``.
+
+    >>> requests(Rule.RECENT, Discrete([1, 2, 9], [0.5, 0.4, 0.1]), [1, 2, 1])
+    (2.0, 9.0)
+    """
+    if rule is Rule.CLASSICAL:
+        return (law.longest,)
+    if rule is Rule.RECENT:
+        longest = float(max(recent))
+        return (longest, law.longest) if longest < law.longest else (law.longest,)
+    if rule is Rule.USER:
+        raise InputError("only a trace tells what users asked for; the rules are: "
+                         + ", ".join(other for other in Rule if other is not Rule.USER))
+    return _optimal(law, backfill_rate if rule is Rule.ATOPTIMAL else 0.0)
+
+
+@lru_cache(maxsize=64)
+def _optimal(law: Discrete, backfill_rate: float) -> tuple[float, ...]:
+    """The optimal requests; the jobs of one application share their law."""
+    return optimal_requests(law, backfill_rate).requests
+
+
+# ---------------------------------------------------------------- drawn from a law
+
+def draw_jobs(law: Law, count: int, processors: int, sizes: Sizes, rule: Rule, rng: np.random.Generator, *,
+              backfill_rate: float = 0.0, points: int = 200, submit: float = 0.0) -> list[Job]:
+    """Jobs of one application that all arrive at once.
+
+    The same generator state gives the same jobs whatever the rule, so rules can be compared run by run.
+
+    Args:
+        law: of the run times.
+        count: number of jobs.
+        processors: of the machine.
+        sizes: how many processors the jobs want.
+        rule: how they choose their requests; they know the law, and ten runs drawn from it.
+        rng: the source of randomness.
+        backfill_rate: zeta, for ``atoptimal``.
+        points: of the law as the algorithms see it.
+        submit: when they arrive.
+    """
+    if count < 1:
+        raise InputError(f"{count} jobs were asked for, at least 1 is wanted")
+    known = discretise(law, points)
+    runs, wanted = law.sample(rng, count), draw_sizes(sizes, processors, count, rng)
+    recent = law.sample(rng, count * RECENT).reshape(count, RECENT)
+    return [Job(submit, int(size), float(run), requests(rule, known, past, backfill_rate), known)
+            for size, run, past in zip(wanted, runs, recent, strict=True)]
+
+
+def draw_sizes(sizes: Sizes, processors: int, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Processors of each of ``count`` jobs: all, half of them, or drawn from a law on [1, P].
+
+    The laws are a normal of mean P/2 and standard deviation 0.3 P, and a beta with both shapes 2.
+    """
+    if sizes in (Sizes.FULL, Sizes.HALF) or processors == 1:
+        return np.full(count, processors if sizes is Sizes.FULL else max(processors // 2, 1))
+    if sizes is Sizes.TRUNCNORM:
+        law = make_law("truncnorm", low=1, high=processors, mu=0.5 * processors, sigma=0.3 * processors)
+    else:
+        law = make_law("beta", low=1, high=processors, alpha=2, beta=2)
+    return np.rint(law.sample(rng, count)).astype(np.int64)
+
+
+def small_stream(law: Law, work_rate: float, processors: int) -> Stream:
+    """A stream of sequential small jobs that bring ``work_rate`` of the machine's capacity as work.
+
+    Their run times follow the law scaled down by ``STREAM_SCALE``, and are known when they arrive.
+    """
+    if not 0 < work_rate < 1:
+        raise InputError(f"the work rate of the stream is {work_rate}, it must be above 0 and below 1")
+    return Stream(interval=law.mean / STREAM_SCALE / (work_rate * processors),
+                  draw=lambda rng: float(law.sample(rng, 1)[0]) / STREAM_SCALE)
+
+
+# ---------------------------------------------------------------- traces
+
+def jobs_from_trace(trace: Trace, rule: Rule, backfill_rate: float = 0.0) -> list[Job]:
+    """The jobs of a trace that ran, with requests from what was known when they arrived.
+
+    Known of a job are the runs of its application (its user and executable)
+    that had ended by then in the trace, the latest 200. With fewer than five
+    of them it asks for what the user asked for; where the trace does not tell
+    that, for the longest run of the trace. A user's request counts as at least
+    the run that the trace shows it allowed.
+
+    Raises:
+        InputError: no job of the trace ran.
+    """
+    ran = sorted((job for job in trace.jobs if job.ran), key=lambda job: job.submit_s)
+    if not ran:
+        raise InputError("no job of the trace has both a run time and processors")
+    longest = max(job.run_s for job in ran)
+    applications: defaultdict[tuple[int, int], _Past] = defaultdict(_Past)
+    jobs = []
+    for job in ran:
+        past = applications[job.user, job.executable]
+        runs = past.until(job.submit_s)
+        law = None if too_few(runs) else empirical(runs)
+        asked: tuple[float, ...] = (max(job.requested_s, job.run_s) if job.requested_s > 0 else longest,)
+        if law is not None and rule is not Rule.USER:
+            asked = requests(rule, law, runs[-RECENT:], backfill_rate)
+        jobs.append(Job(job.submit_s, job.size, job.run_s, asked, law))
+        past.add(job)
+    return jobs
+
+
+@dataclass
+class _Past:
+    """The runs of one application: those that have ended, and those that have not yet."""
+
+    ended: list[float] = field(default_factory=list)
+    going_on: list[tuple[float, float]] = field(default_factory=list)
+
+    def add(self, job: SwfJob) -> None:
+        heapq.heappush(self.going_on, (job.submit_s + max(job.wait_s, 0.0) + job.run_s, job.run_s))
+
+    def until(self, time: float) -> list[float]:
+        while self.going_on and self.going_on[0][0] <= time:
+            self.ended.append(heapq.heappop(self.going_on)[1])
+        return self.ended[-HISTORY:]
+
+
+def schedule_to_trace(schedule: Schedule, unit_s: float = 1.0) -> Trace:
+    """A simulated schedule as a trace: a line for each run; one that asks again names the run before it.
+
+    Args:
+        schedule: what happened.
+        unit_s: seconds in one unit of the schedule's time.
+    """
+    return Trace(tuple(_lines(schedule, unit_s)),
+                 {"Version": "2.2", "MaxProcs": str(schedule.processors), "MaxJobs": str(len(schedule.runs))})
+
+
+def _lines(schedule: Schedule, unit_s: float) -> Iterator[SwfJob]:
+    before: dict[int, tuple[int, Run]] = {}
+    for number, run in enumerate(sorted(schedule.runs, key=lambda run: (run.start, run.job)), 1):
+        job = schedule.jobs[run.job]
+        previous = before.get(run.job)
+        submit = previous[1].end if previous else job.submit
+        yield SwfJob(number, submit * unit_s, wait_s=(run.start - submit) * unit_s,
+                     run_s=(run.end - run.start) * unit_s, processors=job.processors,
+                     requested_processors=job.processors, requested_s=(run.limit - run.start) * unit_s,
+                     status=1 if run.completed else 0, executable=run.job + 1,
+                     preceding_job=previous[0] if previous else -1, think_s=0.0 if previous else -1.0)
+        before[run.job] = (number, run)
