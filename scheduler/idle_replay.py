@@ -105,10 +105,10 @@ class Replayed:
         trainers: one for each that took part, by job.
         preemption_cost: samples lost to nodes that left.
         rescale_cost: samples lost to decisions.
-        times_s: when nodes were shared out, and the end (D + 1,).
-        idle: idle nodes from then on (D + 1,).
-        used: those of them that trainers had (D + 1,).
-        outcome: what was done until then, in units of the objective (D + 1,).
+        times_s: when nodes were shared out or a trainer was done, and the end (D,).
+        idle: idle nodes from then on (D,).
+        used: those of them that trainers had (D,).
+        outcome: what was done until then, in units of the objective (D,).
     """
 
     end_s: float
@@ -133,7 +133,7 @@ class Replayed:
         return float(np.mean(hours)) if hours else math.nan
 
     def outcome_until(self, time_s: float | FloatArray) -> FloatArray:
-        """What was done until a time, in units of the objective."""
+        """What was done until a time, in units of the objective; between two notes it grows evenly."""
         return np.interp(time_s, self.times_s, self.outcome)
 
 
@@ -353,6 +353,7 @@ class _Replay:
         """A trainer has done its last sample."""
         self._settle(self.sim.now)
         trainer.done, trainer.ended_s = trainer.job.total_samples, self.sim.now
+        self._note(self.sim.now)
         if self.settings.completions_are_events:
             self._decide_soon()
         self._await_completion()

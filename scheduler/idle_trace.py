@@ -304,7 +304,7 @@ def _curves(path: str | Path, name: str, value: Any) -> tuple[Curve, Curve]:
     for key, items in value.items():
         if not isinstance(items, list) or not all(map(_is_number, items)):
             raise InputError(f"{path}: {place}.{key} must be a list of numbers")
-    if any(count != int(count) for count in value["nodes"]):
+    if not all(float(count).is_integer() for count in value["nodes"]):
         raise InputError(f"{path}: {place}.nodes must be whole numbers")
     nodes = tuple(map(int, value["nodes"]))
     found = []
@@ -320,13 +320,13 @@ def _job(path: str | Path, place: str, value: Any, curves: Mapping[str, tuple[Cu
     if not isinstance(value, list) or len(value) != len(JOB_COLUMNS):
         raise InputError(f"{path}: {place} must be a list: {', '.join(JOB_COLUMNS)}")
     name, *numbers = value
-    if name not in curves:
+    if name not in list(curves):  # a list, for the name may be anything
         raise InputError(f"{path}: {place}: no curve {name!r}; there are: {', '.join(curves)}")
     for column, number in zip(JOB_COLUMNS[1:], numbers, strict=True):
         if not (_is_number(number) and math.isfinite(number) and number >= 0):
             raise InputError(f"{path}: {place}: {column} is {number!r}; it must be a number, 0 or more")
     submit_s, up_s, down_s, n_min, n_max, total = map(float, numbers)
-    if n_min != int(n_min) or n_max != int(n_max):
+    if not (n_min.is_integer() and n_max.is_integer()):
         raise InputError(f"{path}: {place}: n_min and n_max must be whole numbers")
     samples, objective = curves[name]
     try:

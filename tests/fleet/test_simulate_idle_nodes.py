@@ -1,0 +1,158 @@
+"""``fleet simulate idle-nodes``."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from fleet.__main__ import main
+
+EVENTS = "t_s,node,delta\n0,0,1\n0,1,1\n100,1,-1\n"
+TRAINERS = {
+    "curves": {"net": {"nodes": [0, 2], "samples_per_s": [0, 20]}, "big": {"nodes": [0, 2], "samples_per_s": [0, 22]}},
+    "jobs": [["net", 0, 5, 2, 1, 2, 1e9], ["big", 0, 5, 2, 1, 2, 1e9]],
+}
+
+
+@pytest.fixture
+def files(tmp_path):
+    (tmp_path / "idle.csv").write_text(EVENTS)
+    (tmp_path / "trainers.json").write_text(json.dumps(TRAINERS))
+    (tmp_path / "names.txt").write_text("n1\nn0\n")
+    return tmp_path
+
+
+@pytest.fixture
+def simulate(files, capsys):
+    """Run the command on the files; its status, its JSON (None where it failed) and what it complained."""
+    def run(*options):
+        status = main(["simulate", "idle-nodes", "--events", str(files / "idle.csv"),
+                       "--trainers", str(files / "trainers.json"), *map(str, options)])
+        out, err = capsys.readouterr()
+        return status, json.loads(out) if out.startswith("{") else out or None, err
+
+    return run
+
+
+def test_json_has_the_agreed_keys_and_values(simulate):
+    status, found, _ = simulate("--hours", 200 / 3600, "--max-parallel", 1, "--json")
+    assert status == 0
+    assert found.pop("wall_s") > 0
+    assert found == {"efficiency": pytest.approx(2960 / 3000), "node_hours": pytest.approx(300 / 3600),
+                     "equivalent_nodes": pytest.approx(1.5), "preemption_cost_samples": 40.0,
+                     "rescale_cost_samples": 0.0, "completed": 0, "mean_trainer_hours": None, "events": 2}
+
+
+def test_for_people_there_is_a_table(simulate):
+    status, out, _ = simulate()
+    assert status == 0
+    assert "efficiency" in out
+    assert "trainers done (of 2)" in out
+
+
+def cost(simulate, *options):
+    status, found, _ = simulate("--hours", 1, "--json", *options)
+    assert status == 0
+    return found["preemption_cost_samples"]
+
+
+def test_the_heaviest_trainer_gets_the_nodes(simulate):
+    assert cost(simulate) == 2 * 22
+    assert cost(simulate, "--weight", "net=2") == 2 * 20
+    assert cost(simulate, "--rescale-factor", 10) == 20 * 22
+    assert cost(simulate, "--policy", "equal") == 2 * 11  # one node each; the second has the one that leaves
+
+
+def test_the_objective_decides(simulate, files):
+    document = json.loads(json.dumps(TRAINERS))
+    document["curves"]["net"]["objective"] = [0, 99]
+    (files / "trainers.json").write_text(json.dumps(document))
+    assert cost(simulate) == 2 * 20
+    assert cost(simulate, "--objective", "samples") == 2 * 22
+
+
+def test_only_the_chosen_nodes_take_part(simulate):
+    _, found, _ = simulate("--nodes", "0:1", "--hours", 1, "--json")
+    assert (found["node_hours"], found["events"]) == (1, 1)
+
+
+def test_names_decide_which_node_is_lost(simulate, files):
+    """Node 1 leaves. By index the second trainer has it, in order of names the first."""
+    equal = ("--policy", "equal")
+    assert cost(simulate, *equal, "--placement", "index") == 2 * 11
+    assert cost(simulate, *equal, "--node-names", files / "names.txt") == 2 * 10
+    assert cost(simulate, *equal, "--node-names", files / "names.txt", "--placement", "index") == 2 * 11
+
+
+def test_names_beside_the_events_are_found(simulate, files):
+    import gzip
+
+    (files / "summit_node_names.txt.gz").write_bytes(gzip.compress(b"n1\nn0\n"))
+    assert cost(simulate, "--policy", "equal") == 2 * 10
+
+
+def test_completions_can_be_events(simulate, files):
+    jobs = [["net", 0, 5, 2, 1, 2, 200], ["net", 0, 5, 2, 1, 2, 200]]
+    (files / "trainers.json").write_text(json.dumps({**TRAINERS, "jobs": jobs}))
+    options = ("--hours", 0.02, "--max-parallel", 1, "--json")
+    assert simulate(*options)[1]["completed"] == 1  # at 10 s; the second starts with the change at 100 s
+    assert simulate(*options, "--completions-are-events")[1]["completed"] == 2
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_a_plot_is_drawn(simulate, files, suffix):
+    pytest.importorskip("matplotlib")
+    assert simulate("--plot", files / f"replay.{suffix}")[0] == 0
+    assert (files / f"replay.{suffix}").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(("options", "complaint"), [
+    (["--nodes", "3"], "--nodes 3: must be A:B"),
+    (["--nodes", "a:b"], "--nodes a:b: must be A:B"),
+    (["--nodes", "1:1"], "nodes 1:1 select none of the nodes 0:2"),
+    (["--hours", "-1"], "a replay of -3600 s shows nothing"),
+    (["--hours", "nan"], "a replay of nan s shows nothing"),
+    (["--horizon", "-5"], "the horizon is -5.0"),
+    (["--max-parallel", "0"], "max_parallel is 0"),
+    (["--weight", "net"], "--weight net: must be CURVE=NUMBER"),
+    (["--weight", "vgg=2"], "a weight for 'vgg'"),
+    (["--rescale-factor", "-1"], "the rescale factor is -1.0"),
+    (["--placement", "order"], "--placement order wants --node-names FILE"),
+    (["--node-names", "nowhere.txt"], "nowhere.txt: No such file"),
+    (["--plot", "replay.nonsense"], "--plot replay.nonsense: "),
+])
+def test_a_wrong_option_is_one_line_and_status_2(simulate, options, complaint):
+    status, out, err = simulate(*options)
+    assert (status, out) == (2, None)
+    assert err.startswith("fleet simulate idle-nodes: ")
+    assert complaint in err
+    assert err.count("\n") == 1
+
+
+def test_too_few_names_are_refused(simulate, files):
+    (files / "names.txt").write_text("n1\n")
+    status, _, err = simulate("--node-names", files / "names.txt")
+    assert status == 2
+    assert "names.txt: 1 names, but node 1 is in" in err
+
+
+@pytest.mark.parametrize(("file", "text", "complaint"), [
+    ("idle.csv", "t_s,node,delta\n0,0,-1\n", "idle.csv:2: node 0 leaves, but is not there"),
+    ("idle.csv", "", "idle.csv: the file is empty"),
+    ("trainers.json", "{", "trainers.json:1: not JSON"),
+])
+def test_a_wrong_file_is_one_line_and_status_2(simulate, files, file, text, complaint):
+    (files / file).write_text(text)
+    status, out, err = simulate("--json")
+    assert (status, out) == (2, None)
+    assert complaint in err
+    assert err.count("\n") == 1
+
+
+def test_it_needs_neither_mpi_nor_tensorflow_nor_scipy_nor_matplotlib(files):
+    code = ("import sys; from fleet.__main__ import main; "
+            f"main(['simulate', 'idle-nodes', '--events', {str(files / 'idle.csv')!r}, "
+            f"'--trainers', {str(files / 'trainers.json')!r}, '--json']); "
+            "sys.exit(bool({'mpi4py', 'tensorflow', 'scipy', 'matplotlib'} & set(sys.modules)))")
+    assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0

@@ -1,0 +1,270 @@
+"""Sharing out idle nodes: the dynamic programme against its oracles, and the placement."""
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler.base import InputError
+from scheduler.idle_nodes import (
+    BUSY,
+    FREE,
+    Curve,
+    Trainer,
+    allocate,
+    equal,
+    name_order,
+    place_by_index,
+    place_in_order,
+    worth,
+)
+from scheduler.idle_nodes_milp import allocate_counts, allocate_nodes
+from tests.scheduler.contracts import AllocatorContract, Table
+
+
+@dataclass(frozen=True)
+class Problem:
+    trainers: tuple[Trainer, ...]
+    current: tuple[int, ...]
+    nodes: int
+    horizon_s: float
+
+    def ask(self, allocator):
+        return allocator(self.trainers, self.current, self.nodes, self.horizon_s)
+
+    def worth(self, counts):
+        return worth(self.trainers, self.current, counts, self.horizon_s)
+
+
+SPEEDS = st.floats(0, 1000)
+
+
+@st.composite
+def trainers(draw, values):
+    nodes = draw(st.sets(st.integers(1, 9), min_size=1, max_size=4).map(sorted).map(tuple))
+    n_max = draw(st.integers(1, nodes[-1]))
+    curve = Curve(nodes, tuple(float(draw(values)) for _ in nodes))
+    seconds = st.integers(0, 20).map(float)
+    return Trainer(curve, draw(st.integers(1, n_max)), n_max, draw(seconds), draw(seconds))
+
+
+@st.composite
+def problems(draw, most_trainers=4, most_nodes=9, values=SPEEDS):
+    """Any state that a trainer can be in, also fewer than n_min nodes after some left."""
+    team = tuple(draw(st.lists(trainers(values), max_size=most_trainers)))
+    nodes = left = draw(st.integers(0, most_nodes))
+    current = []
+    for trainer in team:
+        current.append(draw(st.integers(0, min(left, trainer.n_max))))
+        left -= current[-1]
+    return Problem(team, tuple(current), nodes, float(draw(st.integers(0, 120))))
+
+
+class IdleNodesContract(AllocatorContract):
+    def problems(self):
+        return problems()
+
+    def table(self, problem):
+        rows = (trainer.gains(had, problem.horizon_s)
+                for trainer, had in zip(problem.trainers, problem.current, strict=True))
+        return Table(problem.nodes, tuple(tuple(row.tolist()) for row in rows))
+
+
+class TestExact(IdleNodesContract):
+    def counts(self, problem):
+        return problem.ask(allocate)
+
+
+class TestEqual(IdleNodesContract):
+    exact = False
+
+    def counts(self, problem):
+        return problem.ask(equal)
+
+
+class TestCountsProgram(IdleNodesContract):
+    def problems(self):
+        return problems(most_trainers=2, most_nodes=6, values=st.integers(0, 50))
+
+    def counts(self, problem):
+        return problem.ask(allocate_counts).counts
+
+
+def held(problem):
+    """The nodes that each trainer has, from node 0 on."""
+    ends = np.cumsum((0, *problem.current)).tolist()
+    return [frozenset(range(first, last)) for first, last in pairwise(ends)]
+
+
+@settings(deadline=None, max_examples=200)
+@given(problems(most_trainers=3, most_nodes=7, values=st.integers(0, 50)))
+def test_the_program_over_nodes_has_the_same_optimum_and_moves_no_trainer(problem):
+    before = held(problem)
+    solution = allocate_nodes(problem.trainers, before, problem.nodes, problem.horizon_s)
+    assert solution.optimal
+    best = problem.worth(problem.ask(allocate))
+    assert problem.worth(solution.counts) == pytest.approx(best, rel=1e-9, abs=1e-9)
+    for had, has in zip(before, solution.nodes, strict=True):
+        assert had <= has or has <= had
+
+
+def test_thirty_trainers_on_hundreds_of_nodes_have_the_optimum_of_the_counts_program():
+    rng = np.random.default_rng(7)
+    bends = (1, 2, 4, 8, 16, 32, 64)
+    team = [Trainer(Curve(bends, tuple(np.round(np.array(bends) ** 0.9 * speed, 1).tolist())), 2, 64, 18.0, 12.0)
+            for speed in rng.uniform(1000, 7000, 30)]
+    current = rng.integers(0, 20, 30).tolist()
+    best = allocate_counts(team, current, 400, 120.0)
+    counts = allocate(team, current, 400, 120.0)
+    assert worth(team, current, counts, 120.0) == pytest.approx(worth(team, current, best.counts, 120.0), rel=1e-9)
+
+
+# One trainer on 6 of 7 nodes that is down to 4, below its n_min of 5, with no way to grow.
+PREEMPTED = Problem((Trainer(Curve((5,), (50.0,)), n_min=5, n_max=5),), (4,), 4, 60.0)
+
+
+def test_the_published_m_makes_a_feasible_case_infeasible():
+    published = PREEMPTED.nodes + 1
+    ask = (PREEMPTED.trainers, held(PREEMPTED), PREEMPTED.nodes, PREEMPTED.horizon_s)
+    assert allocate_nodes(*ask).counts == PREEMPTED.ask(allocate) == (0,)
+    assert allocate_nodes(*ask, migration_m=published) is None
+
+
+def test_the_published_m_forbids_a_change_of_more_than_half_of_the_nodes():
+    slow, fast = (Trainer(Curve((8,), (8.0 * speed,)), n_max=8) for speed in (1, 2))
+    problem = Problem((slow, fast), (8, 0), 8, 60.0)
+    small = allocate_nodes(problem.trainers, held(problem), 8, 60.0, migration_m=9)
+    assert problem.ask(allocate) == (0, 8)
+    assert small.counts == (4, 4)  # (9 - 1) / 2 nodes may change hands
+
+
+def test_a_trainer_below_its_minimum_loses_nothing_by_a_change():
+    trainer = Trainer(Curve((4,), (40.0,)), n_min=2, n_max=4, up_s=100, down_s=100)
+    assert trainer.gains(1, horizon_s=10).tolist() == [0, -math.inf, 200, 300, 400]
+
+
+def test_growing_pays_only_when_the_horizon_outlasts_its_cost():
+    team = [Trainer(Curve((1, 2), (10.0, 15.0)), n_max=2, up_s=20)]  # 20 s x 10 lost, 5 a second gained
+    assert allocate(team, (1,), 2, horizon_s=39) == (1,)
+    assert allocate(team, (1,), 2, horizon_s=41) == (2,)
+
+
+def test_weights_and_normalised_curves_change_who_is_served():
+    slow, fast = Curve((1, 2), (1.0, 2.0)), Curve((1, 2), (10.0, 12.0))
+
+    def share(*curves):
+        return allocate([Trainer(curve, n_max=2) for curve in curves], (0, 0), 2, 60.0)
+
+    assert share(slow, fast) == (0, 2)
+    assert share(slow.normalised(), fast.normalised()) == (2, 0)
+    assert share(slow.scaled(20), fast) == (2, 0)
+
+
+def test_equal_serves_the_first_comer_where_there_are_fewer_nodes_than_trainers():
+    team = [Trainer(Curve((4,), (4.0,)), n_min, 4) for n_min in (3, 1, 1)]
+    assert equal(team, (0, 0, 0), 2, 60.0) == (0, 2, 0)
+    assert equal(team, (0, 0, 0), 8, 60.0) == (4, 2, 2)
+
+
+@pytest.mark.parametrize("allocator", [allocate, equal, allocate_counts])
+@pytest.mark.parametrize(("current", "nodes", "horizon_s", "complaint"), [
+    ((1, 1), 4, 60.0, "1 trainers, but current counts of 2"),
+    ((3,), 4, 60.0, "trainer 0 has 3 nodes; it can have 0 to 2"),
+    ((2,), 1, 60.0, "the trainers have 2 nodes, but only 1 are idle"),
+    ((1,), 4, math.nan, "the horizon is nan"),
+    ((1,), 4, -1.0, "the horizon is -1"),
+])
+def test_a_state_that_cannot_be_is_refused(allocator, current, nodes, horizon_s, complaint):
+    with pytest.raises(InputError, match=complaint):
+        allocator([Trainer(Curve((2,), (2.0,)), n_max=2)], current, nodes, horizon_s)
+
+
+def test_the_program_over_nodes_refuses_a_node_held_twice():
+    team = [Trainer(Curve((2,), (2.0,)), n_max=2)] * 2
+    with pytest.raises(InputError, match=r"each node 0\.\.2 can be held once"):
+        allocate_nodes(team, [frozenset({0}), frozenset({0})], 3, 60.0)
+
+
+@pytest.mark.parametrize(("nodes", "values", "complaint"), [
+    ((), (), "at least one"),
+    ((0, 1), (0.0,), "2 node counts and 1 values"),
+    ((0, 1), (0.0, -1.0), "is -1.0 on 1 nodes"),
+    ((0, 1), (0.0, math.nan), "is nan on 1 nodes"),
+    ((0, 2, 2), (0.0, 1.0, 1.0), "must rise"),
+    ((-1, 2), (0.0, 1.0), "must rise"),
+    ((0, 2), (1.0, 1.0), "is 1.0 on 0 nodes"),
+])
+def test_a_curve_that_cannot_be_is_refused(nodes, values, complaint):
+    with pytest.raises(InputError, match=complaint):
+        Curve(nodes, values)
+
+
+@pytest.mark.parametrize(("n_min", "n_max", "up_s", "complaint"), [
+    (3, 2, 0.0, "n_min 3, n_max 2"),
+    (0, 2, 0.0, "n_min 0, n_max 2"),
+    (1, 3, 0.0, "n_max 3 is beyond the curve, which ends at 2 nodes"),
+    (1, 2, -1.0, "up_s -1.0"),
+    (1, 2, math.inf, "up_s inf"),
+])
+def test_a_trainer_that_cannot_be_is_refused(n_min, n_max, up_s, complaint):
+    with pytest.raises(InputError, match=complaint):
+        Trainer(Curve((2,), (2.0,)), n_min, n_max, up_s)
+
+
+def test_a_curve_of_no_worth_on_one_node_has_no_speed_up():
+    with pytest.raises(InputError, match="0 on one node"):
+        Curve((1, 2), (0.0, 2.0)).normalised()
+
+
+# --- Which nodes
+
+
+@st.composite
+def placements(draw):
+    """Owners of some nodes, and counts that fit."""
+    owner = draw(st.lists(st.sampled_from([BUSY, FREE, 0, 1, 2]), max_size=20))
+    left = sum(who != BUSY for who in owner)
+    counts = {}
+    for number in draw(st.permutations([0, 1, 2])):
+        counts[number] = draw(st.integers(0, left))
+        left -= counts[number]
+    return np.array(owner, dtype=np.int64), counts
+
+
+@pytest.mark.parametrize("place", [place_by_index, place_in_order])
+@given(state=placements())
+def test_placing_gives_each_its_count_from_the_idle_and_moves_nobody(place, state):
+    owner, counts = state
+    after = place(owner, counts)
+    assert ((after == BUSY) == (owner == BUSY)).all()
+    for number, count in counts.items():
+        had, has = set(np.flatnonzero(owner == number)), set(np.flatnonzero(after == number))
+        assert len(has) == count
+        assert had <= has or has <= had
+
+
+def test_in_order_the_smallest_takes_first_and_by_index_the_first():
+    free = np.full(6, FREE)
+    assert place_by_index(free, {0: 3, 1: 1, 2: 2}).tolist() == [0, 0, 0, 1, 2, 2]
+    assert place_in_order(free, {0: 3, 1: 1, 2: 2}).tolist() == [1, 2, 2, 0, 0, 0]
+
+
+def test_who_gives_up_nodes_gives_its_last():
+    assert place_by_index(np.array([0, FREE, 0, 0]), {0: 1}).tolist() == [0, FREE, FREE, FREE]
+
+
+@pytest.mark.parametrize(("counts", "complaint"), [
+    ({0: 3}, "1 more nodes are given away than are idle"),
+    ({1: 1}, "trainer 0 has nodes, but no count"),
+])
+def test_a_placement_that_cannot_be_is_refused(counts, complaint):
+    with pytest.raises(InputError, match=complaint):
+        place_by_index(np.array([0, FREE, BUSY]), counts)
+
+
+def test_names_are_ordered_as_text():
+    assert name_order(["h50n18", "a01n01", "b01n01"]).tolist() == [1, 2, 0]

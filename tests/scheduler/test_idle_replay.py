@@ -1,0 +1,229 @@
+"""Replays of idle nodes: small ones by hand, random ones by their audit, Summit's by the paper."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler.base import InputError
+from scheduler.idle_nodes import BUSY, FREE, Curve, Trainer, name_order, place_by_index, place_in_order
+from scheduler.idle_replay import (
+    PLACEMENTS,
+    POLICIES,
+    Settings,
+    efficiency,
+    replay,
+    static_outcome,
+    summarise,
+)
+from scheduler.idle_trace import Job, Trace, read_events, read_node_names, read_trainers
+
+SUMMIT = Path(__file__).parents[2].parent / "shared/data/idle_nodes"
+needs_summit = pytest.mark.skipif(not SUMMIT.exists(), reason="the Summit trace is not here")
+
+
+def trace(end_s, *rows):
+    """A trace from (time, nodes that join, nodes that leave)."""
+    flat = [(time, node, joins) for time, joining, leaving in rows
+            for joins, nodes in ((False, leaving), (True, joining)) for node in nodes]
+    times, nodes, joined = map(np.array, zip(*flat, strict=True))
+    return Trace.of(times.astype(float), nodes, joined, int(nodes.max()) + 1, end_s)
+
+
+def job(speed=10.0, n_max=2, total=1e9, submit_s=0.0, up_s=5.0, down_s=2.0, n_min=1):
+    """A trainer that does ``speed`` samples a second on each node."""
+    curve = Curve((n_max,), (speed * n_max,))
+    return Job("net", submit_s, total, curve, Trainer(curve, n_min, n_max, up_s, down_s))
+
+
+ONE_LEAVES = trace(200, (0, [0, 1], []), (100, [], [1]))
+
+
+def test_a_node_that_leaves_costs_what_the_trainer_did_while_going_down():
+    done = replay(ONE_LEAVES, [job()], Settings())
+    assert (done.preemption_cost, done.rescale_cost) == (2 * 20, 0)
+    assert done.trainers[0].samples == 100 * 20 - 40 + 100 * 10
+    assert done.used.tolist() == [2, 1, 1]
+
+
+def test_a_node_that_joins_costs_what_the_trainer_did_while_going_up():
+    done = replay(trace(200, (0, [0], []), (100, [1], [])), [job()], Settings())
+    assert (done.preemption_cost, done.rescale_cost) == (0, 5 * 10)
+    assert done.outcome.tolist() == [0, 1000 - 50, 1000 - 50 + 2000]
+
+
+def test_two_nodes_that_leave_at_once_cost_once_and_below_its_minimum_a_trainer_waits():
+    done = replay(trace(200, (0, [0, 1, 2], []), (100, [], [1, 2])), [job(n_min=2, n_max=3)], Settings())
+    assert (done.preemption_cost, done.rescale_cost) == (2 * 30, 0)
+    assert done.trainers[0].samples == 100 * 30 - 60
+    assert done.used.tolist() == [3, 0, 0]
+
+
+def test_nodes_of_a_trainer_that_is_done_wait_for_the_next_change_or_not():
+    """The first is done at 50; the second has one node, and two from then on or from 100 on."""
+    jobs = [job(n_max=1, total=500), job()]
+    nodes = trace(200, (0, [0, 1], []), (100, [2], []))
+    waiting = replay(nodes, jobs, Settings())
+    assert [record.samples for record in waiting.trainers] == [500, 200 * 10 + 100 * 10 - 50]
+    at_once = replay(nodes, jobs, Settings(completions_are_events=True))
+    assert [record.samples for record in at_once.trainers] == [500, 200 * 10 + 150 * 10 - 50]
+    for done in (waiting, at_once):
+        assert [record.ended_s for record in done.trainers] == [50, None]
+
+
+def test_a_trainer_that_is_done_makes_room_for_the_next():
+    jobs = [job(total=500, n_max=1), job(total=500, n_max=1), job(n_max=1, submit_s=90)]
+    done = replay(trace(200, (0, [0], [])), jobs, Settings(max_parallel=1, completions_are_events=True))
+    assert [(record.started_s, record.ended_s) for record in done.trainers] == [(0, 50), (50, 100), (100, None)]
+    assert (done.completed, done.mean_trainer_hours) == (2, 50 / 3600)
+
+
+def test_a_trainer_submitted_between_changes_starts_at_once_or_at_the_next():
+    nodes, late = trace(200, (0, [0], []), (100, [1], [])), [job(n_max=1, submit_s=30)]
+    assert replay(nodes, late, Settings()).trainers[0].started_s == 100
+    assert replay(nodes, late, Settings(completions_are_events=True)).trainers[0].started_s == 30
+
+
+def test_work_is_done_before_its_nodes_leave_at_the_same_moment():
+    done = replay(ONE_LEAVES, [job(total=2000)], Settings())
+    assert (done.trainers[0].ended_s, done.preemption_cost) == (100, 0)
+
+
+def test_a_heavier_objective_is_served_first():
+    light, heavy = job(), job()
+    heavy = Job("net", 0.0, 1e9, heavy.samples, Trainer(heavy.samples.scaled(3), 1, 2, 5.0, 2.0))
+    done = replay(ONE_LEAVES, [light, heavy], Settings())
+    assert [record.samples for record in done.trainers] == [0, 2960]
+    assert done.outcome[-1] == 3 * 2960
+
+
+def test_efficiency_is_against_as_many_dedicated_nodes():
+    jobs = [job()]
+    done = replay(ONE_LEAVES, jobs, Settings())
+    assert static_outcome(jobs, 1.5, 200, max_parallel=1) == 200 * 15
+    assert efficiency(ONE_LEAVES, jobs, done, max_parallel=1) == pytest.approx(2960 / 3000)
+
+
+def test_where_all_are_done_early_only_the_time_until_then_counts():
+    """Done at 100 with two nodes, on two dedicated nodes also: the idle time after it does not count."""
+    jobs = [job(total=2000)]
+    assert efficiency(ONE_LEAVES, jobs, replay(ONE_LEAVES, jobs, Settings()), 1) == pytest.approx(1)
+
+
+def test_where_dedicated_nodes_are_done_even_earlier_their_mean_rate_goes_on():
+    jobs = [job(total=2960 - 10)]  # at 199 s here, with 299 node-seconds; there in 196.7 s on 1.5 nodes
+    done = replay(ONE_LEAVES, jobs, Settings())
+    assert done.trainers[0].ended_s == pytest.approx(199)
+    assert efficiency(ONE_LEAVES, jobs, done, 1) == pytest.approx(2950 / (10 * 299))
+
+
+def test_without_idle_nodes_there_is_no_efficiency():
+    nodes = trace(100, (50, [0], [])).select(end_s=40)
+    summary = summarise(nodes, [job()], Settings(), replay(nodes, [job()], Settings()))
+    assert (summary.node_hours, summary.events, summary.completed) == (0, 0, 0)
+    assert math.isnan(summary.efficiency)
+    assert math.isnan(summary.mean_trainer_hours)
+
+
+@pytest.mark.parametrize(("arguments", "complaint"), [
+    ({"max_parallel": 0}, "max_parallel is 0"),
+    ({"horizon_s": -1.0}, "the horizon is -1.0"),
+    ({"horizon_s": math.inf}, "the horizon is inf"),
+])
+def test_settings_that_cannot_be_are_refused(arguments, complaint):
+    with pytest.raises(InputError, match=complaint):
+        Settings(**arguments)
+
+
+# --- Any replay
+
+
+@st.composite
+def traces(draw):
+    idle, rows, now = set(), [], 0
+    for flips in draw(st.lists(st.sets(st.integers(0, 7), min_size=1), min_size=1, max_size=12)):
+        rows.append((now, flips - idle, flips & idle))
+        idle ^= flips
+        now += draw(st.integers(1, 60))
+    return trace(now, *rows)
+
+
+jobs_of = st.lists(st.builds(
+    job, speed=st.floats(0.5, 20), n_max=st.integers(2, 5), total=st.integers(0, 3000).map(float),
+    submit_s=st.integers(0, 200).map(float), up_s=st.integers(0, 30).map(float),
+    down_s=st.integers(0, 30).map(float), n_min=st.integers(1, 2),
+), max_size=6).map(lambda jobs: sorted(jobs, key=lambda job: job.submit_s))
+
+settings_of = st.builds(
+    Settings, policy=st.sampled_from(list(POLICIES.values())), horizon_s=st.sampled_from([0.0, 10.0, 120.0]),
+    max_parallel=st.integers(1, 4), completions_are_events=st.booleans(),
+    placement=st.sampled_from(list(PLACEMENTS.values())))
+
+
+@settings(deadline=None)
+@given(traces(), jobs_of, settings_of)
+def test_a_replay_keeps_its_own_rules_and_is_the_same_twice(nodes, jobs, how):
+    done, again = replay(nodes, jobs, how), replay(nodes, jobs, how)
+    assert done.trainers == again.trainers
+    assert done.outcome.tolist() == again.outcome.tolist()
+    assert all(record.samples == jobs[record.job].total_samples
+               for record in done.trainers if record.ended_s is not None)
+    assert done.completed <= len(done.trainers) <= len(jobs)
+    order = [record.started_s for record in done.trainers]
+    assert order == sorted(order)
+
+
+def shared(owner, counts):
+    return np.where(owner == FREE, 0, owner)  # whoever it is for, the first gets it
+
+
+def migrating(owner, counts):
+    return np.roll(place_by_index(owner, counts), 1)
+
+
+def stolen(owner, counts):
+    return np.where(owner == BUSY, 0, place_by_index(owner, counts))
+
+
+@pytest.mark.parametrize("placement", [shared, migrating, stolen])
+def test_the_audit_finds_a_placement_that_breaks_the_rules(placement):
+    nodes = trace(100, (0, [0, 1, 2], []), (50, [3], [0]))
+    with pytest.raises(AssertionError, match="the replay broke its own rules"):
+        replay(nodes, [job(n_max=1), job(n_max=1)], Settings(placement=placement))
+
+
+@pytest.mark.parametrize("counts", [(1, 2), (3, 0), (0, 1)])
+def test_the_audit_finds_a_policy_that_gives_too_much_or_breaks_bounds(counts):
+    """Of two idle nodes; the first trainer runs on at most two, the second on at least two."""
+    jobs = [job(), job(n_min=2)]
+    with pytest.raises((AssertionError, InputError, IndexError)):
+        replay(trace(100, (0, [0, 1], [])), jobs, Settings(policy=lambda *_: counts))
+
+
+# --- The paper's week
+
+
+@pytest.fixture(scope="module")
+def week():
+    """Nodes 0..1023 of Summit for a week, arranged by index and by name, and 1000 ShuffleNet trials."""
+    whole = read_events(SUMMIT / "summit_idle_events.csv.gz")
+    names = read_node_names(SUMMIT / "summit_node_names.txt.gz")
+    by_index = whole.select(0, 1024, 168 * 3600)
+    jobs = read_trainers(SUMMIT / "trainers_hps_shufflenet_1000.json")
+    return by_index, by_index.arranged(name_order(names[:1024])), jobs
+
+
+@needs_summit
+@pytest.mark.parametrize(("settings", "expected"), [
+    (Settings(policy=POLICIES["equal"]), 0.757),
+    (Settings(placement=place_in_order, completions_are_events=True), 0.895),
+])
+def test_the_week_of_the_paper_has_the_efficiency_that_is_known(week, settings, expected):
+    by_index, by_name, jobs = week
+    nodes = by_name if settings.placement is place_in_order else by_index
+    summary = summarise(nodes, jobs, settings, replay(nodes, jobs, settings))
+    assert summary.efficiency == pytest.approx(expected, abs=0.004)
+    assert summary.equivalent_nodes == pytest.approx(85.094, abs=0.001)
