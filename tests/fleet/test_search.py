@@ -2,12 +2,15 @@
 
 import json
 import math
+from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.errors import UserError
+from fleet.families import Architecture
 from fleet.search import Range, draw, grid, override
 
 choices = st.lists(st.one_of(st.integers(0, 3), st.lists(st.integers(1, 2), max_size=2)),
@@ -134,3 +137,12 @@ def test_an_override_leaves_the_settings_as_they_were():
 def test_an_override_of_what_is_not_there_is_refused(name, message):
     with pytest.raises(UserError, match=message):
         override({"blocks": [3, 4], "name": "sgd"}, {name: 1})
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_paper_s_example_stands_for_a_hundred_different_networks(seed):
+    entries = yaml.safe_load((Path(__file__).parents[2] / "examples/paper.yaml").read_text())["models"]
+    networks = [Architecture(entry["family"], override(entry["args"], member))
+                for entry in entries for member in draw(entry["space"], entry["count"], seed)]
+    families = [network.target for network in set(networks)]
+    assert (families.count("resnet"), families.count("densenet")) == (50, 50)
