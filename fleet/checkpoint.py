@@ -160,7 +160,8 @@ def read_state(path: Path, with_arrays: bool = True) -> State:
     try:
         with h5py.File(path, "r") as file:
             record = json.loads(file.attrs["record"])
-            arrays = {name.replace("\\", "/"): dataset[()] for name, dataset in file["arrays"].items()} if with_arrays else {}
+            stored = file["arrays"].items() if with_arrays else ()
+            arrays = {name.replace("\\", "/"): dataset[()] for name, dataset in stored}
         history = tuple(EpochRecord(**epoch) for epoch in record.pop("history"))
         return State(arrays=arrays, history=history, **{**record, "sums": tuple(record["sums"])})
     except (OSError, KeyError, TypeError, ValueError, RuntimeError) as error:

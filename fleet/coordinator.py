@@ -95,8 +95,8 @@ class Coordinator:
     """
 
     def __init__(self, world: World, spec: Spec, roles: Roles, layout: Layout | None, survey: Survey,
-                 rates: RateTable | None, results: Results, events: EventLog, profile: Path, observers: Sequence[Observer],
-                 first_epoch: int = 0, replayed: Sequence[int] = ()) -> None:
+                 rates: RateTable | None, results: Results, events: EventLog, profile: Path,
+                 observers: Sequence[Observer], first_epoch: int = 0, replayed: Sequence[int] = ()) -> None:
         self._world, self._spec, self._roles, self._layout = world, spec, roles, layout
         self._survey, self._rates, self._results, self._events = survey, rates, results, events
         self._profile = profile  # where measured rates are written
@@ -143,7 +143,7 @@ class Coordinator:
 
     def run(self) -> None:
         """Coordinate until the run is over, on a rank that does nothing else."""
-        self._world.wait(lambda: self.step() and None or self.status)
+        self._world.wait(lambda: (self.step() and None) or self.status)
 
     def stop(self) -> None:
         """Say what ends."""

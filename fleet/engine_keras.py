@@ -19,16 +19,16 @@ from typing import Any, Protocol
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
-import keras  # noqa: E402
-import numpy as np  # noqa: E402
-import tensorflow as tf  # noqa: E402
+import keras
+import numpy as np
+import tensorflow as tf
 
-from fleet.engine import Arrays, InputSpec, PeerFailed, StepResult  # noqa: E402
-from fleet.engine_models import build_model  # noqa: E402
-from fleet.errors import CheckpointError, UserError  # noqa: E402
-from fleet.mpi import Group, communicator_of  # noqa: E402
-from fleet.paths import replace_by  # noqa: E402
-from fleet.spec import NetworkSpec, Optimizer  # noqa: E402
+from fleet.engine import Arrays, InputSpec, PeerFailed, StepResult
+from fleet.engine_models import build_model
+from fleet.errors import CheckpointError, UserError
+from fleet.mpi import Group, communicator_of
+from fleet.paths import replace_by
+from fleet.spec import NetworkSpec, Optimizer
 
 log = logging.getLogger("fleet.engine")
 
@@ -154,7 +154,8 @@ class KerasNetwork:
         scale = np.float32(size)
         if self._exchange.is_in_graph:
             return self._step_in_graph(images, labels, scale)
-        gradients, sums = self._empty(), np.zeros(3, np.float32)
+        gradients: Sequence[Any] = self._empty()
+        sums: Any = np.zeros(3, np.float32)
         error: Exception | None = None
         try:
             if len(labels):

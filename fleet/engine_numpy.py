@@ -40,7 +40,8 @@ class NumpyEngine:
                 input_shape=self._inputs.shape, classes=self._inputs.classes, **network.architecture.args)
             weights = np.array(weights, np.float64)
             if weights.shape != shape:
-                raise ModelError(f"{network.architecture.target} returned weights of shape {weights.shape}, not {shape}")
+                raise ModelError(f"{network.architecture.target} returned weights of shape {weights.shape}, not "
+                                 f"{shape}")
         else:
             weights = np.random.default_rng(network.seed).normal(0, 0.01, shape)
         return SoftmaxRegression(network, group, self._inputs, weights)

@@ -50,7 +50,7 @@ class SpecMistake:
     def __str__(self) -> str:
         place = self.file if self.line is None else f"{self.file}:{self.line}"
         key = f" {self.key}:" if self.key else ""
-        right = f" (right would be: {self.right})" if self.right else ""
+        right = f"; {self.right}" if self.right else ""
         return f"{place}:{key} {self.wrong}{right}"
 
 

@@ -7,7 +7,7 @@ tuple of plain values; MPI carries it, nothing of it ever goes to disk.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from fleet.checkpoint import EpochRecord
 
@@ -146,5 +146,5 @@ class Bad(NamedTuple):
     training: bool
 
 
-Message = (Measure | Start | GoOn | Stop | Exit | Ready | Measured | Pace | EpochDone | Stopped | Failed
-           | Produce | Throughput | Bad)
+Message: TypeAlias = (Measure | Start | GoOn | Stop | Exit | Ready | Measured | Joined | Pace | EpochDone | Stopped
+                      | Failed | Produce | Throughput | Bad)

@@ -93,13 +93,14 @@ class World:
         """The next message under a tag, if one has come."""
         if not self.comm.iprobe(tag=tag):
             return None
-        return self.comm.recv(tag=tag)
+        message: Any = self.comm.recv(tag=tag)
+        return message
 
     def wait(self, ready: Callable[[], T | None]) -> T:
         """Poll until ``ready`` gives something, doing this rank's duties meanwhile."""
         backoff = Backoff()
         while (value := ready()) is None:
-            if any([duty() for duty in self.duties]):
+            if sum(duty() for duty in self.duties):  # all of them, even after one has done something
                 backoff.reset()
             else:
                 backoff.sleep()
@@ -123,7 +124,7 @@ class World:
 
     def finish(self) -> None:
         """Leave together with all other ranks, without burning a core on the wait; collective."""
-        self.wait(lambda: all([request.Test() for request in self._pending]) or None)
+        self.wait(lambda: MPI.Request.Testall(self._pending) or None)
         barrier = self.comm.Ibarrier()
         self.wait(lambda: barrier.Test() or None)
 

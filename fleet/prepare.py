@@ -70,7 +70,8 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
     Raises:
         UserError, InputError: what is wrong, and what would be right.
     """
-    spec, replayed = load(path), ()
+    spec = load(path)
+    replayed: tuple[EpochRecord, ...] = ()
     if replay is not None and only is not None:
         spec, replayed = _replaying(spec, RunPaths(Path(replay)), only)
         fresh = True
@@ -91,7 +92,7 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
     if replayed:
         _check_identity(spec, inputs, RunPaths(Path(str(replay))))
     _take_folder(spec, paths, inputs, fresh)
-    return Prepared(spec, paths, data, transforms, inputs, roles, layout, rates, tuple(replayed), plain)
+    return Prepared(spec, paths, data, transforms, inputs, roles, layout, rates, replayed, plain)
 
 
 def open_inputs(spec: Spec) -> tuple[DataSet, tuple[Transform, ...], InputSpec]:
@@ -112,7 +113,8 @@ def _check_networks(spec: Spec, inputs: InputSpec, data: DataSet, trainers: int)
     for network in spec.networks:
         batch = network.train.batch.size
         if batch > len(data.train):
-            wrong.append(f"{network.name}: train.batch.size: {batch} is more than the {len(data.train)} training samples")
+            wrong.append(f"{network.name}: train.batch.size: {batch} is more than the {len(data.train)} "
+                         "training samples")
         if network.min_gpus > trainers:
             wrong.append(f"{network.name}: gpus: wants at least {network.min_gpus} trainers, and there are {trainers}: "
                          "start more ranks")
@@ -214,6 +216,6 @@ def _check_checkpoint(network: NetworkSpec, paths: RunPaths, inputs: InputSpec) 
     if not paths.last(network.name).exists():
         return
     if read_state(paths.last(network.name), with_arrays=False).identity != identity(network, inputs):
-        raise UserError(f"{paths.root} holds a checkpoint of {network.name} that was trained with other settings (model, "
-                        "data shape, batch, optimizer or seed): go back to them, name another output, or start over "
-                        "with --fresh")
+        raise UserError(f"{paths.root} holds a checkpoint of {network.name} that was trained with other settings "
+                        "(model, data shape, batch, optimizer or seed): go back to them, name another output, or start "
+                        "over with --fresh")

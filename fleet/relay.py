@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from mpi4py import MPI
 
 from fleet.mpi import World
@@ -97,11 +98,11 @@ class Relay:
         last = max(self._group.exchange(self.next))
         while self.next < last:
             self._post()
-        for transfer in self._under_way:
-            self._world.wait(lambda transfer=transfer: MPI.Request.Testall(list(transfer.requests)) or None)
+        requests = [request for transfer in self._under_way for request in transfer.requests]
+        self._world.wait(lambda: MPI.Request.Testall(requests) or None)
         self._under_way.clear()
         self._group.free()
 
 
-def _bytes(array):  # type: ignore[no-untyped-def]
-    return array.reshape(-1).view("u1")
+def _bytes(array: np.ndarray) -> np.ndarray:
+    return array.reshape(-1).view(np.uint8)

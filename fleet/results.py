@@ -124,10 +124,12 @@ class Results:
         record = history[best - 1] if best else None
         status = (Status.FAILED if name in self._failed else Status.FINISHED if name in self._reasons
                   else Status.TRAINING if history else Status.WAITING)
+        nan = math.nan
+        loss, accuracy, val_loss, val_accuracy = (nan, nan, nan, nan) if record is None else (
+            record.loss, record.accuracy, record.val_loss, record.val_accuracy)
         return NetworkResult(
             name, status, self._failed.get(name, self._reasons.get(name, "")), self.parameters.get(name),
-            len(history), best, *([math.nan] * 4 if record is None else
-                                  [record.loss, record.accuracy, record.val_loss, record.val_accuracy]),
+            len(history), best, loss, accuracy, val_loss, val_accuracy,
             seconds=sum(record.seconds for record in history), drawn=network.parameters)
 
     def rows(self) -> list[NetworkResult]:

@@ -89,14 +89,17 @@ def assign(node_of: Sequence[int], preprocessors: int | None, gpus_per_node: int
         else:
             wanted = max(1, len(ranks) // 8)
         if wanted >= len(ranks):
-            raise UserError(f"node {node} has {_count(len(ranks), 'rank')}, and {_count(wanted, 'preprocessor')} would leave no "
-                            f"trainer there: start at least {wanted + 1} ranks on each node "
-                            f"(mpirun -n {nodes * (wanted + 1)}) or lower resources.preprocessors")
+            raise UserError(
+                f"node {node} has {_count(len(ranks), 'rank')}, and {_count(wanted, 'preprocessor')} would leave no "
+                f"trainer there: start at least {wanted + 1} ranks on each node (mpirun -n {nodes * (wanted + 1)}) "
+                "or lower resources.preprocessors")
         chosen += ranks[:wanted]
         rest = ranks[wanted:]
         if gpus_per_node is not None and len(rest) > gpus_per_node:
-            raise UserError(f"node {node} has {len(rest)} ranks for {gpus_per_node} GPUs beside {_count(wanted, 'preprocessor')}: "
-                            f"start {gpus_per_node + wanted} ranks there or raise resources.preprocessors")
+            raise UserError(
+                f"node {node} has {len(rest)} ranks for {gpus_per_node} GPUs beside "
+                f"{_count(wanted, 'preprocessor')}: start {gpus_per_node + wanted} ranks there or raise "
+                "resources.preprocessors")
         trainers_list += rest
     # Preprocessors take turns over the nodes, so that each node prepares an equal share.
     turn = {rank: [r for r in chosen if node_of[r] == node_of[rank]].index(rank) for rank in chosen}

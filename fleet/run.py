@@ -41,9 +41,11 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Request:
         description="Train the ensemble of a spec: mpirun -n N python -m fleet.run SPEC. "
                     "The same command goes on with a run that was interrupted.")
     parser.add_argument("spec", help="the YAML file")
-    parser.add_argument("--fresh", action="store_true", help="delete what an earlier run of this spec left, and start over")
-    parser.add_argument("--replay", metavar="RUN", help="train one network of a finished run alone again, on the stream "
-                                                        "epochs of its history, and compare the losses")
+    parser.add_argument("--fresh", action="store_true",
+                        help="delete what an earlier run of this spec left, and start over")
+    parser.add_argument("--replay", metavar="RUN",
+                        help="train one network of a run alone again, on the stream epochs of its history, and "
+                             "compare the losses")
     parser.add_argument("--only", metavar="NAME", help="the network to replay")
     parser.add_argument("--plain", action="store_true", help="plain lines instead of the live table")
     arguments = parser.parse_args(argv)

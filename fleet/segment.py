@@ -113,8 +113,9 @@ def plan_layout(shape: tuple[int, ...], dtype: str, samples: int, window: int, l
     least = batch_chunks + 1
     slots = window // (chunk * sample)
     if slots < least:
-        raise UserError(f"data.window: {format_size(window)} is too small: the largest batch ({largest_batch} samples of "
-                        f"{format_size(sample)}) and one chunk ahead need {format_size(least * chunk * sample)}")
+        raise UserError(
+            f"data.window: {format_size(window)} is too small: the largest batch ({largest_batch} samples of "
+            f"{format_size(sample)}) and one chunk ahead need {format_size(least * chunk * sample)}")
     epoch = -(-samples // chunk)
     slots = min(slots, max(2 * epoch, least))  # more than two epochs would never be used
     lookahead = max(-(-Q_P // chunk), batch_chunks)

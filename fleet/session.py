@@ -20,7 +20,6 @@ from fleet.stream import OwnStream, OwnValidation, SharedStream, SharedValidatio
 from fleet.survey import Survey, cache_path, hardware, read_cache, write_cache
 from fleet.tensorboard import TensorBoardObserver
 from fleet.trainer import Sources, Trainer
-from fleet.units import format_duration
 from fleet.view import make_view
 
 log = logging.getLogger("fleet.session")
@@ -179,5 +178,6 @@ def _parameters(prepared: Prepared) -> dict[str, int]:
     """The parameter counts that are known without building a network."""
     from fleet.families import count_parameters
 
-    return {network.name: count_parameters(network.architecture.settings, prepared.inputs.shape, prepared.inputs.classes)
+    inputs = prepared.inputs
+    return {network.name: count_parameters(network.architecture.settings, inputs.shape, inputs.classes)
             for network in prepared.spec.networks if network.architecture.kind == "family"}

@@ -25,7 +25,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, Validation
 from pydantic.dataclasses import dataclass
 
 from fleet.errors import SpecError, SpecMistake, UserError
-from fleet.families import Architecture, check_target
+from fleet.families import FAMILIES, Architecture, check_target
 from fleet.search import draw, grid
 from fleet.units import Duration, Share, Size
 from preprocess.base import InputError
@@ -380,17 +380,20 @@ def _resolve(content: Any, file: str, lines: Mapping[tuple, int]) -> Spec:
     def mistake(where: Sequence[Any], what: str, right: str = "") -> SpecMistake:
         return SpecMistake(file, _line(lines, where), _key(where), what, right)
 
+    mistakes: list[SpecMistake] = []
     try:
         document = TypeAdapter(Document).validate_python(content)
+        entries = list(enumerate(document.models))
     except ValidationError as error:
-        raise SpecError(_explain(error, content, mistake)) from None
-    mistakes = [mistake(*problem) for problem in _problems(document)]
+        mistakes += _explain(error, content, mistake)
+        document, entries = _salvage(content)
+    mistakes += [mistake(*problem) for problem in _problems(document)]
     networks: list[NetworkSpec] = []
-    for index, entry in enumerate(document.models):
+    for index, entry in entries:
         try:
             networks += _networks(document, index, entry)
-        except ValidationError as error:
-            mistakes += _explain(error, {}, mistake, ("models", index))
+        except _MisfitError as misfit:
+            mistakes += _explain(misfit.error, None, mistake, ("models", index, misfit.part), misfit.owner)
         except (UserError, InputError) as error:
             mistakes.append(mistake(("models", index), str(error)))
     names = [network.name for network in networks]
@@ -400,6 +403,26 @@ def _resolve(content: Any, file: str, lines: Mapping[tuple, int]) -> Spec:
     if mistakes:
         raise SpecError(mistakes)
     return Spec(document, tuple(networks))
+
+
+def _salvage(content: Mapping[str, Any]) -> tuple[Document, list[tuple[int, ModelEntry]]]:
+    """The parts of a wrong document that are right, so that mistakes of all kinds are found at once."""
+    parts = {}
+    for field in dataclass_fields(Document):
+        if field.name in content and field.name != "models":
+            try:
+                placeholder = {"models": [{"family": "softmax"}], field.name: content[field.name]}
+                parts[field.name] = getattr(TypeAdapter(Document).validate_python(placeholder), field.name)
+            except ValidationError:
+                continue
+    entries = []
+    models = content.get("models")
+    for index, item in enumerate(models if isinstance(models, list | tuple) else []):
+        try:
+            entries.append((index, TypeAdapter(ModelEntry).validate_python(item)))
+        except ValidationError:
+            continue
+    return Document(models=(ModelEntry(family="softmax"),), **parts), entries
 
 
 def _problems(document: Document) -> Iterator[tuple[tuple, str, str]]:
@@ -416,6 +439,14 @@ def _problems(document: Document) -> Iterator[tuple[tuple, str, str]]:
     rates = document.schedule.rates
     if rates is not None and not Path(rates).is_file():
         yield ("schedule", "rates"), f"no file {rates}", "a rates file, such as the profile.json of a run"
+
+
+class _MisfitError(Exception):
+    """A part of a model's entry does not fit its owner's settings."""
+
+    def __init__(self, part: str, owner: type, error: ValidationError) -> None:
+        super().__init__(part)
+        self.part, self.owner, self.error = part, owner, error
 
 
 def _networks(document: Document, index: int, entry: ModelEntry) -> list[NetworkSpec]:
@@ -464,13 +495,17 @@ def _merged(base: Train, override: Mapping[str, Any], drawn: Mapping[str, Any]) 
             for part in reversed(path):
                 nested = {part: nested}
             _merge(plain, nested)
-    return TypeAdapter(Train).validate_python(plain)
+    try:
+        return TypeAdapter(Train).validate_python(plain)
+    except ValidationError as error:
+        raise _MisfitError("train", Train, error) from None
 
 
 def _merge(into: dict[str, Any], new: Mapping[str, Any]) -> None:
     for key, value in new.items():
         # Another optimizer does not inherit the parameters of the first one.
-        renamed = key == "optimizer" and isinstance(value, Mapping) and value.get("name", into[key]["name"]) != into[key]["name"]
+        renamed = (key == "optimizer" and isinstance(value, Mapping)
+                   and value.get("name") not in (None, into[key]["name"]))
         if isinstance(value, Mapping) and isinstance(into.get(key), dict) and key != "learning_rate" and not renamed:
             _merge(into[key], value)
         else:
@@ -485,10 +520,10 @@ def _architecture(entry: ModelEntry, args: dict[str, Any], engine: str) -> Archi
     check_target(target)
     if engine == "numpy" and target != "softmax":
         raise UserError(f"the numpy engine trains the family softmax only, not {target}")
-    architecture = Architecture(target, args)
-    if architecture.kind == "family":
-        _ = architecture.settings  # its parameters are checked here rather than in the middle of a run
-    return architecture
+    try:
+        return Architecture(target, args)
+    except ValidationError as error:
+        raise _MisfitError("args", FAMILIES[target], error) from None
 
 
 def check_import(path: str) -> None:
@@ -535,15 +570,18 @@ def _top_level_names(file: Path) -> set[str] | None:
 # ---- explaining --------------------------------------------------------------------------------
 
 
-def _explain(error: ValidationError, content: Any, mistake: Any, prefix: tuple = ()) -> list[SpecMistake]:
+def _explain(error: ValidationError, content: Any, mistake: Any, prefix: tuple = (), owner: type | None = None
+             ) -> list[SpecMistake]:
+    """Pydantic's errors in our words; ``owner`` is what stands at ``prefix``, where ``content`` is not given."""
     mistakes: dict[tuple, SpecMistake] = {}
     for item in error.errors(include_url=False):
-        where = _document_path((*prefix, *item["loc"]), content)
+        where = (*prefix, *item["loc"]) if content is None else _document_path(item["loc"], content)
         if item["type"] == "unexpected_keyword_argument" or item["type"] == "extra_forbidden":
             key, parent = where[-1], where[:-1]
-            what, right = f"no key is named {key!r}", _valid_keys(parent, str(key))
+            what = f"no key is named {key!r}"
+            right = _valid_keys(owner if parent == prefix and owner else _owner(parent), str(key))
         elif item["type"] == "missing":
-            what, right = "is missing", _valid_keys(where[:-1], "")
+            what, right = "is missing", _valid_keys(_owner(where[:-1]), "")
         else:
             message = item["msg"].removeprefix("Value error, ")
             shown = repr(item["input"])
@@ -577,26 +615,24 @@ _PARTS: dict[str, type] = {"data": Data, "train": Train, "schedule": Schedule, "
                            "converge": Converge}
 
 
-def _valid_keys(parent: Sequence[Any], wrong: str) -> str:
+def _owner(place: Sequence[Any]) -> type | None:
+    """The dataclass that stands at a place of the document."""
+    if not place:
+        return Document
+    if place[0] == "models" and len(place) == 2:
+        return ModelEntry
+    return _PARTS.get(str(place[-1]))
+
+
+def _valid_keys(owner: type | None, wrong: str) -> str:
     """The keys that a part of the spec has, with their defaults; the nearest first."""
-    owner: type | None
-    if not parent:
-        owner = Document
-    elif parent[0] == "models" and len(parent) == 2:
-        owner = ModelEntry
-    elif parent[0] == "models" and len(parent) == 3 and parent[2] == "train":
-        owner = Train
-    else:
-        owner = _PARTS.get(str(parent[-1]))
-        if owner is None and parent[0] == "models":
-            return "a parameter of the family (`fleet check --families` lists them)"
     if owner is None:
         return ""
     shown = []
     for field in dataclass_fields(owner):
         default = field.default
-        plain = default is None or isinstance(default, bool | int | float | str)
-        shown.append(f"{field.name} ({default})" if plain and default not in (None, "") else field.name)
+        plain = isinstance(default, bool | int | float | str | tuple) and default not in ("", ())
+        shown.append(f"{field.name} ({default})" if plain and field.name != "transforms" else field.name)
     close = difflib.get_close_matches(wrong, [field.name for field in dataclass_fields(owner)], n=1)
     hint = f"{close[0]}? " if close else ""
     return hint + "valid keys: " + ", ".join(shown)

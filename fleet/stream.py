@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -106,8 +106,7 @@ class SharedStream:
             return window.images[:0], window.labels[:0]
         sequences = range(layout.sequence(epoch, first), layout.sequence(epoch, last - 1) + 1)
         began = time.perf_counter()
-        for sequence in sequences:
-            self._world.wait(lambda sequence=sequence: window.has(sequence) or None)
+        self._world.wait(lambda: all(map(window.has, sequences)) or None)
         self.waited_s += time.perf_counter() - began
         start = sequences[0] % layout.slots * layout.chunk + first % layout.chunk
         if sequences[0] % layout.slots + len(sequences) <= layout.slots:
@@ -143,7 +142,7 @@ class OwnStream:
         pass
 
     def batches(self, epoch: int, start: int, batch: int, rank: int, size: int) -> Iterator[Batch]:  # noqa: D102
-        ahead: queue.Queue[Batch | BaseException | None] = queue.Queue(Q_D)
+        ahead: queue.Queue[Any] = queue.Queue(Q_D)
         stop = threading.Event()
         worker = threading.Thread(target=self._prepare, args=(ahead, stop, epoch, start, batch, rank, size),
                                   name="own-stream", daemon=True)
@@ -151,7 +150,7 @@ class OwnStream:
         try:
             while True:
                 began = time.perf_counter()
-                item = self._world.wait(lambda: _get(ahead))
+                item: Any = self._world.wait(lambda: _get(ahead))
                 self.waited_s += time.perf_counter() - began
                 if item is _END:
                     return
@@ -182,7 +181,7 @@ class OwnStream:
 _END = object()
 
 
-def _get(ahead: queue.Queue):  # type: ignore[no-untyped-def]
+def _get(ahead: queue.Queue) -> Any:
     try:
         return ahead.get_nowait()
     except queue.Empty:

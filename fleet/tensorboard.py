@@ -24,7 +24,7 @@ class TensorBoardObserver:
             from tensorboard.compat.proto import event_pb2, summary_pb2
             from tensorboard.summary.writer.record_writer import RecordWriter
         except ImportError:
-            self._make_event = None
+            self._make_event: Any = None
             return
         self._make_event, self._summary, self._record_writer = event_pb2.Event, summary_pb2.Summary, RecordWriter
 

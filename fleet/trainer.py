@@ -233,8 +233,8 @@ class Trainer:
         return StepResult(*map(float, total))
 
     def _next_order(self, group: Group) -> GoOn | Stop:
-        order = self._world.await_message(Tag.TRAINER) if group.is_master else None
-        order = group.from_master(order)
+        heard = self._world.await_message(Tag.TRAINER) if group.is_master else None
+        order = group.from_master(heard)
         if not isinstance(order, GoOn | Stop):
             raise InfrastructureError(f"rank {self._world.rank} did not expect {order}")
         return order

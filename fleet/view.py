@@ -44,11 +44,13 @@ def describe(event: str, fields: dict[str, Any], max_epochs: dict[str, int]) -> 
             return (f"measured {fields['done']}/{fields['total']}: {fields['network']} on "
                     f"{_count(fields['gpus'], 'GPU')}: {result}")
         case "profiled":
-            return f"rates known after {format_duration(fields['seconds'])}" if fields["measurements"] else "rates known"
+            after = f" after {format_duration(fields['seconds'])}" if fields["measurements"] else ", measured before"
+            return f"rates known{after}"
         case "stream":
-            return (f"input {fields['supply_samples_per_s']:.0f} samples/s by {_count(fields['preprocessors'], 'preprocessor')}, "
-                    f"the fastest network takes {fields['demand_samples_per_s']:.0f}: {fields['bottleneck']} is the bottleneck"
-                    + (" (raise resources.preprocessors)" if fields["bottleneck"] == "input" else ""))
+            advice = " (raise resources.preprocessors)" if fields["bottleneck"] == "input" else ""
+            return (f"input {fields['supply_samples_per_s']:.0f} samples/s by "
+                    f"{_count(fields['preprocessors'], 'preprocessor')}, the fastest network takes "
+                    f"{fields['demand_samples_per_s']:.0f}: {fields['bottleneck']} is the bottleneck{advice}")
         case "round":
             return f"round {fields['round']}: {', '.join(fields['members'])}"
         case "group":
@@ -56,8 +58,9 @@ def describe(event: str, fields: dict[str, Any], max_epochs: dict[str, int]) -> 
         case "epoch":
             judged = "" if fields["val_loss"] != fields["val_loss"] else (
                 f", validation {fields['val_loss']:.4f} {fields['val_accuracy']:.2%}")
-            return (f"{fields['network']} epoch {fields['epoch']}/{max_epochs[fields['network']]}: loss {fields['loss']:.4f} "
-                    f"{fields['accuracy']:.2%}{judged} ({fields['samples'] / max(fields['seconds'], 1e-9):.0f} samples/s)")
+            rate = fields["samples"] / max(fields["seconds"], 1e-9)
+            return (f"{fields['network']} epoch {fields['epoch']}/{max_epochs[fields['network']]}: "
+                    f"loss {fields['loss']:.4f} {fields['accuracy']:.2%}{judged} ({rate:.0f} samples/s)")
         case "final":
             return f"{fields['network']} is done: {fields['reason']}"
         case "failed":

@@ -322,48 +322,63 @@ def _non_dominated(labels: _Asked, alive: float, rate: float) -> _Asked:
     return labels.take(order)
 
 
-# ---------------------------------------------------------------- from past runs
+# ---------------------------------------------------------------- for a job that may have failed already
+
+def requests_after(law: Discrete, failed: Sequence[float] = (), backfill_rate: float = 0.0) -> RequestSequence:
+    """What to ask for next, and next after that, when some requests have failed already.
+
+    The optimal sequence for the law beyond the longest failed request. A job
+    that has outlived the whole law asks for twice the longest time known.
+
+    Args:
+        law: what was known of the run time before the job started.
+        failed: requests of this job that were too short.
+        backfill_rate: zeta, in [0, 1).
+
+    Returns:
+        The requests still to make. The expected makespan counts the time of the failed ones; for a job
+        that has outlived the law it takes the run to last as long as the request.
+
+    Raises:
+        InputError: a failed request is not finite and above 0, or the rate is out of range.
+
+    >>> law = Discrete([1, 10], [0.5, 0.5])
+    >>> requests_after(law, failed=[1])
+    RequestSequence(requests=(10.0,), expected_makespan=11.0)
+    >>> requests_after(law, failed=[1, 10]).requests
+    (20.0,)
+    """
+    outlived, spent = _lost(failed)
+    remaining = law.beyond(outlived)
+    if remaining is None:
+        return _single(SAFETY * max(law.longest, outlived), None, spent, backfill_rate)
+    return optimal_requests(remaining, backfill_rate, spent)
+
 
 def requests_from_runs(runs: ArrayLike, failed: Sequence[float] = (),
                        backfill_rate: float = 0.0) -> RequestSequence:
-    """What to ask for next, and next after that, given past runs and the requests that already failed.
+    """:func:`requests_after` for the law of past runs, if there are at least five.
 
-    With at least five past runs, their empirical law beyond the longest failed
-    request is what is known, and the sequence is optimal for it. With fewer,
-    or when the job has outlived every past run, there is nothing to optimise:
-    ask for twice the longest time known.
+    Fewer tell too little of how long a run can take: ask for twice the longest time known.
 
     Args:
         runs: run times of past successful runs.
         failed: requests of this job that were too short.
         backfill_rate: zeta, in [0, 1).
 
-    Returns:
-        The requests still to make. The expected makespan counts the time of the failed ones; for a job
-        that has outlived every past run it takes the run to last as long as the request.
-
     Raises:
         InputError: there is no past run, or a time is not finite and above 0.
 
     >>> requests_from_runs([1, 1, 1, 10, 10]).requests
     (1.0, 10.0)
-    >>> requests_from_runs([1, 1, 1, 10, 10], failed=[1, 10]).requests
-    (20.0,)
     >>> requests_from_runs([3.0]).requests
     (6.0,)
     """
     law = empirical(runs)
-    lost = np.asarray(failed, float)
-    if not np.all(np.isfinite(lost) & (lost > 0)):
-        raise InputError("failed requests must be finite and above 0")
-    _check_rate(backfill_rate)
-    outlived, spent = float(lost.max(initial=0.0)), float(lost.sum())
-    remaining = law.beyond(outlived)
-    if remaining is not None and not too_few(runs):
-        return optimal_requests(remaining, backfill_rate, spent)
-    request = SAFETY * max(law.longest, outlived)
-    to_run = empirical([request]) if remaining is None else remaining
-    return RequestSequence((request,), expected_makespan(to_run, [request], backfill_rate, spent))
+    if not too_few(runs):
+        return requests_after(law, failed, backfill_rate)
+    outlived, spent = _lost(failed)
+    return _single(SAFETY * max(law.longest, outlived), law.beyond(outlived), spent, backfill_rate)
 
 
 def next_request(runs: ArrayLike, failed: Sequence[float] = (), backfill_rate: float = 0.0) -> float:
@@ -374,6 +389,20 @@ def next_request(runs: ArrayLike, failed: Sequence[float] = (), backfill_rate: f
 def too_few(runs: ArrayLike) -> bool:
     """Whether these past runs are too few to learn a law from."""
     return np.size(runs) < FEWEST_RUNS
+
+
+def _lost(failed: Sequence[float]) -> tuple[float, float]:
+    """The longest failed request, and the time of all of them."""
+    lost = np.asarray(failed, float)
+    if not np.all(np.isfinite(lost) & (lost > 0)):
+        raise InputError("failed requests must be finite and above 0")
+    return float(lost.max(initial=0.0)), float(lost.sum())
+
+
+def _single(request: float, law: Discrete | None, spent: float, backfill_rate: float) -> RequestSequence:
+    """One request, for a law that it covers or for a run of just that length."""
+    law = empirical([request]) if law is None else law
+    return RequestSequence((request,), expected_makespan(law, [request], backfill_rate, spent))
 
 
 def _check_rate(backfill_rate: float) -> None:

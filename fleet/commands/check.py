@@ -67,11 +67,12 @@ def _count(network: NetworkSpec, spec: Spec, inputs: Any) -> int:
 
 def _row(network: NetworkSpec, parameters: int) -> list[Any]:
     optimizer = network.train.optimizer
-    rate = optimizer.learning_rate["name"] if isinstance(optimizer.learning_rate, dict) else f"{optimizer.learning_rate:g}"
+    rate = optimizer.learning_rate
+    shown = rate["name"] if isinstance(rate, dict) else f"{rate:g}"
     arguments = ", ".join(f"{key}={value}" for key, value in network.architecture.args.items())
     gpus = f"{network.min_gpus} or more" if network.max_gpus is None else f"{network.min_gpus} to {network.max_gpus}"
     return [network.name, f"{network.architecture.target}({arguments})", parameters, network.train.batch.size,
-            f"{optimizer.name} {rate}", gpus, network.train.converge.max_epochs]
+            f"{optimizer.name} {shown}", gpus, network.train.converge.max_epochs]
 
 
 def _record(network: NetworkSpec, parameters: int) -> dict[str, Any]:
