@@ -93,8 +93,7 @@ class World:
         """The next message under a tag, if one has come."""
         if not self.comm.iprobe(tag=tag):
             return None
-        message: Any = self.comm.recv(tag=tag)
-        return message
+        return self.comm.recv(tag=tag)
 
     def wait(self, ready: Callable[[], T | None]) -> T:
         """Poll until ``ready`` gives something, doing this rank's duties meanwhile."""
@@ -108,7 +107,8 @@ class World:
 
     def await_message(self, tag: Tag) -> Message:
         """Wait for the next message under a tag."""
-        return self.wait(lambda: self.hear(tag))
+        heard: Any = self.wait(lambda: self.hear(tag))
+        return heard
 
     # ---- groups ----
 
