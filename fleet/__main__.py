@@ -20,6 +20,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("fleet.commands.check", "check a spec and list its networks"),
     "schema": ("fleet.commands.schema", "print the JSON Schema of a spec, for editors"),
     "simulate idle-nodes": ("fleet.commands.simulate_idle_nodes", "trainers on nodes that come and go"),
+    "simulate autoscale": ("fleet.commands.simulate_autoscale", "elastic jobs that arrive over time"),
+    "simulate batch-queue": ("fleet.commands.simulate_batch_queue", "jobs that may have to ask again"),
     "reserve": ("fleet.commands.reserve", "the walltime requests that cost least"),
     "pack": ("fleet.commands.pack", "an image folder into one HDF5 file"),
 }

@@ -61,6 +61,7 @@ class Job:
         requests: the walltimes it asks for, one after the other; when all have failed, twice the last.
         law: what is known of its run time, for speculative backfilling; None keeps it out of that.
         small: whether it only fills gaps.
+        application: which program it is, for the record.
     """
 
     submit: float
@@ -69,6 +70,7 @@ class Job:
     requests: tuple[float, ...]
     law: Discrete | None = None
     small: bool = False
+    application: int = 1
 
     def request(self, failed: int) -> float:
         """What it asks for after so many failed requests."""

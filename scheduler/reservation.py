@@ -33,6 +33,7 @@ from scheduler.distributions import Array, Discrete, empirical
 FEWEST_RUNS = 5  # with fewer past runs their law says too little of the longest run to come
 SAFETY = 2.0  # what is asked for then, and after everything known has failed: so many times the longest time
 COMPILE_FROM = 20_000  # points from which loading the compiler pays
+TIE = 1e-12  # costs that differ by less, relatively, are equal; the fewer requests win
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def expected_makespan(law: Discrete, requests: Sequence[float], backfill_rate: f
     served_by = np.searchsorted(asked, values)
     failed = spent + np.concatenate(([0.0], np.cumsum(asked)))[served_by]
     makespan = np.maximum(failed + asked[served_by], (failed + values) / (1.0 - backfill_rate))
-    return float(mass @ makespan)
+    return math.fsum(mass * makespan) / math.fsum(mass)
 
 
 # ---------------------------------------------------------------- without backfill
@@ -154,7 +155,7 @@ def _sweep(values: Any, alive: Any, cost: Any, following: Any, envelope: Any) ->
         x = alive[j]
         while first < last:
             a, b = envelope[first], envelope[first + 1]
-            if values[b] * x + cost[b + 1] < values[a] * x + cost[a + 1]:
+            if values[b] * x + cost[b + 1] < (values[a] * x + cost[a + 1]) * (1 - TIE):
                 first += 1
             else:
                 break
@@ -205,7 +206,7 @@ def at_optimal(law: Discrete, backfill_rate: float, spent: float = 0.0) -> Reque
         labels.add(i + 1, _non_dominated(_ask(support, i, backfill_rate, labels, labels.count),
                                          support.alive[i + 1], backfill_rate))
     done = _ask(support, last, backfill_rate, labels, labels.count)
-    best = int(np.argmin(done.cost))
+    best = int(np.argmax(done.cost <= done.cost.min() * (1 + TIE)))  # the first
     asked = [last, *labels.asked_before(int(done.parent[best]))]
     return RequestSequence(tuple(support.values[asked[::-1]].tolist()), float(done.cost[best]))
 
@@ -324,7 +325,8 @@ def _non_dominated(labels: _Asked, alive: float, rate: float) -> _Asked:
 
 # ---------------------------------------------------------------- for a job that may have failed already
 
-def requests_after(law: Discrete, failed: Sequence[float] = (), backfill_rate: float = 0.0) -> RequestSequence:
+def requests_after(law: Discrete, failed: Sequence[float] = (),
+                   backfill_rate: float = 0.0) -> RequestSequence:
     """What to ask for next, and next after that, when some requests have failed already.
 
     The optimal sequence for the law beyond the longest failed request. A job

@@ -54,6 +54,11 @@ class SwfJob:
         """Whether this line tells a whole job that ran."""
         return self.run_s > 0 and self.size > 0 and self.status not in PARTIAL
 
+    @property
+    def completed(self) -> bool:
+        """Whether it ran to its end, as far as the trace tells."""
+        return self.ran and self.status in (UNKNOWN, 1)
+
 
 @dataclass(frozen=True)
 class Trace:

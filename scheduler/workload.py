@@ -11,7 +11,6 @@ What a job asks for is decided by one of five rules:
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -138,8 +137,8 @@ def small_stream(law: Law, work_rate: float, processors: int) -> Stream:
 def jobs_from_trace(trace: Trace, rule: Rule, backfill_rate: float = 0.0) -> list[Job]:
     """The jobs of a trace that ran, with requests from what was known when they arrived.
 
-    Known of a job are the runs of its application (its user and executable)
-    that had ended by then in the trace, the latest 200. With fewer than five
+    Known of a job are the completed runs of its application (its user and
+    executable) that had ended by then in the trace, the latest 200. With fewer than five
     of them it asks for what the user asked for; where the trace does not tell
     that, for the longest run of the trace. A user's request counts as at least
     the run that the trace shows it allowed.
@@ -151,24 +150,26 @@ def jobs_from_trace(trace: Trace, rule: Rule, backfill_rate: float = 0.0) -> lis
     if not ran:
         raise InputError("no job of the trace has both a run time and processors")
     longest = max(job.run_s for job in ran)
-    applications: defaultdict[tuple[int, int], _Past] = defaultdict(_Past)
+    applications: dict[tuple[int, int], _Past] = {}
     jobs = []
     for job in ran:
-        past = applications[job.user, job.executable]
+        past = applications.setdefault((job.user, job.executable), _Past(len(applications) + 1))
         runs = past.until(job.submit_s)
         law = None if too_few(runs) else empirical(runs)
         asked: tuple[float, ...] = (max(job.requested_s, job.run_s) if job.requested_s > 0 else longest,)
         if law is not None and rule is not Rule.USER:
             asked = requests(rule, law, runs[-RECENT:], backfill_rate)
-        jobs.append(Job(job.submit_s, job.size, job.run_s, asked, law))
-        past.add(job)
+        jobs.append(Job(job.submit_s, job.size, job.run_s, asked, law, application=past.number))
+        if job.completed:
+            past.add(job)
     return jobs
 
 
 @dataclass
 class _Past:
-    """The runs of one application: those that have ended, and those that have not yet."""
+    """The completed runs of one application: those that have ended, and those that have not yet."""
 
+    number: int
     ended: list[float] = field(default_factory=list)
     going_on: list[tuple[float, float]] = field(default_factory=list)
 
@@ -201,6 +202,6 @@ def _lines(schedule: Schedule, unit_s: float) -> Iterator[SwfJob]:
         yield SwfJob(number, submit * unit_s, wait_s=(run.start - submit) * unit_s,
                      run_s=(run.end - run.start) * unit_s, processors=job.processors,
                      requested_processors=job.processors, requested_s=(run.limit - run.start) * unit_s,
-                     status=1 if run.completed else 0, executable=run.job + 1,
+                     status=1 if run.completed else 0, executable=job.application,
                      preceding_job=previous[0] if previous else -1, think_s=0.0 if previous else -1.0)
         before[run.job] = (number, run)

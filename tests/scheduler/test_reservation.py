@@ -173,6 +173,12 @@ def test_a_certain_run_time_is_asked_for_once():
     assert optimal_requests(Discrete([7], [1.0]), 0.3).requests == (7.0,)
 
 
+@pytest.mark.parametrize("rate", [0.0, 1e-15])
+def test_when_another_request_gains_nothing_it_is_not_made(rate):
+    uniform = discretise(make_law("uniform", low=0, high=3), 30)
+    assert optimal_requests(uniform, rate).requests == (3.0,)
+
+
 def test_after_a_failure_the_optimal_sequence_goes_on():
     runs = np.random.default_rng(1).lognormal(0.0, 1.0, 50)
     first, *rest = requests_from_runs(runs).requests

@@ -108,6 +108,11 @@ def test_a_user_who_was_let_run_for_longer_counts_as_having_asked_for_it():
     assert [job.requests for job in jobs_from_trace(trace, Rule.USER)] == [(70.0,), (80.0,)]
 
 
+def test_runs_that_did_not_complete_tell_nothing():
+    failed = [SwfJob(10 + k, 10.0 * k, 0, 9, 4, status=0) for k in range(9)]
+    assert {job.law for job in jobs_from_trace(Trace(tuple(failed)), Rule.TOPTIMAL)} == {None}
+
+
 def test_the_optimal_rule_on_a_trace_is_that_of_the_log():
     trace = Trace((*past(9, user=1, executable=1),))
     last = jobs_from_trace(trace, Rule.TOPTIMAL)[-1]
@@ -122,7 +127,7 @@ def test_a_trace_without_a_run_is_refused():
 def test_a_schedule_as_a_trace_names_the_run_before(tmp_path):
     schedule = simulate([Job(0, 4, 3, (2, 5)), Job(0.5, 2, 1, (1,))], 4)
     trace = schedule_to_trace(schedule, unit_s=3600)
-    first, again, other = sorted(trace.jobs, key=lambda job: (job.executable, job.job))
+    first, other, again = trace.jobs
     assert (first.run_s, first.status, first.requested_s, first.preceding_job) == (7200, 0, 7200, -1)
     assert (again.submit_s, again.run_s, again.status) == (7200, 10800, 1)
     assert (again.preceding_job, again.think_s) == (first.job, 0)
@@ -130,3 +135,9 @@ def test_a_schedule_as_a_trace_names_the_run_before(tmp_path):
     write_swf(tmp_path / "out.swf", trace)
     assert read_swf(tmp_path / "out.swf") == trace
     assert trace.machine_size == 4
+
+
+def test_a_trace_that_went_through_the_queue_keeps_its_applications():
+    trace = Trace((SwfJob(1, 0, 0, 5, 1, user=7, executable=3), SwfJob(2, 0, 0, 5, 1, user=8, executable=3)))
+    written = schedule_to_trace(simulate(jobs_from_trace(trace, Rule.USER), 1))
+    assert [job.executable for job in written.jobs] == [1, 2]

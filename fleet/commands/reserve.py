@@ -1,0 +1,109 @@
+"""How long to ask for: the walltime requests that cost least, one after the other.
+
+    fleet reserve --distribution truncnorm --mu 8 --sigma 2 --low 0 --high 20
+    fleet reserve --log runs.txt --backfill-rate 0.2
+
+A job that outlives its request is stopped and asks for the next one. What is known of its run time is a
+distribution, a table, or a log of past runs; times are in one unit, and so are the answers. With fewer
+than 5 past runs, or when a job has outlived all that is known, it asks for twice the longest time known.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from fleet.errors import ExitStatus
+from fleet.law_options import add_law_parameters, law_of
+from fleet.show import add_json, bar, print_json, print_table
+from scheduler.distributions import LAWS, Discrete, discretise, empirical
+from scheduler.reservation import (
+    FEWEST_RUNS,
+    expected_makespan,
+    makespan_by_count,
+    requests_after,
+    requests_from_runs,
+    too_few,
+)
+from scheduler.runlog import read_runs, read_table
+
+PLOT_UP_TO = 2000  # values of a law: the costs by number of requests take time quadratic in them
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What to ask for, beside what it would cost to ask at once for the longest run time known."""
+
+    requests: tuple[float, ...]
+    expected_makespan: float
+    single_request_makespan: float
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    known = parser.add_mutually_exclusive_group(required=True)
+    known.add_argument("--distribution", choices=LAWS, help="a law with the parameters below")
+    known.add_argument("--log", type=Path, metavar="FILE", help="past run times, one number a line")
+    known.add_argument("--table", type=Path, metavar="FILE", help="a law as rows time,probability")
+    add_law_parameters(parser)
+    parser.add_argument("--backfill-rate", type=float, default=0.0, metavar="Z",
+                        help="work for backfilling that arrives per unit of machine time, 0 <= Z < 1 (0)")
+    parser.add_argument("--failed", type=float, action="append", default=[], metavar="TIME",
+                        help="a request of this job that was too short; may be repeated")
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compute and print the requests."""
+    law = law_of(args)
+    few = False
+    if args.log is not None:
+        runs = read_runs(args.log)
+        known, few = empirical(runs), too_few(runs)
+        best = requests_from_runs(runs, args.failed, args.backfill_rate)
+    else:
+        known = read_table(args.table) if law is None else discretise(law, args.points)
+        best = requests_after(known, args.failed, args.backfill_rate)
+    remaining = known.beyond(max(args.failed, default=0.0))
+    if few or remaining is None:
+        _say_why(remaining)
+    single = best.expected_makespan if remaining is None else expected_makespan(
+        remaining, [remaining.longest], args.backfill_rate, sum(args.failed))
+    answer = Answer(best.requests, best.expected_makespan, single)
+    if args.json:
+        print_json(answer)
+    else:
+        _show(answer, remaining)
+        if remaining is not None and not few and not args.failed:
+            _plot(remaining, args.backfill_rate, len(best.requests) + 2)
+    return ExitStatus.OK
+
+
+def _say_why(remaining: Discrete | None) -> None:
+    why = ("the job has outlived every run time known" if remaining is None
+           else f"fewer than {FEWEST_RUNS} past runs are too few to learn from")
+    print(f"fleet reserve: {why}: asking for twice the longest time known", file=sys.stderr)
+
+
+def _show(answer: Answer, remaining: Discrete | None) -> None:
+    rows, tried = [], 0.0
+    for number, request in enumerate(answer.requests, 1):
+        needed = 1.0 if remaining is None else float(remaining.probabilities[remaining.values > tried].sum())
+        rows.append([number, f"{request:.7g}", f"{needed:.2%}"])
+        tried = request
+    print_table(["request", "walltime", "needed in"], rows)
+    saved = 1 - answer.expected_makespan / answer.single_request_makespan
+    print(f"expected makespan {answer.expected_makespan:.6g}; asking once for the longest run time known: "
+          f"{answer.single_request_makespan:.6g}" + (f" ({saved:.1%} saved)" if saved > 0 else ""))
+
+
+def _plot(law: Discrete, backfill_rate: float, most: int) -> None:
+    """The cost against the number of requests."""
+    if len(law.values) > PLOT_UP_TO:
+        return
+    costs = makespan_by_count(law, backfill_rate, most)
+    print_table(["requests", "expected makespan", ""],
+                [[number, f"{cost:.6g}", bar(cost, max(costs), width=40)]
+                 for number, cost in enumerate(costs, 1)])

@@ -1,0 +1,183 @@
+"""A batch queue whose jobs do not know how long they will run: what does a rule for their requests bring?
+
+    fleet simulate batch-queue --distribution truncnorm --mu 8 --sigma 2 --low 6 --high 16 --requests toptimal
+    fleet simulate batch-queue trace.swf --requests recent --convention work-conserving
+    fleet simulate batch-queue trace.swf --fit
+
+Jobs are drawn from a law (times in hours) or read from a trace in the Standard Workload Format. Utilisation
+counts runs that complete; the response of a job is the time from its arrival to its completion. When
+reservations start decides which rule is best: docs/reservations.md has the numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fleet.errors import ExitStatus, UserError
+from fleet.law_options import add_law_parameters, law_of
+from fleet.show import add_json, print_json, print_table
+from scheduler.batchqueue import Convention, Schedule, simulate
+from scheduler.distributions import LAWS, Law
+from scheduler.fit import fit_laws
+from scheduler.swf import Trace, read_swf, write_swf
+from scheduler.workload import Rule, Sizes, draw_jobs, jobs_from_trace, schedule_to_trace, small_stream
+
+HOUR_S = 3600.0
+PROCESSORS = 100  # of the machine, where no trace tells
+
+
+@dataclass(frozen=True)
+class Result:
+    """Means over the runs of a simulation; times in hours."""
+
+    requests: str
+    convention: str
+    speculative: bool
+    processors: int
+    jobs: int
+    runs: int
+    utilisation: float
+    lost: float
+    mean_response_h: float
+    small_mean_response_h: float
+    makespan_h: float
+    submissions_per_job: float
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    add = parser.add_argument
+    add("trace", nargs="?", type=Path, metavar="TRACE.swf[.gz]", help="jobs of a real machine")
+    add("--distribution", choices=LAWS, help="instead of a trace: the law of the run times, in hours")
+    add_law_parameters(parser)
+    add("--jobs", type=int, default=100, metavar="N", help="jobs drawn from the law (100)")
+    add("--sizes", type=Sizes, choices=list(Sizes), default=Sizes.BETA,
+        help="processors of the drawn jobs: all, half, or drawn from a law (beta)")
+    add("--processors", type=int, metavar="P", help=f"of the machine (from the trace; {PROCESSORS})")
+    add("--requests", type=Rule, choices=list(Rule), default=Rule.TOPTIMAL,
+        help="longest time known; longest of the last ten runs; optimal without or with backfill; "
+             "as in the trace (toptimal)")
+    add("--backfill-rate", type=float, metavar="Z", help="what atoptimal counts on (the rate of the stream)")
+    add("--convention", type=Convention, choices=list(Convention), default=Convention.PLANNED,
+        help="when reservations start (planned)")
+    add("--speculative", action="store_true", help="try jobs in gaps shorter than their requests")
+    add("--stream", type=float, metavar="Z",
+        help="add small jobs, a hundred times shorter, that bring this share of the machine as work")
+    add("--runs", type=int, metavar="N", help="simulations with other draws, averaged (20; 1 for a trace)")
+    add("--seed", type=int, default=0, metavar="S", help="of the draws (0)")
+    add("--write-trace", type=Path, metavar="FILE.swf[.gz]", help="write the schedule of the first run")
+    add("--fit", action="store_true", help="do not simulate: fit the laws to the run times of the trace")
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Simulate, or fit, and print."""
+    law = law_of(args)
+    if (law is None) == (args.trace is None):
+        raise UserError("name either a trace or a --distribution")
+    trace = None if args.trace is None else read_swf(args.trace)
+    if args.fit:
+        if trace is None:
+            raise UserError("--fit wants a trace")
+        return _fit(trace, args.json)
+    if trace is not None and args.stream is not None:
+        raise UserError("--stream goes with --distribution, whose law it scales down")
+    schedules = list(_schedules(args, law, trace))
+    if args.write_trace is not None:
+        write_swf(args.write_trace, schedule_to_trace(schedules[0], HOUR_S if trace is None else 1.0))
+    result = _result(args, schedules, 1.0 if trace is None else 1 / HOUR_S)
+    if args.json:
+        print_json(result)
+    else:
+        _show(result)
+    return ExitStatus.OK
+
+
+def _schedules(args: argparse.Namespace, law: Law | None, trace: Trace | None) -> Iterator[Schedule]:
+    processors = _processors(args, trace)
+    stream = None if args.stream is None or law is None else small_stream(law, args.stream, processors)
+    rate = args.backfill_rate if args.backfill_rate is not None else args.stream or 0.0
+    for number in range(_runs(args)):
+        seed = args.seed + number
+        if law is not None:
+            jobs = draw_jobs(law, args.jobs, processors, args.sizes, args.requests,
+                             np.random.default_rng(seed), backfill_rate=rate, points=args.points)
+        else:
+            assert trace is not None
+            jobs = jobs_from_trace(trace, args.requests, rate)
+        yield simulate(jobs, processors, args.convention, speculative=args.speculative, stream=stream,
+                       seed=seed)
+
+
+def _processors(args: argparse.Namespace, trace: Trace | None) -> int:
+    if args.processors is None:
+        found = PROCESSORS if trace is None else trace.machine_size
+        if found is None:
+            raise UserError(f"{args.trace}: its header does not tell MaxProcs; name --processors")
+        return found
+    if args.processors < 1:
+        raise UserError(f"--processors is {args.processors}, at least 1 is wanted")
+    return int(args.processors)
+
+
+def _runs(args: argparse.Namespace) -> int:
+    if args.trace is not None:
+        return 1  # nothing is drawn
+    runs = 20 if args.runs is None else args.runs
+    if runs < 1:
+        raise UserError(f"--runs is {runs}, at least 1 is wanted")
+    return runs
+
+
+def _result(args: argparse.Namespace, schedules: list[Schedule], hours: float) -> Result:
+    def mean(values: Iterator[float]) -> float:
+        return statistics.fmean(values)
+
+    large = [sum(not job.small for job in schedule.jobs) for schedule in schedules]
+    tries = [sum(not run.speculative and not schedule.jobs[run.job].small for run in schedule.runs)
+             for schedule in schedules]
+    return Result(args.requests.value, args.convention.value, args.speculative, schedules[0].processors,
+                  large[0], len(schedules),
+                  utilisation=mean(schedule.utilisation for schedule in schedules),
+                  lost=mean(schedule.lost for schedule in schedules),
+                  mean_response_h=mean(schedule.response(small=False) * hours for schedule in schedules),
+                  small_mean_response_h=mean(schedule.response(small=True) * hours for schedule in schedules),
+                  makespan_h=mean((schedule.end - schedule.start) * hours for schedule in schedules),
+                  submissions_per_job=sum(tries) / sum(large))
+
+
+def _show(result: Result) -> None:
+    speculation = ", speculative backfilling" if result.speculative else ""
+    print(f"{result.jobs} jobs on {result.processors} processors, {result.runs} runs; requests: "
+          f"{result.requests}; reservations: {result.convention}{speculation}")
+    print_table(["", "mean"], [
+        ["utilisation", f"{result.utilisation:.1%}"], ["lost in failed runs", f"{result.lost:.1%}"],
+        ["response, hours", f"{result.mean_response_h:.4g}"],
+        *([] if result.small_mean_response_h != result.small_mean_response_h  # no small job: not a number
+          else [["response of small jobs, hours", f"{result.small_mean_response_h:.4g}"]]),
+        ["makespan, hours", f"{result.makespan_h:.4g}"],
+        ["submissions a job", f"{result.submissions_per_job:.3g}"]])
+
+
+def _fit(trace: Trace, as_json: bool) -> int:
+    hours = [job.run_s / HOUR_S for job in trace.jobs if job.completed]
+    fits = fit_laws(hours)
+    if as_json:
+        print_json({"jobs": len(hours), "laws": [
+            {"distribution": fit.law.name, **fit.law.parameters(), "aic": fit.aic,
+             "ks_distance": fit.distance} for fit in fits]})
+        return ExitStatus.OK
+    print(f"{len(hours)} completed runs, in hours; the best law first")
+    print_table(["law", "parameters", "AIC", "KS distance"],
+                [[fit.law.name, _listed(fit.law), f"{fit.aic:.1f}", f"{fit.distance:.3f}"] for fit in fits])
+    return ExitStatus.OK
+
+
+def _listed(law: Law) -> str:
+    return ", ".join(f"{name} {value:.6g}" for name, value in law.parameters().items())

@@ -1,0 +1,127 @@
+"""``fleet reserve``."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from fleet.__main__ import main
+
+PAPER = "--distribution truncnorm --mu 8 --sigma 2 --low 0 --high 20 --points 200"
+
+
+@pytest.fixture
+def log(tmp_path):
+    path = tmp_path / "runs.log"
+    path.write_text("1\n1\n1\n10\n10\n")
+    return path
+
+
+@pytest.fixture
+def reserve(capsys):
+    """Run the command: its status, its JSON or text, and what it complained."""
+    def run(words, *more):
+        status = main(["reserve", *words.split(), *map(str, more)])
+        out, err = capsys.readouterr()
+        return status, json.loads(out) if out.startswith("{") else out, err
+
+    return run
+
+
+def test_json_holds_the_requests_and_what_they_cost(reserve):
+    status, found, err = reserve(f"{PAPER} --json")
+    assert (status, err) == (0, "")
+    assert found == {"requests": [10.8, 13.4, 15.4, 17.1, 18.7, 20.0],
+                     "expected_makespan": pytest.approx(11.937461), "single_request_makespan": 20.0}
+
+
+def test_a_backfill_rate_makes_requests_longer(reserve):
+    _, found, _ = reserve(f"{PAPER} --backfill-rate 0.5 --json")
+    assert found["requests"] == [13.0, 20.0]
+
+
+def test_a_log_is_a_law_of_its_own(reserve, log):
+    assert reserve("--json --log", log)[1] == {
+        "requests": [1.0, 10.0], "expected_makespan": pytest.approx(5.0), "single_request_makespan": 10.0}
+
+
+def test_a_table_is_a_law_too(reserve, tmp_path):
+    (tmp_path / "law.csv").write_text("1,0.6\n10,0.4\n")
+    assert reserve("--json --table", tmp_path / "law.csv")[1]["requests"] == [1.0, 10.0]
+
+
+def test_what_failed_is_not_asked_for_again(reserve, log):
+    assert reserve("--json --failed 1 --log", log)[1] == {
+        "requests": [10.0], "expected_makespan": 11.0, "single_request_makespan": 11.0}
+
+
+def test_few_runs_are_said_to_be_few_and_twice_the_longest_is_asked_for(reserve, tmp_path):
+    (tmp_path / "few.log").write_text("3\n4\n")
+    status, found, err = reserve("--json --log", tmp_path / "few.log")
+    assert status == 0
+    assert found == {"requests": [8.0], "expected_makespan": 8.0, "single_request_makespan": 4.0}
+    assert err == ("fleet reserve: fewer than 5 past runs are too few to learn from: "
+                   "asking for twice the longest time known\n")
+
+
+def test_a_job_that_outlived_everything_is_said_to_have(reserve, log):
+    status, found, err = reserve("--json --failed 10 --failed 15 --log", log)
+    assert (status, found["requests"]) == (0, [30.0])
+    assert "the job has outlived every run time known" in err
+
+
+def test_a_person_gets_a_table_and_the_cost_by_number_of_requests(reserve):
+    _, text, _ = reserve(PAPER)
+    assert "13.4" in text
+    assert "8.08%" in text  # of the jobs need the second request
+    assert "40.3% saved" in text
+    assert "expected makespan" in text
+    assert "████" in text
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    ("--distribution truncnorm --mu 8 --low 0 --high 20", "truncnorm takes low, high, mu, sigma; given: mu"),
+    ("--distribution uniform --low 0 --high inf", "high is inf"),
+    ("--distribution uniform --low -1 --high 3", "0 <= low < high"),
+    ("--distribution uniform --low 0 --high 3 --points 0", "at least 1 point"),
+    (f"{PAPER} --backfill-rate 1", "at least 0 and below 1"),
+    (f"{PAPER} --failed -3", "failed requests must be finite and above 0"),
+])
+def test_bad_arguments_are_one_line_and_status_2(reserve, words, message):
+    status, out, err = reserve(words)
+    assert (status, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("option", "text", "message"), [
+    ("--log", "", "in.txt: there is no run time in it"),
+    ("--log", "5\nx\n", "in.txt:2: 'x' is not a number"),
+    ("--log", "5\n-1\n", "in.txt:2: -1 is not a run time"),
+    ("--log", "inf\n", "in.txt:1: inf is not a run time"),
+    ("--table", "1,0.5\n2,0.6\n", "in.txt: the probabilities of a law must be at least 0 and sum to 1"),
+])
+def test_a_bad_file_is_one_line_that_names_the_place(reserve, tmp_path, option, text, message):
+    (tmp_path / "in.txt").write_text(text)
+    status, out, err = reserve(option, tmp_path / "in.txt")
+    assert (status, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_parameters_without_a_distribution_are_refused(reserve, log):
+    assert reserve("--mu 3 --log", log)[0] == 2
+
+
+@pytest.mark.parametrize("words", ["", f"{PAPER} --log x"])
+def test_exactly_one_source_is_wanted(words, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["reserve", *words.split()])
+
+
+def test_neither_tensorflow_nor_mpi_nor_a_compiler_is_loaded():
+    code = ("import sys; from fleet.__main__ import main; main(sys.argv[1:]);"
+            "sys.exit(any(name in sys.modules for name in ('tensorflow', 'mpi4py', 'numba', 'matplotlib')))")
+    assert subprocess.run([sys.executable, "-c", code, "reserve", *PAPER.split()], check=False,
+                          stdout=subprocess.DEVNULL).returncode == 0

@@ -1,0 +1,127 @@
+"""``fleet simulate batch-queue``."""
+
+import json
+
+import pytest
+
+from fleet.__main__ import main
+from scheduler.swf import read_swf
+
+LAW = "--distribution truncnorm --mu 8 --sigma 2 --low 6 --high 16"
+KEYS = {"requests", "convention", "speculative", "processors", "jobs", "runs", "utilisation", "lost",
+        "mean_response_h", "small_mean_response_h", "makespan_h", "submissions_per_job"}
+
+
+@pytest.fixture
+def simulate(capsys):
+    """Run the command: its status, its JSON or text, and what it complained."""
+    def run(words, *more):
+        status = main(["simulate", "batch-queue", *words.split(), *map(str, more)])
+        out, err = capsys.readouterr()
+        return status, json.loads(out) if out.startswith("{") else out, err
+
+    return run
+
+
+@pytest.fixture
+def trace(tmp_path):
+    """Ten runs of one application on 4 of 8 processors, an hour apart, of 1 to 10 minutes; asked for: 20."""
+    lines = [f"{k} {3600 * k} 0 {60 * k} 4 -1 -1 4 1200 -1 1 1 1 1 -1 -1 -1 -1" for k in range(1, 11)]
+    path = tmp_path / "trace.swf"
+    path.write_text("; MaxProcs: 8\n" + "\n".join(lines) + "\n")
+    return path
+
+
+def test_json_has_the_agreed_keys(simulate):
+    status, found, err = simulate(f"{LAW} --jobs 10 --runs 3 --requests classical --sizes full --json")
+    assert (status, err, set(found)) == (0, "", KEYS)
+    assert (found["requests"], found["convention"]) == ("classical", "planned")
+    assert (found["jobs"], found["runs"]) == (10, 3)
+    assert found["submissions_per_job"] == 1.0
+    assert found["small_mean_response_h"] is None
+    # each of nine jobs holds the machine for 16 hours, and the last for what it needs
+    assert 9 * 16 + 6 <= found["makespan_h"] <= 10 * 16
+
+
+def test_the_convention_decides_which_rule_is_best(simulate):
+    def utilisation(rule, convention):
+        return simulate(f"{LAW} --runs 3 --sizes full --requests {rule} --convention {convention} --json")[1][
+            "utilisation"]
+
+    assert utilisation("toptimal", "planned") > utilisation("classical", "planned")
+    assert utilisation("toptimal", "work-conserving") < utilisation("classical", "work-conserving")
+
+
+def test_equal_seeds_give_equal_results_and_others_do_not(simulate):
+    first, again, other = (simulate(f"{LAW} --jobs 9 --runs 1 --json --seed {seed}")[1] for seed in (1, 1, 2))
+    assert first == again != other
+
+
+def test_a_stream_fills_the_gaps(simulate):
+    words = f"{LAW} --jobs 4 --runs 1 --requests atoptimal --processors 10 --json"
+    without, with_stream = simulate(words)[1], simulate(f"{words} --stream 0.2")[1]
+    assert with_stream["utilisation"] > without["utilisation"]
+    assert with_stream["small_mean_response_h"] > 0
+
+
+def test_speculation_can_be_asked_for(simulate):
+    words = f"{LAW} --runs 2 --requests classical --sizes full --convention planned-backfill --json"
+    assert simulate(f"{words} --speculative")[1]["utilisation"] > simulate(words)[1]["utilisation"]
+
+
+def test_a_trace_is_simulated_on_the_machine_of_its_header(simulate, trace):
+    status, found, _ = simulate("--requests user --json", trace)
+    assert (status, found["processors"], found["jobs"], found["runs"]) == (0, 8, 10, 1)
+    assert found["mean_response_h"] == pytest.approx(5.5 / 60)  # no job waits
+    assert found["makespan_h"] == pytest.approx(9 + 10 / 60)
+
+
+def test_the_schedule_can_be_written_as_a_trace(simulate, trace, tmp_path):
+    assert simulate("--requests classical --write-trace", tmp_path / "out.swf.gz", trace)[0] == 0
+    written = read_swf(tmp_path / "out.swf.gz")
+    # each job from the sixth on is longer than all before it: its first request fails
+    assert [job.status for job in written.jobs].count(0) == 5
+    assert sum(job.run_s for job in written.jobs if job.status == 1) == sum(60 * k for k in range(1, 11))
+
+
+def test_the_laws_are_fitted_to_a_trace_in_hours(simulate, trace):
+    _, found, _ = simulate("--fit --json", trace)
+    assert found["jobs"] == 10
+    assert {law["distribution"] for law in found["laws"]} == {"truncnorm", "beta", "exponential", "pareto",
+                                                              "lognormal", "uniform"}
+    best = found["laws"][0]
+    assert best["low"] < 1 / 60 < 10 / 60 < best["high"] < 0.2
+    assert best["ks_distance"] < 0.2
+
+
+def test_a_person_gets_tables(simulate, trace):
+    assert "utilisation" in simulate(f"{LAW} --jobs 5 --runs 1 --stream 0.1 --processors 5")[1]
+    assert "KS distance" in simulate("--fit", trace)[1]
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    ("", "name either a trace or a --distribution"),
+    (f"{LAW} trace.swf", "name either a trace or a --distribution"),
+    (f"{LAW} --fit", "--fit wants a trace"),
+    (f"{LAW} --runs 0", "--runs is 0"),
+    (f"{LAW} --jobs 0", "0 jobs were asked for"),
+    (f"{LAW} --processors -3", "--processors is -3"),
+    (f"{LAW} --stream 1", "work rate of the stream"),
+    (f"{LAW} --requests user", "only a trace tells what users asked for"),
+    (f"{LAW} --requests atoptimal --backfill-rate 1", "at least 0 and below 1"),
+    ("nowhere.swf", "nowhere.swf: cannot be read"),
+])
+def test_bad_arguments_are_one_line_and_status_2(simulate, words, message):
+    status, out, err = simulate(words)
+    assert (status, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_what_a_trace_cannot_do_is_said(simulate, trace):
+    assert "--stream goes with --distribution" in simulate("--stream 0.2", trace)[2]
+    assert "job 0 wants 4 processors, the machine has 2" in simulate("--processors 2", trace)[2]
+    trace.write_text(trace.read_text().replace("; MaxProcs: 8\n", ""))
+    assert "does not tell MaxProcs" in simulate("", trace)[2]
+    trace.write_text("1 2 3\n")
+    assert "trace.swf:1: 3 columns where a job has 18" in simulate("", trace)[2]
