@@ -8,6 +8,7 @@ BadSample                 the same with the name of the file or record
 from __future__ import annotations
 
 import sys
+import traceback
 from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
@@ -18,11 +19,11 @@ class InputError(ValueError):
     """What the user asked for is wrong; the message names the place and what would be right."""
 
 
-class BadImage(Exception):  # noqa: N818 - it describes the image
+class BadImage(Exception):
     """An image that cannot be used. A user's transform may raise it too; the sample is then skipped."""
 
 
-class BadSample(Exception):  # noqa: N818 - it is kept and counted, and only then an error
+class BadSample(Exception):
     """A sample that is skipped and counted.
 
     Attributes:
@@ -108,14 +109,17 @@ def import_function(path: str, role: str) -> Any:
         InputError: no such module, no such function, or not a function.
     """
     module_name, _, function_name = path.partition(":")
+    if not (module_name and function_name):
+        raise InputError(f"{role} {path!r} is not an import path module:function")
     if "" not in sys.path:
         sys.path.append("")
     try:
         module = import_module(module_name)
-    except ImportError as error:
-        raise InputError(f"{role} {path!r}: cannot import {module_name!r}: {error}") from error
-    except ValueError as error:  # an empty name
-        raise InputError(f"{role} {path!r} is not an import path module:function") from error
+    except Exception as error:  # the module is the user's: anything may go wrong in it
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = "" if "importlib" in place.filename else f" ({place.filename}, line {place.lineno})"
+        raise InputError(f"{role} {path!r}: cannot import {module_name!r}: {type(error).__name__}: {error}{where}"
+                         ) from error
     function = getattr(module, function_name, None)
     if function is None:
         raise InputError(f"{role} {path!r}: module {module_name!r} has no {function_name!r}")

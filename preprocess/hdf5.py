@@ -66,7 +66,7 @@ class HDF5(RandomAccess):
 
     @cached_property
     def _images(self) -> h5py.Dataset:
-        return h5py.File(self.path, "r")[self.group]["images"]
+        return h5py.File(self.path, "r", locking=False)[self.group]["images"]  # never changed, only replaced
 
     def _check(self, part: h5py.Group) -> None:
         for name in ("images", "labels"):

@@ -89,7 +89,7 @@ def class_folders(folder: str | Path) -> list[str]:
 def _images(folder: str) -> list[str]:
     """Paths of the images below a folder, relative to it, sorted."""
     found = []
-    for root, folders, files in os.walk(folder, followlinks=True):
+    for root, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         inside = os.path.relpath(root, folder)
         found += [name if inside == "." else os.path.join(inside, name) for name in files

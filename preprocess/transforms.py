@@ -31,10 +31,14 @@ from pydantic.dataclasses import dataclass
 from preprocess.base import BadImage, InputError, import_function
 from preprocess.decode import Mode, decode, to_array, to_image
 
+# A description says what is wanted: messages and the JSON Schema show it.
 Pixels = Annotated[int, Field(strict=True, gt=0)]
+Size = Annotated[tuple[Pixels, Pixels], Field(description="[height, width] in pixels")]
 Real = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+Switch = Annotated[bool, Field(strict=True, description="true or false")]
+Jitter = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False,
+                                description="x of the factors 1 - x to 1 + x, a number not below 0")]
 
 _FORBID = ConfigDict(extra="forbid")
 
@@ -60,7 +64,7 @@ class Decode:
         mode: ``RGB`` or ``L`` (greyscale, one channel).
     """
 
-    mode: Mode = "RGB"
+    mode: Annotated[Mode, Field(description="RGB or L")] = "RGB"
 
     is_random: ClassVar[bool] = False
 
@@ -83,8 +87,10 @@ class Resize:
         filter: how pixels are weighted.
     """
 
-    size: Pixels | tuple[Pixels, Pixels]
-    filter: Literal["nearest", "bilinear", "bicubic", "lanczos"] = "bilinear"
+    size: Annotated[Pixels | tuple[Pixels, Pixels], Field(
+        description="[height, width], or one number for the shorter side, in pixels")]
+    filter: Annotated[Literal["nearest", "bilinear", "bicubic", "lanczos"], Field(
+        description="nearest, bilinear, bicubic or lanczos")] = "bilinear"
 
     is_random: ClassVar[bool] = False
 
@@ -117,8 +123,8 @@ class RandomCrop:
         padding: pixels of black added to each side first.
     """
 
-    size: tuple[Pixels, Pixels]
-    padding: Annotated[int, Field(strict=True, ge=0)] = 0
+    size: Size
+    padding: Annotated[int, Field(strict=True, ge=0, description="pixels, not below 0")] = 0
 
     is_random: ClassVar[bool] = True
 
@@ -140,7 +146,7 @@ class CenterCrop:
         size: [height, width].
     """
 
-    size: tuple[Pixels, Pixels]
+    size: Size
 
     is_random: ClassVar[bool] = False
 
@@ -159,8 +165,8 @@ class Flip:
         vertical: top and bottom change places.
     """
 
-    horizontal: Annotated[bool, Field(strict=True)] = False
-    vertical: Annotated[bool, Field(strict=True)] = False
+    horizontal: Switch = False
+    vertical: Switch = False
 
     is_random: ClassVar[bool] = True
 
@@ -187,7 +193,7 @@ class Rotate:
         degrees: the largest angle, to either side.
     """
 
-    degrees: Annotated[float, Field(strict=True, gt=0, le=180)]
+    degrees: Annotated[float, Field(strict=True, gt=0, le=180, description="above 0, at most 180")]
 
     is_random: ClassVar[bool] = True
 
@@ -207,9 +213,9 @@ class ColorJitter:
     A parameter x means a factor uniform in [max(0, 1 - x), 1 + x]; 0 leaves the property alone.
     """
 
-    brightness: NotNegative = 0.0
-    contrast: NotNegative = 0.0
-    saturation: NotNegative = 0.0
+    brightness: Jitter = 0.0
+    contrast: Jitter = 0.0
+    saturation: Jitter = 0.0
 
     is_random: ClassVar[bool] = True
 
@@ -242,8 +248,10 @@ class Scale:
         std: the same, above 0.
     """
 
-    mean: Real | tuple[Real, ...] = 0.0
-    std: Positive | tuple[Positive, ...] = 1.0
+    mean: Annotated[Real | tuple[Real, ...], Field(
+        description="a number, or a list of one for each channel; pixels are from 0 to 1")] = 0.0
+    std: Annotated[Positive | tuple[Positive, ...], Field(
+        description="a number above 0, or a list of one for each channel")] = 1.0
 
     is_random: ClassVar[bool] = False
 
@@ -345,9 +353,9 @@ def parse_transform(item: object) -> Transform:
 
     >>> parse_transform({"random_crop": {"size": [32, 32], "padding": 4}})
     RandomCrop(size=(32, 32), padding=4)
-    >>> parse_transform({"rotate": {"angle": 3}})
+    >>> parse_transform({"rotate": {"degrees": 200}})
     Traceback (most recent call last):
-    preprocess.base.InputError: rotate: 'degrees' is missing; no parameter 'angle'; it takes degrees
+    preprocess.base.InputError: rotate: 'degrees' is 200; wanted: above 0, at most 180; it takes degrees
 
     Raises:
         InputError: no such transform, or parameters that it does not take; the message lists what there is.
@@ -363,7 +371,7 @@ def parse_transform(item: object) -> Transform:
     try:
         return TypeAdapter(TRANSFORMS[name]).validate_python(parameters)
     except ValidationError as error:
-        wrong = dict.fromkeys(map(_complaint, error.errors()))
+        wrong = dict.fromkeys(_complaint(name, parameters, one) for one in error.errors())
         raise InputError(f"{name}: {'; '.join(wrong)}; it takes {_parameters(name)}") from None
 
 
@@ -400,6 +408,25 @@ def signature(name: str) -> str:
     return f"{name}({_parameters(name)})"
 
 
+def item_schema() -> dict[str, Any]:
+    """The JSON Schema of one item of a spec's list of transforms, by which editors complete it."""
+    return {"anyOf": [
+        {"enum": [name for name in TRANSFORMS if _may_be_bare(name)]},
+        {"type": "string", "pattern": ":", "description": "import path module:function"},
+        {"type": "object", "minProperties": 1, "maxProperties": 1, "additionalProperties": False,
+         "properties": {name: _schema(name) for name in TRANSFORMS},
+         "patternProperties": {":": {"type": "object", "description": "parameters of the function"}}},
+    ]}
+
+
+def _may_be_bare(name: str) -> bool:
+    try:
+        TRANSFORMS[name]()
+    except ValidationError:
+        return False
+    return True
+
+
 def _parameters(name: str) -> str:
     return ", ".join(field.name if field.default is dataclasses.MISSING else f"{field.name}={field.default}"
                      for field in dataclasses.fields(TRANSFORMS[name]))
@@ -417,16 +444,20 @@ def _name_and_parameters(item: object) -> tuple[str, dict[str, Any]]:
                      f"not {item!r}")
 
 
-def _complaint(error: Any) -> str:
-    place = ".".join(str(part) for part in error["loc"][:1])
-    match error["type"]:
-        case "unexpected_keyword_argument":
-            return f"no parameter {place!r}"
-        case "missing":
-            return f"{place!r} is missing"
-        case "value_error":
-            return str(error["ctx"]["error"])
-    return f"{place!r} is {error['input']!r}: {error['msg'][0].lower()}{error['msg'][1:]}"
+def _complaint(name: str, parameters: dict[str, Any], error: Any) -> str:
+    if error["type"] == "value_error":  # of a __post_init__
+        return str(error["ctx"]["error"])
+    parameter = error["loc"][0]
+    if error["type"] == "unexpected_keyword_argument":
+        return f"no parameter {parameter!r}"
+    wanted = _schema(name)["properties"][parameter]["description"]
+    if error["type"] == "missing":
+        return f"{parameter!r} is missing: {wanted}"
+    return f"{parameter!r} is {parameters[parameter]!r}; wanted: {wanted}"
+
+
+def _schema(name: str) -> dict[str, Any]:
+    return TypeAdapter(TRANSFORMS[name]).json_schema()
 
 
 def _as_image(image: np.ndarray, transform: object) -> Image.Image:

@@ -1,9 +1,12 @@
 """Each transform on arrays small enough to see, and what a spec may say of them."""
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from preprocess.base import BadImage, InputError
 from preprocess.transforms import (
@@ -18,6 +21,7 @@ from preprocess.transforms import (
     Rotate,
     Scale,
     UserTransform,
+    item_schema,
     parse_transform,
     parse_transforms,
     signature,
@@ -217,9 +221,10 @@ def test_an_unknown_transform_is_told_all_there_are_with_their_defaults():
     ("rotate", "'degrees' is missing"),
     ({"rotate": {"degrees": "ten"}}, "'degrees' is 'ten'"),
     ({"rotate": {"degrees": 200}}, "'degrees' is 200"),
-    ({"random_crop": {"size": [32, 0]}}, "'size' is 0"),
-    ({"random_crop": {"size": 32}}, "'size' is 32"),
-    ({"random_crop": {"size": [True, 3]}}, "'size' is True"),
+    ({"random_crop": {"size": [32, 0]}}, "'size' is [32, 0]; wanted: [height, width] in pixels; it takes size"),
+    ({"random_crop": {"size": 32}}, "'size' is 32; wanted"),
+    ({"random_crop": {"size": [True, 3]}}, "'size' is [True, 3]; wanted"),
+    ({"resize": {"size": [1, 2, 3]}}, "'size' is [1, 2, 3]; wanted: [height, width], or one number"),
     ({"random_crop": {"size": [3, 3], "padding": -1}}, "'padding' is -1"),
     ({"decode": {"mode": "RGBA"}}, "'mode' is 'RGBA'"),
     ("flip", "in which direction"),
@@ -233,6 +238,7 @@ def test_an_unknown_transform_is_told_all_there_are_with_their_defaults():
     (f"{__name__}:nothing", "has no 'nothing'"),
     (f"{__name__}:CONSTANT", "not a function"),
     (":f", "not an import path"),
+    ("preprocess:", "not an import path"),
 ])
 def test_a_wrong_item_is_told_what_is_wrong(item, complaint):
     with pytest.raises(InputError) as caught:
@@ -262,3 +268,24 @@ def test_decoding_passes_on_the_size_that_is_enough():
 def test_an_affine_knows_how_many_channels_it_is_for():
     assert Affine(0.5, 0.5).channels is None
     assert Affine((0.5, 0.4, 0.3), 0.5).channels == 3
+
+
+def test_every_parameter_says_what_is_wanted():
+    for name in TRANSFORMS:
+        for parameter, schema in TypeAdapter(TRANSFORMS[name]).json_schema()["properties"].items():
+            assert schema.get("description"), f"{name}.{parameter}"
+
+
+def test_the_schema_of_an_item_names_all_transforms_and_their_parameters():
+    bare, path, mapping = item_schema()["anyOf"]
+    assert set(mapping["properties"]) == set(TRANSFORMS)
+    assert mapping["properties"]["random_crop"]["required"] == ["size"]
+    assert bare["enum"] == ["decode", "scale"]
+    assert re.search(path["pattern"], "module:function")
+
+
+def test_a_module_that_fails_is_told_with_its_place(tmp_path, monkeypatch):
+    (tmp_path / "broken_transforms.py").write_text("x = 1\ny = x / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InputError, match=r"ZeroDivisionError: division by zero \(.*broken_transforms.py, line 2\)"):
+        parse_transform("broken_transforms:f")
