@@ -1,28 +1,31 @@
 """Samples in one HDF5 file: fewer files for a parallel file system, and images that are decoded already.
 
     /train/images       (n,) of variable-length uint8: encoded files; or (n, height, width, channels) uint8
-    /train/labels       (n,) int64, attribute "classes": their names
-    /train/names        (n,) str: where each sample came from
+    /train/labels       (n,) int64
+    /train/classes      (c,) str: what the labels mean; the numbers themselves where it is missing
+    /train/names        (n,) str: where each sample came from; may be missing
     /validation/...     the same, where there is validation data
 
-A file with ``images`` and ``labels`` at its root, and no names or classes, is read too.
+A file with ``images`` and ``labels`` at its root is read too.
 """
 
 from __future__ import annotations
 
 import glob
+import hashlib
 import os
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import h5py
 import numpy as np
 
 from preprocess.base import BadSample, InputError, RandomAccess, Source
-from preprocess.pipeline import Pipeline
+from preprocess.pipeline import Pipeline, split_transforms
 from preprocess.source import DataSet
-from preprocess.transforms import Transform
+from preprocess.transforms import Scale, Transform
 
 
 class HDF5(RandomAccess):
@@ -39,13 +42,12 @@ class HDF5(RandomAccess):
     def __init__(self, path: str, group: str) -> None:
         self.path = path
         self.group = group
-        with h5py.File(path, "r") as file:
+        with _open(path) as file:
             part = file[group]
             self._check(part)
-            labels = part["labels"]
-            self.labels = labels[:].astype(np.int64)
-            self.classes = tuple(labels.attrs["classes"]) if "classes" in labels.attrs else tuple(
-                map(str, range(self.labels.max(initial=-1) + 1)))
+            self.labels = part["labels"][:].astype(np.int64)
+            self.classes = tuple(part["classes"].asstr()[:] if "classes" in part
+                                 else map(str, range(self.labels.max(initial=-1) + 1)))
         if self.labels.min(initial=0) < 0 or self.labels.max(initial=-1) >= len(self.classes):
             raise InputError(f"{path}: {group}/labels are not all in 0..{len(self.classes) - 1}, "
                              f"for there are {len(self.classes)} classes")
@@ -64,9 +66,17 @@ class HDF5(RandomAccess):
         kept = part["names"].asstr()[index] if "names" in part else index
         return f"{self.path}:{self.group}[{kept}]"
 
+    def left_out(self) -> list[BadSample]:
+        """What could not be used when the file was made."""
+        part = self._images.parent
+        if "left_out" not in part:
+            return []
+        return [BadSample(name, reason) for name, reason in zip(
+            part["left_out"].asstr()[:], part["left_out_because"].asstr()[:], strict=True)]
+
     @cached_property
     def _images(self) -> h5py.Dataset:
-        return h5py.File(self.path, "r", locking=False)[self.group]["images"]  # never changed, only replaced
+        return _open(self.path)[self.group]["images"]
 
     def _check(self, part: h5py.Group) -> None:
         for name in ("images", "labels"):
@@ -83,6 +93,11 @@ class HDF5(RandomAccess):
                              f"{images.shape[:1]} integers are wanted, one for each image")
 
 
+def _open(path: str | Path) -> h5py.File:
+    """For reading, without a lock, which parallel file systems may not have: files are replaced, never changed."""
+    return h5py.File(path, "r", locking=False)
+
+
 def open_hdf5(path: str) -> tuple[HDF5, HDF5 | None]:
     """The training samples of a file and, where it has some, those for validation.
 
@@ -93,15 +108,22 @@ def open_hdf5(path: str) -> tuple[HDF5, HDF5 | None]:
         raise InputError(f"{path}: no such file")
     if not h5py.is_hdf5(path):
         raise InputError(f"{path} is not an HDF5 file")
-    with h5py.File(path, "r") as file:
+    with _open(path) as file:
         groups = [name for name in ("train", "validation") if name in file]
     if "train" not in groups:
         return HDF5(path, "/"), None
     return HDF5(path, "/train"), HDF5(path, "/validation") if "validation" in groups else None
 
 
-def write_hdf5(data: DataSet, transforms: Sequence[Transform], path: str | Path,
-               progress: Callable[[int], object] = lambda count: None) -> list[BadSample]:
+Progress = Callable[[int], object]
+
+
+def _silent(count: int) -> None:
+    pass
+
+
+def write_hdf5(data: DataSet, transforms: Sequence[Transform], path: str | Path, progress: Progress = _silent,
+               made_from: str = "") -> list[BadSample]:
     """Write a data set to an HDF5 file, which appears whole or not at all.
 
     Args:
@@ -110,6 +132,7 @@ def write_hdf5(data: DataSet, transforms: Sequence[Transform], path: str | Path,
             transforms that are not random and that end in one shape and uint8.
         path: of the file.
         progress: called with the number of samples that have just been done.
+        made_from: is kept in the file, to tell later what it holds.
 
     Returns:
         The samples that could not be used and are left out.
@@ -125,6 +148,7 @@ def write_hdf5(data: DataSet, transforms: Sequence[Transform], path: str | Path,
     bad = []
     try:
         with h5py.File(partial, "w") as file:
+            file.attrs["made_from"] = made_from
             for name, source in parts.items():
                 bad += _write_part(file.create_group(name), source, data.classes, transforms, progress)
         with open(partial, "rb") as written:
@@ -138,8 +162,70 @@ def write_hdf5(data: DataSet, transforms: Sequence[Transform], path: str | Path,
     return bad
 
 
+def decode_once(data: DataSet, transforms: Sequence[Transform], path: str | Path, progress: Progress = _silent
+                ) -> Decoded:
+    """A copy of a data set in which all is done that is the same in every epoch; made where it is not there yet.
+
+    A copy that other transforms or other samples have led to is made anew. (That a file of the same name has
+    other content is not noticed: delete the copy then.)
+
+    Args:
+        data: with encoded images.
+        transforms: all of a spec's. Those before the first random one are done, and have to end in one shape.
+        path: of the HDF5 file.
+        progress: called with the number of samples that have just been done.
+
+    Raises:
+        InputError: the samples end in different shapes; or the file cannot be written.
+    """
+    fixed, _ = split_transforms(transforms[:-1] if transforms and isinstance(transforms[-1], Scale) else transforms)
+    if not fixed:
+        raise InputError("transforms: the first is random or a scale, so nothing can be done once for all epochs")
+    made_from = _fingerprint(data, fixed)
+    if not _is_made_from(path, made_from):
+        write_hdf5(data, fixed, path, progress, made_from)
+    train, validation = open_hdf5(str(path))
+    left_out = [sample for part in (train, validation) if part is not None for sample in part.left_out()]
+    return Decoded(DataSet(train, validation, data.classes), tuple(transforms[len(fixed):]), left_out)
+
+
+class Decoded(NamedTuple):
+    """What :func:`decode_once` gives.
+
+    Attributes:
+        data: the copy.
+        transforms: those that are still to be done.
+        left_out: samples that could not be used, and are not in the copy.
+    """
+
+    data: DataSet
+    transforms: tuple[Transform, ...]
+    left_out: list[BadSample]
+
+
+def _fingerprint(data: DataSet, transforms: Sequence[Transform]) -> str:
+    """A hash of what a copy depends on: the transforms, the names of the samples and their labels."""
+    found = hashlib.sha256(repr((transforms, data.classes)).encode())
+    for source in filter(None, (data.train, data.validation)):
+        for index in range(len(source)):
+            found.update(f"{source.name(index)}\0{source.labels[index]}\n".encode())
+        found.update(b"\0")
+    return found.hexdigest()
+
+
+def _is_made_from(path: str | Path, made_from: str) -> bool:
+    if not os.path.isfile(path):
+        return False
+    if not h5py.is_hdf5(path):
+        raise InputError(f"{path} is there and is not an HDF5 file: not replaced")
+    with _open(path) as file:
+        if "made_from" not in file.attrs:
+            raise InputError(f"{path} is there and was not made from images by this program: not replaced")
+        return file.attrs["made_from"] == made_from
+
+
 def _write_part(group: h5py.Group, source: Source, classes: tuple[str, ...], transforms: Sequence[Transform],
-                progress: Callable[[int], object]) -> list[BadSample]:
+                progress: Progress) -> list[BadSample]:
     """Write one source; samples that cannot be used leave no gap."""
     images, sample = _prepare(group, source, transforms)
     kept: list[int] = []
@@ -151,10 +237,14 @@ def _write_part(group: h5py.Group, source: Source, classes: tuple[str, ...], tra
         except BadSample as error:
             bad.append(error)
         progress(1)
+    if not kept:
+        raise InputError(f"none of the {len(source)} samples can be used; the first: {bad[0]}")
     images.resize(len(kept), axis=0)
-    labels = group.create_dataset("labels", data=source.labels[kept].astype(np.int64))
-    labels.attrs["classes"] = list(classes)
-    group.create_dataset("names", data=[source.name(index) for index in kept], dtype=h5py.string_dtype())
+    group.create_dataset("labels", data=source.labels[kept].astype(np.int64))
+    for name, texts in (("classes", classes), ("names", [source.name(index) for index in kept]),
+                        ("left_out", [sample.name for sample in bad]),
+                        ("left_out_because", [sample.reason for sample in bad])):
+        group.create_dataset(name, data=texts, dtype=h5py.string_dtype())
     return bad
 
 

@@ -1,11 +1,14 @@
 """One HDF5 file instead of many images."""
 
+import os
+
 import h5py
 import numpy as np
 import pytest
 
 from preprocess.base import BadSample, InputError
-from preprocess.hdf5 import open_hdf5, write_hdf5
+from preprocess.hdf5 import decode_once, open_hdf5, write_hdf5
+from preprocess.pipeline import Pipeline
 from preprocess.source import open_data
 from preprocess.transforms import parse_transforms
 from tests.preprocess.samples import pattern, write
@@ -92,13 +95,84 @@ def test_a_place_that_does_not_exist_is_named(data, tmp_path):
         write_hdf5(data, (), tmp_path / "nowhere/x.h5")
 
 
+def test_a_file_of_nothing_is_not_written(data, path):
+    for part in (data.train, data.validation):
+        for index in range(len(part)):
+            os.unlink(part.name(index))
+    with pytest.raises(InputError, match="none of the 5 samples can be used; the first: .* cannot be read"):
+        write_hdf5(data, (), path)
+    assert not os.path.exists(path)
+
+
+# ---- decoded once -----------------------------------------------------------------------------
+
+
+TRANSFORMS = parse_transforms(["decode", {"resize": {"size": [6, 6]}}, {"random_crop": {"size": [4, 4]}},
+                               {"flip": {"horizontal": True}}, "scale"])
+
+
+def batch(data, transforms, epoch=3):
+    pipe = Pipeline(data.train, transforms, seed=7)
+    images = np.empty((pipe.samples, *pipe.shape), pipe.dtype)
+    bad = pipe.load(range(pipe.samples), epoch, images, np.empty(pipe.samples, np.int64))
+    return images, bad, pipe.affine
+
+
+def test_decoding_once_gives_what_decoding_in_every_epoch_gives(data, path):
+    copy = decode_once(data, TRANSFORMS, path)
+    assert copy.transforms == TRANSFORMS[2:]
+    assert copy.data.train.labels.tolist() == data.train.labels.tolist()
+    expected, _, affine = batch(data, TRANSFORMS)
+    images, bad, left = batch(copy.data, copy.transforms)
+    assert np.array_equal(images, expected)
+    assert (bad, left) == ([], affine)
+
+
+def test_the_copy_is_made_once_and_anew_when_it_would_differ(data, path, folder):
+    made = []
+    decode_once(data, TRANSFORMS, path, made.append)
+    decode_once(data, TRANSFORMS, path, made.append)
+    assert sum(made) == 8
+    decode_once(data, parse_transforms(["decode"]), path, made.append)
+    assert sum(made) == 16
+    decode_once(open_data("image_folder", str(folder), 0.4, seed=8), parse_transforms(["decode"]), path, made.append)
+    assert sum(made) == 24
+
+
+def test_what_the_copy_leaves_out_is_known_each_time(data, path):
+    name = data.train.name(2)
+    with open(name, "wb") as file:
+        file.write(b"no image")
+    for _ in range(2):
+        copy = decode_once(data, TRANSFORMS, path)
+        assert [(bad.name, "not an image" in bad.reason) for bad in copy.left_out] == [(name, True)]
+        assert len(copy.data.train) == 4
+
+
+@pytest.mark.parametrize("transforms", [[], ["scale"], [{"flip": {"horizontal": True}}]])
+def test_there_must_be_something_to_do_once(data, path, transforms):
+    with pytest.raises(InputError, match="nothing can be done once"):
+        decode_once(data, parse_transforms(transforms), path)
+
+
+def test_a_file_that_is_something_else_is_not_replaced(data, path):
+    foreign(path, IMAGES, [0, 1, 0, 1])
+    with pytest.raises(InputError, match="not made from images by this program: not replaced"):
+        decode_once(data, TRANSFORMS, path)
+    with open(path, "w") as file:
+        file.write("a diary")
+    with pytest.raises(InputError, match="not an HDF5 file: not replaced"):
+        decode_once(data, TRANSFORMS, path)
+
+
 # ---- files of others --------------------------------------------------------------------------
 
 
-def foreign(path, images, labels, **attributes):
+def foreign(path, images, labels, **more):
     with h5py.File(path, "w") as file:
         file["images"], file["labels"] = images, labels
-        file["labels"].attrs.update(attributes)
+        for name, content in more.items():
+            file[name] = content
 
 
 IMAGES = np.stack([pattern(3, 4, seed=number) for number in range(4)])
@@ -112,7 +186,7 @@ def test_images_and_labels_at_the_root_are_enough(path):
     assert data.train.name(3) == f"{path}:/[3]"
 
 
-def test_class_names_are_an_attribute(path):
+def test_the_names_of_the_classes_may_be_given(path):
     foreign(path, IMAGES, [0, 1, 1, 0], classes=["ant", "bee"])
     assert open_hdf5(path)[0].classes == ("ant", "bee")
 
