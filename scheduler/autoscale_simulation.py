@@ -192,6 +192,8 @@ class _Simulation:
         self._decision = self.sim.at(moment, _Kind.DECIDE, self._decide)
 
     def _complete_what_is_due(self) -> None:
+        if self.sim.peek() > self.sim.now + SAME_MOMENT:
+            return
         for run in [run for run in self.running if run.end_min <= self.sim.now + SAME_MOMENT]:
             assert run.end is not None
             run.end.cancel()

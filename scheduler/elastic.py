@@ -421,7 +421,8 @@ def _programme(options: Sequence[_Options], spare: int) -> NDArray[np.int64]:
     """The best choice of one option per job with no more than ``spare`` GPUs in all."""
     tables = [np.zeros(spare + 1)]
     for counts, gains in options:
-        before, table = tables[-1], tables[-1].copy()
+        before = tables[-1]
+        table = before.copy() if len(counts) > 1 else before
         for count, gain in zip(counts[1:].tolist(), gains[1:].tolist(), strict=True):
             if count <= spare:
                 np.maximum(table[count:], before[:-count] + gain, out=table[count:])
@@ -430,6 +431,8 @@ def _programme(options: Sequence[_Options], spare: int) -> NDArray[np.int64]:
     given = np.zeros(len(options), dtype=np.int64)
     for job in reversed(range(len(options))):
         counts, gains = options[job]
+        if len(counts) == 1:
+            continue
         fits = counts[counts <= spare]
         best = int((tables[job][spare - fits] + gains[:len(fits)]).argmax())
         given[job] = fits[best]

@@ -1,0 +1,216 @@
+"""The jobs that the autoscaler's simulation runs: read from a file, or drawn at random.
+
+A file says when jobs arrive, how long they run on a scaling factor of 1, and
+what they make of GPUs:
+
+    {"gpus": 2, "jobs": [{"arrival_min": 0, "length_min": 30, "scaling": [1, 1.5]}, ...]}
+
+``scaling[k-1]`` is the throughput scaling factor on k GPUs, 0 where the job
+cannot run. Random ones are drawn from the four categories of [ELASTIC] Table I
+(section IV-A); what their scaling was assumed from is in
+``data/elastic_categories.json``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scheduler.autoscale_simulation import ElasticJob
+from scheduler.base import CommTime, InputError, Network, StepTime
+from scheduler.elastic import BatchRange, Curve, scaling
+from scheduler.ratesfile import read_json
+
+CATEGORIES = Path(__file__).parent / "data" / "elastic_categories.json"
+PATTERNS = ("low", "high", "bursty")
+POLICIES = ("elastic", "fixed")
+
+
+# --- from a file --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class JobFile:
+    """What a file of jobs holds."""
+
+    gpus: int
+    jobs: tuple[ElasticJob, ...]
+
+
+def read_jobs(path: str | Path) -> JobFile:
+    """Read a file of jobs.
+
+    Raises:
+        InputError: it cannot be read, is not JSON, or something in it is missing, unknown or
+            impossible; the message names the place.
+    """
+    top = _record(read_json(path), str(path), ("gpus", "jobs"))
+    gpus = top["gpus"]
+    if not (isinstance(gpus, int) and not isinstance(gpus, bool) and gpus >= 1):
+        raise InputError(f"{path}: gpus is {gpus!r}: a whole number, 1 or more")
+    if not (isinstance(top["jobs"], list) and top["jobs"]):
+        raise InputError(f"{path}: jobs is {top['jobs']!r}: a list of one job or more")
+    return JobFile(gpus, tuple(_job(job, f"{path}: jobs[{i}]") for i, job in enumerate(top["jobs"])))
+
+
+def _job(value: Any, place: str) -> ElasticJob:
+    job = _record(value, place, ("arrival_min", "length_min", "scaling"))
+    arrival = _number(job["arrival_min"], f"{place}.arrival_min")
+    length = _number(job["length_min"], f"{place}.length_min")
+    if arrival < 0:
+        raise InputError(f"{place}.arrival_min is {arrival}: minutes from the start, 0 or more")
+    if length <= 0:
+        raise InputError(f"{place}.length_min is {length}: minutes on a scaling factor of 1, above 0")
+    if not isinstance(job["scaling"], list):
+        raise InputError(f"{place}.scaling is {job['scaling']!r}: a list of the factors on 1, 2, ... GPUs")
+    factors = tuple(_number(factor, f"{place}.scaling[{k}]") for k, factor in enumerate(job["scaling"]))
+    try:
+        return ElasticJob(arrival, length, Curve(factors))
+    except InputError as error:
+        raise InputError(f"{place}.scaling: {error}") from None
+
+
+def _record(value: Any, place: str, keys: Sequence[str]) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise InputError(f"{place}: it holds {', '.join(keys)}")
+    for key in keys:
+        if key not in value:
+            raise InputError(f"{place}: {key} is missing; it holds {', '.join(keys)}")
+    for key in value:
+        if key not in keys:
+            raise InputError(f"{place}: {key} is unknown; it holds {', '.join(keys)}")
+    return value
+
+
+def _number(value: Any, place: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InputError(f"{place} is {value!r}: a number is wanted")
+    return float(value)
+
+
+def job_record(gpus: int, jobs: Sequence[ElasticJob]) -> dict[str, Any]:
+    """What a file of these jobs holds; :func:`read_jobs` gives them back."""
+    return {"gpus": gpus, "jobs": [{"arrival_min": job.arrival_min, "length_min": job.length_min,
+                                    "scaling": list(job.curve.factors)} for job in jobs]}
+
+
+# --- at random ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Category:
+    """A kind of job ([ELASTIC] Table I).
+
+    Args:
+        network: its measured step times and size.
+        batches: the global batch sizes that its user allows.
+        length_min: how long it runs on one GPU with the largest batch that one holds.
+    """
+
+    network: Network
+    batches: BatchRange
+    length_min: float
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is assumed of the jobs and of the cluster.
+
+    Args:
+        categories: drawn with equal probability.
+        comm_s: gradient exchanges measured on the cluster.
+        most_gpus: that one job may have (k_max).
+        low: arrival rate of quiet times, as a share of that of busy ones.
+        burst_min: how long busy and quiet times last where they alternate.
+    """
+
+    categories: tuple[Category, ...]
+    comm_s: tuple[CommTime, ...]
+    most_gpus: int
+    low: float
+    burst_min: float
+
+
+@lru_cache(maxsize=1)
+def workload() -> Workload:
+    """The workload of ``data/elastic_categories.json``."""
+    data = read_json(CATEGORIES)
+    return Workload(
+        tuple(_category(record) for record in data["categories"]),
+        tuple(CommTime(row["params_mb"], row["gpus"], row["seconds"]) for row in data["comm_s"]["rows"]),
+        data["most_gpus"]["value"], data["low"]["value"], data["burst_min"]["value"])
+
+
+def _category(record: dict[str, Any]) -> Category:
+    steps = tuple(StepTime(row["batch"], row["seconds"]) for row in record["step_s"])
+    network = Network(record["name"], (), params_mb=record["params_mb"], step_s=steps)
+    return Category(network, BatchRange(*record["batch"]), record["length_min"])
+
+
+def generate(gpus: int, minutes: float, pattern: str, policy: str, seed: int,
+             load: float = 1.0) -> list[ElasticJob]:
+    """Draw jobs that arrive over a while.
+
+    Arrivals are a Poisson process. In busy times they bring, at ``load`` 1, as
+    much work as the cluster does with every job on one GPU; in quiet times a
+    quarter of that. ``high`` and ``low`` are one long busy or quiet time,
+    ``bursty`` alternates, busy first. Category and, for the baseline, batch
+    are drawn uniformly. All draws are made whatever the policy, so that
+    policies are compared on the same arrivals.
+
+    Args:
+        gpus: of the cluster.
+        minutes: for how long jobs arrive.
+        pattern: ``low``, ``high`` or ``bursty``.
+        policy: ``elastic`` jobs use the best batch of their range on any number of GPUs;
+            ``fixed`` ones keep the batch drawn (the baseline of section IV-B).
+        seed: of the draws.
+        load: of busy times.
+
+    Returns:
+        The jobs, in order of arrival.
+
+    Raises:
+        InputError: a number is not positive.
+    """
+    for name, value in (("gpus", gpus), ("minutes", minutes), ("load", load)):
+        if not (math.isfinite(value) and value > 0):
+            raise InputError(f"{name} is {value}: a number above 0")
+    assumed = workload()
+    rng = np.random.default_rng(seed)
+    busy = load * gpus / float(np.mean([category.length_min for category in assumed.categories]))
+    arrivals = _arrivals(rng, minutes, pattern, busy, assumed)
+    drawn = rng.integers(len(assumed.categories), size=len(arrivals))
+    place = rng.random(len(arrivals))
+    jobs = []
+    for arrival, which, share in zip(arrivals, drawn.tolist(), place.tolist(), strict=True):
+        batches = assumed.categories[which].batches
+        batch = batches.smallest + math.floor(share * (batches.largest - batches.smallest + 1))
+        curve = _curve(which, batch if policy == "fixed" else None)
+        jobs.append(ElasticJob(arrival, assumed.categories[which].length_min, curve))
+    return jobs
+
+
+def _arrivals(rng: np.random.Generator, minutes: float, pattern: str, busy: float,
+              assumed: Workload) -> list[float]:
+    length = assumed.burst_min if pattern == "bursty" else minutes
+    moments: list[float] = []
+    for number in range(math.ceil(minutes / length)):
+        start, end = number * length, min(minutes, (number + 1) * length)
+        quiet = pattern == "low" or (pattern == "bursty" and number % 2 == 1)
+        count = rng.poisson(busy * (assumed.low if quiet else 1.0) * (end - start))
+        moments += np.sort(rng.uniform(start, end, count)).tolist()
+    return moments
+
+
+@lru_cache(maxsize=4096)
+def _curve(category: int, batch: int | None) -> Curve:
+    assumed = workload()
+    kind = assumed.categories[category]
+    return scaling(kind.network, assumed.comm_s, kind.batches, assumed.most_gpus, batch)

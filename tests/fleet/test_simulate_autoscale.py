@@ -1,0 +1,130 @@
+"""``fleet simulate autoscale``."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from fleet.__main__ import main
+
+JOB = {"arrival_min": 0, "length_min": 30, "scaling": [1, 1.5]}
+JOBS = {"gpus": 2, "jobs": [JOB, {**JOB, "arrival_min": 10}, {**JOB, "arrival_min": 12}]}
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "jobs.json"
+    path.write_text(json.dumps(JOBS))
+    return path
+
+
+@pytest.fixture
+def simulate(capsys):
+    """Run the command; its status, its JSON (or text), and what it complained."""
+    def run(*options):
+        status = main(["simulate", "autoscale", *map(str, options)])
+        out, err = capsys.readouterr()
+        return status, json.loads(out) if out.startswith("{") else out or None, err
+
+    return run
+
+
+def test_json_has_the_agreed_keys_and_values(simulate, file):
+    status, found, _ = simulate("--jobs", file, "--interval", 0, "--drop", "--json")
+    assert status == 0
+    assert found == {"sjs_efficiency": pytest.approx(60 / 70), "drop_ratio": pytest.approx(1 / 3),
+                     "mean_completion_min": pytest.approx(25.0), "completed": 2,
+                     "completion_min": pytest.approx([25.0, 25.0, None])}
+
+
+def test_decisions_are_ten_minutes_apart_unless_said(simulate, file):
+    _, found, _ = simulate("--jobs", file, "--json")
+    assert found["completion_min"] == pytest.approx([40.0, 30.0, 40.0 + 30.0 / 1.5 - 12.0])
+
+
+def test_gpus_on_the_command_line_override_the_file(simulate, file):
+    _, found, _ = simulate("--jobs", file, "--gpus", 1, "--interval", 0, "--json")
+    assert found["completion_min"] == pytest.approx([30.0, 50.0, 78.0])
+
+
+def test_minutes_end_the_simulation_of_a_file(simulate, file):
+    _, found, _ = simulate("--jobs", file, "--minutes", 26, "--interval", 0, "--json")
+    assert found["completed"] == 1
+
+
+def test_a_resize_costs_minutes(simulate, file):
+    _, found, _ = simulate("--jobs", file, "--interval", 0, "--rescale-cost-min", 2, "--hold-min", 0,
+                           "--drop", "--json")
+    assert found["completion_min"][:2] == pytest.approx([27.0, 19.0 + 13.0 / 1.5])
+
+
+def test_where_nothing_completed_there_is_no_mean(simulate, file):
+    _, found, _ = simulate("--jobs", file, "--minutes", 5, "--json")
+    assert found == {"sjs_efficiency": None, "drop_ratio": 0.0, "mean_completion_min": None, "completed": 0,
+                     "completion_min": [None] * 3}
+
+
+def test_for_people_there_are_tables_and_the_method(simulate, file):
+    status, out, _ = simulate("--jobs", file)
+    assert status == 0
+    assert "completed (of 3)" in out
+    assert "Jobs completed over time" in out
+    assert "by greedy" in out
+
+
+def test_elastic_jobs_beat_the_baseline_on_the_same_arrivals(simulate):
+    options = ("--jobs", "generate", "--gpus", 40, "--minutes", 240, "--interval", 0, "--drop", "--json")
+    elastic, fixed = (simulate(*options, "--policy", policy)[1] for policy in ("elastic", "fixed"))
+    assert len(elastic["completion_min"]) == len(fixed["completion_min"])
+    assert elastic["drop_ratio"] < 0.5 * fixed["drop_ratio"]
+    assert elastic["sjs_efficiency"] > 1.3 * fixed["sjs_efficiency"]
+
+
+def test_generated_jobs_can_be_saved_and_run_again(simulate, tmp_path):
+    saved = tmp_path / "saved.json"
+    _, first, _ = simulate("--jobs", "generate", "--gpus", 20, "--minutes", 60, "--save-jobs", saved, "--json")
+    assert simulate("--jobs", saved, "--json")[1] == first
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_a_plot_is_drawn(simulate, file, tmp_path, suffix):
+    pytest.importorskip("matplotlib")
+    assert simulate("--jobs", file, "--plot", tmp_path / f"run.{suffix}")[0] == 0
+    assert (tmp_path / f"run.{suffix}").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(("options", "complaint"), [
+    (["--gpus", "0"], "gpus is 0"),
+    (["--minutes", "-5"], "--minutes -5.0"),
+    (["--interval", "nan"], "interval_min is nan"),
+    (["--rescale-cost-min", "-1"], "rescale_cost_min is -1"),
+    (["--save-jobs", "none/jobs.json"], "--save-jobs none/jobs.json: No such file"),
+    (["--plot", "none/run.png"], "--plot none/run.png: "),
+])
+def test_bad_arguments_are_refused_in_one_line(simulate, file, options, complaint):
+    status, out, err = simulate("--jobs", file, *options)
+    assert (status, out) == (2, None)
+    assert complaint in err
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("options", "complaint"), [
+    (["--load", "0"], "load is 0"), (["--gpus", "-1"], "gpus is -1"), (["--seed", "-1"], "--seed -1")])
+def test_bad_arguments_of_random_jobs_are_refused(simulate, options, complaint):
+    status, _, err = simulate("--jobs", "generate", *options)
+    assert status == 2
+    assert complaint in err
+
+
+def test_a_bad_file_is_refused_with_its_place(simulate, file):
+    file.write_text(json.dumps({"gpus": 2, "jobs": [{**JOB, "scaling": [1, -1]}]}))
+    status, _, err = simulate("--jobs", file)
+    assert status == 2
+    assert "jobs.json: jobs[0].scaling: scaling factor -1" in err
+
+
+def test_it_imports_neither_mpi_nor_tensorflow_nor_matplotlib():
+    code = ("import sys; from fleet.commands import simulate_autoscale; "
+            "print(sorted({'mpi4py', 'tensorflow', 'matplotlib', 'scipy'} & set(sys.modules)))")
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
