@@ -1,0 +1,522 @@
+"""Which running jobs to checkpoint or kill so that nodes are free in time, for every deadline at once.
+
+A job that must make room is *killed*, which takes no time and loses its
+progress since its last checkpoint; or checkpoints itself (*app*), which loses
+nothing but waits for its next safe moment; or is checkpointed by the system
+(*sys*), which loses nothing, begins at once and writes more. Checkpoints are
+written one after the other, so a plan takes the sum of their times. The plan
+for a deadline frees at least the nodes asked for, within that time, and loses
+the least; of the plans that lose the least it takes the least time; of those it
+kills nobody for nothing, prefers *app* to *sys*, and stops the fewest jobs:
+Maurya et al., CoSim, DS-RT 2020 ([COSIM]), sections II and III.
+
+The algorithm is an exact dynamic programme over jobs, nodes and time. What the
+jobs are is all one to it: batch jobs on the nodes of a machine, or training
+groups on the GPUs of an allocation (:func:`groups_to_stop`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cache
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler.base import InputError
+
+Action = Literal["kill", "app", "sys"]
+CHECKPOINTS: tuple[Action, ...] = ("app", "sys")  # in the order in which ties are broken
+Number = int | float
+
+COMPILE_FROM = 50_000_000  # cells from which loading the compiler pays
+MOST_CELLS = 8_000_000_000  # 2 GB of recorded choices; a larger table is refused
+MOST_DEADLINES = 1_000_000
+CACHED_CELLS = 2**14 - 1  # that numpy works on at once: they stay in the cache, and in malloc's own memory
+
+
+@dataclass(frozen=True)
+class RunningJob:
+    """A job that could make room.
+
+    Args:
+        id: names it in a plan.
+        nodes: that it runs on, and frees.
+        loss: of killing it, node-seconds: its nodes times the time since its last checkpoint.
+        app_time: until it has checkpointed itself, the wait for its next safe moment included;
+            None where it cannot.
+        sys_time: until the system has checkpointed it; None where it cannot.
+
+    Times are in the unit of the deadline: minutes in files.
+    """
+
+    id: str
+    nodes: int
+    loss: Number
+    app_time: Number | None = None
+    sys_time: Number | None = None
+
+    def __post_init__(self) -> None:
+        if not self.id:
+            raise InputError("a job has no id")
+        if not _is_whole(self.nodes) or self.nodes < 1:
+            raise InputError(f"job {self.id}: nodes is {self.nodes}, a whole number above 0 is wanted")
+        _check_amount(f"job {self.id}: loss", self.loss)
+        for name, time in (("app_time", self.app_time), ("sys_time", self.sys_time)):
+            if time is not None:
+                _check_amount(f"job {self.id}: {name}", time)
+
+    def time(self, action: Action) -> Number | None:
+        """What an action takes; None where it is not possible."""
+        return {"kill": 0, "app": self.app_time, "sys": self.sys_time}[action]
+
+    def checkpoint_within(self, deadline: Number) -> tuple[Number, Action] | None:
+        """Its faster checkpoint, *app* where both take as long; None where that takes too long.
+
+        The slower one is never worth taking: it loses as little and takes longer.
+        """
+        ways = [(time, way) for way in CHECKPOINTS if (time := self.time(way)) is not None]
+        fastest = min(ways, default=None, key=lambda way: way[0])
+        return fastest if fastest and fastest[0] <= deadline else None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to do for one deadline.
+
+    Args:
+        deadline: by which the nodes are free.
+        loss: of the jobs that are killed, node-seconds.
+        checkpoint_time: of the jobs that are checkpointed, one after the other.
+        nodes: that come free.
+        actions: of each job that must stop, in the order of the jobs; the others run on.
+    """
+
+    deadline: Number
+    loss: Number
+    checkpoint_time: Number
+    nodes: int
+    actions: Mapping[str, Action]
+
+    @classmethod
+    def of(cls, jobs: Iterable[RunningJob], deadline: Number, actions: Mapping[str, Action]) -> Plan:
+        """The plan of some actions, with its sums worked out.
+
+        >>> jobs = [RunningJob("a", 4, 900), RunningJob("b", 2, 300, app_time=3)]
+        >>> Plan.of(jobs, 5, {"b": "app", "a": "kill"})
+        Plan(deadline=5, loss=900, checkpoint_time=3, nodes=6, actions={'a': 'kill', 'b': 'app'})
+        """
+        stopped = [(job, actions[job.id]) for job in jobs if job.id in actions]
+        losses = [job.loss for job, action in stopped if action == "kill"]
+        times = [job.time(action) for job, action in stopped if action != "kill"]
+        return cls(deadline, exact_sum(losses), exact_sum(times), sum(job.nodes for job, _ in stopped),
+                   {job.id: action for job, action in stopped})
+
+
+def plan_evictions(jobs: Sequence[RunningJob], nodes: int, deadline: Number, step: Number = 1) -> list[Plan]:
+    """The best plan for each deadline 0, step, 2 step, ... up to ``deadline`` ([COSIM] section III-C).
+
+    Args:
+        jobs: that run now, each id once.
+        nodes: to free, at most those of all jobs.
+        deadline: the last one, in the unit of the jobs' times.
+        step: between deadlines.
+
+    Raises:
+        InputError: the nodes cannot be freed even by killing all jobs; an id comes twice; a number is
+            out of range; the times are so finely graded that the table would not fit.
+
+    Two of these jobs must make room. At once it is cheapest to kill b and c;
+    within two minutes c can checkpoint itself; within five, b can be checkpointed as well.
+
+    >>> jobs = [RunningJob("a", 4, 900, app_time=9), RunningJob("b", 4, 200, sys_time=3),
+    ...         RunningJob("c", 4, 500, app_time=2)]
+    >>> for plan in plan_evictions(jobs, nodes=8, deadline=5):
+    ...     print(plan.deadline, plan.loss, plan.checkpoint_time, plan.actions)
+    0 700 0 {'b': 'kill', 'c': 'kill'}
+    1 700 0 {'b': 'kill', 'c': 'kill'}
+    2 200 2 {'b': 'kill', 'c': 'app'}
+    3 200 2 {'b': 'kill', 'c': 'app'}
+    4 200 2 {'b': 'kill', 'c': 'app'}
+    5 0 5 {'b': 'sys', 'c': 'app'}
+    """
+    problem = _Problem.of(jobs, deadline, step)
+    row = problem.row(nodes)
+    return _Table(problem, row).plans(row)
+
+
+def groups_to_stop(groups: Sequence[RunningJob], gpus: int, deadline: Number) -> Mapping[str, Action]:
+    """Which training groups must stop so that ``gpus`` GPUs are free by a deadline, and how.
+
+    This decides and carries nothing out. A group is a :class:`RunningJob` whose
+    ``nodes`` are its GPUs, whose ``loss`` is GPU-seconds since its last
+    checkpoint, and whose ``app_time`` is what it takes to finish its step and
+    write its state, in the unit of the deadline. ``kill`` means to give up what
+    was trained since the last checkpoint; a group that is not named trains on.
+
+    Raises:
+        InputError: as for :func:`plan_evictions`.
+
+    Half a minute is enough for one of the two to write its state:
+
+    >>> groups = [RunningJob("resnet", 2, 240, app_time=20), RunningJob("cnn", 1, 30, app_time=15),
+    ...           RunningJob("vit", 1, 90, app_time=25)]
+    >>> groups_to_stop(groups, gpus=2, deadline=30)
+    {'resnet': 'app'}
+    >>> groups_to_stop(groups, gpus=2, deadline=15)
+    {'cnn': 'app', 'vit': 'kill'}
+    """
+    return plan_evictions(groups, gpus, deadline, step=deadline or 1)[-1].actions
+
+
+class Spectrum:
+    """The best plans for every deadline and every count of nodes, 0 to all, from one pass.
+
+    Args:
+        jobs: that run now, each id once.
+        deadline: the last one, in the unit of the jobs' times.
+        step: between deadlines.
+
+    Raises:
+        InputError: as for :func:`plan_evictions`.
+
+    >>> spectrum = Spectrum([RunningJob("a", 2, 10, app_time=1), RunningJob("b", 3, 7)], deadline=1)
+    >>> spectrum.losses().tolist()  # of 0, 1, ... 5 nodes, at once and after a minute
+    [[0.0, 0.0], [7.0, 0.0], [7.0, 0.0], [7.0, 7.0], [17.0, 7.0], [17.0, 7.0]]
+    >>> spectrum.plans(4)[1].actions
+    {'a': 'app', 'b': 'kill'}
+    """
+
+    def __init__(self, jobs: Sequence[RunningJob], deadline: Number, step: Number = 1) -> None:
+        self._problem = _Problem.of(jobs, deadline, step)
+        self._table = _Table(self._problem, self._problem.rows, every_count=True)
+
+    def losses(self) -> NDArray[np.float64]:
+        """The least loss, node-seconds, of shape (nodes of all jobs + 1, deadlines)."""
+        problem = self._problem
+        units = np.array([self._table.least(row)[0] for row in range(problem.rows + 1)]).astype(float)
+        row_of = -(-np.arange(problem.nodes + 1) // problem.block)
+        return units[row_of] * float(problem.loss_unit)
+
+    def plans(self, nodes: int) -> list[Plan]:
+        """The best plan for each deadline when ``nodes`` are to come free.
+
+        Raises:
+            InputError: the jobs have fewer.
+        """
+        return self._table.plans(self._problem.row(nodes))
+
+
+# ---------------------------------------------------------------- what the planners check and count with
+
+def check_jobs(jobs: Sequence[RunningJob], nodes: int) -> None:
+    """See that ids differ and that the jobs have ``nodes`` nodes.
+
+    Raises:
+        InputError: they do not.
+    """
+    seen = set()
+    for job in jobs:
+        if job.id in seen:
+            raise InputError(f"job {job.id} comes twice; an id names one job")
+        seen.add(job.id)
+    if not _is_whole(nodes) or nodes < 0:
+        raise InputError(f"the nodes to free are {nodes}, a whole number from 0 is wanted")
+    have = sum(job.nodes for job in jobs)
+    if nodes > have:
+        raise InputError(f"{nodes} nodes cannot be freed: all {len(jobs)} jobs together run on {have}")
+
+
+def deadlines_up_to(deadline: Number, step: Number) -> list[Number]:
+    """0, step, 2 step, ... as far as ``deadline``.
+
+    Raises:
+        InputError: one of them is out of range, or there would be too many.
+
+    >>> deadlines_up_to(1, 0.3)
+    [0, 0.3, 0.6, 0.9]
+    """
+    _check_amount("the deadline", deadline)
+    _check_amount("the step between deadlines", step)
+    if step == 0 or deadline / step > MOST_DEADLINES:
+        raise InputError(f"the step between deadlines is {step}, too small for a deadline of {deadline}")
+    return [plain(number * exact(step)) for number in range(math.floor(exact(deadline) / exact(step)) + 1)]
+
+
+def exact(value: Number | None) -> int | Fraction:
+    """A number as it is written in decimal, without the rounding of binary fractions.
+
+    >>> exact(0.1) * 3 == exact(0.3), 0.1 * 3 == 0.3
+    (True, False)
+    """
+    return value if isinstance(value, int) else Fraction(str(value))
+
+
+def plain(value: int | Fraction) -> Number:
+    """An exact number as Python prints it best."""
+    return int(value) if value.denominator == 1 else float(value)
+
+
+def exact_sum(values: Iterable[Number | None]) -> Number:
+    """The sum in decimal.
+
+    >>> exact_sum([0.1, 0.2]), sum([0.1, 0.2])
+    (0.3, 0.30000000000000004)
+    """
+    return plain(sum(map(exact, values)))
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _check_amount(what: str, value: Number) -> None:
+    if not 0 <= value < math.inf:  # NaN is not either
+        raise InputError(f"{what} is {value}, it must be finite and at least 0")
+
+
+def _common_unit(values: Iterable[Number]) -> int | Fraction:
+    """The largest number of which all are whole multiples; 1 where all are 0."""
+    numbers = [exact(value) for value in values]
+    below = math.lcm(*(number.denominator for number in numbers))
+    above = math.gcd(*(int(number * below) for number in numbers))
+    return Fraction(above, below) if above else 1
+
+
+# ---------------------------------------------------------------- the problem in whole numbers
+
+class _Item(NamedTuple):
+    """A job as the table sees it."""
+
+    id: str
+    rows: int  # its nodes
+    kill: int  # the cost of killing it
+    pause: int  # the cost of its faster checkpoint
+    wait: int  # the columns that takes; more than there are where it is not possible
+    way: Action  # which one that is
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """Jobs and deadlines in whole numbers, so that sums are exact and ties are ties.
+
+    Nodes, times and losses are each counted in their greatest common divisor. A
+    cost is one number: the loss, and in what is below one unit of loss the
+    things that break ties: kills without loss, then system checkpoints, then
+    jobs stopped. Time is no part of it, for time is a dimension of the table.
+    """
+
+    jobs: Sequence[RunningJob]
+    deadlines: Sequence[Number]
+    columns: Sequence[int]  # of the deadlines
+    items: Sequence[_Item]  # most nodes first: so the windows of the table are narrowest
+    block: int  # nodes in a row
+    loss_unit: int | Fraction
+    ties: int  # one unit of loss is so many of what breaks ties
+
+    @classmethod
+    def of(cls, jobs: Sequence[RunningJob], deadline: Number, step: Number) -> _Problem:
+        check_jobs(jobs, 0)
+        deadlines = deadlines_up_to(deadline, step)
+        ways = [job.checkpoint_within(deadlines[-1]) for job in jobs]
+        time_unit = _common_unit([step, *(way[0] for way in ways if way)])
+        loss_unit = _common_unit(job.loss for job in jobs)
+        block = math.gcd(*(job.nodes for job in jobs)) or 1
+        columns = [int(exact(moment) / time_unit) for moment in deadlines]
+        most = len(jobs) + 1  # more than the jobs of any kind
+        items = [_Item(job.id, job.nodes // block,
+                       kill=int(exact(job.loss) / loss_unit) * most**3 + (job.loss == 0) * most**2 + 1,
+                       pause=(way is not None and way[1] == "sys") * most + 1,
+                       wait=int(exact(way[0]) / time_unit) if way else columns[-1] + 1,
+                       way=way[1] if way else "app")
+                 for job, way in zip(jobs, ways, strict=True)]
+        items.sort(key=lambda item: -item.rows)
+        return cls(jobs, deadlines, columns, items, block, loss_unit, most**3)
+
+    @property
+    def rows(self) -> int:
+        """What all jobs together free."""
+        return sum(item.rows for item in self.items)
+
+    @property
+    def nodes(self) -> int:
+        """The nodes of all jobs."""
+        return self.rows * self.block
+
+    def row(self, nodes: int) -> int:
+        """The row of the table in which ``nodes`` are free."""
+        check_jobs(self.jobs, nodes)
+        return -(-nodes // self.block)
+
+
+# ---------------------------------------------------------------- the table
+
+class _Stage(NamedTuple):
+    """What the table says of one job: two bits for each cell of the rows that matter to it."""
+
+    item: _Item
+    low: int  # the first of those rows
+    paused: bytes  # is the job best checkpointed?
+    killed: bytes  # if not, is it best killed?
+
+
+class _Table:
+    """The dynamic programme of [COSIM] Algorithm 1.
+
+    With the first j jobs considered, cell (n, t) holds the least cost of freeing
+    at least n rows in exactly t columns of checkpointing. Job j runs on, which
+    leaves its cell as it was; or is killed, from (n - rows, t); or is
+    checkpointed, from (n - rows, t - wait). What lies below row 0 is as good as
+    row 0, hence "at least".
+
+    When so many rows are still wanted that the jobs considered do not have them,
+    or so few that the later jobs cannot free the rest, a cell does not matter:
+    each job has a window of rows.
+
+    Args:
+        problem: in whole numbers.
+        wanted: the row that will be asked for.
+        every_count: will those below it be asked for too?
+    """
+
+    def __init__(self, problem: _Problem, wanted: int, every_count: bool = False) -> None:
+        self.problem = problem
+        windows = _windows(problem.items, wanted, every_count)
+        edge = max((min(item.rows, wanted) for item in problem.items), default=0)
+        shape = (edge + wanted + 1, problem.columns[-1] + 1)
+        cells = shape[1] * max(shape[0], sum(high - low for low, high in windows))
+        if cells > MOST_CELLS:
+            raise InputError(f"{len(problem.jobs)} jobs, {wanted} counts of nodes and {shape[1]} moments make a "
+                             f"table of {cells:.1e} cells; coarser times and a coarser step make it smaller")
+        never = problem.ties + sum(item.kill + item.pause for item in problem.items)
+        narrow = never < 2**61  # else Python's own integers, which are slow and have no bounds
+        cost = np.full(shape, never, np.int64 if narrow else object)
+        cost[:edge + 1, 0] = 0
+        sweep = _compiled_sweep() if narrow and cells >= COMPILE_FROM else _sweep
+        self.stages = []
+        for item, (low, high) in zip(problem.items, windows, strict=True):
+            paused, killed = sweep(cost, edge + low, edge + high, min(item.rows, wanted), item.kill, item.pause,
+                                   item.wait, never)
+            self.stages.append(_Stage(item, low, np.packbits(paused).tobytes(), np.packbits(killed).tobytes()))
+        self.cost = cost[edge:]
+
+    def least(self, row: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """The least loss within each deadline, in units, and the first column that has it."""
+        loss = self.cost[row] // self.problem.ties
+        least = np.minimum.accumulate(loss)
+        better = np.concatenate(([True], least[1:] < least[:-1]))
+        first = np.maximum.accumulate(np.where(better, np.arange(len(loss)), 0))
+        columns = list(self.problem.columns)
+        return least[columns], first[columns]
+
+    def plans(self, row: int) -> list[Plan]:
+        """The best plan for each deadline."""
+        columns = self.least(row)[1].tolist()
+        plans = {column: Plan.of(self.problem.jobs, 0, dict(self._actions(row, column)))
+                 for column in set(columns)}
+        return [replace(plans[column], deadline=deadline)
+                for deadline, column in zip(self.problem.deadlines, columns, strict=True)]
+
+    def _actions(self, row: int, column: int) -> Iterator[tuple[str, Action]]:
+        """Follow the choices back from a cell."""
+        columns = self.cost.shape[1]
+        for item, low, paused, killed in reversed(self.stages):
+            if row <= 0:
+                return
+            byte, bit = divmod((row - low) * columns + column, 8)  # packbits: the first bit is the highest
+            if paused[byte] & 128 >> bit:
+                yield item.id, item.way
+                column -= item.wait
+                row -= item.rows
+            elif killed[byte] & 128 >> bit:
+                yield item.id, "kill"
+                row -= item.rows
+
+
+def _windows(items: Sequence[_Item], wanted: int, every_count: bool) -> list[tuple[int, int]]:
+    """For each job the rows that matter, as a range; row 0 never changes."""
+    windows = []
+    done, left = 0, sum(item.rows for item in items)
+    for item in items:
+        done += item.rows
+        left -= item.rows
+        low = 1 if every_count else max(1, wanted - left)
+        windows.append((low, max(low, min(wanted, done) + 1)))
+    return windows
+
+
+def _sweep(cost: Any, low: int, high: int, rows: int, kill: int, pause: int, wait: int,
+           never: int) -> tuple[Any, Any]:
+    """Bring one more job into the table, in place.
+
+    Args:
+        cost: shape (rows, columns), contiguous, without this job.
+        low, high: the range of rows that matter to it.
+        rows: that it frees.
+        kill, pause: what killing and checkpointing it cost.
+        wait: the columns that checkpointing takes, at most all.
+        never: more than any cost.
+
+    Returns:
+        For each cell of the range: is it best checkpointed? If not, is it best killed?
+    """
+    columns = cost.shape[1]
+    paused = np.empty((high - low, columns), bool)
+    killed = np.empty((high - low, columns), bool)
+    at_once = max(1, CACHED_CELLS // columns)
+    for end in range(high, low, -at_once):  # downwards, for a row builds on one below it
+        start = max(low, end - at_once)
+        without, here = cost[start - rows:end - rows], cost[start:end]
+        if_killed = without + kill
+        if_paused = _later(without, wait, never) + pause
+        np.less(if_killed, here, out=killed[start - low:end - low])
+        np.minimum(if_killed, here, out=here)
+        np.less(if_paused, here, out=paused[start - low:end - low])
+        np.minimum(if_paused, here, out=here)
+    return paused, killed
+
+
+def _later(cost: Any, wait: int, never: int) -> Any:
+    """Rows shifted by ``wait`` columns.
+
+    They are shifted as one run, which is several times faster than row by row; then what spilled over
+    from the end of one row into the next is struck out.
+    """
+    later = np.empty_like(cost)
+    later.reshape(-1)[wait:] = cost.reshape(-1)[:max(cost.size - wait, 0)]
+    later[:, :wait] = never
+    return later
+
+
+@cache
+def _compiled_sweep() -> Callable[..., tuple[Any, Any]]:
+    """``_sweep`` cell by cell, compiled; ``_sweep`` itself where numba is not installed."""
+    try:
+        from numba import njit
+    except ImportError:
+        return _sweep
+    compiled: Callable[..., tuple[Any, Any]] = njit(cache=True)(_sweep_cells)
+    return compiled
+
+
+def _sweep_cells(cost: Any, low: int, high: int, rows: int, kill: int, pause: int, wait: int,
+                 never: int) -> tuple[Any, Any]:  # never: only numpy needs a value for it
+    columns = cost.shape[1]
+    paused = np.zeros((high - low, columns), np.bool_)
+    killed = np.empty((high - low, columns), np.bool_)
+    for row in range(high - 1, low - 1, -1):
+        without, here = cost[row - rows], cost[row]
+        for column in range(columns):
+            other = without[column] + kill
+            killed[row - low, column] = other < here[column]
+            here[column] = min(other, here[column])
+        late, is_paused = here[wait:], paused[row - low, wait:]
+        for column in range(columns - wait):
+            other = without[column] + pause
+            is_paused[column] = other < late[column]
+            late[column] = min(other, late[column])
+    return paused, killed

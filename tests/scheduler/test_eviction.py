@@ -1,0 +1,271 @@
+"""Which jobs make room, against all 4^n choices and against the paper's own programme."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler import eviction
+from scheduler.base import InputError
+from scheduler.eviction import Plan, RunningJob, Spectrum, groups_to_stop, plan_evictions
+from scheduler.eviction_baselines import algorithm_1, branch_and_bound, greedy
+
+LOSS, TIME, FREE_KILLS, SYSTEM, STOPPED, NODES = range(6)  # what a plan is judged by, in this order, and its nodes
+HUNDREDTHS = np.array([100, 100, 1, 1, 1, 1])
+
+
+@st.composite
+def job_lists(draw, most=6, nodes=(1, 2, 3, 4, 5), losses=(0, 0, 1, 2, 3, 10), times=(None, 0, 1, 2, 3, 4)):
+    """Few different values, so that ties are the rule."""
+    nodes, losses, times = (st.sampled_from(values) for values in (nodes, losses, times))
+    return [RunningJob(f"j{i}", draw(nodes), draw(losses), draw(times), draw(times))
+            for i in range(draw(st.integers(1, most)))]
+
+
+def choices(job):
+    """The ways to treat a job and what each adds, in hundredths."""
+    rows = {None: [0, 0, 0, 0, 0, 0], "kill": [job.loss, 0, job.loss == 0, 0, 1, job.nodes]}
+    if job.app_time is not None:
+        rows["app"] = [0, job.app_time, 0, 0, 1, job.nodes]
+    if job.sys_time is not None:
+        rows["sys"] = [0, job.sys_time, 0, 1, 1, job.nodes]
+    return {way: np.rint(np.array(row, float) * HUNDREDTHS).astype(int) for way, row in rows.items()}
+
+
+def judge(jobs, actions):
+    """What a plan adds up to."""
+    return sum(choices(job)[actions.get(job.id)] for job in jobs)
+
+
+def every_plan(jobs):
+    """What all 4^n plans add up to, shape (plans, 6)."""
+    plans = np.zeros((1, 6), int)
+    for job in jobs:
+        plans = (plans[:, None] + np.array(list(choices(job).values()))).reshape(-1, 6)
+    return plans
+
+
+def assert_none_is_better(jobs, nodes, plans):
+    """Each plan is possible, says what it does, and nothing beats it."""
+    rivals = every_plan(jobs)
+    for plan in plans:
+        mine = judge(jobs, plan.actions)
+        assert plan.nodes == mine[NODES] >= nodes
+        assert (plan.loss, plan.checkpoint_time) == (mine[LOSS] / 100, mine[TIME] / 100)
+        possible = rivals[(rivals[:, NODES] >= nodes) & (rivals[:, TIME] <= round(plan.deadline * 100))]
+        assert mine[:NODES].tolist() == min(possible[:, :NODES].tolist())
+
+
+@settings(deadline=None, max_examples=150)
+@given(job_lists(), st.data())
+def test_no_choice_of_all_is_better_ties_included(jobs, data):
+    nodes = data.draw(st.integers(0, sum(job.nodes for job in jobs)))
+    assert_none_is_better(jobs, nodes, plan_evictions(jobs, nodes, deadline=data.draw(st.integers(0, 9))))
+
+
+@settings(deadline=None, max_examples=60)
+@given(job_lists(most=4, losses=(0, 0.1, 0.2, 0.3, 7.5), times=(None, 0, 0.1, 0.2, 0.3, 1.25)), st.data())
+def test_decimal_losses_and_times_are_added_up_exactly(jobs, data):
+    nodes = data.draw(st.integers(0, sum(job.nodes for job in jobs)))
+    step = data.draw(st.sampled_from([0.1, 0.25, 1]))
+    assert_none_is_better(jobs, nodes, plan_evictions(jobs, nodes, deadline=1, step=step))
+
+
+@settings(deadline=None, max_examples=60)
+@given(job_lists(most=5, nodes=(4, 8, 12)), st.integers(0, 6))
+def test_one_pass_answers_for_every_count_of_nodes(jobs, deadline):
+    spectrum = Spectrum(jobs, deadline)
+    losses = spectrum.losses()
+    everything = sum(job.nodes for job in jobs)
+    assert losses.shape == (everything + 1, deadline + 1)
+    for nodes in range(everything + 1):
+        plans = spectrum.plans(nodes)
+        assert_none_is_better(jobs, nodes, plans)
+        assert losses[nodes].tolist() == [plan.loss for plan in plans]
+
+
+@settings(deadline=None, max_examples=100)
+@given(job_lists(), st.data())
+def test_branch_and_bound_finds_plans_as_good(jobs, data):
+    nodes = data.draw(st.integers(0, sum(job.nodes for job in jobs)))
+    assert_none_is_better(jobs, nodes, [branch_and_bound(jobs, nodes, data.draw(st.integers(0, 9)))])
+
+
+@settings(deadline=None, max_examples=100)
+@given(job_lists(), st.data())
+def test_greedy_plans_are_possible(jobs, data):
+    nodes = data.draw(st.integers(0, sum(job.nodes for job in jobs)))
+    deadline = data.draw(st.integers(0, 9))
+    plan = greedy(jobs, nodes, deadline)
+    assert plan.nodes >= nodes
+    assert plan.checkpoint_time <= deadline
+    assert plan.loss >= plan_evictions(jobs, nodes, deadline)[-1].loss
+
+
+# ---------------------------------------------------------------- ties
+
+def test_among_plans_without_loss_the_one_that_takes_less_time_wins_though_it_frees_more_nodes():
+    jobs = [RunningJob("fits", 4, 9, sys_time=3), RunningJob("larger", 5, 9, sys_time=2)]
+    assert plan_evictions(jobs, 4, 5)[-1].actions == {"larger": "sys"}
+
+
+def test_the_application_checkpoints_itself_where_the_system_takes_as_long():
+    assert plan_evictions([RunningJob("a", 1, 9, app_time=2, sys_time=2)], 1, 2)[-1].actions == {"a": "app"}
+
+
+def test_between_jobs_too_an_application_checkpoint_goes_before_one_by_the_system():
+    jobs = [RunningJob("a", 1, 9, sys_time=2), RunningJob("b", 1, 9, app_time=2)]
+    for order in (jobs, jobs[::-1]):
+        assert plan_evictions(order, 1, 2)[-1].actions == {"b": "app"}
+
+
+def test_nobody_is_killed_who_loses_nothing_and_need_not_stop():
+    jobs = [RunningJob("free", 1, 0), RunningJob("also free", 4, 0), RunningJob("dear", 2, 5)]
+    assert plan_evictions(jobs, 4, 0)[0].actions == {"also free": "kill"}
+
+
+def test_a_kill_without_loss_gives_way_to_a_checkpoint_that_takes_no_time():
+    jobs = [RunningJob("kill me", 2, 0), RunningJob("or me", 2, 7, sys_time=0)]
+    for order in (jobs, jobs[::-1]):
+        assert plan_evictions(order, 2, 3)[-1].actions == {"or me": "sys"}
+
+
+def test_a_kill_without_loss_goes_before_a_checkpoint_that_takes_time():
+    jobs = [RunningJob("free", 2, 0), RunningJob("slow", 2, 7, sys_time=1)]
+    assert plan_evictions(jobs, 2, 3)[-1].actions == {"free": "kill"}
+
+
+# ---------------------------------------------------------------- larger cases
+
+def crowd(count, seed, most_nodes=60, most_time=6):
+    rng = np.random.default_rng(seed)
+    times = [[None if time == 0 else int(time) for time in rng.integers(0, most_time, count)] for _ in range(2)]
+    return [RunningJob(str(i), int(rng.integers(1, most_nodes)), int(rng.integers(0, 500)), times[0][i], times[1][i])
+            for i in range(count)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_printed_algorithm_finds_the_same_losses_and_times(seed):
+    jobs = crowd(12, seed)
+    nodes = sum(job.nodes for job in jobs) * (seed + 1) // 5
+    ours, printed = plan_evictions(jobs, nodes, 10), algorithm_1(jobs, nodes, 10)
+    assert [(p.loss, p.checkpoint_time) for p in ours] == [(p.loss, p.checkpoint_time) for p in printed]
+
+
+@pytest.mark.parametrize(("count", "share", "deadline"), [(1, 1.0, 5), (30, 0.1, 0), (30, 0.4, 9), (40, 1.0, 20)])
+def test_the_compiled_table_gives_the_same_plans(monkeypatch, count, share, deadline):
+    pytest.importorskip("numba")
+    jobs = crowd(count, seed=count)
+    nodes = int(sum(job.nodes for job in jobs) * share)
+    plain = plan_evictions(jobs, nodes, deadline)
+    monkeypatch.setattr(eviction, "COMPILE_FROM", 0)
+    assert plan_evictions(jobs, nodes, deadline) == plain
+
+
+def test_pieces_that_fit_the_cache_make_no_difference(monkeypatch):
+    jobs = crowd(20, seed=5)
+    plain = plan_evictions(jobs, 200, 12)
+    monkeypatch.setattr(eviction, "CACHED_CELLS", 40)
+    assert plan_evictions(jobs, 200, 12) == plain
+
+
+def test_losses_beyond_64_bits_are_still_exact():
+    jobs = [RunningJob("a", 3, 10**30 + 1, sys_time=2), RunningJob("b", 3, 10**30, app_time=1),
+            RunningJob("c", 1, 1, app_time=3)]
+    assert_exact = [(p.loss, p.actions) for p in plan_evictions(jobs, 4, 3)]
+    assert assert_exact == [(10**30 + 1, {"b": "kill", "c": "kill"}), (1, {"b": "app", "c": "kill"}),
+                            (1, {"b": "app", "c": "kill"}), (0, {"a": "sys", "b": "app"})]
+
+
+def test_a_common_divisor_of_the_nodes_changes_nothing_but_the_rows():
+    jobs = crowd(10, seed=3)
+    large = [RunningJob(job.id, 128 * job.nodes, job.loss, job.app_time, job.sys_time) for job in jobs]
+    for nodes in (1, 100, 150):
+        small = plan_evictions(jobs, nodes, 8)
+        assert [p.actions for p in plan_evictions(large, 128 * nodes - 127, 8)] == [p.actions for p in small]
+
+
+def test_waiting_longer_never_loses_more():
+    losses = Spectrum(crowd(15, seed=8), 12).losses()
+    assert np.all(np.diff(losses, axis=1) <= 0)
+    assert np.all(np.diff(losses, axis=0) >= 0)
+
+
+# ---------------------------------------------------------------- what is asked
+
+def test_deadlines_are_the_multiples_of_the_step_and_times_keep_their_own_grain():
+    jobs = [RunningJob("a", 1, 5, app_time=3), RunningJob("b", 1, 5, app_time=2)]
+    plans = plan_evictions(jobs, 2, deadline=14, step=5)
+    assert [(p.deadline, p.loss, p.checkpoint_time) for p in plans] == [(0, 10, 0), (5, 0, 5), (10, 0, 5)]
+
+
+def test_nothing_to_free_stops_nobody():
+    assert plan_evictions([RunningJob("a", 1, 0, 0, 0)], 0, 1) == [Plan(0, 0, 0, 0, {}), Plan(1, 0, 0, 0, {})]
+    assert plan_evictions([], 0, 0) == [Plan(0, 0, 0, 0, {})]
+
+
+def test_training_groups_that_must_stop_are_named_and_nothing_is_done_to_them():
+    groups = [RunningJob("a", 2, 300, app_time=12.5), RunningJob("b", 2, 100, app_time=31)]
+    assert groups_to_stop(groups, gpus=2, deadline=30) == {"a": "app"}
+    assert groups_to_stop(groups, gpus=2, deadline=0) == {"b": "kill"}
+    assert groups_to_stop(groups, gpus=0, deadline=0) == {}
+
+
+@pytest.mark.parametrize(("fields", "message"), [
+    ({"id": ""}, "a job has no id"),
+    ({"nodes": 0}, "job a: nodes is 0, a whole number above 0 is wanted"),
+    ({"nodes": 2.5}, "job a: nodes is 2.5, a whole number"),
+    ({"nodes": True}, "job a: nodes is True"),
+    ({"loss": -1}, "job a: loss is -1, it must be finite and at least 0"),
+    ({"loss": math.nan}, "job a: loss is nan"),
+    ({"app_time": math.inf}, "job a: app_time is inf"),
+    ({"sys_time": -0.5}, "job a: sys_time is -0.5"),
+])
+def test_a_job_out_of_range_is_refused(fields, message):
+    with pytest.raises(InputError, match=message):
+        RunningJob(**{"id": "a", "nodes": 1, "loss": 0, **fields})
+
+
+@pytest.mark.parametrize(("nodes", "deadline", "step", "message"), [
+    (6, 1, 1, "6 nodes cannot be freed: all 2 jobs together run on 5"),
+    (-1, 1, 1, "the nodes to free are -1"),
+    (2.0, 1, 1, "the nodes to free are 2.0"),
+    (1, -1, 1, "the deadline is -1"),
+    (1, math.nan, 1, "the deadline is nan"),
+    (1, 1, 0, "the step between deadlines is 0, too small"),
+    (1, 1, 1e-9, "too small for a deadline of 1"),
+    (1, 1, math.inf, "the step between deadlines is inf"),
+])
+@pytest.mark.parametrize("solve", [plan_evictions, lambda jobs, nodes, *rest: Spectrum(jobs, *rest).plans(nodes)])
+def test_a_question_out_of_range_is_refused(solve, nodes, deadline, step, message):
+    with pytest.raises(InputError, match=message):
+        solve([RunningJob("a", 2, 1), RunningJob("b", 3, 1)], nodes, deadline, step)
+
+
+@pytest.mark.parametrize("solve", [plan_evictions, greedy, branch_and_bound, algorithm_1])
+def test_an_id_that_comes_twice_is_refused(solve):
+    with pytest.raises(InputError, match="job a comes twice"):
+        solve([RunningJob("a", 2, 1), RunningJob("a", 3, 1)], 1, 1)
+
+
+def test_a_table_that_would_not_fit_is_refused():
+    jobs = [RunningJob("a", 100_003, 1, app_time=1.23456789), RunningJob("b", 100_000, 1)]
+    with pytest.raises(InputError, match="coarser times"):
+        plan_evictions(jobs, 150_000, 15)
+
+
+# ---------------------------------------------------------------- the comparisons
+
+def test_greedy_checkpoints_the_dearest_while_time_lasts_and_then_kills_the_cheapest():
+    jobs = [RunningJob("dear", 2, 900, sys_time=4), RunningJob("middle", 2, 500, sys_time=9),
+            RunningJob("cheap", 2, 100, sys_time=1), RunningJob("cheaper", 2, 50, app_time=1)]
+    plan = greedy(jobs, 6, 5)
+    assert (plan.actions, plan.loss) == ({"dear": "sys", "cheap": "kill", "cheaper": "kill"}, 150)
+
+
+def test_branch_and_bound_says_when_it_gave_up():
+    jobs = crowd(10, seed=1)
+    assert branch_and_bound(jobs, 200, 5, most_visits=20) is None
+    assert branch_and_bound(jobs, 200, 5).loss == plan_evictions(jobs, 200, 5)[-1].loss
