@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -104,6 +105,11 @@ def open_inputs(spec: Spec) -> tuple[DataSet, tuple[Transform, ...], InputSpec]:
     settings = spec.data
     transforms = parse_transforms(settings.transforms)
     data = open_data(settings.source, settings.path, settings.validation, spec.seed)
+    try:
+        pickle.dumps(data)  # all ranks get it from rank 0, by MPI
+    except Exception as error:  # the user's classes may raise anything
+        raise UserError(f"data.source: {settings.source} cannot be sent to the other ranks: {error}; right would be a "
+                        "source of plain values that opens its files when it reads") from None
     pipeline = Pipeline(data.train, transforms, spec.seed)
     return data, transforms, InputSpec(pipeline.shape, str(pipeline.dtype), len(data.classes), pipeline.affine)
 

@@ -59,6 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     request = parse_arguments(argv)
     from fleet.mpi import World
 
+    logging.getLogger("fleet").addHandler(logging.NullHandler())  # until this rank's file is known
     world = World()
     try:
         return _run(world, request)

@@ -26,7 +26,7 @@ from pydantic.dataclasses import dataclass
 
 from fleet.errors import SpecError, SpecMistake, UserError
 from fleet.families import FAMILIES, Architecture, check_target
-from fleet.search import draw, grid
+from fleet.search import Grid, Space, draw, grid, override
 from fleet.units import Duration, Share, Size
 from preprocess.base import InputError
 from preprocess.transforms import parse_transform
@@ -136,8 +136,8 @@ class ModelEntry:
     name: str | None = None
     args: dict[str, Any] = Field(default_factory=dict)
     count: Annotated[int, Field(ge=1)] | None = None
-    space: dict[str, Any] | None = None
-    grid: dict[str, list[Any]] | None = None
+    space: Space | None = None
+    grid: Grid | None = None
     gpus: Annotated[int, Field(ge=1)] | tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] | None = None
     train: dict[str, Any] = Field(default_factory=dict)  # replaces parts of the top-level `train`
 
@@ -321,6 +321,12 @@ def json_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "FLEET spec"}
 
 
+class _Loader(yaml.SafeLoader):
+    """The safe loader, which also reads ``1e-4`` as the number that everybody means by it."""
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+"), list("-+0123456789"))
+
 _MAX_YAML_NODES = 100_000  # a spec is a page; aliases that unfold to more are an attack or an accident
 
 
@@ -329,7 +335,7 @@ def _read_yaml(text: str, file: str) -> tuple[Any, dict[tuple, int]]:
         return SpecError([SpecMistake(file, line, "", what, right)])
 
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        node = yaml.compose(text, Loader=_Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         raise mistake(mark.line + 1 if mark else None,
@@ -349,7 +355,7 @@ def _read_yaml(text: str, file: str) -> tuple[Any, dict[tuple, int]]:
     if mistakes:
         raise SpecError(mistakes)
     try:
-        return yaml.safe_load(text), lines
+        return yaml.load(text, Loader=_Loader), lines  # noqa: S506 - a safe loader
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         raise mistake(mark.line + 1 if mark else None,
@@ -464,7 +470,7 @@ def _networks(document: Document, index: int, entry: ModelEntry) -> list[Network
         name = f"{stem}-{number:0{len(str(len(draws) - 1))}d}" if many else stem
         if not _NAME.fullmatch(name):
             raise UserError(f"{name!r} cannot name a network: it should be letters, digits, '.', '_' and '-'")
-        args = {**entry.args, **{key: value for key, value in drawn.items() if not key.startswith("train.")}}
+        args = override(entry.args, {key: value for key, value in drawn.items() if not key.startswith("train.")})
         train = _merged(document.train, entry.train, drawn)
         least, most = _gpu_bounds(entry)
         networks.append(NetworkSpec(

@@ -1,0 +1,129 @@
+"""Starting ``mpirun`` from a test, and looking at what it left."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fleet.api import mpirun
+from fleet.checkpoint import read_state
+from fleet.eventlog import read_events
+from fleet.paths import RunPaths
+from fleet.results import read_results
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What came of a launch."""
+
+    status: int
+    output: str
+    seconds: float
+    paths: RunPaths
+
+    def events(self, kind):
+        return [event for event in read_events(self.paths.events) if event["event"] == kind]
+
+    def results(self):
+        return {row.name: row for row in read_results(self.paths.root)}
+
+    def history(self, name):
+        return read_state(self.paths.last(name), with_arrays=False).history
+
+
+def spec(tmp_path, models, samples=60, source="numbered", **parts):
+    """The content of a spec on made-up samples, for the numpy engine."""
+    content = {
+        "name": "test", "seed": 5, "output": str(tmp_path / "run"),
+        "data": {"source": f"tests.sources:{source}", "path": str(samples), "validation": None,
+                 "transforms": ["flip", {"scale": {"mean": 0.5, "std": 0.5}}]},
+        "models": models,
+        "train": {"batch": {"size": 8}, "optimizer": {"name": "sgd", "learning_rate": 0.02, "momentum": 0.5},
+                  "converge": {"max_epochs": 3}},
+        "profile": {"batches": 4, "timed": 2, "max_gpus": 2},
+        "resources": {"engine": "numpy"},
+    }
+    for key, value in parts.items():
+        content[key] = {**content.get(key, {}), **value} if isinstance(value, dict) else value
+    return content
+
+
+class Launcher:
+    """Starts ranks, each launch with its own cache of rates."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def environment(self, extra):
+        # Variables of an MPI that this process may be under would confuse another one.
+        plain = {key: value for key, value in os.environ.items() if not key.startswith(("OMPI_", "PMIX_", "PRTE_"))}
+        return {**plain, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+                "XDG_CACHE_HOME": str(self.folder / "cache"), "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **extra}
+
+    def write(self, content):
+        path = self.folder / "spec.yaml"
+        path.write_text(yaml.safe_dump(content) if isinstance(content, dict) else content)
+        return path
+
+    def start(self, ranks, content, *arguments, program=("-m", "fleet.run"), environment=None):
+        """Start and return at once."""
+        command = [*mpirun(ranks), *program, str(self.write(content)), *arguments]
+        return subprocess.Popen(command, cwd=ROOT, env=self.environment(environment or {}), text=True,
+                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+
+    def __call__(self, ranks, content, *arguments, timeout=90, **options):
+        """Start, wait for the end, and fail the test when it does not come."""
+        began = time.monotonic()
+        process = self.start(ranks, content, *arguments, **options)
+        try:
+            output, _ = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            kill(process)
+            output, _ = process.communicate()
+            pytest.fail(f"no end after {timeout} s:\n{output[-5000:]}")
+        root = content["output"] if isinstance(content, dict) else self.folder / "run"
+        return Launch(process.returncode, output, time.monotonic() - began, RunPaths(Path(root)))
+
+
+def kill(process):
+    """SIGKILL to the launcher and all ranks: they are one session."""
+    for pid in session_members(process.pid):
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+def session_members(session):
+    """The processes of a session, by their ids."""
+    members = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text().rsplit(")", 1)[1].split()
+        except (OSError, IndexError):
+            continue
+        if int(fields[3]) == session and fields[0] != "Z":
+            members.append(int(folder.name))
+    return members
+
+
+@pytest.fixture
+def launch(tmp_path):
+    return Launcher(tmp_path)
+
+
+def read_lines(folder):
+    """The JSON lines of all files of a folder."""
+    return [json.loads(line) for file in sorted(folder.iterdir()) for line in file.read_text().splitlines()]
+
+
+PYTHON = sys.executable

@@ -1,0 +1,47 @@
+"""The main job, with a note of every sample that a network is given: run by test_stream.py under mpirun."""
+
+import json
+import os
+import sys
+import zlib
+from pathlib import Path
+
+from fleet import stream, trainer
+from fleet.run import main
+from tests.sources import Numbered
+
+_folder = Path(os.environ["FLEET_TEST_RECORDS"])
+_serving = {}
+
+
+def _record(stream_class):
+    original = stream_class.batches
+
+    def batches(self, epoch, start, batch, rank, size):
+        with open(_folder / f"{os.getpid()}.jsonl", "a") as file:
+            for item in original(self, epoch, start, batch, rank, size):
+                file.write(json.dumps({
+                    "network": _serving["name"], "epoch": epoch, "position": item.position, "rank": rank,
+                    "samples": [Numbered.number(image) for image in item.images],
+                    "labels": item.labels.tolist(),
+                    "sums": [zlib.crc32(image.tobytes()) for image in item.images]}) + "\n")
+                file.flush()
+                yield item
+
+    stream_class.batches = batches
+
+
+def _note_network():
+    original = trainer.Trainer._serve
+
+    def serve(self, order):
+        _serving["name"] = order.network
+        return original(self, order)
+
+    trainer.Trainer._serve = serve
+
+
+_record(stream.SharedStream)
+_record(stream.OwnStream)
+_note_network()
+sys.exit(main())

@@ -1,0 +1,111 @@
+"""Data sets and model functions that the tests' specs name by import path."""
+
+import time
+
+import numpy as np
+
+from preprocess.base import BadSample, RandomAccess
+
+SIDE, CLASSES = 4, ("a", "b", "c")
+
+
+class Numbered(RandomAccess):
+    """Small images that say which sample they are, and from which their class can be learned.
+
+    The first two pixels hold the number of the sample; one row is bright, and says the class.
+    """
+
+    def __init__(self, count, seed, before=None):
+        self.classes = CLASSES
+        self.labels = np.arange(count) % len(CLASSES)
+        rng = np.random.default_rng(seed)
+        self._images = rng.integers(0, 100, (count, SIDE, SIDE, 1), np.uint8)
+        self._images[np.arange(count), 1 + self.labels] += 100  # a row for each class
+        self._images[:, 0, 0, 0], self._images[:, 0, 1, 0] = np.divmod(np.arange(count), 256)
+        self._before = before
+
+    def read(self, index):
+        if self._before is not None:
+            self._before(index)
+        return self._images[index]
+
+    def name(self, index):
+        return f"sample {index}"
+
+    @staticmethod
+    def number(image):
+        """Which sample an image is."""
+        return int(image[0, 0, 0]) * 256 + int(image[0, 1, 0])
+
+
+def numbered(path):
+    """So many training samples as the path says, and 20 for validation."""
+    return Numbered(int(path), seed=1), Numbered(20, seed=2)
+
+
+class _Slowly:
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def __call__(self, index):
+        time.sleep(self.seconds)
+
+
+def slow(path):
+    """The same, a millisecond each: a run that takes a while."""
+    return Numbered(int(path), seed=1, before=_Slowly(0.001)), Numbered(20, seed=2)
+
+
+class _FailsAt:
+    def __init__(self, index, error):
+        self.index, self.error = index, error
+
+    def __call__(self, index):
+        if index == self.index:
+            raise self.error
+
+
+def raising(path):
+    """A source with a bug, which has nothing to do with any one sample."""
+    return Numbered(int(path), seed=1, before=_FailsAt(int(path) - 1, RuntimeError("the source has a bug"))), \
+        Numbered(20, seed=2)
+
+
+def partly_bad(path):
+    """A source whose sample 5 cannot be read."""
+    return Numbered(int(path), seed=1, before=_FailsAt(5, BadSample("sample 5", "torn file"))), Numbered(20, seed=2)
+
+
+# ---- model functions of the numpy engine ----
+
+
+def zeros(input_shape, classes):
+    """Weights of nothing."""
+    return np.zeros((int(np.prod(input_shape)) + 1, classes))
+
+
+def not_a_number(input_shape, classes):
+    """Weights whose first loss is NaN."""
+    return np.full((int(np.prod(input_shape)) + 1, classes), np.nan)
+
+
+def broken(input_shape, classes):
+    """A model function that raises."""
+    raise ValueError("no such layer")
+
+
+def too_large(input_shape, classes):
+    """A network that does not fit."""
+    raise MemoryError("wanted 900 GB")
+
+
+# ---- transforms ----
+
+
+def noise(image, rng, training):
+    """Change all pixels but the two that say which sample it is."""
+    if not training:
+        return image
+    changed = rng.integers(0, 256, image.shape, np.uint8)
+    changed[0, :2] = image[0, :2]
+    return changed
