@@ -19,12 +19,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 import numpy as np
+from images import make_jpegs  # beside this file
 from PIL import Image
 
-from benchmarks.images import make_jpegs
 from preprocess import decode as decoders
 from preprocess.image_folder import ImageFolder
 from preprocess.pipeline import Pipeline, _Generators

@@ -45,9 +45,8 @@ class Pipeline:
         self._seed = seed
         self._random = _Generators(seed)
         self.shape, self.dtype = self._probe()
-        if self.affine is not None and self.affine.channels not in (None, 1, self.shape[2]):
-            raise InputError(f"scale: {self.affine.channels} numbers, one for each channel; "
-                             f"the samples have {self.shape[2]} channels")
+        if self.affine is not None:
+            self.affine.check(self.shape[2])
 
     @property
     def samples(self) -> int:
@@ -115,6 +114,8 @@ class Pipeline:
 
     def _fix(self, image: bytes | np.ndarray) -> np.ndarray:
         transforms = self._fixed
+        if isinstance(image, np.ndarray) and image.ndim != 3:
+            raise BadImage(f"is an array of {image.ndim} dimensions, not (height, width, channels)")
         if transforms and isinstance(transforms[0], Decode):
             image = transforms[0].apply(image, at_least=_enough(transforms[1:2]))
             transforms = transforms[1:]

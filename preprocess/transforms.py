@@ -267,6 +267,7 @@ class Scale:
 
     def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
         """The numbers."""
+        self.affine.check(image.shape[2])
         return self.affine.apply(image)
 
 
@@ -291,11 +292,15 @@ class Affine:
         """float32, a scalar or one number for each channel."""
         return (-np.asarray(self.mean, np.float64) / np.asarray(self.std, np.float64)).astype(np.float32)
 
-    @property
-    def channels(self) -> int | None:
-        """How many channels the images must have; None when any number will do."""
-        lengths = {len(value) for value in (self.mean, self.std) if isinstance(value, tuple)}
-        return max(lengths, default=None)
+    def check(self, channels: int) -> None:
+        """See that it fits images of so many channels.
+
+        Raises:
+            InputError: it has numbers for another number of them.
+        """
+        numbers = np.broadcast(self.multiplier, self.offset).size
+        if numbers not in (1, channels):
+            raise InputError(f"scale: {numbers} numbers, one for each channel; the samples have {channels} channels")
 
     def apply(self, images: np.ndarray) -> np.ndarray:
         """Scale images whose last axis is the channels, to float32."""

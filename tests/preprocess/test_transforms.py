@@ -265,9 +265,11 @@ def test_decoding_passes_on_the_size_that_is_enough():
     assert Decode().apply(data, at_least=(16, 16)).shape == (16, 16, 3)
 
 
-def test_an_affine_knows_how_many_channels_it_is_for():
-    assert Affine(0.5, 0.5).channels is None
-    assert Affine((0.5, 0.4, 0.3), 0.5).channels == 3
+def test_an_affine_fits_its_number_of_channels():
+    Affine(0.5, 0.5).check(4)
+    Affine((0.5, 0.4, 0.3), 0.5).check(3)
+    with pytest.raises(InputError, match="3 numbers"):
+        Affine(0.5, (0.5, 0.4, 0.3)).check(1)
 
 
 def test_every_parameter_says_what_is_wanted():
