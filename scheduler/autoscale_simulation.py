@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
+from itertools import pairwise
 
 from scheduler.autoscaler import Autoscaling, decide, next_decision
 from scheduler.elastic import Curve
@@ -251,10 +252,16 @@ def audit(outcome: Outcome, jobs: Sequence[ElasticJob], settings: Autoscaling) -
     for holding in outcome.holdings:
         held.setdefault(holding.job, []).append(holding)
     _insist(not held.keys() & set(outcome.dropped), "a dropped job held GPUs")
+    early: Counter[float] = Counter()  # resizes before their time: to be excused by jobs that start then
     for number, job in enumerate(jobs):
         own = held.get(number, [])
-        _audit_changes(number, job, own, settings)
+        _audit_start(number, job, own)
+        early += _audit_changes(number, own, settings)
+        _audit_counts(number, job, own, settings)
         _audit_work(number, job, own, outcome.completion_min[number])
+    for number, own in held.items():
+        early[own[0].start_min] -= jobs[number].curve.least
+    _insist(not +early, f"more jobs than needed are resized too soon, at {[*+early]} min")
 
 
 def _audit_capacity(outcome: Outcome, settings: Autoscaling) -> None:
@@ -266,21 +273,32 @@ def _audit_capacity(outcome: Outcome, settings: Autoscaling) -> None:
         _insist(held <= settings.gpus, f"{held} of {settings.gpus} GPUs are held at {moment} min")
 
 
-def _audit_changes(number: int, job: ElasticJob, own: list[Holding], settings: Autoscaling) -> None:
-    for before, h in zip([None, *own], own, strict=False):
+def _audit_start(number: int, job: ElasticJob, own: list[Holding]) -> None:
+    for h in own[:1]:
+        _insist(h.start_min >= job.arrival_min, f"job {number} starts at {h.start_min} min, before it arrives")
+        _insist(h.steady_min == h.start_min, f"job {number} pays for its start")
+
+
+def _audit_changes(number: int, own: list[Holding], settings: Autoscaling) -> Counter[float]:
+    """Check the resizes of a job; those before its hold is over, by their moment."""
+    early: Counter[float] = Counter()
+    for before, h in pairwise(own):
+        at = f"job {number} at {h.start_min} min"
+        _insist(h.start_min == before.end_min, f"{at} resumes with a gap")
+        _insist(h.steady_min == h.start_min + settings.rescale_cost_min, f"{at} does not pay its resize")
+        if h.start_min - before.steady_min < settings.keeps_for_min:
+            _insist(h.gpus < before.gpus, f"{at} grows too soon")
+            early[h.start_min] += 1
+    return early
+
+
+def _audit_counts(number: int, job: ElasticJob, own: list[Holding], settings: Autoscaling) -> None:
+    for h in own:
         at = f"job {number} at {h.start_min} min"
         _insist(job.curve.factors[h.gpus - 1] > 0, f"{at} gets {h.gpus} GPUs, on which it cannot run")
         if settings.interval_min:
             early = math.remainder(h.start_min, settings.interval_min)
             _insist(abs(early) <= SAME_MOMENT, f"{at} changes between two decisions")
-        if before is None:
-            _insist(h.start_min >= job.arrival_min, f"{at} starts before it arrives")
-            _insist(h.steady_min == h.start_min, f"{at} pays for its start")
-        else:
-            _insist(h.start_min == before.end_min, f"{at} resumes with a gap")
-            _insist(h.steady_min == h.start_min + settings.rescale_cost_min, f"{at} does not pay its resize")
-            kept = h.start_min - before.steady_min
-            _insist(kept >= settings.keeps_for_min or settings.keeps_for_min == 0, f"{at} changes too soon")
 
 
 def _audit_work(number: int, job: ElasticJob, own: list[Holding], took: float | None) -> None:

@@ -8,10 +8,12 @@ admitted. The functions here know neither a clock nor an event queue: a live
 run and a simulation call the same ones.
 
 Resizing a job means to halt it and to resume it from a checkpoint, which takes
-time. Two things bound that loss. Decisions are ``interval_min`` apart. And a
-job that was started or resized keeps its size until it has been running for
-``hold_min``; by default that is 9 times the cost of a resize, so that no job
-loses more than a tenth of its time to being resized.
+time, so that resizes must not follow each other too fast. Decisions are
+``interval_min`` apart. And a job keeps its size for ``hold_min`` (9 times the
+cost of a resize unless said) after it was started or resized, but for one
+reason: a job that waits could not start otherwise. It then shrinks, and never
+grows. So a job loses at most a tenth of its time to resizes of the first kind;
+and starting a job that needs k GPUs causes at most k of the second.
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ class Autoscaling:
         interval_min: minutes between decisions; 0 decides at every arrival and departure.
         drop: reject a job that does not fit when it is first tried; otherwise it waits.
         rescale_cost_min: minutes for which a resized job holds its GPUs without progress.
-        hold_min: how long a job keeps its size after a start or a resize is done; 9 x the cost
-            unless said.
+        hold_min: how long a job keeps its size after a start or a resize, unless it must shrink for
+            another to start; 9 x the cost unless said.
     """
 
     gpus: int
@@ -98,8 +100,8 @@ def decide(running: Sequence[Job], waiting: Sequence[Job], now_min: float, setti
     The paper asks the optimizer after each job that it adds whether the set is
     still feasible. It is exactly as long as the least counts sum to no more
     than the GPUs, so the optimizer is asked once. A job that does not fit is
-    passed over and the next is tried. Whether one that is not started waits
-    on or is dropped is for the caller to do as :attr:`Autoscaling.drop` says.
+    passed over and the next is tried; whether it goes on waiting or is dropped
+    is for the caller to see to, as ``settings.drop`` says.
 
     Args:
         running: the jobs that hold GPUs now.
@@ -110,15 +112,10 @@ def decide(running: Sequence[Job], waiting: Sequence[Job], now_min: float, setti
     Returns:
         The decision.
     """
-    curves = [_held(job.curve, job.gpus) if now_min - job.steady_min < settings.keeps_for_min else job.curve
-              for job in running]
-    free = settings.gpus - sum(curve.least for curve in curves)
-    admitted = []
-    for place, job in enumerate(waiting):
-        if job.curve.least <= free:
-            free -= job.curve.least
-            admitted.append(place)
-    allocation = allocate(curves + [waiting[place].curve for place in admitted], settings.gpus)
+    room = _Room(running, now_min, settings)
+    admitted = [place for place, job in enumerate(waiting) if room.admit(job.curve.least)]
+    curves = room.curves() + [waiting[place].curve for place in admitted]
+    allocation = allocate(curves, settings.gpus)
     assert allocation is not None, "running jobs hold no more GPUs than there are"
     started = [0] * len(waiting)
     for place, gpus in zip(admitted, allocation.gpus[len(running):], strict=True):
@@ -126,10 +123,45 @@ def decide(running: Sequence[Job], waiting: Sequence[Job], now_min: float, setti
     return Decision(allocation.gpus[:len(running)], tuple(started), allocation.throughput, allocation.method)
 
 
+class _Room:
+    """How many GPUs the running jobs can leave to others, and what each may then do."""
+
+    def __init__(self, running: Sequence[Job], now_min: float, settings: Autoscaling) -> None:
+        self.running = running
+        self.kept = [now_min - job.steady_min < settings.keeps_for_min for job in running]
+        self.free = settings.gpus - sum(job.gpus if kept else job.curve.least
+                                        for job, kept in zip(running, self.kept, strict=True))
+        # Of the jobs that keep their size, the one with most to give comes first (last in the list), so
+        # that few are resized.
+        self.givers = sorted((place for place, kept in enumerate(self.kept) if kept), key=self._surplus)
+        self.reserve = sum(map(self._surplus, self.givers))
+        self.shrinking: set[int] = set()
+
+    def _surplus(self, place: int) -> int:
+        return self.running[place].gpus - self.running[place].curve.least
+
+    def admit(self, least: int) -> bool:
+        """Whether a job that needs so many GPUs can be admitted; then it is."""
+        if least > self.free + self.reserve:
+            return False
+        while self.free < least:
+            place = self.givers.pop()
+            self.shrinking.add(place)
+            self.free += self._surplus(place)
+            self.reserve -= self._surplus(place)
+        self.free -= least
+        return True
+
+    def curves(self) -> list[Curve]:
+        """The curves of the running jobs over the counts that they may have."""
+        return [job.curve if not kept else _up_to(job.curve, job.gpus, only=place not in self.shrinking)
+                for place, (job, kept) in enumerate(zip(self.running, self.kept, strict=True))]
+
+
 @lru_cache(maxsize=4096)
-def _held(curve: Curve, gpus: int) -> Curve:
-    """The curve of a job that must keep its size."""
-    return Curve((*(0.0,) * (gpus - 1), curve.factors[gpus - 1]))
+def _up_to(curve: Curve, gpus: int, only: bool) -> Curve:
+    """The curve of a job that must keep its size, or may shrink but not grow."""
+    return Curve((*(0.0,) * (gpus - 1), curve.factors[gpus - 1]) if only else curve.factors[:gpus])
 
 
 def next_decision(now_min: float, interval_min: float) -> float:

@@ -53,6 +53,25 @@ def test_a_job_keeps_its_size_for_nine_times_what_a_resize_costs(now, expected):
     assert decide([held, free], [], now, settings).running[0] == expected
 
 
+def test_a_job_that_keeps_its_size_shrinks_if_one_that_waits_could_not_start():
+    settings = Autoscaling(gpus=6, rescale_cost_min=2.0)
+    decision = decide([Job(gpus=2), Job(gpus=4)], [Job(Curve((0.0, 1.0)))], 5.0, settings)
+    assert (decision.running, decision.started) == ((2, 2), (2,))
+
+
+def test_as_few_as_can_be_shrink_and_none_for_a_job_that_does_not_fit_even_then():
+    settings = Autoscaling(gpus=6, rescale_cost_min=2.0)
+    decision = decide([Job(gpus=2), Job(gpus=4)], [Job(Curve((*(0.0,) * 4, 9.0)))], 5.0, settings)
+    assert (decision.running, decision.started) == ((2, 4), (0,))
+
+
+def test_a_job_that_shrinks_before_its_time_does_not_grow():
+    settings = Autoscaling(gpus=6, rescale_cost_min=2.0)
+    held = Job(Curve((1.0, 2.0, 9.0)), gpus=2)
+    decision = decide([held, Job(gpus=4)], [Job(Curve((1.0, 1.1)))], 5.0, settings)
+    assert decision.running == (2, 3)
+
+
 def test_without_a_cost_nothing_is_kept():
     assert decide([Job(gpus=1, steady_min=10.0)], [], 10.0, Autoscaling(gpus=4)).running == (4,)
 
