@@ -1,0 +1,78 @@
+"""Running jobs as squeue tells them: what a Slurm 22.05 printed, and what it might."""
+
+from pathlib import Path
+
+import pytest
+
+from launch.base import InputError
+from launch.slurm_jobs import SlurmJob, parse_comment, parse_elapsed, parse_squeue, running_jobs
+
+RECORDED = Path(__file__).with_name("squeue.txt").read_text()
+
+
+@pytest.fixture
+def squeue(tmp_path, monkeypatch):
+    """Put a squeue on the PATH that writes down how it was called and does what a shell script says."""
+    def write(script):
+        fake = tmp_path / "squeue"
+        fake.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/called\n{script}\n')
+        fake.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+        return tmp_path / "called"
+    return write
+
+
+def test_recorded_jobs_are_read_with_their_comments():
+    assert parse_squeue(RECORDED) == [
+        SlurmJob("1", 1, 10, "debug", "relax | heat", {"interval_min": 60, "critical_gb": 12.5}),
+        SlurmJob("3_0", 1, 10, "debug", "sweep"),
+        SlurmJob("2", 2, 10, "long", "md", {"last_checkpoint": 1795173998, "memory_gb": 0.5}),
+    ]
+
+
+def test_squeue_is_asked_for_the_running_jobs_of_a_partition(squeue):
+    called = squeue(f"cat {Path(__file__).with_name('squeue.txt')}")
+    assert [job.id for job in running_jobs("long")] == ["1", "3_0", "2"]
+    assert called.read_text().splitlines() == [
+        "--noheader", "--states=RUNNING", "--format=%i\t%D\t%M\t%P\t%j\t%k", "--partition=long"]
+
+
+def test_no_running_job_is_an_empty_list(squeue):
+    squeue("true")
+    assert running_jobs() == []
+
+
+def test_a_squeue_that_fails_is_quoted(squeue):
+    squeue("echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
+    with pytest.raises(InputError, match="squeue failed: slurm_load_jobs error: Unable to contact"):
+        running_jobs()
+
+
+def test_without_squeue_it_says_so(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(InputError, match="squeue is not on the PATH"):
+        running_jobs()
+
+
+@pytest.mark.parametrize("line", ["17\t2\t0:10\tdebug\tname", "17\t2.5\t0:10\tdebug\tname\t", "no jobs"])
+def test_a_line_in_another_format_is_refused_by_its_number(line):
+    with pytest.raises(InputError, match="squeue, line 2: .* is not in the format"):
+        parse_squeue("17\t2\t0:10\tdebug\tname\t(null)\n" + line + "\n")
+
+
+@pytest.mark.parametrize("text", ["", "10", "INVALID", "1-10:00", "-1:00"])
+def test_a_time_that_is_none_is_refused(text):
+    with pytest.raises(InputError, match="squeue gives the time"):
+        parse_elapsed(text)
+
+
+@pytest.mark.parametrize("comment", ["fleet:", "fleet:interval_min", "fleet:=3", "fleet:memory_gb=lots",
+                                     "mine fleet:a=1,,b=2"])
+def test_a_comment_that_addresses_us_wrongly_is_refused(comment):
+    with pytest.raises(InputError, match="the comment of job 17 says 'fleet:.*name=number"):
+        parse_comment("17", comment)
+
+
+@pytest.mark.parametrize("comment", ["(null)", "", "my fleet of jobs", "notfleet:x=1"])
+def test_a_comment_for_others_says_nothing(comment):
+    assert parse_comment("17", comment) == {}
