@@ -1,0 +1,295 @@
+"""The jobs that run now, read from a file, and what checkpointing and losing them costs.
+
+A file is CSV with a header, or JSON: a list of objects, or ``{"jobs": [...]}``.
+It has one of two forms. The direct one says what each job costs; an empty cell,
+null, or in JSON a key left out, is a checkpoint that the job cannot take:
+
+    id,nodes,loss,app_time,sys_time                                     minutes, node-seconds
+
+The raw one says what that follows from ([COSIM] section III-B), given the
+bandwidths of the file system:
+
+    id,nodes,memory_gb,critical_gb,since_checkpoint_min,interval_min
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from scheduler.base import InputError
+from scheduler.eviction import Number, RunningJob, exact, plain
+
+DIRECT = ("id", "nodes", "loss", "app_time", "sys_time")
+RAW = ("id", "nodes", "memory_gb", "critical_gb", "since_checkpoint_min", "interval_min")
+MAY_BE_EMPTY = ("app_time", "sys_time", "memory_gb", "critical_gb", "interval_min")
+RESOLUTION = 0.1  # minutes to whose multiples computed times are rounded up
+
+
+@dataclass(frozen=True)
+class FileSystem:
+    """The bandwidths that bound a checkpoint, GB/s: of the whole file system, and of one node."""
+
+    aggregate_gbps: float
+    node_gbps: float
+
+    def __post_init__(self) -> None:
+        for name, value in (("aggregate", self.aggregate_gbps), ("node", self.node_gbps)):
+            if not 0 < value < math.inf:
+                raise InputError(f"the {name} bandwidth is {value} GB/s, it must be finite and above 0")
+
+    def seconds(self, node_gb: Sequence[float]) -> float:
+        """How long a job takes to write a checkpoint ([COSIM] Eq. 1).
+
+        Its nodes together may fill the file system, or its fullest node its own link.
+
+        Args:
+            node_gb: what each node writes, GB.
+
+        Four nodes of 30 GB: 120 GB at 20 GB/s take 6 s, but 30 GB at 4 GB/s take 7.5 s.
+
+        >>> FileSystem(aggregate_gbps=20, node_gbps=4).seconds([30, 30, 30, 30])
+        7.5
+        """
+        return max(math.fsum(node_gb) / self.aggregate_gbps, max(node_gb, default=0) / self.node_gbps)
+
+
+@dataclass(frozen=True)
+class Checkpointing:
+    """What the costs of stopping a job follow from.
+
+    Args:
+        id, nodes: of the job.
+        since_checkpoint_min: since its last checkpoint, or since its start where there was none.
+        interval_min: between its own checkpoints; None where it takes none.
+        critical_gb: what its own checkpoint writes on a node, or on each node; None where it takes none.
+        memory_gb: what it has in memory on a node, or on each node; None where the system cannot checkpoint it.
+    """
+
+    id: str
+    nodes: int
+    since_checkpoint_min: Number
+    interval_min: Number | None = None
+    critical_gb: Number | Sequence[Number] | None = None
+    memory_gb: Number | Sequence[Number] | None = None
+
+    def __post_init__(self) -> None:
+        RunningJob(self.id, self.nodes, loss=0)  # which checks both
+        _check(self.id, "since_checkpoint_min", self.since_checkpoint_min)
+        if self.interval_min is not None:
+            _check(self.id, "interval_min", self.interval_min, above_zero=True)
+        for name, sizes in (("critical_gb", self.critical_gb), ("memory_gb", self.memory_gb)):
+            for size in _sizes(self, sizes) or ():
+                _check(self.id, name, size)
+            if isinstance(sizes, Sequence) and len(sizes) != self.nodes:
+                raise InputError(f"job {self.id}: {name} has {len(sizes)} sizes for {self.nodes} nodes")
+
+    @property
+    def wait_min(self) -> Number | None:
+        """Until its next own checkpoint is due."""
+        if self.interval_min is None:
+            return None
+        since, interval = exact(self.since_checkpoint_min), exact(self.interval_min)
+        return plain(-since % interval if since else interval)
+
+    def costs(self, storage: FileSystem, resolution: Number = RESOLUTION) -> RunningJob:
+        """The job as the planner wants it.
+
+        Args:
+            storage: to which checkpoints are written.
+            resolution: minutes to whose multiples times are rounded up.
+
+        Killed 40 minutes after its checkpoint, four nodes lose 9,600 node-seconds.
+        Its next one is due in 20 minutes and writes 40 GB in 4 s; the system could write 400 GB in 40 s.
+
+        >>> Checkpointing("17", 4, since_checkpoint_min=40, interval_min=60, critical_gb=10,
+        ...               memory_gb=100).costs(FileSystem(10, 10))
+        RunningJob(id='17', nodes=4, loss=9600, app_time=20.1, sys_time=0.7)
+        """
+        app, system = _sizes(self, self.critical_gb), _sizes(self, self.memory_gb)
+        app_time = sys_time = None
+        if app is not None and self.wait_min is not None:
+            app_time = round_up(self.wait_min + storage.seconds(app) / 60, resolution)
+        if system is not None:
+            sys_time = round_up(storage.seconds(system) / 60, resolution)
+        return RunningJob(self.id, self.nodes, round(self.nodes * self.since_checkpoint_min * 60), app_time, sys_time)
+
+
+def _sizes(job: Checkpointing, sizes: Number | Sequence[Number] | None) -> Sequence[Number] | None:
+    """A size for each node."""
+    return sizes if sizes is None or isinstance(sizes, Sequence) else [sizes] * job.nodes
+
+
+def _check(id_: str, name: str, value: Number, *, above_zero: bool = False) -> None:
+    if not 0 <= value < math.inf or (above_zero and value == 0):
+        raise InputError(f"job {id_}: {name} is {value}, it must be finite and "
+                         f"{'above' if above_zero else 'at least'} 0")
+
+
+def round_up(value: Number, grain: Number) -> Number:
+    """The least multiple of ``grain`` that is not below ``value``.
+
+    >>> round_up(1.23, 0.1), round_up(1.2, 0.1), round_up(3, 1)
+    (1.3, 1.2, 3)
+    """
+    return plain(math.ceil(exact(round(value, 9)) / exact(grain)) * exact(grain))  # 9: the noise of floats
+
+
+# ---------------------------------------------------------------- files
+
+def read_jobs(path: str | Path, storage: FileSystem | None = None,
+              resolution: Number | None = None) -> list[RunningJob]:
+    """Read the running jobs of a file.
+
+    Args:
+        path: ends in ``.csv`` or ``.json``.
+        storage: what the raw form needs; the direct one does without.
+        resolution: minutes to whose multiples times are rounded up. By default those of the direct form are
+            taken as they are, and those that follow from the raw form are rounded to :data:`RESOLUTION`.
+
+    Raises:
+        InputError: the file cannot be read, or something in it is wrong; the message names file and line.
+    """
+    if resolution is not None and not 0 < resolution < math.inf:
+        raise InputError(f"the resolution is {resolution} min, it must be finite and above 0")
+    jobs = []
+    first: dict[str, str] = {}
+    for place, record in _records(Path(path)):
+        try:
+            job = _job(record, storage, resolution)
+        except InputError as error:
+            raise InputError(f"{place}: {error}") from None
+        if job.id in first:
+            raise InputError(f"{place}: job {job.id} comes twice, first at {first[job.id]}")
+        first[job.id] = place
+        jobs.append(job)
+    return jobs
+
+
+def _job(record: Mapping[str, Any], storage: FileSystem | None, resolution: Number | None) -> RunningJob:
+    if "loss" in record:
+        job = RunningJob(**record)
+        if resolution is None:
+            return job
+        app_time, sys_time = (None if time is None else round_up(time, resolution)
+                              for time in (job.app_time, job.sys_time))
+        return replace(job, app_time=app_time, sys_time=sys_time)
+    if storage is None:
+        raise InputError("a job in the raw form needs the bandwidths of the file system and of a node")
+    return Checkpointing(**record).costs(storage, RESOLUTION if resolution is None else resolution)
+
+
+def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The jobs of a file, each with its place."""
+    readers = {".csv": _csv_records, ".json": _json_records}
+    reader = readers.get(path.suffix.lower())
+    if reader is None:
+        raise InputError(f"{path}: a file of jobs ends in .csv or .json")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: cannot be read: it is not text") from None
+    for line, record in reader(path, text):
+        yield f"{path}:{line}", record
+
+
+def _csv_records(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    reader = csv.reader(text.splitlines(), strict=True, skipinitialspace=True)
+    header: list[str] = []
+    try:
+        for cells in reader:
+            if not cells:
+                continue
+            if not header:
+                header = [cell.strip() for cell in cells]
+                _check_names(header, required=_form(header))
+            elif len(cells) != len(header):
+                raise InputError(f"{len(cells)} cells, but the header has {len(header)}")
+            else:
+                yield reader.line_num, _read({name: cell.strip() or None
+                                              for name, cell in zip(header, cells, strict=True)}, _cell)
+    except (csv.Error, InputError) as error:
+        raise InputError(f"{path}:{reader.line_num}: {error}") from None
+    if not header:
+        raise InputError(f"{path}:1: the file is empty; its first line is {','.join(DIRECT)}")
+
+
+def _json_records(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    line = 1
+    try:
+        whole = json.loads(text)
+        jobs = whole["jobs"] if isinstance(whole, dict) and whole.keys() == {"jobs"} else whole
+        if not isinstance(jobs, list):
+            raise InputError('a list of jobs is wanted, or {"jobs": [...]}')
+        for line, record in zip(_lines_of_items(text), jobs, strict=True):
+            if not isinstance(record, dict):
+                raise InputError(f"{json.dumps(record)} is not a job; an object with the keys {', '.join(DIRECT)} is")
+            _check_names(list(record), required=[name for name in _form(record) if name not in MAY_BE_EMPTY])
+            yield line, _read(record, _value)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path}:{error.lineno}: not JSON: {error.msg}") from None
+    except (ValueError, RecursionError) as error:  # InputError; a number of thousands of digits; deep nesting
+        raise InputError(f"{path}:{line}: {error}") from None
+
+
+def _lines_of_items(text: str) -> Iterator[int]:
+    """The line on which each item of the list begins, in JSON that is known to be sound."""
+    decode, gap = json.JSONDecoder().raw_decode, re.compile(r"[\s,]*")
+    line, counted, at = 1, 0, text.index("[") + 1
+    while True:
+        at += len(gap.match(text, at)[0])  # type: ignore[index]  # it matches nothing, too
+        if text[at] == "]":
+            return
+        line, counted = line + text.count("\n", counted, at), at
+        yield line
+        _, at = decode(text, at)
+
+
+def _form(names: Iterable[str]) -> tuple[str, ...]:
+    """The form that has more of these names."""
+    names = set(names)
+    return RAW if len(names & set(RAW)) > len(names & set(DIRECT)) else DIRECT
+
+
+def _check_names(names: Sequence[str], required: Iterable[str]) -> None:
+    form = _form(names)
+    for name in names:
+        if name not in form:
+            raise InputError(f"{name!r} is not known here; a job has {','.join(form)}")
+        if names.count(name) > 1:
+            raise InputError(f"{name!r} comes twice")
+    for name in required:
+        if name not in names:
+            raise InputError(f"{name!r} is missing; a job has {','.join(form)}")
+
+
+def _read(record: Mapping[str, Any], number: Callable[[str, Any], Any]) -> dict[str, Any]:
+    """The values of a record as numbers, but for the id."""
+    for name, value in record.items():
+        if value is None and name not in MAY_BE_EMPTY:
+            raise InputError(f"{name} is empty")
+    return {name: str(value) if name == "id" else None if value is None else number(name, value)
+            for name, value in record.items()}
+
+
+def _cell(name: str, text: str) -> Number:
+    try:
+        return int(text) if re.fullmatch(r"[+-]?[0-9]+", text) else float(text)
+    except ValueError:
+        raise InputError(f"{name} is {text!r}, a number is wanted") from None
+
+
+def _value(name: str, value: Any) -> Any:
+    if name in ("critical_gb", "memory_gb") and isinstance(value, list):
+        return [_value(name, size) for size in value]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InputError(f"{name} is {json.dumps(value)}, a number is wanted")
+    return value
