@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from fleet.errors import ExitStatus, InfrastructureError, UserError
 from fleet.eventlog import EventLog
@@ -36,7 +36,6 @@ from fleet.messages import (
     Tag,
     Throughput,
 )
-from fleet.mpi import World
 from fleet.paths import write_json
 from fleet.results import Results
 from fleet.roles import Roles
@@ -48,6 +47,9 @@ from scheduler.base import Cluster, Delta, Member, Options, Progress, RateTable,
 from scheduler.policies import decide
 from scheduler.rates import preprocessors_needed
 from scheduler.ratesfile import write_rates
+
+if TYPE_CHECKING:  # MPI starts when it is imported
+    from fleet.mpi import World
 
 log = logging.getLogger("fleet.coordinator")
 
@@ -105,7 +107,6 @@ class Coordinator:
                                 peak_limited=spec.schedule.peak_limited, seed=spec.seed)
         self._cluster = Cluster(tuple(range(len(roles.trainers))), roles.gpus_per_node)
         self._idle: set[int] = set()  # devices whose trainer waits for work
-        self._measuring: dict[Task, tuple[int, ...]] = {}
         self._groups: dict[str, RunningGroup] = {}
         self._wanted = Round()
         self._is_stale = True  # whether something happened since the policy was asked
@@ -140,10 +141,6 @@ class Coordinator:
         elif self._may_train():
             self._direct()
         return message is not None
-
-    def run(self) -> None:
-        """Coordinate until the run is over, on a rank that does nothing else."""
-        self._world.wait(lambda: (self.step() and None) or self.status)
 
     def stop(self) -> None:
         """Say what ends."""

@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from fleet.errors import FleetError
-from fleet.mpi import Group
 from fleet.spec import NetworkSpec, Spec
 from preprocess.transforms import Affine
+
+if TYPE_CHECKING:  # MPI starts when it is imported
+    from fleet.mpi import Group
 
 # What a checkpoint holds of a network: arrays by name.
 Arrays = Mapping[str, np.ndarray]

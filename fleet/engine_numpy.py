@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fleet.engine import Arrays, InputSpec, PeerFailed, StepResult
 from fleet.errors import CheckpointError, ModelError
 from fleet.families import load_function
-from fleet.mpi import Group
 from fleet.spec import NetworkSpec
+
+if TYPE_CHECKING:  # MPI starts when it is imported
+    from fleet.mpi import Group
 
 
 class NumpyEngine:

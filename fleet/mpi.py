@@ -164,8 +164,16 @@ class Group:
 
     def broadcast(self, buffer: np.ndarray) -> None:
         """Give every rank the master's buffer."""
-        if self.size > 1:
-            self._complete(self.comm.Ibcast(buffer, root=0))
+        begun = self.start_broadcast([buffer], root=0)
+        self._world.wait(lambda: begun.is_done() or None)
+
+    def start_broadcast(self, buffers: Sequence[np.ndarray], root: int) -> Broadcast:
+        """Begin to give every rank the root's buffers; returns at once.
+
+        Buffers go as bytes, for MPI does not know all types of NumPy; each is one contiguous piece of memory.
+        """
+        assert all(buffer.flags.c_contiguous for buffer in buffers)  # of any other, reshape would send a copy
+        return Broadcast([self.comm.Ibcast(buffer.reshape(-1).view(np.uint8), root=root) for buffer in buffers])
 
     def exchange(self, value: T) -> list[T]:
         """Give every rank the values of all, small ones."""
@@ -184,6 +192,17 @@ class Group:
     def free(self) -> None:
         """Give the communicator back."""
         self.comm.Free()
+
+
+class Broadcast:
+    """Buffers under way to all ranks of a group; what is sent must not change before it is done."""
+
+    def __init__(self, requests: Sequence[MPI.Request]) -> None:
+        self._requests = list(requests)
+
+    def is_done(self) -> bool:
+        """Whether this rank's part is done; never waits."""
+        return MPI.Request.Testall(self._requests)
 
 
 def thread_support() -> str:

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fleet.messages import Bad, Exit, Produce, Tag, Throughput
-from fleet.mpi import Backoff, World
 from fleet.relay import Relay
 from fleet.roles import Roles
 from fleet.segment import ValidationSet, Window
 from preprocess.base import BadSample
 from preprocess.pipeline import Pipeline
+
+if TYPE_CHECKING:  # MPI starts when it is imported
+    from fleet.mpi import World
 
 _SAMPLES_A_STEP = 8  # some milliseconds of work: what the coordinator on rank 0 may be kept waiting
 _MEASURED_SAMPLES = 64
@@ -58,15 +61,6 @@ class Preprocessor:
     def start(self) -> None:
         """Tell the coordinator how fast this rank prepares samples."""
         self._world.tell(0, Tag.COORDINATOR, Throughput(self._measure()))
-
-    def run(self) -> None:
-        """Work until the run is over."""
-        backoff = Backoff()
-        while not self.is_done:
-            if self.step():
-                backoff.reset()
-            else:
-                backoff.sleep()
 
     def step(self) -> bool:
         """Do a bounded piece of work; returns whether there was any."""

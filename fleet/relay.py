@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
-from mpi4py import MPI
-
-from fleet.mpi import World
 from fleet.roles import Roles
 from fleet.segment import Window
+
+if TYPE_CHECKING:  # MPI starts when it is imported
+    from fleet.mpi import Broadcast, World
 
 _UNDER_WAY = 4
 
@@ -26,7 +26,7 @@ _UNDER_WAY = 4
 class _Transfer:
     sequence: int
     is_mine: bool
-    requests: tuple[MPI.Request, ...]
+    broadcast: Broadcast
 
 
 class Relay:
@@ -60,7 +60,7 @@ class Relay:
 
     def _complete(self) -> bool:
         done = False
-        while self._under_way and MPI.Request.Testall(list(self._under_way[0].requests)):
+        while self._under_way and self._under_way[0].broadcast.is_done():
             transfer = self._under_way.popleft()
             if not transfer.is_mine:
                 self._window.publish(transfer.sequence)
@@ -79,10 +79,8 @@ class Relay:
     def _post(self) -> None:
         sequence, rows = self.next, self._window.rows(self.next)
         root = self._node_of_turn[sequence % len(self._node_of_turn)]
-        comm = self._group.comm
-        requests = (comm.Ibcast(_bytes(self._window.images[rows]), root=root),
-                    comm.Ibcast(_bytes(self._window.labels[rows]), root=root))
-        self._under_way.append(_Transfer(sequence, self._is_mine(sequence), requests))
+        broadcast = self._group.start_broadcast([self._window.images[rows], self._window.labels[rows]], root)
+        self._under_way.append(_Transfer(sequence, self._is_mine(sequence), broadcast))
         self.next += 1
 
     def _advance(self) -> None:
@@ -98,11 +96,6 @@ class Relay:
         last = max(self._group.exchange(self.next))
         while self.next < last:
             self._post()
-        requests = [request for transfer in self._under_way for request in transfer.requests]
-        self._world.wait(lambda: MPI.Request.Testall(requests) or None)
+        self._world.wait(lambda: all(transfer.broadcast.is_done() for transfer in self._under_way) or None)
         self._under_way.clear()
         self._group.free()
-
-
-def _bytes(array: np.ndarray) -> np.ndarray:
-    return array.reshape(-1).view(np.uint8)

@@ -43,10 +43,6 @@ class Roles:
         """The rank that speaks for a node: its first preprocessor."""
         return next(rank for rank in self.preprocessors if self.node_of[rank] == node)
 
-    def devices(self, ranks: Sequence[int]) -> tuple[int, ...]:
-        """The device numbers of trainer ranks."""
-        return tuple(self.trainers.index(rank) for rank in ranks)
-
 
 def assign(node_of: Sequence[int], preprocessors: int | None, gpus_per_node: int | None,
            own_preprocessing: bool = False) -> Roles:

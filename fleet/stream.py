@@ -14,13 +14,15 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from fleet.mpi import World
 from fleet.segment import NOT_READING, ValidationSet, Window
 from preprocess.pipeline import Pipeline
+
+if TYPE_CHECKING:  # MPI starts when it is imported
+    from fleet.mpi import World
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -38,10 +38,12 @@ from fleet.messages import (
     Stopped,
     Tag,
 )
-from fleet.mpi import Group, World
 from fleet.paths import RunPaths
 from fleet.spec import NetworkSpec, Spec
 from fleet.stream import OwnStream, Stream, Validation
+
+if TYPE_CHECKING:  # MPI starts when it is imported
+    from fleet.mpi import Group, World
 
 log = logging.getLogger("fleet.trainer")
 

@@ -1,0 +1,22 @@
+"""The examples in docstrings say what happens."""
+
+import doctest
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+# Loading these starts MPI or TensorFlow.
+HEAVY = {"fleet.mpi", "fleet.session", "fleet.engine_keras", "fleet.engine_models"}
+MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path
+           for package in ("fleet", "preprocess", "scheduler", "launch") for path in (ROOT / package).rglob("*.py")}
+
+
+@pytest.mark.parametrize("name", sorted(MODULES.keys() - HEAVY))
+def test_the_examples_of_a_module_hold(name):
+    assert doctest.testmod(import_module(name.removesuffix(".__init__"))).failed == 0
+
+
+def test_modules_that_are_left_out_have_no_examples():
+    assert [name for name in HEAVY if ">>>" in MODULES[name].read_text(encoding="utf-8")] == []
