@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Annotated
 
@@ -16,9 +17,10 @@ def _split(value: object, units: dict[str, int], example: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError(f"should be written like {example}")
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)\s*", str(value))
-    if not match or match[2].upper() not in units:
+    count = float(match[1]) * units.get(match[2].upper(), math.nan) if match else math.nan
+    if not math.isfinite(count):
         raise ValueError(f"should be written like {example}")
-    return float(match[1]) * units[match[2].upper()]
+    return count
 
 
 def parse_size(value: object) -> int:
@@ -36,7 +38,7 @@ def parse_duration(value: object) -> float:
     >>> parse_duration("10min"), parse_duration("1:30:00"), parse_duration(5)
     (600.0, 5400.0, 5.0)
     """
-    if isinstance(value, str) and re.fullmatch(r"\d+:\d{2}(:\d{2})?", value.strip()):
+    if isinstance(value, str) and re.fullmatch(r"[0-9]{1,9}:[0-9]{2}(:[0-9]{2})?", value.strip()):
         parts = [int(part) for part in value.split(":")]
         return float(sum(part * 60**power for power, part in enumerate(reversed(parts))))
     return _split(value, _SECONDS, "90s, 10min, 2h or 1:30:00")
@@ -59,7 +61,7 @@ def format_duration(seconds: float) -> str:
     >>> format_duration(5.2), format_duration(75), format_duration(7260)
     ('5.2 s', '1 min 15 s', '2 h 1 min')
     """
-    if seconds < 60:
+    if round(seconds, 1) < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
@@ -74,10 +76,10 @@ def format_size(count: float) -> str:
     ('999 B', '2.5 MB')
     """
     for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
+        if count < 999.5:  # from there on it would be rounded to 1000
             return f"{count:.3g} {unit}"
         count /= 1000
-    return f"{count:.3g} TB"
+    return f"{count:.3g} TB" if count < 999.5 else f"{count:.0f} TB"
 
 
 def _schema(example: str) -> WithJsonSchema:

@@ -1,0 +1,70 @@
+"""Sizes, durations and shares as people write them."""
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleet.units import format_duration, format_size, parse_duration, parse_share, parse_size
+
+PARSERS = [parse_size, parse_duration, parse_share]
+
+
+@pytest.mark.parametrize(("text", "count"), [
+    ("2GB", 2 * 10**9), ("2 gb", 2 * 10**9), ("64MiB", 2**26), ("0.5kB", 500), ("1e3", 1000), (7, 7), (1.5, 1),
+    ("3TIB", 3 * 2**40), (" 12 B ", 12)])
+def test_a_size_is_bytes(text, count):
+    assert parse_size(text) == count
+
+
+@pytest.mark.parametrize(("text", "seconds"), [
+    ("90s", 90), ("1.5min", 90), ("2h", 7200), ("1d", 86400), ("10:30", 630), ("1:02:03", 3723), ("100:00:00", 360000),
+    (0.5, 0.5), ("3 sec", 3)])
+def test_a_duration_is_seconds(text, seconds):
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize(("text", "share"), [("15%", 0.15), (" 100 % ", 1), ("0.25", 0.25), (0.01, 0.01), ("0%", 0)])
+def test_a_share_is_a_part_of_one(text, share):
+    assert parse_share(text) == share
+
+
+@pytest.mark.parametrize("parser", PARSERS)
+@pytest.mark.parametrize("value", [
+    "", "GB", "-1", -1, "1 XB", "1,5", "1..2", "2GB 3", "0x10", True, None, [1], float("nan"), float("inf"), "inf",
+    "1:2:3:4", "1e999", "1e308 TB", "1e308 min", 10**400, "9" * 5000 + ":00", "9" * 400 + ":00"], ids=lambda value: repr(value)[:12])
+def test_what_is_none_is_refused_with_an_example(parser, value):
+    with pytest.raises(ValueError, match=r"should be written like \S+"):
+        parser(value)
+
+
+@settings(max_examples=300)
+@given(st.one_of(st.text(max_size=20), st.integers(), st.floats(), st.from_regex(r"[0-9.eE:+%]{1,12}[a-zA-Z]{0,3}")))
+def test_whatever_is_written_is_a_finite_number_or_refused(value):
+    for parser in PARSERS:
+        try:
+            assert 0 <= parser(value) < float("inf")
+        except ValueError as error:
+            assert "should be written like" in str(error)
+
+
+@pytest.mark.parametrize(("seconds", "text"), [
+    (0, "0.0 s"), (59.94, "59.9 s"), (59.96, "1 min 0 s"), (60, "1 min 0 s"), (3599.4, "59 min 59 s"),
+    (3599.6, "1 h 0 min"), (90061, "25 h 1 min")])
+def test_a_duration_is_shown_in_the_units_that_matter(seconds, text):
+    assert format_duration(seconds) == text
+
+
+@pytest.mark.parametrize(("count", "text"), [
+    (0, "0 B"), (999, "999 B"), (999.6, "1 kB"), (1000, "1 kB"), (999_499, "999 kB"), (999_999, "1 MB"),
+    (2_500_000, "2.5 MB"), (5 * 10**15, "5000 TB")])
+def test_a_size_is_shown_with_three_digits(count, text):
+    assert format_size(count) == text
+
+
+@given(st.integers(0, 10**16))
+def test_a_size_that_is_shown_reads_back_as_about_the_same(count):
+    shown = format_size(count)
+    assert re.fullmatch(r"[0-9.]+ [kMGT]?B", shown)
+    assert parse_size(shown) == pytest.approx(count, rel=0.006)
