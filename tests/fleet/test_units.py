@@ -33,7 +33,8 @@ def test_a_share_is_a_part_of_one(text, share):
 @pytest.mark.parametrize("parser", PARSERS)
 @pytest.mark.parametrize("value", [
     "", "GB", "-1", -1, "1 XB", "1,5", "1..2", "2GB 3", "0x10", True, None, [1], float("nan"), float("inf"), "inf",
-    "1:2:3:4", "1e999", "1e308 TB", "1e308 min", 10**400, "9" * 5000 + ":00", "9" * 400 + ":00"], ids=lambda value: repr(value)[:12])
+    "1:2:3:4", "1e999", "1e308 TB", "1e308 min", 10**400, "9" * 5000 + ":00", "9" * 400 + ":00"],
+    ids=lambda value: repr(value)[:12])
 def test_what_is_none_is_refused_with_an_example(parser, value):
     with pytest.raises(ValueError, match=r"should be written like \S+"):
         parser(value)
@@ -44,9 +45,10 @@ def test_what_is_none_is_refused_with_an_example(parser, value):
 def test_whatever_is_written_is_a_finite_number_or_refused(value):
     for parser in PARSERS:
         try:
-            assert 0 <= parser(value) < float("inf")
-        except ValueError as error:
-            assert "should be written like" in str(error)
+            number = parser(value)
+        except ValueError:
+            continue
+        assert 0 <= number < float("inf")
 
 
 @pytest.mark.parametrize(("seconds", "text"), [
