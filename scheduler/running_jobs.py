@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from scheduler.base import InputError
-from scheduler.eviction import Number, RunningJob, exact, plain
+from scheduler.eviction import Action, Number, RunningJob, exact, plain
 
 DIRECT = ("id", "nodes", "loss", "app_time", "sys_time")
 RAW = ("id", "nodes", "memory_gb", "critical_gb", "since_checkpoint_min", "interval_min")
@@ -85,7 +85,7 @@ class Checkpointing:
         if self.interval_min is not None:
             _check(self.id, "interval_min", self.interval_min, above_zero=True)
         for name, sizes in (("critical_gb", self.critical_gb), ("memory_gb", self.memory_gb)):
-            for size in _sizes(self, sizes) or ():
+            for size in sizes if isinstance(sizes, Sequence) else () if sizes is None else (sizes,):
                 _check(self.id, name, size)
             if isinstance(sizes, Sequence) and len(sizes) != self.nodes:
                 raise InputError(f"job {self.id}: {name} has {len(sizes)} sizes for {self.nodes} nodes")
@@ -97,6 +97,11 @@ class Checkpointing:
             return None
         since, interval = exact(self.since_checkpoint_min), exact(self.interval_min)
         return plain(-since % interval if since else interval)
+
+    def sizes(self, way: Action) -> Sequence[Number] | None:
+        """GB that a checkpoint writes on each node; None where it is not possible."""
+        sizes = {"app": self.critical_gb, "sys": self.memory_gb}[way]
+        return sizes if sizes is None or isinstance(sizes, Sequence) else [sizes] * self.nodes
 
     def costs(self, storage: FileSystem, resolution: Number = RESOLUTION) -> RunningJob:
         """The job as the planner wants it.
@@ -112,18 +117,13 @@ class Checkpointing:
         ...               memory_gb=100).costs(FileSystem(10, 10))
         RunningJob(id='17', nodes=4, loss=9600, app_time=20.1, sys_time=0.7)
         """
-        app, system = _sizes(self, self.critical_gb), _sizes(self, self.memory_gb)
+        app, system = self.sizes("app"), self.sizes("sys")
         app_time = sys_time = None
         if app is not None and self.wait_min is not None:
             app_time = round_up(self.wait_min + storage.seconds(app) / 60, resolution)
         if system is not None:
             sys_time = round_up(storage.seconds(system) / 60, resolution)
         return RunningJob(self.id, self.nodes, round(self.nodes * self.since_checkpoint_min * 60), app_time, sys_time)
-
-
-def _sizes(job: Checkpointing, sizes: Number | Sequence[Number] | None) -> Sequence[Number] | None:
-    """A size for each node."""
-    return sizes if sizes is None or isinstance(sizes, Sequence) else [sizes] * job.nodes
 
 
 def _check(id_: str, name: str, value: Number, *, above_zero: bool = False) -> None:

@@ -132,7 +132,6 @@ HEADER = "id,nodes,loss,app_time,sys_time\n"
     ("a.csv", HEADER + ",1,2,3,4\n", r"a.csv:2: id is empty"),
     ("a.csv", HEADER + "17,1,2,3\n", r"a.csv:2: 4 cells, but the header has 5"),
     ("a.csv", HEADER + '17,1,2,3,"4\n', r"a.csv:2: unexpected end of data"),
-    ("a.csv", HEADER + "17,1," + "9" * 5000 + ",3,4\n", r"a.csv:2: loss is '9+', a number is wanted"),
     ("a.csv", b"\xff\xfe\x00", r"a.csv: cannot be read: it is not text"),
     ("a.txt", DIRECT, r"a.txt: a file of jobs ends in .csv or .json"),
     ("a.json", '[{"id": 1,\n "nodes": 1 "loss": 3}]', r"a.json:2: not JSON: Expecting ',' delimiter"),
@@ -144,14 +143,22 @@ HEADER = "id,nodes,loss,app_time,sys_time\n"
     ("a.json", '[\n{"id": 1, "nodes": "1", "loss": 0}]', r'a.json:2: nodes is "1", a number is wanted'),
     ("a.json", '[\n{"id": null, "nodes": 1, "loss": 0}]', r"a.json:2: id is empty"),
     ("a.json", '[\n{"id": 1, "nodes": 1, "loss": NaN}]', r"a.json:2: job 1: loss is nan"),
-    ("a.json", '[{"id": 1, "nodes": 1, "loss": ' + "9" * 5000 + "}]", r"a.json:1: Exceeds the limit"),
-    ("a.json", "[" * 100_000, r"a.json:1: maximum recursion depth"),
     ("a.csv", RAW, r"a.csv:2: a job in the raw form needs the bandwidths"),
 ])
 def test_a_mistake_is_named_with_its_file_and_line(write, name, text, message):
     with pytest.raises(InputError, match=message) as caught:
         read_jobs(write(name, text))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "text", "message"), [
+    ("a.csv", HEADER + "17,1," + "9" * 5000 + ",3,4\n", r"a.csv:2: loss is '9+', a number is wanted"),
+    ("a.json", '[{"id": 1, "nodes": 1, "loss": ' + "9" * 5000 + "}]", r"a.json:1: Exceeds the limit"),
+    ("a.json", "[" * 100_000, r"a.json:1: maximum recursion depth"),
+], ids=["digits in csv", "digits in json", "depth"])
+def test_a_file_meant_to_hurt_is_refused_like_any_other(write, name, text, message):
+    with pytest.raises(InputError, match=message):
+        read_jobs(write(name, text))
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):

@@ -1,0 +1,266 @@
+"""What an eviction plan does to a machine, minute by minute.
+
+Batch jobs fill the machine when an on-demand job asks for nodes. The plan is
+carried out: who is killed lets go at once; who is checkpointed by the system
+queues for the file system at once, and runs on until it is its turn; who
+checkpoints itself queues at its next due moment; one checkpoint is written at a
+time. The on-demand job starts as soon as it finds its nodes free. Who was
+stopped starts again, in the order of stopping, once nodes are free: a killed
+job at its last checkpoint, another where it was.
+
+The plan counts every wait and every write one after the other, but waits
+overlap, so the on-demand job starts no later than planned and often sooner.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import partial
+
+from scheduler.base import InputError
+from scheduler.eviction import Action
+from scheduler.running_jobs import FileSystem
+from scheduler.simulator import Event, Simulator
+from scheduler.theta import BatchJob
+
+ON_DEMAND = "on-demand"
+SAME_MIN = 1e-6  # closer moments are one
+
+
+@dataclass(frozen=True)
+class Use:
+    """Some nodes ran a job for a while; ``done_min`` of it was work that counts."""
+
+    job: str
+    nodes: frozenset[int]
+    start_min: float
+    end_min: float
+    done_min: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of the machine.
+
+    Args:
+        start_min: when the on-demand job started, from the moment it was asked for.
+        lost_node_s: work that was done anew, node-seconds.
+        idle_node_s: that nodes stood free while the on-demand job waited for the rest of its nodes.
+        delay_min: by which the batch jobs end later than they would have, on average.
+        end_min: when the last batch job ended.
+        uses: of nodes, in the order of their ends.
+    """
+
+    start_min: float
+    lost_node_s: float
+    idle_node_s: float
+    delay_min: float
+    end_min: float
+    uses: tuple[Use, ...]
+
+
+def simulate(jobs: Sequence[BatchJob], actions: Mapping[str, Action], nodes: int, length_min: float,
+             storage: FileSystem) -> Outcome:
+    """Carry out a plan and let everything end.
+
+    Args:
+        jobs: that run when the on-demand job asks.
+        actions: the plan.
+        nodes: of the on-demand job.
+        length_min: that the on-demand job runs.
+        storage: to which checkpoints are written.
+
+    Returns:
+        The outcome, audited.
+
+    Raises:
+        InputError: the plan names a job that is not there or a checkpoint that it cannot take, or does not
+            free the nodes.
+        RuntimeError: the simulation has a mistake.
+    """
+    names = {job.checkpointing.id for job in jobs}
+    if strangers := sorted(actions.keys() - names):
+        raise InputError(f"the plan stops {strangers[0]}, which does not run")
+    if nodes > (free := sum(job.checkpointing.nodes for job in jobs if job.checkpointing.id in actions)):
+        raise InputError(f"the plan frees {free} nodes, the on-demand job wants {nodes}")
+    machine = _Machine(jobs, actions, nodes, length_min, storage)
+    machine.sim.run()
+    outcome = machine.outcome(jobs)
+    audit(outcome, jobs, actions, nodes)
+    return outcome
+
+
+class _Kind(IntEnum):
+    """What happens first at one moment."""
+
+    END = 0
+    DUE = 1
+    START = 2
+
+
+@dataclass(eq=False)
+class _Running:
+    """A job on its nodes."""
+
+    job: BatchJob
+    nodes: frozenset[int]
+    since_min: float
+    left_min: float  # of its work, when it was placed
+    end: Event | None = None
+    paused_min: float | None = None  # when it stopped working to write its checkpoint
+
+    @property
+    def id(self) -> str:
+        return self.job.checkpointing.id
+
+
+class _Machine:
+    """The machine, from the moment at which the on-demand job asks."""
+
+    def __init__(self, jobs: Sequence[BatchJob], actions: Mapping[str, Action], wanted: int, length_min: float,
+                 storage: FileSystem) -> None:
+        self.sim = Simulator()
+        self.storage = storage
+        self.wanted, self.length_min = wanted, length_min
+        self.start_min: float | None = None
+        self.free_since: dict[int, float] = {}  # node -> moment
+        self.running: dict[str, _Running] = {}
+        self.to_write: deque[tuple[_Running, float]] = deque()  # with the minutes that takes
+        self.writing = False
+        self.stopped: deque[tuple[BatchJob, float]] = deque()  # with the work that is left
+        self.uses: list[Use] = []
+        self.lost_node_s = 0.0
+        self.idle_node_s = 0.0
+        self._ask(jobs, actions)
+
+    def _ask(self, jobs: Sequence[BatchJob], actions: Mapping[str, Action]) -> None:
+        first = 0
+        for job in jobs:
+            self._place(job, frozenset(range(first, first + job.checkpointing.nodes)), job.left_min)
+            first += job.checkpointing.nodes
+        for running in list(self.running.values()):
+            action = actions.get(running.id)
+            if action == "kill":
+                self._kill(running)
+            elif action is not None:
+                sizes, due = running.job.checkpointing.sizes(action), running.job.checkpointing.wait_min
+                if sizes is None or (action == "app" and due is None):
+                    raise InputError(f"the plan checkpoints {running.id} by {action!r}, which it cannot do")
+                self.sim.at(due if action == "app" and due else 0, _Kind.DUE,
+                            partial(self._due, running, action, self.storage.seconds(sizes) / 60))
+        self.sim.at(0, _Kind.START, self._start)
+
+    def _place(self, job: BatchJob, nodes: frozenset[int], left_min: float) -> None:
+        running = _Running(job, nodes, self.sim.now, left_min)
+        running.end = self.sim.after(left_min, _Kind.END, partial(self._let_go, running))
+        self.running[running.id] = running
+
+    def _let_go(self, running: _Running) -> None:
+        """The job ends or is stopped; its nodes are free."""
+        assert running.end is not None
+        running.end.cancel()
+        del self.running[running.id]
+        worked_until = self.sim.now if running.paused_min is None else running.paused_min
+        self.uses.append(Use(running.id, running.nodes, running.since_min, self.sim.now,
+                             worked_until - running.since_min))
+        self._free(running.nodes)
+
+    def _free(self, nodes: frozenset[int]) -> None:
+        self.free_since.update(dict.fromkeys(nodes, self.sim.now))
+        self.sim.after(0, _Kind.START, self._start)
+
+    def _kill(self, running: _Running) -> None:
+        redo_min = running.job.checkpointing.since_checkpoint_min
+        self.lost_node_s += 60 * redo_min * len(running.nodes)
+        self.stopped.append((running.job, running.left_min + redo_min))
+        self._let_go(running)
+
+    def _due(self, running: _Running, action: Action, write_min: float) -> None:
+        """The job may be checkpointed; one that checkpoints itself stands still until it is its turn."""
+        if self.running.get(running.id) is running:
+            if action == "app":
+                self._pause(running)
+            self.to_write.append((running, write_min))
+            self._write()
+
+    def _pause(self, running: _Running) -> None:
+        assert running.end is not None
+        running.end.cancel()
+        running.paused_min = self.sim.now
+
+    def _write(self) -> None:
+        """Begin the next checkpoint, if none is being written."""
+        while self.to_write and not self.writing:
+            running, write_min = self.to_write.popleft()
+            if self.running.get(running.id) is not running:
+                continue  # it has ended by itself
+            if running.paused_min is None:
+                self._pause(running)
+            self.writing = True
+            self.sim.after(write_min, _Kind.END, partial(self._written, running))
+
+    def _written(self, running: _Running) -> None:
+        assert running.paused_min is not None
+        self.stopped.append((running.job, running.left_min - (running.paused_min - running.since_min)))
+        self._let_go(running)
+        self.writing = False
+        self._write()
+
+    def _start(self) -> None:
+        """Start whoever finds nodes: the on-demand job first."""
+        if self.start_min is None:
+            if len(self.free_since) < self.wanted:
+                return
+            self.start_min = self.sim.now
+            self.idle_node_s = 60 * sum(self.sim.now - since for since in self.free_since.values())
+            nodes = self._take(self.wanted)
+            self.uses.append(Use(ON_DEMAND, nodes, self.sim.now, self.sim.now + self.length_min, self.length_min))
+            self.sim.after(self.length_min, _Kind.END, partial(self._free, nodes))
+        while self.stopped and len(self.free_since) >= self.stopped[0][0].checkpointing.nodes:
+            job, left_min = self.stopped.popleft()
+            self._place(job, self._take(job.checkpointing.nodes), left_min)
+
+    def _take(self, count: int) -> frozenset[int]:
+        nodes = sorted(self.free_since)[:count]
+        for node in nodes:
+            del self.free_since[node]
+        return frozenset(nodes)
+
+    def outcome(self, jobs: Sequence[BatchJob]) -> Outcome:
+        ends = {use.job: use.end_min for use in self.uses}  # the last of each job
+        delays = [ends[job.checkpointing.id] - job.left_min for job in jobs]
+        assert self.start_min is not None
+        return Outcome(self.start_min, self.lost_node_s, self.idle_node_s, sum(delays) / len(delays),
+                       max(ends[job.checkpointing.id] for job in jobs), tuple(self.uses))
+
+
+def audit(outcome: Outcome, jobs: Sequence[BatchJob], actions: Mapping[str, Action], nodes: int) -> None:
+    """Work out anew, from the uses alone, that no node was used twice and no job was lost.
+
+    Raises:
+        RuntimeError: the simulation has a mistake; the message says which job and rule.
+    """
+    busy_until: dict[int, float] = {}
+    for use in sorted(outcome.uses, key=lambda use: use.start_min):
+        for node in use.nodes:
+            _insist(use.start_min >= busy_until.get(node, 0.0) - SAME_MIN,
+                    f"{use.job} starts on node {node} at {use.start_min} min, before it is free")
+            busy_until[node] = use.end_min
+    for job in jobs:
+        own = [use for use in outcome.uses if use.job == job.checkpointing.id]
+        _insist(all(len(use.nodes) == job.checkpointing.nodes for use in own),
+                f"{job.checkpointing.id} ran on another number of nodes than it has")
+        killed = actions.get(job.checkpointing.id) == "kill"
+        work = job.left_min + (job.checkpointing.since_checkpoint_min if killed else 0)
+        _insist(abs(sum(use.done_min for use in own) - work) <= SAME_MIN,
+                f"{job.checkpointing.id} did not do its {work} min of work")
+    asked = [use for use in outcome.uses if use.job == ON_DEMAND]
+    _insist([len(use.nodes) for use in asked] == [nodes], "the on-demand job did not run once, on its nodes")
+
+
+def _insist(kept: bool, broken: str) -> None:
+    if not kept:
+        raise RuntimeError(f"the simulation has a mistake: {broken}")
