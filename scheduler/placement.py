@@ -18,7 +18,7 @@ from typing import NamedTuple
 from scheduler.base import InputError, Member
 
 MOST_PERMUTATIONS = 1024  # [FLEET] appendix A
-MOST_STATES = 20_000  # of the exact search: a tenth of a second
+MOST_STATES = 2_000  # of the exact search: some hundredths of a second
 
 Groups = Mapping[str, int]  # name -> size
 Share = tuple[int, int]  # (devices that a group takes of a node, how many the node had free)
@@ -82,6 +82,66 @@ def greedy(groups: Groups, devices: Sequence[int], gpus_per_node: int) -> tuple[
     return tuple(Member(name, taken[name]) for name in groups)
 
 
+def rearrange(groups: Groups, running: Iterable[Member], devices: Sequence[int],
+              gpus_per_node: int) -> tuple[Member, ...]:
+    """Give groups their devices while others train: whoever has some keeps them.
+
+    A group that shrinks gives up devices where it has the fewest; one that
+    grows takes more on its own nodes, then where they fit closest; new groups
+    are placed on what is left.
+
+    Args:
+        groups: name -> GPUs that each should have.
+        running: the groups that hold devices now; those not in ``groups`` give theirs up.
+        devices: all that can be used, free or held.
+        gpus_per_node: of the cluster.
+
+    Returns:
+        The groups in the order given; the first device of a running group stays the first.
+
+    >>> [m.devices for m in rearrange({"a": 1, "b": 3, "c": 2}, [Member("a", (0, 1)), Member("b", (4, 5))],
+    ...                               range(8), gpus_per_node=4)]
+    [(0,), (4, 5, 6), (1, 2)]
+    """
+    held = {member.name: member.devices for member in running if member.name in groups}
+    kept = {name: _keep(mine, groups[name], gpus_per_node) for name, mine in held.items()}
+    taken = {device for mine in kept.values() for device in mine}
+    free = {device for device in devices if device not in taken}
+    for name in sorted(kept, key=lambda name: groups[name]):
+        more = _near(kept[name], groups[name] - len(kept[name]), free, gpus_per_node)
+        kept[name] += more
+        free -= set(more)
+    new = place({name: size for name, size in groups.items() if name not in kept}, sorted(free), gpus_per_node)
+    kept.update((member.name, member.devices) for member in new)
+    return tuple(Member(name, kept[name]) for name in groups)
+
+
+def _keep(mine: tuple[int, ...], size: int, gpus_per_node: int) -> tuple[int, ...]:
+    """The devices that a shrinking group keeps: its first, and where it has the most."""
+    if size >= len(mine):
+        return mine
+    on_node = Counter(device // gpus_per_node for device in mine)
+    best = sorted(mine[1:], key=lambda device: (device // gpus_per_node != mine[0] // gpus_per_node,
+                                                -on_node[device // gpus_per_node], device))
+    keep = {mine[0], *best[:size - 1]}
+    return tuple(device for device in mine if device in keep)
+
+
+def _near(mine: tuple[int, ...], more: int, free: set[int], gpus_per_node: int) -> tuple[int, ...]:
+    """Free devices for a growing group: on its own nodes, then on as few others as possible."""
+    own = {device // gpus_per_node for device in mine}
+    there: dict[int, list[int]] = {}
+    for device in sorted(free):
+        there.setdefault(device // gpus_per_node, []).append(device)
+    taken: list[int] = []
+    while len(taken) < more:
+        need = more - len(taken)
+        node = min(there, key=lambda node: (node not in own, len(there[node]) < need,
+                                            abs(len(there[node]) - need), node))
+        taken += there.pop(node)[:need]
+    return tuple(taken)
+
+
 def _by_node(devices: Iterable[int], gpus_per_node: int) -> list[int]:
     """Devices node by node, the nodes with the most free ones first."""
     devices = sorted(devices)
@@ -131,15 +191,15 @@ def _exact(groups: Groups, devices: Sequence[int], gpus_per_node: int,
 
     A* over the groups, small ones first. A state is how many groups are placed
     and how many nodes have 0, 1, 2, ... devices free; nodes are alike
-    otherwise. The estimate of what is to come is every group on its fewest
-    nodes, which never says too much, so the first complete state is optimal.
+    otherwise. :class:`_ToCome` never says too much, so the first complete
+    state is optimal.
     """
     names = sorted(groups, key=lambda name: groups[name])
     sizes = [groups[name] for name in names]
-    fewest = [-(-size // gpus_per_node) / size for size in sizes]
-    to_come = [*accumulate(reversed(fewest), initial=0.0)][::-1]
-    free = Counter(Counter(device // gpus_per_node for device in devices).values())
-    queue = [_State(to_come[0], 0, 0, 0.0, tuple(free[left] for left in range(gpus_per_node + 1)), None)]
+    to_come = _ToCome(sizes, len(devices) - sum(sizes), gpus_per_node)
+    nodes = Counter(Counter(device // gpus_per_node for device in devices).values())
+    start = tuple(nodes[left] for left in range(gpus_per_node + 1))
+    queue = [_State(to_come(0, start), 0, 0, 0.0, start, None)]
     seen: set[tuple[int, tuple[int, ...]]] = set()
     sequence = 0
     while queue and sequence < MOST_STATES:
@@ -152,13 +212,42 @@ def _exact(groups: Groups, devices: Sequence[int], gpus_per_node: int,
         if (placed, state.free) in seen:
             continue
         seen.add((placed, state.free))
-        most = int((reached - 1e-9 - state.cost - to_come[placed + 1]) * sizes[placed])
+        most = int((reached - state.cost - to_come.fewest[placed + 1]) * sizes[placed])
         for shares in _ways(sizes[placed], state.free, most):
-            cost = state.cost + len(shares) / sizes[placed]
-            sequence += 1
-            heapq.heappush(queue, _State(cost + to_come[placed + 1], -placed - 1, sequence, cost,
-                                         _taken(state.free, shares), (state, shares)))
+            cost, free = state.cost + len(shares) / sizes[placed], _taken(state.free, shares)
+            estimate = cost + to_come(placed + 1, free)
+            if estimate < reached - 1e-9:
+                sequence += 1
+                heapq.heappush(queue, _State(estimate, -placed - 1, sequence, cost, free, (state, shares)))
     return None
+
+
+class _ToCome:
+    """The least that the groups still to be placed can add to the score.
+
+    Each takes at least its fewest nodes. And only the devices to spare can stay
+    free, so most nodes must be touched: where there are more of them than
+    shares so far, further shares are needed, of the largest group at best.
+    """
+
+    def __init__(self, sizes: Sequence[int], spare: int, gpus_per_node: int) -> None:
+        nodes = [-(-size // gpus_per_node) for size in sizes]
+        self.fewest = _sums_to_the_end([count / size for count, size in zip(nodes, sizes, strict=True)])
+        self._shares = _sums_to_the_end(nodes)
+        self._cheapest = 1 / max(sizes, default=1)
+        self._spare = spare
+
+    def __call__(self, placed: int, free: tuple[int, ...]) -> float:
+        touched, spare = 0, self._spare
+        for left in range(1, len(free)):
+            untouched = min(free[left], spare // left)
+            spare -= untouched * left
+            touched += free[left] - untouched
+        return self.fewest[placed] + max(0, touched - self._shares[placed]) * self._cheapest
+
+
+def _sums_to_the_end(values: Sequence[float]) -> list[float]:
+    return list(accumulate(reversed(values), initial=0))[::-1]
 
 
 class _State(NamedTuple):

@@ -7,20 +7,25 @@ empty Round means "let what runs come to its epoch's end"; when nothing runs
 and networks remain, it means that none of them fits on the devices there are.
 
 ==============  ==========================================================================
-``baseline``    each free device takes a random network (its least GPUs, mostly one)
-``global``      FLEET-G: rounds of a flotilla on all devices ([FLEET] Algorithm 1)
+``baseline``    each free device takes a random network that waits
+``homogeneous`` as many random networks as devices, one each; the next when all are done
+``local``       FLEET-L: a flotilla of waiting networks on the devices that became free
+``global``      FLEET-G: rounds of one flotilla on all devices ([FLEET] Algorithm 1)
+``adaptive``    ours: devices are shared anew among all networks when one finishes
 ==============  ==========================================================================
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
+from scheduler.adaptive import group_sizes
 from scheduler.base import Cluster, InputError, Member, Options, Progress, RateTable, Round
 from scheduler.flotilla import flotilla
-from scheduler.placement import place
+from scheduler.placement import place, rearrange
 
 Policy = Callable[[RateTable, Progress, Cluster, Options], Round]
 
@@ -57,6 +62,34 @@ def fleet_global(rates: RateTable, progress: Progress, cluster: Cluster, options
     return Round(running) if counts == Round(running).counts else Round()
 
 
+def local(rates: RateTable, progress: Progress, cluster: Cluster, options: Options) -> Round:
+    """FLEET-L: whenever devices are free, form a flotilla of waiting networks on just those.
+
+    Groups that run are left alone until their networks finish; when none
+    waits, free devices stay free.
+
+    Reference: [FLEET] sections 4.3.3 and 6.1.
+    """
+    running = _alive(rates, progress, cluster)
+    free = _free(running, cluster)
+    counts = flotilla(rates, _waiting(rates, running, progress), len(free), options)
+    return Round((*running, *place(counts, free, cluster.gpus_per_node)))
+
+
+def adaptive(rates: RateTable, progress: Progress, cluster: Cluster, options: Options) -> Round:
+    """Share the devices anew whenever a network finishes; see :mod:`scheduler.adaptive`.
+
+    Until then the last answer stands, even where groups are still on their way to it.
+    """
+    gone = {member.name for member in progress.wanted.members} & progress.finished
+    held = {device for member in progress.wanted.members for device in member.devices}
+    if progress.wanted.members and not gone and held <= set(cluster.devices):
+        return progress.wanted
+    running = _alive(rates, progress, cluster)
+    sizes = group_sizes(rates, replace(progress, running=running), cluster)
+    return Round(rearrange(sizes, running, cluster.devices, cluster.gpus_per_node))
+
+
 def baseline(rates: RateTable, progress: Progress, cluster: Cluster, options: Options) -> Round:
     """One network per device: a device that is free takes a random one of those that wait.
 
@@ -68,51 +101,60 @@ def baseline(rates: RateTable, progress: Progress, cluster: Cluster, options: Op
     Reference: [FLEET] section 6.1, "Baseline".
     """
     running = _alive(rates, progress, cluster)
-    free = _free(running, cluster)
-    started = []
-    for name in _random_order(rates, _waiting(rates, progress), options.seed):
-        least = _network_bounds(rates)[name]
-        if least <= len(free):
-            started.append(Member(name, tuple(free[:least])))
-            del free[:least]
-    return Round((*running, *started))
+    return Round((*running, *_one_each(rates, running, progress, cluster, options.seed)))
+
+
+def homogeneous(rates: RateTable, progress: Progress, cluster: Cluster, options: Options) -> Round:
+    """As many random networks as there are devices, one each; the next ones when all of them are done.
+
+    Groups are as in :func:`baseline`; the difference lies in the stream that
+    they share, and in waiting for the last.
+
+    Reference: [FLEET] section 6.1, "Homogeneous Training" (Pittman et al., SC 2018).
+    """
+    running = _alive(rates, progress, cluster)
+    return Round(running or _one_each(rates, (), progress, cluster, options.seed))
 
 
 POLICIES: dict[str, Policy] = {
     "baseline": baseline,
+    "homogeneous": homogeneous,
+    "local": local,
     "global": fleet_global,
+    "adaptive": adaptive,
 }
 
 
 def _alive(rates: RateTable, progress: Progress, cluster: Cluster) -> tuple[Member, ...]:
     """The running groups, without devices that died and without groups left below their least size."""
-    least = _network_bounds(rates)
+    least = {network.name: network.min_gpus for network in rates.models}
     usable = set(cluster.devices)
     groups = (Member(member.name, tuple(d for d in member.devices if d in usable))
               for member in progress.running if member.name not in progress.finished)
     return tuple(group for group in groups if group.gpus >= least[group.name])
 
 
-def _network_bounds(rates: RateTable) -> dict[str, int]:
-    return {network.name: network.min_gpus for network in rates.models}
-
-
 def _unfinished(rates: RateTable, progress: Progress) -> list[str]:
     return [network.name for network in rates.models if network.name not in progress.finished]
 
 
-def _waiting(rates: RateTable, progress: Progress) -> list[str]:
-    running = {member.name for member in progress.running}
-    return [name for name in _unfinished(rates, progress) if name not in running]
+def _waiting(rates: RateTable, running: tuple[Member, ...], progress: Progress) -> list[str]:
+    names = {member.name for member in running}
+    return [name for name in _unfinished(rates, progress) if name not in names]
 
 
 def _free(running: tuple[Member, ...], cluster: Cluster) -> list[int]:
-    held = {device for member in running for device in member.devices}
-    return [device for device in cluster.devices if device not in held]
+    return list(cluster.without([device for member in running for device in member.devices]).devices)
 
 
-def _random_order(rates: RateTable, names: list[str], seed: int) -> list[str]:
-    """Names in an order that depends on the seed and the rate table alone."""
-    order = np.random.default_rng(seed).permutation(len(rates.models))
-    rank = {rates.models[row].name: place for place, row in enumerate(order)}
-    return sorted(names, key=rank.__getitem__)
+def _one_each(rates: RateTable, running: tuple[Member, ...], progress: Progress, cluster: Cluster,
+              seed: int) -> tuple[Member, ...]:
+    """Waiting networks in random order on the free devices, each on its least GPUs."""
+    free, started = _free(running, cluster), []
+    waiting = set(_waiting(rates, running, progress))
+    for row in np.random.default_rng(seed).permutation(len(rates.models)):
+        network = rates.models[row]
+        if network.name in waiting and network.min_gpus <= len(free):
+            started.append(Member(network.name, tuple(free[:network.min_gpus])))
+            del free[:network.min_gpus]
+    return tuple(started)

@@ -1,0 +1,368 @@
+"""An ensemble trained on a cluster of numbers: what a policy's makespan would be.
+
+The simulation asks the same policy functions as the live runtime, at the same
+moments (the start; a group ends an epoch, finishes or stops), and carries out
+their answers by the rules of :class:`scheduler.base.Round`: groups stop and
+shrink at the end of an epoch, and grow and start as soon as their devices are
+free. It runs on the project's one event kernel.
+
+Every GPU-second of a run is one of: training, waiting (free, or held by a
+group that another one holds back), checkpointing, regrouping.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum, IntEnum, auto
+from functools import partial
+
+from scheduler.base import Cluster, InputError, Member, Options, Progress, RateTable, Round
+from scheduler.pace import Stream
+from scheduler.policies import decide
+from scheduler.rates import curves
+from scheduler.simulator import Event, Simulator
+from scheduler.waterfill import lower_bound
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What moves cost, in seconds.
+
+    Args:
+        checkpoint_s: a group that stops unfinished holds its devices that much longer.
+        regroup_s: a group that starts, grows or shrinks trains only after that time.
+        scheduling_s: a decision that changes anything takes effect after that time.
+        profile_s: before the first decision.
+    """
+
+    checkpoint_s: float = 0.0
+    regroup_s: float = 0.0
+    scheduling_s: float = 0.0
+    profile_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not 0 <= value < float("inf"):
+                raise InputError(f"{name} is {value}: seconds, 0 or more")
+
+
+PAPER_COSTS = Costs(checkpoint_s=34.0, scheduling_s=0.46)  # [FLEET] Table 4, per flotilla
+LIVE_COSTS = Costs(regroup_s=5.0)  # a regrouping without a checkpoint, generously
+
+
+@dataclass(frozen=True)
+class Share:
+    """A network's part in a round."""
+
+    name: str
+    gpus: int
+    devices: tuple[int, ...]
+    epochs: float
+
+
+@dataclass(frozen=True)
+class SimulatedRound:
+    """The time from one change of the assignment to the next (a group that only ends is none)."""
+
+    start_s: float
+    end_s: float
+    members: tuple[Share, ...]
+
+
+@dataclass(frozen=True)
+class Stint:
+    """A network on fixed devices from one moment to another."""
+
+    name: str
+    devices: tuple[int, ...]
+    start_s: float
+    end_s: float
+    epochs: float
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What happened.
+
+    Args:
+        policy: its name.
+        makespan_s: until the last network finished.
+        lower_bound_s: what no schedule can beat (:func:`scheduler.waterfill.lower_bound`).
+        waiting_s_per_gpu: average time that a GPU neither trained nor moved groups.
+        scheduling_s: time spent deciding, in all.
+        checkpoint_s: time in which any group wrote a checkpoint.
+        regroup_s_per_gpu: average time that a GPU waited for its group to form.
+        rounds: in order of time.
+        stints: of all networks, in order of their start.
+    """
+
+    policy: str
+    makespan_s: float
+    lower_bound_s: float
+    waiting_s_per_gpu: float
+    scheduling_s: float
+    checkpoint_s: float
+    regroup_s_per_gpu: float
+    rounds: tuple[SimulatedRound, ...]
+    stints: tuple[Stint, ...]
+
+
+def simulate(rates: RateTable, cluster: Cluster, policy: str, options: Options, costs: Costs, stream: Stream,
+             told: RateTable | None = None) -> Simulated:
+    """Train an ensemble on numbers.
+
+    Args:
+        rates: the true rates, with the epochs after which each network converges.
+        cluster: on which it trains.
+        policy: its name.
+        options: of the policy.
+        costs: of moves.
+        stream: how the networks' paces depend on each other.
+        told: the rates that the policy is told, if they are not the true ones.
+
+    Returns:
+        What happened.
+
+    Raises:
+        InputError: a network has no epochs, or does not fit on the cluster.
+    """
+    bound = lower_bound(rates, cluster.gpus)
+    return _Run(rates, cluster, policy, options, costs, stream, told or rates).run(bound)
+
+
+class _Kind(IntEnum):
+    """What happens at one moment happens in this order."""
+
+    STOPPED = auto()
+    READY = auto()
+    EPOCH = auto()
+    DECIDE = auto()
+
+
+class _State(Enum):
+    WAITING = auto()
+    FORMING = auto()  # holds devices, trains soon
+    TRAINING = auto()
+    STOPPING = auto()  # holds devices, writes a checkpoint
+    FINISHED = auto()
+
+
+class _Group:
+    """One network and, while it has devices, its training group."""
+
+    def __init__(self, name: str, row: int, epochs: int) -> None:
+        self.name, self.row, self.last_epoch = name, row, epochs
+        self.state = _State.WAITING
+        self.devices: tuple[int, ...] = ()
+        self.epoch = 0
+        self.position = 0.0  # samples into the epoch
+        self.rate = 0.0  # samples/s on its devices
+        self.pace = 0.0  # samples/s, at most the rate
+        self.since = 0.0  # the moment of the position
+        self.next: Event | None = None  # the end of its epoch, or its being ready
+        self.stint_start = 0.0
+        self.stint_epochs = 0.0
+
+    def epochs_done(self, samples: int) -> float:
+        return self.epoch + self.position / samples
+
+
+class _Run:
+    """The executor: groups on devices, in simulated time."""
+
+    def __init__(self, rates: RateTable, cluster: Cluster, policy: str, options: Options, costs: Costs,
+                 stream: Stream, told: RateTable) -> None:
+        self.sim = Simulator()
+        self.rates, self.cluster, self.policy, self.options = rates, cluster, policy, options
+        self.costs, self.stream = costs, stream
+        # A policy must not know when networks will converge.
+        self.told = replace(told, models=tuple(replace(n, epochs=None) for n in told.models))
+        self.samples = rates.samples_per_epoch
+        self.rate_of = curves(rates, cluster.gpus).rate
+        self.groups = {network.name: _Group(network.name, row, network.epochs or 0)
+                       for row, network in enumerate(rates.models)}
+        self.free = set(cluster.devices)
+        self.wanted = Round()
+        self.to_decide: Event | None = None
+        self.book = _Book(self.samples)
+
+    def run(self, bound: float) -> Simulated:
+        self.sim.after(self.costs.profile_s, _Kind.DECIDE, self._decide)
+        self.sim.run()
+        left = [group.name for group in self.groups.values() if group.state is not _State.FINISHED]
+        if left:
+            raise RuntimeError(f"policy {self.policy} left {left} waiting for ever")
+        return self.book.close(self.policy, self.sim.now, bound, self.cluster.gpus, self.costs.profile_s)
+
+    # Deciding
+
+    def _ask(self) -> None:
+        """Decide, once, after all that happens at this moment."""
+        if self.to_decide is None:
+            self.to_decide = self.sim.after(0.0, _Kind.DECIDE, self._decide)
+
+    def _decide(self) -> None:
+        self.to_decide = None
+        self._advance_all()
+        self.wanted = decide(self.policy, self.told, self._progress(), self.cluster, self.options)
+        self._carry_out()
+
+    def _progress(self) -> Progress:
+        groups = self.groups.values()
+        return Progress(
+            running=tuple(Member(group.name, group.devices) for group in groups if group.devices),
+            epochs_done={group.name: done for group in groups if (done := group.epochs_done(self.samples))},
+            finished=frozenset(group.name for group in groups if group.state is _State.FINISHED),
+            wanted=self.wanted)
+
+    # Carrying out
+
+    def _carry_out(self) -> None:
+        wanted: Mapping[str, tuple[int, ...]] = {m.name: m.devices for m in self.wanted.members}
+        changed = False
+        for group in self._training():
+            if group.position == 0 and group.devices != wanted.get(group.name):
+                changed |= self._let_go(group, wanted.get(group.name, ()))
+        for name, devices in wanted.items():
+            changed |= self._take(self.groups[name], devices)
+        if changed:
+            self.book.scheduling_s += self.costs.scheduling_s
+            self.book.change(self.sim.now, self.groups.values())
+        self._set_paces()
+
+    def _let_go(self, group: _Group, devices: tuple[int, ...]) -> bool:
+        """At the end of an epoch, give up the devices that are not wanted; all of them: stop."""
+        kept = tuple(device for device in group.devices if device in devices)
+        if kept == group.devices:
+            return False
+        if not kept:
+            self._end_stint(group)
+            group.state, group.pace = _State.STOPPING, 0.0
+            self.book.checkpoint(self.sim.now, self.sim.now + self.costs.checkpoint_s, len(group.devices))
+            self._next(group, self.costs.checkpoint_s, _Kind.STOPPED, self._stopped)
+            return False
+        self._form(group, kept)
+        return True
+
+    def _take(self, group: _Group, devices: tuple[int, ...]) -> bool:
+        """Start or grow, if all the devices for it are free."""
+        new = set(devices) - set(group.devices)
+        grows = group.state is _State.TRAINING and new and set(group.devices) <= set(devices)
+        if (group.state is _State.WAITING or grows) and new <= self.free:
+            self._form(group, devices)
+            return True
+        return False
+
+    def _form(self, group: _Group, devices: tuple[int, ...]) -> None:
+        """Make a group of exactly these devices."""
+        if group.state is _State.TRAINING:
+            self._end_stint(group)
+        self.free |= set(group.devices)
+        self.free -= set(devices)
+        group.devices = devices
+        group.state, group.pace = _State.FORMING, 0.0
+        group.rate = float(self.rate_of[group.row, len(devices) - 1])
+        delay = self.costs.regroup_s + self.costs.scheduling_s
+        self.book.regroup_gpu_s += delay * len(devices)
+        group.stint_start = self.sim.now
+        self._next(group, delay, _Kind.READY, self._ready)
+
+    # What happens to a group
+
+    def _ready(self, group: _Group) -> None:
+        group.state, group.since, group.next = _State.TRAINING, self.sim.now, None
+        group.stint_epochs = group.epochs_done(self.samples)
+        self._advance_all()
+        self._carry_out()
+
+    def _epoch_end(self, group: _Group) -> None:
+        self._advance(group)
+        group.epoch, group.position, group.next = group.epoch + 1, 0.0, None
+        if group.epoch >= group.last_epoch:
+            self._end_stint(group)
+            self._release(group, _State.FINISHED)
+        self._ask()
+
+    def _stopped(self, group: _Group) -> None:
+        self._release(group, _State.WAITING)
+        self._ask()
+
+    def _release(self, group: _Group, state: _State) -> None:
+        self.free |= set(group.devices)
+        group.devices, group.state, group.pace, group.next = (), state, 0.0, None
+
+    def _end_stint(self, group: _Group) -> None:
+        self.book.stints.append(Stint(group.name, group.devices, group.stint_start, self.sim.now,
+                                      group.epochs_done(self.samples) - group.stint_epochs))
+
+    # Time
+
+    def _training(self) -> list[_Group]:
+        return [group for group in self.groups.values() if group.state is _State.TRAINING]
+
+    def _advance_all(self) -> None:
+        for group in self._training():
+            self._advance(group)
+
+    def _advance(self, group: _Group) -> None:
+        """Bring the position up to now."""
+        elapsed = self.sim.now - group.since
+        group.position += group.pace * elapsed
+        self.book.busy_gpu_s += len(group.devices) * elapsed * group.pace / group.rate
+        group.since = self.sim.now
+
+    def _set_paces(self) -> None:
+        training = self._training()
+        paces = self.stream.paces([group.rate for group in training],
+                                  [len(group.devices) for group in training])
+        for group, pace in zip(training, paces, strict=True):
+            if pace != group.pace or group.next is None:
+                group.pace = pace
+                left = max(0.0, self.samples - group.position) / pace
+                self._next(group, left, _Kind.EPOCH, self._epoch_end)
+
+    def _next(self, group: _Group, delay: float, kind: _Kind, what: Callable[[_Group], None]) -> None:
+        if group.next is not None:
+            group.next.cancel()
+        group.next = self.sim.after(delay, kind, partial(what, group))
+
+
+class _Book:
+    """The record of a run."""
+
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+        self.busy_gpu_s = self.regroup_gpu_s = self.checkpoint_gpu_s = 0.0
+        self.scheduling_s = self.checkpoint_s = 0.0
+        self.stints: list[Stint] = []
+        self._checkpoint_until = 0.0
+        self._rounds: list[SimulatedRound] = []
+        self._round_start = 0.0
+        self._round: list[tuple[_Group, tuple[int, ...], float]] = []  # group, devices, epochs before
+
+    def checkpoint(self, start: float, end: float, devices: int) -> None:
+        self.checkpoint_gpu_s += devices * (end - start)
+        self.checkpoint_s += max(0.0, end - max(start, self._checkpoint_until))
+        self._checkpoint_until = max(self._checkpoint_until, end)
+
+    def change(self, now: float, groups: Iterable[_Group]) -> None:
+        """A new round begins with the groups that have devices now."""
+        self._end_round(now)
+        self._round_start = now
+        self._round = [(group, group.devices, group.epochs_done(self.samples)) for group in groups
+                       if group.state in (_State.FORMING, _State.TRAINING)]
+
+    def _end_round(self, now: float) -> None:
+        if self._round and now > self._round_start:
+            members = tuple(Share(group.name, len(devices), devices, group.epochs_done(self.samples) - before)
+                            for group, devices, before in self._round)
+            self._rounds.append(SimulatedRound(self._round_start, now, members))
+
+    def close(self, policy: str, now: float, bound: float, gpus: int, profile_s: float) -> Simulated:
+        self._end_round(now)
+        used = self.busy_gpu_s + self.regroup_gpu_s + self.checkpoint_gpu_s
+        return Simulated(policy, now, bound, waiting_s_per_gpu=now - profile_s - used / gpus,
+                         scheduling_s=self.scheduling_s, checkpoint_s=self.checkpoint_s,
+                         regroup_s_per_gpu=self.regroup_gpu_s / gpus, rounds=tuple(self._rounds),
+                         stints=tuple(sorted(self.stints, key=lambda stint: (stint.start_s, stint.devices))))

@@ -1,0 +1,189 @@
+"""The rates file: training rates as JSON, read with all its mistakes named, and written.
+
+    {"samples_per_epoch": 30606, "gpus_per_node": 4,
+     "models": [{"name": "m0", "rates": [22.5, 44.9], "epochs": 8, "params_mb": 1179.0}, ...]}
+
+``rates[m-1]`` is samples/s on m GPUs. ``epochs`` and ``params_mb`` may be left
+out; ``step_s`` of a model, ``[{"batch", "seconds"}]``, and ``comm_s`` at the
+top, ``[{"params_mb", "gpus", "seconds"}]``, are what the job scalability
+analyzer reads. Unknown keys are mistakes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from scheduler.base import CommTime, InputError, Network, RateTable, StepTime
+
+MOST_MISTAKES = 8  # named in one line; the rest are counted
+
+
+def read_rates(path: str | Path) -> RateTable:
+    """Read a rates file.
+
+    Raises:
+        InputError: it cannot be read, is not JSON, or holds mistakes; all of them in one line.
+    """
+    return parse_rates(read_json(path), str(path))
+
+
+def read_json(path: str | Path) -> Any:
+    """Read a JSON file.
+
+    Raises:
+        InputError: there is no such file, or it is not JSON (with the line).
+    """
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from None
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path}:{error.lineno}: not JSON: {error.msg}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: not JSON: the file is not text") from None
+
+
+def parse_rates(value: Any, place: str = "rates") -> RateTable:
+    """Make a rate table of what JSON said.
+
+    Args:
+        value: dicts, lists and numbers.
+        place: the name of the source, for messages.
+
+    Raises:
+        InputError: all mistakes in one line.
+    """
+    read = _Reader()
+    top = read.record(value, "", ("samples_per_epoch", "gpus_per_node", "models"), optional=("comm_s",))
+    models = tuple(_network(read, item, f"models[{i}]")
+                   for i, item in enumerate(read.items(top, "models", "models")))
+    if "models" in top and not models:
+        read.mistake("models", "empty: an ensemble has at least one network")
+    names = [network.name for network in models]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        read.mistake("models", f"the name {name!r} is given {names.count(name)} times: each has its own")
+    comm = tuple(_comm_time(read, item, f"comm_s[{i}]")
+                 for i, item in enumerate(read.items(top, "comm_s", "comm_s")))
+    table = RateTable(read.count(top, "samples_per_epoch", "samples_per_epoch"),
+                      read.count(top, "gpus_per_node", "gpus_per_node"), models, comm)
+    if read.mistakes:
+        raise InputError(_one_line(place, read.mistakes))
+    return table
+
+
+def write_rates(table: RateTable) -> dict[str, Any]:
+    """What the rates file of a table holds; ``read_rates`` gives the table back.
+
+    The bounds of groups are not part of the format: they belong to the spec.
+    """
+    record: dict[str, Any] = {"samples_per_epoch": table.samples_per_epoch,
+                              "gpus_per_node": table.gpus_per_node,
+                              "models": [_network_record(network) for network in table.models]}
+    if table.comm_s:
+        record["comm_s"] = [{"params_mb": time.params_mb, "gpus": time.gpus, "seconds": time.seconds}
+                            for time in table.comm_s]
+    return record
+
+
+def _network_record(network: Network) -> dict[str, Any]:
+    record: dict[str, Any] = {"name": network.name, "rates": list(network.rates)}
+    if network.epochs is not None:
+        record["epochs"] = network.epochs
+    if network.params_mb is not None:
+        record["params_mb"] = network.params_mb
+    if network.step_s:
+        record["step_s"] = [{"batch": time.batch, "seconds": time.seconds} for time in network.step_s]
+    return record
+
+
+def _network(read: _Reader, value: Any, place: str) -> Network:
+    record = read.record(value, place, required=("name", "rates"), optional=("epochs", "params_mb", "step_s"))
+    name = record.get("name", place)
+    if not (isinstance(name, str) and name):
+        read.mistake(f"{place}.name", f"{name!r}: a name is a word")
+    rates = tuple(read.positive(rate, f"{place}.rates[{i}]", "samples/s")
+                  for i, rate in enumerate(read.items(record, "rates", f"{place}.rates")))
+    if "rates" in record and not rates:
+        read.mistake(f"{place}.rates", "empty: the rate on 1 GPU at least")
+    steps = tuple(_step_time(read, item, f"{place}.step_s[{i}]")
+                  for i, item in enumerate(read.items(record, "step_s", f"{place}.step_s")))
+    return Network(str(name), rates,
+                   epochs=read.count(record, "epochs", f"{place}.epochs") if "epochs" in record else None,
+                   params_mb=(read.positive(record["params_mb"], f"{place}.params_mb", "MB")
+                              if "params_mb" in record else None),
+                   step_s=steps)
+
+
+def _step_time(read: _Reader, value: Any, place: str) -> StepTime:
+    record = read.record(value, place, required=("batch", "seconds"))
+    return StepTime(read.count(record, "batch", f"{place}.batch"),
+                    read.positive(record.get("seconds", 1.0), f"{place}.seconds", "seconds"))
+
+
+def _comm_time(read: _Reader, value: Any, place: str) -> CommTime:
+    record = read.record(value, place, required=("params_mb", "gpus", "seconds"))
+    return CommTime(read.positive(record.get("params_mb", 1.0), f"{place}.params_mb", "MB"),
+                    read.count(record, "gpus", f"{place}.gpus"),
+                    read.positive(record.get("seconds", 1.0), f"{place}.seconds", "seconds"))
+
+
+class _Reader:
+    """Takes values out of records and collects what is wrong with them."""
+
+    def __init__(self) -> None:
+        self.mistakes: list[str] = []
+
+    def mistake(self, place: str, text: str) -> None:
+        self.mistakes.append(f"{place} is {text}" if place else text)
+
+    def record(self, value: Any, place: str, required: Iterable[str],
+               optional: Iterable[str] = ()) -> dict[str, Any]:
+        required, known = tuple(required), (*required, *optional)
+        if not isinstance(value, dict):
+            self.mistake(place or "the whole", f"{_short(value)}: it holds " + ", ".join(known))
+            return {}
+        prefix = f"{place}." if place else ""
+        for key in value:
+            if key not in known:
+                self.mistake(prefix + str(key), "an unknown key; there are: " + ", ".join(known))
+        for key in required:
+            if key not in value:
+                self.mistake(prefix + key, "missing")
+        return value
+
+    def items(self, record: dict[str, Any], key: str, place: str) -> list[Any]:
+        value = record.get(key, [])
+        if isinstance(value, list):
+            return value
+        self.mistake(place, f"{_short(value)}: a list is wanted")
+        return []
+
+    def positive(self, value: Any, place: str, unit: str) -> float:
+        return self._number(value, place, lambda x: math.isfinite(x) and x > 0, f"{unit} above 0")
+
+    def count(self, record: dict[str, Any], key: str, place: str) -> int:
+        if key not in record:
+            return 1  # that it is missing has been said
+        return int(self._number(record[key], place, lambda x: x >= 1 and x == int(x),
+                                "a whole number from 1"))
+
+    def _number(self, value: Any, place: str, right: Callable[[float], bool], wanted: str) -> float:
+        if (isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+                and right(value)):
+            return value
+        self.mistake(place, f"{_short(value)}: {wanted}")
+        return 1.0
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def _one_line(place: str, mistakes: list[str]) -> str:
+    more = len(mistakes) - MOST_MISTAKES
+    return f"{place}: " + "; ".join(mistakes[:MOST_MISTAKES]) + (f"; and {more} more" if more > 0 else "")

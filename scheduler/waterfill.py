@@ -1,0 +1,178 @@
+"""Shares of the GPUs that let all networks finish together: the malleable schedule.
+
+Suppose every network could change its group at any moment at no cost. To train
+W samples within a time T, a network then needs the average rate W / T. What
+share of the GPUs that costs at least is the concave hull of its rate curve read
+backwards: a rate between two group sizes is time-sharing between them, one
+below that of a single GPU is taking turns. :func:`water_fill` finds the T at
+which these shares add up to all GPUs; :func:`lower_bound` is the least time
+that any schedule can take.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler.base import InputError, RateTable
+from scheduler.rates import curves
+
+Floats = NDArray[np.float64]
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Hulls:
+    """The concave hulls of rate curves, as arrays of shape (networks, vertices).
+
+    Row i holds the vertices of network i from (0 GPUs, rate 0) to its best
+    rate; rows with fewer vertices than others repeat the last.
+    """
+
+    gpus: Floats
+    rate: Floats
+
+    @property
+    def peak(self) -> Floats:
+        """The best rate of each network, samples/s."""
+        return self.rate[:, -1]
+
+    def demand(self, rate: Floats, rows: Rows) -> tuple[Floats, Floats]:
+        """The average GPUs that average rates cost at least.
+
+        Args:
+            rate: samples/s wanted of each network, shape (rows,); at most its peak.
+            rows: of which networks.
+
+        Returns:
+            The GPUs, and by how much they fall per sample/s less; shapes (rows,).
+        """
+        rates, gpus = self.rate[rows], self.gpus[rows]
+        high = np.maximum(1, (rates < rate[:, None]).sum(axis=1))
+        row = np.arange(len(rows))
+        slope = (gpus[row, high] - gpus[row, high - 1]) / (rates[row, high] - rates[row, high - 1])
+        return gpus[row, high] - slope * (rates[row, high] - rate), slope
+
+
+@lru_cache(maxsize=16)
+def hulls(rates: RateTable, gpus: int) -> Hulls:
+    """The concave hulls of all rate curves over the group sizes that networks may have.
+
+    A network that needs more GPUs than there are has (0, 0) alone.
+    """
+    known = curves(rates, gpus)
+    rows = len(known.names)
+    at_gpus, at_rate = np.zeros((rows, gpus + 1)), np.zeros((rows, gpus + 1))
+    top = np.zeros(rows, dtype=np.int64)  # of the vertices so far, a stack for each network
+    for count in range(1, gpus + 1):  # Andrew's monotone chain, all networks at once
+        here = np.flatnonzero(known.useful[:, count - 1])
+        rate = known.rate[:, count - 1]
+        below = here[top[here] > 0]
+        while len(below):  # the vertices that lie under the line to the new one
+            one, two = top[below], top[below] - 1
+            rise, run = at_rate[below, one], at_gpus[below, one]
+            under = ((rate[below] - rise) * (run - at_gpus[below, two])
+                     >= (rise - at_rate[below, two]) * (count - run))
+            below = below[under]
+            top[below] -= 1
+            below = below[top[below] > 0]
+        top[here] += 1
+        at_gpus[here, top[here]], at_rate[here, top[here]] = count, rate[here]
+    vertices = np.minimum(np.arange(top.max() + 1), top[:, None])
+    return Hulls(np.take_along_axis(at_gpus, vertices, 1), np.take_along_axis(at_rate, vertices, 1))
+
+
+@dataclass(frozen=True, eq=False)
+class Level:
+    """What water-filling found.
+
+    Args:
+        time_s: the time after which the networks would finish; those at their peak later.
+        gpus: average GPUs of each network, shape (rows,).
+        rate: average samples/s of each network, shape (rows,).
+    """
+
+    time_s: float
+    gpus: Floats
+    rate: Floats
+
+
+def water_fill(hull: Hulls, rows: Rows, work: Floats, gpus: float) -> Level:
+    """Share GPUs so that all networks finish at one time, as early as can be.
+
+    A network that would have to be faster than its peak is held there, and the
+    others share what is left.
+
+    Args:
+        hull: of all networks.
+        rows: the networks that share.
+        work: samples that each has to train, shape (rows,), above 0.
+        gpus: how many there are.
+
+    Returns:
+        The time and the shares; their sum is at most ``gpus``.
+    """
+    peak = hull.peak[rows]
+    held_from = peak / work  # the level 1/T from which a network is at its peak
+
+    def demand(level: float) -> tuple[Floats, float]:
+        share, slope = hull.demand(np.minimum(work * level, peak), rows)
+        return share, float((slope * work)[held_from >= level].sum())
+
+    kinks = np.unique(held_from)
+    if demand(kinks[-1])[0].sum() <= gpus:
+        level = float(kinks[-1])
+    else:
+        first = bisect_left(kinks, True, key=lambda level: bool(demand(level)[0].sum() > gpus))
+        level = _newton(demand, float(kinks[first]), gpus)
+    return Level(1 / level, demand(level)[0], np.minimum(work * level, peak))
+
+
+def _newton(demand: Callable[[float], tuple[Floats, float]], level: float, gpus: float) -> float:
+    """The level at which demand is ``gpus``, from one at which it is more.
+
+    Left of there demand is convex and piecewise linear, so Newton's steps
+    never go too far and end after finitely many.
+    """
+    while True:
+        share, slope = demand(level)
+        lower = level - (share.sum() - gpus) / slope
+        if not lower < level * (1 - 1e-13):
+            return level
+        level = lower
+
+
+def lower_bound(rates: RateTable, gpus: int) -> float:
+    """Seconds that no schedule of the ensemble can beat, however its groups change.
+
+    Args:
+        rates: with the epochs of every network.
+        gpus: of the cluster.
+
+    Raises:
+        InputError: the epochs of a network are not known, or it needs more GPUs than there are.
+
+    Two networks of 100 samples share 3 GPUs; on one both have 10 samples/s, on
+    two a has 20 and b only 15. Each on one GPU leaves one to share: x more
+    samples/s cost x/10 of it for a and x/5 for b, so x = 10/3 and T = 100 / 13.33.
+
+    >>> from scheduler.base import Network
+    >>> pair = (Network("a", (10.0, 20.0), epochs=1, max_gpus=2),
+    ...         Network("b", (10.0, 15.0), epochs=1, max_gpus=2))
+    >>> round(lower_bound(RateTable(100, 4, pair), gpus=3), 6)
+    7.5
+    """
+    for network in rates.models:
+        if network.epochs is None:
+            raise InputError(f"{network.name} has no epochs: a simulation needs them of every network")
+        if network.min_gpus > gpus:
+            raise InputError(f"{network.name} trains on {network.min_gpus} GPUs at least: there are {gpus}")
+    work = rates.samples_per_epoch * np.array([network.epochs for network in rates.models], dtype=np.float64)
+    hull = hulls(rates, gpus)
+    level = water_fill(hull, np.arange(len(work)), work, gpus)
+    return max(level.time_s, float((work / hull.peak).max()))
