@@ -34,7 +34,7 @@ CHECKPOINTS: tuple[Action, ...] = ("app", "sys")  # in the order in which ties a
 Number = int | float
 
 COMPILE_FROM = 50_000_000  # cells from which loading the compiler pays
-MOST_CELLS = 8_000_000_000  # 2 GB of recorded choices; a larger table is refused
+MOST_BYTES = 4_000_000_000  # of the table and its choices; a larger one is refused
 MOST_DEADLINES = 1_000_000
 CACHED_CELLS = 2**14 - 1  # that numpy works on at once: they stay in the cache, and in malloc's own memory
 
@@ -194,6 +194,7 @@ class Spectrum:
     def __init__(self, jobs: Sequence[RunningJob], deadline: Number, step: Number = 1) -> None:
         self._problem = _Problem.of(jobs, deadline, step)
         self._table = _Table(self._problem, self._problem.rows, every_count=True)
+        self.deadlines = self._problem.deadlines
 
     def losses(self) -> NDArray[np.float64]:
         """The least loss, node-seconds, of shape (nodes of all jobs + 1, deadlines)."""
@@ -315,6 +316,7 @@ class _Problem:
     columns: Sequence[int]  # of the deadlines
     items: Sequence[_Item]  # most nodes first: so the windows of the table are narrowest
     block: int  # nodes in a row
+    time_unit: int | Fraction  # of a column
     loss_unit: int | Fraction
     ties: int  # one unit of loss is so many of what breaks ties
 
@@ -335,7 +337,7 @@ class _Problem:
                        way=way[1] if way else "app")
                  for job, way in zip(jobs, ways, strict=True)]
         items.sort(key=lambda item: -item.rows)
-        return cls(jobs, deadlines, columns, items, block, loss_unit, most**3)
+        return cls(jobs, deadlines, columns, items, block, time_unit, loss_unit, most**3)
 
     @property
     def rows(self) -> int:
@@ -388,10 +390,11 @@ class _Table:
         windows = _windows(problem.items, wanted, every_count)
         edge = max((min(item.rows, wanted) for item in problem.items), default=0)
         shape = (edge + wanted + 1, problem.columns[-1] + 1)
-        cells = shape[1] * max(shape[0], sum(high - low for low, high in windows))
-        if cells > MOST_CELLS:
-            raise InputError(f"{len(problem.jobs)} jobs, {wanted} counts of nodes and {shape[1]} moments make a "
-                             f"table of {cells:.1e} cells; coarser times and a coarser step make it smaller")
+        cells = shape[1] * sum(high - low for low, high in windows)
+        if 8 * shape[0] * shape[1] + cells // 4 > MOST_BYTES:
+            raise InputError(f"{len(problem.jobs)} jobs, {wanted} counts of nodes and moments of "
+                             f"{float(problem.time_unit):g} each would fill more than {MOST_BYTES / 1e9:g} GB; "
+                             "coarser times and a coarser step make it less")
         never = problem.ties + sum(item.kill + item.pause for item in problem.items)
         narrow = never < 2**61  # else Python's own integers, which are slow and have no bounds
         cost = np.full(shape, never, np.int64 if narrow else object)

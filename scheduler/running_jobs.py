@@ -91,6 +91,11 @@ class Checkpointing:
                 raise InputError(f"job {self.id}: {name} has {len(sizes)} sizes for {self.nodes} nodes")
 
     @property
+    def loss(self) -> int:
+        """Of killing it, whole node-seconds."""
+        return round(self.nodes * self.since_checkpoint_min * 60)
+
+    @property
     def wait_min(self) -> Number | None:
         """Until its next own checkpoint is due."""
         if self.interval_min is None:
@@ -123,7 +128,7 @@ class Checkpointing:
             app_time = round_up(self.wait_min + storage.seconds(app) / 60, resolution)
         if system is not None:
             sys_time = round_up(storage.seconds(system) / 60, resolution)
-        return RunningJob(self.id, self.nodes, round(self.nodes * self.since_checkpoint_min * 60), app_time, sys_time)
+        return RunningJob(self.id, self.nodes, self.loss, app_time, sys_time)
 
 
 def _check(id_: str, name: str, value: Number, *, above_zero: bool = False) -> None:
@@ -284,7 +289,7 @@ def _cell(name: str, text: str) -> Number:
     try:
         return int(text) if re.fullmatch(r"[+-]?[0-9]+", text) else float(text)
     except ValueError:
-        raise InputError(f"{name} is {text!r}, a number is wanted") from None
+        raise InputError(f"{name} is {text[:40]!r}, a number is wanted") from None
 
 
 def _value(name: str, value: Any) -> Any:

@@ -1,0 +1,195 @@
+"""Which running jobs to checkpoint or kill so that nodes are free in time, for every deadline.
+
+    fleet evict --jobs jobs.csv --nodes 1024 --deadline 15
+    fleet evict --slurm --site site.json --nodes 8 --deadline 15 --aggregate-bandwidth 250 --node-bandwidth 2
+
+The jobs are those of a file (CSV with a header, or JSON), or those that run on this Slurm cluster now. A
+file has the columns id,nodes,loss,app_time,sys_time (node-seconds and minutes; empty: not possible), or
+id,nodes,memory_gb,critical_gb,since_checkpoint_min,interval_min, from which they follow by the bandwidths.
+Nothing is carried out. The plan for a deadline loses the least; of those that do, it takes the least time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from fleet.errors import ExitStatus, UserError
+from fleet.show import add_json, bar, print_json, print_table
+from scheduler.base import InputError
+from scheduler.eviction import Action, Number, Plan, RunningJob, Spectrum, check_jobs, plan_evictions
+from scheduler.running_jobs import RESOLUTION, FileSystem, read_jobs
+
+MOST_ROWS = 31  # of a table on a terminal
+LETTERS: dict[Action, str] = {"kill": "K", "app": "a", "sys": "s"}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--jobs", type=Path, metavar="FILE", help="the running jobs, .csv or .json")
+    source.add_argument("--slurm", action="store_true", help="the running jobs of this Slurm cluster")
+    parser.add_argument("--site", type=Path, metavar="FILE.json",
+                        help="with --slurm: how jobs checkpoint that do not say so in their comment")
+    parser.add_argument("--partition", metavar="NAME", help="with --slurm: only its jobs")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--nodes", metavar="K", help="to free, at least")
+    what.add_argument("--spectrum", action="store_true", help="the least loss for every count of nodes instead")
+    parser.add_argument("--deadline", required=True, metavar="MIN", help="the last deadline")
+    parser.add_argument("--step", default="1", metavar="MIN", help="between deadlines (1)")
+    parser.add_argument("--resolution", metavar="MIN",
+                        help="round checkpoint times up to multiples of this (as they are in a file that has them, "
+                             f"else {RESOLUTION:g})")
+    parser.add_argument("--aggregate-bandwidth", metavar="GB/s", help="of the file system")
+    parser.add_argument("--node-bandwidth", metavar="GB/s", help="of one node")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the trade-off")
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Plan and print."""
+    deadline, step = _number("--deadline", args.deadline), _number("--step", args.step)
+    jobs = _jobs(args)
+    if args.spectrum:
+        if args.plot is not None:
+            raise UserError("--plot draws the trade-off for --nodes, not the --spectrum")
+        return _spectrum(jobs, deadline, step, args.json)
+    nodes = _number("--nodes", args.nodes)
+    if not isinstance(nodes, int):
+        raise UserError(f"--nodes is {args.nodes}, a whole number is wanted")
+    try:
+        check_jobs(jobs, nodes)
+    except InputError as error:
+        raise UserError(f"{args.jobs or 'squeue'}: {error}") from None
+    plans = plan_evictions(jobs, nodes, deadline, step)
+    if args.plot is not None:
+        _draw(plans, nodes, args.plot)
+    if args.json:
+        print_json({"deadlines": plans})
+    else:
+        _show(jobs, nodes, plans)
+    return ExitStatus.OK
+
+
+# ---------------------------------------------------------------- what is asked
+
+def _number(option: str, text: str) -> Number:
+    """Whole numbers stay whole, so that they print as they were written."""
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        raise UserError(f"{option} is {text[:40]!r}, a number is wanted") from None
+
+
+def _jobs(args: argparse.Namespace) -> list[RunningJob]:
+    storage = _storage(args)
+    resolution = None if args.resolution is None else _number("--resolution", args.resolution)
+    if args.jobs is not None:
+        if args.site is not None or args.partition is not None:
+            raise UserError("--site and --partition go with --slurm")
+        return read_jobs(args.jobs, storage, resolution)
+    from fleet.slurm_running import Site, read_site, running_jobs
+    from launch import slurm_jobs
+
+    site = Site() if args.site is None else read_site(args.site)
+    return running_jobs(slurm_jobs.running_jobs(args.partition), site, storage, time.time(), resolution)
+
+
+def _storage(args: argparse.Namespace) -> FileSystem | None:
+    bandwidths = (args.aggregate_bandwidth, args.node_bandwidth)
+    if bandwidths == (None, None):
+        return None
+    if None in bandwidths:
+        raise UserError("--aggregate-bandwidth and --node-bandwidth go together")
+    return FileSystem(_number("--aggregate-bandwidth", bandwidths[0]), _number("--node-bandwidth", bandwidths[1]))
+
+
+# ---------------------------------------------------------------- what is shown
+
+def _show(jobs: Sequence[RunningJob], nodes: int, plans: Sequence[Plan]) -> None:
+    in_use = sum(job.nodes for job in jobs)
+    print(f"{len(jobs)} jobs run on {in_use} nodes; to free at least {nodes}")
+    shown = plans if len(plans) <= MOST_ROWS else _changes(plans)
+    _show_trade_off(shown)
+    if len(shown) <= MOST_ROWS:
+        _show_actions(jobs, shown)
+
+
+def _changes(plans: Sequence[Plan]) -> list[Plan]:
+    """The plans that differ from the one before."""
+    return [plan for before, plan in zip([None, *plans], plans, strict=False)
+            if before is None or plan.actions != before.actions]
+
+
+def _show_trade_off(plans: Sequence[Plan]) -> None:
+    rows = []
+    for before, plan in zip([plans[0], *plans], plans, strict=False):
+        saved, counts = before.loss - plan.loss, Counter(plan.actions.values())
+        rows.append([plan.deadline, f"{plan.loss / 3600:.1f}", f"{saved / 3600:.1f}" if saved else "",
+                     plan.checkpoint_time, plan.nodes, *(counts[action] or "" for action in LETTERS),
+                     bar(plan.loss, plans[0].loss)])
+    print_table(["deadline, min", "loss, node-hours", "saved", "checkpointing, min", "nodes freed",
+                 "killed", "app", "sys", ""], rows)
+
+
+def _show_actions(jobs: Sequence[RunningJob], plans: Sequence[Plan]) -> None:
+    """Who is stopped how, a row for each job and a column for each deadline."""
+    stopped = [job for job in jobs if any(job.id in plan.actions for plan in plans)]
+    rows = [[job.id, job.nodes, *(LETTERS[plan.actions[job.id]] if job.id in plan.actions else "·"
+                                  for plan in plans)] for job in stopped]
+    if rows:
+        print_table(["job", "nodes", *(str(plan.deadline) for plan in plans)], rows)
+        print("K killed, a checkpoints itself, s checkpointed by the system; "
+              f"{len(jobs) - len(stopped)} other jobs always run on")
+
+
+def _draw(plans: Sequence[Plan], nodes: int, path: Path) -> None:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UserError("--plot wants matplotlib: pip install matplotlib") from None
+
+    figure = Figure(figsize=(6, 3.5), layout="constrained")
+    axes = figure.add_subplot()
+    deadlines = [plan.deadline for plan in plans]
+    axes.step(deadlines, [plan.loss / 3600 for plan in plans], where="post", label="loss")
+    axes.set(xlabel="deadline, min", ylabel="loss, node-hours", title=f"at least {nodes} nodes free", ylim=(0, None))
+    times = axes.twinx()
+    times.step(deadlines, [plan.checkpoint_time for plan in plans], where="post", color="tab:gray", linestyle=":")
+    times.set_ylabel("checkpointing, min (dotted)")
+    try:
+        figure.savefig(path, format="png", dpi=100)
+    except OSError as error:
+        raise UserError(f"--plot: {path}: {error.strerror}") from None
+
+
+def _spectrum(jobs: Sequence[RunningJob], deadline: Number, step: Number, as_json: bool) -> int:
+    spectrum = Spectrum(jobs, deadline, step)
+    losses = spectrum.losses()
+    # One row for counts of nodes that cost the same; it tells the largest.
+    counts = [nodes for nodes in range(len(losses))
+              if nodes + 1 == len(losses) or (losses[nodes] != losses[nodes + 1]).any()]
+    if as_json:
+        print_json({"deadlines": spectrum.deadlines,
+                    "spectrum": [{"nodes": nodes, "losses": losses[nodes]} for nodes in counts]})
+        return ExitStatus.OK
+    shown = _some(counts)
+    moments = _some(range(len(spectrum.deadlines)), most=16)
+    print("Least loss, node-hours: a row for nodes to free, a column for the deadline, min")
+    print_table(["nodes", *(str(spectrum.deadlines[moment]) for moment in moments)],
+                [[nodes, *(f"{losses[nodes, moment] / 3600:.1f}" for moment in moments)] for nodes in shown])
+    return ExitStatus.OK
+
+
+def _some(values: Sequence[int], most: int = MOST_ROWS) -> list[int]:
+    """Up to ``most`` of them, evenly spread, the last one included."""
+    if len(values) <= most:
+        return list(values)
+    return [values[round(index * (len(values) - 1) / (most - 1))] for index in range(most)]

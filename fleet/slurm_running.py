@@ -1,0 +1,123 @@
+"""The running jobs of a Slurm cluster as the eviction planner wants them.
+
+What ``squeue`` knows (nodes, time used) is joined with what it does not: how a
+job checkpoints. That comes from the site's file and from the job's comment; the
+nearer to the job it was said, the more it counts:
+
+    {"default":    {"memory_gb": 96, "interval_min": 60},
+     "partitions": {"long": {"interval_min": 120}},
+     "names":      {"relax": {"critical_gb": 12.5}},
+     "jobs":       {"1234": {"app_time": 5}}}
+
+    #SBATCH --comment="fleet:critical_gb=20,interval_min=30"
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fleet.errors import UserError
+from launch.slurm_jobs import SlurmJob
+from scheduler.eviction import RunningJob
+from scheduler.ratesfile import read_json
+from scheduler.running_jobs import RESOLUTION, Checkpointing, FileSystem, round_up
+
+# GB a node; GB a node; minutes; seconds since 1970; minutes; minutes
+KNOWN = ("memory_gb", "critical_gb", "interval_min", "last_checkpoint", "app_time", "sys_time")
+SKEW_S = 60  # by which the clocks of a cluster may differ
+
+Said = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Site:
+    """What is known of the checkpoints of a cluster's jobs: of all, by partition, by job name, by job id."""
+
+    default: Said = field(default_factory=dict)
+    partitions: Mapping[str, Said] = field(default_factory=dict)
+    names: Mapping[str, Said] = field(default_factory=dict)
+    jobs: Mapping[str, Said] = field(default_factory=dict)
+
+    def of(self, job: SlurmJob) -> dict[str, float]:
+        """What is said of one job; a task of an array also goes by the array's id."""
+        array = job.id.partition("_")[0]
+        return {**self.default, **self.partitions.get(job.partition, {}), **self.names.get(job.name, {}),
+                **self.jobs.get(array, {}), **self.jobs.get(job.id, {}), **job.checkpoint}
+
+
+def read_site(path: Path) -> Site:
+    """Read a site's file.
+
+    Raises:
+        UserError: it holds something else than it should.
+        InputError: it cannot be read.
+    """
+    whole = _mapping(read_json(path), f"{path}")
+    groups = ("partitions", "names", "jobs")
+    if unknown := whole.keys() - {"default", *groups}:
+        raise UserError(f"{path}: {min(unknown)!r} is not known here; there are default, {', '.join(groups)}")
+    said = {group: {name: _said(values, f"{path}: {group}: {name}")
+                    for name, values in _mapping(whole.get(group, {}), f"{path}: {group}").items()}
+            for group in groups}
+    return Site(_said(whole.get("default", {}), f"{path}: default"), **said)
+
+
+def running_jobs(jobs: Sequence[SlurmJob], site: Site, storage: FileSystem | None, now_s: float,
+                 resolution: float | None = None) -> list[RunningJob]:
+    """Join what Slurm knows of the running jobs with what is said of their checkpoints.
+
+    A job of which nothing is said can only be killed, and loses what it did since its start.
+
+    Args:
+        jobs: as ``squeue`` tells.
+        site: what is said of them, apart from their comments.
+        storage: needed where sizes are given.
+        now_s: seconds since 1970.
+        resolution: minutes to whose multiples times are rounded up.
+
+    Raises:
+        UserError: a comment says something unknown, sizes are given without bandwidths, or a last
+            checkpoint lies in the future.
+        InputError: a number is out of range.
+    """
+    grain = RESOLUTION if resolution is None else resolution
+    return [_join(job, _said(site.of(job), f"job {job.id}"), storage, now_s, grain) for job in jobs]
+
+
+def _join(job: SlurmJob, said: Said, storage: FileSystem | None, now_s: float, grain: float) -> RunningJob:
+    interval = said.get("interval_min")
+    since_s = float(job.elapsed_s)
+    if "last_checkpoint" in said:
+        since_s = min(since_s, now_s - said["last_checkpoint"])  # a job that was requeued began at its checkpoint
+        if since_s < -SKEW_S:
+            raise UserError(f"job {job.id}: its last_checkpoint lies {-since_s:.0f} s in the future")
+        since_s = max(since_s, 0.0)
+    elif interval:
+        since_s %= 60 * interval
+    checkpointing = Checkpointing(job.id, job.nodes, round(since_s / 60, 6), interval,
+                                  said.get("critical_gb"), said.get("memory_gb"))
+    if storage is None and ("critical_gb" in said or "memory_gb" in said):
+        raise UserError(f"job {job.id}: its checkpoints have sizes, so name --aggregate-bandwidth and --node-bandwidth")
+    costs = (checkpointing.costs(storage, grain) if storage is not None
+             else RunningJob(job.id, job.nodes, checkpointing.loss))
+    times = {name: round_up(said[name], grain) for name in ("app_time", "sys_time") if name in said}
+    return replace(costs, **times)  # type: ignore[arg-type]
+
+
+def _mapping(value: Any, place: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise UserError(f"{place}: an object is wanted")
+    return value
+
+
+def _said(value: Any, place: str) -> dict[str, float]:
+    for name, number in _mapping(value, place).items():
+        if name not in KNOWN:
+            raise UserError(f"{place}: {name!r} is not known here; there are {', '.join(KNOWN)}")
+        if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+            raise UserError(f"{place}: {name} is {number!r}, a finite number is wanted")
+    return dict(value)

@@ -1,0 +1,248 @@
+"""``fleet evict``: from a file of jobs, or from squeue and a site's file, to plans."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fleet.__main__ import main
+from fleet.errors import UserError
+from fleet.slurm_running import Site, read_site, running_jobs
+from launch.slurm_jobs import SlurmJob
+from scheduler.base import InputError
+from scheduler.eviction import RunningJob
+from scheduler.running_jobs import FileSystem
+
+RECORDED = Path(__file__).parents[1] / "launch/squeue.txt"
+DIRECT = """id,nodes,loss,app_time,sys_time
+a,4,900,9,
+b,4,200,,3
+c,4,500,2,
+"""
+STORAGE = FileSystem(aggregate_gbps=1, node_gbps=1)
+NOW = 1_795_174_000  # a moment after the squeue was recorded
+
+
+@pytest.fixture
+def jobs(tmp_path):
+    path = tmp_path / "jobs.csv"
+    path.write_text(DIRECT)
+    return str(path)
+
+
+@pytest.fixture
+def squeue(tmp_path, monkeypatch):
+    """A squeue on the PATH that prints what one once printed."""
+    fake = tmp_path / "bin/squeue"
+    fake.parent.mkdir()
+    fake.write_text(f"#!/bin/sh\ncat {RECORDED}\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{fake.parent}:/usr/bin:/bin")
+
+
+def evict_json(capsys, *words):
+    assert main(["evict", *words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def refused(capsys, *words):
+    """The one line with which it refuses."""
+    assert main(["evict", *words]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    return printed.err.removeprefix("fleet evict: ").strip()
+
+
+def test_json_holds_a_plan_for_each_deadline_and_nothing_else(jobs, capsys):
+    assert evict_json(capsys, "--jobs", jobs, "--nodes", "8", "--deadline", "5") == {"deadlines": [
+        {"deadline": 0, "loss": 700, "checkpoint_time": 0, "nodes": 8, "actions": {"b": "kill", "c": "kill"}},
+        {"deadline": 1, "loss": 700, "checkpoint_time": 0, "nodes": 8, "actions": {"b": "kill", "c": "kill"}},
+        {"deadline": 2, "loss": 200, "checkpoint_time": 2, "nodes": 8, "actions": {"b": "kill", "c": "app"}},
+        {"deadline": 3, "loss": 200, "checkpoint_time": 2, "nodes": 8, "actions": {"b": "kill", "c": "app"}},
+        {"deadline": 4, "loss": 200, "checkpoint_time": 2, "nodes": 8, "actions": {"b": "kill", "c": "app"}},
+        {"deadline": 5, "loss": 0, "checkpoint_time": 5, "nodes": 8, "actions": {"b": "sys", "c": "app"}}]}
+
+
+def test_steps_may_be_coarser_or_finer_than_a_minute(jobs, capsys):
+    def deadlines(step):
+        plans = evict_json(capsys, "--jobs", jobs, "--nodes", "8", "--deadline", "2", "--step", step)["deadlines"]
+        return [(plan["deadline"], plan["loss"]) for plan in plans]
+
+    assert deadlines("2") == [(0, 700), (2, 200)]
+    assert deadlines("0.5") == [(0, 700), (0.5, 700), (1, 700), (1.5, 700), (2, 200)]
+
+
+def test_times_are_rounded_up_to_the_resolution_that_is_asked_for(jobs, capsys):
+    plans = evict_json(capsys, "--jobs", jobs, "--nodes", "8", "--deadline", "10", "--resolution", "5")["deadlines"]
+    assert [(plan["loss"], plan["checkpoint_time"]) for plan in plans][4:6] == [(700, 0), (200, 5)]
+
+
+def test_the_raw_form_takes_its_bandwidths_from_the_options(tmp_path, capsys):
+    path = tmp_path / "jobs.json"
+    path.write_text('[{"id": 7, "nodes": 2, "memory_gb": 30, "since_checkpoint_min": 10}]')
+    bandwidths = ("--aggregate-bandwidth", "1", "--node-bandwidth", "1")
+    plans = evict_json(capsys, "--jobs", str(path), "--nodes", "1", "--deadline", "1", *bandwidths)["deadlines"]
+    assert [plan["actions"] for plan in plans] == [{"7": "kill"}, {"7": "sys"}]
+    assert [plan["loss"] for plan in plans] == [1200, 0]
+
+
+def test_the_spectrum_has_the_losses_of_every_count_of_nodes(jobs, capsys):
+    answer = evict_json(capsys, "--jobs", jobs, "--spectrum", "--deadline", "3", "--step", "3")
+    assert answer == {"deadlines": [0, 3], "spectrum": [
+        {"nodes": 0, "losses": [0, 0]}, {"nodes": 4, "losses": [200, 0]}, {"nodes": 8, "losses": [700, 200]},
+        {"nodes": 12, "losses": [1600, 1100]}]}
+
+
+def test_a_terminal_shows_the_trade_off_and_who_is_stopped(jobs, capsys):
+    assert main(["evict", "--jobs", jobs, "--nodes", "8", "--deadline", "5"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert lines[0] == "3 jobs run on 12 nodes; to free at least 8".split()
+    assert ["2", "0.1", "0.1", "2", "8", "1", "1", "█████████"] in lines
+    assert ["b", "4", "K", "K", "K", "K", "K", "s"] in lines
+    assert ["c", "4", "K", "K", "a", "a", "a", "a"] in lines
+    assert lines[-1][-6:] == "1 other jobs always run on".split()
+
+
+def test_many_deadlines_are_shown_by_the_changes_between_them(jobs, capsys):
+    assert main(["evict", "--jobs", jobs, "--nodes", "8", "--deadline", "5", "--step", "0.01"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert ["job", "nodes", "0", "2", "5"] in lines
+
+
+def test_the_spectrum_is_shown_as_a_table(jobs, capsys):
+    assert main(["evict", "--jobs", jobs, "--spectrum", "--deadline", "3"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert ["12", "0.4", "0.4", "0.3", "0.3"] in lines
+
+
+def test_the_trade_off_is_drawn(jobs, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    png = tmp_path / "trade.png"
+    evict_json(capsys, "--jobs", jobs, "--nodes", "8", "--deadline", "5", "--plot", str(png))
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert "No such file" in refused(capsys, "--jobs", jobs, "--nodes", "8", "--deadline", "5",
+                                     "--plot", str(tmp_path / "none/trade.png"))
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    ("--nodes 13 --deadline 1", "jobs.csv: 13 nodes cannot be freed: all 3 jobs together run on 12"),
+    ("--nodes 2.5 --deadline 1", "--nodes is 2.5, a whole number is wanted"),
+    ("--nodes -1 --deadline 1", "jobs.csv: the nodes to free are -1"),
+    ("--nodes many --deadline 1", "--nodes is 'many', a number is wanted"),
+    ("--nodes 1 --deadline -1", "the deadline is -1, it must be finite and at least 0"),
+    ("--nodes 1 --deadline inf", "the deadline is inf"),
+    ("--nodes 1 --deadline 1 --step 0", "the step between deadlines is 0"),
+    ("--nodes 1 --deadline 1 --resolution -1", "the resolution is -1 min"),
+    ("--nodes 1 --deadline 1 --node-bandwidth 1", "--aggregate-bandwidth and --node-bandwidth go together"),
+    ("--nodes 1 --deadline 1 --node-bandwidth 0 --aggregate-bandwidth 1", "the node bandwidth is 0 GB/s"),
+    ("--nodes 1 --deadline 1 --site site.json", "--site and --partition go with --slurm"),
+    ("--spectrum --deadline 1 --plot x.png", "--plot draws the trade-off for --nodes"),
+])
+def test_a_wrong_option_is_named_in_one_line(jobs, capsys, words, message):
+    assert message in refused(capsys, "--jobs", jobs, *words.split())
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    (DIRECT.replace(",sys_time", ""), "jobs.csv:1: 'sys_time' is missing"),
+    (DIRECT + "a,1,1,,\n", "jobs.csv:5: job a comes twice"),
+    (DIRECT + "d,1.5,1,,\n", "jobs.csv:5: job d: nodes is 1.5"),
+    (DIRECT + "d,1,-1,,\n", "jobs.csv:5: job d: loss is -1"),
+    (DIRECT + "d,1,1,inf,\n", "jobs.csv:5: job d: app_time is inf"),
+    ("", "jobs.csv:1: the file is empty"),
+])
+def test_a_mistake_in_the_file_is_named_with_its_line(jobs, capsys, text, message):
+    Path(jobs).write_text(text)
+    assert message in refused(capsys, "--jobs", jobs, "--nodes", "1", "--deadline", "1")
+
+
+# ---------------------------------------------------------------- Slurm
+
+def test_jobs_come_from_squeue_and_how_they_checkpoint_from_comments_and_the_site(squeue, tmp_path, monkeypatch,
+                                                                                  capsys):
+    monkeypatch.setattr("time.time", lambda: NOW)
+    site = tmp_path / "site.json"
+    site.write_text(json.dumps({"default": {"memory_gb": 6}, "jobs": {"3": {"app_time": 0.5}}}))
+    plans = evict_json(capsys, "--slurm", "--site", str(site), "--nodes", "3", "--deadline", "1",
+                       "--aggregate-bandwidth", "1", "--node-bandwidth", "1")["deadlines"]
+    assert [(plan["loss"], plan["checkpoint_time"], plan["actions"]) for plan in plans] == [
+        (14, 0, {"1": "kill", "2": "kill"}), (0, 0.2, {"1": "sys", "2": "sys"})]
+
+
+def test_without_slurm_it_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert refused(capsys, "--slurm", "--nodes", "1", "--deadline", "1").startswith("squeue is not on the PATH")
+
+
+def slurm(checkpoint=(), elapsed_s=5400, **fields):
+    return SlurmJob(**{"id": "7", "nodes": 2, "elapsed_s": elapsed_s, "partition": "long", "name": "md",
+                       "checkpoint": dict(checkpoint), **fields})
+
+
+def join(job, site=None, storage=STORAGE, **options):
+    return running_jobs([job], site or Site(), storage, NOW, **options)[0]
+
+
+def test_a_job_of_which_nothing_is_said_can_only_be_killed_and_loses_all_it_did():
+    assert join(slurm(), storage=None) == RunningJob("7", 2, 2 * 5400)
+
+
+def test_with_an_interval_alone_the_last_checkpoint_is_counted_from_the_start():
+    said = {"interval_min": 60, "critical_gb": 3}
+    assert join(slurm(said)) == RunningJob("7", 2, 2 * 1800, app_time=30.1)
+
+
+def test_a_last_checkpoint_that_is_said_counts():
+    assert join(slurm({"last_checkpoint": NOW - 600})).loss == 2 * 600
+
+
+def test_a_last_checkpoint_from_before_a_requeue_counts_from_the_new_start():
+    assert join(slurm({"last_checkpoint": NOW - 99_999}, elapsed_s=60)).loss == 2 * 60
+
+
+def test_clocks_may_differ_a_little_but_no_checkpoint_lies_in_the_future():
+    assert join(slurm({"last_checkpoint": NOW + 30})).loss == 0
+    with pytest.raises(UserError, match="job 7: its last_checkpoint lies 90 s in the future"):
+        join(slurm({"last_checkpoint": NOW + 90}))
+
+
+def test_the_nearer_to_the_job_something_is_said_the_more_it_counts():
+    site = Site({"app_time": 1}, {"long": {"app_time": 2}}, {"md": {"app_time": 3}}, {"7": {"app_time": 4}})
+    assert join(slurm({"app_time": 5}), site).app_time == 5
+    assert join(slurm(), site).app_time == 4
+    assert join(slurm(id="8"), site).app_time == 3
+    assert join(slurm(id="8", name="x"), site).app_time == 2
+    assert join(slurm(id="8", name="x", partition="x"), site).app_time == 1
+    assert join(slurm(id="7_3"), site).app_time == 4
+
+
+def test_times_that_are_said_go_before_those_that_follow_from_sizes():
+    assert join(slurm({"memory_gb": 60, "sys_time": 0.25}), resolution=0.5).sys_time == 0.5
+
+
+@pytest.mark.parametrize(("job", "storage", "message"), [
+    (slurm({"memry_gb": 3}), STORAGE, "job 7: 'memry_gb' is not known here; there are memory_gb,"),
+    (slurm({"memory_gb": 3}), None, "job 7: its checkpoints have sizes, so name --aggregate-bandwidth"),
+    (slurm({"interval_min": -3}), STORAGE, "job 7: interval_min is -3"),
+    (slurm({"sys_time": float("nan")}), STORAGE, "job 7: sys_time is nan, a finite number"),
+    (slurm({"sys_time": float("inf")}), STORAGE, "job 7: sys_time is inf, a finite number"),
+    (slurm({"sys_time": -1}), STORAGE, "job 7: sys_time is -1"),
+])
+def test_a_job_that_says_something_wrong_is_named(job, storage, message):
+    with pytest.raises((UserError, InputError), match=message):
+        join(job, storage=storage)
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("[]", "site.json: an object is wanted"),
+    ('{"users": {}}', "site.json: 'users' is not known here; there are default, partitions, names, jobs"),
+    ('{"default": {"memory_gb": "much"}}', "site.json: default: memory_gb is 'much', a finite number is wanted"),
+    ('{"names": {"md": {"memry": 1}}}', "site.json: names: md: 'memry' is not known here"),
+    ('{"jobs": {"1": 3}}', "site.json: jobs: 1: an object is wanted"),
+    ("{,}", "site.json:1: not JSON"),
+])
+def test_a_mistake_in_the_site_file_is_named_with_its_place(tmp_path, text, message):
+    path = tmp_path / "site.json"
+    path.write_text(text)
+    with pytest.raises((UserError, InputError), match=message):
+        read_site(path)
