@@ -33,6 +33,7 @@ from scheduler.distributions import Array, Discrete, empirical
 FEWEST_RUNS = 5  # with fewer past runs their law says too little of the longest run to come
 SAFETY = 2.0  # what is asked for then, and after everything known has failed: so many times the longest time
 COMPILE_FROM = 20_000  # points from which loading the compiler pays
+COARSE = 42  # three times so many values give the sequence that bounds the search
 TIE = 1e-12  # costs that differ by less, relatively, are equal; the fewer requests win
 
 
@@ -185,7 +186,8 @@ def at_optimal(law: Discrete, backfill_rate: float, spent: float = 0.0) -> Reque
     costs more the larger S is, by at least alive_j and at most
     alive_j / (1 - zeta) per unit of S (each T grows with a slope between 1 and
     1 / (1 - zeta)). So of two labels that differ by less than these slopes
-    allow, one is dropped; in practice about one label a value is left, and the
+    allow, one is dropped, and so is a label that cannot come below a sequence
+    found on fewer values. In practice about one label a value is left, and the
     work is quadratic in the number of values.
 
     Args:
@@ -202,13 +204,15 @@ def at_optimal(law: Discrete, backfill_rate: float, spent: float = 0.0) -> Reque
     support = _Support.of(law)
     last = len(support.values) - 1
     labels = _Labels(spent)
+    promising = _bound(law, support, backfill_rate, spent)
     for i in range(last):
-        labels.add(i + 1, _non_dominated(_ask(support, i, backfill_rate, labels, labels.count),
-                                         support.alive[i + 1], backfill_rate))
+        asked = promising(i + 1, _ask(support, i, backfill_rate, labels, labels.count))
+        if asked.cost.size:
+            labels.add(i + 1, _non_dominated(asked, support.alive[i + 1], backfill_rate))
     done = _ask(support, last, backfill_rate, labels, labels.count)
     best = int(np.argmax(done.cost <= done.cost.min() * (1 + TIE)))  # the first
-    asked = [last, *labels.asked_before(int(done.parent[best]))]
-    return RequestSequence(tuple(support.values[asked[::-1]].tolist()), float(done.cost[best]))
+    indices = [last, *labels.asked_before(int(done.parent[best]))]
+    return RequestSequence(tuple(support.values[indices[::-1]].tolist()), float(done.cost[best]))
 
 
 def makespan_by_count(law: Discrete, backfill_rate: float = 0.0, most: int = 8) -> tuple[float, ...]:
@@ -305,6 +309,52 @@ def _ask(support: _Support, i: int, rate: float, labels: _Labels, count: int) ->
     total = (cost + (within - reached[j]) * (spent + value)
              + (moment[i + 1] - moment[room] + (reached[i + 1] - within) * spent) / (1.0 - rate))
     return _Asked(total, spent + value, np.arange(count))
+
+
+def _bound(law: Discrete, support: _Support, rate: float,
+           spent: float) -> Callable[[int, _Asked], _Asked]:
+    """What keeps, of the labels that have ruled out j values, those that can still be the best.
+
+    A sequence found on fewer values says how much is too much. What is to come costs at least
+    alive_j S + least_j, and at least (alive_j S + the rest of the mean) / (1 - zeta).
+    """
+    if len(support.values) <= 4 * COARSE:
+        return lambda j, asked: asked
+    found = at_optimal(_thinned(support), rate, spent)
+    most = expected_makespan(law, found.requests, rate, spent) * (1 + TIE)
+    least, rest = _least_to_come(support, rate), support.moment[-1] - support.moment
+
+    def promising(j: int, asked: _Asked) -> _Asked:
+        lost = support.alive[j] * asked.spent
+        return asked.take(asked.cost + np.maximum(lost + least[j], (lost + rest[j]) / (1.0 - rate)) <= most)
+
+    return promising
+
+
+def _thinned(support: _Support) -> Discrete:
+    """The law on few of its values: evenly by index, by probability, and by the logarithm of survival."""
+    last = len(support.values) - 1
+    tail = -np.log(support.alive[:-1])
+    picked = np.concatenate((np.linspace(0, last, COARSE),
+                             np.searchsorted(support.reached[1:], np.linspace(0, 1, COARSE)),
+                             np.searchsorted(tail, np.linspace(0, tail[-1], COARSE))))
+    kept = np.unique(np.append(np.minimum(picked, last), last).astype(np.int64))
+    mass = np.diff(support.reached[kept + 1], prepend=0.0)
+    return Discrete(support.values[kept], mass / mass.sum())
+
+
+def _least_to_come(support: _Support, rate: float) -> Array:
+    """For each j a lower bound on what is to come beside alive_j S: S counts only where it is spent."""
+    values, reached, moment, alive = support.values, support.reached, support.moment, support.alive
+    size = len(values)
+    least = np.zeros(size + 1)
+    room = np.searchsorted(values, (1.0 - rate) * values, side="right")
+    for j in range(size - 1, -1, -1):
+        to = np.maximum(room[j:], j)
+        cost = ((reached[to] - reached[j]) * values[j:] + (moment[j + 1:] - moment[to]) / (1.0 - rate)
+                + alive[j + 1:] * values[j:] + least[j + 1:])
+        least[j] = cost.min()
+    return least
 
 
 def _non_dominated(labels: _Asked, alive: float, rate: float) -> _Asked:

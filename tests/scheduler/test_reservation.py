@@ -92,6 +92,26 @@ def test_no_sequence_is_better_than_the_optimal_one(law, rate, spent):
     assert makespan(law, found.requests, rate, spent) == pytest.approx(best, rel=1e-12)
 
 
+@settings(max_examples=200, deadline=None)
+@given(laws(most=9), rates, st.sampled_from([0.0, 3.0, 50.0]), st.integers(1, 2))
+def test_bounding_the_search_loses_no_optimum(law, rate, spent, coarse):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reservation, "COARSE", coarse)  # bounds from 4 values on
+        bounded = at_optimal(law, rate, spent)
+    best = min(makespan(law, requests, rate, spent) for requests in every_sequence(law))
+    assert bounded.expected_makespan == pytest.approx(best, rel=1e-12)
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.3, 0.6])
+@pytest.mark.parametrize("law", [PAPER, make_law("pareto", alpha=1.1, low=1, high=1000),
+                                 make_law("lognormal", mu=1, sigma=1.5, low=0, high=400)])
+def test_the_bounded_search_agrees_with_the_full_one(monkeypatch, law, rate):
+    known = discretise(law, 300)
+    bounded = at_optimal(known, rate, spent=2.0)
+    monkeypatch.setattr(reservation, "COARSE", 1000)
+    assert bounded.expected_makespan == pytest.approx(at_optimal(known, rate, 2.0).expected_makespan, rel=1e-12)
+
+
 @settings(max_examples=100, deadline=None)
 @given(laws(), rates)
 def test_the_makespan_by_number_of_requests_is_the_best_of_that_number(law, rate):
