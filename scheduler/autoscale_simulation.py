@@ -303,10 +303,11 @@ def _audit_counts(number: int, job: ElasticJob, own: list[Holding], settings: Au
 
 def _audit_work(number: int, job: ElasticJob, own: list[Holding], took: float | None) -> None:
     done = math.fsum(job.curve.factors[h.gpus - 1] * max(0.0, h.end_min - h.steady_min) for h in own)
-    slack = 1e-9 * job.length_min + SAME_MOMENT * max(job.curve.factors)
     if took is None:
         _insist(done < job.length_min, f"job {number} did all its work and does not count as completed")
     else:
+        rounding = SAME_MOMENT + 1e-12 * own[-1].end_min
+        slack = 1e-9 * job.length_min + rounding * max(job.curve.factors)
         _insist(abs(done - job.length_min) <= slack, f"job {number} did {done} of its {job.length_min} min")
         _insist(abs(own[-1].end_min - job.arrival_min - took) <= SAME_MOMENT,
                 f"job {number} completed at another moment than it let go of its GPUs")

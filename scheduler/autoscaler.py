@@ -54,6 +54,9 @@ class Autoscaling:
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value >= 0):
                 raise InputError(f"{name} is {value}: it is a number of minutes, 0 or more")
+        if 0 < self.interval_min < 1e-3:
+            raise InputError(f"interval_min is {self.interval_min}: 0 for every event, or a thousandth of a minute "
+                             "at least")
 
     @property
     def keeps_for_min(self) -> float:

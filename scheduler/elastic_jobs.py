@@ -14,6 +14,7 @@ cannot run. Random ones are drawn from the four categories of [ELASTIC] Table I
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,6 +29,9 @@ from scheduler.elastic import BatchRange, Curve, scaling
 from scheduler.ratesfile import read_json
 
 CATEGORIES = Path(__file__).parent / "data" / "elastic_categories.json"
+LONGEST_MIN = 1e8  # of an arrival or a job: two centuries
+MOST_JOBS = 1e6  # drawn at random
+
 PATTERNS = ("low", "high", "bursty")
 POLICIES = ("elastic", "fixed")
 
@@ -60,20 +64,25 @@ def read_jobs(path: str | Path) -> JobFile:
 
 
 def _job(value: Any, place: str) -> ElasticJob:
-    job = _record(value, place, ("arrival_min", "length_min", "scaling"))
-    arrival = _number(job["arrival_min"], f"{place}.arrival_min")
-    length = _number(job["length_min"], f"{place}.length_min")
-    if arrival < 0:
-        raise InputError(f"{place}.arrival_min is {arrival}: minutes from the start, 0 or more")
+    record = _record(value, place, ("arrival_min", "length_min", "scaling"))
+    arrival = _number(record["arrival_min"], f"{place}.arrival_min")
+    length = _number(record["length_min"], f"{place}.length_min")
+    if not 0 <= arrival <= LONGEST_MIN:
+        raise InputError(f"{place}.arrival_min is {arrival:g}: minutes from the start, 0 to {LONGEST_MIN:g}")
     if length <= 0:
-        raise InputError(f"{place}.length_min is {length}: minutes on a scaling factor of 1, above 0")
-    if not isinstance(job["scaling"], list):
-        raise InputError(f"{place}.scaling is {job['scaling']!r}: a list of the factors on 1, 2, ... GPUs")
-    factors = tuple(_number(factor, f"{place}.scaling[{k}]") for k, factor in enumerate(job["scaling"]))
+        raise InputError(f"{place}.length_min is {length:g}: minutes on a scaling factor of 1, above 0")
+    if not isinstance(record["scaling"], list):
+        raise InputError(f"{place}.scaling is {record['scaling']!r}: a list of the factors on 1, 2, ... GPUs")
+    factors = tuple(_number(factor, f"{place}.scaling[{k}]") for k, factor in enumerate(record["scaling"]))
     try:
-        return ElasticJob(arrival, length, Curve(factors))
+        job = ElasticJob(arrival, length, Curve(factors))
     except InputError as error:
         raise InputError(f"{place}.scaling: {error}") from None
+    slowest = min(factor for factor in factors if factor > 0)
+    if length > LONGEST_MIN * slowest:
+        raise InputError(f"{place}: {length:g} min on a scaling factor of {slowest:g} take more than "
+                         f"{LONGEST_MIN:g} min")
+    return job
 
 
 def _record(value: Any, place: str, keys: Sequence[str]) -> dict[str, Any]:
@@ -89,7 +98,7 @@ def _record(value: Any, place: str, keys: Sequence[str]) -> dict[str, Any]:
 
 
 def _number(value: Any, place: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
         raise InputError(f"{place} is {value!r}: a number is wanted")
     return float(value)
 
@@ -177,7 +186,7 @@ def generate(gpus: int, minutes: float, pattern: str, policy: str, seed: int,
         The jobs, in order of arrival.
 
     Raises:
-        InputError: a number is not positive.
+        InputError: a number is not positive, or more than a million jobs are to be expected.
     """
     for name, value in (("gpus", gpus), ("minutes", minutes), ("load", load)):
         if not (math.isfinite(value) and value > 0):
@@ -185,6 +194,9 @@ def generate(gpus: int, minutes: float, pattern: str, policy: str, seed: int,
     assumed = workload()
     rng = np.random.default_rng(seed)
     busy = load * gpus / float(np.mean([category.length_min for category in assumed.categories]))
+    if busy * minutes > MOST_JOBS:
+        raise InputError(f"{gpus} GPUs at load {load:g} for {minutes:g} min are some {busy * minutes:.0g} jobs: "
+                         f"no more than {MOST_JOBS:g} are drawn")
     arrivals = _arrivals(rng, minutes, pattern, busy, assumed)
     drawn = rng.integers(len(assumed.categories), size=len(arrivals))
     place = rng.random(len(arrivals))
