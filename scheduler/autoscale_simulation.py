@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
 from itertools import pairwise
@@ -127,13 +127,11 @@ class _Run:
         return self.steady_min + self.work_min / self.curve.factors[self.gpus - 1]
 
 
-@dataclass(eq=False)
 class _Simulation:
-    jobs: Sequence[ElasticJob]
-    settings: Autoscaling
-    sim: Simulator = field(default_factory=Simulator)
-
-    def __post_init__(self) -> None:
+    def __init__(self, jobs: Sequence[ElasticJob], settings: Autoscaling) -> None:
+        self.jobs = jobs
+        self.settings = settings
+        self.sim = Simulator()
         self.running: list[_Run] = []
         self.waiting: list[_Run] = []
         self.dropped: list[int] = []
@@ -142,7 +140,7 @@ class _Simulation:
         self.rescales = 0
         self.decisions: Counter[str] = Counter()
         self._decision: Event | None = None
-        for number, job in enumerate(self.jobs):
+        for number, job in enumerate(jobs):
             self.sim.at(job.arrival_min, _Kind.ARRIVE, partial(self._arrive, number))
 
     # --- what happens ---
