@@ -363,9 +363,9 @@ def place_by_index(owner: IntArray, counts: Mapping[int, int]) -> IntArray:
 def place_in_order(owner: IntArray, counts: Mapping[int, int]) -> IntArray:
     """The same, but the smallest trainer takes first; for nodes that stand in the order of their names.
 
-    A batch system hands out and takes back nodes that are near in name together, and more often
-    from the ends of that order. So a trainer whose nodes are neighbours is hit less often, and
-    when an end is taken it is the small trainers, which lose little, that are hit.
+    A batch system hands out and takes back nodes that are near in name together, and the first
+    of that order most often. So a trainer whose nodes are neighbours is hit less often, and the
+    front goes to the small trainers, which lose little when they are hit.
 
     Args:
         owner: as in :func:`place_by_index`, node after node in name order (:func:`name_order`).
