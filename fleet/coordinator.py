@@ -223,6 +223,8 @@ class Coordinator:
         self._is_stale = True
 
     def _on_bad(self, bad: Bad) -> None:
+        if bad.name in self._results.bad:  # other ranks, or other epochs, have met it too
+            return
         self._results.add_bad(bad.name, bad.reason)
         self._log("bad_sample", name=bad.name, reason=bad.reason, training=bad.training)
         share = len(self._results.bad) / self._results.samples

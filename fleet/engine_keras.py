@@ -142,7 +142,7 @@ class KerasNetwork:
             if exchange.group.size > 1:  # XLA does not know Horovod's operation
                 compiled["jit_compile"] = None
             self._fused = tf.function(self._compute_exchange_apply, **compiled)
-            self._fused_empty = tf.function(self._zeros_exchange_apply)
+            self._fused_empty = tf.function(self._exchange_apply)
         else:
             self._local = tf.function(self._compute, **compiled)
             self._update = tf.function(self._apply)
@@ -169,7 +169,11 @@ class KerasNetwork:
 
     def _step_in_graph(self, images: np.ndarray, labels: np.ndarray, scale: np.float32) -> StepResult:
         try:
-            sums = self._fused(images, labels, scale) if len(labels) else self._fused_empty(scale)
+            if len(labels):
+                sums = self._fused(images, labels, scale)
+            else:
+                # The zeros come from outside: of constants TensorFlow would take the sum once, and keep it.
+                sums = self._fused_empty(self._empty(), tf.zeros(3), scale)
         except Exception as error:
             # Wakes the ranks that wait inside the exchange: they raise as well.
             self._exchange.close()
@@ -259,9 +263,6 @@ class KerasNetwork:
 
     def _compute_exchange_apply(self, images: tf.Tensor, labels: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
         return self._exchange_apply(*self._compute(images, labels, size), size)
-
-    def _zeros_exchange_apply(self, size: tf.Tensor) -> tf.Tensor:
-        return self._exchange_apply(self._empty(), tf.zeros(3), size)
 
     def _exchange_apply(self, gradients: Sequence[tf.Tensor], sums: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
         gradients, sums = self._exchange.sum_in_graph(gradients, sums)
@@ -380,14 +381,16 @@ class HorovodExchange:
 
     def __init__(self, group: Group, horovod: Any) -> None:
         self.group, self._horovod = group, horovod
-        horovod.init(comm=communicator_of(group))
+        horovod.init(comm=communicator_of(group))  # of which it makes a duplicate, for its own thread
 
     def sum(self, gradients: Sequence[Any], sums: Any, error: Exception | None) -> tuple[Sequence[Any], Any]:
         """Not used: Horovod sums inside the graph."""
         raise NotImplementedError
 
     def sum_in_graph(self, gradients: Sequence[tf.Tensor], sums: tf.Tensor) -> tuple[Sequence[tf.Tensor], tf.Tensor]:  # noqa: D102
-        *gradients, sums = self._horovod.grouped_allreduce([*gradients, sums], op=self._horovod.Sum)
+        # Horovod matches tensors by name, which must not depend on the graph: a rank without rows has another one.
+        *gradients, sums = self._horovod.grouped_allreduce(
+            [*gradients, sums], op=self._horovod.Sum, name="step", ignore_name_scope=True)
         return gradients, sums
 
     def close(self) -> None:  # noqa: D102

@@ -51,7 +51,6 @@ class Preprocessor:
         self._is_leader = mates[0] == world.rank
         chunks = range(shared.chunks) if shared else range(0)
         self._validation = [chunk for chunk in chunks if chunk % len(mates) == mates.index(world.rank)]
-        self._told: set[str] = set()
         self.is_done = False
         self.busy_s = 0.0
         self.samples = 0
@@ -149,6 +148,4 @@ class Preprocessor:
 
     def _report(self, bad: Sequence[BadSample], training: bool) -> None:
         for sample in bad:
-            if sample.name not in self._told:  # it comes again every epoch
-                self._told.add(sample.name)
-                self._world.tell(0, Tag.COORDINATOR, Bad(sample.name, sample.reason, training))
+            self._world.tell(0, Tag.COORDINATOR, Bad(sample.name, sample.reason, training))

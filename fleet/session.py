@@ -9,6 +9,7 @@ from fleet.engine import make_engine
 from fleet.errors import ExitStatus
 from fleet.eventlog import EventLog
 from fleet.identity import speed_identity
+from fleet.messages import Bad, Tag
 from fleet.mpi import Backoff, World
 from fleet.prepare import Prepared
 from fleet.preprocessor import Preprocessor
@@ -21,6 +22,7 @@ from fleet.survey import Survey, cache_path, hardware, read_cache, write_cache
 from fleet.tensorboard import TensorBoardObserver
 from fleet.trainer import Sources, Trainer
 from fleet.view import make_view
+from preprocess.base import BadSample
 
 log = logging.getLogger("fleet.session")
 
@@ -121,13 +123,17 @@ class Session:
 
     def _sources(self) -> Sources:
         training = self._prepared.training()
-        own = OwnStream(training, self._world)
+        own = OwnStream(training, self._world, lambda bad: self._report(bad, training=True))
         if self._window is not None:
             validation: Validation | None = (SharedValidation(self._validation, self._world)
                                              if self._validation is not None else None)
             return Sources(SharedStream(self._window, self._local_index(), self._world), own, validation)
         evaluation = self._prepared.evaluation()
-        return Sources(own, own, OwnValidation(evaluation) if evaluation is not None else None)
+        return Sources(own, own, None if evaluation is None else OwnValidation(
+            evaluation, lambda bad: self._report(bad, training=False)))
+
+    def _report(self, bad: BadSample, training: bool) -> None:
+        self._world.tell(0, Tag.COORDINATOR, Bad(bad.name, bad.reason, training))
 
 
 class _Board:

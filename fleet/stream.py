@@ -12,13 +12,14 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from fleet.segment import NOT_READING, ValidationSet, Window
+from preprocess.base import BadSample
 from preprocess.pipeline import Pipeline
 
 if TYPE_CHECKING:  # MPI starts when it is imported
@@ -129,13 +130,12 @@ class OwnStream:
 
     Args:
         pipeline: of the training samples.
-        on_bad: is told of samples that cannot be read.
+        on_bad: is told of samples that cannot be read, in the thread that iterates.
     """
 
-    def __init__(self, pipeline: Pipeline, world: World) -> None:
+    def __init__(self, pipeline: Pipeline, world: World, on_bad: Callable[[BadSample], None]) -> None:
         self.waited_s = 0.0
-        self.bad: list = []
-        self._pipeline, self._world = pipeline, world
+        self._pipeline, self._world, self._on_bad = pipeline, world, on_bad
 
     def join(self, epoch: int) -> None:  # noqa: D102 - Stream says it
         pass
@@ -158,7 +158,10 @@ class OwnStream:
                     return
                 if isinstance(item, BaseException):
                     raise item
-                yield item
+                ready, bad = item
+                for sample in bad:
+                    self._on_bad(sample)
+                yield ready
         finally:
             stop.set()
             worker.join()
@@ -172,8 +175,8 @@ class OwnStream:
                 indices = order[slice(*split_rows(first, last, rank, size))]
                 images = np.empty((len(indices), *self._pipeline.shape), self._pipeline.dtype)
                 labels = np.empty(len(indices), np.int64)
-                self.bad += self._pipeline.load(indices, epoch, images, labels)
-                if not _put(ahead, Batch(images, labels, last - first, last), stop):
+                bad = self._pipeline.load(indices, epoch, images, labels)
+                if not _put(ahead, (Batch(images, labels, last - first, last), bad), stop):
                     return
             _put(ahead, _END, stop)
         except BaseException as error:  # it belongs to the rank, not to this thread
@@ -227,17 +230,17 @@ class SharedValidation:
 class OwnValidation:
     """Prepares all validation samples at first use, and keeps them."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: Pipeline, on_bad: Callable[[BadSample], None]) -> None:
         self.samples = pipeline.samples
-        self.bad: list = []
-        self._pipeline = pipeline
+        self._pipeline, self._on_bad = pipeline, on_bad
         self._held: tuple[np.ndarray, np.ndarray] | None = None
 
     def batches(self, batch: int, rank: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:  # noqa: D102
         if self._held is None:
             images = np.empty((self.samples, *self._pipeline.shape), self._pipeline.dtype)
             labels = np.empty(self.samples, np.int64)
-            self.bad += self._pipeline.load(np.arange(self.samples), 0, images, labels, training=False)
+            for sample in self._pipeline.load(np.arange(self.samples), 0, images, labels, training=False):
+                self._on_bad(sample)
             self._held = images, labels
         yield from _slices(*self._held, batch, rank, size)
 

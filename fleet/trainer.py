@@ -128,6 +128,7 @@ class Trainer:
         try:
             with self._built(network, group) as trainable:
                 state = self._resume(network, group, trainable)
+                log.info("%s: goes on after epoch %d, sample %d", network.name, state.epoch, state.position)
                 self._train(network, group, trainable, state, order.stream_epoch)
         except NetworkFailed as failure:
             log.error("%s failed: %s\n%s", network.name, failure.reason, failure.detail)

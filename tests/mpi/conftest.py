@@ -45,7 +45,7 @@ def spec(tmp_path, models, samples=60, source="numbered", **parts):
     content = {
         "name": "test", "seed": 5, "output": str(tmp_path / "run"),
         "data": {"source": f"tests.sources:{source}", "path": str(samples), "validation": None,
-                 "transforms": ["flip", {"scale": {"mean": 0.5, "std": 0.5}}]},
+                 "transforms": ["tests.sources:noise", {"scale": {"mean": 0.5, "std": 0.5}}]},
         "models": models,
         "train": {"batch": {"size": 8}, "optimizer": {"name": "sgd", "learning_rate": 0.02, "momentum": 0.5},
                   "converge": {"max_epochs": 3}},
@@ -101,6 +101,10 @@ def kill(process):
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             continue
+    deadline = time.monotonic() + 10
+    while session_members(process.pid):
+        assert time.monotonic() < deadline, "killed processes are still there"
+        time.sleep(0.01)
 
 
 def session_members(session):

@@ -1,0 +1,25 @@
+"""Model functions that the tests' specs name by import path."""
+
+import os
+
+import keras
+
+
+def broken(input_shape, classes):
+    """A model function that raises."""
+    raise ValueError("no such layer")
+
+
+class _Explodes(keras.layers.Layer):
+    """Raises in training, on one rank only: as a GPU that is short of memory would."""
+
+    def call(self, inputs, training=None):
+        if training and os.environ.get("OMPI_COMM_WORLD_RANK") == "2":
+            raise RuntimeError("only on the second rank")
+        return inputs
+
+
+def explodes_on_rank(input_shape, classes):
+    """A network whose step fails on rank 2, while rank 1 waits in the exchange."""
+    return keras.Sequential([keras.Input(input_shape), keras.layers.Flatten(), _Explodes(),
+                             keras.layers.Dense(classes)])

@@ -1,0 +1,23 @@
+"""The main job, with a bug in one rank: run by test_failures.py under mpirun."""
+
+import os
+import sys
+
+from fleet import stream
+from fleet.run import main
+
+
+def _break_trainer():
+    original = stream.SharedStream.batches
+
+    def batches(self, *args):
+        yield next(original(self, *args))
+        if os.environ["OMPI_COMM_WORLD_RANK"] == "2":
+            raise RuntimeError("a bug outside of any model")
+        yield from original(self, *args)
+
+    stream.SharedStream.batches = batches
+
+
+_break_trainer()
+sys.exit(main())

@@ -1,0 +1,121 @@
+"""What fails, fails alone and says why; or ends all ranks at once, with one report."""
+
+import json
+import os
+
+import pytest
+
+from tests.mpi.conftest import ROOT, session_members, spec
+
+GOOD = {"family": "softmax", "name": "good"}
+
+
+@pytest.mark.parametrize(("function", "reason"), [
+    ("broken", "ValueError: no such layer"),
+    ("too_large", "out of memory: MemoryError: wanted 900 GB"),
+    ("not_a_number", "the loss became nan in epoch 1"),
+])
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_a_network_that_fails_is_a_row_and_the_others_go_on(launch, tmp_path, function, reason, gpus):
+    bad = {"build": f"tests.sources:{function}", "name": "bad", "gpus": gpus}
+    run = launch(3, spec(tmp_path, [bad, GOOD]))
+    assert run.status == 3, run.output
+    rows = run.results()
+    assert rows["good"].status == "finished"
+    assert rows["bad"].status == "failed"
+    assert reason in rows["bad"].reason
+    assert reason in run.output
+
+
+def test_a_failed_network_stays_failed_when_the_run_is_repeated(launch, tmp_path):
+    content = spec(tmp_path, [{"build": "tests.sources:broken", "name": "bad"}, GOOD])
+    launch(2, content)
+    again = launch(2, content)
+    assert again.status == 3
+    assert again.results()["bad"].reason == "ValueError: no such layer"
+
+
+def test_a_bug_in_a_source_ends_all_ranks_with_one_report(launch, tmp_path):
+    run = launch(5, spec(tmp_path, [GOOD], source="raising", resources={"engine": "numpy", "preprocessors": 2}))
+    assert run.status not in (0, 2, 3, 75)
+    assert run.seconds < 30
+    assert run.output.count("all ranks end") == 1
+    assert "RuntimeError: the source has a bug" in run.output
+    assert "fleet: rank 0 of 5 on " in run.output or "fleet: rank 1 of 5 on " in run.output
+
+
+def test_a_bug_in_a_trainer_ends_all_ranks_and_leaves_no_process(launch, tmp_path):
+    process = launch.start(3, spec(tmp_path, [{**GOOD, "gpus": 2}]), program=(str(ROOT / "tests/mpi/faults.py"),))
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode not in (0, 2, 3, 75)
+    assert "fleet: rank 2 of 3 on " in output
+    assert "RuntimeError: a bug outside of any model" in output
+    assert not session_members(process.pid)
+
+
+def test_a_sample_that_cannot_be_read_is_skipped_and_named(launch, tmp_path):
+    run = launch(3, spec(tmp_path, [{**GOOD, "gpus": 2}], source="partly_bad", data={"max_bad": "5%"}))
+    assert run.status == 0, run.output
+    assert "skipped sample 5: torn file" in run.output
+    assert run.paths.bad_samples.read_text().splitlines()[1] == "sample 5,torn file"
+    assert {record.samples for record in run.history("good")} == {59}
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_too_many_bad_samples_end_the_run(launch, tmp_path, ranks):
+    run = launch(ranks, spec(tmp_path, [GOOD], source="partly_bad"))
+    assert run.status == 2
+    assert "1 of 60 samples cannot be read, more than data.max_bad: 1.00%" in run.output
+
+
+# ---- bad input: one clear message and status 2 before any rank waits ----
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"modles": []}, "no key is named 'modles'; models?"),
+    ({"train": {"batch": {"size": "many"}}}, "train.batch.size: 'many'"),
+    ({"data": {"source": "image_folder", "path": "no/such/folder"}}, "no/such/folder"),
+    ({"models": [{"build": "tests.sources:missing"}]}, "has no function 'missing'"),
+    ({"models": [{"build": "no_such_module:f"}]}, "no module 'no_such_module'"),
+    ({"models": [GOOD, GOOD]}, "2 networks are named 'good'"),
+    ({"train": {"batch": {"size": 61}}}, "train.batch.size: 61 is more than the 60 training samples"),
+    ({"models": [{**GOOD, "gpus": 7}]}, "wants at least 7 trainers, and there are 2"),
+    ({"resources": {"engine": "numpy", "preprocessors": 3}}, "start at least 4 ranks"),
+    ({"train": {"converge": {"monitor": "val_loss"}}}, "wants validation data"),
+    ({"data": {"window": 100}}, "data.window: 100 B is too small"),
+])
+def test_bad_input_ends_with_status_2_before_any_rank_waits(launch, tmp_path, change, message):
+    content = spec(tmp_path, **{"models": [GOOD], **change})
+    if "monitor" in str(change):
+        content["data"]["source"] = "tests.sources:unvalidated"
+    run = launch(3, content, timeout=30)
+    assert run.status == 2, run.output
+    assert message in run.output
+    assert "Traceback" not in run.output
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_fleet_did_not_write_is_left_alone(launch, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.tex").write_text("years of work")
+    run = launch(2, spec(tmp_path, [GOOD]), "--fresh")
+    assert run.status == 2
+    assert "holds files that FLEET did not write" in run.output
+    assert os.listdir(tmp_path / "run") == ["thesis.tex"]
+
+
+def test_a_checkpoint_of_another_network_is_not_taken_up(launch, tmp_path):
+    content = spec(tmp_path, [GOOD])
+    assert launch(2, content).status == 0
+    content["train"]["optimizer"]["learning_rate"] = 0.5
+    run = launch(2, content)
+    assert run.status == 2
+    assert "trained with other settings" in run.output
+
+
+def test_rates_without_one_of_the_networks_are_refused(launch, tmp_path):
+    (tmp_path / "rates.json").write_text(json.dumps(
+        {"samples_per_epoch": 60, "gpus_per_node": 2, "models": [{"name": "other", "rates": [10.0]}]}))
+    run = launch(2, spec(tmp_path, [GOOD], schedule={"rates": str(tmp_path / "rates.json")}))
+    assert run.status == 2
+    assert "has no rates of good" in run.output

@@ -1,0 +1,139 @@
+"""Real TensorFlow in every rank: exchanges, splits, failures, exports. Few launches, for each takes seconds."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fleet.paths import RunPaths
+from fleet.replay import largest_difference
+from tests.mpi.conftest import ROOT, spec
+from tests.sources import numbered
+
+pytestmark = pytest.mark.tensorflow
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+PLAIN = {"filters": [4], "dense": [8], "norm": "none"}
+
+
+def networks(pinned):
+    """Without batch normalisation and dropout: how a batch is split changes nothing but the order of sums."""
+    sgd = {"name": "sgd", "learning_rate": 0.05, "momentum": 0.9, "weight_decay": 0.001}
+    cosine = {"name": "CosineDecay", "initial_learning_rate": 0.01, "decay_steps": 40}
+    return [
+        {"family": "cnn", "name": "one", "args": PLAIN, "train": {"optimizer": sgd}},
+        {"family": "cnn", "name": "pair", "args": PLAIN, "gpus": 2 if pinned else 1,
+         "train": {"optimizer": {"name": "adam", "learning_rate": cosine}, "batch": {"size": 7}}},
+        {"family": "resnet", "name": "three", "args": {"blocks": [1, 1], "width": 4, "norm": "none"},
+         "gpus": 3 if pinned else 1, "train": {"optimizer": {**sgd, "global_clipnorm": 1.0}}},
+    ]
+
+
+def keras_spec(tmp_path, models, **parts):
+    content = spec(tmp_path, models, samples=50, train={"batch": {"size": 16}, "converge": {"max_epochs": 2}},
+                   **{"schedule": {"policy": "baseline"}, **parts})
+    content["resources"] = {"engine": "keras", **parts.get("resources", {})}
+    # `baseline` needs no rates, and with a file of them none are measured.
+    rates = tmp_path / "rates.json"
+    names = [model["name"] for model in models]
+    rates.write_text(json.dumps({"samples_per_epoch": 50, "gpus_per_node": 3,
+                                 "models": [{"name": name, "rates": [100.0, 110.0, 115.0]} for name in names]}))
+    content["schedule"] = {**content["schedule"], "rates": str(rates)}
+    return content
+
+
+@pytest.fixture(scope="module")
+def histories(tmp_path_factory):
+    """The same networks trained alone, and in groups of one to three ranks with either exchange."""
+    from tests.mpi.conftest import Launcher
+
+    found = {}
+    for case in ("alone", "mpi", "horovod"):
+        if case == "horovod" and importlib.util.find_spec("horovod") is None:
+            continue
+        tmp_path = tmp_path_factory.mktemp(case)
+        launch = Launcher(tmp_path)
+        content = keras_spec(tmp_path, networks(pinned=case != "alone"),
+                             resources={} if case == "alone" else {"exchange": case})
+        run = launch(1 if case == "alone" else 4, content, timeout=240)
+        assert run.status == 0, run.output
+        if case != "alone":
+            assert f"training on ranks (1, 2, 3) from stream epoch 0, gradients by {case}" in run.paths.log(1).read_text()
+        found[case] = {name: run.history(name) for name in ("one", "pair", "three")}
+    return found
+
+
+@pytest.mark.parametrize("name", ["one", "pair", "three"])
+def test_mpi_exchange_gives_the_losses_of_one_rank(histories, name):
+    assert largest_difference(histories["alone"][name], histories["mpi"][name]) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["one", "pair", "three"])
+def test_horovod_gives_the_losses_of_mpi(histories, name):
+    if "horovod" not in histories:
+        pytest.skip("Horovod is not installed")
+    assert largest_difference(histories["horovod"][name], histories["mpi"][name]) < 1e-4
+
+
+def test_a_recorded_loss_curve_guards_the_step(histories):
+    golden = json.loads((GOLDEN / "losses_keras.json").read_text())
+    losses = {name: [record.loss for record in history] for name, history in histories["alone"].items()}
+    for name, curve in losses.items():
+        assert curve == pytest.approx(golden[name], rel=1e-3), json.dumps(losses)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """A run under `global` with a preprocessor, with batch normalisation, a failing network and an export."""
+    from tests.mpi.conftest import Launcher
+
+    tmp_path = tmp_path_factory.mktemp("shared")
+    launch = Launcher(tmp_path)
+    models = [{"family": "cnn", "name": "normalised", "args": {"filters": [4], "dense": [8], "dropout": 0.2}, "gpus": 2},
+              {"family": "cnn", "name": "plain", "args": PLAIN},
+              {"build": "tests.keras_models:broken", "name": "broken"},
+              {"build": "tests.keras_models:explodes_on_rank", "name": "explodes", "gpus": 2}]
+    content = keras_spec(tmp_path, models, schedule={"policy": "global"}, train={})
+    run = launch(3, content, "--plain", program=(str(ROOT / "tests/mpi/rank0_modules.py"),), timeout=240)
+    return launch, content, run
+
+
+def test_failing_networks_leave_the_others_alone(shared):
+    _, _, run = shared
+    assert run.status == 3, run.output
+    rows = run.results()
+    assert {name: row.status for name, row in rows.items()} == {
+        "normalised": "finished", "plain": "finished", "broken": "failed", "explodes": "failed"}
+    assert "no such layer" in rows["broken"].reason
+    assert "only on the second rank" in rows["explodes"].reason
+
+
+def test_a_network_is_replayed_alone_to_the_same_losses(shared):
+    launch, content, run = shared
+    again = launch(1, content, "--replay", str(run.paths.root), "--only", "plain", timeout=120)
+    assert again.status == 0, again.output
+    other = type(run)(0, "", 0, RunPaths(run.paths.replay("plain")))
+    assert largest_difference(run.history("plain"), other.history("plain")) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["normalised", "plain"])
+def test_the_exported_network_gives_the_recorded_accuracy_in_plain_keras(shared, name):
+    import keras
+
+    _, _, run = shared
+    _, validation = numbered("50")
+    images = np.stack([validation.read(index) for index in range(len(validation))])
+    model = keras.saving.load_model(run.paths.exported(name))
+    accuracy = float(np.mean(model.predict(images, verbose=0).argmax(axis=1) == validation.labels))
+    assert accuracy == pytest.approx(run.results()[name].val_accuracy, abs=1e-6)
+
+
+def test_tensorboard_events_hold_every_epoch(shared):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    _, _, run = shared
+    events = EventAccumulator(str(run.paths.tensorboard("plain"))).Reload()
+    losses = [scalar.value for scalar in events.Scalars("train/loss")]
+    assert losses == pytest.approx([record.loss for record in run.history("plain")], rel=1e-6)

@@ -1,0 +1,144 @@
+"""The schedule does not change the result: splits, neighbours, interruptions (numpy engine)."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from fleet.checkpoint import read_state
+from fleet.eventlog import read_events
+from fleet.paths import RunPaths
+from fleet.replay import largest_difference
+from tests.mpi.conftest import kill, spec
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+def replayed(launch, content, run, name, ranks=1):
+    """How far a network's history and its replay differ."""
+    again = launch(ranks, content, "--replay", str(run.paths.root), "--only", name)
+    assert again.status == 0, again.output
+    assert "largest relative difference" in again.output
+    other = type(run)(0, "", 0, RunPaths(run.paths.replay(name)))
+    return largest_difference(run.history(name), other.history(name))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_networks_train_to_the_same_losses_as_alone(launch, tmp_path, ranks):
+    models = [{"family": "softmax", "name": "free"},
+              {"family": "softmax", "name": "odd", "train": {"batch": {"size": 7}}}]
+    if ranks >= 3:
+        models.append({"family": "softmax", "name": "pair", "gpus": 2})
+    if ranks >= 5:
+        models.append({"family": "softmax", "name": "three", "gpus": 3})
+    content = spec(tmp_path, models, samples=62)
+    run = launch(ranks, content)
+    assert run.status == 0, run.output
+    for model in models:
+        assert replayed(launch, content, run, model["name"]) < 1e-9
+
+
+def test_every_policy_gives_the_same_losses_for_the_same_stream_epochs(launch, tmp_path):
+    models = [{"family": "softmax", "name": name} for name in ("one", "two", "three")]
+    content = spec(tmp_path, models, schedule={"policy": "baseline"})
+    run = launch(3, content)
+    assert run.status == 0, run.output
+    # Under `baseline` each network counts its own epochs from 0, and so does a network alone on one rank.
+    alone = launch(1, {**content, "models": models[:1], "output": str(tmp_path / "alone")})
+    assert largest_difference(run.history("one"), alone.history("one")) < 1e-9
+
+
+def test_a_killed_run_goes_on_where_its_checkpoints_are(launch, tmp_path):
+    models = [{"family": "softmax", "name": "one"}, {"family": "softmax", "name": "pair", "gpus": 2}]
+    content = spec(tmp_path, models, samples=60, source="slow", train={"converge": {"max_epochs": 12}})
+    process = launch.start(3, content)
+    events = RunPaths(tmp_path / "run").events
+    deadline = time.monotonic() + 60
+    while not (events.exists() and sum(event["event"] == "epoch" for event in read_events(events)) >= 5):
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.01)
+    kill(process)
+    process.communicate()
+    killed_after = sum(event["event"] == "epoch" for event in read_events(events))
+
+    run = launch(3, content)
+    assert run.status == 0, run.output
+    trained = len(run.events("epoch"))
+    assert trained <= 24 + len(models)  # at most one epoch of each network is trained twice
+    assert trained >= 24 > killed_after
+    for model in models:
+        history = run.history(model["name"])
+        assert [record.epoch for record in history] == list(range(1, 13))
+        assert len({record.stream_epoch for record in history}) == 12
+        assert replayed(launch, content, run, model["name"]) < 1e-9
+
+
+def test_checkpoints_inside_an_epoch_bound_what_a_kill_costs(launch, tmp_path):
+    content = spec(tmp_path, [{"family": "softmax", "name": "one"}], samples=3000, source="slow",
+                   checkpoint={"every": "0.2s"}, train={"converge": {"max_epochs": 2}})
+    process = launch.start(2, content)
+    last = RunPaths(tmp_path / "run").last("one")
+    deadline = time.monotonic() + 60
+    while not last.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    kill(process)
+    process.communicate()
+    position = read_state(last, with_arrays=False).position
+    assert position > 0
+    run = launch(2, content)
+    assert run.status == 0, run.output
+    assert f"one: goes on after epoch 0, sample {position}" in run.paths.log(1).read_text()
+    assert replayed(launch, content, run, "one") < 1e-9
+
+
+def test_the_same_command_does_nothing_to_a_finished_run_and_fresh_starts_over(launch, tmp_path):
+    content = spec(tmp_path, [{"family": "softmax"}])
+    assert launch(2, content).status == 0
+    again = launch(2, content)
+    assert (again.status, len(again.events("epoch"))) == (0, 3)
+    fresh = launch(2, content, "--fresh")
+    assert (fresh.status, len(fresh.events("epoch")), len(fresh.events("start"))) == (0, 3, 1)
+
+
+def test_more_epochs_may_be_asked_of_a_finished_run(launch, tmp_path):
+    content = spec(tmp_path, [{"family": "softmax"}])
+    assert launch(2, content).status == 0
+    content["train"]["converge"]["max_epochs"] = 5
+    run = launch(2, content)
+    assert [record.epoch for record in run.history("softmax")] == [1, 2, 3, 4, 5]
+
+
+def test_rounds_go_on_until_all_networks_are_done(launch, tmp_path):
+    models = [{"family": "softmax", "count": 6, "space": {"train.optimizer.learning_rate": {"low": 0.01, "high": 0.1}}}]
+    run = launch(3, spec(tmp_path, models))
+    assert run.status == 0, run.output
+    assert {row.status for row in run.results().values()} == {"finished"}
+    assert len(run.events("round")) >= 2
+
+
+def test_rates_of_a_file_are_not_measured(launch, tmp_path):
+    rates = {"samples_per_epoch": 60, "gpus_per_node": 2, "models": [{"name": "softmax", "rates": [10.0, 19.0]}]}
+    (tmp_path / "rates.json").write_text(json.dumps(rates))
+    run = launch(3, spec(tmp_path, [{"family": "softmax"}], schedule={"rates": str(tmp_path / "rates.json")}))
+    assert run.status == 0, run.output
+    assert not run.events("measured")
+    assert run.events("group")[0]["devices"] == [0, 1]  # 19 samples/s on both are more than 10 on one
+
+
+def test_rates_are_kept_for_the_next_run(launch, tmp_path):
+    content = spec(tmp_path, [{"family": "softmax"}])
+    assert len(launch(3, content).events("measured")) == 2
+    assert not launch(3, content, "--fresh").events("measured")
+
+
+def test_a_recorded_loss_curve_guards_the_loop(launch, tmp_path):
+    models = [{"family": "softmax", "name": "one"}, {"family": "softmax", "name": "pair", "gpus": 2}]
+    run = launch(4, spec(tmp_path, models, schedule={"policy": "baseline"}))
+    assert run.status == 0, run.output
+    curves = {name: [record.loss for record in run.history(name)] for name in ("one", "pair")}
+    golden = json.loads((GOLDEN / "losses_numpy.json").read_text())
+    for name, losses in curves.items():
+        assert losses == pytest.approx(golden[name], rel=1e-9), json.dumps(curves)
