@@ -16,6 +16,7 @@ import argparse
 import bisect
 import json
 import math
+from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -144,10 +145,12 @@ def plot(path: Path, jobs: Sequence[ElasticJob], outcome: Outcome, settings: Aut
     draw_counts(above, jobs, outcome, "completed")
     above.set(ylabel="jobs", ylim=(0, None), xlim=(0, outcome.end_min or None))
     above.legend(loc="upper left")
-    changes = sorted([(h.start_min, h.gpus) for h in outcome.holdings]
-                     + [(h.end_min, -h.gpus) for h in outcome.holdings])
-    below.fill_between([moment for moment, _ in changes], list(accumulate(change for _, change in changes)),
-                       step="post", color="tab:blue", alpha=0.6)
+    changes: Counter[float] = Counter()
+    for h in outcome.holdings:
+        changes[h.start_min] += h.gpus
+        changes[h.end_min] -= h.gpus
+    held = list(accumulate(changes[moment] for moment in sorted(changes)))
+    below.fill_between(sorted(changes), held, step="post", color="tab:blue", alpha=0.6)
     below.set(ylabel=f"GPUs held (of {settings.gpus})", xlabel="minutes", ylim=(0, settings.gpus))
     figure.suptitle(f"SJS efficiency {outcome.sjs_efficiency:.1%}, dropped {outcome.drop_ratio:.1%}, "
                     f"mean completion {outcome.mean_completion_min:.1f} min")

@@ -1,0 +1,253 @@
+"""Elastic jobs: how fast the optimizer decides, and what the autoscaler makes of the paper's jobs.
+
+    python benchmarks/elastic.py [--seeds 3] [--solver-limit 60] [--docs docs] [--json]
+
+Prints the time of one decision for 2,000 jobs on 10,000 GPUs beside the target and beside HiGHS, and the paper's
+Tables III and IV beside our simulation of them. With --docs it also runs what else docs/elastic.md shows, and writes
+that file and its figures. Times are CPU seconds of one process, medians of 5; the solver runs in a process of its
+own and is ended after the limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import multiprocessing
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import numpy as np
+
+from fleet.show import print_json, print_table
+from scheduler.autoscale_simulation import Outcome, simulate
+from scheduler.autoscaler import Autoscaling
+from scheduler.elastic import Curve, allocate, dynamic_programme
+from scheduler.elastic_jobs import generate
+from scheduler.elastic_milp import integer_programme
+
+# --- How fast -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Seconds of one decision by the chosen method, by the dynamic programme and by HiGHS."""
+
+    curves: str
+    jobs: int
+    gpus: int
+    method: str
+    chosen_s: float
+    programme_s: float
+    solver_s: str
+    same: bool
+
+
+TARGET_S = 1.0
+LARGE, PAPER = (2000, 10_000), (200, 400)
+
+
+def category_curves(rng: np.random.Generator, jobs: int, policy: str) -> list[Curve]:
+    """The curves of the simulated jobs, each its own."""
+    drawn = generate(jobs, 2000, "high", policy, seed=int(rng.integers(1000)))
+    return [Curve(job.curve.factors) for job in drawn[:jobs]]
+
+
+def rising_curves(rng: np.random.Generator, jobs: int, most: int, concave: bool) -> list[Curve]:
+    """Curves with random gains from one count to the next."""
+    curves = []
+    for _ in range(jobs):
+        gains = rng.random(most)
+        curves.append(Curve(tuple(np.cumsum(np.sort(gains)[::-1] if concave else gains).tolist())))
+    return curves
+
+
+CURVES: dict[str, Callable[[np.random.Generator, int], list[Curve]]] = {
+    "the four categories, elastic": lambda rng, jobs: category_curves(rng, jobs, "elastic"),
+    "the four categories, fixed batches": lambda rng, jobs: category_curves(rng, jobs, "fixed"),
+    "concave, up to 10 GPUs": lambda rng, jobs: rising_curves(rng, jobs, 10, concave=True),
+    "concave, up to 64 GPUs": lambda rng, jobs: rising_curves(rng, jobs, 64, concave=True),
+    "any rising, up to 10 GPUs": lambda rng, jobs: rising_curves(rng, jobs, 10, concave=False),
+    "any rising, up to 64 GPUs": lambda rng, jobs: rising_curves(rng, jobs, 64, concave=False),
+}
+# Kinds of curves, jobs and GPUs, and whether the solver is tried: at the large size it takes longer than the limit.
+ROWS = (*((name, *LARGE, name == "the four categories, elastic") for name in CURVES),
+        ("the four categories, elastic", *PAPER, True), ("any rising, up to 10 GPUs", *PAPER, True))
+
+
+def instance(name: str, jobs: int, seed: int) -> list[Curve]:
+    """Curves of which nothing has been worked out yet."""
+    return CURVES[name](np.random.default_rng(seed), jobs)
+
+
+def speeds(limit_s: float) -> list[Speed]:
+    """One decision by each method on each kind of curves."""
+    rows = []
+    for name, jobs, gpus, solve in ROWS:
+        chosen = allocate(instance(name, jobs, 0), gpus)
+        programme = dynamic_programme(instance(name, jobs, 0), gpus)
+        assert chosen is not None
+        assert programme is not None
+        solver = timed_solver(name, jobs, gpus, limit_s) if solve else None
+        found = [programme.throughput, *([solver[1]] if solver else [])]
+        solver_s = f"> {limit_s:g} (wall)" if solve and solver is None else f"{solver[0]:.2f}" if solver else ""
+        rows.append(Speed(name, jobs, gpus, chosen.method, cpu(allocate, name, jobs, gpus),
+                          cpu(dynamic_programme, name, jobs, gpus), solver_s,
+                          all(math.isclose(value, chosen.throughput, rel_tol=1e-9) for value in found)))
+    return rows
+
+
+def cpu(method: Callable[[Sequence[Curve], int], object], name: str, jobs: int, gpus: int) -> float:
+    """Median CPU seconds over five instances."""
+    times = []
+    for seed in range(5):
+        curves = instance(name, jobs, seed)
+        start = time.process_time()
+        method(curves, gpus)
+        times.append(time.process_time() - start)
+    return statistics.median(times)
+
+
+def timed_solver(name: str, jobs: int, gpus: int, limit_s: float) -> tuple[float, float] | None:
+    """CPU seconds and objective of HiGHS on instance 0; None where it took longer than the limit."""
+    here, there = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("spawn").Process(target=_solve, args=(name, jobs, gpus, there))
+    process.start()
+    there.close()
+    found = here.recv() if here.poll(limit_s) else None
+    process.terminate()
+    process.join()
+    return found
+
+
+def _solve(name: str, jobs: int, gpus: int, answer: Connection) -> None:
+    from scipy.optimize import milp  # noqa: F401 - loaded before the clock starts
+
+    curves = instance(name, jobs, 0)
+    start = time.process_time()
+    found = integer_programme(curves, gpus)
+    assert found is not None
+    answer.send((time.process_time() - start, found.throughput))
+
+
+# --- The paper's tables -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of Table III or IV: SJS efficiency and drop ratio in %, mean completion in minutes."""
+
+    policy: str
+    drop: bool
+    paper: tuple[str, str, str]
+
+    @property
+    def name(self) -> str:
+        return f"{self.policy}, {'drop' if self.drop else 'queue'}"
+
+
+@dataclass(frozen=True)
+class Table:
+    """One of the paper's tables and how its jobs arrive."""
+
+    title: str
+    gpus: int
+    minutes: float
+    load: float
+    rows: tuple[Row, ...]
+
+
+# Table III gives a simulated and a measured number; where they differ both are shown, lowest first.
+TABLES = (
+    Table("Table III", 40, 720.0, 1.2, (
+        Row("elastic", True, ("80.5-82.0", "10.1-13.6", "23.0-25.0")),
+        Row("fixed", True, ("50.5-51.3", "39.6-42.4", "28.1-34.1")),
+        Row("elastic", False, ("86.0-89.5", "", "27.8-33.8")),
+        Row("fixed", False, ("41.9-42.9", "", "320-351")))),
+    Table("Table IV", 400, 480.0, 1.0, (
+        Row("elastic", True, ("81.0", "1.23", "22.8")),
+        Row("fixed", True, ("46.6", "38.3", "27.8")),
+        Row("elastic", False, ("81.5", "", "23.0")),
+        Row("fixed", False, ("43.1", "", "166.8")))),
+)
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What the simulation reached, for each seed."""
+
+    table: Table
+    row: Row
+    outcomes: tuple[Outcome, ...]
+
+    def text(self, name: str, scale: float, digits: int) -> str:
+        """The mean of a number over the seeds, and its range."""
+        values = [scale * getattr(outcome, name) for outcome in self.outcomes]
+        ends = f"{min(values):.{digits}f}-{max(values):.{digits}f}"
+        return f"{statistics.fmean(values):.{digits}f} ({ends})"
+
+    @property
+    def cells(self) -> list[str]:
+        return [self.row.name, self.text("sjs_efficiency", 100, 1), self.row.paper[0],
+                self.text("drop_ratio", 100, 1) if self.row.drop else "", self.row.paper[1],
+                self.text("mean_completion_min", 1, 1), self.row.paper[2]]
+
+
+TABLE_HEADERS = ("policy", "SJS efficiency, %", "paper", "dropped, %", "paper", "completion, min", "paper")
+
+
+def reach(table: Table, seeds: int) -> list[Reached]:
+    """Simulate the rows of a table with decisions at every arrival and completion."""
+    found = []
+    for row in table.rows:
+        settings = Autoscaling(table.gpus, interval_min=0, drop=row.drop)
+        found.append(Reached(table, row, tuple(
+            simulate(generate(table.gpus, table.minutes, "bursty", row.policy, seed, table.load), settings)
+            for seed in range(seeds))))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3, help="simulations of each row of the tables (3)")
+    parser.add_argument("--solver-limit", type=float, default=60.0, metavar="S", help="wall seconds (60)")
+    parser.add_argument("--docs", type=Path, metavar="FOLDER", help="write elastic.md and figures/ there")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    args = parser.parse_args()
+    speed = speeds(args.solver_limit)
+    reached = [reach(table, args.seeds) for table in TABLES]
+    if args.docs:
+        from elastic_docs import write  # beside this file
+
+        write(args.docs, speed, reached)
+    if args.json:
+        print_json({"decisions": list(map(asdict, speed)),
+                    "tables": {rows[0].table.title: [dict(zip(TABLE_HEADERS[::2], own.cells[::2], strict=False))
+                                                     for own in rows] for rows in reached}})
+        return
+    print_table(SPEED_HEADERS, [speed_cells(row) for row in speed])
+    for rows in reached:
+        table = rows[0].table
+        print_table(TABLE_HEADERS, [own.cells for own in rows],
+                    title=f"{table.title}: {table.gpus} GPUs, load {table.load}, mean (range) of {args.seeds} seeds")
+
+
+SPEED_HEADERS = ("curves", "jobs", "GPUs", "chosen", "s", "target s", "dynamic programme s", "HiGHS s",
+                 "same optimum")
+
+
+def speed_cells(row: Speed) -> list[str | int]:
+    """A row as text."""
+    return [row.curves, row.jobs, row.gpus, row.method, f"{row.chosen_s:.3f}",
+            f"{TARGET_S:g}" if (row.jobs, row.gpus) == LARGE else "", f"{row.programme_s:.3f}", row.solver_s,
+            "yes" if row.same else "NO"]
+
+
+if __name__ == "__main__":
+    main()
