@@ -26,7 +26,7 @@ import tensorflow as tf
 from fleet.engine import Arrays, InputSpec, PeerFailed, StepResult
 from fleet.engine_models import build_model
 from fleet.errors import CheckpointError, UserError
-from fleet.mpi import Group, communicator_of
+from fleet.mpi import Group, communicator_for_library
 from fleet.paths import replace_by
 from fleet.spec import NetworkSpec, Optimizer
 
@@ -381,7 +381,7 @@ class HorovodExchange:
 
     def __init__(self, group: Group, horovod: Any) -> None:
         self.group, self._horovod = group, horovod
-        horovod.init(comm=communicator_of(group))  # of which it makes a duplicate, for its own thread
+        horovod.init(comm=communicator_for_library(group))
 
     def sum(self, gradients: Sequence[Any], sums: Any, error: Exception | None) -> tuple[Sequence[Any], Any]:
         """Not used: Horovod sums inside the graph."""

@@ -217,6 +217,6 @@ def library() -> str:
     return MPI.Get_library_version().split("\n")[0].split(",")[0].strip("\0 ")
 
 
-def communicator_of(group: Group) -> Any:
-    """The group's mpi4py communicator, for Horovod."""
-    return group.comm
+def communicator_for_library(group: Group) -> Any:
+    """A communicator of the group's ranks that a library (Horovod) may use, and free, as its own; collective."""
+    return group.comm.Dup()

@@ -104,13 +104,18 @@ def open_inputs(spec: Spec) -> tuple[DataSet, tuple[Transform, ...], InputSpec]:
     """
     settings = spec.data
     transforms = parse_transforms(settings.transforms)
-    data = open_data(settings.source, settings.path, settings.validation, spec.seed)
+    data = open_data(settings.source, settings.path, settings.validation, spec.seed, settings.options)
     try:
         pickle.dumps(data)  # all ranks get it from rank 0, by MPI
     except Exception as error:  # the user's classes may raise anything
         raise UserError(f"data.source: {settings.source} cannot be sent to the other ranks: {error}; right would be a "
                         "source of plain values that opens its files when it reads") from None
     pipeline = Pipeline(data.train, transforms, spec.seed)
+    if data.validation is not None:
+        judged = Pipeline(data.validation, transforms, spec.seed)
+        if (judged.shape, judged.dtype) != (pipeline.shape, pipeline.dtype):
+            raise UserError(f"data: training samples are {pipeline.shape} {pipeline.dtype} and validation samples "
+                            f"{judged.shape} {judged.dtype}; a resize or a crop would make them one")
     return data, transforms, InputSpec(pipeline.shape, str(pipeline.dtype), len(data.classes), pipeline.affine)
 
 

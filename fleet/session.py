@@ -10,7 +10,7 @@ from fleet.errors import ExitStatus
 from fleet.eventlog import EventLog
 from fleet.identity import speed_identity
 from fleet.messages import Bad, Tag
-from fleet.mpi import Backoff, World
+from fleet.mpi import Backoff, World, library, thread_support
 from fleet.prepare import Prepared
 from fleet.preprocessor import Preprocessor
 from fleet.replay import compare
@@ -23,6 +23,7 @@ from fleet.tensorboard import TensorBoardObserver
 from fleet.trainer import Sources, Trainer
 from fleet.view import make_view
 from preprocess.base import BadSample
+from preprocess.decode import decoder_name
 
 log = logging.getLogger("fleet.session")
 
@@ -42,6 +43,7 @@ class Session:
 
     def run(self) -> int:
         """Do this rank's part; returns the exit status that this rank should end with."""
+        log.info("%s, threads %s; JPEG by %s", library(), thread_support(), decoder_name())
         if self._roles.shared:
             self._map_memory()
         board = _Board(self._world, self._prepared) if self._world.rank == 0 else None

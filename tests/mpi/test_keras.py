@@ -60,7 +60,8 @@ def histories(tmp_path_factory):
         run = launch(1 if case == "alone" else 4, content, timeout=240)
         assert run.status == 0, run.output
         if case != "alone":
-            assert f"training on ranks (1, 2, 3) from stream epoch 0, gradients by {case}" in run.paths.log(1).read_text()
+            told = f"training on ranks (1, 2, 3) from stream epoch 0, gradients by {case}"
+            assert told in run.paths.log(1).read_text()
         found[case] = {name: run.history(name) for name in ("one", "pair", "three")}
     return found
 
@@ -91,11 +92,12 @@ def shared(tmp_path_factory):
 
     tmp_path = tmp_path_factory.mktemp("shared")
     launch = Launcher(tmp_path)
-    models = [{"family": "cnn", "name": "normalised", "args": {"filters": [4], "dense": [8], "dropout": 0.2}, "gpus": 2},
+    normalised = {"filters": [4], "dense": [8], "dropout": 0.2}
+    models = [{"family": "cnn", "name": "normalised", "args": normalised, "gpus": 2},
               {"family": "cnn", "name": "plain", "args": PLAIN},
               {"build": "tests.keras_models:broken", "name": "broken"},
               {"build": "tests.keras_models:explodes_on_rank", "name": "explodes", "gpus": 2}]
-    content = keras_spec(tmp_path, models, schedule={"policy": "global"}, train={})
+    content = keras_spec(tmp_path, models, schedule={"policy": "global"})
     run = launch(3, content, "--plain", program=(str(ROOT / "tests/mpi/rank0_modules.py"),), timeout=240)
     return launch, content, run
 
