@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "simulate idle-nodes": ("fleet.commands.simulate_idle_nodes", "trainers on nodes that come and go"),
     "simulate autoscale": ("fleet.commands.simulate_autoscale", "elastic jobs that arrive over time"),
     "simulate batch-queue": ("fleet.commands.simulate_batch_queue", "jobs that may have to ask again"),
+    "simulate eviction": ("fleet.commands.simulate_eviction", "an on-demand job on a full machine"),
     "evict": ("fleet.commands.evict", "which running jobs to stop so that nodes are free in time"),
     "reserve": ("fleet.commands.reserve", "the walltime requests that cost least"),
     "pack": ("fleet.commands.pack", "an image folder into one HDF5 file"),

@@ -33,7 +33,7 @@ Action = Literal["kill", "app", "sys"]
 CHECKPOINTS: tuple[Action, ...] = ("app", "sys")  # in the order in which ties are broken
 Number = int | float
 
-COMPILE_FROM = 50_000_000  # cells from which loading the compiler pays
+COMPILE_FROM = 200_000_000  # cells from which loading the compiler pays
 MOST_BYTES = 4_000_000_000  # of the table and its choices; a larger one is refused
 MOST_DEADLINES = 1_000_000
 CACHED_CELLS = 2**14 - 1  # that numpy works on at once: they stay in the cache, and in malloc's own memory
@@ -475,7 +475,7 @@ def _sweep(cost: Any, low: int, high: int, rows: int, kill: int, pause: int, wai
         start = max(low, end - at_once)
         without, here = cost[start - rows:end - rows], cost[start:end]
         if_killed = without + kill
-        if_paused = _later(without, wait, never) + pause
+        if_paused = _later(without, wait, pause, never)
         np.less(if_killed, here, out=killed[start - low:end - low])
         np.minimum(if_killed, here, out=here)
         np.less(if_paused, here, out=paused[start - low:end - low])
@@ -483,14 +483,14 @@ def _sweep(cost: Any, low: int, high: int, rows: int, kill: int, pause: int, wai
     return paused, killed
 
 
-def _later(cost: Any, wait: int, never: int) -> Any:
-    """Rows shifted by ``wait`` columns.
+def _later(cost: Any, wait: int, pause: int, never: int) -> Any:
+    """Rows shifted by ``wait`` columns, plus the cost of a checkpoint.
 
     They are shifted as one run, which is several times faster than row by row; then what spilled over
     from the end of one row into the next is struck out.
     """
     later = np.empty_like(cost)
-    later.reshape(-1)[wait:] = cost.reshape(-1)[:max(cost.size - wait, 0)]
+    np.add(cost.reshape(-1)[:max(cost.size - wait, 0)], pause, out=later.reshape(-1)[wait:])
     later[:, :wait] = never
     return later
 

@@ -59,7 +59,9 @@ def branch_and_bound(jobs: Sequence[RunningJob], nodes: int, deadline: Number,
     number of jobs.
 
     Args:
-        jobs, nodes, deadline: as for :func:`scheduler.eviction.plan_evictions`.
+        jobs: as for :func:`scheduler.eviction.plan_evictions`; decided on in their order, which makes a
+            great difference: the largest first is best.
+        nodes, deadline: as there.
         most_visits: branches after which to give up; None is never.
 
     Returns:
@@ -69,7 +71,7 @@ def branch_and_bound(jobs: Sequence[RunningJob], nodes: int, deadline: Number,
         InputError: the jobs have fewer nodes; an id comes twice.
     """
     check_jobs(jobs, nodes)
-    search = _Search(sorted(jobs, key=lambda job: -job.nodes), nodes, exact(deadline), most_visits)
+    search = _Search(jobs, nodes, exact(deadline), most_visits)
     search.visit(0, 0, _Cost(), ())
     return None if search.gave_up else Plan.of(jobs, deadline, dict(search.actions))
 

@@ -246,3 +246,29 @@ def test_a_mistake_in_the_site_file_is_named_with_its_place(tmp_path, text, mess
     path.write_text(text)
     with pytest.raises((UserError, InputError), match=message):
         read_site(path)
+
+
+# ---------------------------------------------------------------- the simulation
+
+def test_a_simulated_machine_starts_the_on_demand_job_as_promised(capsys):
+    words = ["--running", "6", "--machine", "60", "--nodes", "30", "--deadline", "10", "--step", "5", "--draws", "3"]
+    assert main(["simulate", "eviction", *words, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["policy"], [row["deadline"] for row in answer["deadlines"]]) == ("optimal", [0, 5, 10])
+    for row in answer["deadlines"]:
+        assert row["start_min"] <= row["planned_min"] + 1e-9 <= row["deadline"] + 1e-9
+    assert main(["simulate", "eviction", *words, "--policy", "greedy", "--json"]) == 0
+    greedy = json.loads(capsys.readouterr().out)["deadlines"]
+    assert sum(row["lost_node_s"] for row in greedy) > sum(row["lost_node_s"] for row in answer["deadlines"])
+    assert main(["simulate", "eviction", *words]) == 0
+    assert capsys.readouterr().out.startswith("6 jobs on 60 nodes; an on-demand job wants 30")
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    ("--running 61", "60 nodes cannot be shared by 61 jobs"), ("--draws 0", "--draws is 0"),
+    ("--length nan", "--length is nan"), ("--seed -1", "--seed is -1"),
+    ("--nodes 61", "61 nodes cannot be freed"), ("--step 0", "the step between deadlines is 0")])
+def test_a_machine_that_cannot_be_simulated_is_named_in_one_line(capsys, words, message):
+    ask = ["simulate", "eviction", "--machine", "60", "--running", "6", "--nodes", "30", "--deadline", "5"]
+    assert main([*ask, *words.split()]) == 2
+    assert message in capsys.readouterr().err

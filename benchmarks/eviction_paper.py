@@ -1,0 +1,214 @@
+"""CoSim's figures, again: fills in the measured parts of docs/eviction.md.
+
+    python benchmarks/eviction_paper.py [--docs docs] [--draws 20]
+
+What stands in ``DOCS/eviction.md`` between ``<!-- measured: NAME -->`` and ``<!-- end -->`` is written anew, and the
+figures in ``DOCS/figures/``; the words around stay. Five minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks import eviction as speed
+from scheduler.eviction import RunningJob, plan_evictions
+from scheduler.eviction_baselines import branch_and_bound, greedy
+from scheduler.on_demand import simulate
+from scheduler.theta import STORAGE, BatchJob, theta_like
+
+SCENARIOS = (12, 16, 24)  # jobs
+NODES = (512, 1024, 2048)  # to free
+DEADLINES = range(16)
+MOST_VISITS = 3_000_000  # of branch and bound for one deadline
+TIMED_DRAWS = 3
+ON_DEMAND_MIN = 60
+
+Curve = list[float]
+
+
+def costs(jobs: Sequence[BatchJob]) -> list[RunningJob]:
+    """As the paper plans: in whole minutes."""
+    return [job.checkpointing.costs(STORAGE, resolution=1) for job in jobs]
+
+
+# --- Figs. 5 to 7 -------------------------------------------------------------------------------
+
+
+def accumulated_ms(method: Callable[[int], object | None]) -> Curve:
+    """CPU time of one run for each deadline up to T; without end once a run gave up."""
+    total, curve = 0.0, []
+    for deadline in DEADLINES:
+        start = time.process_time()
+        gave_up = math.isinf(total) or method(deadline) is None
+        total = math.inf if gave_up else total + 1000 * (time.process_time() - start)
+        curve.append(total)
+    return curve
+
+
+def response_times(jobs: list[RunningJob], nodes: int) -> dict[str, Curve]:
+    """Each approach's time to answer for all deadlines 0..T, by T."""
+    largest_first = sorted(jobs, key=lambda job: -job.nodes)
+    return {
+        "greedy": [speed.cpu_ms(lambda last=last: speed.each_deadline(jobs, nodes, last), 5) for last in DEADLINES],
+        "dynamic programme, one pass": [speed.cpu_ms(lambda last=last: plan_evictions(jobs, nodes, last), 5)
+                                        for last in DEADLINES],
+        "branch and bound": accumulated_ms(lambda last: branch_and_bound(jobs, nodes, last, MOST_VISITS)),
+        "branch and bound, largest first": accumulated_ms(
+            lambda last: branch_and_bound(largest_first, nodes, last, MOST_VISITS)),
+    }
+
+
+def response_block(figure: Path) -> str:
+    """Figs. 5 to 7: the median over a few draws."""
+    curves = {(count, nodes): medians([response_times(costs(theta_like(count, seed)), nodes)
+                                       for seed in range(TIMED_DRAWS)])
+              for count in SCENARIOS for nodes in NODES}
+
+    def draw(axes: NDArray[Any]) -> None:
+        for panel, ((count, nodes), own) in zip(axes.flat, curves.items(), strict=True):
+            for name, values in own.items():
+                panel.plot(DEADLINES, values, marker=".", label=name)
+            panel.set(yscale="log", ylim=(0.01, 1e5), title=f"{count} jobs, {nodes} nodes")
+        for panel in axes[:, 0]:
+            panel.set_ylabel("CPU ms")
+        for panel in axes[-1]:
+            panel.set_xlabel("T, min")
+        axes[0, 0].legend(fontsize="x-small")
+
+    picture(figure, (9, 7.5), 3, 3, draw)
+    rows = [[count, nodes, *(f"{own[name][-1]:.3g}" if math.isfinite(own[name][-1]) else "gave up" for name in own)]
+            for (count, nodes), own in curves.items()]
+    return table(["jobs", "to free", *next(iter(curves.values()))], rows)
+
+
+def medians(draws: Sequence[Mapping[str, Curve]]) -> dict[str, Curve]:
+    """The median curve of each approach."""
+    return {name: [statistics.median(values) for values in zip(*(draw[name] for draw in draws), strict=True)]
+            for name in draws[0]}
+
+
+# --- Fig. 8 -------------------------------------------------------------------------------------
+
+
+def loss_block(figure: Path, draws: int) -> str:
+    """Fig. 8: how much more greedy loses, and how much must be lost at all, node-hours."""
+    losses = {(count, nodes): np.array([losses_of(costs(theta_like(count, seed)), nodes) for seed in range(draws)])
+              for count in SCENARIOS for nodes in NODES}
+
+    def draw(axes: NDArray[Any]) -> None:
+        for panel, nodes in zip(axes.flat, NODES, strict=True):
+            for count in SCENARIOS:
+                more = losses[count, nodes][:, 1] - losses[count, nodes][:, 0]
+                panel.plot(DEADLINES, more.mean(axis=0), marker=".", label=f"{count} jobs")
+                panel.fill_between(DEADLINES, *np.quantile(more, (0.1, 0.9), axis=0), alpha=0.15)
+            panel.set(title=f"{nodes} nodes", xlabel="T, min")
+        axes.flat[0].set_ylabel("greedy loses more by, node-hours")
+        axes.flat[0].legend(fontsize="small")
+
+    picture(figure, (9, 3), 1, 3, draw)
+    rows = []
+    for (count, nodes), own in losses.items():
+        least, more = own[:, 0], own[:, 1] - own[:, 0]
+        rows.append([count, nodes, *(f"{least[:, moment].mean():.0f} + {more[:, moment].mean():.0f}"
+                                     for moment in (0, 5, 10, 15)),
+                     f"{(own[:, 0, -1] == 0).mean():.0%}", f"{(more[:, -1] > more[:, 0]).mean():.0%}"])
+    return table(["jobs", "to free", "T = 0", "T = 5", "T = 10", "T = 15", "nothing lost at 15",
+                  "greedy further off at 15 than at 0"], rows)
+
+
+def losses_of(jobs: list[RunningJob], nodes: int) -> list[Curve]:
+    """The least loss and greedy's for each deadline, node-hours."""
+    return [[plan.loss / 3600 for plan in plan_evictions(jobs, nodes, DEADLINES[-1])],
+            [greedy(jobs, nodes, deadline).loss / 3600 for deadline in DEADLINES]]
+
+
+# --- The machine, minute by minute --------------------------------------------------------------
+
+
+def machine_block(draws: int) -> str:
+    """What a plan does to the machine, on average over the draws."""
+    rows = []
+    for count in SCENARIOS:
+        for nodes in NODES[1:]:
+            for deadline in (0, 5, 15):
+                rows.append([count, nodes, deadline, *np.mean([carried_out(theta_like(count, seed), nodes, deadline)
+                                                               for seed in range(draws)], axis=0).round(1)])
+    return table(["jobs", "to free", "deadline", "planned, min", "started, min", "lost, node-h", "idle, node-h",
+                  "batch delay, min"], rows)
+
+
+def carried_out(jobs: Sequence[BatchJob], nodes: int, deadline: int) -> list[float]:
+    plan = plan_evictions([job.checkpointing.costs(STORAGE) for job in jobs], nodes, deadline)[-1]
+    outcome = simulate(jobs, plan.actions, nodes, ON_DEMAND_MIN, STORAGE)
+    return [plan.checkpoint_time, outcome.start_min, outcome.lost_node_s / 3600, outcome.idle_node_s / 3600,
+            outcome.delay_min]
+
+
+# --- The page -----------------------------------------------------------------------------------
+
+
+def speed_block() -> str:
+    """The speeds beside their targets."""
+    rows = [speed.cells(own) for own in speed.speeds(5)]
+    beside = [[name, f"{value:.3g}"] for name, value in speed.others(5).items()]
+    return "\n\n".join([table(speed.HEADERS, rows), table(["24 jobs, 4,352 nodes, 15 steps, 1,024 to free", "CPU ms"],
+                                                          [*beside, ["loading the compiled kernel in a fresh process",
+                                                                     f"{1000 * speed.loading_s():.0f} (wall)"]])])
+
+
+def table(headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A table in Markdown, numbers to the right."""
+    cells = [[str(value) for value in row] for row in rows]
+    numeric = [any(re.fullmatch(r"[-+.\d%e ]+", row[column]) for row in cells) for column in range(len(headers))]
+    return "\n".join("| " + " | ".join(row) + " |"
+                     for row in [headers, ["---:" if right else "---" for right in numeric], *cells])
+
+
+def picture(path: Path, size: tuple[float, float], rows: int, columns: int,
+            draw: Callable[[NDArray[Any]], None]) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    draw(figure.subplots(rows, columns, squeeze=False))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=80, metadata={"Software": None})
+
+
+def fill(text: str, blocks: Mapping[str, Callable[[], str]]) -> str:
+    """Put measured blocks in the places that are marked for them."""
+    def measured(match: re.Match[str]) -> str:
+        print(f"measuring: {match[1]}", file=sys.stderr)
+        return f"<!-- measured: {match[1]} -->\n{blocks[match[1]]()}\n<!-- end -->"
+
+    return re.sub(r"<!-- measured: (\w+) -->.*?<!-- end -->", measured, text, flags=re.DOTALL)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--docs", type=Path, default=Path("docs"))
+    parser.add_argument("--draws", type=int, default=20, help="machines drawn for each number (20)")
+    args = parser.parse_args()
+    page, figures = args.docs / "eviction.md", args.docs / "figures"
+    page.write_text(fill(page.read_text(), {
+        "speed": speed_block,
+        "response": lambda: response_block(figures / "eviction-response.png"),
+        "loss": lambda: loss_block(figures / "eviction-loss.png", args.draws),
+        "machine": lambda: machine_block(args.draws),
+    }))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""An on-demand job asks for nodes of a full machine: what do plans for longer deadlines do to it?
+
+    fleet simulate eviction --running 24 --nodes 1024 --deadline 15 --step 5
+
+Batch jobs like Theta's are drawn; for each deadline the plan is carried out, minute by minute, until all jobs
+have ended, and audited. Numbers are means over the draws. docs/eviction.md says what is assumed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from dataclasses import dataclass
+
+from fleet.errors import ExitStatus, UserError
+from fleet.show import add_json, print_json, print_table
+from scheduler.eviction import Plan, RunningJob, plan_evictions
+from scheduler.eviction_baselines import greedy
+from scheduler.on_demand import Outcome, simulate
+from scheduler.theta import NODES, STORAGE, theta_like
+
+
+@dataclass(frozen=True)
+class Result:
+    """Means over the draws, for one deadline."""
+
+    deadline: float
+    planned_min: float
+    start_min: float
+    lost_node_s: float
+    idle_node_s: float
+    batch_delay_min: float
+    end_min: float
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    add = parser.add_argument
+    add("--running", type=int, default=24, metavar="N", help="batch jobs that fill the machine (24)")
+    add("--machine", type=int, default=NODES, metavar="NODES", help=f"that they fill ({NODES})")
+    add("--nodes", type=int, required=True, metavar="K", help="that the on-demand job wants")
+    add("--deadline", type=int, required=True, metavar="MIN", help="the last deadline")
+    add("--step", type=int, default=1, metavar="MIN", help="between deadlines (1)")
+    add("--length", type=float, default=60.0, metavar="MIN", help="that the on-demand job runs (60)")
+    add("--policy", choices=("optimal", "greedy"), default="optimal", help="who plans (optimal)")
+    add("--draws", type=int, default=1, metavar="D", help="machines, averaged (1)")
+    add("--seed", type=int, default=0, metavar="S", help="of the first machine (0)")
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Simulate and print."""
+    if args.draws < 1:
+        raise UserError(f"--draws is {args.draws}, at least 1 is wanted")
+    if not 0 < args.length < float("inf"):
+        raise UserError(f"--length is {args.length:g}, it must be finite and above 0")
+    machines = [_machine(args, seed) for seed in range(args.seed, args.seed + args.draws)]
+    results = [_mean(same_deadline) for same_deadline in zip(*machines, strict=True)]
+    if args.json:
+        print_json({"policy": args.policy, "deadlines": results})
+    else:
+        print(f"{args.running} jobs on {args.machine} nodes; an on-demand job wants {args.nodes}")
+        print_table(["deadline, min", "planned, min", "started, min", "lost, node-hours", "idle, node-hours",
+                     "batch delay, min", "all ended, min"],
+                    [[result.deadline, *(round(value, 1) for value in (
+                        result.planned_min, result.start_min, result.lost_node_s / 3600, result.idle_node_s / 3600,
+                        result.batch_delay_min, result.end_min))] for result in results])
+    return ExitStatus.OK
+
+
+def _machine(args: argparse.Namespace, seed: int) -> list[tuple[Plan, Outcome]]:
+    if seed < 0:
+        raise UserError(f"--seed is {seed}, at least 0 is wanted")
+    jobs = theta_like(args.running, seed, args.machine)
+    plans = _plans(args, [job.checkpointing.costs(STORAGE) for job in jobs])
+    return [(plan, simulate(jobs, plan.actions, args.nodes, args.length, STORAGE)) for plan in plans]
+
+
+def _plans(args: argparse.Namespace, jobs: list[RunningJob]) -> list[Plan]:
+    best = plan_evictions(jobs, args.nodes, args.deadline, args.step)
+    return best if args.policy == "optimal" else [greedy(jobs, args.nodes, plan.deadline) for plan in best]
+
+
+def _mean(outcomes: tuple[tuple[Plan, Outcome], ...]) -> Result:
+    def mean(name: str) -> float:
+        return statistics.fmean(getattr(outcome, name) for _, outcome in outcomes)
+
+    planned = statistics.fmean(plan.checkpoint_time for plan, _ in outcomes)
+    return Result(outcomes[0][0].deadline, planned, mean("start_min"), mean("lost_node_s"), mean("idle_node_s"),
+                  mean("delay_min"), mean("end_min"))
