@@ -74,6 +74,12 @@ class RunningJob:
         """What an action takes; None where it is not possible."""
         return {"kill": 0, "app": self.app_time, "sys": self.sys_time}[action]
 
+    def rounded_up(self, grain: Number) -> RunningJob:
+        """The job with its times rounded up to multiples of ``grain``."""
+        app_time, sys_time = (None if time is None else round_up(time, grain)
+                              for time in (self.app_time, self.sys_time))
+        return replace(self, app_time=app_time, sys_time=sys_time)
+
     def checkpoint_within(self, deadline: Number) -> tuple[Number, Action] | None:
         """Its faster checkpoint, *app* where both take as long; None where that takes too long.
 
@@ -149,19 +155,26 @@ def plan_evictions(jobs: Sequence[RunningJob], nodes: int, deadline: Number, ste
     return _Table(problem, row).plans(row)
 
 
-def groups_to_stop(groups: Sequence[RunningJob], gpus: int, deadline: Number) -> Mapping[str, Action]:
+def groups_to_stop(groups: Sequence[RunningJob], gpus: int, deadline: Number,
+                   grain: Number = 0.1) -> Mapping[str, Action]:
     """Which training groups must stop so that ``gpus`` GPUs are free by a deadline, and how.
 
     This decides and carries nothing out. A group is a :class:`RunningJob` whose
     ``nodes`` are its GPUs, whose ``loss`` is GPU-seconds since its last
     checkpoint, and whose ``app_time`` is what it takes to finish its step and
-    write its state, in the unit of the deadline. ``kill`` means to give up what
-    was trained since the last checkpoint; a group that is not named trains on.
+    write its state. ``kill`` means to give up what was trained since the last
+    checkpoint; a group that is not named trains on.
+
+    Args:
+        groups: that train now.
+        gpus: to free.
+        deadline: in the unit of the groups' times, here seconds.
+        grain: measured times are rounded up to its multiples.
 
     Raises:
         InputError: as for :func:`plan_evictions`.
 
-    Half a minute is enough for one of the two to write its state:
+    Half a minute is enough for the largest to write its state, a quarter is not:
 
     >>> groups = [RunningJob("resnet", 2, 240, app_time=20), RunningJob("cnn", 1, 30, app_time=15),
     ...           RunningJob("vit", 1, 90, app_time=25)]
@@ -170,7 +183,8 @@ def groups_to_stop(groups: Sequence[RunningJob], gpus: int, deadline: Number) ->
     >>> groups_to_stop(groups, gpus=2, deadline=15)
     {'cnn': 'app', 'vit': 'kill'}
     """
-    return plan_evictions(groups, gpus, deadline, step=deadline or 1)[-1].actions
+    rounded = [group.rounded_up(grain) for group in groups]
+    return plan_evictions(rounded, gpus, deadline, step=deadline or 1)[-1].actions
 
 
 class Spectrum:
@@ -269,6 +283,15 @@ def exact_sum(values: Iterable[Number | None]) -> Number:
     (0.3, 0.30000000000000004)
     """
     return plain(sum(map(exact, values)))
+
+
+def round_up(value: Number, grain: Number) -> Number:
+    """The least multiple of ``grain`` that is not below ``value``.
+
+    >>> round_up(1.23, 0.1), round_up(1.2, 0.1), round_up(3, 1)
+    (1.3, 1.2, 3)
+    """
+    return plain(math.ceil(exact(round(value, 9)) / exact(grain)) * exact(grain))  # 9: the noise of floats
 
 
 def _is_whole(value: Any) -> bool:

@@ -19,12 +19,12 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from scheduler.base import InputError
-from scheduler.eviction import Action, Number, RunningJob, exact, plain
+from scheduler.eviction import Action, Number, RunningJob, exact, plain, round_up
 
 DIRECT = ("id", "nodes", "loss", "app_time", "sys_time")
 RAW = ("id", "nodes", "memory_gb", "critical_gb", "since_checkpoint_min", "interval_min")
@@ -137,15 +137,6 @@ def _check(id_: str, name: str, value: Number, *, above_zero: bool = False) -> N
                          f"{'above' if above_zero else 'at least'} 0")
 
 
-def round_up(value: Number, grain: Number) -> Number:
-    """The least multiple of ``grain`` that is not below ``value``.
-
-    >>> round_up(1.23, 0.1), round_up(1.2, 0.1), round_up(3, 1)
-    (1.3, 1.2, 3)
-    """
-    return plain(math.ceil(exact(round(value, 9)) / exact(grain)) * exact(grain))  # 9: the noise of floats
-
-
 # ---------------------------------------------------------------- files
 
 def read_jobs(path: str | Path, storage: FileSystem | None = None,
@@ -180,11 +171,7 @@ def read_jobs(path: str | Path, storage: FileSystem | None = None,
 def _job(record: Mapping[str, Any], storage: FileSystem | None, resolution: Number | None) -> RunningJob:
     if "loss" in record:
         job = RunningJob(**record)
-        if resolution is None:
-            return job
-        app_time, sys_time = (None if time is None else round_up(time, resolution)
-                              for time in (job.app_time, job.sys_time))
-        return replace(job, app_time=app_time, sys_time=sys_time)
+        return job if resolution is None else job.rounded_up(resolution)
     if storage is None:
         raise InputError("a job in the raw form needs the bandwidths of the file system and of a node")
     return Checkpointing(**record).costs(storage, RESOLUTION if resolution is None else resolution)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from scheduler import eviction
 from scheduler.base import InputError
-from scheduler.eviction import Plan, RunningJob, Spectrum, groups_to_stop, plan_evictions
+from scheduler.eviction import Plan, RunningJob, Spectrum, groups_to_stop, plan_evictions, round_up
 from scheduler.eviction_baselines import algorithm_1, branch_and_bound, greedy
 
 LOSS, TIME, FREE_KILLS, SYSTEM, STOPPED, NODES = range(6)  # what a plan is judged by, in this order, and its nodes
@@ -207,10 +207,16 @@ def test_nothing_to_free_stops_nobody():
 
 
 def test_training_groups_that_must_stop_are_named_and_nothing_is_done_to_them():
-    groups = [RunningJob("a", 2, 300, app_time=12.5), RunningJob("b", 2, 100, app_time=31)]
+    groups = [RunningJob("a", 2, 300.123456789, app_time=12.345678901), RunningJob("b", 2, 100, app_time=31)]
     assert groups_to_stop(groups, gpus=2, deadline=30) == {"a": "app"}
     assert groups_to_stop(groups, gpus=2, deadline=0) == {"b": "kill"}
     assert groups_to_stop(groups, gpus=0, deadline=0) == {}
+
+
+@pytest.mark.parametrize(("value", "grain", "rounded"), [
+    (0, 0.1, 0), (0.1 + 0.2, 0.1, 0.3), (0.31, 0.1, 0.4), (7, 5, 10), (7.5, 2.5, 7.5)])
+def test_times_are_rounded_up_but_not_for_the_noise_of_floats(value, grain, rounded):
+    assert round_up(value, grain) == rounded
 
 
 @pytest.mark.parametrize(("fields", "message"), [

@@ -6,7 +6,7 @@ import pytest
 
 from scheduler.base import InputError
 from scheduler.eviction import RunningJob
-from scheduler.running_jobs import Checkpointing, FileSystem, read_jobs, round_up
+from scheduler.running_jobs import Checkpointing, FileSystem, read_jobs
 
 STORAGE = FileSystem(aggregate_gbps=100, node_gbps=2)
 JOBS = [RunningJob("17", 4, 9600, 20, None), RunningJob("md", 2, 0.5, None, 1.5)]
@@ -55,12 +55,6 @@ def test_nodes_may_differ_in_what_they_write():
 def test_without_an_interval_or_a_size_a_job_does_not_checkpoint_itself(fields):
     job = Checkpointing("a", 1, 0, **{"interval_min": 60, "critical_gb": 1, **fields})
     assert job.costs(STORAGE) == RunningJob("a", 1, 0)
-
-
-@pytest.mark.parametrize(("value", "grain", "rounded"), [
-    (0, 0.1, 0), (0.1 + 0.2, 0.1, 0.3), (0.31, 0.1, 0.4), (7, 5, 10), (7.5, 2.5, 7.5)])
-def test_times_are_rounded_up_but_not_for_the_noise_of_floats(value, grain, rounded):
-    assert round_up(value, grain) == rounded
 
 
 @pytest.mark.parametrize("fields", [
