@@ -25,7 +25,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 # The inherited tests run once per subclass, which hypothesis would otherwise take for a mistake.
-inherited = settings(deadline=None, suppress_health_check=[HealthCheck.differing_executors])
+inherited = settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.differing_executors])
 
 
 @dataclass(frozen=True)

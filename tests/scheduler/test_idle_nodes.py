@@ -45,7 +45,7 @@ SPEEDS = st.floats(0, 1000)
 
 @st.composite
 def trainers(draw, values):
-    nodes = draw(st.sets(st.integers(1, 9), min_size=1, max_size=4).map(sorted).map(tuple))
+    nodes = draw(st.sets(st.integers(1, 6), min_size=1, max_size=3).map(sorted).map(tuple))
     n_max = draw(st.integers(1, nodes[-1]))
     curve = Curve(nodes, tuple(float(draw(values)) for _ in nodes))
     seconds = st.integers(0, 20).map(float)
@@ -53,7 +53,7 @@ def trainers(draw, values):
 
 
 @st.composite
-def problems(draw, most_trainers=4, most_nodes=9, values=SPEEDS):
+def problems(draw, most_trainers=4, most_nodes=7, values=SPEEDS):
     """Any state that a trainer can be in, also fewer than n_min nodes after some left."""
     team = tuple(draw(st.lists(trainers(values), max_size=most_trainers)))
     nodes = left = draw(st.integers(0, most_nodes))
