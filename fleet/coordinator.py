@@ -299,7 +299,7 @@ class Coordinator:
                                       "while nothing runs")
 
     def _start(self, members: Sequence[Member]) -> None:
-        if not self._groups:
+        if all(group.is_stopping for group in self._groups.values()):
             self._round += 1
             self._log("round", round=self._round, members=[member.name for member in members])
         epoch = self._granted + 1

@@ -89,7 +89,8 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
         layout = plan_layout(inputs.shape, inputs.dtype, len(data.train), spec.data.window, largest,
                              readers=roles.gpus_per_node)
     paths = RunPaths(spec.output)
-    rates = _rates(spec, len(data.train), roles) if not replayed else _no_need(spec, roles)
+    needless = bool(replayed) or (spec.schedule.policy == "baseline" and spec.schedule.rates is None)
+    rates = _equal_rates(spec, roles) if needless else _rates(spec, len(data.train), roles)
     if replayed:
         _check_identity(spec, inputs, RunPaths(Path(str(replay))))
     _take_folder(spec, paths, inputs, fresh)
@@ -158,9 +159,11 @@ def _rates(spec: Spec, samples: int, roles: Roles) -> RateTable | None:
         for network in spec.networks), table.comm_s)
 
 
-def _no_need(spec: Spec, roles: Roles) -> RateTable:
-    """One network has nobody to be compared with."""
-    return RateTable(1, roles.gpus_per_node, tuple(Network(network.name, (1.0,)) for network in spec.networks))
+def _equal_rates(spec: Spec, roles: Roles) -> RateTable:
+    """For a network alone, and for the policy that looks at no rates: nothing is measured."""
+    return RateTable(1, roles.gpus_per_node, tuple(
+        Network(network.name, (1.0,), min_gpus=network.min_gpus, max_gpus=network.max_gpus)
+        for network in spec.networks))
 
 
 # ---- replaying ---------------------------------------------------------------------------------

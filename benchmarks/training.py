@@ -1,0 +1,133 @@
+"""Training under FLEET against what people do without it; ratios, side by side, medians.
+
+    python benchmarks/training.py [--repeat 5]
+
+1. samples/s of one network alone under FLEET (1 preprocessor, 1 trainer) against Keras' `model.fit` on the same
+   decoded samples: same network, batch, optimizer, validation.
+2. the demo's ensemble under `global` against `baseline` (one network a GPU, each preparing its own samples): seconds
+   from the first group's start to the end, profiling apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import yaml
+
+from fleet.api import mpirun
+from fleet.eventlog import read_events
+from fleet.paths import RunPaths
+from fleet.show import print_json, print_table
+
+ROOT = Path(__file__).parents[1]
+EPOCHS, BATCH = 8, 64
+MODEL = {"family": "cnn", "name": "cnn", "args": {"filters": [16, 32], "dense": [128]}}
+TRANSFORMS = [{"decode": {"mode": "L"}}, {"scale": {"mean": 0.5, "std": 0.5}}]
+
+# The other side: nothing of FLEET but the network and the decoded arrays.
+FIT = f"""
+import json, sys, time
+import numpy as np
+from fleet.families import Architecture
+from fleet.engine_models import build_model
+from preprocess.pipeline import Pipeline
+from preprocess.source import open_data
+from preprocess.transforms import parse_transforms
+import keras
+
+data = open_data("builtin:digits", sys.argv[1], None, 0)
+def arrays(source):
+    pipeline = Pipeline(source, parse_transforms({TRANSFORMS!r}), 0)
+    images = np.empty((len(source), *pipeline.shape), pipeline.dtype)
+    labels = np.empty(len(source), np.int64)
+    pipeline.load(range(len(source)), 0, images, labels)
+    return pipeline.affine.apply(images), labels
+model = build_model(Architecture("cnn", {MODEL["args"]!r}), (32, 32, 1), 10, 0)
+model.compile(optimizer=keras.optimizers.SGD(0.05, momentum=0.9), metrics=["accuracy"],
+              loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+class Clock(keras.callbacks.Callback):
+    rates = []
+    def on_epoch_begin(self, epoch, logs=None):
+        self.began = time.perf_counter()
+    def on_epoch_end(self, epoch, logs=None):
+        self.rates.append(len(data.train) / (time.perf_counter() - self.began))
+clock = Clock()
+train, validation = arrays(data.train), arrays(data.validation)
+model.fit(*train, batch_size={BATCH}, epochs={EPOCHS}, validation_data=validation, verbose=0, callbacks=[clock])
+print(json.dumps(clock.rates))
+"""
+
+
+def launch(content: dict, folder: Path, ranks: int) -> list[dict]:
+    """Run a spec; returns its events."""
+    path = folder / "spec.yaml"
+    path.write_text(yaml.safe_dump({**content, "output": str(folder / "run")}))
+    subprocess.run([*mpirun(ranks), "-m", "fleet.run", str(path), "--fresh", "--plain"], cwd=ROOT, check=True,
+                   stdout=subprocess.DEVNULL)
+    return list(read_events(RunPaths(folder / "run").events))
+
+
+def fleet_rate(folder: Path, digits: str) -> float:
+    """Median samples/s of an epoch, validation included; the first epoch compiles."""
+    events = launch({
+        "name": "alone", "data": {"source": "builtin:digits", "path": digits, "transforms": TRANSFORMS},
+        "models": [MODEL], "schedule": {"policy": "global"}, "profile": {"batches": 3, "timed": 1, "max_gpus": 1},
+        "train": {"batch": {"size": BATCH}, "optimizer": {"name": "sgd", "learning_rate": 0.05, "momentum": 0.9},
+                  "converge": {"max_epochs": EPOCHS}},
+        "resources": {"preprocessors": 1}}, folder, 2)
+    epochs = [event for event in events if event["event"] == "epoch"]
+    return statistics.median(event["samples"] / event["seconds"] for event in epochs[1:])
+
+
+def fit_rate(digits: str) -> float:
+    """The same of `model.fit`."""
+    done = subprocess.run([sys.executable, "-c", FIT, digits], cwd=ROOT, check=True, capture_output=True, text=True)
+    return statistics.median(json.loads(done.stdout.splitlines()[-1])[1:])
+
+
+def ensemble_seconds(folder: Path, digits: str, policy: str) -> float:
+    """Seconds of training of the demo's ensemble, from the first group to the last."""
+    content = yaml.safe_load((ROOT / "examples/digits.yaml").read_text())
+    content["data"]["path"] = digits
+    content["schedule"]["policy"] = policy
+    events = launch(content, folder, 5)
+    groups = [event["t_s"] for event in events if event["event"] == "group"]
+    stops = [event["t_s"] for event in events if event["event"] == "stopped"]
+    return max(stops) - min(groups)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--digits", default="data/digits", help="where the digits are, or go")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    digits = str(Path(arguments.digits).resolve())
+    measured: dict[str, list[float]] = {"fleet": [], "fit": [], "global": [], "baseline": []}
+    for _ in range(arguments.repeat):
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            measured["fleet"].append(fleet_rate(folder, digits))
+            measured["fit"].append(fit_rate(digits))
+            measured["global"].append(ensemble_seconds(folder, digits, "global"))
+            measured["baseline"].append(ensemble_seconds(folder, digits, "baseline"))
+    median = {name: statistics.median(values) for name, values in measured.items()}
+    if arguments.json:
+        print_json({"median": median, "all": measured})
+        return
+    print_table(["what", "FLEET", "without", "ratio"], [
+        ["one network alone: samples/s, against model.fit", median["fleet"], median["fit"],
+         median["fleet"] / median["fit"]],
+        ["the demo's ensemble: seconds, global against baseline", median["global"], median["baseline"],
+         median["baseline"] / median["global"]],
+    ], title=f"medians of {arguments.repeat}")
+
+
+if __name__ == "__main__":
+    main()

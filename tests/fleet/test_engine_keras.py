@@ -1,0 +1,131 @@
+"""The Keras engine on one rank: devices, optimizers, precision."""
+
+import numpy as np
+import pytest
+
+from fleet.engine import InputSpec
+from fleet.errors import CheckpointError, UserError
+from fleet.spec import parse
+from preprocess.transforms import Affine
+
+pytestmark = pytest.mark.tensorflow
+
+
+class OneRank:
+    """A group of one rank, without MPI."""
+
+    size, rank, is_master = 1, 0, True
+
+
+def network(**train):
+    optimizer = {"name": "sgd", "learning_rate": 0.1, "momentum": 0.9}
+    return parse({"models": [{"family": "cnn", "args": {"filters": [4], "dense": [8]}}],
+                  "train": {"optimizer": optimizer, **train}}).networks[0]
+
+
+INPUTS = InputSpec((8, 8, 1), "uint8", 3, Affine(0.5, 0.5))
+
+
+@pytest.fixture(scope="module")
+def engine():
+    from fleet.engine_keras import KerasEngine
+
+    return KerasEngine(INPUTS, "mpi", 0, 1)
+
+
+@pytest.fixture(scope="module")
+def batch():
+    rng = np.random.default_rng(0)
+    labels = np.arange(12) % 3
+    return (rng.integers(0, 100, (12, 8, 8, 1)) + 70 * labels[:, None, None, None]).astype(np.uint8), labels
+
+
+class FakeGpus:
+    """What TensorFlow would be told and asked of GPUs."""
+
+    def __init__(self, monkeypatch, count):
+        from fleet import engine_keras
+
+        self.chosen, self.grows = None, []
+        config = engine_keras.tf.config
+        monkeypatch.setattr(config, "list_physical_devices", lambda kind: [f"gpu{n}" for n in range(count)])
+        monkeypatch.setattr(config, "set_visible_devices", lambda devices, kind: setattr(self, "chosen", devices))
+        monkeypatch.setattr(config.experimental, "set_memory_growth", lambda gpu, on: self.grows.append((gpu, on)))
+
+
+@pytest.mark.parametrize(("shown", "index", "chosen"), [(4, 2, "gpu2"), (1, 0, "gpu0"), (1, 3, "gpu0")])
+def test_a_trainer_takes_the_gpu_of_its_place_or_the_only_one_it_is_shown(monkeypatch, shown, index, chosen):
+    from fleet.engine_keras import take_device
+
+    gpus = FakeGpus(monkeypatch, shown)
+    take_device(index, 4)
+    assert (gpus.chosen, gpus.grows) == ([chosen], [(chosen, True)])
+
+
+def test_more_trainers_than_gpus_are_refused(monkeypatch):
+    from fleet.engine_keras import take_device
+
+    FakeGpus(monkeypatch, 2)
+    with pytest.raises(UserError, match="this node shows 2 GPUs, and this rank is its trainer number 3"):
+        take_device(2, 3)
+
+
+@pytest.mark.parametrize("train", [
+    {},
+    {"optimizer": {"name": "adamw", "learning_rate": 0.01, "weight_decay": 0.01, "beta_2": 0.99}},
+    {"optimizer": {"name": "adam", "learning_rate": {"name": "CosineDecay", "initial_learning_rate": 0.01,
+                                                     "decay_steps": 100}}},
+    {"xla": True},
+    {"precision": "mixed_float16"},
+    {"precision": "mixed_bfloat16"},
+])
+def test_a_network_learns_with_every_setting(engine, batch, train):
+    trainable = engine.build(network(**train), OneRank())
+    losses = [trainable.step(*batch, 12).loss / 12 for _ in range(12)]
+    assert losses[-1] < 0.7 * losses[0]
+    assert trainable.evaluate(*batch).count == 12
+
+
+def test_a_schedule_is_multiplied_with_the_batch_that_follows_the_gpus(engine):
+    from fleet.engine_keras import make_optimizer
+
+    settings = network(optimizer={"learning_rate": {"name": "PolynomialDecay", "initial_learning_rate": 0.1,
+                                                    "decay_steps": 10, "end_learning_rate": 0.0}}).train.optimizer
+    assert float(make_optimizer(settings, 3).learning_rate) == pytest.approx(0.3)
+
+
+def test_a_state_taken_up_goes_on_as_if_nothing_had_happened(engine, batch):
+    one, other = engine.build(network(), OneRank()), engine.build(network(), OneRank())
+    for _ in range(3):
+        one.step(*batch, 12)
+    other.load(one.state())
+    assert one.step(*batch, 12) == other.step(*batch, 12)
+    assert one.learning_rate() == pytest.approx(0.1)
+
+
+def test_a_state_of_another_network_is_refused(engine):
+    one = engine.build(network(), OneRank())
+    state = one.state()
+    state.pop(next(iter(state)))
+    with pytest.raises(CheckpointError, match="a checkpoint of another network"):
+        one.load(state)
+
+
+def test_a_batch_that_cannot_be_read_changes_nothing(engine, batch):
+    trainable = engine.build(network(), OneRank())
+    before = trainable.state()
+    result = trainable.step(batch[0], np.full(12, -1), 12)
+    assert (result.loss, result.count) == (0.0, 0.0)
+    weights = [name for name in before if "kernel" in name or "bias" in name]
+    assert all(np.array_equal(before[name], trainable.state()[name]) for name in weights)
+
+
+def test_samples_that_cannot_be_read_count_for_nothing(engine, batch):
+    images, labels = batch
+    plain = parse({"models": [{"family": "cnn", "args": {"filters": [4], "dense": [8], "norm": "none"}}]}).networks[0]
+    some, all_ = engine.build(plain, OneRank()), engine.build(plain, OneRank())
+    holes = labels.copy()
+    holes[8:] = -1
+    assert some.step(images, holes, 12).loss == pytest.approx(all_.step(images[:8], labels[:8], 8).loss, rel=1e-5)
+    for name, array in some.state().items():
+        assert array == pytest.approx(all_.state()[name], abs=1e-6), name
