@@ -19,6 +19,9 @@ from fleet.errors import ExitStatus, FleetError, UserError
 COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("fleet.commands.check", "check a spec and list its networks"),
     "schema": ("fleet.commands.schema", "print the JSON Schema of a spec, for editors"),
+    "plan": ("fleet.commands.plan", "which networks train first, on which GPUs"),
+    "ensemble": ("fleet.commands.ensemble", "draw or convert an ensemble to simulate"),
+    "simulate ensemble": ("fleet.commands.simulate_ensemble", "the makespan of an ensemble under a policy"),
     "simulate idle-nodes": ("fleet.commands.simulate_idle_nodes", "trainers on nodes that come and go"),
     "simulate autoscale": ("fleet.commands.simulate_autoscale", "elastic jobs that arrive over time"),
     "simulate batch-queue": ("fleet.commands.simulate_batch_queue", "jobs that may have to ask again"),

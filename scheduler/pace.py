@@ -1,8 +1,12 @@
-"""How fast networks that share a stream can train: the pace each is held to.
+"""How networks that share preprocessed data hold each other back: the pace of each.
 
-``free``      the window holds the whole data set: every network at its own rate
-``lockstep``  a window of a few batches: all networks at the rate of the slowest
-``streams``   several lockstep streams, each for networks of similar rates
+==========  ==========================================================================
+free        the window holds the whole data set: every network at its own rate
+lockstep    a window of a few batches: all networks at the rate of the slowest
+n streams   n lockstep streams, each for networks of similar rates
+ring        a window of some shards of a ring: every network at its own rate, as long as
+            a shard is in the window that it has not trained on in this epoch
+==========  ==========================================================================
 """
 
 from __future__ import annotations
@@ -12,8 +16,36 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from scheduler.base import InputError
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Ring:
+    """A ring of shards, of which a window is kept decoded.
+
+    Args:
+        shards: into how many the data set is cut.
+        window: share of the data set that is kept.
+        surplus: it turns at most so much faster than the fastest group trains.
+    """
+
+    shards: int = 50
+    window: float = 0.1
+    surplus: float = 4.0
+
+    def __post_init__(self) -> None:
+        if self.shards < 1 or not 0 < self.window <= 1:
+            raise InputError(f"a ring of {self.shards} shards with a window of {self.window:.0%}: "
+                             "at least 1 shard, and a window above 0 % and at most 100 %")
+
+    @property
+    def kept(self) -> int:
+        """How many shards the window holds."""
+        return max(1, round(self.window * self.shards))
 
 
 @dataclass(frozen=True)
@@ -21,63 +53,96 @@ class Stream:
     """The preprocessed data that networks share.
 
     Args:
-        count: how many lockstep streams there are; 0 is free pace.
+        count: of lockstep streams; 0 where networks do not hold each other back.
         rate: samples/s that preprocessing produces in all; several streams share it evenly.
+        ring: where the window is a part of the data set.
     """
 
     count: int = 0
     rate: float = math.inf
+    ring: Ring | None = None
 
     def __post_init__(self) -> None:
         if self.count < 0:
-            raise InputError(f"streams is {self.count}: 1 is lockstep, 0 is free pace")
+            raise InputError(f"{self.count} streams: 1 is lockstep, 0 is free pace")
         if not self.rate > 0:
-            raise InputError(f"stream rate is {self.rate}: samples/s above 0")
+            raise InputError(f"the stream's rate is {self.rate}: samples/s above 0")
 
-    def paces(self, rates: Sequence[float], gpus: Sequence[int]) -> list[float]:
-        """The pace of each network, samples/s.
+    @classmethod
+    def parse(cls, text: str, rate: float = math.inf) -> Stream:
+        """Read ``free``, ``lockstep``, a number of streams, ``ring`` or ``ring:10%``.
+
+        >>> Stream.parse("4").count, Stream.parse("ring:20%").ring
+        (4, Ring(shards=50, window=0.2, surplus=4.0))
+
+        Raises:
+            InputError: it is none of these.
+        """
+        name, _, share = text.partition(":")
+        try:
+            if name == "ring":
+                window = float(share.removesuffix("%")) / 100 if share else Ring.window
+                return cls(rate=rate, ring=Ring(window=window))
+            if not share:
+                return cls({"free": 0, "lockstep": 1}[name] if name.isalpha() else int(name), rate)
+        except (KeyError, ValueError) as error:
+            if isinstance(error, InputError):
+                raise
+        raise InputError(f"stream {text!r}: write free, lockstep, a number of streams, ring or ring:10%")
+
+    def split(self, rates: Sequence[float], gpus: Sequence[int]) -> list[int]:
+        """Which stream each network would best be in: the cut that wastes the fewest GPUs.
+
+        Networks in order of their rates are cut into ``count`` runs. A GPU of
+        network i in a run whose slowest has rate s is busy for a share s / r_i.
 
         Args:
             rates: of the networks on their groups, samples/s.
             gpus: the sizes of the groups.
 
-        >>> Stream(count=1).paces([30.0, 20.0, 90.0], [1, 1, 1])
-        [20.0, 20.0, 20.0]
-        >>> Stream(count=2, rate=100.0).paces([30.0, 20.0, 90.0], [1, 1, 1])
+        >>> Stream(count=2).split([30.0, 20.0, 90.0], [1, 1, 1])
+        [0, 0, 1]
+        """
+        if self.count < 2 or len(rates) < 2:
+            return [0] * len(rates)
+        return _cut(np.asarray(rates, dtype=np.float64), np.asarray(gpus, dtype=np.float64), self.count)
+
+    def paces(self, rates: Sequence[float], streams: Sequence[int]) -> list[float]:
+        """The pace of each network, samples/s.
+
+        Args:
+            rates: of the networks on their groups, samples/s.
+            streams: which stream each is in.
+
+        >>> Stream(count=2, rate=100.0).paces([30.0, 20.0, 90.0], [0, 0, 1])
         [20.0, 20.0, 50.0]
         """
-        if not rates:
-            return []
         if self.count == 0:
             return [min(rate, self.rate) for rate in rates]
-        if self.count == 1:
-            return [min(*rates, self.rate)] * len(rates)
-        slowest = _split(np.asarray(rates, dtype=float), np.asarray(gpus, dtype=float), self.count)
-        return np.minimum(slowest, self.rate / self.count).tolist()
+        slowest: dict[int, float] = {}
+        for rate, stream in zip(rates, streams, strict=True):
+            slowest[stream] = min(rate, slowest.get(stream, self.rate / self.count))
+        return [slowest[stream] for stream in streams]
 
 
-def _split(rates: np.ndarray, gpus: np.ndarray, count: int) -> np.ndarray:
-    """The slowest rate of each network's stream, with the split that wastes the fewest GPUs.
-
-    Networks in order of their rates are cut into ``count`` runs; a GPU of
-    network i in a run whose slowest is s is busy for a share s / r_i.
-    """
+def _cut(rates: Floats, gpus: Floats, count: int) -> list[int]:
+    """Cut networks, ordered by rate, into runs; dynamic program over (runs so far, networks so far)."""
     order = np.argsort(rates, kind="stable")
     ordered = rates[order]
-    per_rate = np.concatenate([[0.0], np.cumsum(gpus[order] / ordered)])
     size = len(rates)
+    per_rate = np.concatenate([[0.0], np.cumsum(gpus[order] / ordered)])
     # busy[a, b]: GPUs at work in a run of networks a..b-1
-    busy = np.where(np.arange(size + 1)[None, :] > np.arange(size)[:, None],
-                    ordered[:, None] * (per_rate[None, :] - per_rate[:size, None]), -np.inf)
-    best = np.full(size + 1, -np.inf)
-    best[0] = 0.0
+    busy = np.where(np.arange(size + 1) > np.arange(size)[:, None],
+                    ordered[:, None] * (per_rate - per_rate[:size, None]), -np.inf)
+    best = np.concatenate([[0.0], np.full(size, -np.inf)])
     cuts = []
     for _ in range(min(count, size)):
         total = best[:size, None] + busy
         cuts.append(np.argmax(total, axis=0))
         best = total.max(axis=0)
-    slowest, end = np.empty(size), size
-    for cut in reversed(cuts):
-        slowest[order[cut[end]:end]] = ordered[cut[end]]
-        end = cut[end]
-    return slowest
+    stream, end = np.empty(size, dtype=np.int64), size
+    for run in reversed(range(len(cuts))):
+        begin = int(cuts[run][end])
+        stream[order[begin:end]] = run
+        end = begin
+    return stream.tolist()

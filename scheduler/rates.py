@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -96,6 +96,37 @@ def curves(table: RateTable, gpus: int) -> Curves:
     before = np.concatenate([np.full((len(names), 1), -np.inf), reached[:, :-1]], axis=1)[:, :gpus]
     useful = allowed & (rates > before)
     return Curves(names, {name: row for row, name in enumerate(names)}, rates, allowed, useful, least)
+
+
+def steadied(table: RateTable, gpus: int) -> RateTable:
+    """The table with rates up to a number of GPUs, estimated with less noise than Eq. 5.
+
+    Eq. 5 takes the fall of efficiency from the last two measured counts, so an
+    error of 5 % in each is one of 7 % per GPU, and grows with every further
+    one. Here the fall is the slope of a straight line through the logarithms
+    of all efficiencies that were measured on more than one node (through all,
+    where those are fewer than three). What was measured is left as it is.
+
+    Efficiencies 9, 9 and 8.1 fall by 5 % a GPU on average:
+
+    >>> steadied(RateTable(1, 4, (Network("a", (9.0, 18.0, 24.3)),)), 4).models[0].rates[3].round(1)
+    30.7
+    """
+    return replace(table, models=tuple(replace(network, rates=_steady(network.rates, table.gpus_per_node, gpus))
+                                       for network in table.models))
+
+
+def _steady(rates: tuple[float, ...], gpus_per_node: int, gpus: int) -> tuple[float, ...]:
+    base = len(rates)
+    if base == 1 or base >= gpus:
+        return rates
+    count = np.arange(1, base + 1)
+    logs = np.log(np.asarray(rates) / count)
+    fitted = slice(gpus_per_node, None) if base >= gpus_per_node + 3 else slice(None)
+    centred = count[fitted] - count[fitted].mean()
+    slope = min(0.0, float(centred @ logs[fitted] / (centred @ centred)))
+    beyond = np.arange(base + 1, gpus + 1)
+    return (*rates, *(beyond * np.exp(logs[-1] + slope * (beyond - base))))
 
 
 def counts_to_measure(single: Sequence[float], gpus_per_node: int, gpus: int) -> int:

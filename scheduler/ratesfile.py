@@ -57,7 +57,7 @@ def parse_rates(value: Any, place: str = "rates") -> RateTable:
     Raises:
         InputError: all mistakes in one line.
     """
-    read = _Reader()
+    read = MistakeReader()
     top = read.record(value, "", ("samples_per_epoch", "gpus_per_node", "models"), optional=("comm_s",))
     models = tuple(_network(read, item, f"models[{i}]")
                    for i, item in enumerate(read.items(top, "models", "models")))
@@ -65,13 +65,12 @@ def parse_rates(value: Any, place: str = "rates") -> RateTable:
         read.mistake("models", "empty: an ensemble has at least one network")
     names = [network.name for network in models]
     for name in sorted({name for name in names if names.count(name) > 1}):
-        read.mistake("models", f"the name {name!r} is given {names.count(name)} times: each has its own")
+        read.mistake("models", f"wrong in that {names.count(name)} networks are named {name!r}: each has its own name")
     comm = tuple(_comm_time(read, item, f"comm_s[{i}]")
                  for i, item in enumerate(read.items(top, "comm_s", "comm_s")))
     table = RateTable(read.count(top, "samples_per_epoch", "samples_per_epoch"),
                       read.count(top, "gpus_per_node", "gpus_per_node"), models, comm)
-    if read.mistakes:
-        raise InputError(_one_line(place, read.mistakes))
+    read.refuse_mistakes(place)
     return table
 
 
@@ -100,7 +99,7 @@ def _network_record(network: Network) -> dict[str, Any]:
     return record
 
 
-def _network(read: _Reader, value: Any, place: str) -> Network:
+def _network(read: MistakeReader, value: Any, place: str) -> Network:
     record = read.record(value, place, required=("name", "rates"), optional=("epochs", "params_mb", "step_s"))
     name = record.get("name", place)
     if not (isinstance(name, str) and name):
@@ -118,30 +117,42 @@ def _network(read: _Reader, value: Any, place: str) -> Network:
                    step_s=steps)
 
 
-def _step_time(read: _Reader, value: Any, place: str) -> StepTime:
+def _step_time(read: MistakeReader, value: Any, place: str) -> StepTime:
     record = read.record(value, place, required=("batch", "seconds"))
     return StepTime(read.count(record, "batch", f"{place}.batch"),
                     read.positive(record.get("seconds", 1.0), f"{place}.seconds", "seconds"))
 
 
-def _comm_time(read: _Reader, value: Any, place: str) -> CommTime:
+def _comm_time(read: MistakeReader, value: Any, place: str) -> CommTime:
     record = read.record(value, place, required=("params_mb", "gpus", "seconds"))
     return CommTime(read.positive(record.get("params_mb", 1.0), f"{place}.params_mb", "MB"),
                     read.count(record, "gpus", f"{place}.gpus"),
                     read.positive(record.get("seconds", 1.0), f"{place}.seconds", "seconds"))
 
 
-class _Reader:
-    """Takes values out of records and collects what is wrong with them."""
+class MistakeReader:
+    """Takes values out of what JSON said and collects what is wrong with them.
+
+    A wrong value is read as 1, so that reading goes on to the next mistake.
+    """
 
     def __init__(self) -> None:
         self.mistakes: list[str] = []
 
+    def refuse_mistakes(self, place: str) -> None:
+        """Raise InputError if there was any mistake, with all of them in one line."""
+        if self.mistakes:
+            more = len(self.mistakes) - MOST_MISTAKES
+            raise InputError(f"{place}: " + "; ".join(self.mistakes[:MOST_MISTAKES])
+                             + (f"; and {more} more" if more > 0 else ""))
+
     def mistake(self, place: str, text: str) -> None:
+        """Note what is wrong at a place."""
         self.mistakes.append(f"{place} is {text}" if place else text)
 
     def record(self, value: Any, place: str, required: Iterable[str],
                optional: Iterable[str] = ()) -> dict[str, Any]:
+        """A record with no other keys than these."""
         required, known = tuple(required), (*required, *optional)
         if not isinstance(value, dict):
             self.mistake(place or "the whole", f"{_short(value)}: it holds " + ", ".join(known))
@@ -156,6 +167,7 @@ class _Reader:
         return value
 
     def items(self, record: dict[str, Any], key: str, place: str) -> list[Any]:
+        """The list under a key; empty where there is none."""
         value = record.get(key, [])
         if isinstance(value, list):
             return value
@@ -163,9 +175,11 @@ class _Reader:
         return []
 
     def positive(self, value: Any, place: str, unit: str) -> float:
+        """A finite number above 0."""
         return self._number(value, place, lambda x: math.isfinite(x) and x > 0, f"{unit} above 0")
 
     def count(self, record: dict[str, Any], key: str, place: str) -> int:
+        """A whole number from 1."""
         if key not in record:
             return 1  # that it is missing has been said
         return int(self._number(record[key], place, lambda x: x >= 1 and x == int(x),
@@ -182,8 +196,3 @@ class _Reader:
 def _short(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 40 else text[:37] + "..."
-
-
-def _one_line(place: str, mistakes: list[str]) -> str:
-    more = len(mistakes) - MOST_MISTAKES
-    return f"{place}: " + "; ".join(mistakes[:MOST_MISTAKES]) + (f"; and {more} more" if more > 0 else "")

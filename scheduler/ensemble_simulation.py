@@ -12,6 +12,7 @@ group that another one holds back), checkpointing, regrouping.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, IntEnum, auto
@@ -47,8 +48,18 @@ class Costs:
                 raise InputError(f"{name} is {value}: seconds, 0 or more")
 
 
-PAPER_COSTS = Costs(checkpoint_s=34.0, scheduling_s=0.46)  # [FLEET] Table 4, per flotilla
-LIVE_COSTS = Costs(regroup_s=5.0)  # a regrouping without a checkpoint, generously
+PAPER_COSTS = Costs(checkpoint_s=34.0, scheduling_s=0.46)  # [FLEET] Table 4, divided by its flotillas
+REGROUPING_COSTS = Costs(regroup_s=5.0)  # weights by broadcast, generously
+
+
+def costs_of(policy: str) -> Costs:
+    """What moves cost the system that a policy stands for: the paper's, one that regroups, or one that never moves."""
+    return {"adaptive": REGROUPING_COSTS, "baseline": Costs(), "homogeneous": Costs()}.get(policy, PAPER_COSTS)
+
+
+def stream_of(policy: str) -> Stream:
+    """The stream of that system: one for the flotilla of a round, else free pace."""
+    return Stream(count=1 if policy == "global" else 0)
 
 
 @dataclass(frozen=True)
@@ -134,9 +145,10 @@ def simulate(rates: RateTable, cluster: Cluster, policy: str, options: Options, 
 class _Kind(IntEnum):
     """What happens at one moment happens in this order."""
 
+    SHARD = auto()
     STOPPED = auto()
     READY = auto()
-    EPOCH = auto()
+    TRAINED = auto()
     DECIDE = auto()
 
 
@@ -160,7 +172,10 @@ class _Group:
         self.rate = 0.0  # samples/s on its devices
         self.pace = 0.0  # samples/s, at most the rate
         self.since = 0.0  # the moment of the position
-        self.next: Event | None = None  # the end of its epoch, or its being ready
+        self.next: Event | None = None  # the end of the samples it has, or its being ready
+        self.stream = 0  # which of several
+        self.supplied = 0.0  # how far into the epoch it has samples
+        self.needed: set[int] = set()  # shards of the ring that this epoch still lacks
         self.stint_start = 0.0
         self.stint_epochs = 0.0
 
@@ -185,6 +200,9 @@ class _Run:
         self.free = set(cluster.devices)
         self.wanted = Round()
         self.to_decide: Event | None = None
+        self.window: deque[int] = deque(maxlen=stream.ring.kept if stream.ring else 1)  # shards of the ring
+        self.production: Event | None = None
+        self.shards = 0  # produced so far
         self.book = _Book(self.samples)
 
     def run(self, bound: float) -> Simulated:
@@ -276,9 +294,14 @@ class _Run:
         self._advance_all()
         self._carry_out()
 
-    def _epoch_end(self, group: _Group) -> None:
+    def _trained(self, group: _Group) -> None:
+        """A group has trained on all the samples it had."""
         self._advance(group)
-        group.epoch, group.position, group.next = group.epoch + 1, 0.0, None
+        group.position, group.pace, group.next = group.supplied, 0.0, None
+        if group.supplied < self.samples:
+            self._set_paces()
+            return
+        group.epoch, group.position, group.supplied = group.epoch + 1, 0.0, 0.0
         if group.epoch >= group.last_epoch:
             self._end_stint(group)
             self._release(group, _State.FINISHED)
@@ -313,14 +336,51 @@ class _Run:
         group.since = self.sim.now
 
     def _set_paces(self) -> None:
+        """Let every group train on the samples that it has or can get."""
         training = self._training()
-        paces = self.stream.paces([group.rate for group in training],
-                                  [len(group.devices) for group in training])
+        rates = [group.rate for group in training]
+        best = self.stream.split(rates, [len(group.devices) for group in training])
+        for group, stream in zip(training, best, strict=True):
+            if group.position == 0:  # within an epoch, changing streams would repeat samples and miss others
+                group.stream = stream
+            if group.position >= group.supplied:
+                self._supply(group)
+        paces = self.stream.paces(rates, [group.stream for group in training])
         for group, pace in zip(training, paces, strict=True):
-            if pace != group.pace or group.next is None:
+            if group.position < group.supplied and (pace != group.pace or group.next is None):
                 group.pace = pace
-                left = max(0.0, self.samples - group.position) / pace
-                self._next(group, left, _Kind.EPOCH, self._epoch_end)
+                self._next(group, (group.supplied - group.position) / pace, _Kind.TRAINED, self._trained)
+
+    def _supply(self, group: _Group) -> None:
+        """Give a group samples: the whole epoch, or with a ring the oldest shard that it lacks."""
+        ring = self.stream.ring
+        if ring is None:
+            group.supplied = self.samples
+            return
+        if group.position == 0:
+            group.needed = set(range(ring.shards))
+        shard = next((shard for shard in self.window if shard in group.needed), None)
+        if shard is not None:
+            group.needed.remove(shard)
+            group.supplied = self.samples * (1 - len(group.needed) / ring.shards)
+        if self.production is None:
+            self._produce_next()
+
+    def _produce_next(self) -> None:
+        """Turn the ring by one shard, as long as any group trains."""
+        ring, self.production = self.stream.ring, None
+        fastest = max((group.rate for group in self._training()), default=0.0)
+        if ring is not None and fastest > 0:
+            rate = min(self.stream.rate, ring.surplus * fastest)
+            self.production = self.sim.after(self.samples / ring.shards / rate, _Kind.SHARD, self._produced)
+
+    def _produced(self) -> None:
+        assert self.stream.ring is not None
+        self.window.append(self.shards % self.stream.ring.shards)
+        self.shards += 1
+        self._produce_next()
+        self._advance_all()
+        self._set_paces()
 
     def _next(self, group: _Group, delay: float, kind: _Kind, what: Callable[[_Group], None]) -> None:
         if group.next is not None:

@@ -1,0 +1,45 @@
+"""Make a rates file of an ensemble to simulate: drawn like the paper's, or converted.
+
+  fleet ensemble --networks 100 --seed 1 --out rates.json
+  fleet ensemble --convert table.json --out rates.json
+
+A drawn ensemble is half ResNet and half DenseNet variants with random block counts; rates, sizes
+and epochs lie in the ranges of the paper's section 6.1. A table to convert has the keys
+images_per_epoch, gpus_per_node and dnns, a list of {id, r, epochs, params_mb}; r are the rates
+on 1, 2, ... GPUs.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from fleet.errors import ExitStatus, UserError
+from fleet.paths import write_json
+from fleet.show import print_json
+from scheduler.ensembles import convert, generate
+from scheduler.ratesfile import read_json, write_rates
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("--convert", metavar="FILE", help="the table to convert, as JSON")
+    parser.add_argument("--networks", type=int, default=100, metavar="N", help="to draw (100)")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the draws (0)")
+    parser.add_argument("--heavy-tail", action="store_true", help="draw epochs log-normal instead of normal")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where to write it (standard output)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the rates file."""
+    table = (convert(read_json(args.convert), args.convert) if args.convert
+             else generate(args.networks, args.seed, args.heavy_tail))
+    if args.out is None:
+        print_json(write_rates(table))
+        return ExitStatus.OK
+    try:
+        write_json(args.out, write_rates(table))
+    except OSError as error:
+        raise UserError(f"--out {args.out}: {error.strerror}") from None
+    print(f"{args.out}: {len(table.models)} networks, {table.samples_per_epoch} samples an epoch")
+    return ExitStatus.OK

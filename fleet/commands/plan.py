@@ -1,0 +1,105 @@
+"""Plan which networks train first, on which GPUs: from rates to members, without MPI or TensorFlow.
+
+  fleet plan --rates rates.json --gpus 16 --gpus-per-node 4 --policy global
+  fleet plan spec.yaml --gpus 16
+
+Rates come from --rates, from `schedule.rates` of the spec, or from the profile that a run
+of the spec has left. From a spec come also the policy, its settings, and the bounds of groups.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fleet.errors import ExitStatus, UserError
+from fleet.schedule_options import add_cluster, add_options, cluster_of, options_of
+from fleet.show import add_json, bar, print_json, print_table
+from scheduler.base import Cluster, Delta, Options, Progress, RateTable, Round
+from scheduler.placement import score
+from scheduler.policies import POLICIES, decide
+from scheduler.rates import rate
+from scheduler.ratesfile import read_rates
+
+if TYPE_CHECKING:
+    from fleet.spec import Spec
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("spec", nargs="?", help="the YAML file")
+    parser.add_argument("--rates", metavar="FILE", help="training rates, as JSON")
+    add_cluster(parser, "as where the rates were measured")
+    parser.add_argument("--policy", choices=POLICIES, help="that decides (the spec's, or global)")
+    add_options(parser)
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the first round."""
+    spec = _load(args.spec)
+    rates = _rates(args, spec)
+    options = options_of(args, _options(spec))
+    cluster = cluster_of(args, rates.gpus_per_node)
+    policy = args.policy or (spec.schedule.policy if spec else "global")
+    planned = decide(policy, rates, Progress(), cluster, options)
+    if args.json:
+        print_json({"members": [{"name": member.name, "gpus": member.gpus, "devices": member.devices}
+                                for member in planned.members],
+                    "idle_gpus": cluster.gpus - planned.gpus,
+                    "placement_score": score(planned.members, cluster.gpus_per_node)})
+    else:
+        _print(policy, rates, planned, cluster)
+    return ExitStatus.OK
+
+
+def _load(path: str | None) -> Spec | None:
+    if path is None:
+        return None
+    from fleet.spec import load  # pydantic takes a while, and rates alone need none
+
+    return load(path)
+
+
+def _rates(args: argparse.Namespace, spec: Spec | None) -> RateTable:
+    if spec is None:
+        if args.rates is None:
+            raise UserError("name a spec, or a rates file with --rates")
+        return read_rates(args.rates)
+    from fleet.paths import RunPaths
+
+    file = Path(args.rates or spec.schedule.rates or RunPaths(spec.output).profile)
+    if args.rates is None and spec.schedule.rates is None and not file.exists():
+        raise UserError(f"{args.spec} has not been profiled yet (there is no {file}): name a rates file with --rates")
+    table = read_rates(file)
+    known = {network.name: network for network in table.models}
+    missing = [network.name for network in spec.networks if network.name not in known]
+    if missing:
+        raise UserError(f"{file} has no rates of {', '.join(missing)}")
+    return dataclasses.replace(table, models=tuple(
+        dataclasses.replace(known[network.name], min_gpus=network.min_gpus, max_gpus=network.max_gpus)
+        for network in spec.networks))
+
+
+def _options(spec: Spec | None) -> Options | None:
+    if spec is None:
+        return None
+    settings = spec.schedule
+    return Options(settings.alpha, Delta.parse(settings.delta), settings.peak_limited, spec.seed)
+
+
+def _print(policy: str, rates: RateTable, planned: Round, cluster: Cluster) -> None:
+    networks = {network.name: network for network in rates.models}
+    paces = {member.name: rate(networks[member.name], member.gpus) for member in planned.members}
+    fastest = max(paces.values(), default=1.0)
+    print_table(["network", "GPUs", "nodes", "devices", "samples/s", ""],
+                [[member.name, member.gpus, len({cluster.node(device) for device in member.devices}),
+                  " ".join(map(str, member.devices)), paces[member.name], bar(paces[member.name], fastest, 20)]
+                 for member in planned.members],
+                title=f"{policy}: first round on {cluster.gpus} GPUs, {cluster.gpus_per_node} a node")
+    waiting = len(networks) - len(planned.members)
+    print(f"{len(planned.members)} of {len(networks)} networks train, {waiting} wait; "
+          f"{cluster.gpus - planned.gpus} GPUs stay idle; "
+          f"placement score {score(planned.members, cluster.gpus_per_node):.4g} (nodes per GPU, summed over groups)")

@@ -1,0 +1,178 @@
+"""Simulate the training of an ensemble: what a policy's makespan would be.
+
+  fleet simulate ensemble rates.json --gpus 80 --policy adaptive
+  fleet simulate ensemble rates.json --gpus 80 --policy all --draw-epochs --seed 3
+  fleet simulate ensemble rates.json --gpus 80 --policy global --literal --delta 20 --plot gantt.png
+
+The policies are those of the live runtime. FILE is a rates file whose networks have epochs;
+policies are not told them. Unless said otherwise, `global` trains in lockstep and the others at
+free pace, and moves cost what they cost each kind of system: `adaptive` pays 5 s for every group
+that starts or changes, the paper's policies a checkpoint of 34 s for every group that stops
+unfinished and 0.46 s for a decision (measured in the paper's Table 4), `baseline` and
+`homogeneous` nothing. The bound is what no schedule can beat, at no costs and with epochs known.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+from typing import Any
+
+from fleet.errors import ExitStatus, UserError
+from fleet.schedule_options import add_cluster, add_options, cluster_of, options_of
+from fleet.show import add_json, bar, print_json, print_table
+from scheduler.base import Cluster, Options, RateTable
+from scheduler.ensemble_simulation import Costs, Simulated, costs_of, simulate, stream_of
+from scheduler.ensembles import redraw_epochs, with_errors
+from scheduler.pace import Stream
+from scheduler.policies import POLICIES
+from scheduler.rates import steadied
+from scheduler.ratesfile import read_rates
+
+# What --json prints of a simulation.
+PRINTED = ("policy", "makespan_s", "lower_bound_s", "waiting_s_per_gpu", "scheduling_s", "checkpoint_s", "rounds")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("file", metavar="FILE", help="training rates and epochs, as JSON")
+    add_cluster(parser, "as where the rates were measured")
+    parser.add_argument("--policy", choices=[*POLICIES, "all"], required=True, help="that decides")
+    add_options(parser)
+    group = parser.add_argument_group("what is simulated")
+    group.add_argument("--stream", metavar="S",
+                       help="free, lockstep, a number of lockstep streams, ring, or ring:10%% (the window)")
+    group.add_argument("--stream-rate", type=float, default=math.inf, metavar="R",
+                       help="samples/s that preprocessing produces (no limit)")
+    for cost in dataclasses.fields(Costs):
+        group.add_argument("--" + cost.name.replace("_", "-"), type=float, metavar="X", help=_COST_HELP[cost.name])
+    group.add_argument("--rate-error", default="0", metavar="E",
+                       help="the policy is told rates with errors of this standard deviation, as 5%% (0)")
+    group.add_argument("--draw-epochs", action="store_true",
+                       help="draw each network's epochs from those of the file, with --seed")
+    parser.add_argument("--plot", metavar="FILE", help="draw who trained when on which GPU (.png, .svg, .pdf)")
+    add_json(parser)
+
+
+_COST_HELP = {
+    "checkpoint_s": "for which a group that stops unfinished holds its GPUs on",
+    "regroup_s": "before a group that starts, grows or shrinks trains",
+    "scheduling_s": "before a decision takes effect",
+    "profile_s": "before the first decision",
+}
+
+
+def run(args: argparse.Namespace) -> int:
+    """Simulate, and print the numbers."""
+    rates = read_rates(args.file)
+    options = options_of(args)
+    cluster = cluster_of(args, rates.gpus_per_node)
+    if args.draw_epochs:
+        rates = redraw_epochs(rates, options.seed)
+    told = _told(args, rates, cluster, options)
+    policies = list(POLICIES) if args.policy == "all" else [args.policy]
+    if args.plot and len(policies) > 1:
+        raise UserError("--plot draws one policy: name it with --policy")
+    outcomes = [simulate(rates, cluster, policy, options, _costs(args, policy), _stream(args, policy), told)
+                for policy in policies]
+    if args.plot:
+        plot(args.plot, outcomes[0], cluster)
+    if args.json:
+        records = [_record(outcome) for outcome in outcomes]
+        print_json({"policies": records} if args.policy == "all" else records[0])
+    elif args.policy == "all":
+        _print_all(outcomes)
+    else:
+        _print(outcomes[0], cluster)
+    return ExitStatus.OK
+
+
+def _told(args: argparse.Namespace, rates: RateTable, cluster: Cluster, options: Options) -> RateTable:
+    try:
+        error = float(args.rate_error.removesuffix("%")) / (100 if args.rate_error.endswith("%") else 1)
+    except ValueError:
+        error = math.nan
+    if not 0 <= error < 1:
+        raise UserError(f"--rate-error {args.rate_error}: a share of the rate, as 5%")
+    return steadied(with_errors(rates, error, options.seed), cluster.gpus) if error else rates
+
+
+def _costs(args: argparse.Namespace, policy: str) -> Costs:
+    said = {cost.name: getattr(args, cost.name) for cost in dataclasses.fields(Costs)}
+    return dataclasses.replace(costs_of(policy), **{name: value for name, value in said.items() if value is not None})
+
+
+def _stream(args: argparse.Namespace, policy: str) -> Stream:
+    if args.stream is None:
+        return dataclasses.replace(stream_of(policy), rate=args.stream_rate)
+    return Stream.parse(args.stream, args.stream_rate)
+
+
+def _record(outcome: Simulated) -> dict[str, Any]:
+    return {name: getattr(outcome, name) for name in PRINTED}
+
+
+def _print_all(outcomes: list[Simulated]) -> None:
+    baseline = next(outcome for outcome in outcomes if outcome.policy == "baseline").makespan_s
+    print_table(["policy", "makespan, s", "x bound", "speed-up", "waiting/GPU, s", "checkpoints, s", "rounds", ""],
+                [[outcome.policy, round(outcome.makespan_s), outcome.makespan_s / outcome.lower_bound_s,
+                  baseline / outcome.makespan_s, round(outcome.waiting_s_per_gpu), round(outcome.checkpoint_s),
+                  len(outcome.rounds), bar(baseline / outcome.makespan_s, 4.0, 20)] for outcome in outcomes])
+    print(f"No schedule can be faster than {outcomes[0].lower_bound_s:.0f} s; speed-up is over baseline.")
+
+
+def _print(outcome: Simulated, cluster: Cluster) -> None:
+    print_table([outcome.policy, ""], [
+        [text, f"{value:,.1f}"] for text, value in [
+            ("makespan, s", outcome.makespan_s),
+            ("lower bound, s", outcome.lower_bound_s),
+            ("waiting per GPU, s", outcome.waiting_s_per_gpu),
+            ("regrouping per GPU, s", outcome.regroup_s_per_gpu),
+            ("scheduling, s", outcome.scheduling_s),
+            ("checkpointing, s", outcome.checkpoint_s)]
+    ], title=f"{outcome.makespan_s / outcome.lower_bound_s:.3f} of the lower bound on {cluster.gpus} GPUs, "
+             f"{cluster.gpus_per_node} a node, in {len(outcome.rounds)} rounds")
+    shown = outcome.rounds if len(outcome.rounds) <= 30 else outcome.rounds[:30]
+    print_table(["round", "start, s", "seconds", "networks", "GPUs", ""],
+                [[number, round(one.start_s, 1), round(one.end_s - one.start_s, 1), len(one.members),
+                  sum(member.gpus for member in one.members), bar(sum(m.gpus for m in one.members), cluster.gpus)]
+                 for number, one in enumerate(shown, start=1)])
+    if len(shown) < len(outcome.rounds):
+        print(f"... and {len(outcome.rounds) - len(shown)} more rounds")
+
+
+def plot(path: str, outcome: Simulated, cluster: Cluster) -> None:
+    """Draw a bar for every network on every device it had; one colour a network.
+
+    Raises:
+        UserError: matplotlib is not installed, or the file cannot be written.
+    """
+    try:
+        from matplotlib import colormaps
+        from matplotlib.collections import PolyCollection
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UserError("--plot wants matplotlib: pip install 'fleet-ensemble[plots]'") from None
+    names = sorted({stint.name for stint in outcome.stints})
+    # Golden-ratio steps around the colour wheel keep neighbours in the list apart.
+    colour = {name: colormaps["hsv"]((index * 0.618) % 1) for index, name in enumerate(names)}
+    figure = Figure(figsize=(12, 2 + 0.06 * cluster.gpus), layout="constrained")
+    axes = figure.subplots()
+    corners, faces = [], []
+    for stint in outcome.stints:
+        for device in stint.devices:
+            low, high = device, device + 0.9
+            corners.append([(stint.start_s, low), (stint.end_s, low), (stint.end_s, high), (stint.start_s, high)])
+            faces.append(colour[stint.name])
+        if stint.end_s - stint.start_s > outcome.makespan_s / 40:  # room for its name
+            axes.text((stint.start_s + stint.end_s) / 2, stint.devices[0] + 0.45, stint.name, fontsize=4,
+                      ha="center", va="center")
+    axes.add_collection(PolyCollection(corners, facecolors=faces))
+    axes.set(xlim=(0, outcome.makespan_s), ylim=(0, cluster.gpus), xlabel="seconds", ylabel="GPU",
+             title=f"{outcome.policy}: {outcome.makespan_s:.0f} s, "
+                   f"{outcome.makespan_s / outcome.lower_bound_s:.3f} of the lower bound")
+    try:
+        figure.savefig(path, dpi=120)
+    except (OSError, ValueError) as error:  # ValueError: a format that there is not
+        raise UserError(f"--plot {path}: {error}") from None

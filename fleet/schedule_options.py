@@ -1,0 +1,61 @@
+"""The options with which commands take rates, a cluster and the settings of a policy."""
+
+from __future__ import annotations
+
+import argparse
+
+from fleet.errors import UserError
+from scheduler.base import Cluster, Delta, Options
+
+
+def add_cluster(parser: argparse.ArgumentParser, default_node: str) -> None:
+    """Declare ``--gpus`` and ``--gpus-per-node``."""
+    parser.add_argument("--gpus", type=int, required=True, metavar="M", help="of the cluster")
+    parser.add_argument("--gpus-per-node", type=int, metavar="G", help=f"of its nodes ({default_node})")
+
+
+def cluster_of(args: argparse.Namespace, gpus_per_node: int) -> Cluster:
+    """The cluster that the options describe.
+
+    Args:
+        args: of the command.
+        gpus_per_node: where the options do not say; a smaller cluster is part of one node.
+
+    Raises:
+        InputError: no GPUs, or a node that is larger than the cluster.
+    """
+    if args.gpus_per_node is None:
+        return Cluster.of(args.gpus, max(1, min(gpus_per_node, args.gpus)))
+    return Cluster.of(args.gpus, args.gpus_per_node)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the settings of policies."""
+    group = parser.add_argument_group("settings of policies")
+    group.add_argument("--delta", metavar="D",
+                       help="how close to the fastest the networks of a flotilla are, in samples/s (20) or as a "
+                            "share (15%%) (15%%)")
+    group.add_argument("--alpha", type=float, metavar="A",
+                       help="share of the GPUs below which a round of the policy global ends (0.8)")
+    group.add_argument("--literal", action="store_true",
+                       help="let a flotilla give GPUs that make a network slower, as the paper's Algorithm 2 does")
+    group.add_argument("--seed", type=int, metavar="S", help="of all random choices (0)")
+
+
+def options_of(args: argparse.Namespace, default: Options | None = None) -> Options:
+    """The settings that the options describe.
+
+    Args:
+        args: of the command.
+        default: what holds where the options do not say.
+
+    Raises:
+        UserError, InputError: a setting is out of its range.
+    """
+    default = default or Options()
+    if args.seed is not None and args.seed < 0:
+        raise UserError(f"--seed {args.seed}: 0 or more")
+    return Options(alpha=default.alpha if args.alpha is None else args.alpha,
+                   delta=default.delta if args.delta is None else Delta.parse(args.delta),
+                   peak_limited=default.peak_limited and not args.literal,
+                   seed=default.seed if args.seed is None else args.seed)

@@ -1,0 +1,119 @@
+"""A live run, replayed through the simulator: what it took, and what it should have taken.
+
+The record of a live run says which group had which devices when, and how many
+epochs every network came to need. The simulator then trains the same networks
+for as many epochs under the same policy: the difference in makespan is what
+the rates, the costs or the runtime do otherwise than assumed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from scheduler.base import Cluster, InputError, Options, RateTable
+from scheduler.ensemble_simulation import Costs, Simulated, Stint, simulate
+from scheduler.pace import Stream
+
+
+@dataclass(frozen=True)
+class Record:
+    """One thing that happened in a live run.
+
+    Args:
+        t_s: when, in seconds from any origin.
+        event: ``group``: the network trains from now on these devices (it started,
+            grew or shrank); ``epoch``: it ended an epoch; ``stopped``: its devices are
+            free again, because it finished, failed or is to wait.
+        network: its name.
+        devices: of a ``group``.
+    """
+
+    t_s: float
+    event: Literal["group", "epoch", "stopped"]
+    network: str
+    devices: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A run beside its simulation.
+
+    Args:
+        measured_s: from the first group to the last event of the record.
+        stints: who trained when on which devices, from the first group on.
+        simulated: the same networks, for as many epochs, on numbers.
+    """
+
+    measured_s: float
+    stints: tuple[Stint, ...]
+    simulated: Simulated
+
+    @property
+    def measured_over_simulated(self) -> float:
+        """1 where the run took what the simulation says."""
+        return self.measured_s / self.simulated.makespan_s
+
+
+def replay(records: Iterable[Record], rates: RateTable, cluster: Cluster, policy: str, options: Options,
+           costs: Costs, stream: Stream) -> Replay:
+    """Simulate what a live run has recorded.
+
+    Args:
+        records: of one launch, from its start to its end, in order of time.
+        rates: that the run's policy was told.
+        cluster, policy, options: of the run.
+        costs, stream: as the run's are assumed to be.
+
+    Returns:
+        Both makespans. Networks that ended no epoch (they failed at once) are left out.
+
+    Raises:
+        InputError: the record is of other networks, is out of order, or holds no epoch.
+    """
+    records = list(records)
+    stints = stints_of(records)
+    epochs = Counter(record.network for record in records if record.event == "epoch")
+    unknown = sorted(set(epochs) - {network.name for network in rates.models})
+    if unknown:
+        raise InputError(f"the record has epochs of {', '.join(unknown)}: there are no rates of them")
+    if not epochs:
+        raise InputError("the record holds no epoch: there is nothing to replay")
+    trained = replace(rates, models=tuple(replace(network, epochs=epochs[network.name])
+                                          for network in rates.models if epochs[network.name]))
+    simulated = simulate(trained, cluster, policy, options, costs, stream)
+    return Replay(records[-1].t_s - stints[0].start_s, stints, simulated)
+
+
+def stints_of(records: Iterable[Record]) -> tuple[Stint, ...]:
+    """Who trained when on which devices.
+
+    Raises:
+        InputError: times go back, or a network ends an epoch without having devices.
+
+    >>> stints_of([Record(2.0, "group", "a", (0,)), Record(5.0, "epoch", "a"), Record(5.0, "group", "a", (0, 1)),
+    ...            Record(6.5, "epoch", "a"), Record(6.5, "stopped", "a")])  # doctest: +NORMALIZE_WHITESPACE
+    (Stint(name='a', devices=(0,), start_s=2.0, end_s=5.0, epochs=1),
+     Stint(name='a', devices=(0, 1), start_s=5.0, end_s=6.5, epochs=1))
+    """
+    stints: list[Stint] = []
+    running: dict[str, Stint] = {}
+    before = float("-inf")
+    for record in records:
+        if record.t_s < before:
+            raise InputError(f"the record goes from {before} s back to {record.t_s} s")
+        before = record.t_s
+        current = running.pop(record.network, None)
+        if current is None and record.event != "group":
+            raise InputError(f"at {record.t_s} s: {record.event} of {record.network}, which has no devices")
+        if current is not None and record.event == "epoch":
+            running[record.network] = replace(current, epochs=current.epochs + 1)
+            continue
+        if current is not None:
+            stints.append(replace(current, end_s=record.t_s))
+        if record.event == "group":
+            running[record.network] = Stint(record.network, record.devices, record.t_s, record.t_s, 0)
+    stints += [replace(stint, end_s=before) for stint in running.values()]
+    return tuple(sorted(stints, key=lambda stint: (stint.start_s, stint.devices)))
