@@ -363,4 +363,17 @@ def reason_of(error: Exception) -> str:
         return "out of memory: " + one_line(error)[:300]
     if isinstance(error, ModelError):
         return str(error)
-    return one_line(error)[:500]
+    return f"{type(error).__name__}: {_without_frames(str(error))}".removesuffix(": ")[:500]
+
+
+def _without_frames(text: str) -> str:
+    """An error's own words in one line: those that TensorFlow and Keras repeat from the traceback are in the log."""
+    kept, skips = [], 0
+    for line in text.partition("Arguments received by")[0].splitlines():
+        if line.lstrip().startswith("File "):
+            skips = 2  # the frame, and the code that stands under it
+        if skips:
+            skips -= 1
+        elif line.strip() and line.strip() != "in user code:":
+            kept.append(line.strip())
+    return " ".join(kept)

@@ -1,0 +1,36 @@
+"""What the trainer says of an error."""
+
+import pytest
+
+from fleet.errors import ModelError
+
+pytest.importorskip("mpi4py")
+
+KERAS = """in user code:
+
+    File "/somewhere/engine_keras.py", line 265, in _compute *
+        logits = model(images)
+    File "/somewhere/traceback_utils.py", line 122, in error_handler **
+        raise e.with_traceback(filtered_tb) from None
+
+    RuntimeError: Exception encountered when calling Attention.call().
+
+    the heads do not divide 10
+
+    Arguments received by Attention.call():
+      x=tf.Tensor(shape=(None, 10))
+"""
+
+
+@pytest.mark.parametrize(("error", "reason"), [
+    (ValueError("no such layer"), "ValueError: no such layer"),
+    (ValueError(), "ValueError"),
+    (ModelError("the loss became nan"), "the loss became nan"),
+    (MemoryError("wanted 3 GB"), "out of memory: MemoryError: wanted 3 GB"),
+    (RuntimeError(KERAS), "RuntimeError: RuntimeError: Exception encountered when calling Attention.call(). "
+                          "the heads do not divide 10"),
+])
+def test_an_error_is_told_in_one_line_without_its_traceback(error, reason):
+    from fleet.trainer import reason_of
+
+    assert reason_of(error) == reason
