@@ -51,15 +51,18 @@ class Availability:
         return min(self._free[first:last])
 
     def earliest(self, processors: int, duration: float, after: float) -> float:
-        """The first moment from ``after`` on at which so many are free for so long."""
-        start = float(after)
+        """The first moment from ``after`` on at which so many (not more than the machine has) are free for so long."""
         times, free = self._times, self._free
-        for index in range(self._index(after), len(times)):
-            if free[index] < processors:
-                start = times[index + 1] if index + 1 < len(times) else math.inf
-            elif index + 1 < len(times) and times[index + 1] >= start + duration:
+        index, steps = self._index(after), len(times)
+        while True:
+            while free[index] < processors:  # in the last step all are free
+                index += 1
+            start = max(times[index], float(after))
+            end = start + duration
+            while index < steps and times[index] < end and free[index] >= processors:
+                index += 1
+            if index == steps or times[index] >= end:
                 return start
-        return start
 
     def forget(self, before: float) -> None:
         """Drop the steps that ended before a moment."""

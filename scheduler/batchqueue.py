@@ -242,7 +242,6 @@ class _Waiting:
     outlived: float = 0.0  # the longest time it has run without completing
     in_round: bool = False  # the round that is being carried out waits for it
     start: float | None = None  # of its reservation
-    start_event: Event | None = None
     tried_until: float = -math.inf  # end of its last run on speculation
 
     @property
@@ -271,6 +270,7 @@ class _BatchQueue:
         self.large_left = sum(not job.small for job in jobs)
         self.round_left = 0  # jobs that the round waits for
         self.deciding = self.filling = False  # whether that is to happen at this moment
+        self.alarm: Event | None = None  # for the next reservation that starts
 
     def run(self) -> Schedule:
         for index, job in enumerate(self.jobs):
@@ -306,7 +306,7 @@ class _BatchQueue:
             waiting.tried_until = limit
         else:
             self.waiting.pop(waiting.index, None)
-            waiting.start = waiting.start_event = None
+            waiting.start = None
         needed = self.sim.now + waiting.job.run_time
         run = Run(waiting.index, self.sim.now, min(needed, limit), limit, needed <= limit, speculative)
         self.sim.at(run.end, _Kind.END, partial(self.end, waiting, run))
@@ -360,6 +360,7 @@ class _BatchQueue:
         self.fill()
         if self.speculative:
             self.speculate()
+        self.set_alarm()
 
     # ------------------------------------------------------------ reservations
 
@@ -389,15 +390,27 @@ class _BatchQueue:
             self.begin(waiting, start + request)
         else:
             waiting.start = start
-            waiting.start_event = self.sim.at(start, _Kind.ARRIVE,
-                                              partial(self.begin, waiting, start + request))
 
     def withdraw(self, waiting: _Waiting) -> None:
         """Give up the reservation of a job that still waits for it, if it has one."""
-        if waiting.start is not None and waiting.start_event is not None:
-            waiting.start_event.cancel()
+        if waiting.start is not None:
             self.free.release(waiting.start, waiting.start + waiting.request, waiting.job.processors)
-            waiting.start = waiting.start_event = None
+            waiting.start = None
+
+    def set_alarm(self) -> None:
+        """Wake up when the next reservation starts."""
+        start = min((waiting.start for waiting in self.waiting.values() if waiting.start is not None),
+                    default=math.inf)
+        if self.alarm is not None:
+            self.alarm.cancel()
+        self.alarm = self.sim.at(start, _Kind.ARRIVE, self.start_reserved) if start < math.inf else None
+
+    def start_reserved(self) -> None:
+        """Start the jobs whose reservations start now."""
+        for waiting in list(self.waiting.values()):
+            if waiting.start is not None and waiting.start <= self.sim.now:
+                self.begin(waiting, waiting.start + waiting.request)
+        self.set_alarm()
 
     # ------------------------------------------------------------ gaps
 

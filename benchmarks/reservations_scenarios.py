@@ -1,0 +1,116 @@
+"""Scenarios 1 to 4 of the reservations' paper, simulated under every convention.
+
+[SPEC] Gainaru et al., Speculative Scheduling for Stochastic HPC Applications, ICPP 2019, section 5.
+Times are in hours. Every rule sees the same jobs of a seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from scheduler.batchqueue import Convention, Job, Schedule, Stream, simulate
+from scheduler.distributions import Law, make_law
+from scheduler.workload import Rule, Sizes, draw_jobs, small_stream
+
+PROCESSORS = 100
+LAWS = {
+    "truncated normal": make_law("truncnorm", mu=8, sigma=2, low=6, high=16),
+    "beta": make_law("beta", alpha=2, beta=2, low=0.001, high=1),
+    "exponential": make_law("exponential", rate=1, low=0.001, high=16),
+    "bounded Pareto": make_law("pareto", alpha=2.1, low=1, high=20),
+}
+MIX_LARGE = make_law("truncnorm", mu=4, sigma=2, low=1, high=8)
+MIX_SMALL = make_law("truncnorm", mu=1, sigma=1, low=0.001, high=4)
+STREAMED = make_law("truncnorm", mu=8, sigma=2, low=1, high=20)
+WORK_RATES = (0.1, 0.3, 0.5, 0.7, 0.9)
+STREAM_PROCESSORS = 20
+
+INTREPID_NODES = 40_960
+INTREPID_RATE = 0.21
+ORGANS = make_law("truncnorm", mu=20, sigma=8, low=11, high=31)
+CRUISE = make_law("truncnorm", mu=1.7, sigma=0.5, low=1.5, high=3)
+FSL = make_law("truncnorm", mu=20 / 60, sigma=8 / 60, low=10 / 60, high=35 / 60)
+
+Draw = Callable[[Rule, np.random.Generator], list[Job]]
+
+
+@dataclass(frozen=True)
+class Mean:
+    """Means over the seeds; ``response`` is of the jobs that are not small, ``all_response`` of all."""
+
+    utilisation: float
+    response: float
+    all_response: float
+    makespan: float
+
+
+def averaged(draw: Draw, rule: Rule, seeds: int, convention: Convention, *, processors: int = PROCESSORS,
+             speculative: bool = False, stream: Stream | None = None) -> Mean:
+    """Simulate a rule on the jobs of each seed."""
+    def one(seed: int) -> Schedule:
+        return simulate(draw(rule, np.random.default_rng(seed)), processors, convention,
+                        speculative=speculative, stream=stream, seed=seed)
+
+    return _mean([(found.utilisation, found.response(small=False), found.response(), found.end)
+                  for found in map(one, range(seeds))])
+
+
+def _mean(rows: Iterable[Sequence[float]]) -> Mean:
+    return Mean(*np.mean(list(rows), axis=0).tolist())
+
+
+def scenario_1(convention: Convention, sizes: Sizes, law: Law, seeds: int) -> dict[Rule, Mean]:
+    """100 jobs of one law, all there at once: classical requests, the last ten runs, TOptimal."""
+    def draw(rule: Rule, rng: np.random.Generator) -> list[Job]:
+        return draw_jobs(law, 100, PROCESSORS, sizes, rule, rng)
+
+    return {rule: averaged(draw, rule, seeds, convention)
+            for rule in (Rule.CLASSICAL, Rule.RECENT, Rule.TOPTIMAL)}
+
+
+def scenario_2(convention: Convention, share: float, seeds: int) -> dict[tuple[Rule, bool], Mean]:
+    """200 jobs of which a share is shorter, with and without speculative backfilling."""
+    def draw(rule: Rule, rng: np.random.Generator) -> list[Job]:
+        short = round(200 * share)
+        return [job for law, count in ((MIX_SMALL, short), (MIX_LARGE, 200 - short)) if count
+                for job in draw_jobs(law, count, PROCESSORS, Sizes.BETA, rule, rng)]
+
+    return {(rule, speculative): averaged(draw, rule, seeds, convention, speculative=speculative)
+            for rule in (Rule.CLASSICAL, Rule.TOPTIMAL) for speculative in (False, True)}
+
+
+def scenario_3(convention: Convention, work_rate: float, seeds: int, jobs: int = 30,
+               processors: int = STREAM_PROCESSORS) -> dict[Rule, Mean]:
+    """Jobs that take the whole machine, and a stream of sequential jobs a hundred times shorter."""
+    def draw(rule: Rule, rng: np.random.Generator) -> list[Job]:
+        return draw_jobs(STREAMED, jobs, processors, Sizes.FULL, rule, rng, backfill_rate=work_rate)
+
+    stream = small_stream(STREAMED, work_rate, processors)
+    return {rule: averaged(draw, rule, seeds, convention, processors=processors, stream=stream)
+            for rule in (Rule.CLASSICAL, Rule.TOPTIMAL, Rule.ATOPTIMAL)}
+
+
+def scenario_4(convention: Convention, seeds: int, *, gaps_only: bool) -> dict[tuple[Rule, bool], Mean]:
+    """Three neuroscience applications on Intrepid.
+
+    The jobs of the shortest arrive over time and fill gaps, or (not ``gaps_only``) are there at once like the others.
+    """
+    def draw(rule: Rule, rng: np.random.Generator) -> list[Job]:
+        def some(law: Law, count: int) -> list[Job]:
+            return draw_jobs(law, count, INTREPID_NODES, Sizes.BETA, rule, rng, backfill_rate=INTREPID_RATE)
+
+        large, small = some(ORGANS, 10) + some(CRUISE, 90), some(FSL, 300)
+        if not gaps_only:
+            return large + small
+        work = sum(job.processors * job.run_time for job in small)
+        arrivals = rng.uniform(0, work / (INTREPID_RATE * INTREPID_NODES), len(small))
+        return large + [replace(job, submit=float(time), small=True)
+                        for job, time in zip(small, arrivals, strict=True)]
+
+    return {(rule, speculative): averaged(draw, rule, seeds, convention, processors=INTREPID_NODES,
+                                          speculative=speculative)
+            for rule in (Rule.CLASSICAL, Rule.RECENT, Rule.TOPTIMAL, Rule.ATOPTIMAL)
+            for speculative in (False, True)}
