@@ -44,11 +44,11 @@ def test_what_ends_and_arrives_at_the_moment_of_a_decision_is_part_of_it():
     assert outcome.completion_min == pytest.approx((20.0, 10.0))
 
 
-def test_rounding_does_not_make_a_job_miss_a_decision():
-    lengths = [0.1 + 0.2, 1.0]  # the first ends a rounding error after 3 x 0.1 min after the start
-    started = [ElasticJob(0, length, Curve((1.0,))) for length in lengths]
-    outcome = simulate(started, Autoscaling(gpus=1, interval_min=0.1))
-    assert outcome.completion_min[1] == pytest.approx(1.4)
+def test_rounding_does_not_make_a_job_outlive_the_decision_at_its_end():
+    """The first runs from 0.3 to 1.8, and 6 x 0.3 is a little less: it has ended when the second is tried."""
+    some = [ElasticJob(0.0, 1.5, Curve((1.0,))), ElasticJob(1.6, 1.0, Curve((1.0,)))]
+    outcome = simulate(some, Autoscaling(gpus=1, interval_min=0.3, drop=True))
+    assert outcome.completion_min == pytest.approx((1.8, 1.2))
 
 
 @pytest.mark.parametrize(("drop", "expected", "ratio"), [
@@ -80,8 +80,8 @@ def test_where_a_resize_costs_a_job_shrinks_for_another_to_start_and_does_not_gr
 
 
 def test_a_size_that_was_kept_is_looked_at_again_though_nothing_arrives_or_ends():
-    """Started at 10 on one GPU each, the long one may grow from 28 on: the first decision then is at 30."""
-    two = [ElasticJob(0, 15.0, RISING), ElasticJob(0, 60.0, RISING)]
+    """Started at 10 on one GPU each; when the short one's GPU is given out at 20 the long one may not grow yet."""
+    two = [ElasticJob(0, 5.0, RISING), ElasticJob(0, 60.0, RISING)]
     outcome = simulate(two, Autoscaling(gpus=2, interval_min=10, rescale_cost_min=2.0))
     assert [h.start_min for h in outcome.holdings if h.job == 1] == [10.0, 30.0]
 

@@ -59,10 +59,23 @@ def test_a_job_that_keeps_its_size_shrinks_if_one_that_waits_could_not_start():
     assert (decision.running, decision.started) == ((2, 2), (2,))
 
 
-def test_as_few_as_can_be_shrink_and_none_for_a_job_that_does_not_fit_even_then():
+def test_as_few_as_can_be_shrink():
+    settings = Autoscaling(gpus=8, rescale_cost_min=2.0)
+    decision = decide([Job(gpus=2), Job(gpus=4), Job(gpus=2)], [Job(Curve((0.0, 0.0, 1.0)))], 5.0, settings)
+    assert (decision.running, decision.started) == ((2, 1, 2), (3,))
+
+
+def test_none_shrinks_for_a_job_that_does_not_fit_even_then():
     settings = Autoscaling(gpus=6, rescale_cost_min=2.0)
     decision = decide([Job(gpus=2), Job(gpus=4)], [Job(Curve((*(0.0,) * 4, 9.0)))], 5.0, settings)
     assert (decision.running, decision.started) == ((2, 4), (0,))
+
+
+def test_what_shrinking_jobs_give_is_given_once():
+    settings = Autoscaling(gpus=6, rescale_cost_min=2.0)
+    waiting = [Job(Curve((0.0, 0.0, 1.0))), Job(Curve((0.0, 1.0))), Job(Curve((1.0,)))]
+    decision = decide([Job(gpus=2), Job(gpus=4)], waiting, 5.0, settings)
+    assert (decision.running, decision.started) == ((1, 1), (3, 0, 1))
 
 
 def test_a_job_that_shrinks_before_its_time_does_not_grow():
