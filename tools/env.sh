@@ -35,14 +35,14 @@ if ! "$VENV/bin/python" -m pip --version >/dev/null 2>&1; then
 fi
 pip=("$VENV/bin/python" -m pip --disable-pip-version-check -qq)
 
-want=$(fingerprint tools/requirements.txt)
+want=$(fingerprint tools/requirements.txt tools/constraints.txt)
 if ! is_done packages "$want"; then
     say "installing TensorFlow, Open MPI, mpi4py and the libraries (1 to 3 minutes)"
-    "${pip[@]}" install -r tools/requirements.txt
+    "${pip[@]}" install -r tools/requirements.txt -c tools/constraints.txt
     set_done packages "$want"
 fi
 
-want=$(fingerprint tools/requirements.txt tools/env.sh)
+want=$(fingerprint tools/requirements.txt tools/constraints.txt tools/env.sh)
 if ! is_done horovod "$want"; then
     if [ -z "$(command -v g++ || command -v c++ || true)" ]; then
         say "Horovod is left out, for there is no C++ compiler: gradients will be exchanged by MPI"
