@@ -106,17 +106,24 @@ def read_swf(path: str | Path) -> Trace:
 
 
 def write_swf(path: str | Path, trace: Trace) -> None:
-    """Write a trace; a name that ends in ``.gz`` is compressed. The file appears whole or not at all."""
+    """Write a trace; a name that ends in ``.gz`` is compressed. The file appears whole or not at all.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
     lines = [f"; {key}: {value}" for key, value in trace.header.items()]
     lines += [" ".join(map(_number, astuple(job))) for job in trace.jobs]
     data = ("\n".join(lines) + "\n").encode()
     path = Path(path)
     unfinished = path.with_name(path.name + ".part")
-    with open(unfinished, "wb") as file:
-        file.write(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(unfinished, path)
+    try:
+        with open(unfinished, "wb") as file:
+            file.write(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror}") from None
 
 
 def _text(path: str | Path) -> str:

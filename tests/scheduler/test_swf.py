@@ -76,6 +76,11 @@ def test_a_trace_that_is_none_says_where(written, text, message):
         read_swf(written(text))
 
 
+def test_a_place_that_cannot_be_written_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"t\.swf: cannot be written: No such file"):
+        write_swf(tmp_path / "nowhere" / "t.swf", Trace((SwfJob(1, 0),)))
+
+
 def test_a_trace_that_is_not_compressed_though_its_name_says_so(tmp_path):
     (tmp_path / "t.swf.gz").write_text(LINE)
     with pytest.raises(InputError, match=r"t\.swf\.gz: cannot be read"):
