@@ -18,11 +18,11 @@ from fleet.paths import RunPaths, replacing
 from fleet.roles import Roles, assign
 from fleet.segment import Layout, plan_layout
 from fleet.spec import Batch, NetworkSpec, Spec, dump, load, with_output
+from fleet.survey import read_rates_of
 from preprocess.pipeline import Pipeline
 from preprocess.source import DataSet, open_data
 from preprocess.transforms import Transform, parse_transforms
 from scheduler.base import Network, RateTable
-from scheduler.ratesfile import read_rates
 
 
 @dataclass(frozen=True)
@@ -149,14 +149,8 @@ def _rates(spec: Spec, samples: int, roles: Roles) -> RateTable | None:
     """The rates of a file, with the bounds of the spec; None where they are to be measured."""
     if spec.schedule.rates is None:
         return None
-    table = read_rates(spec.schedule.rates)
-    known = {network.name: network for network in table.models}
-    missing = [network.name for network in spec.networks if network.name not in known]
-    if missing:
-        raise UserError(f"{spec.schedule.rates} has no rates of {', '.join(missing)}")
-    return RateTable(samples, roles.gpus_per_node, tuple(
-        dataclasses.replace(known[network.name], min_gpus=network.min_gpus, max_gpus=network.max_gpus)
-        for network in spec.networks), table.comm_s)
+    table = read_rates_of(spec, spec.schedule.rates)
+    return dataclasses.replace(table, samples_per_epoch=samples, gpus_per_node=roles.gpus_per_node)
 
 
 def _equal_rates(spec: Spec, roles: Roles) -> RateTable:

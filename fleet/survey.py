@@ -7,6 +7,7 @@ network, batch and hardware, is not measured again.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections import deque
@@ -14,10 +15,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fleet.errors import UserError
 from fleet.paths import write_json
-from fleet.spec import NetworkSpec, Profile
+from fleet.spec import NetworkSpec, Profile, Spec
 from scheduler.base import Network, RateTable
 from scheduler.rates import counts_to_measure
+from scheduler.ratesfile import read_rates
 
 
 @dataclass(frozen=True)
@@ -128,6 +131,23 @@ class Survey:
             models.append(Network(network.name, tuple(rates[gpus] for gpus in range(1, most + 1)),
                                   min_gpus=network.min_gpus, max_gpus=network.max_gpus))
         return RateTable(samples_per_epoch, self.gpus_per_node, tuple(models))
+
+
+def read_rates_of(spec: Spec, path: str | Path) -> RateTable:
+    """The rates of a spec's networks from a file, with the bounds that the spec gives their groups.
+
+    Raises:
+        UserError: the file lacks a network.
+        InputError: it is no rates file.
+    """
+    table = read_rates(path)
+    known = {network.name: network for network in table.models}
+    missing = [network.name for network in spec.networks if network.name not in known]
+    if missing:
+        raise UserError(f"{path} has no rates of {', '.join(missing)}")
+    return dataclasses.replace(table, models=tuple(
+        dataclasses.replace(known[network.name], min_gpus=network.min_gpus, max_gpus=network.max_gpus)
+        for network in spec.networks))
 
 
 def cache_path() -> Path:

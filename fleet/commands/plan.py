@@ -10,7 +10,6 @@ of the spec has left. From a spec come also the policy, its settings, and the bo
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -69,18 +68,12 @@ def _rates(args: argparse.Namespace, spec: Spec | None) -> RateTable:
             raise UserError("name a spec, or a rates file with --rates")
         return read_rates(args.rates)
     from fleet.paths import RunPaths
+    from fleet.survey import read_rates_of
 
     file = Path(args.rates or spec.schedule.rates or RunPaths(spec.output).profile)
     if args.rates is None and spec.schedule.rates is None and not file.exists():
         raise UserError(f"{args.spec} has not been profiled yet (there is no {file}): name a rates file with --rates")
-    table = read_rates(file)
-    known = {network.name: network for network in table.models}
-    missing = [network.name for network in spec.networks if network.name not in known]
-    if missing:
-        raise UserError(f"{file} has no rates of {', '.join(missing)}")
-    return dataclasses.replace(table, models=tuple(
-        dataclasses.replace(known[network.name], min_gpus=network.min_gpus, max_gpus=network.max_gpus)
-        for network in spec.networks))
+    return read_rates_of(spec, file)
 
 
 def _options(spec: Spec | None) -> Options | None:
