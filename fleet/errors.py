@@ -51,7 +51,7 @@ class SpecMistake:
         place = self.file if self.line is None else f"{self.file}:{self.line}"
         key = f" {self.key}:" if self.key else ""
         right = f"; {self.right}" if self.right else ""
-        return f"{place}:{key} {self.wrong}{right}"
+        return " ".join(f"{place}:{key} {self.wrong}{right}".split())  # one line, whatever the user wrote
 
 
 class SpecError(UserError):

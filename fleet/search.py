@@ -53,6 +53,8 @@ class Range:
 
     @model_validator(mode="after")
     def _check(self) -> Range:
+        if max(abs(self.low), abs(self.high)) > 2**53:
+            raise ValueError("a range goes up to 2**53: beyond it, not all integers are numbers of the machine")
         if not self.low < self.high or math.isclose(self.low, self.high):
             raise ValueError(f"low ({self.low}) must be below high ({self.high})")
         if self.log and self.low <= 0:
@@ -197,7 +199,10 @@ def _different(values: Sequence[Any]) -> list[Any]:
 
 def _key(value: Any) -> str:
     """A value as text, since choices such as lists cannot be members of a set."""
-    return json.dumps(value, sort_keys=True)
+    try:
+        return json.dumps(value, sort_keys=True)
+    except TypeError as error:
+        raise UserError(f"search space: {value!r}: {error}; use numbers, text, lists and mappings") from None
 
 
 def _validated(form: Any, value: Any) -> Any:

@@ -10,33 +10,50 @@ from __future__ import annotations
 import ast
 import difflib
 import importlib.util
+import math
+import os
 import re
 import sys
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields as dataclass_fields
 from dataclasses import is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic.dataclasses import dataclass
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 from fleet.errors import SpecError, SpecMistake, UserError
 from fleet.families import FAMILIES, Architecture, check_target
-from fleet.search import Grid, Space, draw, grid, override
+from fleet.search import Grid, Range, Space, draw, grid, override
 from fleet.units import Duration, Share, Size
 from preprocess.base import InputError
-from preprocess.transforms import parse_transform
+from preprocess.transforms import item_schema, parse_transform
 from scheduler.base import Delta
 from scheduler.policies import POLICIES
 
-_STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+T = TypeVar("T")
+
+_STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
 
 # A network's name is a folder's name.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+_MOST_NETWORKS = 10_000  # of one entry; more are a slip of the keyboard, and would fill the memory
 
 
 def _check_transform(item: object) -> object:
@@ -47,7 +64,7 @@ def _check_transform(item: object) -> object:
     return item
 
 
-TransformItem = Annotated[str | dict[str, Any], BeforeValidator(_check_transform)]
+TransformItem = Annotated[str | dict[str, Any], BeforeValidator(_check_transform), WithJsonSchema(item_schema())]
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -56,6 +73,7 @@ class Data:
 
     source: str = "image_folder"  # image_folder | hdf5 | tfrecord | webdataset | builtin:digits | import path
     path: str | None = None
+    options: dict[str, Any] = Field(default_factory=dict)  # further arguments of the source
     validation: Annotated[float, Field(gt=0, lt=1)] | str | None = 0.1  # a fraction, or a path
     transforms: tuple[TransformItem, ...] = ("decode",)
     window: Size = 2 * 10**9  # bytes of preprocessed samples that a node holds
@@ -135,7 +153,7 @@ class ModelEntry:
     build: str | None = None  # module:function
     name: str | None = None
     args: dict[str, Any] = Field(default_factory=dict)
-    count: Annotated[int, Field(ge=1)] | None = None
+    count: Annotated[int, Field(ge=1, le=_MOST_NETWORKS)] | None = None
     space: Space | None = None
     grid: Grid | None = None
     gpus: Annotated[int, Field(ge=1)] | tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] | None = None
@@ -205,7 +223,7 @@ class Document:
 
     models: Annotated[tuple[ModelEntry, ...], Field(min_length=1)]
     name: str = "ensemble"
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**64)] = 0
     data: Data = Data()
     train: Train = Train()
     schedule: Schedule = Schedule()
@@ -311,8 +329,8 @@ def parse(content: Mapping[str, Any]) -> Spec:
 
 def dump(document: Document) -> str:
     """The spec as YAML, without what has its default value."""
-    plain = _without_defaults(document)
-    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100)
+    return yaml.dump(_without_defaults(document), Dumper=_Dumper, sort_keys=False, allow_unicode=True,
+                     default_flow_style=None, width=100)
 
 
 def json_schema() -> dict[str, Any]:
@@ -322,61 +340,92 @@ def json_schema() -> dict[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """The safe loader, which also reads ``1e-4`` as the number that everybody means by it."""
+    """The safe loader; it reads ``1e-4`` as the number that everybody means by it, and a date as text."""
 
 
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+"), list("-+0123456789"))
+class _Dumper(yaml.SafeDumper):
+    """Puts text in quotes that :class:`_Loader` would read as a number."""
 
-_MAX_YAML_NODES = 100_000  # a spec is a page; aliases that unfold to more are an attack or an accident
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()}
+for _class in (_Loader, _Dumper):
+    _class.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+"),
+                                 list("-+0123456789"))
+
+# A spec is a page of text, numbers, lists and mappings; more is an attack or an accident.
+_MAX_YAML_NODES = 100_000  # after aliases are unfolded
+_MAX_YAML_DEPTH = 50
+_MAX_YAML_TEXT = 3000  # longer than a path; and Python does not write integers of more than 4300 digits
+_YAML_TYPES = {f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str", "seq", "map")}
+_YAML_KEYS = {"tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"}
+_NO_TEXT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")  # what no file name and no terminal takes
 
 
 def _read_yaml(text: str, file: str) -> tuple[Any, dict[tuple, int]]:
-    def mistake(line: int | None, what: str, right: str) -> SpecError:
-        return SpecError([SpecMistake(file, line, "", what, right)])
-
+    """The content of a YAML text, and the line of each key path."""
     try:
         node = yaml.compose(text, Loader=_Loader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        raise mistake(mark.line + 1 if mark else None,
-                      f"is not YAML: {getattr(error, 'problem', None) or error}", "valid YAML") from None
-    except RecursionError:
-        raise mistake(None, "is nested too deeply", "a page of YAML") from None
+    except (yaml.YAMLError, RecursionError) as error:
+        raise SpecError([_no_yaml(file, error)]) from None
     if not isinstance(node, yaml.MappingNode):
-        raise mistake(1, "is not a mapping", "keys such as `models:` and `data:` at the top level")
+        raise SpecError([SpecMistake(file, 1, "", "is not a mapping",
+                                     "keys such as `models:` and `data:` at the top level")])
     lines: dict[tuple, int] = {}
     mistakes: list[SpecMistake] = []
-    for count, (where, line, problem) in enumerate(_walk(node, ())):
-        if count > _MAX_YAML_NODES:
-            raise mistake(line, f"unfolds to more than {_MAX_YAML_NODES} values", "a page of YAML without alias bombs")
+    for count, (where, line, wrong, right) in enumerate(_walk(node, ())):
+        if count > _MAX_YAML_NODES or len(where) > _MAX_YAML_DEPTH:
+            raise SpecError([SpecMistake(
+                file, line, "", f"unfolds to more than {_MAX_YAML_NODES} values or {_MAX_YAML_DEPTH} levels",
+                "a page of YAML without aliases of aliases")])
         lines.setdefault(where, line)
-        if problem:
-            mistakes.append(SpecMistake(file, line, _key(where), problem, "each key once"))
+        if wrong:
+            mistakes.append(SpecMistake(file, line, _key(where), wrong, right))
     if mistakes:
         raise SpecError(mistakes)
     try:
-        return yaml.load(text, Loader=_Loader), lines  # noqa: S506 - a safe loader
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
-        raise mistake(mark.line + 1 if mark else None,
-                      f"is not YAML: {getattr(error, 'problem', None) or error}", "valid YAML") from None
+        return yaml.load(text, Loader=_Loader), lines
+    except (yaml.YAMLError, ValueError, LookupError) as error:  # a tag such as !!int before what is none
+        raise SpecError([_no_yaml(file, error)]) from None
 
 
-def _walk(node: yaml.Node, where: tuple) -> Iterator[tuple[tuple, int, str | None]]:
-    """Every place of a document: its key path, its line, and what is wrong with it as YAML."""
-    yield where, node.start_mark.line + 1, None
-    if len(where) > 50:
-        return
+def _no_yaml(file: str, error: Exception) -> SpecMistake:
+    mark = getattr(error, "problem_mark", None)
+    what = ("it is nested too deeply" if isinstance(error, RecursionError)
+            else " ".join(str(getattr(error, "problem", None) or error).split()))
+    return SpecMistake(file, mark.line + 1 if mark else None, "", f"is not YAML: {what}", "valid YAML")
+
+
+def _walk(node: yaml.Node, where: tuple) -> Iterator[tuple[tuple, int, str, str]]:
+    """Every place of a document: its key path, its line, what is wrong with it as YAML, what would be right."""
+    yield where, node.start_mark.line + 1, *_fault(node)
     if isinstance(node, yaml.MappingNode):
         seen = set()
         for key, value in node.value:
-            place = (*where, key.value if isinstance(key, yaml.ScalarNode) else "?")
-            yield place, key.start_mark.line + 1, "stands here twice" if place in seen else None
+            place = (*where, str(key.value) if isinstance(key, yaml.ScalarNode) else "?")
+            if key.tag not in _YAML_KEYS:
+                yield place, key.start_mark.line + 1, "is a key and no text", "text, perhaps in quotes"
+            elif place in seen:
+                yield place, key.start_mark.line + 1, "stands here twice", "each key once"
+            else:
+                yield place, key.start_mark.line + 1, *_fault(key)
             seen.add(place)
             yield from _walk(value, place)
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
             yield from _walk(value, (*where, index))
+
+
+def _fault(node: yaml.Node) -> tuple[str, str]:
+    """What is wrong with one value as YAML, and what would be right; nothing where nothing is."""
+    if node.tag not in _YAML_TYPES | _YAML_KEYS:
+        return f"has the YAML type {node.tag.removeprefix('tag:yaml.org,2002:')}", "text, numbers, lists and mappings"
+    if isinstance(node, yaml.ScalarNode) and len(node.value) > _MAX_YAML_TEXT:
+        return f"has {len(node.value)} characters", f"at most {_MAX_YAML_TEXT}"
+    if isinstance(node, yaml.ScalarNode) and _NO_TEXT.search(node.value):
+        return "holds a control character", "text that can be printed"
+    return "", ""
 
 
 # ---- resolving ---------------------------------------------------------------------------------
@@ -396,18 +445,19 @@ def _resolve(content: Any, file: str, lines: Mapping[tuple, int]) -> Spec:
     mistakes += [mistake(*problem) for problem in _problems(document)]
     networks: list[NetworkSpec] = []
     for index, entry in entries:
-        try:
-            networks += _networks(document, index, entry)
-        except _MisfitError as misfit:
-            mistakes += _explain(misfit.error, None, mistake, ("models", index, misfit.part), misfit.owner)
-        except (UserError, InputError) as error:
-            mistakes.append(mistake(("models", index), str(error)))
+        problems: list[Exception] = []
+        networks += _networks(document, index, entry, problems)
+        for problem in problems:
+            if isinstance(problem, _MisfitError):
+                mistakes += _explain(problem.error, problem.content, mistake, ("models", index, problem.part),
+                                     problem.owner)
+            else:
+                mistakes.append(mistake(("models", index), str(problem)))
     names = [network.name for network in networks]
-    for name in sorted({name for name in names if names.count(name) > 1}):
-        mistakes.append(mistake(("models",), f"{names.count(name)} networks are named {name!r}",
-                                "another `name:` for one of them"))
+    mistakes += [mistake(("models",), f"{count} networks are named {name!r}", "another `name:` for one of them")
+                 for name, count in sorted(Counter(names).items()) if count > 1]
     if mistakes:
-        raise SpecError(mistakes)
+        raise SpecError(sorted(mistakes, key=lambda mistake: mistake.line or 0))
     return Spec(document, tuple(networks))
 
 
@@ -443,41 +493,64 @@ def _problems(document: Document) -> Iterator[tuple[tuple, str, str]]:
     except ValueError as error:
         yield ("schedule", "delta"), str(error), ""
     rates = document.schedule.rates
-    if rates is not None and not Path(rates).is_file():
+    if rates is not None and not os.path.isfile(rates):  # Path would raise, for a name too long
         yield ("schedule", "rates"), f"no file {rates}", "a rates file, such as the profile.json of a run"
 
 
 class _MisfitError(Exception):
-    """A part of a model's entry does not fit its owner's settings."""
+    """A part of a model's entry, with all that was put into it, does not fit its owner's settings."""
 
-    def __init__(self, part: str, owner: type, error: ValidationError) -> None:
+    def __init__(self, part: str, owner: type, content: Mapping[str, Any], error: ValidationError) -> None:
         super().__init__(part)
-        self.part, self.owner, self.error = part, owner, error
+        self.part, self.owner, self.content, self.error = part, owner, content, error
 
 
-def _networks(document: Document, index: int, entry: ModelEntry) -> list[NetworkSpec]:
+def _networks(document: Document, index: int, entry: ModelEntry, problems: list[Exception]) -> list[NetworkSpec]:
+    """The networks of an entry; what is wrong with it is added to ``problems``."""
+    networks: list[NetworkSpec] = []
+    draws = _tried(problems, _draws, document, index, entry) or []
+    least, most = _gpu_bounds(entry)
+    for number, drawn in enumerate(draws):
+        name = _tried(problems, _name, entry, number, len(draws))
+        train = _tried(problems, _merged, document.train, entry.train, drawn)
+        architecture = _tried(problems, _architecture, entry, drawn, document.resources.engine)
+        if name is None or train is None or architecture is None:
+            break  # the other draws will hardly be better
+        networks.append(NetworkSpec(
+            name=name, architecture=architecture, train=train, seed=zlib.crc32(f"{document.seed}/{name}".encode()),
+            min_gpus=least, max_gpus=most, parameters=dict(drawn)))
+    return networks
+
+
+def _tried(problems: list[Exception], function: Callable[..., T], *arguments: Any) -> T | None:
+    """What a function gives, or nothing, and one problem more."""
+    try:
+        return function(*arguments)
+    except (UserError, InputError, _MisfitError) as problem:
+        problems.append(problem)
+        return None
+
+
+def _draws(document: Document, index: int, entry: ModelEntry) -> list[dict[str, Any]]:
+    """What each network of an entry has of its own."""
     if entry.space is not None and entry.count is not None:
         # Entries draw from streams of their own: adding an entry does not change another's networks.
-        draws = draw(entry.space, entry.count, document.seed + 7919 * index)
-    elif entry.grid is not None:
-        draws = grid(entry.grid)
-    else:
-        draws = [{}]
-    stem = entry.name or _stem(entry)
-    many = len(draws) > 1
-    networks = []
-    for number, drawn in enumerate(draws):
-        name = f"{stem}-{number:0{len(str(len(draws) - 1))}d}" if many else stem
-        if not _NAME.fullmatch(name):
-            raise UserError(f"{name!r} cannot name a network: it should be letters, digits, '.', '_' and '-'")
-        args = override(entry.args, {key: value for key, value in drawn.items() if not key.startswith("train.")})
-        train = _merged(document.train, entry.train, drawn)
-        least, most = _gpu_bounds(entry)
-        networks.append(NetworkSpec(
-            name=name, architecture=_architecture(entry, args, document.resources.engine), train=train,
-            seed=zlib.crc32(f"{document.seed}/{name}".encode()), min_gpus=least, max_gpus=most,
-            parameters=dict(drawn)))
-    return networks
+        return draw(entry.space, entry.count, document.seed + 7919 * index)
+    if entry.grid is not None:
+        if (size := math.prod(map(len, entry.grid.values()))) > _MOST_NETWORKS:
+            raise UserError(f"the grid has {size} members: at most {_MOST_NETWORKS} networks of one entry")
+        return grid(entry.grid)
+    return [{}]
+
+
+def _name(entry: ModelEntry, number: int, count: int) -> str:
+    """The name of one of an entry's networks."""
+    name = entry.name or _stem(entry)
+    if count > 1:
+        name += f"-{number:0{len(str(count - 1))}d}"
+    if not _NAME.fullmatch(name):
+        raise UserError(f"{name!r} cannot name a network: it should be letters, digits, '.', '_' and '-'")
+    return name
 
 
 def _stem(entry: ModelEntry) -> str:
@@ -490,35 +563,35 @@ def _gpu_bounds(entry: ModelEntry) -> tuple[int, int | None]:
     return (entry.gpus, entry.gpus) if isinstance(entry.gpus, int) else entry.gpus
 
 
-def _merged(base: Train, override: Mapping[str, Any], drawn: Mapping[str, Any]) -> Train:
+def _merged(base: Train, own: Mapping[str, Any], drawn: Mapping[str, Any]) -> Train:
     """The top-level training settings with an entry's own, and with what was drawn as ``train.*``."""
-    plain = TypeAdapter(Train).dump_python(base)
-    _merge(plain, override)
-    for key, value in drawn.items():
-        if key.startswith("train."):
-            *path, last = key.split(".")[1:]
-            nested: dict[str, Any] = {last: value}
-            for part in reversed(path):
-                nested = {part: nested}
-            _merge(plain, nested)
-    try:
-        return TypeAdapter(Train).validate_python(plain)
-    except ValidationError as error:
-        raise _MisfitError("train", Train, error) from None
+    drawn_here = override({}, {key.removeprefix("train."): value for key, value in drawn.items()
+                               if key.startswith("train.")})
+    train = base
+    for settings in (own, drawn_here):
+        if settings:
+            plain = TypeAdapter(Train).dump_python(train)
+            _merge(plain, settings)
+            try:
+                train = TypeAdapter(Train).validate_python(plain)
+            except ValidationError as error:
+                raise _MisfitError("train", Train, plain, error) from None
+    return train
 
 
 def _merge(into: dict[str, Any], new: Mapping[str, Any]) -> None:
     for key, value in new.items():
-        # Another optimizer does not inherit the parameters of the first one.
-        renamed = (key == "optimizer" and isinstance(value, Mapping)
-                   and value.get("name") not in (None, into[key]["name"]))
-        if isinstance(value, Mapping) and isinstance(into.get(key), dict) and key != "learning_rate" and not renamed:
-            _merge(into[key], value)
+        old = into.get(key)
+        # Another optimizer, or another schedule, does not inherit the parameters of the first one.
+        if isinstance(value, Mapping) and isinstance(old, dict) and value.get("name") in (None, old.get("name")):
+            _merge(old, value)
         else:
             into[key] = dict(value) if isinstance(value, Mapping) else value
 
 
-def _architecture(entry: ModelEntry, args: dict[str, Any], engine: str) -> Architecture:
+def _architecture(entry: ModelEntry, drawn: Mapping[str, Any], engine: str) -> Architecture:
+    """What to build: the entry's arguments with what was drawn."""
+    args = override(entry.args, {key: value for key, value in drawn.items() if not key.startswith("train.")})
     if entry.build is not None:
         check_import(entry.build)
         return Architecture(entry.build, args)
@@ -529,11 +602,11 @@ def _architecture(entry: ModelEntry, args: dict[str, Any], engine: str) -> Archi
     try:
         return Architecture(target, args)
     except ValidationError as error:
-        raise _MisfitError("args", FAMILIES[target], error) from None
+        raise _MisfitError("args", FAMILIES[target], args, error) from None
 
 
 def check_import(path: str) -> None:
-    """Refuse an import path that leads nowhere, without importing it: it may import TensorFlow."""
+    """Refuse an import path that leads nowhere, without importing its module: that may import TensorFlow."""
     module, _, function = path.partition(":")
     if not module or not function.isidentifier():
         raise UserError(f"{path!r} should be written module:function")
@@ -541,7 +614,7 @@ def check_import(path: str) -> None:
         sys.path.insert(0, str(Path.cwd()))  # as `python -m` does; a console script does not
     try:
         found = importlib.util.find_spec(module)
-    except (ImportError, ValueError):
+    except Exception:  # the packages around the module are imported, and may raise anything
         found = None
     if found is None:
         raise UserError(f"build: {path}: no module {module!r} is found from {Path.cwd()}; "
@@ -558,7 +631,7 @@ def _top_level_names(file: Path) -> set[str] | None:
     """The names that a module binds, or None where only running it would tell."""
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, UnicodeDecodeError):
+    except (OSError, SyntaxError, ValueError):
         return None
     names: set[str] = set()
     for node in ast.walk(tree):
@@ -576,44 +649,60 @@ def _top_level_names(file: Path) -> set[str] | None:
 # ---- explaining --------------------------------------------------------------------------------
 
 
-def _explain(error: ValidationError, content: Any, mistake: Any, prefix: tuple = (), owner: type | None = None
-             ) -> list[SpecMistake]:
-    """Pydantic's errors in our words; ``owner`` is what stands at ``prefix``, where ``content`` is not given."""
-    mistakes: dict[tuple, SpecMistake] = {}
-    for item in error.errors(include_url=False):
-        where = (*prefix, *item["loc"]) if content is None else _document_path(item["loc"], content)
-        if item["type"] == "unexpected_keyword_argument" or item["type"] == "extra_forbidden":
-            key, parent = where[-1], where[:-1]
-            what = f"no key is named {key!r}"
-            right = _valid_keys(owner if parent == prefix and owner else _owner(parent), str(key))
-        elif item["type"] == "missing":
-            what, right = "is missing", _valid_keys(_owner(where[:-1]), "")
-        else:
-            message = item["msg"].removeprefix("Value error, ")
-            shown = repr(item["input"])
-            shown = shown if len(shown) <= 60 else shown[:57] + "..."
-            what, right = (shown, message[0].lower() + message[1:]) if shown and message else (message, "")
-        mistakes.setdefault((where, what), mistake(where, what, right))
-    return list(mistakes.values())
+def _explain(error: ValidationError, content: Any, mistake: Callable[..., SpecMistake], prefix: tuple = (),
+             owner: type | None = None) -> list[SpecMistake]:
+    """Pydantic's errors in our words.
+
+    Args:
+        content: what was validated.
+        prefix: its place in the document.
+        owner: the dataclass that stands there; nothing for the document itself.
+    """
+    found: dict[tuple, list[str]] = {}
+    items = error.errors(include_url=False)
+    for item in items:
+        depth = len(item["loc"])
+        if item["type"] == "too_short" and any(
+                len(other["loc"]) > depth and other["loc"][:depth] == item["loc"] for other in items):
+            continue  # members that are wrong were not counted
+        where = (*prefix, *_document_path(item, content))
+        wrong, right = _wrong_and_right(item, where, owner if where[:-1] == prefix else None)
+        rights = found.setdefault((where, wrong), [])
+        if right and right not in rights:
+            rights.append(right)
+    return [mistake(where, wrong, ", or ".join(rights)) for (where, wrong), rights in found.items()]
 
 
-def _document_path(loc: tuple, content: Any) -> tuple:
+def _wrong_and_right(item: ErrorDetails, where: tuple, owner: type | None) -> tuple[str, str]:
+    """What is wrong at a place, and what would be right."""
+    owner = owner or _owner(where[:-1])
+    if item["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        return f"no key is named {where[-1]!r}", _valid_keys(owner, str(where[-1]))
+    if item["type"] == "missing":
+        return "is missing", _valid_keys(owner, "")
+    message = item["msg"].removeprefix("Value error, ")
+    for pydantics, ours in _IN_YAML:
+        message = re.sub(pydantics, ours, message)
+    shown = repr(item["input"])
+    return shown if len(shown) <= 60 else shown[:57] + "...", message[:1].lower() + message[1:]
+
+
+# Pydantic speaks of Python's types; whoever writes a spec thinks in YAML's.
+_IN_YAML = ((r"a valid dictionary|a dictionary or an instance of \w+", "a mapping"),
+            ("a valid tuple|a valid list", "a list"), ("^(Tuple|List) should", "The list should"),
+            (" after validation|, unable to .*", ""), ("a valid string", "text"))
+
+
+def _document_path(item: ErrorDetails, content: Any) -> tuple:
     """The part of pydantic's location that is a path in the document: it also names union members."""
     where: list[Any] = []
-    for step in loc:
-        if isinstance(content, Mapping):
+    step: Any
+    for step in item["loc"]:
+        if (isinstance(content, Mapping) and step in content) or (
+                isinstance(content, list | tuple) and isinstance(step, int) and step < len(content)):
             where.append(step)
-            if step not in content:
-                break
             content = content[step]
-        elif isinstance(content, list | tuple) and isinstance(step, int):
-            where.append(step)
-            if step >= len(content):
-                break
-            content = content[step]
-        else:
-            break
-    return tuple(where) if where else tuple(loc)
+    return (*where, item["loc"][-1]) if item["type"] == "missing" else tuple(where)
 
 
 _PARTS: dict[str, type] = {"data": Data, "train": Train, "schedule": Schedule, "profile": Profile,
@@ -627,6 +716,8 @@ def _owner(place: Sequence[Any]) -> type | None:
         return Document
     if place[0] == "models" and len(place) == 2:
         return ModelEntry
+    if place[0] == "models" and len(place) == 4 and place[2] == "space":
+        return Range
     return _PARTS.get(str(place[-1]))
 
 
@@ -660,7 +751,8 @@ def _key(where: Sequence[Any]) -> str:
     """
     text = ""
     for step in where:
-        text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else str(step)
+        shown = str(step) if str(step).isprintable() else ascii(step)
+        text += f"[{shown}]" if isinstance(step, int) else f".{shown}" if text else shown
     return text
 
 
@@ -677,8 +769,10 @@ def _plain(value: Any) -> Any:
 def _without_defaults(value: Any) -> dict[str, Any]:
     plain = {}
     for field in dataclass_fields(value):
-        item = getattr(value, field.name)
-        if item is None or item == {} or item == field.default:
+        item, default = getattr(value, field.name), field.default
+        if isinstance(default, FieldInfo):
+            default = default.get_default(call_default_factory=True)
+        if item == default:
             continue
         plain[field.name] = _plain(item)
     return plain

@@ -1,0 +1,112 @@
+"""The part of JSON Schema that our schema is written in: what an editor makes of it.
+
+A keyword that is not known here is an error, so that nothing of the schema goes unread.
+"""
+
+import re
+
+_TYPES = {"object": dict, "array": list, "string": str, "number": (int, float), "integer": int, "boolean": bool,
+          "null": type(None)}
+_NOTES = {"title", "description", "default", "examples", "$defs", "$schema", "discriminator"}
+
+
+def complaints(value, schema, root=None, place="spec"):
+    """What a value has against a schema; nothing where it is valid."""
+    root = schema if root is None else root
+    for keyword, rule in schema.items():
+        if keyword not in _NOTES:
+            yield from _KEYWORDS[keyword](value, rule, schema, root, place)
+
+
+def _any_of(value, rules, _, root, place):
+    tried = [list(complaints(value, rule, root, place)) for rule in rules]
+    if all(tried):
+        yield f"{place}: none of {len(rules)} forms: {tried}"
+
+
+def _one_of(value, rules, _, root, place):
+    fitting = [rule for rule in rules if not list(complaints(value, rule, root, place))]
+    if len(fitting) != 1:
+        yield f"{place}: {len(fitting)} of {len(rules)} forms"
+
+
+def _reference(value, path, _, root, place):
+    target = root
+    for step in path.removeprefix("#/").split("/"):
+        target = target[step]
+    yield from complaints(value, target, root, place)
+
+
+def _type(value, names, _, root, place):
+    names = [names] if isinstance(names, str) else names
+    if not any(isinstance(value, _TYPES[name]) and (name == "boolean" or not isinstance(value, bool))
+               for name in names):
+        yield f"{place}: {value!r} is no {names}"
+
+
+def _properties(value, properties, _, root, place):
+    if isinstance(value, dict):
+        for name in properties.keys() & value.keys():
+            yield from complaints(value[name], properties[name], root, f"{place}.{name}")
+
+
+def _pattern_properties(value, patterns, _, root, place):
+    if isinstance(value, dict):
+        for pattern, rule in patterns.items():
+            for name in value:
+                if re.search(pattern, name):
+                    yield from complaints(value[name], rule, root, f"{place}.{name}")
+
+
+def _additional(value, rule, schema, root, place):
+    if not isinstance(value, dict):
+        return
+    for name in value.keys() - schema.get("properties", {}).keys():
+        if any(re.search(pattern, name) for pattern in schema.get("patternProperties", ())):
+            continue
+        if rule is False:
+            yield f"{place}: no key is named {name}"
+        elif rule is not True:
+            yield from complaints(value[name], rule, root, f"{place}.{name}")
+
+
+def _required(value, names, _, root, place):
+    if isinstance(value, dict):
+        yield from (f"{place}: {name} is missing" for name in names if name not in value)
+
+
+def _items(value, rule, schema, root, place):
+    if isinstance(value, list):
+        for index, item in enumerate(value[len(schema.get("prefixItems", ())):]):
+            yield from complaints(item, rule, root, f"{place}[{index}]")
+
+
+def _prefix_items(value, rules, _, root, place):
+    if isinstance(value, list):
+        for index, (item, rule) in enumerate(zip(value, rules, strict=False)):
+            yield from complaints(item, rule, root, f"{place}[{index}]")
+
+
+def _holds(test, kind):
+    def check(value, limit, _, root, place):
+        if isinstance(value, kind) and not isinstance(value, bool) and not test(value, limit):
+            yield f"{place}: {value!r} is beyond {limit!r}"
+    return check
+
+
+_KEYWORDS = {
+    "anyOf": _any_of, "oneOf": _one_of, "$ref": _reference, "type": _type,
+    "properties": _properties, "patternProperties": _pattern_properties, "additionalProperties": _additional,
+    "required": _required, "items": _items, "prefixItems": _prefix_items,
+    "enum": lambda value, values, _, root, place: () if value in values else (f"{place}: {value!r} not in {values}",),
+    "const": lambda value, only, _, root, place: () if value == only else (f"{place}: {value!r} is not {only!r}",),
+    "minimum": _holds(lambda value, limit: value >= limit, (int, float)),
+    "exclusiveMinimum": _holds(lambda value, limit: value > limit, (int, float)),
+    "maximum": _holds(lambda value, limit: value <= limit, (int, float)),
+    "exclusiveMaximum": _holds(lambda value, limit: value < limit, (int, float)),
+    "minItems": _holds(lambda value, limit: len(value) >= limit, list),
+    "maxItems": _holds(lambda value, limit: len(value) <= limit, list),
+    "minProperties": _holds(lambda value, limit: len(value) >= limit, dict),
+    "maxProperties": _holds(lambda value, limit: len(value) <= limit, dict),
+    "pattern": _holds(lambda value, pattern: re.search(pattern, value), str),
+}

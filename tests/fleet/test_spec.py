@@ -1,0 +1,488 @@
+"""Specs: what they stand for, and what is said of those that are wrong."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleet.errors import SpecError
+from fleet.spec import Document, dump, json_schema, load, parse, with_output
+from tests.fleet.json_schema import complaints
+
+ROOT = Path(__file__).parents[2]
+SOFTMAX = {"models": [{"family": "softmax"}]}
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    return tmp_path_factory.mktemp("specs") / "spec.yaml"
+
+
+def mistakes(content, file):
+    """The mistakes of a spec, given as YAML or as a mapping."""
+    file.write_text(content if isinstance(content, str) else yaml.safe_dump(content), encoding="utf-8")
+    with pytest.raises(SpecError) as caught:
+        load(file)
+    return caught.value.mistakes
+
+
+# ---- what a spec stands for --------------------------------------------------------------------
+
+
+def test_a_spec_of_one_line_has_defaults_for_all_else(file):
+    file.write_text("models: [{family: softmax}]")
+    spec = load(file)
+    assert [network.name for network in spec.networks] == ["softmax"]
+    assert (spec.output, spec.schedule.policy, spec.by_name["softmax"].global_batch(4)) == (
+        Path("runs/ensemble"), "global", 128)
+
+
+def test_the_examples_are_valid_specs():
+    examples = sorted((ROOT / "examples").glob("*.yaml"))
+    assert examples
+    for example in examples:
+        assert load(example).networks
+
+
+def test_numbers_may_be_written_as_people_write_them(file):
+    file.write_text("train: {optimizer: {learning_rate: 1e-4}}\ndata: {window: 1.5GiB, max_bad: 2%}\n"
+                    "checkpoint: {every: 10min}\nmodels: [{family: softmax}]")
+    document = load(file).document
+    assert (document.train.optimizer.learning_rate, document.data.window, document.data.max_bad,
+            document.checkpoint.every) == (1e-4, 1610612736, 0.02, 600)
+
+
+def test_an_entry_of_many_networks_numbers_them_so_that_names_sort():
+    spec = parse({"models": [{"family": "cnn", "count": 11, "space": {"dropout": {"low": 0.0, "high": 0.5}}},
+                             {"family": "resnet", "grid": {"width": [4, 8], "dropout": [0.0, 0.1]}},
+                             {"build": "tests.sources:zeros", "grid": {"a": [1]}, "name": "mine"}]})
+    names = [network.name for network in spec.networks]
+    assert names[:11] == sorted(names[:11]) == [f"cnn-{number:02d}" for number in range(11)]
+    assert names[11:] == ["resnet-0", "resnet-1", "resnet-2", "resnet-3", "mine"]
+    assert [network.architecture.settings.width for network in spec.networks[11:15]] == [4, 4, 8, 8]
+    assert spec.by_name["mine"].architecture.args == {"a": 1}
+
+
+def test_what_was_drawn_is_kept_for_the_results():
+    network, = parse({"models": [{"family": "cnn", "grid": {"kernel": [5], "train.batch.size": [3]}}]}).networks
+    assert network.parameters == {"kernel": 5, "train.batch.size": 3}
+    assert (network.architecture.args, network.train.batch.size) == ({"kernel": 5}, 3)
+
+
+def test_another_entry_changes_neither_draws_nor_seeds_of_the_others():
+    entry = {"family": "cnn", "count": 3, "space": {"dropout": {"low": 0.0, "high": 0.5}}}
+    alone = parse({"seed": 3, "models": [entry]}).networks
+    assert parse({"seed": 3, "models": [entry, {"family": "softmax"}]}).networks[:3] == alone
+    assert len({network.seed for network in alone}) == 3
+
+
+def test_another_seed_draws_and_initialises_otherwise():
+    entry = {"family": "cnn", "count": 3, "space": {"dropout": {"low": 0.0, "high": 0.5}}}
+    one, other = (parse({"seed": seed, "models": [entry]}).networks for seed in (1, 2))
+    assert not {network.seed for network in one} & {network.seed for network in other}
+    assert [network.parameters for network in one] != [network.parameters for network in other]
+
+
+def test_two_entries_of_one_space_draw_differently():
+    entry = {"family": "cnn", "count": 1, "space": {"dropout": {"low": 0.0, "high": 0.5}}}
+    one, other = parse({"models": [{**entry, "name": "one"}, {**entry, "name": "other"}]}).networks
+    assert one.parameters != other.parameters
+
+
+@pytest.mark.parametrize(("gpus", "bounds"), [(None, (1, None)), (2, (2, 2)), ([1, 4], (1, 4))])
+def test_gpus_bound_a_network(gpus, bounds):
+    network, = parse({"models": [{"family": "softmax", "gpus": gpus}]}).networks
+    assert (network.min_gpus, network.max_gpus) == bounds
+
+
+def test_a_batch_per_gpu_grows_with_the_group_and_so_does_the_learning_rate():
+    network, = parse({**SOFTMAX, "train": {"batch": {"size": 8, "when_scaled": "per_gpu"}}}).networks
+    assert (network.global_batch(3), network.learning_rate_scale(3)) == (24, 3)
+    network, = parse({**SOFTMAX, "train": {"batch": {"size": 8}}}).networks
+    assert (network.global_batch(3), network.learning_rate_scale(3)) == (8, 1)
+
+
+def test_only_the_output_differs_in_a_spec_with_another_output():
+    spec = parse(SOFTMAX)
+    other = with_output(spec, "elsewhere")
+    assert (other.output, other.networks) == (Path("elsewhere"), spec.networks)
+
+
+# ---- settings of single networks ---------------------------------------------------------------
+
+TRAIN = {"batch": {"size": 8}, "optimizer": {"name": "sgd", "learning_rate": 0.5, "momentum": 0.9}}
+
+
+def trained(entry, train=None):
+    network, = parse({"train": train or TRAIN, "models": [{"family": "cnn", **entry}]}).networks
+    return network.train
+
+
+def test_an_entry_replaces_parts_of_the_training_settings():
+    train = trained({"train": {"optimizer": {"learning_rate": 0.1}, "converge": {"patience": 2}}})
+    assert (train.batch.size, train.converge.patience) == (8, 2)
+    assert (train.optimizer.learning_rate, train.optimizer.momentum) == (0.1, 0.9)
+
+
+def test_another_optimizer_inherits_no_parameters():
+    optimizer = trained({"train": {"optimizer": {"name": "adam", "beta_1": 0.8}}}).optimizer
+    assert (optimizer.name, optimizer.learning_rate, optimizer.momentum, optimizer.beta_1) == ("adam", 0.01, None, 0.8)
+
+
+@pytest.mark.parametrize("space", [
+    {"train.optimizer.name": ["adam"], "train.optimizer.learning_rate": [0.003]},
+    {"train.optimizer.learning_rate": [0.003], "train.optimizer.name": ["adam"]}])
+def test_what_is_drawn_together_holds_together_in_any_order(space):
+    optimizer = trained({"grid": space}).optimizer
+    assert (optimizer.name, optimizer.learning_rate) == ("adam", 0.003)
+
+
+def test_a_schedule_may_be_drawn_as_a_whole_or_in_part():
+    cosine = {"name": "CosineDecay", "initial_learning_rate": 0.1, "decay_steps": 100}
+    decay = {"name": "ExponentialDecay", "initial_learning_rate": 0.2, "decay_steps": 9, "decay_rate": 0.5}
+    train = {"optimizer": {"learning_rate": cosine}}
+    assert trained({"grid": {"train.optimizer.learning_rate": [decay]}}, train).optimizer.learning_rate == decay
+    assert trained({"grid": {"train.optimizer.learning_rate.decay_steps": [7]}}, train
+                   ).optimizer.learning_rate == {**cosine, "decay_steps": 7}
+    assert trained({"train": {"optimizer": {"learning_rate": 0.3}}}, train).optimizer.learning_rate == 0.3
+
+
+def test_resolving_a_spec_leaves_what_it_was_made_from_as_it_was():
+    content = {"train": {"optimizer": {"learning_rate": {"name": "CosineDecay", "decay_steps": 1}}}, "models": [
+        {"family": "cnn", "args": {"filters": [4, 8]}, "train": {"optimizer": {"name": "adam"}},
+         "grid": {"filters.1": [16, 32], "train.optimizer.beta_1": [0.5, 0.6]}}]}
+    before = copy.deepcopy(content)
+    assert [network.architecture.settings.filters for network in parse(content).networks[::2]] == [(4, 16), (4, 32)]
+    assert content == before
+
+
+# ---- mistakes ----------------------------------------------------------------------------------
+
+WRONG = """\
+nmae: digits
+seed: -1
+data:
+  window: 2XB
+  transforms: [decode, {resize: {size: 0}}]
+models:
+- family: resnte
+- family: cnn
+  args: {filtres: [8]}
+  train: {batch: {sise: 3}}
+- family: cnn
+  gpus: [4, 2]
+- build: tests.sources:zeroes
+- {}
+- family: cnn
+  count: 3
+  space: {dropout: {low: 0.0, hihg: 0.5}}
+train:
+  optimizer: {name: sdg}
+schedule:
+  policy: golbal
+  delta: much
+"""
+
+
+def test_all_mistakes_are_named_at_once_with_line_and_key_and_what_would_be_right(file):
+    found = [(mistake.line, mistake.key, mistake.wrong, mistake.right) for mistake in mistakes(WRONG, file)]
+    expected = [
+        (1, "nmae", "no key is named 'nmae'", "name? valid keys: models, name (ensemble), seed (0), data"),
+        (2, "seed", "-1", "input should be greater than or equal to 0"),
+        (4, "data.window", "'2XB'", "should be written like 2GB"),
+        (5, "data.transforms[1]", "{'resize': {'size': 0}}", "size"),
+        (7, "models[0]", "no family and no function of keras.applications is named 'resnte' (did you mean resnet", ""),
+        (9, "models[1].args.filtres", "no key is named 'filtres'", "filters? valid keys: filters ((32, 64)), dense"),
+        (10, "models[1].train.batch.sise", "no key is named 'sise'", "size? valid keys: size (128), when_scaled"),
+        (11, "models[2]", "{'family': 'cnn', 'gpus': [4, 2]}", "gpus: [4, 2] should be [least, most]"),
+        (13, "models[3]", "build: tests.sources:zeroes:", ""),
+        (14, "models[4]", "{}", "wants exactly one of `family:`"),
+        (17, "models[5].space.dropout.high", "is missing", "valid keys: low, high"),
+        (17, "models[5].space.dropout.hihg", "no key is named 'hihg'", "high? valid keys: low, high, log (False)"),
+        (19, "train.optimizer.name", "'sdg'", "input should be 'sgd', 'adam' or 'adamw'"),
+        (21, "schedule.policy", "no policy is named 'golbal'", "one of "),
+        (22, "schedule.delta", "delta is 'much'", ""),
+    ]
+    assert [mistake[:2] for mistake in found] == [mistake[:2] for mistake in expected]
+    for (*_, wrong, right), (*_, in_wrong, in_right) in zip(found, expected, strict=True):
+        assert in_wrong in wrong
+        assert in_right in right
+
+
+def test_the_error_is_a_line_for_each_mistake(file):
+    file.write_text(WRONG)
+    with pytest.raises(SpecError) as caught:
+        load(file)
+    head, *lines = str(caught.value).split("\n")
+    assert head == "15 mistakes in the spec"
+    assert len(lines) == 15
+    assert lines[1] == f"  {file}:2: seed: -1; input should be greater than or equal to 0"
+
+
+@pytest.mark.parametrize(("text", "line", "key", "words"), [
+    ("", 1, "", "is not a mapping"),
+    ("- 1", 1, "", "is not a mapping; keys such as `models:`"),
+    ("name: x", 1, "models", "is missing"),
+    ("models: []", 1, "models", "at least 1 item"),
+    ("models: {family: cnn}", 1, "models", "should be a list"),
+    ("models:\n- 3", 2, "models[0]", "3; input should be a mapping"),
+    ("models:\n- family: softmax\n- family: softmax", 1, "models", "2 networks are named 'softmax'; another `name:`"),
+    ("models: [{family: softmax}]\n\nmodels: []", 3, "models", "stands here twice; each key once"),
+    ("models: [{family: softmax,\n  args: {a: 1, a: 2}}]", 2, "models[0].args.a", "stands here twice"),
+    ("models: [{family: softmax}]\nname: ../etc", 2, "name", "cannot name a folder"),
+    ("models:\n- family: softmax\n  name: a/b", 2, "models[0]", "'a/b' cannot name a network"),
+    ("models:\n- family: softmax\n  name: ..", 2, "models[0]", "cannot name a network"),
+    ("models: [{family: softmax}]\ntrain:\n  1: 2", 3, "train.1", "is a key and no text"),
+    ("models: [{family: softmax}]\ntrain: [", 2, "", "is not YAML"),
+    ("models: [{family: softmax}]\nname: \"a\\0b\"", 2, "name", "holds a control character"),
+    ("models: [{family: softmax}]\noutput: \"\\ud800\"", 2, "output", "holds a control character"),
+    ("models: [{family: softmax}]\nseed: !!set {a}", 2, "seed", "has the YAML type set"),
+    ("a: !!python/object:os.system x", 1, "a", "has the YAML type python/object"),
+    ("a: !!int ''", None, "", "is not YAML"),
+    ("a: !!bool 7", None, "", "is not YAML"),
+    ("models: [{family: softmax}]\nseed: 18446744073709551616", 2, "seed", "less than"),
+    ("models: [{family: softmax}]\nseed: 0x" + "f" * 4000, 2, "seed", "has 4002 characters"),
+    ("models: [{family: softmax}]\ntrain: {optimizer: {learning_rate: .inf}}", 2, "train.optimizer.learning_rate",
+     "finite number"),
+    ("models:\n- family: cnn\n  gpus: [1]", 3, "models[0].gpus[1]", "is missing"),
+    ("models:\n- family: cnn\n  gpus: {a: 1}", 3, "models[0].gpus", "a valid integer, or input should be a list"),
+    ("models:\n- family: cnn\n  train: {batch: {optimizer: {name: sgd}}}", 3, "models[0].train.batch.optimizer",
+     "no key is named 'optimizer'; valid keys: size (128)"),
+    ("models:\n- family: cnn\n  train: {optimizer: {momentum: 0.9, name: adam}}", 3, "models[0].train.optimizer",
+     "adam takes no momentum"),
+    ("models:\n- family: cnn\n  train: {optimizer: {learning_rate: {name: Cosine}}}", 3, "models[0].train.optimizer",
+     "one of CosineDecay"),
+    ("models:\n- family: cnn\n  train: {optimizer: sgd}\n  grid: {train.optimizer.momentum: [0.1]}", 3,
+     "models[0].train.optimizer", "should be a mapping"),
+    ("models:\n- family: cnn\n  grid: {train.batch: [3], train.batch.size: [4]}", 2, "models[0]", "no 'size' in 3"),
+    ("models:\n- family: cnn\n  count: 20000\n  space: {dropout: {low: 0.0, high: 0.5}}", 3, "models[0].count",
+     "less than or equal to 10000"),
+    ("models:\n- {family: ResNet50, grid: {" + ", ".join(f"k{i}: [1, 2, 3, 4]" for i in range(40)) + "}}", 2,
+     "models[0]", "members: at most 10000"),
+    ("models:\n- {family: cnn, count: 2, space: {kernel: [1]}}", 2, "models[0]", "has 1 different members"),
+    ("models:\n- {family: cnn, count: 2, space: {kernel: {low: 1, high: 1" + "0" * 400 + "}}}", 2,
+     "models[0].space.kernel", "up to 2**53"),
+    ("models:\n- {family: cnn, count: 2}", 2, "models[0]", "`count:` and `space:` go together"),
+    ("models:\n- {build: 'a..b:c'}", 2, "models[0]", "no module 'a..b'"),
+    ("models:\n- {build: 'tests.sources'}", 2, "models[0]", "should be written module:function"),
+    ("models: [{family: softmax}]\nschedule: {rates: " + "a" * 2000 + "}", 2, "schedule.rates", "no file aaa"),
+    ("models: [{family: cnn}]\nresources: {engine: numpy}", 1, "models[0]", "trains the family softmax only"),
+    ("profile: {batches: 5, timed: 5}\nmodels: [{family: softmax}]", 1, "profile", "should be less than batches: 5"),
+    ("models: [{family: softmax}]\n? [a, b]\n: c", 2, "?", "is a key and no text"),
+])
+def test_a_mistake_is_named(text, line, key, words, file):
+    found = mistakes(text, file)
+    assert (line, key) in [(mistake.line, mistake.key) for mistake in found]
+    assert words in "\n".join(map(str, found))
+
+
+@pytest.mark.parametrize("text", [
+    "a: &a [*a]", "a: &a [*a, *a]", "models: [{family: ResNet50, args: &a {x: *a}}]",
+    "a: &a [1,1,1,1,1,1,1,1,1,1]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b,*b,*b]\n"
+    "d: &d [*c,*c,*c,*c,*c,*c,*c,*c,*c,*c]\ne: &e [*d,*d,*d,*d,*d,*d,*d,*d,*d,*d]\nf: [*e,*e,*e,*e,*e,*e,*e,*e,*e,*e]",
+    "a: " + "[" * 60 + "]" * 60])
+def test_a_bomb_does_not_go_off(text, file):
+    found, = mistakes(text, file)
+    assert "unfolds to more than" in found.wrong
+
+
+@pytest.mark.parametrize("bracket", ["[", "{a: ", "- "])
+def test_nesting_without_end_is_no_yaml(bracket, file):
+    assert "nested too deeply" in str(mistakes(bracket * 600, file)[0])
+
+
+def test_a_file_that_cannot_be_read_is_named(file, tmp_path):
+    for path, words in [(tmp_path / "none.yaml", "cannot be read: No such file"), (tmp_path, "Is a directory")]:
+        with pytest.raises(SpecError, match=words):
+            load(path)
+    file.write_bytes(b"name: \xff")
+    with pytest.raises(SpecError, match="not UTF-8"):
+        load(file)
+
+
+def test_a_module_whose_package_raises_is_a_mistake(tmp_path, monkeypatch, file):
+    (tmp_path / "broken_package").mkdir()
+    (tmp_path / "broken_package/__init__.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "no module 'broken_package.models'" in str(
+        mistakes("models: [{build: 'broken_package.models:build'}]", file)[0])
+
+
+# ---- any spec at all ---------------------------------------------------------------------------
+
+GOOD = {
+    "name": "x", "seed": 3, "output": "runs/x",
+    "data": {"source": "hdf5", "path": "p", "validation": 0.2, "window": "1GB", "max_bad": "2%",
+             "transforms": ["decode", {"resize": {"size": [8, 8]}}, {"scale": {"mean": 0.5, "std": 0.5}}]},
+    "models": [
+        {"family": "cnn", "args": {"filters": [4]}, "gpus": [1, 2], "count": 2,
+         "space": {"kernel": [1, 3, 5], "train.optimizer.learning_rate": {"low": 0.01, "high": 0.1, "log": True}}},
+        {"build": "tests.sources:zeros", "name": "z", "train": {"optimizer": {"name": "adam"}, "batch": {"size": 4}}},
+        {"family": "resnet", "grid": {"width": [4, 8], "train.batch.size": [3]}}],
+    "train": {"batch": {"size": 8, "when_scaled": "per_gpu"}, "precision": "mixed_bfloat16", "xla": True,
+              "optimizer": {"learning_rate": {"name": "CosineDecay", "decay_steps": 10}, "momentum": 0.9},
+              "converge": {"max_epochs": 3, "patience": 2, "monitor": "loss", "target": 0.1, "min_delta": 0.01}},
+    "schedule": {"policy": "baseline", "delta": 20, "alpha": 0.7, "peak_limited": False},
+    "profile": {"batches": 4, "timed": 2, "max_gpus": 2},
+    "resources": {"engine": "keras", "preprocessors": 2, "gpus_per_node": 2, "exchange": "mpi"},
+    "checkpoint": {"every": "10min"},
+}
+
+
+def places(tree, where=()):
+    """Every place of a tree of mappings and lists, as a path."""
+    yield where
+    for key, value in (tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()):
+        yield from places(value, (*where, key))
+
+
+def changed(tree, where, change):
+    """A tree with one place changed; the same where there is no such place."""
+    if not where:
+        return change(tree)
+    try:
+        branch = changed(tree[where[0]], where[1:], change)
+    except (KeyError, IndexError, TypeError):
+        return tree
+    tree = copy.copy(tree)
+    tree[where[0]] = branch
+    return tree
+
+
+ODD = ["", "..", "../../etc", "a/b", "a\nb", "1e5", "1e999", "\x00", "é", "\ud800", "train.", "train.batch", "adam",
+       "int", "low", "9" * 400, "x" * 5000, "fleet.nope:f", "..:f", "15%", "yes", "2020-01-01",
+       10**30, -10**400, 2**63, 1e308, float("nan"), float("inf"), -0.0]
+scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.dates(),
+                    st.binary(max_size=3), st.sampled_from(ODD))
+keys = st.one_of(st.text(max_size=5), st.integers(), st.none(), st.booleans(), st.sampled_from(
+    ["name", "size", "optimizer", "train.batch", "train.", "train.optimizer.name", "low", "high", "blocks.2", "<<"]))
+trees = st.recursive(scalars, lambda inner: st.one_of(
+    st.lists(inner, max_size=3), st.dictionaries(keys, inner, max_size=3)), max_leaves=6)
+
+
+@st.composite
+def nearly_good(draw):
+    """A good spec with some places replaced, or with something added to them."""
+    tree = GOOD
+    for where in draw(st.lists(st.sampled_from(list(places(GOOD))), min_size=1, max_size=3)):
+        key, value, replaces = draw(keys), draw(trees), draw(st.booleans())
+
+        def change(old, key=key, value=value, replaces=replaces):
+            if isinstance(old, dict) and not replaces:
+                return {**old, key: value}
+            return [*old, value] if isinstance(old, list) and not replaces else value
+
+        tree = changed(tree, where, change)
+    return tree
+
+
+@settings(max_examples=120, deadline=None)
+@given(nearly_good())
+def test_whatever_stands_in_a_file_is_a_spec_or_is_explained(file, content):
+    try:
+        text = yaml.safe_dump(content)
+    except (yaml.YAMLError, TypeError):  # keys that cannot be sorted
+        text = yaml.safe_dump(content, sort_keys=False)
+    check_read_or_explained(text, file)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.one_of(st.text(max_size=30), st.text("{}[]:,-?!&*<>|\"' \n#%@ab10.", max_size=40),
+                 st.text("{}[]:,-?!&* \nab1").map(lambda text: f"models: [{{family: softmax}}]\n{text}")))
+def test_whatever_text_a_file_holds_is_a_spec_or_is_explained(file, text):
+    check_read_or_explained(text, file)
+
+
+def check_read_or_explained(text, file):
+    file.write_text(text, encoding="utf-8", errors="surrogatepass")
+    try:
+        spec = load(file)
+    except SpecError as caught:
+        error = caught
+    else:
+        file.write_text(dump(spec.document), encoding="utf-8")
+        assert load(file) == spec
+        return
+    assert len(str(error).splitlines()) == 1 + len(error.mistakes) >= 2
+
+
+# ---- there and back ----------------------------------------------------------------------------
+
+names = st.sampled_from(["a", "1e5", "1.5", "07", "yes", "null", "A.b-c_d", "2020-01-01", "1_0"])
+values = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False),
+                   st.text("ab1e-.: #'\"é\n", max_size=6), st.lists(st.integers(1, 3), max_size=2))
+optimizers = st.one_of(
+    st.fixed_dictionaries({"name": st.just("sgd")}, optional={
+        "momentum": st.sampled_from([None, 0.0, 0.9]), "nesterov": st.booleans(),
+        "learning_rate": st.sampled_from([1e-5, 1, {"name": "CosineDecay", "decay_steps": 1e3}])}),
+    st.fixed_dictionaries({"name": st.sampled_from(["adam", "adamw"])}, optional={
+        "beta_1": st.sampled_from([None, 0.5]), "epsilon": st.just(1e-7), "weight_decay": st.just(0.0)}))
+trains = st.fixed_dictionaries({}, optional={
+    "batch": st.fixed_dictionaries({}, optional={"size": st.integers(1, 200), "when_scaled": st.just("per_gpu")}),
+    "optimizer": optimizers, "xla": st.booleans(), "precision": st.sampled_from(["float32", "mixed_float16"]),
+    "converge": st.fixed_dictionaries({}, optional={
+        "patience": st.sampled_from([None, 3]), "target": st.sampled_from([None, 0, 0.5]),
+        "monitor": st.just("val_loss")})})
+entries = st.one_of(
+    st.fixed_dictionaries({"build": st.just("tests.sources:zeros")}, optional={
+        "args": st.dictionaries(names, values, max_size=2), "gpus": st.sampled_from([None, 3, [1, 2]]),
+        "train": trains, "grid": st.dictionaries(names, st.lists(values, min_size=1, max_size=2), max_size=2)}),
+    st.fixed_dictionaries({"family": st.just("cnn"), "count": st.just(2), "space": st.sampled_from(
+        [{"dropout": [0.0, 0.1, 0.2]}, {"kernel": {"low": 1, "high": 9, "integer": True}, "norm": ["none"]},
+         {"train.optimizer.learning_rate": {"low": 1e-5, "high": 1, "log": True}}])}))
+documents = st.fixed_dictionaries(
+    {"models": st.lists(entries, min_size=1, max_size=3).map(
+        lambda items: [{**item, "name": f"n{place}"} for place, item in enumerate(items)])},
+    optional={
+        "name": names, "seed": st.integers(0, 2**64 - 1), "output": names, "train": trains,
+        "data": st.fixed_dictionaries({}, optional={
+            "path": names, "validation": st.sampled_from([None, 0.5, "folder", "1e5"]), "max_bad": st.just("50%"),
+            "window": st.sampled_from(["2GB", "1.5MiB", 10**6]),
+            "transforms": st.sampled_from([[], ["decode", {"rotate": {"degrees": 10}}]])}),
+        "schedule": st.fixed_dictionaries({}, optional={
+            "delta": st.sampled_from(["20", 20, 0.5, "15%"]), "peak_limited": st.booleans()}),
+        "resources": st.fixed_dictionaries({}, optional={"preprocessors": st.sampled_from([0, 1, "auto"])}),
+        "checkpoint": st.sampled_from([{}, {"every": None}, {"every": "90s"}])})
+
+
+@settings(max_examples=60, deadline=None)
+@given(documents)
+def test_a_spec_that_is_written_reads_back_as_the_same_one(file, content):
+    spec = parse(content)
+    file.write_text(dump(spec.document), encoding="utf-8")
+    assert load(file) == spec
+    assert dump(load(file).document) == dump(spec.document)
+
+
+@settings(max_examples=30, deadline=None)
+@given(documents)
+def test_what_can_be_read_is_valid_by_the_schema(content):
+    parse(content)
+    assert list(complaints(content, json_schema())) == []
+
+
+@pytest.mark.parametrize("content", [GOOD, SOFTMAX])
+def test_a_good_spec_is_valid_by_the_schema(content):
+    assert list(complaints(content, json_schema())) == []
+
+
+@pytest.mark.parametrize(("where", "value"), [
+    (("nmae",), "x"), (("seed",), -1), (("data", "window"), []), (("data", "transforms", 0), "decod"),
+    (("models", 0, "gpus"), [1]), (("models", 0, "space", "kernel"), {"low": 1}), (("train", "batch", "size"), "8"),
+    (("train", "optimizer", "name"), "sdg"), (("schedule", "alpha"), 2), (("resources", "preprocessors"), "some"),
+    (("models", 0, "count"), 20000), (("models",), [])])
+def test_the_schema_refuses_what_is_wrong(where, value):
+    *path, last = where
+    content = changed(GOOD, path, lambda old: {**old, last: value} if isinstance(old, dict) else [value, *old[1:]])
+    assert list(complaints(content, json_schema()))
+
+
+def test_a_document_made_in_code_is_read_like_a_file(file):
+    from fleet.spec import ModelEntry, Optimizer, Train
+
+    document = Document(models=(ModelEntry(family="softmax"),), train=Train(optimizer=Optimizer(name="adam")))
+    file.write_text("models: [{family: softmax}]\ntrain: {optimizer: {name: adam}}")
+    assert load(file).document == document
