@@ -212,9 +212,7 @@ def load_function(path: str) -> Callable[..., Any]:
     try:
         return import_function(path, "model function")
     except InputError as error:
-        raise UserError(str(error)) from error
-    except Exception as error:  # the user's module may raise anything
-        raise UserError(f"model function {path!r}: importing its module raised {one_line(error)}") from error
+        raise UserError(" ".join(str(error).split())) from error  # the user's module may raise several lines
 
 
 def one_line(error: BaseException) -> str:
