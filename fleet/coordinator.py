@@ -105,7 +105,7 @@ class Coordinator:
         self._observers, self._replayed = tuple(observers), tuple(replayed)
         self._options = Options(alpha=spec.schedule.alpha, delta=Delta.parse(spec.schedule.delta),
                                 peak_limited=spec.schedule.peak_limited, seed=spec.seed)
-        self._cluster = Cluster(tuple(range(len(roles.trainers))), roles.gpus_per_node)
+        self._cluster = Cluster(tuple(sorted(roles.rank_of)), roles.gpus_per_node)
         self._idle: set[int] = set()  # devices whose trainer waits for work
         self._groups: dict[str, RunningGroup] = {}
         self._wanted = Round()
@@ -161,7 +161,7 @@ class Coordinator:
 
     def _receive(self, message: Message) -> None:
         if isinstance(message, Ready):
-            self._idle.add(self._roles.trainers.index(message.rank))
+            self._idle.add(self._roles.device_of[message.rank])
         elif isinstance(message, Measured):
             self._on_measured(message)
         elif isinstance(message, Joined):
@@ -370,14 +370,14 @@ class Coordinator:
     # ---- small things ----
 
     def _ranks(self, devices: Sequence[int]) -> tuple[int, ...]:
-        return tuple(self._roles.trainers[device] for device in devices)
+        return tuple(self._roles.rank_of[device] for device in devices)
 
     def _next_group(self) -> int:
         self._group_number += 1
         return self._group_number
 
     def _tell_master(self, group: RunningGroup, message: Message) -> None:
-        self._world.tell(self._roles.trainers[group.member.devices[0]], Tag.TRAINER, message)
+        self._world.tell(self._roles.rank_of[group.member.devices[0]], Tag.TRAINER, message)
 
     def _log(self, event: str, **fields: object) -> None:
         self._events.add(event, **fields)

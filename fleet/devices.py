@@ -27,7 +27,8 @@ def visible_gpus(environment: Mapping[str, str], device_files: Sequence[str]) ->
             # CUDA stops at the first name that is none: -1 and an empty list hide all.
             cut = next((place for place, name in enumerate(names) if name in ("", "-1")), len(names))
             return tuple(names[:cut])
-    return tuple(sorted(match[1] for file in device_files if (match := re.fullmatch(r"nvidia(\d+)", file))))
+    found = (re.fullmatch(r"nvidia([0-9]+)", file) for file in device_files)
+    return tuple(sorted((match[1] for match in found if match), key=int))
 
 
 def gpus_per_node(shown: Sequence[Sequence[str]], node_of: Sequence[int]) -> int | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from fleet.errors import UserError
 
@@ -20,8 +21,8 @@ class Roles:
     Attributes:
         node_of: the node (0, 1, ...) of each rank.
         preprocessors: ranks, in the order in which they take turns.
-        trainers: ranks; the place in this tuple is the device number that policies see.
-        gpus_per_node: trainers on a node, the same on every node but perhaps the last.
+        trainers: ranks, node by node.
+        gpus_per_node: trainers on the node that has most of them.
     """
 
     node_of: tuple[int, ...]
@@ -33,6 +34,21 @@ class Roles:
     def nodes(self) -> int:
         """How many nodes there are."""
         return max(self.node_of) + 1
+
+    @cached_property
+    def rank_of(self) -> dict[int, int]:
+        """Device number -> trainer rank.
+
+        Policies take device d to be on node ``d // gpus_per_node``; so a node with fewer trainers than
+        the others leaves out some numbers.
+        """
+        return {node * self.gpus_per_node + place: rank for node in range(self.nodes)
+                for place, rank in enumerate(rank for rank in self.trainers if self.node_of[rank] == node)}
+
+    @cached_property
+    def device_of(self) -> dict[int, int]:
+        """Trainer rank -> device number."""
+        return {rank: device for device, rank in self.rank_of.items()}
 
     @property
     def shared(self) -> bool:
@@ -64,10 +80,9 @@ def assign(node_of: Sequence[int], preprocessors: int | None, gpus_per_node: int
     """
     size, nodes = len(node_of), max(node_of) + 1
     if size == 1 or own_preprocessing:
-        trainers = tuple(range(size)) if size == 1 else tuple(range(1, size))
-        if gpus_per_node is not None:
-            trainers = tuple(rank for node in range(nodes)
-                             for rank in [r for r in trainers if node_of[r] == node][:gpus_per_node])
+        able = range(size) if size == 1 else range(1, size)  # with more than one, rank 0 coordinates and no more
+        trainers = tuple(rank for node in range(nodes)
+                         for rank in [rank for rank in able if node_of[rank] == node][:gpus_per_node])
         return Roles(tuple(node_of), (), trainers, _most_on_a_node(node_of, trainers))
     if preprocessors == 0:
         raise UserError("resources.preprocessors: 0 is possible with one rank only, or with schedule.policy: "

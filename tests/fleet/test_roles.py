@@ -1,0 +1,120 @@
+"""Which rank does what."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleet.errors import UserError
+from fleet.roles import assign
+
+
+@st.composite
+def launches(draw):
+    """The node of each rank, numbered in order of first appearance, however a launcher spreads them."""
+    nodes = draw(st.lists(st.integers(0, 3), min_size=1, max_size=14))
+    numbers = {}
+    return tuple(numbers.setdefault(node, len(numbers)) for node in nodes)
+
+
+preprocessors = st.one_of(st.none(), st.integers(0, 6))
+gpus = st.one_of(st.none(), st.integers(1, 5))
+
+
+def assigned(*arguments):
+    try:
+        return assign(*arguments)
+    except UserError as error:
+        assert "\n" not in str(error)  # noqa: PT017 - that it is readable is all that is asked of it
+        return None
+
+
+def on(roles, node, ranks):
+    return [rank for rank in ranks if roles.node_of[rank] == node]
+
+
+@settings(max_examples=300)
+@given(launches(), preprocessors, gpus, st.booleans())
+def test_every_rank_has_at_most_one_role_and_somebody_trains(node_of, wanted, gpus, own):
+    if roles := assigned(node_of, wanted, gpus, own):
+        both = [*roles.preprocessors, *roles.trainers]
+        assert len(set(both)) == len(both)
+        assert set(both) <= set(range(len(node_of)))
+        assert roles.trainers
+        assert roles.shared == bool(roles.preprocessors) == (len(node_of) > 1 and not own)
+
+
+@settings(max_examples=300)
+@given(launches(), preprocessors, gpus)
+def test_where_samples_are_shared_no_rank_is_idle_and_rank_0_prepares_samples(node_of, wanted, gpus):
+    roles = assigned(node_of, wanted, gpus)
+    if roles and roles.shared:
+        assert sorted([*roles.preprocessors, *roles.trainers]) == list(range(len(node_of)))
+        assert 0 in roles.preprocessors
+        assert wanted in (None, len(roles.preprocessors))
+
+
+@settings(max_examples=300)
+@given(launches(), preprocessors, gpus)
+def test_each_node_has_a_leader_and_a_trainer(node_of, wanted, gpus):
+    roles = assigned(node_of, wanted, gpus)
+    if roles and roles.shared:
+        for node in range(roles.nodes):
+            assert roles.leader(node) == min(on(roles, node, range(len(node_of))))
+            assert roles.leader(node) in roles.preprocessors
+            assert on(roles, node, roles.trainers)
+
+
+@settings(max_examples=300)
+@given(launches(), preprocessors, gpus, st.booleans())
+def test_a_node_has_no_more_trainers_than_gpus_and_its_devices_are_numbered_as_policies_think(
+        node_of, wanted, gpus, own):
+    if roles := assigned(node_of, wanted, gpus, own):
+        most = [len(on(roles, node, roles.trainers)) for node in range(roles.nodes)]
+        assert roles.gpus_per_node == max(most) <= (gpus or len(node_of))
+        assert sorted(roles.rank_of.values()) == sorted(roles.trainers)
+        for device, rank in roles.rank_of.items():
+            assert device // roles.gpus_per_node == roles.node_of[rank]
+            assert roles.device_of[rank] == device
+
+
+@settings(max_examples=300)
+@given(launches(), preprocessors, gpus)
+def test_preprocessors_take_turns_over_the_nodes(node_of, wanted, gpus):
+    roles = assigned(node_of, wanted, gpus)
+    if roles and roles.shared:
+        first_round = [roles.node_of[rank] for rank in roles.preprocessors[:roles.nodes]]
+        assert sorted(first_round) == list(range(roles.nodes))
+        for node in range(roles.nodes):
+            mine = on(roles, node, roles.preprocessors)
+            assert mine == sorted(mine)
+
+
+def test_one_rank_coordinates_trains_and_prepares_its_samples():
+    roles = assign([0], None, None)
+    assert (roles.preprocessors, roles.trainers, roles.shared) == ((), (0,), False)
+
+
+def test_by_default_one_rank_in_eight_prepares_samples():
+    assert assign([0] * 17, None, None).preprocessors == (0, 1)
+
+
+def test_where_gpus_are_known_all_other_ranks_prepare_samples():
+    roles = assign([0] * 6 + [1] * 6, None, 4)
+    assert (roles.preprocessors, roles.trainers) == ((0, 6, 1, 7), (2, 3, 4, 5, 8, 9, 10, 11))
+
+
+def test_with_their_own_preprocessing_all_but_rank_0_train_on_as_many_gpus_as_there_are():
+    assert assign([0, 1, 0, 1, 0, 1], None, None, own_preprocessing=True).trainers == (2, 4, 1, 3, 5)
+    assert assign([0, 1, 0, 1, 0, 1], None, 1, own_preprocessing=True).trainers == (2, 1)
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    (([0, 0], 0, None), "preprocessors: 0 is possible with one rank only"),
+    (([0, 0, 1, 1], 1, None), "1 should be at least 2, one on each node"),
+    (([0, 0], 2, None), r"node 0 has 2 ranks, and 2 preprocessors would leave no trainer there: start at least 3"),
+    (([0, 0, 1], None, None), r"node 1 has 1 rank, and 1 preprocessor would leave no trainer there.*mpirun -n 4"),
+    (([0] * 5, 1, 2), "has 4 ranks for 2 GPUs beside 1 preprocessor: start 3 ranks there or raise"),
+])
+def test_too_few_ranks_are_an_error_that_says_how_many_would_do(arguments, words):
+    with pytest.raises(UserError, match=words):
+        assign(*arguments)
