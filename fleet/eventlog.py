@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from fleet.show import as_json
+
 
 class EventLog:
     """Appends to a run's event log.
@@ -29,10 +31,14 @@ class EventLog:
         self._clock, self._start = clock, clock()
 
     def add(self, event: str, **fields: Any) -> None:
-        """Append one event; ``t_s`` is seconds since this launch began."""
+        """Append one event; ``t_s`` is seconds since this launch began; NaN becomes null."""
         record = {"t_s": round(self.now(), 6), "event": event, **fields}
-        self._file.write(json.dumps(record) + "\n")
+        self._file.write(json.dumps(as_json(record), allow_nan=False) + "\n")
         self._file.flush()
+
+    def close(self) -> None:
+        """The run is over."""
+        self._file.close()
 
     def now(self) -> float:
         """Seconds since this launch began."""
@@ -49,7 +55,10 @@ def _is_torn(path: Path) -> bool:
 
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
-    """The events of a run, in order; half a line, left by a killed run, is passed over."""
+    """The events of a run, in order; half a line, left by a killed run, is passed over.
+
+    What was no number when it was logged, such as a loss of validation without validation data, is None.
+    """
     with open(path, encoding="utf-8") as file:
         for line in file:
             try:

@@ -10,27 +10,32 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from fleet.engine import InputSpec
-from fleet.spec import NetworkSpec, Train
+from fleet.spec import NetworkSpec, Resources, Spec, Train
 
 
-def identity(network: NetworkSpec, inputs: InputSpec) -> str:
-    """A fingerprint of all that shapes a network's training, but for when it ends.
+def identity(network: NetworkSpec, spec: Spec, inputs: InputSpec) -> str:
+    """A fingerprint of all that shapes a network's training, but for when it ends and where the data lies.
 
-    A checkpoint is taken up only by a network of the same identity: another optimizer or another
-    architecture under the same name is refused. `converge` may change: to train longer is a wish
-    that users have.
+    A checkpoint is taken up only by a network of the same identity: another optimizer, another
+    architecture under the same name or other transforms are refused. `converge` may change: to train
+    longer is a wish that users have. So may paths: data sets are moved.
     """
+    data = spec.data
     train = TypeAdapter(Train).dump_python(network.train, mode="json")
     train.pop("converge")
     return _hash({"architecture": network.architecture.key, "seed": network.seed, "train": train,
+                  "engine": spec.resources.engine, "source": data.source, "options": data.options,
+                  "transforms": data.transforms,
+                  "validation": None if isinstance(data.validation, str) else data.validation,
                   "inputs": dataclasses.asdict(inputs)})
 
 
-def speed_identity(network: NetworkSpec, inputs: InputSpec, hardware: str) -> str:
+def speed_identity(network: NetworkSpec, resources: Resources, inputs: InputSpec, hardware: str) -> str:
     """A fingerprint of all that decides how fast a network trains."""
     return _hash({"architecture": network.architecture.key, "batch": network.train.batch.size,
                   "when_scaled": network.train.batch.when_scaled, "precision": network.train.precision,
                   "xla": network.train.xla, "optimizer": network.train.optimizer.name,
+                  "engine": resources.engine, "exchange": resources.exchange,
                   "inputs": dataclasses.asdict(inputs), "hardware": hardware})
 
 

@@ -24,10 +24,17 @@ def largest_difference(recorded: Sequence[EpochRecord], replayed: Sequence[Epoch
     largest = 0.0
     for one, other in zip(recorded, replayed, strict=True):
         for name in _COMPARED:
-            a, b = getattr(one, name), getattr(other, name)
-            if not (math.isnan(a) and math.isnan(b)):
-                largest = max(largest, abs(a - b) / max(abs(a), abs(b), 1e-12))
+            largest = max(largest, _difference(getattr(one, name), getattr(other, name)))
     return largest
+
+
+def _difference(a: float, b: float) -> float:
+    """Relative; none between what is no number twice, infinite between a number and none."""
+    if a == b or (math.isnan(a) and math.isnan(b)):
+        return 0.0
+    if not (math.isfinite(a) and math.isfinite(b)):
+        return math.inf
+    return abs(a - b) / max(abs(a), abs(b), 1e-12)
 
 
 def compare(recorded: Sequence[EpochRecord], replayed: Sequence[EpochRecord]) -> str:

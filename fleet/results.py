@@ -176,14 +176,16 @@ def read_results(run: str | Path) -> list[NetworkResult]:
         run: the run's folder.
 
     Raises:
-        UserError: there is no run there.
+        UserError: there is no run there, or its table is damaged.
     """
     path = RunPaths(Path(run)).results
     try:
         with open(path, encoding="utf-8", newline="") as file:
             return [_parse_row(row) for row in csv.DictReader(file)]
-    except FileNotFoundError:
-        raise UserError(f"{run} holds no run: there is no {path.name} in it") from None
+    except OSError as error:
+        raise UserError(f"{run} holds no run that can be read: {path.name}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, csv.Error) as error:
+        raise UserError(f"{path} is not a table of results: {error}") from None
 
 
 def _parse_row(row: dict[str, str]) -> NetworkResult:

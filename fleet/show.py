@@ -19,18 +19,23 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 def print_json(value: Any) -> None:
     """Print a dataclass, dict or list as JSON; what JSON cannot say (NaN, infinity) becomes null."""
-    print(json.dumps(_plain(value), indent=1, allow_nan=False))
+    print(json.dumps(as_json(value), indent=1, allow_nan=False))
 
 
-def _plain(value: Any) -> Any:
+def as_json(value: Any) -> Any:
+    """A value in the types that JSON has; what it cannot say (NaN, infinity) becomes None.
+
+    >>> as_json({1: (float("nan"), 2.0)})
+    {'1': [None, 2.0]}
+    """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = dataclasses.asdict(value)
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): as_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [as_json(item) for item in value]
     if hasattr(value, "tolist"):  # numpy
-        return _plain(value.tolist())
+        return as_json(value.tolist())
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

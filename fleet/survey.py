@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -52,12 +53,16 @@ class Survey:
     known: dict[str, dict[int, float]]
     failed: dict[str, str] = field(default_factory=dict)  # network -> reason
     measured: int = 0
+    _twins: dict[str, list[NetworkSpec]] = field(default_factory=dict)  # by key
     _queue: deque[Task] = field(default_factory=deque)
     _open: set[Task] = field(default_factory=set)
     _is_scaling: bool = False
 
     def __post_init__(self) -> None:
-        self._ask(1)
+        for network in self.networks:
+            self._twins.setdefault(self.keys[network.name], []).append(network)
+        for key in self._twins:
+            self._ask(key, 1)
         self._scale()
 
     # ---- what to do next ----
@@ -88,22 +93,19 @@ class Survey:
             self.known.setdefault(self.keys[task.network], {})[task.gpus] = rate
         else:
             self.failed[task.network] = reason
-            # Its twins may be built otherwise (another seed), so each is asked for itself.
-            key = self.keys[task.network]
-            twins = [network.name for network in self.networks
-                     if self.keys[network.name] == key and network.name not in self.failed]
-            if twins:
-                self._queue.append(Task(twins[0], task.gpus))
+            # Its twins may be built otherwise (another seed), so one of them takes over what it was asked for.
+            left = [waiting.gpus for waiting in self._queue if waiting.network == task.network]
+            self._queue = deque(waiting for waiting in self._queue if waiting.network != task.network)
+            for gpus in (task.gpus, *left):
+                self._ask(self.keys[task.network], gpus)
         self._scale()
 
-    def _ask(self, gpus: int) -> None:
-        asked = {self.keys[task.network] for task in self._queue if task.gpus == gpus}
-        for network in self.networks:
-            key = self.keys[network.name]
-            wanted = gpus <= (network.max_gpus or self.devices) and network.name not in self.failed
-            if wanted and key not in asked and gpus not in self.known.get(key, {}):
-                asked.add(key)
-                self._queue.append(Task(network.name, gpus))
+    def _ask(self, key: str, gpus: int) -> None:
+        """Ask for a rate that is not known, of the first network of this key that can tell it."""
+        able = (network.name for network in self._twins[key]
+                if gpus <= (network.max_gpus or self.devices) and network.name not in self.failed)
+        if gpus not in self.known.get(key, {}) and (name := next(able, None)) is not None:
+            self._queue.append(Task(name, gpus))
 
     def _scale(self) -> None:
         """Once all single-GPU rates are there: how far to go, and ask for it."""
@@ -116,7 +118,8 @@ class Survey:
             return
         most = self.profile.max_gpus or counts_to_measure(single, self.gpus_per_node, self.devices)
         for gpus in range(2, min(most, self.devices) + 1):
-            self._ask(gpus)
+            for key in self._twins:
+                self._ask(key, gpus)
 
     # ---- what came out ----
 
@@ -160,15 +163,17 @@ def read_cache(path: Path) -> dict[str, dict[int, float]]:
     """The rates measured before; none where the file is missing or damaged: it is only a cache."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        return {key: {int(gpus): float(rate) for gpus, rate in rates.items()} for key, rates in content.items()}
+        return {key: {int(gpus): float(rate) for gpus, rate in rates.items() if 0 < rate < math.inf}
+                for key, rates in content.items()}
     except (OSError, ValueError, AttributeError, TypeError):
         return {}
 
 
 def write_cache(path: Path, known: Mapping[str, Mapping[int, float]]) -> None:
     """Keep rates for later runs, beside what other runs have kept meanwhile; a cache may fail silently."""
+    kept = read_cache(path)
     try:
-        write_json(path, {**read_cache(path), **known})
+        write_json(path, {**kept, **{key: {**kept.get(key, {}), **rates} for key, rates in known.items()}})
     except OSError:
         return
 

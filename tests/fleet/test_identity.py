@@ -1,0 +1,67 @@
+"""What makes two networks the same to a checkpoint and to a cache of rates."""
+
+from dataclasses import replace
+
+import pytest
+
+from fleet.identity import identity, speed_identity
+from preprocess.transforms import Affine
+from tests.fleet.histories import INPUTS, spec
+
+MODEL = {"family": "cnn", "name": "net", "args": {"filters": [4]}}
+
+
+def identities(model=None, inputs=INPUTS, hardware="cpu", **parts):
+    """(to a checkpoint, to the cache of rates)"""
+    made = spec({**MODEL, **(model or {})}, **{"resources": {"engine": "keras"}, **parts})
+    network, = made.networks
+    return identity(network, made, inputs), speed_identity(network, made.resources, inputs, hardware)
+
+
+SAME = identities()
+
+
+@pytest.mark.parametrize("change", [
+    {"model": {"args": {"filters": [4], "kernel": 3}}},  # the default, written out
+    {"model": {"gpus": [1, 4]}}, {"train": {"converge": {"max_epochs": 7, "patience": 2}}}, {"output": "elsewhere"},
+    {"data": {"path": "elsewhere"}}, {"data": {"window": "1GB"}}, {"schedule": {"policy": "baseline"}},
+    {"profile": {"batches": 5, "timed": 2}}, {"checkpoint": {"every": "1h"}}])
+def test_what_does_not_shape_training_changes_nothing(change):
+    assert identities(**change) == SAME
+
+
+@pytest.mark.parametrize("change", [
+    {"model": {"args": {"filters": [8]}}}, {"train": {"batch": {"size": 8}}},
+    {"train": {"batch": {"when_scaled": "per_gpu"}}},
+    {"train": {"optimizer": {"name": "adam"}}}, {"train": {"precision": "mixed_bfloat16"}}, {"train": {"xla": True}},
+    {"inputs": replace(INPUTS, shape=(8, 4, 1))}, {"inputs": replace(INPUTS, classes=4)},
+    {"inputs": replace(INPUTS, affine=Affine([2.0], [0.5]))}], ids=str)
+def test_what_shapes_both_speed_and_training_changes_both(change):
+    checkpoint, speed = identities(**change)
+    assert checkpoint != SAME[0]
+    assert speed != SAME[1]
+
+
+@pytest.mark.parametrize("change", [
+    {"seed": 2}, {"model": {"name": "other"}},  # other first weights
+    {"train": {"optimizer": {"learning_rate": 0.5}}}, {"train": {"optimizer": {"momentum": 0.5}}},
+    {"data": {"transforms": ["decode", {"rotate": {"degrees": 10}}]}}, {"data": {"source": "hdf5"}},
+    {"data": {"validation": 0.3}}], ids=str)
+def test_what_shapes_training_alone_does_not_ask_for_another_measurement(change):
+    checkpoint, speed = identities(**change)
+    assert checkpoint != SAME[0]
+    assert speed == SAME[1]
+
+
+@pytest.mark.parametrize("change", [{"hardware": "gpu"}, {"resources": {"exchange": "mpi"}}])
+def test_what_shapes_speed_alone_leaves_checkpoints_good(change):
+    checkpoint, speed = identities(**change)
+    assert checkpoint == SAME[0]
+    assert speed != SAME[1]
+
+
+def test_another_engine_has_other_checkpoints_and_another_speed():
+    model = {"family": "softmax", "args": {}}
+    keras, numpy = (identities(model, resources={"engine": engine}) for engine in ("keras", "numpy"))
+    assert keras[0] != numpy[0]
+    assert keras[1] != numpy[1]

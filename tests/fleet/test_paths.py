@@ -1,0 +1,106 @@
+"""Files never half exist."""
+
+import json
+import os
+
+import pytest
+
+from fleet.paths import RunPaths, replace_by, replacing, write_json
+
+
+class Torn(Exception):
+    """Something goes wrong in the middle."""
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "deep" / "file.txt"
+    path.parent.mkdir()
+    path.write_text("old")
+    return path
+
+
+def test_a_file_appears_whole_and_its_folders_are_made(tmp_path):
+    path = tmp_path / "a" / "b" / "file.txt"
+    with replacing(path) as file:
+        file.write("new")
+        assert not path.exists()
+    assert path.read_text() == "new"
+    assert os.listdir(path.parent) == ["file.txt"]
+
+
+def test_an_exception_inside_leaves_the_old_file_and_nothing_else(path):
+    def tear():
+        with replacing(path) as file:
+            file.write("half")
+            file.flush()
+            raise Torn
+
+    with pytest.raises(Torn):
+        tear()
+    assert path.read_text() == "old"
+    assert os.listdir(path.parent) == ["file.txt"]
+
+
+def test_text_that_cannot_be_encoded_leaves_the_old_file(path):
+    with pytest.raises(UnicodeEncodeError), replacing(path) as file:
+        file.write("\ud800")
+    assert path.read_text() == "old"
+    assert os.listdir(path.parent) == ["file.txt"]
+
+
+def test_bytes_can_be_written_too(path):
+    with replacing(path, "wb") as file:
+        file.write(b"\xff")
+    assert path.read_bytes() == b"\xff"
+
+
+def test_a_library_writes_to_a_name_of_the_same_suffix_that_is_then_renamed(path):
+    names = []
+
+    def write(temporary):
+        names.append(temporary)
+        temporary.write_text("new")
+        assert path.read_text() == "old"
+
+    replace_by(path, write)
+    assert (path.read_text(), names[0].suffix, names[0].parent) == ("new", ".txt", path.parent)
+    assert os.listdir(path.parent) == ["file.txt"]
+
+
+def test_a_library_that_fails_leaves_the_old_file(path):
+    def write(temporary):
+        temporary.write_text("half")
+        raise Torn
+
+    with pytest.raises(Torn):
+        replace_by(path, write)
+    assert path.read_text() == "old"
+    assert os.listdir(path.parent) == ["file.txt"]
+
+
+def test_what_is_no_json_leaves_the_old_file(path):
+    with pytest.raises(TypeError):
+        write_json(path, {"a": object()})
+    assert path.read_text() == "old"
+    write_json(path, {"a": [1]})
+    assert json.loads(path.read_text()) == {"a": [1]}
+
+
+def test_all_files_of_a_run_lie_in_its_folder_and_no_two_are_one(tmp_path):
+    run = RunPaths(tmp_path)
+    named = [getattr(run, name) for name, value in vars(RunPaths).items() if isinstance(value, property)]
+    named = [path for path in named if not isinstance(path, str)]  # the segment's name is no path
+    per_network = [getattr(run, name)("net") for name in ("model", "history", "last", "best", "exported", "failure",
+                                                           "tensorboard", "replay")]
+    every = [*named, *per_network, run.log(3)]
+    assert len(set(every)) == len(every)
+    assert all(path.is_relative_to(tmp_path) for path in every)
+
+
+def test_two_runs_share_no_memory_and_one_run_is_the_same_by_any_path(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").symlink_to("a")
+    name = RunPaths(tmp_path / "a").segment_name
+    assert RunPaths(tmp_path / "b" / ".." / "a").segment_name == name == RunPaths(tmp_path / "b").segment_name
+    assert RunPaths(tmp_path / "c").segment_name != name

@@ -1,0 +1,53 @@
+"""How far two trainings of one network agree."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet.replay import compare, largest_difference
+from tests.fleet.histories import history, record
+
+NAN, INF = math.nan, math.inf
+
+
+def test_equal_histories_do_not_differ():
+    assert largest_difference(history(0.5, 0.75), history(0.5, 0.75)) == 0
+
+
+@pytest.mark.parametrize("name", ["loss", "accuracy", "val_loss", "val_accuracy"])
+def test_the_largest_relative_difference_of_any_value_of_any_epoch_counts(name):
+    one = [record(1), record(2)]
+    other = [replace(old, **{name: getattr(old, name) * factor}) for old, factor in zip(one, (0.99, 0.75), strict=True)]
+    assert largest_difference(one, other) == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(("a", "b", "difference"), [
+    (NAN, NAN, 0), (INF, INF, 0), (NAN, 1.0, INF), (1.0, NAN, INF), (INF, 1.0, INF), (-INF, INF, INF), (0.0, 0.0, 0),
+    (0.0, 1.0, 1)])
+def test_a_number_differs_without_bound_from_what_is_none(a, b, difference):
+    assert largest_difference([record(1, val_loss=a)], [record(1, val_loss=b)]) == difference
+
+
+@given(st.floats(allow_nan=True), st.floats(allow_nan=True))
+def test_the_difference_is_the_same_either_way_and_0_for_equal_values_only(a, b):
+    one, other = [record(1, loss=a)], [record(1, loss=b)]
+    difference = largest_difference(one, other)
+    assert difference == largest_difference(other, one) >= 0
+    if max(abs(a), abs(b)) > 1e-12:
+        assert (difference == 0) == (a == b or (math.isnan(a) and math.isnan(b)))
+
+
+@pytest.mark.parametrize("other", [[record(1)], [record(1), record(2, stream_epoch=7)]])
+def test_histories_of_other_stream_epochs_are_not_compared(other):
+    with pytest.raises(ValueError, match="not of the same stream epochs"):
+        largest_difference([record(1), record(2)], other)
+
+
+def test_both_histories_stand_beside_each_other():
+    head, *rows, end = compare(history(0.5, 0.6), history(0.5, 0.6)).split("\n")
+    assert (len(rows), end) == (2, "largest relative difference: 0.00e+00")
+    assert rows[1].split()[:2] == ["2", "1"]
+    assert "stream epoch" in head

@@ -1,0 +1,162 @@
+"""What became of each network."""
+
+import csv
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleet.checkpoint import State, write_state
+from fleet.errors import UserError
+from fleet.paths import RunPaths, replacing
+from fleet.results import Results, Status, leaderboard, read_results, recover
+from tests.fleet.histories import history, record, spec
+
+MODELS = [{"family": "softmax", "name": name} for name in ("a", "b", "c")]
+
+
+@pytest.fixture
+def results(tmp_path):
+    return Results(spec(*MODELS, train={"converge": {"max_epochs": 3}}), RunPaths(tmp_path), samples=60,
+                   parameters={"a": 51})
+
+
+def names(results):
+    return [row.name for row in results.rows()]
+
+
+def test_a_network_waits_trains_and_finishes_or_fails(results):
+    assert {row.status for row in results.rows()} == {Status.WAITING}
+    results.add_epoch("a", record(1))
+    results.add_epoch("b", record(1))
+    results.finish("a", "3 epochs")
+    results.fail("b", "out of memory")
+    rows = {row.name: row for row in results.rows()}
+    assert [(rows[name].status, rows[name].reason) for name in "abc"] == [
+        (Status.FINISHED, "3 epochs"), (Status.FAILED, "out of memory"), (Status.WAITING, "")]
+    assert (results.finished(), results.failed()) == ({"a", "b"}, {"b": "out of memory"})
+    assert results.epochs_done() == {"a": 1.0, "b": 1.0}
+
+
+def test_a_row_tells_of_the_best_epoch_and_of_all_seconds(results):
+    for one in history(0.5, 0.9, 0.8):
+        results.add_epoch("a", one)
+    row = results.rows()[0]
+    assert (row.name, row.epochs, row.best_epoch, row.val_accuracy, row.seconds, row.parameters) == (
+        "a", 3, 2, 0.9, 6.0, 51)
+
+
+def test_the_best_network_is_first_failed_ones_last(results):
+    for name, accuracy in [("a", 0.6), ("b", 0.9), ("c", 0.99)]:
+        results.add_epoch(name, record(1, val_accuracy=accuracy))
+    results.fail("c", "NaN")
+    assert names(results) == ["b", "a", "c"]
+
+
+def test_without_validation_data_the_training_itself_ranks(results):
+    for name, accuracy, loss in [("a", 0.5, 2.0), ("b", 0.5, 1.0), ("c", 0.4, 0.5)]:
+        results.add_epoch(name, record(1, accuracy=accuracy, loss=loss, val_accuracy=math.nan, val_loss=math.nan))
+    assert names(results) == ["b", "a", "c"]
+
+
+def test_a_network_without_an_epoch_comes_after_those_with_one(results):
+    results.add_epoch("c", record(1, val_accuracy=0.01))
+    assert names(results) == ["c", "a", "b"]
+
+
+@settings(max_examples=40)
+@given(st.lists(st.builds(record, st.just(1), *4 * [st.floats()]), min_size=3, max_size=3), st.text(max_size=20),
+       st.dictionaries(st.text(max_size=4), st.one_of(st.integers(), st.text(max_size=4), st.lists(st.integers()))))
+def test_the_table_reads_back_as_it_was_written(tmp_path_factory, records, reason, drawn):
+    content = spec(*MODELS)
+    content.by_name["a"].parameters.update(drawn)
+    results = Results(content, RunPaths(tmp_path_factory.mktemp("run")), samples=60, parameters={"b": 7})
+    for name, one in zip("abc", records, strict=True):
+        results.add_epoch(name, one)
+    results.fail("b", reason)
+    read = read_results(results.paths.root)
+    assert [repr(row) for row in read] == [repr(row) for row in results.rows()]  # by text, for NaN is not NaN
+
+
+def test_bad_samples_are_listed(results):
+    results.add_bad("one.png", "torn, at byte 7")
+    results.add_bad("two.png", "empty")
+    with open(results.paths.bad_samples, newline="") as file:
+        assert list(csv.reader(file)) == [["sample", "reason"], ["one.png", "torn, at byte 7"], ["two.png", "empty"]]
+
+
+@pytest.mark.parametrize("content", ["name\nx\n", "name,status\na,flying\n", "name\n" + "x" * 200_000 + "\n"])
+def test_a_damaged_table_is_said_to_be_one(tmp_path, content):
+    with replacing(RunPaths(tmp_path).results) as file:
+        file.write(content)
+    with pytest.raises(UserError, match="results.csv is not a table of results"):
+        read_results(tmp_path)
+
+
+def test_a_folder_without_a_table_and_a_file_hold_no_run(tmp_path):
+    with pytest.raises(UserError, match="holds no run that can be read: results.csv: No such file"):
+        read_results(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="results.csv: Not a directory"):
+        read_results(tmp_path / "file")
+
+
+# ---- taking up an earlier launch ---------------------------------------------------------------
+
+
+def left(results, name, epochs, best=True, **state):
+    """Write what a launch leaves of a network."""
+    whole = State(arrays={}, identity="i", history=epochs, **state)
+    write_state(results.paths.last(name), whole)
+    if best:
+        write_state(results.paths.best(name), whole)
+    return whole
+
+
+def test_a_network_goes_on_where_its_checkpoint_is(results):
+    left(results, "a", history(0.5, 0.6))
+    states = recover(results)
+    assert (list(states), results.histories["a"], results.finished()) == (["a"], history(0.5, 0.6), frozenset())
+
+
+def test_a_network_that_had_converged_is_finished(results):
+    left(results, "a", history(0.5, 0.6, 0.7))
+    recover(results)
+    assert results.finished() == {"a"}
+    assert results.rows()[0].reason == "3 epochs"
+
+
+def test_a_longer_training_is_judged_anew(tmp_path):
+    short = Results(spec(*MODELS, train={"converge": {"max_epochs": 1}}), RunPaths(tmp_path), 60)
+    left(short, "a", history(0.5), final="1 epochs")
+    longer = Results(spec(*MODELS, train={"converge": {"max_epochs": 9}}), RunPaths(tmp_path), 60)
+    recover(longer)
+    assert longer.finished() == frozenset()
+
+
+def test_a_network_in_the_middle_of_an_epoch_is_not_finished(results):
+    left(results, "a", history(0.5, 0.6, 0.7), position=16, stream_epoch=3)
+    assert recover(results)["a"].position == 16
+    assert results.finished() == frozenset()
+
+
+def test_a_failed_network_stays_failed(results, tmp_path):
+    results.fail("b", "out of memory")
+    again = Results(results.spec, results.paths, 60)
+    recover(again)
+    assert again.failed() == {"b": "out of memory"}
+
+
+def test_where_trainers_prepare_their_own_samples_each_network_goes_through_the_stream_epochs_in_order(results):
+    assert results.next_own_epoch("a") == 0
+    results.add_epoch("a", record(1, stream_epoch=4))
+    assert results.next_own_epoch("a") == 5
+
+
+def test_the_final_table_shortens_long_reasons_and_leaves_out_what_is_not_there(results):
+    results.fail("a", "x" * 80)
+    headers, rows = leaderboard(results.rows())
+    by_name = {row[0]: dict(zip(headers, row, strict=True)) for row in rows}
+    assert by_name["a"]["why"] == "x" * 47 + "..."
+    assert (by_name["b"]["val acc"], by_name["b"]["best"], by_name["b"]["params"]) == ("", "", None)

@@ -1,0 +1,172 @@
+"""Which rates are measured, and what is known already."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleet.errors import UserError
+from fleet.spec import NetworkSpec, Profile
+from fleet.survey import Survey, Task, read_cache, read_rates_of, write_cache
+from tests.fleet.histories import spec
+
+NETWORK = spec().networks[0]
+
+
+def network(name, least=1, most=None):
+    return NetworkSpec(name, NETWORK.architecture, NETWORK.train, 0, least, most)
+
+
+def survey(networks, keys=None, known=None, devices=4, gpus_per_node=2, max_gpus=None):
+    return Survey(networks, keys or {network.name: network.name for network in networks}, Profile(max_gpus=max_gpus),
+                  devices, gpus_per_node, {} if known is None else known)
+
+
+def run(survey, rate=lambda name, gpus: 10.0 * gpus, idle=4):
+    """Do all that is asked for, as many measurements side by side as there are idle ranks."""
+    done, running, free = [], [], idle
+    while not survey.is_done:
+        while (task := survey.next(free)) is not None:
+            running.append(task)
+            free -= task.gpus
+        task = running.pop(0)
+        free += task.gpus
+        done.append(task)
+        value = rate(task.network, task.gpus)
+        survey.add(task, value, "" if value else "out of memory")
+    assert not running
+    return done
+
+
+def test_all_are_measured_on_one_gpu_before_any_is_on_two():
+    tasks = run(survey([network("a"), network("b")]))
+    assert tasks == [Task("a", 1), Task("b", 1), Task("a", 2), Task("b", 2), Task("a", 3), Task("b", 3), Task("a", 4),
+                     Task("b", 4)]
+
+
+def test_how_far_to_go_follows_from_the_single_gpu_rates():
+    rates = {"a": 30.0, "b": 10.0}
+    tasks = run(survey([network("a"), network("b")], devices=9, gpus_per_node=1), lambda name, _: rates[name], idle=9)
+    assert max(task.gpus for task in tasks) == 3  # 30 / 10; two nodes have 2
+    tasks = run(survey([network("a"), network("b")], devices=9, gpus_per_node=3), lambda name, _: rates[name], idle=9)
+    assert max(task.gpus for task in tasks) == 6  # two nodes
+
+
+def test_neither_the_spec_nor_a_networks_bounds_nor_the_devices_are_exceeded():
+    assert max(task.gpus for task in run(survey([network("a")], max_gpus=2))) == 2
+    assert max(task.gpus for task in run(survey([network("a")], devices=3, max_gpus=8))) == 3
+    tasks = run(survey([network("a", most=1), network("b", least=2, most=3)]))
+    assert [task for task in tasks if task.network == "a"] == [Task("a", 1)]
+    assert [task.gpus for task in tasks if task.network == "b"] == [1, 2, 3]
+
+
+def test_networks_that_train_at_equal_speed_are_measured_once():
+    networks = [network("a"), network("b"), network("c")]
+    tasks = run(survey(networks, {"a": "k", "b": "k", "c": "other"}, max_gpus=2))
+    assert tasks == [Task("a", 1), Task("c", 1), Task("a", 2), Task("c", 2)]
+
+
+def test_a_twin_with_wider_bounds_is_asked_for_what_another_may_not_have():
+    whole = survey([network("a", most=1), network("b")], {"a": "k", "b": "k"}, max_gpus=2)
+    assert run(whole) == [Task("a", 1), Task("b", 2)]
+
+
+def test_a_measurement_waits_until_enough_ranks_are_idle():
+    whole = survey([network("a")], known={"a": {1: 10.0}}, max_gpus=2)
+    assert whole.next(1) is None
+    assert whole.next(2) == Task("a", 2)
+
+
+def test_what_is_known_is_not_measured_again():
+    known = {"a": {1: 10.0, 2: 18.0}, "b": {1: 5.0}}
+    whole = survey([network("a"), network("b")], known=known, max_gpus=2)
+    assert run(whole, lambda *_: 7.0) == [Task("b", 2)]
+    assert known["b"] == {1: 5.0, 2: 7.0}
+    assert run(survey([network("a"), network("b")], known=known, max_gpus=2)) == []
+
+
+def test_a_network_that_fails_is_left_out_and_asked_nothing_more():
+    whole = survey([network("a"), network("b")], max_gpus=3)
+    tasks = run(whole, lambda name, gpus: 0.0 if (name, gpus) == ("a", 2) else 1.0, idle=3)
+    assert [task.gpus for task in tasks if task.network == "a"] == [1, 2]
+    assert whole.failed == {"a": "out of memory"}
+    assert [model.name for model in whole.table(60).models] == ["b"]
+
+
+def test_a_twin_takes_over_from_a_network_that_failed():
+    whole = survey([network("a"), network("b")], {"a": "k", "b": "k"}, max_gpus=3)
+    tasks = run(whole, lambda name, gpus: 0.0 if (name, gpus) == ("a", 2) else 1.0 * gpus, idle=3)
+    assert sorted((task.network, task.gpus) for task in tasks) == [("a", 1), ("a", 2), ("b", 2), ("b", 3)]
+    assert [(model.name, model.rates) for model in whole.table(60).models] == [("b", (1.0, 2.0, 3.0))]
+
+
+def test_when_all_fail_the_survey_ends_with_nothing():
+    whole = survey([network("a"), network("b")], {"a": "k", "b": "k"})
+    run(whole, lambda *_: 0.0)
+    assert (set(whole.failed), whole.table(60).models) == ({"a", "b"}, ())
+
+
+def test_rates_count_up_to_the_first_gap():
+    table = survey([network("a", 1, 2)], known={"a": {1: 10.0, 2: 18.0, 4: 30.0}}, max_gpus=2).table(60)
+    assert (table.samples_per_epoch, table.gpus_per_node) == (60, 2)
+    assert (table.models[0].rates, table.models[0].max_gpus) == ((10.0, 18.0), 2)
+
+
+@settings(max_examples=200)
+@given(st.lists(st.tuples(st.sampled_from("klm"), st.integers(1, 5)), min_size=1, max_size=5), st.integers(1, 5),
+       st.sampled_from([None, 1, 2, 9]), st.sets(st.tuples(st.integers(0, 4), st.integers(1, 5))))
+def test_a_survey_ends_and_no_rate_is_measured_twice(made, devices, max_gpus, failing):
+    networks = [network(f"n{place}", most=most) for place, (_, most) in enumerate(made)]
+    keys = {f"n{place}": key for place, (key, _) in enumerate(made)}
+    whole = survey(networks, keys, devices=devices, max_gpus=max_gpus)
+    fails = {(f"n{place}", gpus) for place, gpus in failing}
+    tasks = run(whole, lambda name, gpus: 0.0 if (name, gpus) in fails else 10.0 * gpus, idle=devices)
+    good = [(keys[task.network], task.gpus) for task in tasks if (task.network, task.gpus) not in fails]
+    assert len(set(good)) == len(good)
+    assert whole.measured == whole.total == len(tasks)
+    assert set(whole.failed) == {task.network for task in tasks} & {name for name, gpus in fails
+                                                                  if Task(name, gpus) in tasks}
+    table = whole.table(60)
+    assert [model.name for model in table.models] == [one.name for one in networks if one.name not in whole.failed]
+    assert all(model.rates == tuple(10.0 * (place + 1) for place in range(len(model.rates))) for model in table.models)
+
+
+# ---- files -------------------------------------------------------------------------------------
+
+
+def test_the_cache_keeps_what_other_runs_have_measured_meanwhile(tmp_path):
+    path = tmp_path / "fleet" / "rates.json"
+    write_cache(path, {"a": {1: 10.0}, "b": {1: 5.0}})
+    write_cache(path, {"a": {2: 18.0}, "c": {1: 1.5}})
+    assert read_cache(path) == {"a": {1: 10.0, 2: 18.0}, "b": {1: 5.0}, "c": {1: 1.5}}
+
+
+@pytest.mark.parametrize("text", [
+    "", "[1]", "null", '{"a": 1}', '{"a": {"x": 1}}', '{"a": {"1": "fast"}}', "{", "\ud800"])
+def test_a_damaged_cache_is_an_empty_one(tmp_path, text):
+    path = tmp_path / "rates.json"
+    path.write_text(text, errors="surrogatepass")
+    assert read_cache(path) == {}
+    assert read_cache(tmp_path / "none.json") == {}
+
+
+def test_rates_that_cannot_be_are_passed_over(tmp_path):
+    path = tmp_path / "rates.json"
+    path.write_text(json.dumps({"a": {1: 0.0, 2: float("nan"), 3: -1, 4: float("inf"), 5: 2}}))
+    assert read_cache(path) == {"a": {5: 2.0}}
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(tmp_path):
+    (tmp_path / "file").touch()
+    write_cache(tmp_path / "file" / "rates.json", {"a": {1: 10.0}})
+
+
+def test_rates_of_a_file_get_the_bounds_of_the_spec(tmp_path):
+    path = tmp_path / "rates.json"
+    path.write_text(json.dumps({"samples_per_epoch": 60, "gpus_per_node": 2, "models": [
+        {"name": "b", "rates": [10.0]}, {"name": "a", "rates": [5.0, 9.0]}]}))
+    made = spec({"family": "softmax", "name": "a", "gpus": [1, 2]})
+    assert [(one.name, one.rates, one.max_gpus) for one in read_rates_of(made, path).models] == [("a", (5.0, 9.0), 2)]
+    with pytest.raises(UserError, match="has no rates of c"):
+        read_rates_of(spec({"family": "softmax", "name": "c"}), path)
