@@ -71,7 +71,7 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
     Raises:
         UserError, InputError: what is wrong, and what would be right.
     """
-    spec = load(path)
+    spec = asked = load(path)
     replayed: tuple[EpochRecord, ...] = ()
     if replay is not None and only is not None:
         spec, replayed = _replaying(spec, RunPaths(Path(replay)), only)
@@ -92,7 +92,7 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
     needless = bool(replayed) or (spec.schedule.policy == "baseline" and spec.schedule.rates is None)
     rates = _equal_rates(spec, roles) if needless else _rates(spec, len(data.train), roles)
     if replayed:
-        _check_identity(spec, inputs, RunPaths(Path(str(replay))))
+        _check_identity(asked.by_name[str(only)], asked, inputs, RunPaths(Path(str(replay))))
     _take_folder(spec, paths, inputs, fresh)
     return Prepared(spec, paths, data, transforms, inputs, roles, layout, rates, replayed, plain)
 
@@ -189,11 +189,8 @@ def _replaying(spec: Spec, paths: RunPaths, name: str) -> tuple[Spec, tuple[Epoc
     return dataclasses.replace(with_output(spec, paths.replay(name)), networks=(alone,)), history
 
 
-def _check_identity(spec: Spec, inputs: InputSpec, paths: RunPaths) -> None:
-    network = spec.networks[0]
-    state = read_state(paths.last(network.name), with_arrays=False)
-    if network.train.batch.when_scaled == "fixed" and state.identity != identity(network, inputs) and not any(
-            record.gpus > 1 for record in state.history):
+def _check_identity(network: NetworkSpec, spec: Spec, inputs: InputSpec, paths: RunPaths) -> None:
+    if read_state(paths.last(network.name), with_arrays=False).identity != identity(network, spec, inputs):
         raise UserError(f"--replay {paths.root}: {network.name} was trained there with other settings than this spec "
                         f"has; the spec of that run is {paths.spec}")
 
@@ -210,7 +207,7 @@ def _take_folder(spec: Spec, paths: RunPaths, inputs: InputSpec, fresh: bool) ->
     if fresh and root.exists():
         shutil.rmtree(root)
     for network in spec.networks:
-        _check_checkpoint(network, paths, inputs)
+        _check_checkpoint(network, spec, paths, inputs)
     try:
         root.mkdir(parents=True, exist_ok=True)
         paths.marker.touch()
@@ -220,10 +217,10 @@ def _take_folder(spec: Spec, paths: RunPaths, inputs: InputSpec, fresh: bool) ->
         raise UserError(f"output: {root} cannot be written: {error.strerror}") from None
 
 
-def _check_checkpoint(network: NetworkSpec, paths: RunPaths, inputs: InputSpec) -> None:
+def _check_checkpoint(network: NetworkSpec, spec: Spec, paths: RunPaths, inputs: InputSpec) -> None:
     if not paths.last(network.name).exists():
         return
-    if read_state(paths.last(network.name), with_arrays=False).identity != identity(network, inputs):
+    if read_state(paths.last(network.name), with_arrays=False).identity != identity(network, spec, inputs):
         raise UserError(f"{paths.root} holds a checkpoint of {network.name} that was trained with other settings "
-                        "(model, data shape, batch, optimizer or seed): go back to them, name another output, or start "
-                        "over with --fresh")
+                        "(model, data, transforms, batch, optimizer, engine or seed): go back to them, name another "
+                        "output, or start over with --fresh")
