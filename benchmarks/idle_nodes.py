@@ -145,13 +145,13 @@ class Decision:
     same: bool
 
 
-SIZES = ((5, 50, 64), (10, 100, 64), (10, 400, 64), (30, 800, 64), (30, 800, 800))
+SIZES = ((5, 50, 64), (10, 100, 64), (10, 400, 64), (30, 800, 64), (30, 800, 256), (30, 800, 800))
 
 
 def instance(trainers: int, nodes: int, n_max: int, seed: int) -> tuple[list[Trainer], list[int]]:
     """Trainers like those of the paper's Table 2, each on some nodes."""
     rng = np.random.default_rng(seed)
-    bends = [1, 2, 4, 8, 16, 32, 64] + [bend for bend in (128, 256, 512, 800) if bend <= n_max]
+    bends = [bend for bend in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 800) if bend <= n_max]
     team, current = [], []
     for _ in range(trainers):
         speeds = rng.uniform(1000, 7000) * np.array(bends) ** rng.uniform(0.85, 1.0)

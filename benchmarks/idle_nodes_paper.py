@@ -1,6 +1,6 @@
 """BFTrainer's figures and tables, again: fills in the measured parts of docs/idle-nodes.md.
 
-    python benchmarks/idle_nodes_paper.py --data FOLDER [--docs docs] [--solver-limit 120]
+    python benchmarks/idle_nodes_paper.py --data FOLDER [--docs docs] [--solver-limit 120] [--only NAME ...]
 
 FOLDER holds the Summit trace, its node names, and the ShuffleNet and ImageNet trainers, in the formats of
 ``fleet simulate idle-nodes``. What stands in ``DOCS/idle-nodes.md`` between ``<!-- measured: NAME -->`` and
@@ -209,10 +209,11 @@ def horizon_block(data: Data, figure: Path) -> str:
     def draw(left: Any, right: Any) -> None:
         for place, (name, values) in enumerate(lines.items()):
             (left if place < 3 else right).plot(HORIZONS_S, 100 * np.array(values), marker=".", label=name)
-        left.set(title="Fig. 9: one network", ylabel="efficiency, %", xlabel="forward-looking time, s")
-        right.set(title="Fig. 13: seven networks", xlabel="forward-looking time, s")
+        left.set(title="Fig. 9: one network", ylabel="efficiency, %")
+        right.set(title="Fig. 13: seven networks")
         for axes in (left, right):
-            axes.legend(fontsize="small")
+            axes.set(xlabel="forward-looking time, s", ylim=(70, 92))
+            axes.legend(fontsize="small", loc="lower right")
 
     picture(figure, (10, 3.6), 2, draw)
     return table(["T, s", *lines], zip(HORIZONS_S, *lines.values(), strict=True))
@@ -302,9 +303,11 @@ def costs_block(data: Data, folder: Path, figure: Path) -> str:
               [[name, *values] for name, values in factors.items()])])
 
 
-def fill(text: str, blocks: dict[str, Callable[[], str]]) -> str:
-    """Put measured blocks in the places that are marked for them."""
+def fill(text: str, blocks: dict[str, Callable[[], str]], only: Sequence[str]) -> str:
+    """Put measured blocks in the places that are marked for them; all, or some only."""
     def measured(match: re.Match[str]) -> str:
+        if only and match[1] not in only:
+            return match[0]
         print(f"measuring: {match[1]}", file=sys.stderr)
         return f"<!-- measured: {match[1]} -->\n{blocks[match[1]]()}\n<!-- end -->"
 
@@ -316,6 +319,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--docs", type=Path, default=Path("docs"))
     parser.add_argument("--solver-limit", type=float, default=120.0, metavar="S", help="wall seconds (120)")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="measure these parts anew (all)")
     args = parser.parse_args()
     data, figures = Data.read(args.data), args.docs / "figures"
     page = args.docs / "idle-nodes.md"
@@ -327,7 +331,7 @@ def main() -> None:
         "parallel": lambda: parallel_block(args.data, figures / "idle-nodes-parallel.png"),
         "costs": lambda: costs_block(data, args.data, figures / "idle-nodes-costs.png"),
         "speed": lambda: speed_block(args.data, args.solver_limit),
-    }))
+    }, args.only))
 
 
 if __name__ == "__main__":
