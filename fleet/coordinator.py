@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from fleet.errors import ExitStatus, InfrastructureError, UserError
 from fleet.eventlog import EventLog
+from fleet.interrupt import Interruption
 from fleet.messages import (
     Bad,
     EpochDone,
     Exit,
     Failed,
     GoOn,
+    Interrupt,
     Joined,
     Measure,
     Measured,
@@ -90,6 +92,7 @@ class Coordinator:
         layout: of the stream; None where every trainer prepares its own samples.
         survey: the measurements to make.
         rates: instead of measuring.
+        interruption: says when to stop before the end.
         results: of the networks, as far as earlier launches of this run have come.
         profile: the file where measured rates are written.
         replayed: the stream epochs to train on, one after another, where one network is trained again.
@@ -98,7 +101,8 @@ class Coordinator:
 
     def __init__(self, world: World, spec: Spec, roles: Roles, layout: Layout | None, survey: Survey,
                  rates: RateTable | None, results: Results, events: EventLog, profile: Path,
-                 observers: Sequence[Observer], first_epoch: int = 0, replayed: Sequence[int] = ()) -> None:
+                 observers: Sequence[Observer], interruption: Interruption, first_epoch: int = 0,
+                 replayed: Sequence[int] = ()) -> None:
         self._world, self._spec, self._roles, self._layout = world, spec, roles, layout
         self._survey, self._rates, self._results, self._events = survey, rates, results, events
         self._profile = profile  # where measured rates are written
@@ -117,6 +121,8 @@ class Coordinator:
         self._round = 0
         self._group_number = 0
         self._measure_began: float | None = None
+        self._interruption = interruption
+        self._interrupted = ""  # why, once it is
         self.overheads = Overheads()
         self.status: ExitStatus | None = None
 
@@ -136,7 +142,11 @@ class Coordinator:
         message = self._world.hear(Tag.COORDINATOR)
         if message is not None:
             self._receive(message)
-        if self._rates is None:
+        if not self._interrupted and (reason := self._interruption.reason()):
+            self._interrupt(reason)
+        if self._interrupted:
+            self._wind_up()
+        elif self._rates is None:
             self._measure()
         elif self._may_train():
             self._direct()
@@ -200,7 +210,8 @@ class Coordinator:
 
     def _answer(self, network: str, group: RunningGroup) -> None:
         """Tell a group at its epoch's end what to do."""
-        if network not in self._results.finished() and group.member in self._wanted.members:
+        wanted = network not in self._results.finished() and group.member in self._wanted.members
+        if wanted and not self._interrupted:
             self._grant(group.next_epoch)
             self._tell_master(group, GoOn(self._stream_epoch(group.next_epoch)))
             return
@@ -314,8 +325,26 @@ class Coordinator:
             self._log("group", network=member.name, devices=list(member.devices), stream_epoch=own, round=self._round)
         self._grant(epoch)
 
+    # ---- end ----
+
+    def _interrupt(self, reason: str) -> None:
+        """Tell all groups to save and let go, wherever in an epoch they are."""
+        self._interrupted = reason
+        self._log("interrupted", reason=reason)
+        for group in self._groups.values():
+            for rank in self._ranks(group.member.devices):
+                self._world.tell(rank, Tag.TRAINER, Interrupt())
+
+    def _wind_up(self) -> None:
+        """End once every trainer has let go, and what is being measured has been."""
+        if not self._groups and len(self._idle) == len(self._roles.trainers):
+            self._end()
+
     def _end(self) -> None:
-        self.status = ExitStatus.NETWORK_FAILED if self._results.failed() else ExitStatus.OK
+        if len(self._results.finished()) < len(self._spec.networks):
+            self.status = ExitStatus.RESUMABLE
+        else:
+            self.status = ExitStatus.NETWORK_FAILED if self._results.failed() else ExitStatus.OK
         for rank in self._roles.trainers:
             self._world.tell(rank, Tag.TRAINER, Exit(self.status))
         for rank in self._roles.preprocessors:

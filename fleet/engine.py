@@ -43,11 +43,16 @@ class InputSpec:
 
 @dataclass(frozen=True)
 class StepResult:
-    """Sums over the valid samples of one global batch."""
+    """Sums over the valid samples of one global batch.
+
+    Attributes:
+        stop: whether any rank of the group asked to stop after this step.
+    """
 
     loss: float
     correct: float
     count: float
+    stop: bool = False
 
 
 class PeerFailed(FleetError):
@@ -57,7 +62,7 @@ class PeerFailed(FleetError):
 class Trainable(Protocol):
     """One network on one rank of its group."""
 
-    def step(self, images: np.ndarray, labels: np.ndarray, size: int) -> StepResult:
+    def step(self, images: np.ndarray, labels: np.ndarray, size: int, stop: bool = False) -> StepResult:
         """Train on one global batch, of which this rank has some rows, perhaps none.
 
         The loss is the mean over the samples of the global batch that could be read (label >= 0).
@@ -66,6 +71,8 @@ class Trainable(Protocol):
             images: (rows, height, width, channels), as on the wire.
             labels: (rows,) int64.
             size: rows of the global batch, over all ranks.
+            stop: whether this rank asks the group to stop after this step; it travels with the gradients, so
+                that all ranks stop after the same one.
 
         Returns:
             The sums over the whole batch, the same on every rank.

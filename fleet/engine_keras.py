@@ -136,7 +136,7 @@ class KerasNetwork:
         self._model, self._optimizer, self._exchange = model, optimizer, exchange
         self._affine = inputs.affine
         signature = [tf.TensorSpec((None, *inputs.shape), inputs.dtype), tf.TensorSpec((None,), tf.int64),
-                     tf.TensorSpec((), tf.float32)]
+                     tf.TensorSpec((), tf.float32), tf.TensorSpec((), tf.float32)]
         compiled = {"input_signature": signature, "jit_compile": xla or None}
         if exchange.is_in_graph:
             if exchange.group.size > 1:  # XLA does not know Horovod's operation
@@ -150,40 +150,43 @@ class KerasNetwork:
 
     # ---- what the trainer calls ----
 
-    def step(self, images: np.ndarray, labels: np.ndarray, size: int) -> StepResult:  # noqa: D102 - Trainable says it
-        scale = np.float32(size)
+    def step(self, images: np.ndarray, labels: np.ndarray, size: int,  # noqa: D102 - Trainable says it
+             stop: bool = False) -> StepResult:
+        scale, wish = np.float32(size), np.float32(stop)
         if self._exchange.is_in_graph:
-            return self._step_in_graph(images, labels, scale)
+            return self._step_in_graph(images, labels, scale, wish)
         gradients: Sequence[Any] = self._empty()
-        sums: Any = np.zeros(3, np.float32)
+        sums: Any = _no_sums(wish)
         error: Exception | None = None
         try:
             if len(labels):
-                gradients, sums = self._local(images, labels, scale)
+                gradients, sums = self._local(images, labels, scale, wish)
         except Exception as caught:  # the other ranks wait for this one's part
             error = caught
         gradients, sums = self._exchange.sum(gradients, sums, error)
         if float(sums[2]):
             self._update(gradients, scale / sums[2])
-        return StepResult(*map(float, sums))
+        return _result(sums)
 
-    def _step_in_graph(self, images: np.ndarray, labels: np.ndarray, scale: np.float32) -> StepResult:
+    def _step_in_graph(self, images: np.ndarray, labels: np.ndarray, scale: np.float32, wish: np.float32
+                       ) -> StepResult:
         try:
             if len(labels):
-                sums = self._fused(images, labels, scale)
+                sums = self._fused(images, labels, scale, wish)
             else:
                 # The zeros come from outside: of constants TensorFlow would take the sum once, and keep it.
-                sums = self._fused_empty(self._empty(), tf.zeros(3), scale)
+                sums = self._fused_empty(self._empty(), tf.constant(_no_sums(wish)), scale)
         except Exception as error:
             # Wakes the ranks that wait inside the exchange: they raise as well.
             self._exchange.close()
             if "Horovod has been shut down" in str(error):
                 raise PeerFailed("another rank of the group failed in this step") from error
             raise
-        return StepResult(*map(float, sums))
+        return _result(sums)
 
     def evaluate(self, images: np.ndarray, labels: np.ndarray) -> StepResult:  # noqa: D102
-        return StepResult(*map(float, self._judge(images, labels)))
+        loss, correct, count = map(float, self._judge(images, labels))
+        return StepResult(loss, correct, count)
 
     def average_statistics(self) -> None:
         """Give all ranks the mean of the floating-point variables that are not trained.
@@ -239,8 +242,9 @@ class KerasNetwork:
             return images
         return images * self._affine.multiplier + self._affine.offset
 
-    def _compute(self, images: tf.Tensor, labels: tf.Tensor, size: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """This rank's share of the gradient of the mean loss, and its sums (loss, correct, count)."""
+    def _compute(self, images: tf.Tensor, labels: tf.Tensor, size: tf.Tensor, wish: tf.Tensor
+                 ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """This rank's share of the gradient of the mean loss, and its sums (loss, correct, count, wish to stop)."""
         valid = labels >= 0
         with tf.GradientTape() as tape:
             logits = tf.cast(self._model(self._inputs(images), training=True), tf.float32)
@@ -254,15 +258,16 @@ class KerasNetwork:
         variables = [variable.value for variable in self._model.trainable_variables]
         gradients = tape.gradient(scaled, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]  # dense, also of embeddings
-        return gradients, _sums(losses, logits, labels, valid)
+        return gradients, tf.concat([_sums(losses, logits, labels, valid), [wish]], axis=0)
 
     def _apply(self, gradients: Sequence[tf.Tensor], correction: tf.Tensor) -> None:
         self._optimizer.apply(
             [gradient * tf.cast(correction, gradient.dtype) for gradient in gradients],
             self._model.trainable_variables)
 
-    def _compute_exchange_apply(self, images: tf.Tensor, labels: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-        return self._exchange_apply(*self._compute(images, labels, size), size)
+    def _compute_exchange_apply(self, images: tf.Tensor, labels: tf.Tensor, size: tf.Tensor, wish: tf.Tensor
+                                ) -> tf.Tensor:
+        return self._exchange_apply(*self._compute(images, labels, size, wish), size)
 
     def _exchange_apply(self, gradients: Sequence[tf.Tensor], sums: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
         gradients, sums = self._exchange.sum_in_graph(gradients, sums)
@@ -285,6 +290,16 @@ class KerasNetwork:
         pairs = [*(("model", variable) for variable in self._model.variables),
                  *(("optimizer", variable) for variable in self._optimizer.variables)]
         return [(f"{owner}/{place:04d}/{variable.path}", variable) for place, (owner, variable) in enumerate(pairs)]
+
+
+def _no_sums(wish: np.float32) -> np.ndarray:
+    """What a rank without rows brings: (loss, correct, count, wish to stop)."""
+    return np.array([0, 0, 0, wish], np.float32)
+
+
+def _result(sums: Any) -> StepResult:
+    loss, correct, count, wish = map(float, sums)
+    return StepResult(loss, correct, count, wish > 0)
 
 
 def _losses(logits: tf.Tensor, labels: tf.Tensor, valid: tf.Tensor) -> tf.Tensor:
@@ -362,9 +377,9 @@ class MpiExchange:
         if flat[-1]:
             raise PeerFailed("another rank of the group failed in this step")
         ends = np.cumsum([array.size for array in arrays])
-        parts = np.split(flat[:-4], ends[:-1])
+        parts = np.split(flat[:-5], ends[:-1])
         return [part.reshape(array.shape).astype(gradient.dtype.as_numpy_dtype)
-                for part, array, gradient in zip(parts, arrays, gradients, strict=True)], flat[-4:-1]
+                for part, array, gradient in zip(parts, arrays, gradients, strict=True)], flat[-5:-1]
 
     def sum_in_graph(self, gradients: Sequence[tf.Tensor], sums: tf.Tensor) -> tuple[Sequence[tf.Tensor], tf.Tensor]:
         """Not used: MPI is called from Python."""

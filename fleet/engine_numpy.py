@@ -63,29 +63,31 @@ class SoftmaxRegression:
         self._weights = weights
         self._velocity = np.zeros_like(weights)
 
-    def step(self, images: np.ndarray, labels: np.ndarray, size: int) -> StepResult:  # noqa: D102 - Trainable says it
+    def step(self, images: np.ndarray, labels: np.ndarray, size: int,  # noqa: D102 - Trainable says it
+             stop: bool = False) -> StepResult:
         valid = labels >= 0
         inputs, labels = self._features(images[valid]), labels[valid]
-        # One buffer, one reduction: the gradient, then loss, correct, count and a sign of failure.
-        buffer = np.zeros(self._weights.size + 4)
+        # One buffer, one reduction: the gradient, then loss, correct, count, and the wish to stop and a failure.
+        buffer = np.zeros(self._weights.size + 5)
+        buffer[-2] = stop
         error: Exception | None = None
         try:
             probabilities, losses, correct = self._predict(inputs, labels)
             probabilities[np.arange(len(labels)), labels] -= 1
-            buffer[:-4] = (inputs.T @ probabilities).ravel()
-            buffer[-4:-1] = losses.sum(), correct.sum(), len(labels)
+            buffer[:-5] = (inputs.T @ probabilities).ravel()
+            buffer[-5:-2] = losses.sum(), correct.sum(), len(labels)
         except Exception as caught:  # the other ranks are waiting for this one's part
             error, buffer[-1] = caught, 1
         self._group.sum(buffer)
         if error is not None:
             raise error
-        loss, correct_sum, count, failed = buffer[-4:]
+        loss, correct_sum, count, stops, failed = buffer[-5:]
         if failed:
             raise PeerFailed("another rank of the group failed in this step")
-        gradient = buffer[:-4].reshape(self._weights.shape) / max(count, 1)
+        gradient = buffer[:-5].reshape(self._weights.shape) / max(count, 1)
         self._velocity = self._momentum * self._velocity - self._rate * gradient
         self._weights = self._weights + self._velocity
-        return StepResult(float(loss), float(correct_sum), float(count))
+        return StepResult(float(loss), float(correct_sum), float(count), stops > 0)
 
     def evaluate(self, images: np.ndarray, labels: np.ndarray) -> StepResult:  # noqa: D102
         valid = labels >= 0

@@ -58,6 +58,10 @@ class Stop(NamedTuple):
     final: bool
 
 
+class Interrupt(NamedTuple):
+    """The run should stop: finish the step, save, and let go."""
+
+
 class Exit(NamedTuple):
     """The run is over."""
 
@@ -146,5 +150,5 @@ class Bad(NamedTuple):
     training: bool
 
 
-Message: TypeAlias = (Measure | Start | GoOn | Stop | Exit | Ready | Measured | Joined | Pace | EpochDone | Stopped
-                      | Failed | Produce | Throughput | Bad)
+Message: TypeAlias = (Measure | Start | GoOn | Stop | Interrupt | Exit | Ready | Measured | Joined | Pace | EpochDone
+                      | Stopped | Failed | Produce | Throughput | Bad)

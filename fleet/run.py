@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 
 from fleet.devices import gpus_per_node, visible_gpus
 from fleet.errors import CheckpointError, ExitStatus, UserError
+from fleet.interrupt import Interruption
+from fleet.units import parse_duration
 
 if TYPE_CHECKING:  # MPI starts when it is imported, and --help should work where it does not
     from fleet.mpi import World
@@ -32,6 +34,7 @@ class Request:
     replay: str | None = None
     only: str | None = None
     plain: bool = False
+    walltime: float | None = None
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> Request:
@@ -48,10 +51,19 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Request:
                              "compare the losses")
     parser.add_argument("--only", metavar="NAME", help="the network to replay")
     parser.add_argument("--plain", action="store_true", help="plain lines instead of the live table")
+    parser.add_argument("--walltime", type=_duration, metavar="2h",
+                        help="save everything and stop, with status 75, shortly before this time is over")
     arguments = parser.parse_args(argv)
     if (arguments.replay is None) != (arguments.only is None):
         parser.error("--replay RUN and --only NAME go together")
     return Request(**vars(arguments))
+
+
+def _duration(text: str) -> float:
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -104,7 +116,10 @@ def _run(world: World, request: Request) -> int:
 
     from fleet.session import Session
 
-    return Session(world, prepared).run()
+    walltime = request.walltime if request.walltime is not None else prepared.spec.document.walltime
+    interruption = Interruption(walltime, os.environ)
+    interruption.watch()
+    return Session(world, prepared, interruption).run()
 
 
 def start_logging(path: Path, rank: int, host: str) -> None:

@@ -9,6 +9,7 @@ from fleet.engine import make_engine
 from fleet.errors import ExitStatus
 from fleet.eventlog import EventLog
 from fleet.identity import speed_identity
+from fleet.interrupt import Interruption
 from fleet.messages import Bad, Tag
 from fleet.mpi import Backoff, World, library, thread_support
 from fleet.prepare import Prepared
@@ -33,10 +34,11 @@ class Session:
 
     Args:
         prepared: what rank 0 has read and checked.
+        interruption: says when to stop before the end.
     """
 
-    def __init__(self, world: World, prepared: Prepared) -> None:
-        self._world, self._prepared = world, prepared
+    def __init__(self, world: World, prepared: Prepared, interruption: Interruption) -> None:
+        self._world, self._prepared, self._interruption = world, prepared, interruption
         self._roles = prepared.roles
         self._window: Window | None = None
         self._validation: ValidationSet | None = None
@@ -46,7 +48,7 @@ class Session:
         log.info("%s, threads %s; JPEG by %s", library(), thread_support(), decoder_name())
         if self._roles.shared:
             self._map_memory()
-        board = _Board(self._world, self._prepared) if self._world.rank == 0 else None
+        board = _Board(self._world, self._prepared, self._interruption) if self._world.rank == 0 else None
         try:
             if self._world.rank in self._roles.trainers:
                 self._train(board)
@@ -141,7 +143,7 @@ class Session:
 class _Board:
     """What rank 0 has beside its roles: the coordinator and everything that watches it."""
 
-    def __init__(self, world: World, prepared: Prepared) -> None:
+    def __init__(self, world: World, prepared: Prepared, interruption: Interruption) -> None:
         spec, paths, roles = prepared.spec, prepared.paths, prepared.roles
         self._prepared = prepared
         self.results = Results(spec, paths, len(prepared.data.train), _parameters(prepared))
@@ -152,13 +154,15 @@ class _Board:
         machine = hardware()
         unfinished = [network for network in spec.networks if network.name not in self.results.finished()]
         self._survey = Survey(
-            unfinished, {network.name: speed_identity(network, prepared.inputs, machine) for network in unfinished},
+            unfinished, {network.name: speed_identity(network, spec.resources, prepared.inputs, machine)
+                         for network in unfinished},
             spec.profile, len(roles.trainers), roles.gpus_per_node, read_cache(self._cache))
         consumed = [record.stream_epoch for history in self.results.histories.values() for record in history]
         consumed += [state.stream_epoch for state in states.values()]
+        self._events = EventLog(paths.events)
         self.coordinator = Coordinator(
-            world, spec, roles, prepared.layout, self._survey, prepared.rates, self.results, EventLog(paths.events),
-            paths.profile, observers, first_epoch=1 + max(consumed, default=-1),
+            world, spec, roles, prepared.layout, self._survey, prepared.rates, self.results, self._events,
+            paths.profile, observers, interruption, first_epoch=1 + max(consumed, default=-1),
             replayed=[record.stream_epoch for record in prepared.replayed])
         self.results.write()
 
@@ -174,11 +178,13 @@ class _Board:
         rows = self.results.rows()
         print_table(*leaderboard(rows), title=f"{self._prepared.spec.document.name}: the best network first")
         print(self.coordinator.summary())
-        if self._prepared.replayed:
-            print(compare(self._prepared.replayed, self.results.histories[rows[0].name]))
+        replayed = self.results.histories.get(rows[0].name, ())
+        if self._prepared.replayed and len(replayed) == len(self._prepared.replayed):  # otherwise it failed
+            print(compare(self._prepared.replayed, replayed))
         if self.results.bad:
             print(f"{len(self.results.bad)} samples could not be read: {self._prepared.paths.bad_samples}")
         print(f"Everything is in {self._prepared.paths.root}.", flush=True)
+        self._events.close()
         return int(self.coordinator.status or 0)
 
 

@@ -230,6 +230,7 @@ class Document:
     profile: Profile = Profile()
     resources: Resources = Resources()
     checkpoint: Checkpoint = Checkpoint()
+    walltime: Annotated[Duration, Field(gt=0)] | None = None  # seconds; save and stop shortly before
     output: str = ""
 
 

@@ -35,12 +35,14 @@ class Batch:
         labels: (rows,) int64; -1 marks a sample that could not be read, and counts for nothing.
         size: rows of the global batch.
         position: samples of the epoch that are consumed once this batch is.
+        is_last: of the epoch.
     """
 
     images: np.ndarray
     labels: np.ndarray
     size: int
     position: int
+    is_last: bool
 
 
 def split_rows(first: int, last: int, rank: int, size: int) -> tuple[int, int]:
@@ -96,7 +98,7 @@ class SharedStream:
             # The cursor follows the global batch, so that a rank without rows keeps up as well.
             self._need(self._window.layout.sequence(epoch, first))
             images, labels = self._rows(epoch, *mine)
-            yield Batch(images, labels, last - first, last)
+            yield Batch(images, labels, last - first, last, last == samples)
         # The next epoch may be far away; what this one held is needed no more.
         self._need(self._window.layout.sequence(epoch + 1, 0))
 
@@ -176,7 +178,7 @@ class OwnStream:
                 images = np.empty((len(indices), *self._pipeline.shape), self._pipeline.dtype)
                 labels = np.empty(len(indices), np.int64)
                 bad = self._pipeline.load(indices, epoch, images, labels)
-                if not _put(ahead, (Batch(images, labels, last - first, last), bad), stop):
+                if not _put(ahead, (Batch(images, labels, last - first, last, last == len(order)), bad), stop):
                     return
             _put(ahead, _END, stop)
         except BaseException as error:  # it belongs to the rank, not to this thread

@@ -27,6 +27,7 @@ from fleet.messages import (
     Exit,
     Failed,
     GoOn,
+    Interrupt,
     Joined,
     Measure,
     Measured,
@@ -102,6 +103,8 @@ class Trainer:
                 self._measure(order)
             elif isinstance(order, Start):
                 self._serve(order)
+            elif isinstance(order, Interrupt):
+                continue  # it came when the group had stopped already
             else:
                 raise InfrastructureError(f"rank {self._world.rank} did not expect {order}")
             self._tell(Ready(self._world.rank))
@@ -148,7 +151,7 @@ class Trainer:
 
     def _resume(self, network: NetworkSpec, group: Group, trainable: Trainable) -> State:
         """The master's state, on every rank: from the last checkpoint, or from the start."""
-        state = State(arrays={}, identity=identity(network, self._inputs))
+        state = State(arrays={}, identity=identity(network, self._spec, self._inputs))
         if group.is_master and self._paths.last(network.name).exists():
             state = read_state(self._paths.last(network.name))
             trainable.load(state.arrays)
@@ -176,17 +179,21 @@ class Trainer:
             saved = began
 
             for batch in source.batches(epoch, state.position, batch_size, group.rank, group.size):
-                result = self._step(group, trainable, batch.images, batch.labels, batch.size)
+                result = self._step(group, trainable, batch.images, batch.labels, batch.size, self._is_interrupted())
                 loss, correct, count = loss + result.loss, correct + result.correct, count + result.count
                 if not math.isfinite(result.loss):
                     raise NetworkFailed(f"the loss became {result.loss} in epoch {state.epoch + 1}, "
                                         f"within the first {batch.position} samples")
+                here = dataclasses.replace(state, stream_epoch=epoch, position=batch.position,
+                                           sums=(loss, correct, count))
+                if result.stop and not batch.is_last:
+                    self._interrupt(network, group, trainable, here)
+                    return
                 if group.is_master:
                     pace.tell(self._tell, batch.position)
                     if self._spec.checkpoint.every and time.perf_counter() - saved > self._spec.checkpoint.every:
                         saved = time.perf_counter()
-                        self._save(network, trainable, dataclasses.replace(
-                            state, stream_epoch=epoch, position=batch.position, sums=(loss, correct, count)))
+                        self._save(network, trainable, here)
 
             # What each rank gathered by itself must be one thing before it is judged, or saved.
             trainable.average_statistics()
@@ -210,10 +217,10 @@ class Trainer:
                 return
             stream_epoch = order.stream_epoch
 
-    def _step(self, group: Group, trainable: Trainable, images: np.ndarray, labels: np.ndarray, size: int
-              ) -> StepResult:
+    def _step(self, group: Group, trainable: Trainable, images: np.ndarray, labels: np.ndarray, size: int,
+              stop: bool = False) -> StepResult:
         try:
-            return trainable.step(images, labels, size)
+            return trainable.step(images, labels, size, stop)
         except Exception as error:
             # An engine raises on all ranks of the group or on none: so all of them are here.
             raise agree(group, error) from error
@@ -233,14 +240,21 @@ class Trainer:
 
         total = together(group, mine)
         group.sum(total)
-        return StepResult(*map(float, total))
+        loss, correct, count = map(float, total)
+        return StepResult(loss, correct, count)
 
     def _next_order(self, group: Group) -> GoOn | Stop:
-        heard = self._world.await_message(Tag.TRAINER) if group.is_master else None
+        heard = None
+        while group.is_master and not isinstance(heard, GoOn | Stop):  # an Interrupt comes too late: Stop will follow
+            heard = self._world.await_message(Tag.TRAINER)
         order = group.from_master(heard)
         if not isinstance(order, GoOn | Stop):
             raise InfrastructureError(f"rank {self._world.rank} did not expect {order}")
         return order
+
+    def _is_interrupted(self) -> bool:
+        """Whether this rank has been told to stop inside an epoch; nothing else is said there."""
+        return self._world.hear(Tag.TRAINER) is not None
 
     # ---- saving ----
 
@@ -249,6 +263,17 @@ class Trainer:
         arrays = trainable.state()
         self._writer.blocked_s += time.perf_counter() - began
         self._writer.save(network.name, dataclasses.replace(state, arrays=arrays), is_best)
+
+    def _interrupt(self, network: NetworkSpec, group: Group, trainable: Trainable, state: State) -> None:
+        """Save in the middle of an epoch, and let go.
+
+        Averaging the ranks' statistics here, and again at the epoch's end, comes to what averaging once would:
+        they are running means, hence linear.
+        """
+        trainable.average_statistics()
+        if group.is_master:
+            self._save(network, trainable, state)
+        self._finish(network, group, trainable, final=False)
 
     def _finish(self, network: NetworkSpec, group: Group, trainable: Trainable, final: bool) -> None:
         """Put everything on disk before the coordinator hears that the ranks are free."""

@@ -65,6 +65,8 @@ def describe(event: str, fields: dict[str, Any], max_epochs: dict[str, int]) -> 
             return f"{fields['network']} is done: {fields['reason']}"
         case "failed":
             return f"{fields['network']} FAILED: {fields['reason']}"
+        case "interrupted":
+            return f"{fields['reason']}: finishing the step, saving, and stopping; the same command goes on"
         case "bad_sample":
             return f"skipped {fields['name']}: {fields['reason']}"
         case _:
@@ -93,7 +95,7 @@ class LiveView:
     def on_event(self, event: str, fields: dict[str, Any]) -> None:
         """Change the table; what should stay on the screen is printed above it."""
         max_epochs = {name: row["max"] for name, row in self._networks.items()}
-        if event in ("start", "profiled", "stream", "final", "failed", "bad_sample"):
+        if event in ("start", "profiled", "stream", "final", "failed", "interrupted", "bad_sample"):
             self._live.console.print(describe(event, fields, max_epochs), highlight=False)
         elif event == "measured":
             self._title = describe(event, fields, max_epochs)

@@ -1,6 +1,7 @@
 """The schedule does not change the result: splits, neighbours, interruptions (numpy engine)."""
 
 import json
+import signal
 import time
 from pathlib import Path
 
@@ -92,6 +93,45 @@ def test_checkpoints_inside_an_epoch_bound_what_a_kill_costs(launch, tmp_path):
     assert run.status == 0, run.output
     assert f"one: goes on after epoch 0, sample {position}" in run.paths.log(1).read_text()
     assert replayed(launch, content, run, "one") < 1e-9
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_a_signal_stops_within_a_step_and_nothing_is_trained_twice(launch, tmp_path, ranks):
+    models = [{"family": "softmax", "name": "one"}]
+    if ranks == 4:
+        models.append({"family": "softmax", "name": "pair", "gpus": 2})
+    content = spec(tmp_path, models, samples=1000, source="slow", train={"converge": {"max_epochs": 3}})
+    process = launch.start(ranks, content)
+    events = RunPaths(tmp_path / "run").events
+    deadline = time.monotonic() + 60
+    while not (events.exists() and any(event["event"] == "epoch" for event in read_events(events))):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    time.sleep(0.3)  # an epoch takes a second: this is in the middle of one
+    process.send_signal(signal.SIGUSR2)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 75, output
+    assert "SIGUSR2 came" in output
+    assert read_state(RunPaths(tmp_path / "run").last("one"), with_arrays=False).position > 0
+
+    run = launch(ranks, content)
+    assert run.status == 0, run.output
+    for model in models:
+        epochs = [event["epoch"] for event in run.events("epoch") if event["network"] == model["name"]]
+        assert epochs == [1, 2, 3]
+        assert replayed(launch, content, run, model["name"]) < 1e-9
+
+
+def test_a_run_stops_before_its_walltime_and_an_epoch_longer_than_that_still_ends(launch, tmp_path):
+    content = spec(tmp_path, [{"family": "softmax", "name": "one"}], samples=4000, source="slow", walltime="3s",
+                   train={"converge": {"max_epochs": 1}})
+    launches = [launch(2, content)]
+    while launches[-1].status == 75 and len(launches) < 9:
+        launches.append(launch(2, content))
+    assert launches[-1].status == 0, launches[-1].output
+    assert len(launches) >= 2
+    assert "the walltime of 3.0 s is nearly over" in launches[0].output
+    assert replayed(launch, {**content, "walltime": "1h"}, launches[-1], "one") < 1e-9
 
 
 def test_the_same_command_does_nothing_to_a_finished_run_and_fresh_starts_over(launch, tmp_path):
