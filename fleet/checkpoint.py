@@ -106,7 +106,8 @@ def standing(history: Sequence[EpochRecord], converge: Converge) -> Standing:
     best, best_epoch = -math.inf, 0
     for record in history:
         value = sign * getattr(record, converge.monitor)
-        if not best_epoch or value > best + converge.min_delta:
+        # The first epoch is the best so far whatever it is; one that is no number gives way to any that is.
+        if not best_epoch or value > best + converge.min_delta or (math.isnan(best) and not math.isnan(value)):
             best, best_epoch = value, record.epoch
     reason = ""
     if converge.target is not None and best_epoch and best >= sign * converge.target:
@@ -164,7 +165,7 @@ def read_state(path: Path, with_arrays: bool = True) -> State:
             arrays = {name.replace("\\", "/"): dataset[()] for name, dataset in stored}
         history = tuple(EpochRecord(**epoch) for epoch in record.pop("history"))
         return State(arrays=arrays, history=history, **{**record, "sums": tuple(record["sums"])})
-    except (OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
+    except (OSError, LookupError, AttributeError, TypeError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 

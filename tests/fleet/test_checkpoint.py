@@ -1,0 +1,254 @@
+"""Checkpoints, and when a network has converged."""
+
+import csv
+import json
+import math
+import os
+import threading
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from fleet import checkpoint
+from fleet.checkpoint import CheckpointWriter, State, read_state, standing, write_history, write_state
+from fleet.errors import CheckpointError
+from fleet.paths import RunPaths
+from fleet.spec import Converge
+from tests.fleet.histories import history, record
+
+# ---- convergence -------------------------------------------------------------------------------
+
+
+def judged(*values, monitor="val_accuracy", **converge):
+    return standing([record(epoch, **{monitor: value}) for epoch, value in enumerate(values, start=1)],
+                    Converge(monitor=monitor, **converge))
+
+
+@pytest.mark.parametrize(("values", "converge", "best_epoch", "reason"), [
+    ((), {}, 0, ""),
+    ((0.5,), {}, 1, ""),
+    ((0.5, 0.7, 0.6), {}, 2, ""),
+    ((0.5, 0.5), {}, 1, ""),  # as good is no better
+    ((0.5, 0.7, 0.6), {"max_epochs": 3}, 2, "3 epochs"),
+    ((0.5, 0.7, 0.6, 0.6), {"patience": 2}, 2, "no better val_accuracy for 2 epochs"),
+    ((0.5, 0.7, 0.6), {"patience": 2}, 2, ""),
+    ((0.5, 0.7), {"target": 0.7}, 2, "val_accuracy reached 0.7"),
+    ((0.5, 0.69), {"target": 0.7}, 2, ""),
+    ((0.50, 0.51, 0.52, 0.53), {"min_delta": 0.02}, 4, ""),  # 0.53 is better than 0.50 by more than 0.02
+    ((0.50, 0.51, 0.52), {"min_delta": 0.02, "patience": 2}, 1, "no better val_accuracy for 2 epochs"),
+])
+def test_accuracy_converges_upwards(values, converge, best_epoch, reason):
+    verdict = judged(*values, **converge)
+    assert (verdict.best_epoch, verdict.reason) == (best_epoch, reason)
+    assert math.isnan(verdict.best) if not values else verdict.best == values[best_epoch - 1]
+
+
+@pytest.mark.parametrize(("values", "converge", "best_epoch", "reason"), [
+    ((2.0, 1.0, 1.5), {}, 2, ""),
+    ((2.0, 1.0, 1.5, 1.5), {"patience": 2}, 2, "no better val_loss for 2 epochs"),
+    ((2.0, 0.5), {"target": 0.5}, 2, "val_loss reached 0.5"),
+    ((2.0, 0.6), {"target": 0.5}, 2, ""),
+    ((2.0, 1.9, 1.0), {"min_delta": 0.5}, 3, "")])
+def test_loss_converges_downwards(values, converge, best_epoch, reason):
+    verdict = judged(*values, monitor="val_loss", **converge)
+    assert (verdict.best_epoch, verdict.best, verdict.reason) == (best_epoch, values[best_epoch - 1], reason)
+
+
+@pytest.mark.parametrize("monitor", ["val_loss", "val_accuracy"])
+def test_a_first_epoch_that_is_no_number_gives_way_to_one_that_is(monitor):
+    nan = math.nan
+    assert judged(nan, monitor=monitor).best_epoch == 1
+    assert judged(nan, nan, 0.5, nan, monitor=monitor).best_epoch == 3
+    assert judged(math.inf, 0.5, monitor="val_loss").best_epoch == 2
+
+
+class EarlyStopping:
+    """The textbook's early stopping, which remembers what it has seen: the oracle of one that does not."""
+
+    def __init__(self, converge):
+        self.converge, self.sign = converge, 1 if converge.monitor.endswith("accuracy") else -1
+        self.best = self.best_epoch = self.waited = self.epochs = 0
+
+    def see(self, value):
+        self.epochs += 1
+        if self.epochs == 1 or self.sign * (value - self.best) > self.converge.min_delta:
+            self.best, self.best_epoch, self.waited = value, self.epochs, 0
+        else:
+            self.waited += 1
+
+    @property
+    def is_over(self):
+        target, patience = self.converge.target, self.converge.patience
+        return (self.epochs >= self.converge.max_epochs or (patience is not None and self.waited >= patience)
+                or (target is not None and self.sign * (self.best - target) >= 0))
+
+
+@settings(max_examples=200)
+@given(st.lists(st.integers(0, 8), max_size=12),
+       st.builds(Converge, st.integers(1, 12), st.one_of(st.none(), st.integers(1, 5)),
+                 st.sampled_from(["val_loss", "val_accuracy", "loss", "accuracy"]), st.sampled_from([0.0, 1.0, 2.5]),
+                 st.one_of(st.none(), st.integers(0, 8))))
+def test_a_network_that_is_resumed_after_any_epoch_stops_where_it_would_have(values, converge):
+    oracle, epochs = EarlyStopping(converge), []
+    for epoch, value in enumerate(values, start=1):
+        oracle.see(value)
+        epochs.append(record(epoch, **{converge.monitor: value}))
+        verdict = standing(epochs, converge)  # all that a resumed run has is the history
+        assert (verdict.best_epoch, verdict.best, bool(verdict.reason)) == (
+            oracle.best_epoch, oracle.best, oracle.is_over)
+
+
+# ---- files -------------------------------------------------------------------------------------
+
+arrays = hnp.arrays(st.sampled_from([np.float64, np.float32, np.float16, np.int64, np.uint32, np.bool_]),
+                    hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
+states = st.builds(
+    State, arrays=st.dictionaries(st.sampled_from(["weights", "model/0000/conv/kernel", "a b", "é"]), arrays),
+    identity=st.text("0123abc", max_size=16), position=st.integers(0, 10**12), stream_epoch=st.integers(-1, 99),
+    history=st.lists(st.builds(record, st.integers(1, 99), *4 * [st.floats()]), max_size=3).map(tuple),
+    sums=st.tuples(*3 * [st.floats()]), final=st.text(max_size=20))
+
+
+@settings(max_examples=60, deadline=None)
+@given(states)
+def test_a_state_reads_back_as_it_was_written(tmp_path_factory, state):
+    path = tmp_path_factory.mktemp("checkpoints") / "last.h5"
+    write_state(path, state)
+    read = read_state(path)
+    assert repr(read) == repr(state)  # by text, for NaN is not NaN; arrays are not in it
+    assert set(read.arrays) == set(state.arrays)
+    for name, array in state.arrays.items():
+        assert read.arrays[name].dtype == array.dtype
+        np.testing.assert_array_equal(read.arrays[name], array)
+    assert repr(read_state(path, with_arrays=False)) == repr(state)
+    assert read_state(path, with_arrays=False).arrays == {}
+
+
+STATE = State(arrays={"weights": np.arange(2000.0)}, identity="i", history=history(0.5, 0.6))
+
+
+def test_a_training_of_a_thousand_epochs_has_room(tmp_path):
+    state = State(arrays={}, identity="i", history=history(*np.linspace(0, 1, 1000).tolist()))
+    write_state(tmp_path / "last.h5", state)
+    assert read_state(tmp_path / "last.h5") == state
+
+
+@pytest.mark.parametrize("kept", [0, 1, 7, 0.1, 0.5, 0.9, 0.99])
+def test_half_a_file_is_an_error(tmp_path, kept):
+    path = tmp_path / "last.h5"
+    write_state(path, STATE)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:kept if isinstance(kept, int) else int(kept * len(whole))])
+    with pytest.raises(CheckpointError, match="last.h5 cannot be read"):
+        read_state(path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", "3", "{}", '{"history": 3}', '{"history": [3], "sums": [0, 0, 0]}',
+                                  '{"history": [], "sums": 3, "identity": "i"}', '{"history": [], "identity": "i"}',
+                                  '{"history": [], "sums": [], "identity": "i", "more": 1}'])
+def test_a_record_of_another_form_is_an_error(tmp_path, text):
+    path = tmp_path / "last.h5"
+    with h5py.File(path, "w") as file:
+        file.attrs["record"] = text
+        file.create_group("arrays")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        read_state(path)
+
+
+def test_what_is_no_checkpoint_is_an_error(tmp_path):
+    (tmp_path / "text.h5").write_text("hello")
+    with h5py.File(tmp_path / "other.h5", "w") as file:
+        file["x"] = 1
+    for name in ("none.h5", "text.h5", "other.h5", "."):
+        with pytest.raises(CheckpointError, match="cannot be read"):
+            read_state(tmp_path / name)
+
+
+def test_nothing_is_unpickled(tmp_path):
+    """An object array, which NumPy would pickle, cannot even be written."""
+    with pytest.raises((TypeError, CheckpointError)):
+        write_state(tmp_path / "last.h5", State(arrays={"a": np.array([object()])}, identity="i"))
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_history_is_a_table(tmp_path):
+    write_history(tmp_path / "history.csv", history(0.5, 0.75))
+    with open(tmp_path / "history.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["epoch"], row["val_accuracy"], row["gpus"]) for row in rows] == [("1", "0.5", "1"), ("2", "0.75", "1")]
+
+
+# ---- the writer --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def paths(tmp_path):
+    return RunPaths(tmp_path / "run")
+
+
+def test_the_last_and_the_best_checkpoint_and_the_history_are_on_disk_after_a_flush(paths):
+    writer = CheckpointWriter(paths)
+    better, worse = State({}, "i", history(0.6)), State({}, "i", history(0.6, 0.5))
+    writer.save("net", better, is_best=True)
+    writer.save("net", worse, is_best=False)
+    writer.flush()
+    assert (read_state(paths.best("net")), read_state(paths.last("net"))) == (better, worse)
+    assert len(paths.history("net").read_text().splitlines()) == 3
+
+
+def test_the_best_is_written_before_the_last_which_says_that_it_is_there(paths, monkeypatch):
+    written = []
+    monkeypatch.setattr(checkpoint, "write_state", lambda path, state: written.append(path))
+    writer = CheckpointWriter(paths)
+    writer.save("net", STATE, is_best=True)
+    writer.flush()
+    assert written == [paths.best("net"), paths.last("net")]
+
+
+def test_training_goes_on_while_one_checkpoint_is_written_and_one_waits_but_not_three(paths, monkeypatch):
+    disk = threading.Event()
+    monkeypatch.setattr(checkpoint, "write_state", lambda path, state: disk.wait(10))
+    writer = CheckpointWriter(paths)
+    writer.save("net", STATE, is_best=False)
+    writer.save("net", STATE, is_best=False)  # neither has waited for the disk
+    third = threading.Thread(target=writer.save, args=("net", STATE, False))
+    third.start()
+    third.join(0.1)
+    assert third.is_alive()
+    disk.set()
+    third.join()
+    writer.flush()
+    assert writer.blocked_s > 0.05
+
+
+def test_an_error_of_the_disk_is_raised_where_training_can_stop_for_it(paths):
+    paths.root.write_text("a file where the folder should be")
+    writer = CheckpointWriter(paths)
+    writer.save("net", STATE, is_best=False)
+    with pytest.raises(CheckpointError, match=r"last.h5 cannot be written: .*Not a directory"):
+        writer.flush()
+    writer.flush()  # it is said once
+
+
+def test_any_other_error_is_raised_as_one_of_checkpoints_and_at_the_next_save_already(paths, monkeypatch):
+    def break_down(path, state):
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(checkpoint, "write_state", break_down)
+    writer = CheckpointWriter(paths)
+    writer.save("net", STATE, is_best=False)
+    writer._jobs.join()
+    with pytest.raises(CheckpointError, match="no room"):
+        writer.save("net", STATE, is_best=False)
+
+
+def test_the_record_of_a_checkpoint_is_one_text_of_json(tmp_path):
+    write_state(tmp_path / "last.h5", STATE)
+    with h5py.File(tmp_path / "last.h5") as file:
+        content = json.loads(file.attrs["record"])
+        assert list(file["arrays"]) == ["weights"]
+    assert content["history"][1]["val_accuracy"] == 0.6
