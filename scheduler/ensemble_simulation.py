@@ -243,7 +243,8 @@ class _Run:
             if group.position == 0 and group.devices != wanted.get(group.name):
                 changed |= self._let_go(group, wanted.get(group.name, ()))
         for name, devices in wanted.items():
-            changed |= self._take(self.groups[name], devices)
+            if self.groups[name].devices != devices:
+                changed |= self._take(self.groups[name], devices)
         if changed:
             self.book.scheduling_s += self.costs.scheduling_s
             self.book.change(self.sim.now, self.groups.values())
@@ -341,7 +342,7 @@ class _Run:
         rates = [group.rate for group in training]
         best = self.stream.split(rates, [len(group.devices) for group in training])
         for group, stream in zip(training, best, strict=True):
-            if group.position == 0:  # within an epoch, changing streams would repeat samples and miss others
+            if group.position == 0 or self.stream.change_at_any_step:
                 group.stream = stream
             if group.position >= group.supplied:
                 self._supply(group)

@@ -56,11 +56,14 @@ class Stream:
         count: of lockstep streams; 0 where networks do not hold each other back.
         rate: samples/s that preprocessing produces in all; several streams share it evenly.
         ring: where the window is a part of the data set.
+        change_at_any_step: whether a network may change streams within its epoch; then what it has
+            trained on must be kept track of sample by sample.
     """
 
     count: int = 0
     rate: float = math.inf
     ring: Ring | None = None
+    change_at_any_step: bool = False
 
     def __post_init__(self) -> None:
         if self.count < 0:

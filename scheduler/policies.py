@@ -72,6 +72,8 @@ def local(rates: RateTable, progress: Progress, cluster: Cluster, options: Optio
     """
     running = _alive(rates, progress, cluster)
     free = _free(running, cluster)
+    if not free:
+        return Round(running)
     counts = flotilla(rates, _waiting(rates, running, progress), len(free), options)
     return Round((*running, *place(counts, free, cluster.gpus_per_node)))
 

@@ -80,9 +80,17 @@ class Curves:
         return self.useful if peak_limited else self.allowed
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=64)
 def curves(table: RateTable, gpus: int) -> Curves:
     """The rate table as arrays, up to a number of GPUs."""
+    # Policies ask for many numbers of GPUs; every column depends on those before it alone, so
+    # all are slices of a few large tables.
+    known = _curves(table, 1 << max(0, gpus - 1).bit_length())
+    return replace(known, rate=known.rate[:, :gpus], allowed=known.allowed[:, :gpus], useful=known.useful[:, :gpus])
+
+
+@lru_cache(maxsize=16)
+def _curves(table: RateTable, gpus: int) -> Curves:
     names = tuple(network.name for network in table.models)
     shape = (len(names), gpus)
     rates = np.empty(shape)

@@ -1,0 +1,83 @@
+"""How fast planning and simulating are: CPU seconds, medians of 5, beside the targets.
+
+    python benchmarks/planning.py [--json]
+
+Plans 1,000 networks on 1,000 GPUs from nothing (no table of rates is kept between repetitions), and simulates 100
+networks on 160 GPUs from beginning to end, under every policy, with drawn ensembles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from fleet.show import print_json, print_table
+from scheduler import rates, waterfill
+from scheduler.base import Cluster, Delta, Options, Progress
+from scheduler.ensemble_simulation import costs_of, simulate, stream_of
+from scheduler.ensembles import generate
+from scheduler.policies import POLICIES, decide
+
+TARGET_S = 1.0
+REPETITIONS = 5
+LITERAL = Options(delta=Delta.parse("20"), peak_limited=False)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement."""
+
+    what: str
+    policy: str
+    median_s: float
+    target_s: float = TARGET_S
+
+
+def median_s(work: Callable[[], object]) -> float:
+    """CPU seconds, with the caches of rates emptied before each repetition."""
+    seconds = []
+    for _ in range(REPETITIONS):
+        for cache in (rates.curves, rates._curves, waterfill.hulls):
+            cache.cache_clear()
+        begin = time.process_time()
+        work()
+        seconds.append(time.process_time() - begin)
+    return statistics.median(seconds)
+
+
+def rows() -> list[Row]:
+    """All measurements."""
+    large, small = generate(1000, seed=1), generate(100, seed=1)
+    settings = [(policy, Options()) for policy in POLICIES] + [("global", LITERAL)]
+    measured = []
+    for policy, options in settings:
+        name = policy + (" to the letter" if options is LITERAL else "")
+        measured.append(Row("plan 1,000 networks on 1,000 GPUs", name, median_s(
+            lambda p=policy, o=options: decide(p, large, Progress(), Cluster.of(1000, 4), o))))
+        measured.append(Row("simulate 100 networks on 160 GPUs", name, median_s(
+            lambda p=policy, o=options: simulate(small, Cluster.of(160, 4), p, o, costs_of(p), stream_of(p)))))
+    return sorted(measured, key=lambda row: row.what)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    measured = rows()
+    if args.json:
+        print_json([vars(row) for row in measured])
+    else:
+        print_table(["what", "policy", "median, s", "target, s"],
+                    [[row.what, row.policy, row.median_s, row.target_s] for row in measured])
+
+
+if __name__ == "__main__":
+    main()

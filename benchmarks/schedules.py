@@ -1,0 +1,293 @@
+"""Every policy simulated beside the paper's figures and tables: writes docs/schedules.md.
+
+    python benchmarks/schedules.py ENSEMBLE.json --out docs/schedules.md [--seeds 20] [--few 6] [--jobs 1]
+
+ENSEMBLE.json has the keys images_per_epoch, gpus_per_node and dnns ({id, r, epochs, params_mb}). Main tables are over
+--seeds draws of the epochs, the others over --few. About 15 minutes of one core; progress goes to standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from scheduler.base import Cluster, Delta, Options, RateTable
+from scheduler.ensemble_simulation import PAPER_COSTS, REGROUPING_COSTS, Costs, Simulated, simulate
+from scheduler.ensembles import convert, redraw_epochs, with_errors
+from scheduler.pace import Ring, Stream
+from scheduler.placement import greedy, place, score
+from scheduler.rates import curve, steadied
+from scheduler.ratesfile import read_json
+
+GPUS = (20, 40, 60, 80, 100, 120, 140, 160)
+FEW_GPUS = (20, 60, 100, 160)
+PAPER = Options(delta=Delta.parse("20"))
+LETTER = replace(PAPER, peak_limited=False)
+FREE_OF_COST = Costs()
+FREE, LOCKSTEP = Stream(), Stream(count=1)
+
+# [FLEET] Table 4: GPUs -> total s, scheduling s, checkpointing s; divided by 34 s the last gives the flotillas.
+TABLE_4 = {20: (55200.1, 20.1, 1496.0), 40: (30204.8, 15.8, 1156.0), 60: (24495.0, 14.0, 986.0),
+           80: (21891.0, 12.0, 816.0), 100: (18359.1, 10.1, 782.0), 120: (15323.9, 9.9, 680.0),
+           140: (13366.3, 9.3, 680.0), 160: (11825.2, 10.2, 748.0)}
+# [FLEET] Table 3: mean and standard deviation of the running length, s, on 80 GPUs.
+TABLE_3 = {"baseline": (10372.2, 4178.9), "local": (6213.0, 3580.0)}
+TABLE_3_FLOTILLAS = ((2067.9, 54.7), (335.6, 48.4), (2291.9, 26.0), (415.5, 51.9), (1072.2, 364.0), (2322.3, 216.0))
+TARGETS = (1.03, 1.03, 1.04, 1.05, 1.06, 1.07, 1.08, 1.09)  # adaptive over the bound
+REFERENCE = (1.07, 1.06, 0.955, 0.85, 0.99, 1.00, 1.01, 1.01)  # another simulation's totals over Table 4's
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to train the ensemble: a policy and what is assumed."""
+
+    policy: str
+    options: Options = PAPER
+    costs: Costs = FREE_OF_COST
+    stream: Stream = FREE
+    rate_error: float = 0.0  # of the rates that the policy is told
+    heavy_tail: bool = False  # of the epochs
+    most_gpus: int | None = None  # beyond which no network becomes faster
+
+    def run(self, table: RateTable, gpus: int, seed: int | None) -> Simulated:
+        """Simulate one draw of the epochs; None: those of the table."""
+        if seed is not None:
+            table = redraw_epochs(table, seed, self.heavy_tail)
+        if self.most_gpus is not None:
+            table = replace(table, models=tuple(replace(n, max_gpus=self.most_gpus) for n in table.models))
+        told = steadied(with_errors(table, self.rate_error, 1000 + (seed or 0)), gpus) if self.rate_error else table
+        options = replace(self.options, seed=seed or 0)
+        return simulate(table, Cluster.of(gpus, table.gpus_per_node), self.policy, options, self.costs, self.stream,
+                        told)
+
+
+BASELINE = Variant("baseline")
+MAIN = {
+    "`baseline`": BASELINE,
+    "`homogeneous`": Variant("homogeneous"),
+    "`local`": Variant("local", costs=PAPER_COSTS),
+    "`global` to the letter": Variant("global", LETTER, PAPER_COSTS, LOCKSTEP),
+    "`global`": Variant("global", PAPER, PAPER_COSTS, LOCKSTEP),
+    "`adaptive`": Variant("adaptive", costs=REGROUPING_COSTS, rate_error=0.05),
+    "`adaptive`, exact rates, free moves": Variant("adaptive"),
+}
+REALISTIC = MAIN["`adaptive`"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the tables need of one simulation."""
+
+    makespan_s: float
+    bound_s: float
+    waiting_s: float
+
+    @property
+    def ratio(self) -> float:
+        """Makespan over the lower bound."""
+        return self.makespan_s / self.bound_s
+
+
+Results = dict[tuple[Variant, int], list[Outcome]]
+
+
+class Laboratory:
+    """Runs simulations, each once, on several cores if asked."""
+
+    def __init__(self, table: RateTable, jobs: int) -> None:
+        self.table, self.jobs = table, jobs
+        self.known: dict[tuple[Variant, int, int], Outcome] = {}
+
+    def run(self, variants: Iterable[Variant], gpus: Sequence[int], seeds: int) -> Results:
+        """All variants on all clusters with all draws of the epochs."""
+        variants = list(variants)
+        wanted = [key for key in product(variants, gpus, range(seeds)) if key not in self.known]
+        with ProcessPoolExecutor(self.jobs) as pool:
+            for key, outcome in zip(wanted, pool.map(_outcome, [(self.table, *key) for key in wanted], chunksize=4),
+                                    strict=True):
+                self.known[key] = outcome
+        print(f"{len(wanted)} simulations", file=sys.stderr, flush=True)
+        return {(variant, count): [self.known[variant, count, seed] for seed in range(seeds)]
+                for variant, count in product(variants, gpus)}
+
+
+def _outcome(job: tuple[RateTable, Variant, int, int]) -> Outcome:
+    table, variant, gpus, seed = job
+    run = variant.run(table, gpus, seed)
+    return Outcome(run.makespan_s, run.lower_bound_s, run.waiting_s_per_gpu)
+
+
+# --- Tables -------------------------------------------------------------------------------------
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table."""
+    lines = ["| " + " | ".join(row) + " |" for row in (head, ["---", *["---:"] * (len(head) - 1)], *rows)]
+    return "\n".join(lines)
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    """Mean and standard deviation."""
+    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+    return f"{statistics.mean(values):.{digits}f} ± {deviation:.{digits}f}"
+
+
+def by_gpus(first: str, gpus: Sequence[int], rows: dict[str, Callable[[int], str]]) -> str:
+    """A table with a column for every size of the cluster."""
+    return markdown([first, *map(str, gpus)], [[name, *(cell(count) for count in gpus)] for name, cell in rows.items()])
+
+
+def speed_ups(results: Results) -> str:
+    """The paper's Figure 5."""
+    def cell(variant: Variant) -> Callable[[int], str]:
+        return lambda gpus: spread([base.makespan_s / run.makespan_s for base, run in
+                                    zip(results[BASELINE, gpus], results[variant, gpus], strict=True)])
+    return by_gpus("GPUs", GPUS, {name: cell(variant) for name, variant in MAIN.items() if variant != BASELINE})
+
+
+def ratios(results: Results, variants: dict[str, Variant], gpus: Sequence[int]) -> str:
+    """Makespans over the lower bound."""
+    def cell(variant: Variant) -> Callable[[int], str]:
+        return lambda count: spread([run.ratio for run in results[variant, count]], 3)
+    return by_gpus("GPUs", gpus, {name: cell(variant) for name, variant in variants.items()})
+
+
+def waiting(results: Results) -> str:
+    """The paper's Figure 6."""
+    def cell(variant: Variant) -> Callable[[int], str]:
+        return lambda gpus: spread([run.waiting_s for run in results[variant, gpus]], 0)
+    return by_gpus("GPUs", GPUS, {name: cell(variant) for name, variant in MAIN.items()})
+
+
+def targets(results: Results) -> str:
+    """adaptive beside its targets, and beside the other policies."""
+    def mean(variant: Variant, gpus: int) -> float:
+        return statistics.mean(run.ratio for run in results[variant, gpus])
+
+    def faster(variant: Variant) -> Callable[[int], str]:
+        return lambda gpus: f"{mean(variant, gpus) / mean(REALISTIC, gpus):.2f}"
+    target = dict(zip(GPUS, TARGETS, strict=True))
+    return by_gpus("GPUs", GPUS, {
+        "target, at most": lambda gpus: f"{target[gpus]:.2f}",
+        "`adaptive`, mean": lambda gpus: f"{mean(REALISTIC, gpus):.3f}",
+        "`adaptive`, worst draw": lambda gpus: f"{max(run.ratio for run in results[REALISTIC, gpus]):.3f}",
+        "`baseline` takes times as long": faster(BASELINE),
+        "`global` takes times as long": faster(MAIN["`global`"]),
+    })
+
+
+def running_lengths(table: RateTable) -> str:
+    """The paper's Table 3: how much running lengths differ, on 80 GPUs."""
+    def lengths(run: Simulated, start: float = 0.0, end: float = float("inf")) -> tuple[float, float]:
+        seconds = [stint.end_s - stint.start_s for stint in run.stints if start <= stint.start_s < end]
+        return statistics.mean(seconds), statistics.stdev(seconds) if len(seconds) > 1 else 0.0
+
+    def row(name: str, flotilla: str, paper: tuple[float, float], ours: tuple[float, float]) -> list[str]:
+        return [name, flotilla, *(f"{value:.0f}" for value in (*paper, *ours))]
+    rows = [row(f"`{policy}`", "", paper, lengths(MAIN[f"`{policy}`"].run(table, 80, None)))
+            for policy, paper in TABLE_3.items()]
+    run = MAIN["`global` to the letter"].run(table, 80, None)
+    rows += [row("`global` to the letter", str(number), paper, lengths(run, one.start_s, one.end_s))
+             for number, (paper, one) in enumerate(zip(TABLE_3_FLOTILLAS, run.rounds, strict=False))]
+    return markdown(["policy", "flotilla", "paper: mean, s", "deviation, s", "here: mean, s", "deviation, s"], rows)
+
+
+def overheads(table: RateTable) -> str:
+    """The paper's Table 4, and how the choices beyond the peak of Eq. 5 matter."""
+    letter = {gpus: MAIN["`global` to the letter"].run(table, gpus, None) for gpus in GPUS}
+    limited = {gpus: MAIN["`global`"].run(table, gpus, None) for gpus in GPUS}
+    reference = dict(zip(GPUS, REFERENCE, strict=True))
+    return by_gpus("GPUs", GPUS, {
+        "paper: total, s": lambda gpus: f"{TABLE_4[gpus][0]:.0f}",
+        "here, to the letter": lambda gpus: f"{letter[gpus].makespan_s:.0f}",
+        "here / paper": lambda gpus: f"{letter[gpus].makespan_s / TABLE_4[gpus][0]:.3f}",
+        "another simulation / paper": lambda gpus: f"{reference[gpus]:.2f}",
+        "peak-limited / paper": lambda gpus: f"{limited[gpus].makespan_s / TABLE_4[gpus][0]:.3f}",
+        "paper: flotillas": lambda gpus: f"{TABLE_4[gpus][2] / 34:.0f}",
+        "here: rounds": lambda gpus: f"{len(letter[gpus].rounds)}",
+        "paper: checkpointing, s": lambda gpus: f"{TABLE_4[gpus][2]:.0f}",
+        "here (34 s a round)": lambda gpus: f"{letter[gpus].checkpoint_s:.0f}",
+        "paper: scheduling, s": lambda gpus: f"{TABLE_4[gpus][1]:.1f}",
+        "here (0.46 s a round)": lambda gpus: f"{letter[gpus].scheduling_s:.1f}",
+        "steps with a group beyond its peak": lambda gpus: f"{_beyond_peak(table, letter[gpus], gpus)}",
+    })
+
+
+def _beyond_peak(table: RateTable, run: Simulated, gpus: int) -> int:
+    """In how many rounds a network has more GPUs than it has its best rate on."""
+    peak = {network.name: 1 + int(curve(network, gpus).argmax()) for network in table.models}
+    return sum(any(member.gpus > peak[member.name] for member in one.members) for one in run.rounds)
+
+
+STREAMS = {
+    "free pace": REALISTIC,
+    "8 lockstep streams": replace(REALISTIC, stream=Stream(count=8)),
+    "4 lockstep streams (target 1.15)": replace(REALISTIC, stream=Stream(count=4)),
+    "4 lockstep streams, changing at any step": replace(
+        REALISTIC, stream=Stream(count=4, change_at_any_step=True)),
+    "2 lockstep streams": replace(REALISTIC, stream=Stream(count=2)),
+    "lockstep": replace(REALISTIC, stream=LOCKSTEP),
+    "ring, window 10 %, turning 4 times as fast": replace(REALISTIC, stream=Stream(ring=Ring())),
+    "ring, window 20 %, turning 4 times as fast": replace(REALISTIC, stream=Stream(ring=Ring(window=0.2))),
+    "ring, window 10 %, turning 8 times as fast": replace(REALISTIC, stream=Stream(ring=Ring(surplus=8.0))),
+}
+SENSITIVITY = {
+    "`adaptive`": REALISTIC,
+    "`adaptive`, exact rates": replace(REALISTIC, rate_error=0.0),
+    "`adaptive`, 34 s a move": replace(REALISTIC, costs=Costs(checkpoint_s=34.0, regroup_s=34.0)),
+    "`global`, delta 15 %": replace(MAIN["`global`"], options=Options()),
+    "`homogeneous` in lockstep": replace(MAIN["`homogeneous`"], stream=LOCKSTEP),
+}
+HEAVY = {name: replace(MAIN[name], heavy_tail=True) for name in ("`baseline`", "`global`", "`adaptive`")}
+SMALL = {name: replace(MAIN[name], most_gpus=8) for name in ("`baseline`", "`global`", "`adaptive`")}
+
+
+def placement() -> str:
+    """Algorithm 3 beside the optimum, on groups that it places badly."""
+    rows = []
+    for sizes in ((3, 3, 3, 3, 11, 11, 11, 11), (3, 3, 3, 3, 8), (1, 2, 3, 5, 6, 7)):
+        groups = {str(i): size for i, size in enumerate(sizes)}
+        devices = range(-(-sum(sizes) // 4) * 4)
+        paper, best = (score(members, 4) for members in (greedy(groups, devices, 4), place(groups, devices, 4)))
+        rows.append([", ".join(map(str, sizes)), f"{paper:.3f}", f"{best:.3f}", f"{paper / best - 1:.1%}"])
+    return markdown(["group sizes, on nodes of 4", "Algorithm 3", "here", "Algorithm 3 is worse by"], rows)
+
+
+def document(table: RateTable, seeds: int, few: int, jobs: int) -> str:
+    """The whole of docs/schedules.md."""
+    laboratory = Laboratory(table, jobs)
+    main = laboratory.run(MAIN.values(), GPUS, seeds)
+    others = laboratory.run([*STREAMS.values(), *SENSITIVITY.values(), *HEAVY.values(), *SMALL.values()],
+                            FEW_GPUS, few)
+    text = (Path(__file__).parent / "schedules_docs.md").read_text(encoding="utf-8")
+    return text.format(
+        seeds=seeds, few=few, networks=len(table.models), speed_ups=speed_ups(main), waiting=waiting(main),
+        ratios=ratios(main, MAIN, GPUS), targets=targets(main), running_lengths=running_lengths(table),
+        overheads=overheads(table), streams=ratios(others, STREAMS, FEW_GPUS),
+        sensitivity=ratios(others, SENSITIVITY, FEW_GPUS), heavy=ratios(others, HEAVY, FEW_GPUS),
+        small=ratios(others, SMALL, FEW_GPUS), placement=placement())
+
+
+def main() -> None:
+    """Simulate and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("ensemble", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--few", type=int, default=6)
+    parser.add_argument("--jobs", type=int, default=1)
+    args = parser.parse_args()
+    table = convert(read_json(args.ensemble), str(args.ensemble))
+    args.out.write_text(document(table, args.seeds, args.few, args.jobs), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
