@@ -1,0 +1,311 @@
+"""A Slurm of four virtual nodes on this machine: real servers, which the fixture starts and stops.
+
+Each node is a slurmd of its own, told its name; all four have this machine's host name, files and
+shared memory. The servers keep their files in one scratch folder, take ports that are free, listen on
+the loopback address alone, and authenticate with a munged and a key of their own: so they meet no other
+Slurm of this machine. Which processes are ours is never guessed: servers are children of this process,
+and what they start has our configuration in its environment.
+"""
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+NODES = ("n1", "n2", "n3", "n4")
+_PACKAGES = ("slurm-wlm", "munge")
+_PROGRAMS = ("slurmctld", "slurmd", "sbatch", "squeue", "sinfo", "scontrol", "scancel", "srun", "munged")
+_OTHERS = ("OMPI_", "PMIX_", "PRTE_", "SLURM_", "SBATCH_")  # variables of an MPI or a Slurm that we may be under
+# What MPI wants to be told here: it runs as root, and ranks of different nodes meet on the loopback device.
+# (The daemons of mpirun cannot: their own channel refuses that device.)
+_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_btl_tcp_if_include": "lo",
+        "UCX_NET_DEVICES": "lo"}
+_LIVE = {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "STAGE_OUT"}
+
+# CPUs are made up (config_overrides): three ranks fit on a node, whatever cores this machine has.
+_CONFIGURATION = """\
+ClusterName=fleet
+SlurmctldHost=localhost
+SlurmctldPort={ports[0]}
+SlurmUser=root
+CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+ReturnToService=2
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.%n.pid
+SlurmdSpoolDir={folder}/spool.%n
+StateSaveLocation={folder}/state
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.%n.log
+SlurmdParameters=config_overrides
+SwitchType=switch/none
+SchedulerType=sched/backfill
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+AccountingStorageType=accounting_storage/none
+JobAcctGatherType=jobacct_gather/none
+MailProg=/bin/true
+MpiDefault=none
+SlurmdTimeout=10
+KillWait=5
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+NodeName=n1 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[1]} CPUs=4 RealMemory=1000 State=UNKNOWN
+NodeName=n2 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4 RealMemory=1000 State=UNKNOWN
+NodeName=n3 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[3]} CPUs=4 RealMemory=1000 State=UNKNOWN
+NodeName=n4 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[4]} CPUs=4 RealMemory=1000 State=UNKNOWN
+PartitionName=low Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=5
+PartitionName=high Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
+"""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What came of a job: Slurm's word for it, and what its script and programs printed."""
+
+    state: str
+    output: str
+
+
+class Slurm:
+    """The cluster: commands to it, and the servers behind it."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.configuration = folder / "slurm.conf"
+        plain = {key: value for key, value in os.environ.items() if not key.startswith(_OTHERS)}
+        self.environment = {**plain, "SLURM_CONF": str(self.configuration), **_MPI}
+        self._servers = {}
+
+    # ---- jobs ----
+
+    def submit(self, script, *options, **variables):
+        """Hand in a batch script, with more variables in its environment; returns the id of the job."""
+        command = ("sbatch", "--parsable", f"--output={self.folder}/%j.out", *options)
+        return self._ask(*command, text=script, **variables).strip()
+
+    def state(self, job):
+        """Slurm's word for how far a job is, such as PENDING, RUNNING or COMPLETED."""
+        return re.search(r"JobState=(\w+)", self._ask("scontrol", "--oneliner", "show", "job", job))[1]
+
+    def output(self, job):
+        """What a job has printed so far."""
+        path = self.folder / f"{job}.out"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def wait_for(self, job, timeout=120):
+        """Wait for the end of a job; the test fails when it does not come."""
+        _until(lambda: self.state(job) not in _LIVE, timeout,
+               lambda: f"job {job} is {self.state(job)}; it printed:\n{self.output(job)[-5000:]}")
+        return Ended(self.state(job), self.output(job))
+
+    def cancel(self, job):
+        """Cancel a job and wait until it is gone."""
+        self._ask("scancel", job)
+        self.wait_for(job)
+
+    # ---- nodes ----
+
+    def node_states(self):
+        """Node -> Slurm's word for it, such as idle, mixed or down; with a star where it does not answer."""
+        lines = self._ask("sinfo", "--noheader", "--Node", "--partition=low", "--format=%N %T").splitlines()
+        return dict(line.split() for line in lines)
+
+    def take_down(self, node):
+        """A node dies: its slurmd and all that runs there, by SIGKILL; returns once Slurm has noticed."""
+        self._servers[node].kill()
+        self._servers.pop(node).wait()
+        ranks = self._processes(node)
+        for pid in [*self._step_daemons(ranks), *ranks]:  # the daemons first: they would report the others' death
+            _kill(pid)
+        _until(lambda: self.node_states()[node].startswith("down"), 60, lambda: f"still {self.node_states()}")
+
+    def bring_back(self, node):
+        """A dead node is there again; returns once Slurm would give it to a job."""
+        self._start_node(node)
+        _until(lambda: self.node_states()[node] == "idle", 60, lambda: f"still {self.node_states()}")
+
+    # ---- servers ----
+
+    def start(self):
+        """Start all servers and wait until the nodes are idle."""
+        key = self.folder / "munge.key"
+        key.touch(0o600)
+        key.write_bytes(secrets.token_bytes(128))
+        (self.folder / "state").mkdir()
+        self.configuration.write_text(_CONFIGURATION.format(folder=self.folder, ports=_free_ports(1 + len(NODES))))
+        # Forced, for it would rather not run as root, nor in a folder that others cannot enter.
+        self._start("munged", "munged", "--foreground", "--force", f"--key-file={key}",
+                    *(f"--{kind}={self.folder}/munge.{kind.split('-')[0]}"
+                      for kind in ("socket", "pid-file", "log-file", "seed-file")))
+        _until((self.folder / "munge.socket").exists, 20, lambda: self._log("munged"))
+        self._start("slurmctld", "slurmctld", "-D", "-f", str(self.configuration))
+        for node in NODES:
+            self._start_node(node)
+        _until(self._is_idle, 60, lambda: f"{self.node_states()}\n{self._log('slurmctld')}")
+
+    def stop(self):
+        """End all jobs, then the servers, then whatever is left of either."""
+        if "slurmctld" in self._servers:
+            self._try("scancel", "--me")
+            _try_until(lambda: not self._try("squeue", "--noheader"), 20)
+        for server in reversed(self._servers.values()):
+            server.terminate()
+            try:
+                server.wait(10)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                server.wait()
+        for pid in self._processes():
+            _kill(pid)
+
+    def _start_node(self, node):
+        (self.folder / f"spool.{node}").mkdir(exist_ok=True)
+        self._start(node, "slurmd", "-D", "-N", node, "-f", str(self.configuration))
+
+    def _start(self, name, program, *arguments):
+        # A session of its own: an interrupt from the terminal ends the tests, and they end the servers.
+        with open(self.folder / f"{name}.out", "ab") as log:
+            self._servers[name] = subprocess.Popen([_find(program), *arguments], env=self.environment, cwd="/",
+                                                   stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                                   start_new_session=True)
+
+    def _is_idle(self):
+        for name, server in self._servers.items():
+            assert server.poll() is None, f"{name} ended:\n{self._log(name)}"
+        return self._try("sinfo", "--noheader", "--Node", "--partition=low", "--format=%T").split() == ["idle"] * 4
+
+    def _log(self, name):
+        return (self.folder / f"{name}.out").read_text(errors="replace")[-3000:]
+
+    def _processes(self, node=None):
+        """What the servers have started, on one node or on all: it has our configuration in its environment."""
+        wanted = {f"SLURM_CONF={self.configuration}"} | ({f"SLURMD_NODENAME={node}"} if node else set())
+        return [pid for pid, variables in environments() if wanted <= variables]
+
+    def _step_daemons(self, pids):
+        """The slurmstepd that are parents of some processes: nothing in their environment names the node."""
+        ours, parents = set(self._processes()), {_parent(pid) for pid in pids}
+        return [pid for pid in ours & parents if _command(pid).startswith("slurmstepd")]
+
+    # ---- commands ----
+
+    def _ask(self, *command, text=None, **variables):
+        done = self._run(command, text, variables)
+        assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
+        return done.stdout
+
+    def _try(self, *command):
+        return self._run(command).stdout
+
+    def _run(self, command, text=None, variables=None):
+        return subprocess.run([_find(command[0]), *command[1:]], env={**self.environment, **(variables or {})},
+                              input=text, text=True, capture_output=True, timeout=60, check=False)
+
+
+def environments():
+    """The processes of this machine that can be looked at, with the variables that each was started with."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            variables = (folder / "environ").read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue
+        if int(folder.name) != os.getpid():
+            yield int(folder.name), set(variables)
+
+
+def _parent(pid):
+    found = re.search(r"PPid:\s+(\d+)", _read(pid, "status"))
+    return int(found[1]) if found else None
+
+
+def _command(pid):
+    return _read(pid, "cmdline")
+
+
+def _read(pid, file):
+    try:
+        return Path(f"/proc/{pid}/{file}").read_text(errors="replace")
+    except OSError:  # it has ended
+        return ""
+
+
+def _kill(pid):
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _until(condition, seconds, report):
+    if not _try_until(condition, seconds):
+        pytest.fail(f"after {seconds} s: {report()}")
+
+
+def _try_until(condition, seconds):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.2)
+    return True
+
+
+def _free_ports(count):
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+# ---- what must be installed ----
+
+
+def _find(program):
+    """Where a program is; servers are in folders that not every PATH holds."""
+    return shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+
+
+def _missing():
+    return [program for program in _PROGRAMS if _find(program) is None]
+
+
+def _install():
+    """Install what is missing, or skip the test and say why that is impossible."""
+    if os.geteuid() != 0:
+        pytest.skip("a Slurm of virtual nodes wants root")
+    if not _missing():
+        return
+    if _find("apt-get") is None:
+        pytest.skip(f"{', '.join(_missing())} not found, and there is no apt-get to install {' and '.join(_PACKAGES)}")
+    for command in (["update"], ["install", "-y", "--no-install-recommends", *_PACKAGES]):
+        done = subprocess.run(["apt-get", "-qq", *command], env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
+                              stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600, check=False)
+    if _missing():
+        pytest.skip(f"apt-get could not install {' and '.join(_PACKAGES)}: {done.stderr.strip()[-300:]}")
+
+
+@pytest.fixture(scope="session")
+def slurm():
+    """Four idle nodes, n1 to n4; the partitions are low, whose jobs are requeued for those of high."""
+    _install()
+    folder = Path(tempfile.mkdtemp(prefix="fleet-slurm-"))  # short: a socket's path may have 107 letters
+    cluster = Slurm(folder)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
+        shutil.rmtree(folder)

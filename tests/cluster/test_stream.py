@@ -1,0 +1,81 @@
+"""A run on two nodes of a Slurm: each holds one copy of the stream, and groups span them."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from fleet.api import mpirun
+from fleet.paths import RunPaths
+from tests.mpi.conftest import ROOT, Launch, Launcher, read_lines, spec
+from tests.mpi.test_stream import DATA, MODELS, check
+from tests.mpi.test_training import replayed
+
+pytestmark = pytest.mark.cluster
+RANKS, NODES = 6, 2
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("two-nodes")
+
+
+@pytest.fixture(scope="module")
+def content(folder):
+    """On each node one rank prepares and two train; one network takes all four trainers."""
+    models = [*MODELS, {"family": "softmax", "name": "both-nodes", "gpus": 4}]
+    return spec(folder, models, samples=200, data=DATA, resources={"engine": "numpy", "preprocessors": NODES})
+
+
+@pytest.fixture(scope="module")
+def run(slurm, folder, content):
+    """The job, done."""
+    launcher = Launcher(folder)
+    for name in ("records", "memory"):
+        (folder / name).mkdir()
+    command = [*mpirun(RANKS), "-m", "tests.cluster.noting_memory", str(launcher.write(content))]
+    job = slurm.submit(
+        f"#!/bin/sh\ncd {shlex.quote(str(ROOT))} && exec {shlex.join(command)}\n",
+        f"--nodes={NODES}", f"--ntasks-per-node={RANKS // NODES}",
+        FLEET_TEST_RECORDS=str(folder / "records"), FLEET_TEST_MEMORY=str(folder / "memory"),
+        XDG_CACHE_HOME=str(folder / "cache"))  # where rates are kept
+    ended = slurm.wait_for(job)
+    assert ended.state == "COMPLETED", ended.output
+    return Launch(0, ended.output, 0.0, RunPaths(Path(content["output"])))
+
+
+@pytest.fixture(scope="module")
+def notes(run, folder):
+    """What each rank mapped, in order of rank."""
+    return [json.loads((folder / "memory" / f"{rank}.json").read_text()) for rank in range(RANKS)]
+
+
+def test_the_nodes_of_one_machine_are_told_apart(run, notes):
+    assert run.events("start")[0]["nodes"] == NODES
+    assert [note["node"] for note in notes] == ["n1"] * 3 + ["n2"] * 3
+
+
+def test_each_node_holds_one_copy_of_the_samples(run, notes):
+    windows = [{file: inode for file, inode in note["memory"].items() if "/fleet-" in file} for note in notes]
+    assert all(sorted(file.rsplit("-", 1)[1] for file in window) == ["train", "validation"] for window in windows)
+    assert windows[0] == windows[1] == windows[2]
+    assert windows[3] == windows[4] == windows[5]
+    assert not set(windows[0].items()) & set(windows[3].items())
+    assert len(set(windows[0].values()) | set(windows[3].values())) == 4  # files of one name may be two
+
+
+def test_each_network_is_given_each_sample_once_per_epoch(run, folder, content):
+    assert len(run.results()) == 3
+    check(run, read_lines(folder / "records"), content)
+
+
+def test_a_group_that_spans_nodes_trains_to_the_same_losses_as_alone(run, folder, content):
+    groups = [event["devices"] for event in run.events("group") if event["network"] == "both-nodes"]
+    assert groups
+    assert all(sorted(devices) == [0, 1, 2, 3] for devices in groups)
+    assert replayed(Launcher(folder), content, run, "both-nodes") < 1e-9
+
+
+def test_nothing_that_a_rank_mapped_is_left_in_shared_memory(notes):
+    assert not [file for note in notes for file in note["memory"] if Path(file).exists()]
