@@ -1,4 +1,4 @@
-# make env | demo | test | check | bench | clean
+# make env | demo | test | test-cluster | check | bench | clean
 # VENV=dir puts the environment elsewhere; PYTHON=interpreter makes it with another Python 3.11.
 
 VENV ?= .venv
@@ -10,7 +10,7 @@ export OMPI_ALLOW_RUN_AS_ROOT ?= 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: env demo test check bench clean
+.PHONY: env demo test test-cluster check bench clean
 
 env:
 	@tools/env.sh
@@ -21,6 +21,10 @@ demo: env
 
 test: env
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# On the four virtual nodes of a Slurm of its own, which it installs where it is missing: root and apt-get are wanted.
+test-cluster: env
+	$(BIN)/python -m pytest -rs tests/cluster $(PYTEST_ARGS)
 
 check: env
 	$(BIN)/ruff check .
