@@ -1,0 +1,115 @@
+"""Algorithm 2."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler.base import Delta, InputError, Network, Options, RateTable
+from scheduler.flotilla import flotilla
+from scheduler.rates import rate
+from tests.scheduler.strategies import ensembles
+
+
+def names(table):
+    return [network.name for network in table.models]
+
+
+def by_the_book(table, candidates, gpus, delta, peak_limited):
+    """Algorithm 2 line by line, without a thought for speed; None where a tie leaves it open."""
+    def sizes(network):
+        most = min(network.max_gpus or gpus, gpus)
+        allowed = [(m, rate(network, m)) for m in range(network.min_gpus, most + 1)]
+        return [m for i, (m, r) in enumerate(allowed)
+                if not peak_limited or all(r > before for _, before in allowed[:i])]
+
+    known = {network.name: network for network in table.models if network.name in candidates
+             and network.min_gpus <= gpus}
+    if not known:
+        return {}
+    single = {name: rate(network, network.min_gpus) for name, network in known.items()}
+    fastest = max(known, key=lambda name: single[name])
+    reference, given = single[fastest], {fastest: known[fastest].min_gpus}
+    while True:
+        left = gpus - sum(given.values())
+        choices = [(abs(rate(known[name], m) - reference), m, name) for name in known if name not in given
+                   for m in sizes(known[name]) if m <= left and abs(rate(known[name], m) - reference) <= delta]
+        if not choices:
+            break
+        choices.sort(key=lambda choice: choice[0])
+        if len(choices) > 1 and choices[0][0] == choices[1][0]:
+            return None
+        given[choices[0][2]] = choices[0][1]
+    while sum(given.values()) < gpus:
+        left = gpus - sum(given.values())
+        raisable = {name: min((m for m in sizes(known[name]) if m > size), default=None)
+                    for name, size in given.items()}
+        raisable = {name: m for name, m in raisable.items() if m is not None and m - given[name] <= left}
+        if not raisable:
+            break
+        paces = sorted((rate(known[name], given[name]), name) for name in raisable)
+        if len(paces) > 1 and paces[0][0] == paces[1][0]:
+            return None
+        given[paces[0][1]] = raisable[paces[0][1]]
+    return given
+
+
+@given(ensembles(), st.floats(0, 100), st.booleans())
+@settings(max_examples=120, deadline=None)
+def test_a_flotilla_is_what_algorithm_2_says_line_by_line(drawn, delta, peak_limited):
+    table, cluster = drawn
+    options = Options(delta=Delta(delta, relative=False), peak_limited=peak_limited)
+    found = flotilla(table, names(table), cluster.gpus, options)
+    expected = by_the_book(table, set(names(table)), cluster.gpus, delta, peak_limited)
+    if expected is not None:
+        assert found == expected
+
+
+@given(ensembles(), st.floats(0, 100), st.booleans())
+@settings(max_examples=100, deadline=None)
+def test_members_are_joined_within_delta_before_spare_gpus_are_given(drawn, delta, peak_limited):
+    table, cluster = drawn
+    options = Options(delta=Delta(delta, relative=True), peak_limited=peak_limited)
+    found = flotilla(table, names(table), cluster.gpus, options)
+    known = {network.name: network for network in table.models}
+    reference = max(rate(network, network.min_gpus) for network in table.models)
+    assert sum(found.values()) <= cluster.gpus
+    for name, size in found.items():  # on some count up to the final one it was close enough
+        paces = [rate(known[name], m) for m in range(known[name].min_gpus, size + 1)]
+        assert min(abs(pace - reference) for pace in paces) <= options.delta.of(reference) + 1e-9
+
+
+def test_to_the_letter_spare_gpus_slow_the_slowest_down_and_peak_limited_they_stay_idle():
+    table = RateTable(100, 4, (Network("a", (10.0, 9.0, 5.0, 4.0)),))
+    assert flotilla(table, ["a"], 4, Options(peak_limited=False)) == {"a": 4}
+    assert flotilla(table, ["a"], 4, Options()) == {"a": 1}
+
+
+def test_a_spare_gpu_that_helps_only_together_with_a_second_is_given_with_it():
+    table = RateTable(100, 4, (Network("a", (10.0, 9.0, 15.0)),))
+    assert flotilla(table, ["a"], 2, Options()) == {"a": 1}
+    assert flotilla(table, ["a"], 3, Options()) == {"a": 3}
+
+
+def test_ties_go_to_fewer_gpus_then_to_the_order_of_the_table():
+    table = RateTable(100, 4, (Network("slow", (5.0, 10.0)), Network("b", (10.0, 11.0)), Network("c", (10.0, 11.0))))
+    assert list(flotilla(table, ["c", "b", "slow"], 2, Options(delta=Delta.parse("0")))) == ["b", "c"]
+
+
+def test_bounds_of_a_group_are_kept():
+    table = RateTable(100, 4, (Network("a", (10.0, 20.0, 30.0, 40.0), min_gpus=2, max_gpus=3),
+                               Network("b", (10.0, 20.0), min_gpus=5)))
+    assert flotilla(table, ["a", "b"], 4, Options()) == {"a": 3}
+    assert flotilla(table, ["b"], 4, Options()) == {}
+    assert flotilla(table, [], 4, Options()) == {}
+
+
+@pytest.mark.parametrize("text", ["fast", "-3", "nan", "inf%", "", "%"])
+def test_a_delta_that_is_no_distance_is_refused(text):
+    with pytest.raises(InputError, match="delta is"):
+        Delta.parse(text)
+
+
+@pytest.mark.parametrize("alpha", [0.0, -1.0, 1.5, float("nan")])
+def test_an_alpha_that_is_no_share_is_refused(alpha):
+    with pytest.raises(InputError, match="alpha is"):
+        Options(alpha=alpha)

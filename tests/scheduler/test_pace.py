@@ -1,0 +1,64 @@
+"""How networks hold each other back."""
+
+import math
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler.base import InputError
+from scheduler.pace import Ring, Stream
+
+GROUPS = st.lists(st.tuples(st.floats(1, 100), st.integers(1, 4)), min_size=1, max_size=6)
+
+
+def busy(rates, gpus, streams):
+    slowest = {s: min(r for r, t in zip(rates, streams, strict=True) if t == s) for s in set(streams)}
+    return sum(g * slowest[s] / r for r, g, s in zip(rates, gpus, streams, strict=True))
+
+
+@given(GROUPS, st.integers(2, 3))
+@settings(max_examples=60, deadline=None)
+def test_no_other_split_into_streams_keeps_more_gpus_busy(groups, count):
+    rates, gpus = zip(*groups, strict=True)
+    best = max(busy(rates, gpus, streams) for streams in product(range(count), repeat=len(rates)))
+    found = Stream(count=count).split(rates, gpus)
+    assert set(found) <= set(range(count))
+    assert busy(rates, gpus, found) == pytest.approx(best)
+
+
+@given(GROUPS, st.integers(0, 3), st.floats(1, 200))
+@settings(max_examples=60, deadline=None)
+def test_nobody_is_faster_than_its_rate_or_its_stream(groups, count, supply):
+    rates, gpus = zip(*groups, strict=True)
+    stream = Stream(count=count, rate=supply)
+    streams = stream.split(rates, gpus)
+    paces = stream.paces(rates, streams)
+    assert all(0 < pace <= min(rate, supply / max(1, count)) for pace, rate in zip(paces, rates, strict=True))
+    if count:
+        assert all(len({pace for pace, s in zip(paces, streams, strict=True) if s == one}) == 1
+                   for one in set(streams))
+
+
+@pytest.mark.parametrize(("text", "stream"), [
+    ("free", Stream(0)), ("lockstep", Stream(1)), ("4", Stream(4)), ("ring", Stream(ring=Ring())),
+    ("ring:25%", Stream(ring=Ring(window=0.25))),
+])
+def test_a_stream_is_read_from_a_word(text, stream):
+    assert Stream.parse(text) == stream
+
+
+@pytest.mark.parametrize("text", ["fast", "-1", "ring:", "ring:0%", "ring:x%", "4:10%", "", "1.5"])
+def test_a_word_that_names_no_stream_is_refused(text):
+    if text == "ring:":  # nothing said is the default
+        assert Stream.parse(text).ring == Ring()
+        return
+    with pytest.raises(InputError):
+        Stream.parse(text)
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, math.nan])
+def test_a_stream_that_produces_nothing_is_refused(rate):
+    with pytest.raises(InputError, match="samples/s above 0"):
+        Stream(rate=rate)

@@ -1,0 +1,251 @@
+"""What every policy promises, and what each does."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from scheduler.base import Cluster, Delta, InputError, Member, Network, Options, Progress, RateTable, Round
+from scheduler.policies import POLICIES, decide
+from scheduler.rates import curve, rate
+from tests.scheduler.strategies import ensembles
+
+
+def table(*rates, **bounds):
+    return RateTable(100, 4, tuple(Network(f"n{i}", r, **bounds) for i, r in enumerate(rates)))
+
+
+class Trainer:
+    """Carries out the rounds of a policy, with ends of epochs in random order; as the runtime and the simulator do."""
+
+    def __init__(self, drawn, policy, options, rng, devices_die=False):
+        self.rates, self.cluster = drawn
+        self.policy, self.options, self.rng, self.devices_die = policy, options, rng, devices_die
+        self.left = {network.name: network.epochs for network in self.rates.models}
+        self.running, self.wanted, self.rounds = {}, Round(), []
+
+    def progress(self):
+        return Progress(running=tuple(Member(*group) for group in self.running.items()),
+                        epochs_done={n.name: n.epochs - self.left[n.name] for n in self.rates.models
+                                     if self.left[n.name] < n.epochs},
+                        finished=frozenset(name for name, left in self.left.items() if left == 0),
+                        wanted=self.wanted)
+
+    def ask(self):
+        progress = self.progress()
+        self.wanted = decide(self.policy, self.rates, progress, self.cluster, self.options)
+        assert self.wanted == decide(self.policy, self.rates, progress, self.cluster, self.options)
+        self.rounds.append(self.wanted)
+
+    def carry_out(self, ended=None):
+        wanted = {member.name: member.devices for member in self.wanted.members}
+        if ended in self.running:
+            kept = tuple(d for d in self.running[ended] if d in wanted.get(ended, ()))
+            self.running[ended] = kept
+            if not kept:
+                del self.running[ended]
+                self.ask()
+                return self.carry_out()
+        for name, devices in wanted.items():
+            held = {d for other, mine in self.running.items() if other != name for d in mine}
+            if set(self.running.get(name, ())) <= set(devices) and not held & set(devices):
+                self.running[name] = devices
+        return None
+
+    def run(self, most_steps=400):
+        self.ask()
+        self.carry_out()
+        for _ in range(most_steps):
+            if not any(self.left.values()):
+                return True
+            if not self.running:
+                return False
+            if self.a_device_dies():
+                self.ask()
+                self.carry_out()
+                continue
+            name = self.rng.choice(sorted(self.running))
+            self.left[name] -= 1
+            if self.left[name] == 0:
+                del self.running[name]
+            self.ask()
+            self.carry_out(ended=name)
+        return False
+
+    def a_device_dies(self):
+        """Its group ends with it."""
+        if not (self.devices_die and self.cluster.gpus > 2 and self.rng.random() < 0.2):
+            return False
+        dead = self.rng.choice(self.cluster.devices)
+        self.cluster = self.cluster.without([dead])
+        self.running = {name: mine for name, mine in self.running.items() if dead not in mine}
+        return True
+
+
+runs = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
+OPTIONS = st.builds(Options, alpha=st.sampled_from((0.5, 0.8, 1.0)), peak_limited=st.booleans(),
+                    delta=st.sampled_from((Delta.parse("15%"), Delta.parse("20"), Delta.parse("0"))),
+                    seed=st.integers(0, 3))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+class TestEveryPolicy:
+    @runs
+    @given(drawn=ensembles(), options=OPTIONS, rng=st.randoms(use_true_random=False))
+    def test_it_ends_and_answers_alike_when_asked_twice(self, policy, drawn, options, rng):
+        assert Trainer(drawn, policy, options, rng).run()
+
+    @runs
+    @given(drawn=ensembles(), options=OPTIONS, rng=st.randoms(use_true_random=False))
+    def test_every_device_is_given_once_and_every_group_keeps_its_bounds(self, policy, drawn, options, rng):
+        trainer = Trainer(drawn, policy, options, rng)
+        trainer.run()
+        known = {network.name: network for network in drawn[0].models}
+        for decided in trainer.rounds:
+            devices = [device for member in decided.members for device in member.devices]
+            assert len(set(devices)) == len(devices)
+            assert set(devices) <= set(drawn[1].devices)
+            assert len(decided.counts) == len(decided.members)
+            for member in decided.members:
+                network = known[member.name]
+                assert network.min_gpus <= member.gpus <= (network.max_gpus or drawn[1].gpus)
+
+    @runs
+    @given(drawn=ensembles(), options=OPTIONS, rng=st.randoms(use_true_random=False))
+    def test_no_network_is_given_a_gpu_that_slows_it_down(self, policy, drawn, options, rng):
+        trainer = Trainer(drawn, policy, replace(options, peak_limited=True), rng)
+        trainer.run()
+        known = {network.name: network for network in drawn[0].models}
+        for decided in trainer.rounds:
+            for member in decided.members:
+                paces = curve(known[member.name], member.gpus)[known[member.name].min_gpus - 1:]
+                assert all(paces[-1] > fewer for fewer in paces[:-1])
+
+    @runs
+    @given(drawn=ensembles(bounded=False), options=OPTIONS, rng=st.randoms(use_true_random=False))
+    def test_it_ends_when_devices_die_and_never_asks_for_a_dead_one(self, policy, drawn, options, rng):
+        trainer = Trainer(drawn, policy, options, rng, devices_die=True)
+        assert trainer.run()
+        last = trainer.rounds[-1]
+        assert {device for member in last.members for device in member.devices} <= set(trainer.cluster.devices)
+
+    def test_a_network_that_no_longer_fits_waits_and_the_others_train(self, policy):
+        rates = RateTable(100, 4, (Network("large", (10.0, 20.0, 30.0), min_gpus=3), Network("small", (5.0,))))
+        assert decide(policy, rates, Progress(), Cluster((0, 2), 4), Options()).counts == {"small": 1}
+
+    def test_nothing_is_wanted_when_all_have_finished(self, policy):
+        done = Progress(finished=frozenset({"n0", "n1"}))
+        assert decide(policy, table((1.0,), (2.0,)), done, Cluster.of(4, 4), Options()) == Round()
+
+    def test_a_finished_network_is_never_wanted_again(self, policy):
+        progress = Progress(finished=frozenset({"n0"}), wanted=Round((Member("n0", (0,)), Member("n1", (1,)))),
+                            running=(Member("n1", (1,)),))
+        decided = decide(policy, table((1.0,), (2.0,)), progress, Cluster.of(2, 2), Options())
+        assert set(decided.counts) == {"n1"}
+
+
+def test_an_unknown_policy_is_refused_with_the_known_ones():
+    with pytest.raises(InputError, match="no policy 'best'; there are: baseline, homogeneous, local, global, adaptive"):
+        decide("best", table((1.0,)), Progress(), Cluster.of(1, 1), Options())
+
+
+class TestGlobal:
+    # n0 sets the reference 40; n1 keeps up on 2 GPUs, n2 on 4.
+    RATES = table((40.0, 80.0, 120.0, 160.0), (20.0, 40.0, 60.0, 80.0), (10.0, 20.0, 30.0, 40.0))
+
+    def decide(self, gpus=8, alpha=0.8, **progress):
+        return decide("global", self.RATES, Progress(**progress), Cluster.of(gpus, 4), Options(alpha=alpha))
+
+    def test_the_first_round_is_a_flotilla_with_spare_gpus_for_the_slowest(self):
+        assert self.decide().counts == {"n0": 2, "n1": 2, "n2": 4}
+
+    def test_a_round_goes_on_while_alpha_of_the_gpus_are_active(self):
+        running = (Member("n1", (0, 1)), Member("n2", (4, 5, 6, 7)))
+        assert self.decide(alpha=0.75, running=running, finished=frozenset({"n0"})) == Round(running)
+
+    def test_a_round_below_alpha_drains_and_a_new_one_begins_when_nothing_runs(self):
+        running = (Member("n2", (4, 5, 6, 7)),)
+        finished = frozenset({"n0"})
+        assert self.decide(running=running, finished=finished) == Round()
+        assert self.decide(finished=finished).counts == {"n1": 3, "n2": 5}
+
+    def test_a_round_that_never_reached_alpha_goes_on_if_a_new_one_would_be_the_same(self):
+        slow = table((10.0,), (10.0,))  # one measurement: no use for a second GPU
+        running = (Member("n0", (0,)), Member("n1", (1,)))
+        kept = decide("global", slow, Progress(running=running), Cluster.of(8, 4), Options())
+        assert kept == Round(running)
+
+    def test_it_gives_the_gpus_of_a_finished_network_away_when_no_other_waits(self):
+        assert self.decide(running=(Member("n1", (0, 1)),), finished=frozenset({"n0", "n2"})) == Round()
+        assert self.decide(finished=frozenset({"n0", "n2"})).counts == {"n1": 8}
+
+
+def test_local_leaves_running_groups_alone_and_fills_just_the_free_devices():
+    rates = table((40.0, 80.0), (20.0, 40.0), (20.0, 39.0), (5.0,))
+    running = (Member("n0", (0, 1)),)
+    decided = decide("local", rates, Progress(running=running), Cluster.of(4, 4), Options())
+    assert decided.members[0] == running[0]
+    assert decided.counts == {"n0": 2, "n1": 1, "n2": 1}
+    assert {device for member in decided.members[1:] for device in member.devices} == {2, 3}
+
+
+def test_baseline_starts_each_network_on_its_least_gpus_in_an_order_of_the_seed():
+    rates = table(*[(10.0, 20.0)] * 6, min_gpus=1)
+    orders = {tuple(decide("baseline", rates, Progress(), Cluster.of(2, 2), Options(seed=seed)).counts)
+              for seed in range(20)}
+    assert len(orders) > 5
+    two = RateTable(100, 4, (Network("wide", (1.0, 2.0), min_gpus=2),))
+    assert decide("baseline", two, Progress(), Cluster.of(3, 3), Options()).counts == {"wide": 2}
+
+
+def test_homogeneous_waits_for_the_last_of_its_subset():
+    rates = table(*[(10.0,)] * 4)
+    first = decide("homogeneous", rates, Progress(), Cluster.of(2, 2), Options())
+    assert len(first.members) == 2
+    one, other = first.members
+    progress = Progress(running=(other,), finished=frozenset({one.name}))
+    assert decide("homogeneous", rates, progress, Cluster.of(2, 2), Options()) == Round((other,))
+    progress = Progress(finished=frozenset({one.name, other.name}))
+    second = decide("homogeneous", rates, progress, Cluster.of(2, 2), Options())
+    assert len(second.members) == 2
+
+
+class TestAdaptive:
+    RATES = table(*[(10.0, 19.0, 27.0, 34.0)] * 3)
+
+    def decide(self, **progress):
+        return decide("adaptive", self.RATES, Progress(**progress), Cluster.of(4, 4), Options())
+
+    def test_gpus_are_shared_among_all_and_shared_anew_when_one_finishes(self):
+        first = self.decide()
+        assert sorted(first.counts.values()) == [1, 1, 2]
+        left = tuple(member for member in first.members if member.name != "n2")
+        second = self.decide(running=left, wanted=first, finished=frozenset({"n2"}))
+        assert second.counts == {"n0": 2, "n1": 2}
+        for before, after in zip(left, second.members, strict=True):
+            assert set(before.devices) <= set(after.devices)
+
+    def test_its_last_answer_stands_until_a_network_finishes(self):
+        wanted = Round((Member("n0", (0, 1)), Member("n1", (2, 3))))
+        assert self.decide(running=(Member("n0", (0, 1, 2)),), wanted=wanted) == wanted
+
+    def test_it_answers_anew_when_a_device_has_died(self):
+        wanted = Round((Member("n0", (0, 1)), Member("n1", (2,)), Member("n2", (3,))))
+        progress = Progress(running=wanted.members, wanted=wanted)
+        decided = decide("adaptive", self.RATES, progress, Cluster((0, 1, 2), 4), Options())
+        assert decided.counts == {"n0": 1, "n1": 1, "n2": 1}
+        assert {device for member in decided.members for device in member.devices} == {0, 1, 2}
+
+    def test_slow_networks_get_more_so_that_all_keep_one_pace(self):
+        rates = table((100.0,), (25.0, 50.0, 75.0, 100.0), (50.0, 100.0))
+        counts = decide("adaptive", rates, Progress(), Cluster.of(7, 7), Options()).counts
+        assert counts == {"n0": 1, "n1": 4, "n2": 2}
+        assert {rate(network, counts[network.name]) for network in rates.models} == {100.0}
+
+    def test_groups_lie_within_a_node_or_fill_nodes(self):
+        rates = RateTable(100, 4, tuple(Network(f"n{i}", tuple(10.0 * m * 0.99**m for m in range(1, 9)))
+                                        for i in range(5)))
+        counts = decide("adaptive", rates, Progress(), Cluster.of(32, 4), Options()).counts
+        assert sum(counts.values()) == 32
+        assert all(size < 4 or size % 4 == 0 for size in counts.values())

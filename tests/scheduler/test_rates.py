@@ -1,0 +1,98 @@
+"""Training rates: measured, estimated, useful."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler.base import InputError, Network, RateTable
+from scheduler.rates import counts_to_measure, curve, curves, preprocessors_needed, rate, steadied
+from tests.scheduler.strategies import ensembles
+
+
+def table(*rates, gpus_per_node=4):
+    return RateTable(100, gpus_per_node, tuple(Network(f"n{i}", r) for i, r in enumerate(rates)))
+
+
+def test_beyond_two_nodes_the_rate_is_equation_5_of_the_paper():
+    measured = (30.8, 60.662, 89.607, 117.656, 146.307, 174.656, 202.707, 230.462)
+    network = Network("a", measured)
+    for m in (9, 20, 160):
+        expected = m * measured[7] / 8 * (measured[7] / measured[6] * 7 / 8) ** (m - 8)
+        assert rate(network, m) == pytest.approx(expected, rel=1e-12)
+    assert [rate(network, m) for m in range(1, 9)] == list(measured)
+
+
+def test_equation_5_falls_beyond_its_peak():
+    rates = curve(Network("a", (10.0, 17.0)), 40)
+    peak = int(rates.argmax())
+    assert 0 < peak < 39
+    assert (np.diff(rates[peak:]) < 0).all()
+
+
+def test_a_gain_that_grows_is_not_carried_on():
+    assert rate(Network("a", (10.0, 22.0)), 4) == pytest.approx(44.0)  # efficiency 11 stays 11
+
+
+def test_one_measurement_promises_no_scaling():
+    assert curve(Network("a", (10.0,)), 3).tolist() == [10.0, 10.0, 10.0]
+    assert curves(table((10.0,)), 3).useful.tolist() == [[True, False, False]]
+
+
+def test_useful_counts_are_faster_than_all_fewer_ones():
+    found = curves(table((10.0, 9.0, 12.0, 12.0, 13.0)), 5).useful
+    assert found.tolist() == [[True, False, True, False, True]]
+
+
+def test_bounds_say_where_usefulness_begins_and_ends():
+    bounded = RateTable(100, 4, (Network("a", (10.0, 5.0, 6.0, 7.0), min_gpus=2, max_gpus=3),))
+    assert curves(bounded, 4).useful.tolist() == [[False, True, True, False]]
+
+
+@given(ensembles())
+@settings(max_examples=50, deadline=None)
+def test_arrays_hold_what_single_curves_say_whatever_the_number_of_gpus(drawn):
+    rates, cluster = drawn
+    for gpus in {1, cluster.gpus, cluster.gpus + 3}:
+        known = curves(rates, gpus)
+        for row, network in enumerate(rates.models):
+            assert known.rate[row].tolist() == curve(network, gpus).tolist()
+
+
+def test_steadied_rates_keep_what_was_measured_and_equation_5_where_nothing_is_noisy():
+    exact = table(tuple(10.0 * m * 0.95 ** (m - 1) for m in range(1, 9)))
+    steady = steadied(exact, 12).models[0].rates
+    assert steady[:8] == exact.models[0].rates
+    assert steady == pytest.approx(curve(exact.models[0], 12).tolist())
+
+
+def test_steadied_rates_take_the_slope_from_what_spans_nodes():
+    inside = [10.0 * m * 0.8 ** (m - 1) for m in range(1, 5)]  # steep within the node, flat beyond
+    beyond = [inside[-1] / 4 * m * 0.99 ** (m - 4) for m in range(5, 9)]
+    steady = steadied(table((*inside, *beyond)), 9).models[0].rates
+    assert steady[8] == pytest.approx(inside[-1] / 4 * 9 * 0.99**5)
+
+
+@pytest.mark.parametrize(("single", "per_node", "gpus", "expected"), [
+    ((176.0, 21.0), 4, 100, 9),  # M_a = ceil(176 / 21)
+    ((40.0, 20.0), 4, 100, 8),  # M_b = two nodes
+    ((176.0, 21.0), 4, 3, 3),  # no more than there are
+    ((), 4, 100, 8),
+])
+def test_counts_to_measure_are_those_of_appendix_b3(single, per_node, gpus, expected):
+    assert counts_to_measure(single, per_node, gpus) == expected
+
+
+@given(st.lists(st.floats(1, 100), min_size=1, max_size=6), st.floats(0, 200))
+def test_preprocessors_needed_is_the_least_that_is_enough(throughput, demand):
+    count = preprocessors_needed(throughput, demand)
+    if max(throughput) >= demand:
+        assert throughput[count - 1] >= demand
+        assert all(reached < demand for reached in throughput[:count - 1])
+    else:
+        assert throughput[count - 1] == max(throughput)
+
+
+def test_no_measured_preprocessor_is_an_error():
+    with pytest.raises(InputError, match="at least that of one"):
+        preprocessors_needed([], 10.0)

@@ -1,0 +1,107 @@
+"""The rates file."""
+
+import copy
+import json
+
+import pytest
+
+from scheduler.base import CommTime, InputError, Network, RateTable, StepTime
+from scheduler.ratesfile import parse_rates, read_rates, write_rates
+
+RIGHT = {"samples_per_epoch": 30606, "gpus_per_node": 4,
+         "models": [{"name": "m0", "rates": [22.5, 44.9], "epochs": 8, "params_mb": 1179.0},
+                    {"name": "m1", "rates": [100, 90], "step_s": [{"batch": 32, "seconds": 0.3}]}],
+         "comm_s": [{"params_mb": 100.0, "gpus": 2, "seconds": 0.01}]}
+
+
+def changed(path, value):
+    """A copy of RIGHT with one value set, or its key removed."""
+    content = copy.deepcopy(RIGHT)
+    *way, last = path
+    place = content
+    for step in way:
+        place = place[step]
+    if value is KeyError:
+        del place[last]
+    else:
+        place[last] = value
+    return content
+
+
+def test_a_rates_file_says_all_that_it_holds():
+    assert parse_rates(RIGHT) == RateTable(
+        30606, 4, (Network("m0", (22.5, 44.9), epochs=8, params_mb=1179.0),
+                   Network("m1", (100, 90), step_s=(StepTime(32, 0.3),))), (CommTime(100.0, 2, 0.01),))
+
+
+def test_what_is_written_is_read_back():
+    assert write_rates(parse_rates(RIGHT)) == RIGHT
+
+
+@pytest.mark.parametrize(("path", "value", "said"), [
+    (["models", 0, "rates", 1], 0, "models[0].rates[1] is 0: samples/s above 0"),
+    (["models", 0, "rates", 1], -3.5, "models[0].rates[1] is -3.5: samples/s above 0"),
+    (["models", 0, "rates", 1], float("nan"), "models[0].rates[1] is NaN: samples/s above 0"),
+    (["models", 0, "rates", 1], float("inf"), "models[0].rates[1] is Infinity: samples/s above 0"),
+    (["models", 0, "rates", 1], "fast", 'models[0].rates[1] is "fast": samples/s above 0'),
+    (["models", 0, "rates", 1], True, "models[0].rates[1] is true: samples/s above 0"),
+    (["models", 0, "rates"], [], "models[0].rates is empty: the rate on 1 GPU at least"),
+    (["models", 0, "rates"], 22.5, "models[0].rates is 22.5: a list is wanted"),
+    (["models", 0, "rates"], KeyError, "models[0].rates is missing"),
+    (["models", 0, "epochs"], 0, "models[0].epochs is 0: a whole number from 1"),
+    (["models", 0, "epochs"], 2.5, "models[0].epochs is 2.5: a whole number from 1"),
+    (["models", 0, "params_mb"], -1, "models[0].params_mb is -1: MB above 0"),
+    (["models", 0, "name"], "", "models[0].name is ''"),
+    (["models", 1, "name"], "m0", "2 networks are named 'm0'"),
+    (["models", 1, "gpus"], 3, "models[1].gpus is an unknown key; there are: name, rates"),
+    (["models"], [], "models is empty: an ensemble has at least one network"),
+    (["gpus_per_node"], 0, "gpus_per_node is 0: a whole number from 1"),
+    (["samples_per_epoch"], KeyError, "samples_per_epoch is missing"),
+    (["comm_s", 0, "seconds"], 0, "comm_s[0].seconds is 0: seconds above 0"),
+])
+def test_a_mistake_is_named_with_its_place_and_what_would_be_right(path, value, said):
+    with pytest.raises(InputError) as caught:
+        parse_rates(changed(path, value), "rates.json")
+    assert str(caught.value).startswith("rates.json: ")
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_all_mistakes_are_named_at_once():
+    content = changed(["models", 0, "rates"], [0, -1])
+    content["gpus_per_node"] = 0
+    with pytest.raises(InputError) as caught:
+        parse_rates(content)
+    assert str(caught.value).count(";") == 2
+
+
+def test_very_many_mistakes_are_counted():
+    with pytest.raises(InputError, match="and 12 more"):
+        parse_rates(changed(["models", 0, "rates"], [0] * 20))
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ('{"models": [\n  {"name": }]}', "rates.json:2: not JSON"),
+    ("[1, 2]", "the whole is [1, 2]: it holds samples_per_epoch"),
+    ("", "not JSON"),
+])
+def test_a_file_that_is_no_rates_file_is_refused(tmp_path, text, said):
+    file = tmp_path / "rates.json"
+    file.write_text(text)
+    with pytest.raises(InputError) as caught:
+        read_rates(file)
+    assert said in str(caught.value)
+
+
+def test_a_file_that_is_not_there_or_not_text_is_refused(tmp_path):
+    with pytest.raises(InputError, match="No such file"):
+        read_rates(tmp_path / "none.json")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match="not text"):
+        read_rates(tmp_path / "binary")
+
+
+def test_a_file_is_read(tmp_path):
+    file = tmp_path / "rates.json"
+    file.write_text(json.dumps(RIGHT))
+    assert read_rates(file) == parse_rates(RIGHT)

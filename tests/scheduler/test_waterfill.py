@@ -1,0 +1,92 @@
+"""Water-filling and the lower bound, against linear programs."""
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from scipy.optimize import linprog
+
+from scheduler.base import InputError, Network, RateTable
+from scheduler.rates import curves
+from scheduler.waterfill import hulls, lower_bound, water_fill
+from tests.scheduler.strategies import ensembles
+
+
+def least_time(table, gpus):
+    """The least T such that every network can spend y[i, m] seconds on m GPUs: a linear program."""
+    known = curves(table, gpus)
+    pairs = list(zip(*np.nonzero(known.allowed), strict=True))
+    work = [network.epochs * table.samples_per_epoch for network in table.models]
+    rows, limits = [], []
+    for i in range(len(work)):
+        rows.append([float(row == i) for row, _ in pairs] + [-1.0])  # one group at a time
+        limits.append(0.0)
+        rows.append([-known.rate[row, m] * (row == i) for row, m in pairs] + [0.0])
+        limits.append(-work[i])
+    rows.append([float(m + 1) for _, m in pairs] + [-float(gpus)])
+    limits.append(0.0)
+    return linprog([0.0] * len(pairs) + [1.0], A_ub=rows, b_ub=limits).fun
+
+
+@given(ensembles())
+@settings(max_examples=80, deadline=None)
+def test_the_lower_bound_is_that_of_the_linear_program(drawn):
+    table, cluster = drawn
+    assert lower_bound(table, cluster.gpus) == pytest.approx(least_time(table, cluster.gpus), rel=1e-6)
+
+
+@given(ensembles(), st.integers(0, 5))
+@settings(max_examples=80, deadline=None)
+def test_water_filling_uses_all_gpus_or_brings_all_to_their_peak(drawn, seed):
+    table, cluster = drawn
+    rows = np.arange(len(table.models))
+    work = np.random.default_rng(seed).uniform(1, 100, len(rows))
+    hull = hulls(table, cluster.gpus)
+    level = water_fill(hull, rows, work, cluster.gpus)
+    assert level.gpus.sum() <= cluster.gpus * (1 + 1e-9)
+    at_peak = level.rate >= hull.peak * (1 - 1e-9)
+    assert at_peak.all() or level.gpus.sum() == pytest.approx(cluster.gpus)
+    assert level.rate[~at_peak] == pytest.approx(work[~at_peak] / level.time_s)
+
+
+@given(ensembles(bounded=False))
+@settings(max_examples=80, deadline=None)
+def test_a_hull_is_concave_lies_on_the_curve_and_above_it(drawn):
+    table, cluster = drawn
+    hull, known = hulls(table, cluster.gpus), curves(table, cluster.gpus)
+    for row in range(len(table.models)):
+        last = int(np.argmax(hull.rate[row])) + 1
+        gpus, rate = hull.gpus[row, :last], hull.rate[row, :last]
+        assert (np.diff(np.diff(rate) / np.diff(gpus)) <= 1e-9).all()
+        assert rate[1:].tolist() == known.rate[row][gpus[1:].astype(int) - 1].tolist()
+        counts = np.arange(1, cluster.gpus + 1)
+        assert (np.interp(counts, gpus, rate) >= known.rate[row] - 1e-9).all()
+
+
+def test_sharing_between_two_sizes_costs_the_average_of_both():
+    table = RateTable(100, 4, (Network("a", (10.0, 16.0), max_gpus=2),))
+    gpus, slope = hulls(table, 2).demand(np.array([13.0]), np.array([0]))
+    assert (gpus[0], slope[0]) == (pytest.approx(1.5), pytest.approx(1 / 6))
+
+
+def test_a_network_at_its_peak_leaves_the_rest_to_the_others():
+    table = RateTable(100, 4, (Network("flat", (10.0,)), Network("linear", (10.0, 20.0, 30.0))))
+    level = water_fill(hulls(table, 4), np.array([0, 1]), np.array([300.0, 100.0]), 4)
+    assert level.gpus.tolist() == pytest.approx([1.0, 3.0])
+
+
+@pytest.mark.parametrize(("network", "said"), [
+    (Network("a", (1.0,)), "a has no epochs"),
+    (Network("a", (1.0,), epochs=1, min_gpus=3), "a trains on 3 GPUs at least: there are 2"),
+])
+def test_there_is_no_bound_for_what_cannot_be_trained(network, said):
+    with pytest.raises(InputError, match=said):
+        lower_bound(RateTable(100, 1, (network,)), 2)
+
+
+@given(ensembles(bounded=False), st.integers(1, 4))
+@settings(max_examples=40, deadline=None)
+def test_more_gpus_never_raise_the_bound(drawn, more):
+    table, cluster = drawn
+    assume(cluster.gpus + more <= 12)
+    assert lower_bound(table, cluster.gpus + more) <= lower_bound(table, cluster.gpus) * (1 + 1e-9)
