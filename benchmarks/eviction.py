@@ -141,10 +141,19 @@ def loading_s() -> float:
 HEADERS = ("jobs", "nodes", "multiples of", "steps", "to free", "kernel", "CPU ms", "slowest draw", "target ms")
 
 
+def digits(value: float) -> str:
+    """Three digits that count.
+
+    >>> digits(1234.5), digits(0.98765)
+    ('1,230', '0.988')
+    """
+    return f"{float(f'{value:.3g}'):,.10g}"
+
+
 def cells(speed: Speed) -> list[str | int]:
     case = speed.case
     return [case.jobs, case.machine, case.granularity, f"{case.steps} of {case.step}", case.nodes, speed.kernel,
-            f"{speed.median_ms:.3g}", f"{speed.slowest_ms:.3g}", f"{case.target_ms:g}"]
+            digits(speed.median_ms), digits(speed.slowest_ms), digits(case.target_ms)]
 
 
 def main() -> None:
@@ -159,7 +168,7 @@ def main() -> None:
         return
     print_table(HEADERS, [cells(speed) for speed in found])
     print_table(["24 jobs, 4,352 nodes, 15 steps, 1,024 to free", "CPU ms"],
-                [[name, f"{value:.3g}"] for name, value in beside.items()])
+                [[name, digits(value)] for name, value in beside.items()])
     print(f"loading the compiled kernel in a fresh process: {loading:.2f} s")
 
 

@@ -89,8 +89,8 @@ def response_block(figure: Path) -> str:
         axes[0, 0].legend(fontsize="x-small")
 
     picture(figure, (9, 7.5), 3, 3, draw)
-    rows = [[count, nodes, *(f"{own[name][-1]:.3g}" if math.isfinite(own[name][-1]) else "gave up" for name in own)]
-            for (count, nodes), own in curves.items()]
+    rows = [[count, nodes, *(speed.digits(values[-1]) if math.isfinite(values[-1]) else "gave up"
+                             for values in own.values())] for (count, nodes), own in curves.items()]
     return table(["jobs", "to free", *next(iter(curves.values()))], rows)
 
 
@@ -163,16 +163,16 @@ def carried_out(jobs: Sequence[BatchJob], nodes: int, deadline: int) -> list[flo
 def speed_block() -> str:
     """The speeds beside their targets."""
     rows = [speed.cells(own) for own in speed.speeds(5)]
-    beside = [[name, f"{value:.3g}"] for name, value in speed.others(5).items()]
-    return "\n\n".join([table(speed.HEADERS, rows), table(["24 jobs, 4,352 nodes, 15 steps, 1,024 to free", "CPU ms"],
-                                                          [*beside, ["loading the compiled kernel in a fresh process",
-                                                                     f"{1000 * speed.loading_s():.0f} (wall)"]])])
+    beside = [[name, speed.digits(value)] for name, value in speed.others(5).items()]
+    loading = ["loading the compiled kernel in a fresh process", f"{speed.digits(1000 * speed.loading_s())} (wall)"]
+    return "\n\n".join([table(speed.HEADERS, rows),
+                        table(["24 jobs, 4,352 nodes, 15 steps, 1,024 to free", "CPU ms"], [*beside, loading])])
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """A table in Markdown, numbers to the right."""
     cells = [[str(value) for value in row] for row in rows]
-    numeric = [any(re.fullmatch(r"[-+.\d%e ]+", row[column]) for row in cells) for column in range(len(headers))]
+    numeric = [any(re.fullmatch(r"[-+.,\d% ]+", row[column]) for row in cells) for column in range(len(headers))]
     return "\n".join("| " + " | ".join(row) + " |"
                      for row in [headers, ["---:" if right else "---" for right in numeric], *cells])
 
