@@ -11,17 +11,20 @@ Besides :mod:`fleet.engine_keras` this is the only module that imports Keras.
 from __future__ import annotations
 
 import inspect
+import os
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import keras
-import numpy as np
-from keras import layers
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # told before TensorFlow starts; a user's own setting stands
 
-from fleet.errors import ModelError, UserError
-from fleet.families import (
+import keras  # noqa: E402
+import numpy as np  # noqa: E402
+from keras import layers  # noqa: E402
+
+from fleet.errors import ModelError, UserError  # noqa: E402
+from fleet.families import (  # noqa: E402
     CNN,
     Architecture,
     DenseNet,
