@@ -19,12 +19,12 @@ from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # told before TensorFlow starts; a user's own setting stands
 
-import keras  # noqa: E402
-import numpy as np  # noqa: E402
-from keras import layers  # noqa: E402
+import keras
+import numpy as np
+from keras import layers
 
-from fleet.errors import ModelError, UserError  # noqa: E402
-from fleet.families import (  # noqa: E402
+from fleet.errors import ModelError, UserError
+from fleet.families import (
     CNN,
     Architecture,
     DenseNet,
