@@ -4,7 +4,7 @@
 
 FOLDER holds the Summit trace, its node names, and the ShuffleNet and ImageNet trainers, in the formats of
 ``fleet simulate idle-nodes``. What stands in ``DOCS/idle-nodes.md`` between ``<!-- measured: NAME -->`` and
-``<!-- end -->`` is written anew, and the figures in ``DOCS/figures/``; the words around stay. Ten minutes.
+``<!-- end -->`` is written anew, and the figures in ``DOCS/figures/``; the words around stay. A quarter of an hour.
 """
 
 from __future__ import annotations
