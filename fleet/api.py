@@ -20,8 +20,10 @@ from typing import Any
 import yaml
 
 from fleet.errors import ExitStatus, FleetError, InfrastructureError, SpecError, UserError
-from fleet.paths import replacing
+from fleet.eventlog import read_events
+from fleet.paths import RunPaths, replacing
 from fleet.results import NetworkResult, Status, read_results
+from fleet.run import parse_arguments
 from fleet.spec import (
     Batch,
     Checkpoint,
@@ -102,4 +104,17 @@ def run(spec: str | Path, ranks: int, *arguments: str, launcher: Sequence[str] |
         raise UserError(f"{spec} cannot be run")
     if status not in (ExitStatus.OK, ExitStatus.NETWORK_FAILED, ExitStatus.RESUMABLE):
         raise InfrastructureError(f"the run of {spec} ended with status {status}")
+    if status == ExitStatus.OK and not _came_to_its_end(spec, arguments):
+        raise InfrastructureError(f"the run of {spec} broke off, as when a node dies; run it again to go on")
     return ExitStatus(status)
+
+
+def _came_to_its_end(spec: str | Path, arguments: Sequence[str]) -> bool:
+    """Whether the newest launch says so: Open MPI's mpirun ends with status 0 when it loses a node."""
+    request = parse_arguments([str(spec), *arguments])
+    if request.replay is not None and request.only is not None:
+        paths = RunPaths(RunPaths(Path(request.replay)).replay(request.only))
+    else:
+        paths = RunPaths(load(spec).output)
+    events = [event["event"] for event in read_events(paths.events)] if paths.events.exists() else []
+    return events[-1:] == ["end"]

@@ -40,7 +40,7 @@ SlurmctldPort={ports[0]}
 SlurmUser=root
 CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
+AuthInfo=socket={folder}/munge.socket,cred_expire=10
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 ReturnToService=2
