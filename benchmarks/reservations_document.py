@@ -184,7 +184,7 @@ def plot(path: Path, panels: Sequence[Callable[[Any], None]]) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, len(panels), figsize=(4.2 * len(panels), 3), squeeze=False)
+    figure, axes = pyplot.subplots(1, len(panels), figsize=(max(4.2 * len(panels), 6), 3), squeeze=False)
     for panel, axis in zip(panels, axes[0], strict=True):
         panel(axis)
     figure.tight_layout()
@@ -263,8 +263,10 @@ def section_1(seeds: int, figures: Path) -> str:
                   convention, min(min(gain) for gain in mild) > 1, ranges(mild)),
             Claim("... by 10 to 11 % in utilisation and 12 to 14 % in response", convention,
                   all(gain[0] > 1.09 and gain[1] > 1.1 for gain in mild), ranges(mild)),
-            Claim("... on exponential and Pareto laws 1.5 times the utilisation and 2.5 times shorter responses",
-                  convention, all(gain[0] >= 1.5 and gain[1] >= 2.5 for gain in heavy), ranges(heavy)),
+            Claim("... on exponential and Pareto laws by over 1.5 times in utilisation", convention,
+                  min(gain[0] for gain in heavy) > 1.5, ranges(heavy)),
+            Claim("... and over 2.5 times in response", convention,
+                  min(gain[1] for gain in heavy) > 2.5, ranges(heavy)),
             Claim("asking for the longest of the last ten runs beats the classical upper bound", convention,
                   all(means[Rule.RECENT].utilisation > means[Rule.CLASSICAL].utilisation
                       for key, means in found.items() if key[0] is convention),
