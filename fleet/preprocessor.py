@@ -39,7 +39,7 @@ class Preprocessor:
                  training: Pipeline, evaluation: Pipeline | None) -> None:
         self._world, self._roles, self._window, self._shared = world, roles, window, shared
         self._training, self._evaluation = training, evaluation
-        self._limit = self._hold = 0
+        self._limit = self._hold = self._first = 0
         self._turns: Sequence[int] = ()
         self._turn = 0
         self._next: int | None = None  # the chunk that is mine to fill next
@@ -91,7 +91,7 @@ class Preprocessor:
         self._limit, self._hold = order.limit, order.hold
         if self._turns:
             return
-        self._turns = order.turns
+        self._turns, self._first = order.turns, order.first
         if self._world.rank in self._turns:
             self._turn = self._turns.index(self._world.rank)
             # The first chunk from `first` on whose number falls to this rank.
@@ -102,7 +102,7 @@ class Preprocessor:
     def _may_write(self, sequence: int) -> bool:
         """Whether chunk ``sequence`` is wanted yet, and its slot is free."""
         window = self._window
-        if sequence >= self._limit or not window.is_free(sequence, self._hold):
+        if sequence >= self._limit or not window.is_free(sequence, self._hold, self._first):
             return False
         fastest = window.fastest_reader()
         if fastest is None:

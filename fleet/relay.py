@@ -42,6 +42,9 @@ class Relay:
         self.next = first
         self._world, self._window = world, window
         self._group = world.group(leaders, 31999)
+        # Leaders end after different numbers of broadcasts, and collectives of one communicator must come in
+        # one order: so they agree on the end by another.
+        self._ending = world.group(leaders, 31998)
         self._node_of_turn = [roles.node_of[rank] for rank in turns]
         self._node = roles.node_of[world.rank]
         self._under_way: deque[_Transfer] = deque()
@@ -93,9 +96,10 @@ class Relay:
         MPI knows no way to take a begun broadcast back, so the others take part in it, whatever it
         carries: nobody reads it.
         """
-        last = max(self._group.exchange(self.next))
+        last = max(self._ending.exchange(self.next))
         while self.next < last:
             self._post()
         self._world.wait(lambda: all(transfer.broadcast.is_done() for transfer in self._under_way) or None)
         self._under_way.clear()
         self._group.free()
+        self._ending.free()

@@ -10,7 +10,9 @@ Ranks agree through a few 64-bit words in the segment, each with one writer:
 
 - ``stamps[slot] = s + 1``: chunk ``s`` is complete there; written by whoever filled it.
 - ``cursors[reader]``: the first chunk that a reader still needs; infinity while it reads nothing.
-  A slot is filled again only when all cursors have passed what it held.
+  A slot is filled again only when all cursors have passed what it held. Chunks follow each other in a
+  slot in order of their numbers, also those that nobody needs: a slow preprocessor that comes late with
+  an old one must not put it over a new one.
 
 The file is unlinked as soon as all ranks of the node have mapped it. So nothing is left behind however
 the run ends, while the memory lives as long as any rank does: it survives a dead one.
@@ -167,9 +169,15 @@ def _aligned(count: int) -> int:
 
 
 class Window:
-    """The ring of chunks of one node; see the module's docstring."""
+    """The ring of chunks of one node; see the module's docstring.
 
-    def __init__(self, layout: Layout, name: str, create: bool) -> None:
+    Args:
+        name: of the segment.
+        create: whether this rank makes it.
+        is_relayed: whether chunks go to other nodes; until the relay begins, it needs all of them.
+    """
+
+    def __init__(self, layout: Layout, name: str, create: bool, is_relayed: bool = False) -> None:
         self.layout = layout
         cursors, rows = layout.readers + 1, layout.slots * layout.chunk
         words = cursors + layout.slots
@@ -185,6 +193,7 @@ class Window:
                                     ).reshape(rows, *layout.shape)
         if create:
             self.cursors[:] = NOT_READING
+            self.cursors[-1] = 0 if is_relayed else NOT_READING
 
     def rows(self, sequence: int) -> slice:
         """The rows of the window where chunk ``sequence`` belongs."""
@@ -192,9 +201,20 @@ class Window:
         start = sequence % self.layout.slots * self.layout.chunk
         return slice(start, start + last - first)
 
-    def is_free(self, sequence: int, hold: int) -> bool:
-        """Whether chunk ``sequence`` may be written: nobody needs what its slot holds."""
-        return sequence - self.layout.slots < min(int(self.cursors.min()), hold)
+    def is_free(self, sequence: int, hold: int, first: int) -> bool:
+        """Whether chunk ``sequence`` may be written: its slot is complete, and nobody needs what it holds.
+
+        Args:
+            hold: the first chunk that groups which are still to join will need.
+            first: the first chunk of the stream.
+        """
+        before = sequence - self.layout.slots
+        return before < min(int(self.cursors.min()), hold) and (before < first or self.has(before))
+
+    def need(self, reader: int, sequence: int) -> None:
+        """Say that a reader needs chunk ``sequence`` and later ones, and none before."""
+        fence()  # it has read what came before
+        self.cursors[reader] = sequence
 
     def fastest_reader(self) -> int | None:
         """The cursor of the reader that is furthest, None when there is no reader."""

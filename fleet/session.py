@@ -102,7 +102,7 @@ class Session:
         name = f"{prepared.paths.segment_name}-{node}"
         for create in (True, False):
             if leads == create:
-                self._window = Window(prepared.layout, f"{name}-train", create)
+                self._window = Window(prepared.layout, f"{name}-train", create, is_relayed=roles.nodes > 1)
                 if evaluation is not None:
                     self._validation = ValidationSet(prepared.inputs.shape, prepared.inputs.dtype, len(evaluation),
                                                      prepared.layout.chunk, f"{name}-validation", create)

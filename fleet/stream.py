@@ -103,7 +103,7 @@ class SharedStream:
         self._need(self._window.layout.sequence(epoch + 1, 0))
 
     def _need(self, sequence: int) -> None:
-        self._window.cursors[self._reader] = sequence
+        self._window.need(self._reader, sequence)
 
     def _rows(self, epoch: int, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
         window, layout = self._window, self._window.layout

@@ -1,0 +1,242 @@
+"""All ranks of a launch in one process, one running at a time, in an order that a seed decides.
+
+Every rank is an actor: a thread that runs only while it holds the baton, and hands it back wherever the
+real one would wait. So a run is repeatable, every interleaving can be tried, and a deadlock is seen at
+once rather than after a timeout. The messages and collectives have MPI's promises and no more: a message
+overtakes none of the same sender and tag; a broadcast may be carried out as late as MPI allows.
+"""
+
+import pickle
+import random
+import sys
+import threading
+import time
+import traceback
+from collections import defaultdict, deque
+
+import numpy as np
+
+
+class Deadlock(AssertionError):
+    """All ranks wait for each other."""
+
+
+class _Abandoned(BaseException):
+    """Thrown into a rank that is killed; no rank can catch it by accident."""
+
+
+class _Actor:
+    """A thread that runs only while it holds the baton."""
+
+    def __init__(self, function):
+        self.error = None
+        self.is_done = self._is_abandoned = False
+        self._function = function
+        self._go, self._back = threading.Semaphore(0), threading.Semaphore(0)
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self):
+        try:
+            self._wait_for_baton()
+            self._function()
+        except _Abandoned:
+            pass
+        except BaseException as error:  # the scheduler raises it
+            self.error = error
+        self.is_done = True
+        self._back.release()
+
+    def _wait_for_baton(self):
+        self._go.acquire()
+        if self._is_abandoned:
+            raise _Abandoned
+
+    def pause(self):
+        """Hand the baton back; called by the actor itself."""
+        self._back.release()
+        self._wait_for_baton()
+
+    def resume(self):
+        """Let the actor run until it pauses or ends; called by the scheduler."""
+        self._go.release()
+        self._back.acquire()
+        if self.error is not None:
+            raise self.error
+
+    def abandon(self):
+        self._is_abandoned = True
+        while not self.is_done:
+            self._go.release()
+            self._back.acquire()
+
+
+class Launch:
+    """The ranks of one launch.
+
+    Args:
+        size: how many.
+        seed: of the order in which they run, and of how late broadcasts are carried out.
+    """
+
+    def __init__(self, size, seed):
+        self.random = random.Random(seed)
+        self.mail = defaultdict(deque)
+        self.groups = {}
+        self.worlds = [World(self, rank, size) for rank in range(size)]
+        self.turns = 0
+        self._actors = []
+        self._idle = 0
+        self._last_progress = time.monotonic()
+
+    def run(self, function, turns=None):
+        """Run ``function(world)`` on every rank until all have ended, or are killed after so many turns.
+
+        Returns:
+            Whether all have ended.
+
+        Raises:
+            Deadlock: nothing can go on.
+        """
+        for world in self.worlds:
+            world.actor = _Actor(lambda world=world: function(world))
+        self._actors = [world.actor for world in self.worlds]
+        try:
+            while not all(actor.is_done for actor in self._actors):
+                if self.turns == turns:
+                    return False
+                self.turns += 1
+                self.random.choice([actor for actor in self._actors if not actor.is_done]).resume()
+                self._watch()
+            return True
+        finally:
+            for actor in self._actors:
+                actor.abandon()
+
+    def note(self, progress):
+        """An actor has done something, or found nothing to do."""
+        self._idle = 0 if progress else self._idle + 1
+
+    def _watch(self):
+        if self._idle < 30 * len(self._actors):
+            self._last_progress = time.monotonic()
+        elif time.monotonic() - self._last_progress < 1.0:
+            time.sleep(0.0002)  # a thread of a rank (its own stream, its writer) may be what they wait for
+        else:
+            raise Deadlock("\n".join(self._where(rank) for rank in range(len(self._actors))))
+
+    def _where(self, rank):
+        frame = sys._current_frames().get(self._actors[rank].thread.ident)
+        return f"rank {rank}:\n" + "".join(traceback.format_stack(frame)[-6:] if frame else ["ended\n"])
+
+
+class World:
+    """What fleet.mpi.World is to a rank."""
+
+    def __init__(self, launch, rank, size):
+        self.rank, self.size, self.host = rank, size, f"host{rank}"
+        self.duties = []
+        self.actor = None
+        self._launch = launch
+
+    def tell(self, rank, tag, message):
+        self._launch.mail[rank, tag].append(pickle.dumps(message))
+        self._launch.note(progress=True)
+
+    def hear(self, tag):
+        mail = self._launch.mail[self.rank, tag]
+        return pickle.loads(mail.popleft()) if mail else None
+
+    def wait(self, ready):
+        while True:
+            busy = sum(duty() for duty in self.duties)
+            if (value := ready()) is not None:
+                self._launch.note(progress=True)
+                return value
+            self.rest(busy)
+
+    def await_message(self, tag):
+        return self.wait(lambda: self.hear(tag))
+
+    def rest(self, busy):
+        """Let the others run; for loops that are not inside ``wait``."""
+        self._launch.note(progress=busy)
+        self.actor.pause()
+
+    def group(self, ranks, number):
+        key = (tuple(ranks), number)
+        shared = self._launch.groups.setdefault(key, _Shared(len(ranks), self._launch.random))
+        group = Group(self, shared, list(ranks).index(self.rank))
+        group.exchange(None)  # creating a communicator is collective
+        return group
+
+
+class _Shared:
+    """What the members of a group have in common: the parts that they bring to each collective."""
+
+    def __init__(self, size, random):
+        self.size, self.random = size, random
+        self.parts = defaultdict(dict)  # number of the collective -> rank -> part
+
+
+class Group:
+    """What fleet.mpi.Group is to a rank."""
+
+    def __init__(self, world, shared, rank):
+        self.rank, self.size = rank, shared.size
+        self._world, self._shared = world, shared
+        self._number = 0
+
+    @property
+    def is_master(self):
+        return self.rank == 0
+
+    def _next(self):
+        self._number += 1
+        return self._shared.parts[self._number]
+
+    def exchange(self, value):
+        parts = self._next()
+        parts[self.rank] = pickle.dumps(value)
+        self._world.wait(lambda: len(parts) == self.size or None)
+        return [pickle.loads(parts[rank]) for rank in range(self.size)]
+
+    def sum(self, buffer):
+        buffer[...] = np.sum(self.exchange(buffer), axis=0)
+
+    def from_master(self, value):
+        return self.exchange(value)[0]
+
+    def broadcast(self, buffer):
+        begun = self.start_broadcast([buffer], root=0)
+        self._world.wait(lambda: begun.is_done() or None)
+
+    def start_broadcast(self, buffers, root):
+        return Broadcast(self._next(), self, buffers, root)
+
+    def free(self):
+        """Nothing is held."""
+
+
+class Broadcast:
+    """What fleet.mpi.Broadcast is: carried out eagerly, or not before the last rank has come for it."""
+
+    def __init__(self, parts, group, buffers, root):
+        assert all(buffer.flags.c_contiguous for buffer in buffers)
+        self._parts, self._group, self._buffers, self._root = parts, group, buffers, root
+        self._is_done = False
+        if group.rank == root:
+            eager = group._shared.random.random() < 0.5
+            parts["data"] = [buffer.copy() for buffer in buffers] if eager else buffers
+            parts["eager"] = eager
+        self._took = parts.setdefault("took", set())
+
+    def is_done(self):
+        if "data" not in self._parts:
+            return False
+        if self._group.rank != self._root and not self._is_done:
+            for mine, sent in zip(self._buffers, self._parts["data"], strict=True):
+                mine[...] = sent
+        self._took.add(self._group.rank)
+        self._is_done = True
+        return self._group.rank != self._root or self._parts["eager"] or len(self._took) == self._group.size

@@ -1,0 +1,384 @@
+"""The stream: chunks in shared memory, filled by preprocessors, read by groups at their own pace."""
+
+import itertools
+import os
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleet.errors import InfrastructureError, UserError
+from fleet.messages import Exit, Produce, Tag
+from fleet.preprocessor import Preprocessor
+from fleet.roles import assign
+from fleet.segment import NOT_READING, Layout, Segment, ValidationSet, Window, plan_layout
+from fleet.stream import OwnStream, OwnValidation, SharedStream, SharedValidation, split_rows
+from preprocess.base import BadSample
+from preprocess.pipeline import Pipeline
+from preprocess.transforms import parse_transforms
+from tests.fleet.one_process import Launch
+from tests.sources import Numbered, partly_bad
+
+SEED = 3
+
+
+def pipeline(samples):
+    """Samples that are different in every epoch."""
+    return Pipeline(Numbered(samples, seed=1), parse_transforms(["tests.sources:noise"]), SEED)
+
+
+def expected(alone, epoch, first, last):
+    """What rows of an epoch hold, prepared by one rank alone."""
+    indices = alone.order(epoch)[first:last]
+    images, labels = np.empty((len(indices), *alone.shape), alone.dtype), np.empty(len(indices), np.int64)
+    alone.load(indices, epoch, images, labels)
+    return images, labels
+
+
+_names = itertools.count()
+
+
+def window_of(layout, is_relayed=False):
+    window = Window(layout, f"fleet-test-{os.getpid()}-{next(_names)}", create=True, is_relayed=is_relayed)
+    window.segment.unlink()
+    return window
+
+
+# ---- arithmetic --------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 50), st.integers(0, 50), st.integers(1, 9))
+def test_the_rows_of_a_batch_are_shared_out_in_order_as_evenly_as_can_be(first, rows, size):
+    shares = [split_rows(first, first + rows, rank, size) for rank in range(size)]
+    assert [row for share in shares for row in range(*share)] == list(range(first, first + rows))
+    lengths = [last - first for first, last in shares]
+    assert max(lengths) - min(lengths) <= 1
+
+
+layouts = st.builds(
+    lambda samples, chunk, more: Layout((2, 2, 1), "uint8", samples, min(chunk, samples), 2 + more, 9, 1),
+    st.integers(1, 40), st.integers(1, 9), st.integers(0, 9))
+
+
+@given(layouts, st.integers(0, 5))
+def test_the_chunks_of_an_epoch_hold_each_position_once(layout, epoch):
+    numbers = range(epoch * layout.chunks, (epoch + 1) * layout.chunks)
+    assert {layout.span(number)[0] for number in numbers} == {epoch}
+    positions = [position for number in numbers for position in range(*layout.span(number)[1:])]
+    assert positions == list(range(layout.samples))
+    for position in positions:
+        assert layout.span(layout.sequence(epoch, position))[1] <= position < layout.span(
+            layout.sequence(epoch, position))[2]
+
+
+@settings(max_examples=300)
+@given(st.integers(1, 3000), st.sampled_from([(2, 2, 1), (32, 32, 3), (224, 224, 3)]), st.integers(1, 400),
+       st.integers(1, 10**9), st.integers(1, 8))
+def test_a_window_that_is_planned_holds_the_largest_batch_and_one_chunk_more_and_is_not_larger_than_said(
+        samples, shape, batch, window, readers):
+    batch = min(batch, samples)
+    try:
+        layout = plan_layout(shape, "uint8", samples, window, batch, readers)
+    except UserError as error:
+        message = str(error)
+    else:
+        assert layout.window_bytes <= window
+        spanned = -(-(batch - 1) // layout.chunk) + 1  # chunks that the worst batch touches
+        assert layout.slots >= spanned + 1
+        assert layout.lookahead >= spanned
+        assert 1 <= layout.chunk <= samples
+        return
+    assert "data.window" in message
+    assert " need " in message
+
+
+def test_a_window_that_is_too_small_is_told_the_size_that_would_do():
+    with pytest.raises(UserError, match=r"largest batch \(128 samples of 3.07 kB\) and one chunk ahead need 786 kB"):
+        plan_layout((32, 32, 3), "uint8", 10_000, 500_000, 128, 4)
+    assert plan_layout((32, 32, 3), "uint8", 10_000, 786_432, 128, 4).slots == 4
+
+
+def test_a_window_is_never_larger_than_two_epochs():
+    layout = plan_layout((4, 4, 1), "uint8", 100, 10**12, 10, 1)
+    assert layout.slots == 2 * layout.chunks
+
+
+# ---- memory ------------------------------------------------------------------------------------
+
+LAYOUT = Layout((2, 3, 1), "float32", samples=10, chunk=4, slots=3, lookahead=9, readers=2)
+
+
+def test_ranks_that_map_one_window_see_what_the_others_write():
+    name = f"fleet-test-{os.getpid()}-{next(_names)}"
+    one = Window(LAYOUT, name, create=True)
+    other = Window(LAYOUT, name, create=False)
+    one.segment.unlink()
+    one.images[one.rows(4)], one.labels[one.rows(4)] = 0.5, 7
+    assert not other.has(4)
+    one.publish(4)
+    assert other.has(4)
+    assert not other.has(1)  # the same slot, an older chunk
+    assert (other.images[other.rows(4)] == 0.5).all()
+    assert (other.labels[4:8] == 7).all()
+    other.cursors[1] = 5
+    assert one.fastest_reader() == 5
+
+
+def test_a_slot_is_free_once_no_reader_no_relay_and_no_joiner_needs_what_it_holds():
+    window = window_of(LAYOUT)
+    everybody = NOT_READING
+    assert window.is_free(2, hold=0, first=0)  # nothing was there before
+    for chunk in range(3):
+        window.publish(chunk)
+    assert not window.is_free(3, hold=0, first=0)  # somebody may still join at chunk 0
+    assert window.is_free(3, hold=1, first=0)
+    window.need(0, 0)
+    assert not window.is_free(3, everybody, 0)
+    window.need(0, 1)
+    assert window.is_free(3, everybody, 0)
+    assert not window.is_free(4, everybody, 0)
+    window.cursors[-1] = 0  # the relay
+    assert not window.is_free(3, everybody, 0)
+    assert window.fastest_reader() == 1
+
+
+def test_a_chunk_waits_for_the_one_before_it_in_its_slot_even_where_nobody_needs_that():
+    window = window_of(LAYOUT)
+    assert not window.is_free(5, NOT_READING, first=2)  # chunk 2 is still being filled by another preprocessor
+    window.publish(2)
+    assert window.is_free(5, NOT_READING, first=2)
+    assert not window.is_free(8, NOT_READING, first=2)
+    assert window.is_free(7, NOT_READING, first=5)  # before the first chunk there is none
+
+
+def test_memory_that_is_not_there_is_an_error_that_says_what_to_lower():
+    with pytest.raises(InfrastructureError, match=r"1000000 TB of shared memory .* free in /dev/shm: lower data.w"):
+        Segment("fleet-test-huge", 10**18, create=True)
+    assert not os.path.exists("/dev/shm/fleet-test-huge")
+    with pytest.raises(InfrastructureError, match="No such file"):
+        Segment("fleet-test-none", 10, create=False)
+
+
+def test_memory_of_a_run_that_was_killed_is_taken_over():
+    Segment("fleet-test-left", 10, create=True).memory[0:1] = b"x"
+    again = Segment("fleet-test-left", 10, create=True)
+    again.unlink()
+    assert again.memory[0:1] == b"\0"
+
+
+# ---- the whole stream, every interleaving ------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Group:
+    """A training group: on which trainers, from which epoch on, for how many, with which batches."""
+
+    trainers: tuple
+    first: int
+    epochs: int
+    batch: int
+
+
+@st.composite
+def streams(draw):
+    """Ranks on one or two nodes, and groups that join and leave."""
+    nodes = draw(st.integers(1, 2))
+    on_each = draw(st.integers(2, 4))
+    node_of = tuple(node for node in range(nodes) for _ in range(on_each))
+    roles = assign(node_of, draw(st.integers(nodes, nodes * (on_each - 1))), None)
+    samples = draw(st.integers(1, 40))
+    chunk = draw(st.integers(1, min(samples, 7)))
+    free, groups = list(range(len(roles.trainers))), []
+    while free:
+        size = draw(st.integers(1, len(free)))
+        groups.append(Group(tuple(free[:size]), draw(st.integers(0, 2)), draw(st.integers(1, 3)),
+                            draw(st.integers(1, samples))))
+        del free[:size]
+    touched = max(-(-(group.batch - 1) // chunk) + 1 for group in groups)
+    layout = Layout((4, 4, 1), "uint8", samples, chunk, touched + draw(st.integers(1, 6)),
+                    touched + draw(st.integers(0, 3)), roles.gpus_per_node)
+    return roles, layout, groups
+
+
+class Granter:
+    """The coordinator's part: lets the stream run ahead, and holds it for groups that are still to join."""
+
+    def __init__(self, world, roles, layout, groups):
+        self._world, self._roles, self._layout, self._groups = world, roles, layout, groups
+        self._joined, self._left = set(), set()
+        self._granted = min(group.first for group in groups)
+        self._told = None
+
+    def step(self):
+        message = self._world.hear(Tag.COORDINATOR)
+        if isinstance(message, tuple) and message[0] in ("joined", "epoch", "left"):
+            kind, group, epoch = message
+            {"joined": self._joined, "left": self._left, "epoch": set()}[kind].add(group)
+            self._granted = max(self._granted, epoch)
+        joining = [group.first for place, group in enumerate(self._groups) if place not in self._joined]
+        order = Produce(limit=(self._granted + 2) * self._layout.chunks,
+                        hold=min([*joining, self._granted + 1]) * self._layout.chunks, first=0,
+                        turns=self._roles.preprocessors)
+        if len(self._left) == len(self._groups):
+            order = Exit(0)
+        if order != self._told:
+            self._told = order
+            for rank in self._roles.preprocessors:
+                self._world.tell(rank, Tag.PREPROCESSOR, order)
+        return message is not None
+
+
+def read(world, roles, layout, window, group, place, alone, seen):
+    """A trainer's part: join, read its rows of some epochs, leave; every row is looked at twice."""
+    node = roles.node_of[world.rank]
+    mates = [rank for rank in roles.trainers if roles.node_of[rank] == node]
+    stream = SharedStream(window, mates.index(world.rank), world)
+    rank = group.trainers.index(roles.trainers.index(world.rank))
+    stream.join(group.first)
+    ranks = [roles.trainers[trainer] for trainer in group.trainers]
+    world.group(ranks, place).exchange(None)
+    if rank == 0:
+        world.tell(0, Tag.COORDINATOR, ("joined", place, group.first))
+    for epoch in range(group.first, group.first + group.epochs):
+        if rank == 0:
+            world.tell(0, Tag.COORDINATOR, ("epoch", place, epoch))
+        for batch in stream.batches(epoch, 0, group.batch, rank, len(ranks)):
+            first = batch.position - batch.size
+            rows = split_rows(first, batch.position, rank, len(ranks))
+            images, labels = expected(alone, epoch, *rows)
+            for _ in range(3):  # others run in between, and must not touch what is being read
+                np.testing.assert_array_equal(batch.images, images)
+                np.testing.assert_array_equal(batch.labels, labels)
+                world.rest(busy=True)
+            seen.append((place, epoch, *rows))
+            assert batch.is_last == (batch.position == layout.samples)
+    stream.leave()
+    world.group(ranks, place + 1000).exchange(None)
+    if rank == 0:
+        world.tell(0, Tag.COORDINATOR, ("left", place, group.first))
+
+
+@settings(max_examples=60, deadline=None)
+@given(streams(), st.integers(0, 10**6))
+def test_every_group_reads_each_sample_of_its_epochs_once_in_order_bit_by_bit(made, seed):
+    roles, layout, groups = made
+    windows = [window_of(layout, is_relayed=roles.nodes > 1) for _ in range(roles.nodes)]
+    alone, seen = pipeline(layout.samples), []
+
+    def rank_main(world):
+        window = windows[roles.node_of[world.rank]]
+        if world.rank in roles.trainers:
+            trainer = roles.trainers.index(world.rank)
+            place, group = next((place, group) for place, group in enumerate(groups) if trainer in group.trainers)
+            read(world, roles, layout, window, group, place, alone, seen)
+            return
+        granter = Granter(world, roles, layout, groups) if world.rank == 0 else None
+        preprocessor = Preprocessor(world, roles, window, None, pipeline(layout.samples), None)
+        while not preprocessor.is_done:
+            busy = granter is not None and granter.step()
+            world.rest(busy | preprocessor.step())
+        preprocessor.stop()
+
+    assert Launch(len(roles.node_of), seed).run(rank_main)
+    for place, group in enumerate(groups):
+        for epoch in range(group.first, group.first + group.epochs):
+            rows = sorted(part[2:] for part in seen if part[:2] == (place, epoch))
+            assert [row for part in rows for row in range(*part)] == list(range(layout.samples))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 30), st.integers(1, 12), st.integers(1, 3), st.integers(0, 3), st.integers(0, 29))
+def test_what_a_rank_prepares_itself_is_what_the_stream_would_have_brought(samples, batch, size, epoch, start):
+    alone, start = pipeline(samples), min(start, samples - 1)
+    rows = []
+
+    def rank_main(world):
+        stream = OwnStream(pipeline(samples), world, pytest.fail)
+        for item in stream.batches(epoch, start, batch, world.rank, size):
+            first, last = split_rows(item.position - item.size, item.position, world.rank, size)
+            np.testing.assert_array_equal(item.images, expected(alone, epoch, first, last)[0])
+            rows.extend(range(first, last))
+
+    assert Launch(size, seed=0).run(rank_main)
+    assert sorted(rows) == list(range(start, samples))
+
+
+# ---- single things -----------------------------------------------------------------------------
+
+
+def alone_in_the_world(function):
+    """Run something on a launch of one rank."""
+    results = []
+    Launch(1, seed=0).run(lambda world: results.append(function(world)))
+    return results[0]
+
+
+def test_a_stream_of_ones_own_that_is_left_early_leaves_no_thread():
+    import threading
+
+    def leave_early(world):
+        for _ in OwnStream(pipeline(30), world, pytest.fail).batches(0, 0, 1, 0, 1):
+            break
+
+    alone_in_the_world(leave_early)
+    assert "own-stream" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_an_error_while_preparing_ones_own_samples_is_raised_where_they_are_used():
+    class Broken(Numbered):
+        def read(self, index):
+            raise RuntimeError("the source has a bug")
+
+    source = Broken(30, seed=1)
+    good = pipeline(30)
+    good.source = source
+
+    def use(world):
+        with pytest.raises(RuntimeError, match="the source has a bug"):
+            list(OwnStream(good, world, pytest.fail).batches(0, 0, 4, 0, 1))
+
+    alone_in_the_world(use)
+
+
+def test_samples_that_cannot_be_read_are_told_and_marked():
+    source, validation = partly_bad("30")
+    told = []
+
+    def use(world):
+        stream = OwnStream(Pipeline(source, [], SEED), world, told.append)
+        return [label for batch in stream.batches(0, 0, 7, 0, 1) for label in batch.labels]
+
+    assert alone_in_the_world(use).count(-1) == 1
+    bad, = told
+    assert isinstance(bad, BadSample)
+    assert str(bad) == "sample 5: torn file"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_validation_samples_are_shared_out_among_the_ranks_whoever_prepared_them(size):
+    whole = Pipeline(Numbered(20, seed=2), [], SEED)
+    shared = ValidationSet(whole.shape, "uint8", 20, 6, f"fleet-test-{os.getpid()}-{next(_names)}", create=True)
+    shared.segment.unlink()
+    got = {"shared": [], "own": []}
+
+    def rank_main(world):
+        if world.rank == 0:
+            for chunk in range(shared.chunks):
+                world.rest(busy=True)
+                rows = shared.rows(chunk)
+                whole.load(range(rows.start, rows.stop), 0, shared.images[rows], shared.labels[rows], training=False)
+                assert not shared.is_complete()
+                shared.publish(chunk)
+        for kind, validation in (("shared", SharedValidation(shared, world)),
+                                 ("own", OwnValidation(whole, pytest.fail))):
+            for images, labels in validation.batches(4, world.rank, size):
+                assert len(labels) <= 4
+                got[kind] += [(Numbered.number(image), label, zlib.crc32(image.tobytes()))
+                              for image, label in zip(images, labels, strict=True)]
+
+    assert Launch(size, seed=1).run(rank_main)
+    assert sorted(got["shared"]) == sorted(got["own"])
+    assert [number for number, *_ in sorted(got["shared"])] == list(range(20))
