@@ -344,7 +344,7 @@ class _Run:
         for group, stream in zip(training, best, strict=True):
             if group.position == 0 or self.stream.change_at_any_step:
                 group.stream = stream
-            if group.position >= group.supplied:
+            if group.next is None and group.position >= group.supplied:
                 self._supply(group)
         paces = self.stream.paces(rates, [group.stream for group in training])
         for group, pace in zip(training, paces, strict=True):

@@ -153,6 +153,8 @@ def convert(value: Any, place: str = "ensemble") -> RateTable:
                                 epochs=read.count(record, "epochs", f"{at}.epochs") if "epochs" in record else None,
                                 params_mb=(read.positive(record["params_mb"], f"{at}.params_mb", "MB")
                                            if "params_mb" in record else None)))
+    if "dnns" in top and not networks:
+        read.mistake("dnns", "empty: an ensemble has at least one network")
     gpus = read.count(top, "gpus_per_node", "gpus_per_node") if "gpus_per_node" in top else GPUS_PER_NODE
     table = RateTable(read.count(top, "images_per_epoch", "images_per_epoch"), gpus, tuple(networks))
     read.refuse_mistakes(place)

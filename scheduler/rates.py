@@ -28,10 +28,11 @@ def curve(network: Network, gpus: int) -> NDArray[np.float64]:
 
         r(m) = m r(b)/b e^(m-b),    e = (r(b)/b) / (r(b-1)/(b-1))
 
-    In the paper b is twice the GPUs of a node. Two cases that it leaves open:
+    In the paper b is twice the GPUs of a node. Three cases that it leaves open:
     e above 1 (noise in the measurement) would promise a gain that grows
-    without end, so it counts as 1; and a single measurement says nothing about
-    scaling, so the rate stays what it is.
+    without end, so it counts as 1; a single measurement says nothing about
+    scaling, so the rate stays what it is; and no rate falls below a millionth
+    of the last measured one, so that none is 0.
 
     Efficiency 10 on one GPU and 9 on two goes on as 8.1 on three:
 
@@ -47,7 +48,8 @@ def curve(network: Network, gpus: int) -> NDArray[np.float64]:
     if base == 1:
         return np.concatenate([measured, np.full(len(beyond), last)])
     falling = min(1.0, (last / base) / (network.rates[-2] / (base - 1)))
-    return np.concatenate([measured, beyond * (last / base) * falling ** (beyond - base)])
+    estimated = beyond * (last / base) * falling ** (beyond - base)
+    return np.concatenate([measured, np.maximum(estimated, 1e-6 * last)])
 
 
 def rate(network: Network, gpus: int) -> float:

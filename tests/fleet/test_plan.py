@@ -1,0 +1,120 @@
+"""``fleet plan``."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from fleet.__main__ import main
+
+RATES = {"samples_per_epoch": 100, "gpus_per_node": 4,
+         "models": [{"name": "fast", "rates": [40.0, 78.0, 110.0, 140.0]},
+                    {"name": "slow", "rates": [20.0, 39.0, 57.0, 75.0]},
+                    {"name": "tiny", "rates": [5.0, 4.0]}]}
+SPEC = """
+models:
+  - {family: softmax, name: fast, gpus: [2, 3]}
+  - {family: softmax, name: slow}
+data: {source: "builtin:digits"}
+schedule: {policy: global, delta: 50%}
+resources: {engine: numpy}
+"""
+
+
+@pytest.fixture
+def rates(tmp_path):
+    path = tmp_path / "rates.json"
+    path.write_text(json.dumps(RATES))
+    return path
+
+
+@pytest.fixture
+def plan(capsys):
+    """Run the command; its status, its JSON or text, and what it complained."""
+    def run(*options):
+        status = main(["plan", *map(str, options)])
+        out, err = capsys.readouterr()
+        return status, json.loads(out) if out.startswith("{") else out, err
+    return run
+
+
+def test_json_has_the_agreed_keys_and_values(plan, rates):
+    status, found, _ = plan("--rates", rates, "--gpus", 4, "--gpus-per-node", 4, "--policy", "global", "--json")
+    assert status == 0
+    assert found == {"members": [{"name": "fast", "gpus": 1, "devices": found["members"][0]["devices"]},
+                                 {"name": "slow", "gpus": 3, "devices": found["members"][1]["devices"]}],
+                     "idle_gpus": 0, "placement_score": pytest.approx(1 + 1 / 3)}
+    assert sorted(found["members"][0]["devices"] + found["members"][1]["devices"]) == [0, 1, 2, 3]
+
+
+def test_delta_may_be_absolute_and_literal_wastes_gpus(plan, rates):
+    only_tiny = {**RATES, "models": RATES["models"][2:]}
+    rates.write_text(json.dumps(only_tiny))
+    _, found, _ = plan("--rates", rates, "--gpus", 4, "--delta", 20, "--json")
+    assert (found["members"][0]["gpus"], found["idle_gpus"]) == (1, 3)
+    _, found, _ = plan("--rates", rates, "--gpus", 4, "--delta", 20, "--literal", "--json")
+    assert (found["members"][0]["gpus"], found["idle_gpus"]) == (4, 0)
+
+
+@pytest.mark.parametrize("policy", ["baseline", "homogeneous", "local", "global", "adaptive"])
+def test_the_table_names_the_groups_under_every_policy(plan, rates, policy):
+    status, text, _ = plan("--rates", rates, "--gpus", 8, "--policy", policy)
+    assert status == 0
+    assert f"{policy}: first round on 8 GPUs, 4 a node" in text
+    assert "fast" in text
+    assert "placement score" in text
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    (["--gpus", 0], "gpus is 0: a cluster has at least 1"),
+    (["--gpus", -2], "gpus is -2"),
+    (["--gpus", 2, "--gpus-per-node", 4], "gpus_per_node is 4: the whole cluster has 2 GPUs"),
+    (["--gpus", 2, "--gpus-per-node", 0], "gpus_per_node is 0"),
+    (["--gpus", 2, "--alpha", 1.5], "alpha is 1.5"),
+    (["--gpus", 2, "--delta", "near"], "delta is 'near'"),
+    (["--gpus", 2, "--seed", -1], "--seed -1"),
+])
+def test_bad_options_are_one_line_and_status_2(plan, rates, options, said):
+    status, _, err = plan("--rates", rates, *options)
+    assert (status, err.count("\n")) == (2, 1)
+    assert said in err
+
+
+@pytest.mark.parametrize("wrong", [[], [0.0], [-1.0], [float("nan")], ["fast"], None])
+def test_bad_rates_are_one_line_and_status_2(plan, rates, wrong):
+    rates.write_text(json.dumps({**RATES, "models": [{"name": "a", "rates": wrong}]}))
+    status, _, err = plan("--rates", rates, "--gpus", 2)
+    assert (status, err.count("\n")) == (2, 1)
+    assert "models[0].rates" in err
+
+
+def test_without_a_spec_and_rates_there_is_nothing_to_plan(plan):
+    assert plan("--gpus", 2)[0::2] == (2, "fleet plan: name a spec, or a rates file with --rates\n")
+
+
+def test_policy_delta_and_bounds_come_from_the_spec(plan, rates, tmp_path):
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(SPEC)
+    status, found, err = plan(spec, "--rates", rates, "--gpus", 4, "--json")
+    assert (status, err) == (0, "")
+    assert {member["name"]: member["gpus"] for member in found["members"]} == {"fast": 2, "slow": 2}
+    status, _, err = plan(spec, "--gpus", 4, "--json")
+    assert status == 2
+    assert "has not been profiled yet" in err
+
+
+def test_a_network_without_rates_is_named(plan, rates, tmp_path):
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(SPEC.replace("name: slow", "name: other"))
+    status, _, err = plan(spec, "--rates", rates, "--gpus", 4)
+    assert status == 2
+    assert "has no rates of other" in err
+
+
+def test_planning_loads_neither_mpi_nor_tensorflow_nor_the_spec_library(rates):
+    code = (f"import sys; from fleet.__main__ import main; main(['plan', '--rates', {str(rates)!r}, '--gpus', '4', "
+            "'--json']); print(sorted({'mpi4py', 'tensorflow', 'keras', 'pydantic', 'scipy', 'matplotlib'} "
+            "& set(sys.modules)), file=sys.stderr)")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"

@@ -1,0 +1,143 @@
+"""``fleet simulate ensemble`` and ``fleet ensemble``."""
+
+import json
+
+import pytest
+
+from fleet.__main__ import main
+
+RATES = {"samples_per_epoch": 100, "gpus_per_node": 2,
+         "models": [{"name": "a", "rates": [10.0, 19.0], "epochs": 3}, {"name": "b", "rates": [20.0], "epochs": 2},
+                    {"name": "c", "rates": [5.0, 9.0], "epochs": 1}]}
+
+
+@pytest.fixture
+def rates(tmp_path):
+    path = tmp_path / "rates.json"
+    path.write_text(json.dumps(RATES))
+    return path
+
+
+@pytest.fixture
+def fleet(capsys):
+    """Run a command; its status, its JSON or text, and what it complained."""
+    def run(*words):
+        status = main([*map(str, words)])
+        out, err = capsys.readouterr()
+        return status, json.loads(out) if out.startswith("{") else out, err
+    return run
+
+
+@pytest.fixture
+def simulate(fleet, rates):
+    def run(*options):
+        return fleet("simulate", "ensemble", rates, *options)
+    return run
+
+
+def test_json_has_the_agreed_keys_and_values(simulate):
+    status, found, _ = simulate("--gpus", 1, "--policy", "baseline", "--json")
+    assert status == 0
+    assert list(found) == ["policy", "makespan_s", "lower_bound_s", "waiting_s_per_gpu", "scheduling_s",
+                           "checkpoint_s", "rounds"]
+    assert (found["makespan_s"], found["lower_bound_s"], found["waiting_s_per_gpu"]) == pytest.approx((60, 60, 0))
+    assert {round(one["end_s"] - one["start_s"]) for one in found["rounds"]} == {30, 10, 20}
+    assert list(found["rounds"][0]["members"][0]) == ["name", "gpus", "devices", "epochs"]
+
+
+def test_every_policy_is_simulated_at_once(simulate):
+    _, found, _ = simulate("--gpus", 4, "--policy", "all", "--json")
+    spans = {one["policy"]: one["makespan_s"] for one in found["policies"]}
+    assert list(spans) == ["baseline", "homogeneous", "local", "global", "adaptive"]
+    status, text, _ = simulate("--gpus", 4, "--policy", "all")
+    assert status == 0
+    assert all(policy in text for policy in spans)
+
+
+def test_the_paper_pays_for_checkpoints_and_adaptive_for_regrouping_unless_said(simulate):
+    _, free, _ = simulate("--gpus", 2, "--policy", "adaptive", "--regroup-s", 0, "--json")
+    _, paid, _ = simulate("--gpus", 2, "--policy", "adaptive", "--json")
+    assert free["makespan_s"] < paid["makespan_s"] <= free["makespan_s"] + 5 * 4
+    _, paid, _ = simulate("--gpus", 2, "--policy", "global", "--json")
+    assert paid["scheduling_s"] == pytest.approx(0.46 * len(paid["rounds"]))
+
+
+def test_the_stream_may_hold_networks_back(simulate):
+    spans = {stream: simulate("--gpus", 3, "--policy", "baseline", "--stream", stream, "--json")[1]["makespan_s"]
+             for stream in ("free", "lockstep", "2", "ring:50%")}
+    assert spans["free"] == min(spans.values())
+    assert spans["free"] < spans["lockstep"]
+    slow = simulate("--gpus", 3, "--policy", "baseline", "--stream-rate", 1, "--json")[1]
+    assert slow["makespan_s"] == pytest.approx(300.0)
+
+
+def test_epochs_are_drawn_with_the_seed_and_rates_are_told_with_errors(simulate):
+    spans = {simulate("--gpus", 2, "--policy", "adaptive", "--draw-epochs", "--seed", seed, "--json")[1]["makespan_s"]
+             for seed in (1, 1, 2, 3, 4)}
+    assert 1 < len(spans) < 5
+    assert simulate("--gpus", 2, "--policy", "adaptive", "--rate-error", "5%")[0] == 0
+
+
+def test_a_gantt_chart_is_drawn(simulate, tmp_path):
+    pytest.importorskip("matplotlib")
+    file = tmp_path / "gantt.png"
+    assert simulate("--gpus", 2, "--policy", "global", "--plot", file)[0] == 0
+    assert file.read_bytes().startswith(b"\x89PNG")
+    status, _, err = simulate("--gpus", 2, "--policy", "global", "--plot", tmp_path / "gantt.nothing")
+    assert (status, err.count("\n")) == (2, 1)
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    (["--gpus", 0], "gpus is 0"),
+    (["--gpus", 1, "--gpus-per-node", 4], "gpus_per_node is 4: the whole cluster has 1 GPUs"),
+    (["--gpus", 1, "--stream", "fast"], "stream 'fast': write free, lockstep"),
+    (["--gpus", 1, "--stream-rate", 0], "the stream's rate is 0.0"),
+    (["--gpus", 1, "--checkpoint-s", -1], "checkpoint_s is -1.0"),
+    (["--gpus", 1, "--rate-error", "much"], "--rate-error much"),
+    (["--gpus", 1, "--rate-error=-1%"], "--rate-error -1%"),
+])
+def test_bad_options_are_one_line_and_status_2(simulate, options, said):
+    status, _, err = simulate("--policy", "baseline", *options)
+    assert (status, err.count("\n")) == (2, 1)
+    assert said in err
+
+
+def test_a_network_without_epochs_cannot_be_simulated(simulate, rates):
+    rates.write_text(json.dumps({**RATES, "models": [{"name": "a", "rates": [1.0]}]}))
+    assert simulate("--gpus", 1, "--policy", "local")[0::2] == (
+        2, "fleet simulate ensemble: a has no epochs: a simulation needs them of every network\n")
+
+
+def test_a_chart_of_all_policies_is_refused(simulate, tmp_path):
+    assert "--plot draws one policy" in simulate("--gpus", 1, "--policy", "all", "--plot", tmp_path / "x.png")[2]
+
+
+def test_an_ensemble_is_drawn_and_can_be_planned_and_simulated(fleet, tmp_path):
+    file = tmp_path / "drawn.json"
+    assert fleet("ensemble", "--networks", 5, "--seed", 3, "--out", file)[0] == 0
+    assert fleet("plan", "--rates", file, "--gpus", 8)[0] == 0
+    status, found, _ = fleet("simulate", "ensemble", file, "--gpus", 8, "--policy", "adaptive", "--json")
+    assert status == 0
+    assert found["makespan_s"] >= found["lower_bound_s"]
+
+
+def test_a_table_is_converted_to_standard_output(fleet, tmp_path):
+    file = tmp_path / "table.json"
+    file.write_text(json.dumps({"images_per_epoch": 100, "dnns": [{"id": 7, "r": [10.0], "epochs": 2}]}))
+    status, found, _ = fleet("ensemble", "--convert", file)
+    assert status == 0
+    assert found == {"samples_per_epoch": 100, "gpus_per_node": 4,
+                     "models": [{"name": "m7", "rates": [10.0], "epochs": 2}]}
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    (["--networks", 0], "at least 1"),
+    (["--convert", "nowhere.json"], "nowhere.json: No such file"),
+    (["--out", "FILE/x.json"], "--out"),
+])
+def test_what_cannot_be_drawn_read_or_written_is_one_line(fleet, tmp_path, options, said):
+    (tmp_path / "FILE").touch()  # where a folder would have to be
+    options = [str(option).replace("FILE", str(tmp_path / "FILE")) for option in options]
+    status, _, err = fleet("ensemble", *options)
+    assert (status, err.count("\n")) == (2, 1)
+    assert said in err

@@ -1,0 +1,224 @@
+"""The simulated ensemble: by hand, against the bound, and against the paper's totals."""
+
+import math
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler import policies
+from scheduler.base import Cluster, Delta, InputError, Member, Network, Options, RateTable, Round
+from scheduler.ensemble_simulation import PAPER_COSTS, REGROUPING_COSTS, Costs, costs_of, simulate, stream_of
+from scheduler.ensembles import convert, redraw_epochs, with_errors
+from scheduler.pace import Ring, Stream
+from scheduler.rates import steadied
+from scheduler.ratesfile import read_json
+from scheduler.waterfill import lower_bound
+from tests.scheduler.strategies import ensembles
+
+FLEET100 = Path(__file__).parents[2].parent / "shared/data/ensembles/fleet100.json"
+
+
+def table(*networks, samples=100):
+    """Networks of (epochs, rates...)."""
+    return RateTable(samples, 4, tuple(Network(f"n{i}", tuple(map(float, rates)), epochs=epochs)
+                                       for i, (epochs, *rates) in enumerate(networks)))
+
+
+def run(rates, gpus, policy="baseline", costs=Costs(), stream=Stream(), per_node=None, **options):
+    return simulate(rates, Cluster.of(gpus, per_node or gpus), policy, Options(**options), costs, stream)
+
+
+@pytest.fixture
+def scripted(monkeypatch):
+    """Register a policy that answers by looking names up: finished networks -> members."""
+    def register(script):
+        def policy(rates, progress, cluster, options):
+            return Round(tuple(Member(name, tuple(devices)) for name, devices
+                               in script[frozenset(progress.finished)].items()))
+        monkeypatch.setitem(policies.POLICIES, "scripted", policy)
+    return register
+
+
+# --- by hand ------------------------------------------------------------------------------------
+
+
+def test_one_network_takes_its_epochs_over_its_rate():
+    found = run(table((3, 10)), 1)
+    assert (found.makespan_s, found.lower_bound_s, found.waiting_s_per_gpu) == (30.0, 30.0, 0.0)
+
+
+def test_a_free_gpu_takes_the_next_network():
+    found = run(table((1, 10), (1, 10), (2, 10)), 1)
+    assert found.makespan_s == 40.0
+    assert [len(one.members) for one in found.rounds] == [1, 1, 1]
+
+
+def test_in_lockstep_all_train_at_the_rate_of_the_slowest_until_it_is_done():
+    # n1 holds n0 at 5 samples/s for its one epoch of 20 s; then n0 has 2 of its 3 epochs to go.
+    found = run(table((3, 10), (1, 5)), 2, stream=Stream(count=1))
+    assert found.makespan_s == pytest.approx(20 + 20)
+    # GPU 0 worked at half its rate for 20 s, GPU 1 has nothing to do for the last 20 s.
+    assert found.waiting_s_per_gpu == pytest.approx((10 + 20) / 2)
+
+
+def test_a_slow_stream_holds_everyone():
+    assert run(table((1, 10), (1, 20)), 2, stream=Stream(rate=4.0)).makespan_s == pytest.approx(25.0)
+
+
+def test_a_group_grows_at_any_step_as_soon_as_devices_are_free(scripted):
+    scripted({frozenset(): {"n0": [0], "n1": [1]}, frozenset({"n1"}): {"n0": [0, 1]},
+              frozenset({"n0", "n1"}): {}})
+    # After 4 s n1 is done, and n0 goes on with 60 samples of its epoch on two GPUs; it forms for 3 s.
+    found = run(table((1, 10, 20), (1, 25)), 2, "scripted", Costs(regroup_s=3.0))
+    assert found.makespan_s == pytest.approx(3 + 4 + 3 + (100 - 40) / 20)
+    assert [stint.devices for stint in found.stints if stint.name == "n0"] == [(0,), (0, 1)]
+    assert found.regroup_s_per_gpu == pytest.approx((3 * 2 + 3 * 2) / 2)
+
+
+def test_a_group_shrinks_at_the_end_of_its_epoch_only(scripted):
+    scripted({frozenset(): {"n0": [0, 1], "n1": [2]}, frozenset({"n1"}): {"n0": [0], "n2": [1, 2]},
+              frozenset({"n1", "n2"}): {"n0": [0]}, frozenset({"n0", "n1", "n2"}): {},
+              frozenset({"n0", "n1"}): {"n2": [1, 2]}})
+    # n1 is done after 1 s; n0 keeps its two GPUs until its epoch ends at 5 s, so n2 starts then.
+    found = run(table((2, 10, 20), (1, 100), (1, 50, 100)), 3, "scripted")
+    assert next(stint.start_s for stint in found.stints if stint.name == "n2") == pytest.approx(5.0)
+    assert found.makespan_s == pytest.approx(5 + 10)
+
+
+def test_a_group_that_stops_unfinished_holds_its_devices_for_its_checkpoint():
+    # Both join (delta 0); after n1 converges n0 is stopped, for alpha is 1, and starts anew on both GPUs.
+    rates = table((2, 10, 20), (1, 10, 20))
+    found = run(rates, 2, "global", Costs(checkpoint_s=7.0), Stream(count=1), alpha=1.0)
+    assert found.makespan_s == pytest.approx(10 + 7 + 5)
+    assert found.checkpoint_s == pytest.approx(7.0)
+    assert found.waiting_s_per_gpu == pytest.approx(7 / 2)  # the device of n1, while n0 is written
+
+
+def test_scheduling_takes_its_time_before_every_change():
+    found = run(table((1, 10), (1, 10)), 1, costs=Costs(scheduling_s=2.0, profile_s=100.0))
+    assert found.makespan_s == pytest.approx(100 + 2 * (2 + 10))
+    assert found.scheduling_s == pytest.approx(4.0)
+    assert found.waiting_s_per_gpu == pytest.approx(0.0)
+
+
+def test_a_round_says_who_trained_how_many_epochs():
+    found = run(table((2, 10, 20), (1, 10, 20)), 2, "global", Costs(), Stream(count=1), alpha=1.0)
+    first, second = found.rounds
+    assert {share.name: share.epochs for share in first.members} == {"n0": 1.0, "n1": 1.0}
+    assert [(share.name, share.gpus, share.devices, share.epochs) for share in second.members] == [
+        ("n0", 2, (0, 1), 1.0)]
+    assert (first.start_s, first.end_s, second.end_s) == (0.0, 10.0, 15.0)
+
+
+def test_policies_are_not_told_the_epochs(monkeypatch):
+    def curious(rates, progress, cluster, options):
+        assert all(network.epochs is None for network in rates.models)
+        return policies.baseline(rates, progress, cluster, options)
+    monkeypatch.setitem(policies.POLICIES, "curious", curious)
+    assert run(table((2, 10)), 1, "curious").makespan_s == 20.0
+
+
+def test_a_policy_may_be_told_other_rates_than_the_true_ones():
+    true, told = table((1, 10, 9), (1, 10, 9)), table((1, 10, 20), (1, 1, 1))
+    alone = simulate(true, Cluster.of(2, 2), "global", Options(delta=Delta.parse("0")), Costs(), Stream(), told)
+    assert alone.rounds[0].members[0].gpus == 2  # as the told rates suggest, and slower in truth
+
+
+@pytest.mark.parametrize(("rates", "said"), [
+    (RateTable(100, 1, (Network("a", (1.0,)),)), "a has no epochs"),
+    (RateTable(100, 1, (Network("a", (1.0,), epochs=1, min_gpus=9),)), "a trains on 9 GPUs at least"),
+])
+def test_what_cannot_be_trained_is_refused(rates, said):
+    with pytest.raises(InputError, match=said):
+        run(rates, 2)
+
+
+@pytest.mark.parametrize("seconds", [-1.0, math.nan, math.inf])
+def test_costs_that_are_no_seconds_are_refused(seconds):
+    with pytest.raises(InputError, match="regroup_s is"):
+        Costs(regroup_s=seconds)
+
+
+# --- properties ---------------------------------------------------------------------------------
+
+STREAMS = st.sampled_from((Stream(), Stream(1), Stream(2), Stream(2, change_at_any_step=True), Stream(rate=30.0),
+                           Stream(ring=Ring(shards=7, window=0.3))))
+COSTS = st.sampled_from((Costs(), PAPER_COSTS, REGROUPING_COSTS))
+
+
+@pytest.mark.parametrize("policy", policies.POLICIES)
+@settings(max_examples=30, deadline=None)
+@given(drawn=ensembles(), costs=COSTS, stream=STREAMS, peak_limited=st.booleans())
+def test_every_simulation_ends_not_before_the_bound_and_uses_each_gpu_once(policy, drawn, costs, stream, peak_limited):
+    rates, cluster = drawn
+    found = simulate(rates, cluster, policy, Options(peak_limited=peak_limited), costs, stream)
+    assert found.makespan_s >= found.lower_bound_s * (1 - 1e-9)
+    assert found.waiting_s_per_gpu >= -1e-6 * found.makespan_s
+    trained = Counter()
+    for stint in found.stints:
+        trained[stint.name] += stint.epochs
+    assert trained == pytest.approx({network.name: network.epochs for network in rates.models})
+    in_rounds = Counter()
+    for one in found.rounds:
+        for share in one.members:
+            in_rounds[share.name] += share.epochs
+    assert in_rounds == pytest.approx(trained)
+    for device in cluster.devices:
+        mine = sorted((s.start_s, s.end_s) for s in found.stints if device in s.devices)
+        assert all(before[1] <= after[0] + 1e-9 for before, after in zip(mine, mine[1:], strict=False))
+
+
+@given(ensembles(bounded=False))
+@settings(max_examples=20, deadline=None)
+def test_a_ring_whose_window_is_everything_costs_nothing_after_its_first_turn(drawn):
+    rates, cluster = drawn
+    free = simulate(rates, cluster, "baseline", Options(), Costs(), Stream())
+    ring = simulate(rates, cluster, "baseline", Options(), Costs(), Stream(ring=Ring(shards=4, window=1.0)))
+    slowest = max(1 / network.rates[0] for network in rates.models)
+    assert free.makespan_s <= ring.makespan_s * (1 + 1e-9)
+    assert ring.makespan_s <= free.makespan_s + rates.samples_per_epoch * slowest
+
+
+def test_equal_inputs_give_equal_simulations():
+    rates = table((3, 10, 19), (2, 20, 39), (4, 5, 9), (1, 40, 70))
+    for policy in policies.POLICIES:
+        assert run(rates, 4, policy, PAPER_COSTS) == run(rates, 4, policy, PAPER_COSTS)
+
+
+# --- the calibrated ensemble --------------------------------------------------------------------
+
+needs_ensemble = pytest.mark.skipif(not FLEET100.exists(), reason="the calibrated ensemble is not here")
+
+
+@pytest.fixture(scope="module")
+def calibrated():
+    return convert(read_json(FLEET100))
+
+
+@needs_ensemble
+@pytest.mark.parametrize(("gpus", "total_s"), [(20, 55200.1), (40, 30204.8), (60, 24495.0)])
+def test_global_to_the_letter_takes_about_the_times_of_the_papers_table_4(calibrated, gpus, total_s):
+    options = Options(delta=Delta.parse("20"), peak_limited=False)
+    found = simulate(calibrated, Cluster.of(gpus, 4), "global", options, costs_of("global"), stream_of("global"))
+    assert found.makespan_s == pytest.approx(total_s, rel=0.07)
+
+
+@needs_ensemble
+@pytest.mark.parametrize(("gpus", "most"), [(20, 1.03), (60, 1.04), (160, 1.09)])
+def test_adaptive_comes_close_to_the_bound_without_knowing_the_epochs(calibrated, gpus, most):
+    rates = redraw_epochs(calibrated, seed=gpus)
+    told = steadied(with_errors(rates, 0.05, seed=gpus), gpus)
+    found = simulate(rates, Cluster.of(gpus, 4), "adaptive", Options(), REGROUPING_COSTS, Stream(), told)
+    assert found.makespan_s <= most * lower_bound(rates, gpus)
+
+
+@needs_ensemble
+def test_adaptive_beats_global_and_global_beats_baseline(calibrated):
+    spans = [simulate(calibrated, Cluster.of(80, 4), policy, replace(Options(), delta=Delta.parse("20")),
+                      costs_of(policy), stream_of(policy)).makespan_s for policy in ("adaptive", "global", "baseline")]
+    assert spans[0] * 1.2 < spans[1]
+    assert spans[1] * 1.2 < spans[2]
