@@ -6,21 +6,15 @@ import runpy
 from pathlib import Path
 
 from fleet.session import Session
+from tests.cluster.slurm import shared_memory
 
 _folder = Path(os.environ["FLEET_TEST_MEMORY"])
 _map_memory = Session._map_memory
 
 
-def _shared_memory():
-    """File -> inode of everything under /dev/shm that this process maps."""
-    lines = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
-    return {line[5].removesuffix(" (deleted)"): int(line[4]) for line in lines
-            if len(line) == 6 and line[5].startswith("/dev/shm/")}
-
-
 def _map_and_note(session):
     _map_memory(session)
-    note = {"rank": session._world.rank, "node": os.environ["SLURMD_NODENAME"], "memory": _shared_memory()}
+    note = {"rank": session._world.rank, "node": os.environ["SLURMD_NODENAME"], "memory": shared_memory()}
     (_folder / f"{note['rank']}.json").write_text(json.dumps(note))
 
 

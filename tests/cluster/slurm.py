@@ -125,12 +125,15 @@ class Slurm:
         return dict(line.split() for line in lines)
 
     def take_down(self, node):
-        """A node dies: its slurmd and all that runs there, by SIGKILL; returns once Slurm has noticed."""
+        """A node dies: its slurmd, all that runs there, and its memory; returns once Slurm has noticed."""
         self._servers[node].kill()
         self._servers.pop(node).wait()
         ranks = self._processes(node)
+        files = {file for pid in ranks for file in shared_memory(pid)}
         for pid in [*self._step_daemons(ranks), *ranks]:  # the daemons first: they would report the others' death
             _kill(pid)
+        for file in files:  # a real node's would be gone
+            Path(file).unlink(missing_ok=True)
         _until(lambda: self.node_states()[node].startswith("down"), 60, lambda: f"still {self.node_states()}")
 
     def bring_back(self, node):
@@ -160,8 +163,9 @@ class Slurm:
     def stop(self):
         """End all jobs, then the servers, then whatever is left of either."""
         if "slurmctld" in self._servers:
-            self._try("scancel", "--me")
-            _try_until(lambda: not self._try("squeue", "--noheader"), 20)
+            with contextlib.suppress(subprocess.TimeoutExpired):  # the servers end even where they do not answer
+                self._try("scancel", "--me")
+                _try_until(lambda: not self._try("squeue", "--noheader"), 20)
         for server in reversed(self._servers.values()):
             server.terminate()
             try:
@@ -225,6 +229,13 @@ def environments():
             continue
         if int(folder.name) != os.getpid():
             yield int(folder.name), set(variables)
+
+
+def shared_memory(pid="self"):
+    """File -> inode of everything under /dev/shm that a process maps, unlinked or not."""
+    lines = [line.split(maxsplit=5) for line in _read(pid, "maps").splitlines()]
+    return {line[5].removesuffix(" (deleted)"): int(line[4]) for line in lines
+            if len(line) == 6 and line[5].startswith("/dev/shm/")}
 
 
 def _parent(pid):
