@@ -54,7 +54,7 @@ if ! is_done horovod "$want"; then
             HOROVOD_WITH_MPI=1 HOROVOD_WITHOUT_GLOO=1 HOROVOD_WITH_TENSORFLOW=1 \
             HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 \
             "$VENV/bin/python" -m pip --disable-pip-version-check install --no-cache-dir \
-            --no-build-isolation --no-deps "horovod==$HOROVOD" > "$log" 2>&1; then
+            --no-build-isolation --no-deps --force-reinstall "horovod==$HOROVOD" > "$log" 2>&1; then
             set_done horovod "$want"
         else
             say "Horovod did not build (see $log): gradients will be exchanged by MPI"
