@@ -29,6 +29,7 @@ def same(expected, got):
 
 @pytest.mark.parametrize(("name", "arguments"), [
     ("plan.py", []),
+    ("simulate.py", []),
     ("random_search.py", ["--engine", "numpy", "--ranks", "3", "--networks", "3"]),
 ])
 def test_a_script_prints_what_stands_beside_it(tmp_path, name, arguments):
