@@ -1,4 +1,4 @@
-"""Every policy simulated beside the paper's figures and tables: writes docs/schedules.md.
+"""Every policy simulated beside the paper's figures and tables: writes docs/schedules.md and a figure.
 
     python benchmarks/schedules.py ENSEMBLE.json --out docs/schedules.md [--seeds 20] [--few 6] [--jobs 1]
 
@@ -184,6 +184,28 @@ def targets(results: Results) -> str:
     })
 
 
+def draw(results: Results, file: Path) -> None:
+    """Speed-ups over baseline, and makespans over the bound, against GPUs."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for name, variant in MAIN.items():
+        ratio = [[run.ratio for run in results[variant, gpus]] for gpus in GPUS]
+        gain = [[base.makespan_s / run.makespan_s for base, run in
+                 zip(results[BASELINE, gpus], results[variant, gpus], strict=True)] for gpus in GPUS]
+        for axes, values in ((left, gain), (right, ratio)):
+            axes.errorbar(GPUS, [statistics.mean(one) for one in values], marker="o", markersize=3, capsize=2,
+                          yerr=[statistics.stdev(one) if len(one) > 1 else 0.0 for one in values],
+                          label=name.replace("`", ""))
+    left.set(xlabel="GPUs", ylabel="speed-up over baseline", ylim=(0, None))
+    right.set(xlabel="GPUs", ylabel="makespan over the lower bound", yscale="log")
+    right.set_yticks([1, 1.1, 1.25, 1.5, 2, 3, 4], labels=["1", "1.1", "1.25", "1.5", "2", "3", "4"])
+    right.minorticks_off()
+    left.legend(fontsize=7)
+    figure.savefig(file, metadata={"Date": None})
+
+
 def running_lengths(table: RateTable) -> str:
     """The paper's Table 3: how much running lengths differ, on 80 GPUs."""
     def lengths(run: Simulated, start: float = 0.0, end: float = float("inf")) -> tuple[float, float]:
@@ -261,10 +283,11 @@ def placement() -> str:
     return markdown(["group sizes, on nodes of 4", "Algorithm 3", "here", "Algorithm 3 is worse by"], rows)
 
 
-def document(table: RateTable, seeds: int, few: int, jobs: int) -> str:
-    """The whole of docs/schedules.md."""
+def document(table: RateTable, seeds: int, few: int, jobs: int, figure: Path) -> str:
+    """The whole of docs/schedules.md; its figure is drawn beside it."""
     laboratory = Laboratory(table, jobs)
     main = laboratory.run(MAIN.values(), GPUS, seeds)
+    draw(main, figure)
     others = laboratory.run([*STREAMS.values(), *SENSITIVITY.values(), *HEAVY.values(), *SMALL.values()],
                             FEW_GPUS, few)
     text = (Path(__file__).parent / "schedules_docs.md").read_text(encoding="utf-8")
@@ -286,7 +309,9 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     args = parser.parse_args()
     table = convert(read_json(args.ensemble), str(args.ensemble))
-    args.out.write_text(document(table, args.seeds, args.few, args.jobs), encoding="utf-8")
+    figure = args.out.parent / "figures" / "schedules.svg"
+    figure.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(document(table, args.seeds, args.few, args.jobs, figure), encoding="utf-8")
 
 
 if __name__ == "__main__":
