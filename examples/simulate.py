@@ -13,5 +13,6 @@ cluster = Cluster.of(gpus=16, gpus_per_node=4)
 
 for policy in POLICIES:
     run = simulate(ensemble, cluster, policy, Options(), costs_of(policy), stream_of(policy))
-    print(f"{policy:11s} {run.makespan_s / 3600:5.2f} h, {run.makespan_s / run.lower_bound_s:.2f} of the least possible; "
+    print(f"{policy:11s} {run.makespan_s / 3600:5.2f} h, "
+          f"{run.makespan_s / run.lower_bound_s:.2f} of the least possible; "
           f"a GPU waits {run.waiting_s_per_gpu / run.makespan_s:3.0%} of the time")
