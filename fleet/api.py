@@ -17,8 +17,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from fleet.errors import ExitStatus, FleetError, InfrastructureError, SpecError, UserError
 from fleet.eventlog import read_events
 from fleet.paths import RunPaths, replacing
@@ -60,8 +58,7 @@ def write_spec(spec: Document | Mapping[str, Any], path: str | Path) -> Spec:
     Raises:
         SpecError: with every mistake.
     """
-    content = yaml.safe_load(dump(spec)) if isinstance(spec, Document) else dict(spec)
-    resolved = parse(content)
+    resolved = parse(spec)
     with replacing(Path(path)) as file:
         file.write(dump(resolved.document))
     return resolved

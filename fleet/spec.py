@@ -319,8 +319,11 @@ def load(path: str | Path) -> Spec:
     return _resolve(content, str(path), lines)
 
 
-def parse(content: Mapping[str, Any]) -> Spec:
-    """Resolve a spec that was made in code; the same keys as in YAML.
+def parse(content: Document | Mapping[str, Any]) -> Spec:
+    """Resolve a spec that was made in code.
+
+    Args:
+        content: a document, or a mapping with the keys of a spec file.
 
     Raises:
         SpecError: with every mistake, each with its key.

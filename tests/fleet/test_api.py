@@ -1,14 +1,91 @@
-"""What search scripts are told about a run."""
+"""What search scripts use."""
+
+import sys
+from dataclasses import replace
 
 import pytest
+import yaml
 
-from fleet.api import run, write_spec
-from fleet.errors import InfrastructureError
+from fleet import api
+from fleet.api import Document, ModelEntry, Optimizer, Train, load, mpirun, run, write_spec
+from fleet.errors import ExitStatus, InfrastructureError, SpecError, UserError
+from fleet.eventlog import EventLog
+from fleet.paths import RunPaths
+from fleet.search import Range
+
+DOCUMENT = Document(
+    name="search", seed=3, train=Train(optimizer=Optimizer(name="adam", learning_rate=0.001)),
+    models=(ModelEntry(family="cnn", args={"filters": [8, 16]}),
+            ModelEntry(family="resnet", count=3, space={"width": [8, 16, 32], "dropout": Range(0.0, 0.5)})))
 
 
-def test_a_launch_that_ends_well_without_reaching_its_end_is_an_error(tmp_path):
-    spec = tmp_path / "spec.yaml"
-    write_spec({"output": str(tmp_path / "run"), "data": {"source": "builtin:digits"},
-                "models": [{"family": "softmax"}]}, spec)
+def test_a_document_is_written_as_yaml_that_reads_back_as_the_same_networks(tmp_path):
+    path = tmp_path / "deep" / "search.yaml"
+    spec = write_spec(DOCUMENT, path)
+    assert [network.name for network in spec.networks] == ["cnn", "resnet-0", "resnet-1", "resnet-2"]
+    assert load(path) == spec
+
+
+def test_a_mapping_with_the_keys_of_a_file_will_do_too(tmp_path):
+    content = {"models": [{"family": "softmax"}], "data": {"validation": None}, "seed": 4}
+    assert write_spec(content, tmp_path / "search.yaml") == load(tmp_path / "search.yaml")
+    assert yaml.safe_load((tmp_path / "search.yaml").read_text()) == content
+
+
+@pytest.mark.parametrize("wrong", [replace(DOCUMENT, name="../x"), {"models": [{"family": "resnte"}]}, {"nmae": "x"}])
+def test_a_spec_that_is_wrong_is_not_written(tmp_path, wrong):
+    (tmp_path / "search.yaml").write_text("old")
+    with pytest.raises(SpecError):
+        write_spec(wrong, tmp_path / "search.yaml")
+    assert (tmp_path / "search.yaml").read_text() == "old"
+
+
+def ends_with(status):
+    """A launcher whose program ends with a status, whatever it is told."""
+    return [sys.executable, "-c", f"import sys; print(sys.argv[1:]); sys.exit({status})"]
+
+
+@pytest.fixture
+def path(tmp_path):
+    """A spec, of which a launch has come to its end."""
+    path = tmp_path / "spec.yaml"
+    write_spec({"models": [{"family": "softmax"}], "output": str(tmp_path / "run")}, path)
+    log = EventLog(RunPaths(tmp_path / "run").events)
+    log.add("end", status=0)
+    log.close()
+    return path
+
+
+@pytest.mark.parametrize("status", [ExitStatus.OK, ExitStatus.NETWORK_FAILED, ExitStatus.RESUMABLE])
+def test_a_run_says_how_it_ended_and_is_given_its_arguments(status, path, capfd):
+    assert run(path, 3, "--fresh", launcher=ends_with(int(status))) is status
+    assert capfd.readouterr().out == f"['-m', 'fleet.run', '{path}', '--fresh']\n"
+
+
+def test_a_launch_that_ends_well_but_did_not_come_to_its_end_has_broken_down(path, tmp_path):
+    log = EventLog(RunPaths(tmp_path / "run").events)
+    log.add("start")
+    log.close()
     with pytest.raises(InfrastructureError, match="broke off"):
-        run(spec, 1, launcher=["true"])  # as mpirun does when a node dies
+        run(path, 3, launcher=ends_with(0))
+
+
+def test_a_wrong_spec_and_a_breakdown_are_raised():
+    with pytest.raises(UserError, match=r"spec.yaml cannot be run"):
+        run("spec.yaml", 3, launcher=ends_with(2))
+    with pytest.raises(InfrastructureError, match="ended with status 7"):
+        run("spec.yaml", 3, launcher=ends_with(7))
+
+
+def test_ranks_are_started_by_the_mpirun_beside_this_python_or_on_the_path(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(InfrastructureError, match="load an MPI module"):
+        mpirun(3)
+    (tmp_path / "mpirun").touch()
+    assert mpirun(3)[:3] == [str(tmp_path / "mpirun"), "-n", "3"]
+    assert mpirun(3)[-1] == str(tmp_path / "python")
+
+
+def test_all_that_is_offered_is_there():
+    assert [name for name in api.__all__ if not hasattr(api, name)] == []
