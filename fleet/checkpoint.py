@@ -187,7 +187,7 @@ class CheckpointWriter:
     def __init__(self, paths: RunPaths) -> None:
         self.blocked_s = 0.0
         self._paths = paths
-        self._jobs: queue.Queue[Callable[[], None]] = queue.Queue(1)
+        self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue(1)
         self._error: Exception | None = None
         threading.Thread(target=self._work, name="checkpoint-writer", daemon=True).start()
 
@@ -213,6 +213,17 @@ class CheckpointWriter:
         self.blocked_s += time.perf_counter() - began
         self._raise()
 
+    def close(self) -> None:
+        """Flush, and end the thread.
+
+        Raises:
+            CheckpointError: something could not be written.
+        """
+        try:
+            self.flush()
+        finally:
+            self._jobs.put(None)
+
     def _write(self, name: str, state: State, is_best: bool) -> None:
         if is_best:  # before `last`, which says by its history that this epoch was the best
             write_state(self._paths.best(name), state)
@@ -220,8 +231,7 @@ class CheckpointWriter:
         write_history(self._paths.history(name), state.history)
 
     def _work(self) -> None:
-        while True:
-            job = self._jobs.get()
+        while (job := self._jobs.get()) is not None:
             try:
                 job()
             except Exception as error:  # it is raised where training can stop for it

@@ -65,13 +65,13 @@ class SoftmaxRegression:
 
     def step(self, images: np.ndarray, labels: np.ndarray, size: int,  # noqa: D102 - Trainable says it
              stop: bool = False) -> StepResult:
-        valid = labels >= 0
-        inputs, labels = self._features(images[valid]), labels[valid]
         # One buffer, one reduction: the gradient, then loss, correct, count, and the wish to stop and a failure.
         buffer = np.zeros(self._weights.size + 5)
         buffer[-2] = stop
         error: Exception | None = None
         try:
+            valid = labels >= 0
+            inputs, labels = self._features(images[valid]), labels[valid]
             probabilities, losses, correct = self._predict(inputs, labels)
             probabilities[np.arange(len(labels)), labels] -= 1
             buffer[:-5] = (inputs.T @ probabilities).ravel()
@@ -84,9 +84,10 @@ class SoftmaxRegression:
         loss, correct_sum, count, stops, failed = buffer[-5:]
         if failed:
             raise PeerFailed("another rank of the group failed in this step")
-        gradient = buffer[:-5].reshape(self._weights.shape) / max(count, 1)
-        self._velocity = self._momentum * self._velocity - self._rate * gradient
-        self._weights = self._weights + self._velocity
+        if count:  # a batch of which no sample could be read changes nothing
+            gradient = buffer[:-5].reshape(self._weights.shape) / count
+            self._velocity = self._momentum * self._velocity - self._rate * gradient
+            self._weights = self._weights + self._velocity
         return StepResult(float(loss), float(correct_sum), float(count), stops > 0)
 
     def evaluate(self, images: np.ndarray, labels: np.ndarray) -> StepResult:  # noqa: D102
@@ -118,7 +119,7 @@ class SoftmaxRegression:
 
     def _features(self, images: np.ndarray) -> np.ndarray:
         scaled = images if self._inputs.affine is None else self._inputs.affine.apply(images)
-        flat = scaled.reshape(len(images), -1).astype(np.float64)
+        flat = scaled.reshape(len(images), int(np.prod(self._inputs.shape))).astype(np.float64)
         return np.concatenate([flat, np.ones((len(flat), 1))], axis=1)
 
     def _predict(self, inputs: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -96,14 +96,19 @@ class World:
         return self.comm.recv(tag=tag)
 
     def wait(self, ready: Callable[[], T | None]) -> T:
-        """Poll until ``ready`` gives something, doing this rank's duties meanwhile."""
+        """Poll until ``ready`` gives something, doing this rank's duties meanwhile.
+
+        They are done once at least: a rank that is never kept waiting owes them as well.
+        """
         backoff = Backoff()
-        while (value := ready()) is None:
-            if sum(duty() for duty in self.duties):  # all of them, even after one has done something
+        while True:
+            busy = sum(duty() for duty in self.duties)  # all of them, even after one has done something
+            if (value := ready()) is not None:
+                return value
+            if busy:
                 backoff.reset()
             else:
                 backoff.sleep()
-        return value
 
     def await_message(self, tag: Tag) -> Message:
         """Wait for the next message under a tag."""
@@ -119,6 +124,13 @@ class World:
         comm = self.comm.Create_group(members, tag=number % 32000)
         members.Free()
         return Group(self, comm)
+
+    def library(self) -> str:
+        """The MPI library and its thread level; Horovod's background thread wants `multiple`."""
+        levels = {MPI.THREAD_SINGLE: "single", MPI.THREAD_FUNNELED: "funneled", MPI.THREAD_SERIALIZED: "serialized",
+                  MPI.THREAD_MULTIPLE: "multiple"}
+        name = MPI.Get_library_version().split("\n")[0].split(",")[0].strip("\0 ")
+        return f"{name}, threads {levels[MPI.Query_thread()]}"
 
     # ---- ends ----
 
@@ -203,18 +215,6 @@ class Broadcast:
     def is_done(self) -> bool:
         """Whether this rank's part is done; never waits."""
         return MPI.Request.Testall(self._requests)
-
-
-def thread_support() -> str:
-    """The thread level of this MPI, by name; Horovod's background thread wants `multiple`."""
-    names = {MPI.THREAD_SINGLE: "single", MPI.THREAD_FUNNELED: "funneled",
-             MPI.THREAD_SERIALIZED: "serialized", MPI.THREAD_MULTIPLE: "multiple"}
-    return names[MPI.Query_thread()]
-
-
-def library() -> str:
-    """The name and version of the MPI library."""
-    return MPI.Get_library_version().split("\n")[0].split(",")[0].strip("\0 ")
 
 
 def communicator_for_library(group: Group) -> Any:

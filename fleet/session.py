@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
 from fleet.coordinator import Coordinator, Observer
-from fleet.engine import make_engine
+from fleet.engine import Engine, make_engine
 from fleet.errors import ExitStatus
 from fleet.eventlog import EventLog
 from fleet.identity import speed_identity
 from fleet.interrupt import Interruption
 from fleet.messages import Bad, Tag
-from fleet.mpi import Backoff, World, library, thread_support
 from fleet.prepare import Prepared
 from fleet.preprocessor import Preprocessor
 from fleet.replay import compare
@@ -25,6 +25,9 @@ from fleet.trainer import Sources, Trainer
 from fleet.view import make_view
 from preprocess.base import BadSample
 from preprocess.decode import decoder_name
+
+if TYPE_CHECKING:  # MPI starts when it is imported
+    from fleet.mpi import World
 
 log = logging.getLogger("fleet.session")
 
@@ -45,7 +48,7 @@ class Session:
 
     def run(self) -> int:
         """Do this rank's part; returns the exit status that this rank should end with."""
-        log.info("%s, threads %s; JPEG by %s", library(), thread_support(), decoder_name())
+        log.info("%s; JPEG by %s", self._world.library(), decoder_name())
         if self._roles.shared:
             self._map_memory()
         board = _Board(self._world, self._prepared, self._interruption) if self._world.rank == 0 else None
@@ -78,15 +81,12 @@ class Session:
             preprocessor.start()
         if board is not None:
             board.coordinator.start()
-        backoff = Backoff()
-        while (preprocessor is not None and not preprocessor.is_done) or (
-                board is not None and board.coordinator.status is None):
-            busy = board is not None and board.coordinator.step()
-            busy |= preprocessor is not None and preprocessor.step()
-            if busy:
-                backoff.reset()
-            else:
-                backoff.sleep()
+            self._world.duties.append(board.coordinator.step)
+        if preprocessor is not None:
+            self._world.duties.append(preprocessor.step)
+        self._world.wait(lambda: ((preprocessor is None or preprocessor.is_done) and (
+            board is None or board.coordinator.status is not None)) or None)
+        self._world.duties.clear()
         if preprocessor is not None:
             preprocessor.stop()
 
@@ -122,7 +122,7 @@ class Session:
         node = self._roles.node_of[self._world.rank]
         return [rank for rank in self._roles.trainers if self._roles.node_of[rank] == node].index(self._world.rank)
 
-    def _engine(self):  # type: ignore[no-untyped-def]
+    def _engine(self) -> Engine:
         return make_engine(self._prepared.spec, self._prepared.inputs, self._local_index(), self._roles.gpus_per_node)
 
     def _sources(self) -> Sources:
@@ -149,7 +149,8 @@ class _Board:
         self.results = Results(spec, paths, len(prepared.data.train), _parameters(prepared))
         states = recover(self.results)
         self._view = make_view(spec, prepared.plain)
-        observers: list[Observer] = [self._view, TensorBoardObserver(paths)]
+        self._tensorboard = TensorBoardObserver(paths)
+        observers: list[Observer] = [self._view, self._tensorboard]
         self._cache = cache_path()
         machine = hardware()
         unfinished = [network for network in spec.networks if network.name not in self.results.finished()]
@@ -185,6 +186,7 @@ class _Board:
             print(f"{len(self.results.bad)} samples could not be read: {self._prepared.paths.bad_samples}")
         print(f"Everything is in {self._prepared.paths.root}.", flush=True)
         self._events.close()
+        self._tensorboard.close()
         return int(self.coordinator.status or 0)
 
 

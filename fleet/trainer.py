@@ -111,7 +111,7 @@ class Trainer:
 
     def stop(self) -> None:
         """Leave nothing unwritten."""
-        self._writer.flush()
+        self._writer.close()
 
     def _tell(self, message: Message) -> None:
         self._world.tell(0, Tag.COORDINATOR, message)

@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 # Loading these starts MPI or TensorFlow.
-HEAVY = {"fleet.mpi", "fleet.session", "fleet.engine_keras", "fleet.engine_models"}
+HEAVY = {"fleet.mpi", "fleet.engine_keras", "fleet.engine_models"}
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path
            for package in ("fleet", "preprocess", "scheduler", "launch") for path in (ROOT / package).rglob("*.py")}
 

@@ -138,6 +138,7 @@ class World:
         self.duties = []
         self.actor = None
         self._launch = launch
+        self._everybody = Group(self, launch.groups.setdefault("all", _Shared(size, launch.random)), rank)
 
     def tell(self, rank, tag, message):
         self._launch.mail[rank, tag].append(pickle.dumps(message))
@@ -158,6 +159,15 @@ class World:
     def await_message(self, tag):
         return self.wait(lambda: self.hear(tag))
 
+    def gather(self, value):
+        return self._everybody.exchange(value)
+
+    def finish(self):
+        self._everybody.exchange(None)
+
+    def library(self):
+        return "one process"
+
     def rest(self, busy):
         """Let the others run; for loops that are not inside ``wait``."""
         self._launch.note(progress=busy)
@@ -167,7 +177,9 @@ class World:
         key = (tuple(ranks), number)
         shared = self._launch.groups.setdefault(key, _Shared(len(ranks), self._launch.random))
         group = Group(self, shared, list(ranks).index(self.rank))
-        group.exchange(None)  # creating a communicator is collective
+        duties, self.duties = self.duties, []  # creating a communicator is collective, and blocks
+        group.exchange(None)
+        self.duties = duties
         return group
 
 

@@ -35,7 +35,7 @@ def test_what_does_not_shape_training_changes_nothing(change):
     {"train": {"batch": {"when_scaled": "per_gpu"}}},
     {"train": {"optimizer": {"name": "adam"}}}, {"train": {"precision": "mixed_bfloat16"}}, {"train": {"xla": True}},
     {"inputs": replace(INPUTS, shape=(8, 4, 1))}, {"inputs": replace(INPUTS, classes=4)},
-    {"inputs": replace(INPUTS, affine=Affine([2.0], [0.5]))}], ids=str)
+    {"inputs": replace(INPUTS, affine=Affine(0.5, 0.25))}], ids=str)
 def test_what_shapes_both_speed_and_training_changes_both(change):
     checkpoint, speed = identities(**change)
     assert checkpoint != SAME[0]

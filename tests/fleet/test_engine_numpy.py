@@ -1,0 +1,164 @@
+"""Softmax regression, against what can be written down by hand."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleet.engine import PeerFailed
+from fleet.engine_numpy import NumpyEngine
+from fleet.errors import CheckpointError, ModelError
+from fleet.stream import split_rows
+from preprocess.transforms import Affine
+from tests.fleet.histories import INPUTS, spec
+from tests.fleet.one_process import Launch
+
+RATE, MOMENTUM = 0.1, 0.5
+
+
+class Alone:
+    rank, size = 0, 1
+
+    def sum(self, buffer):
+        """There is nobody else."""
+
+
+def network(inputs=INPUTS, group=None, **train):
+    made = spec({"family": "softmax"}, train={"optimizer": {"learning_rate": RATE, "momentum": MOMENTUM}, **train})
+    return NumpyEngine(inputs).build(made.networks[0], group or Alone())
+
+
+def samples(count, seed=0):
+    random = np.random.default_rng(seed)
+    return random.integers(0, 256, (count, *INPUTS.shape), np.uint8), random.integers(0, INPUTS.classes, count)
+
+
+def mean_loss(weights, images, labels):
+    """The cross entropy, written down plainly."""
+    inputs = np.concatenate([images.reshape(len(images), -1).astype(float), np.ones((len(images), 1))], axis=1)
+    logits = inputs @ weights
+    return np.mean(np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(labels)), labels])
+
+
+def test_a_step_follows_the_gradient_that_differences_give_and_keeps_momentum():
+    trainable, (images, labels) = network(), samples(6)
+    images = images // 64  # small numbers: the plain formula overflows with large ones
+    velocity = np.zeros_like(trainable.state()["weights"])
+    for _ in range(3):
+        weights, gradient = trainable.state()["weights"], np.empty_like(velocity)
+        for place in np.ndindex(weights.shape):
+            step = np.zeros_like(weights)
+            step[place] = 1e-5
+            gradient[place] = (mean_loss(weights + step, images, labels)
+                               - mean_loss(weights - step, images, labels)) / 2e-5
+        result = trainable.step(images, labels, 6)
+        assert result.loss / 6 == pytest.approx(mean_loss(weights, images, labels))
+        velocity = MOMENTUM * velocity - RATE * gradient
+        np.testing.assert_allclose(trainable.state()["velocity"], velocity, atol=1e-7)
+        np.testing.assert_allclose(trainable.state()["weights"], weights + velocity, atol=1e-7)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 9), st.integers(1, 4), st.integers(0, 99))
+def test_a_group_of_any_size_takes_the_step_of_one_rank_even_where_some_have_no_rows(rows, size, seed):
+    images, labels = samples(rows, seed)
+    labels[seed % rows] = -1  # one could not be read
+    alone = network()
+    expected = alone.step(images, labels, rows)
+    results, weights = {}, {}
+
+    def rank_main(world):
+        trainable = network(group=world.group(range(size), 1))
+        mine = slice(*split_rows(0, rows, world.rank, size))
+        results[world.rank] = trainable.step(images[mine], labels[mine], rows)
+        weights[world.rank] = trainable.state()["weights"]
+
+    assert Launch(size, seed).run(rank_main)
+    for rank in range(size):
+        np.testing.assert_allclose(dataclasses.astuple(results[rank]), dataclasses.astuple(expected), rtol=1e-12)
+        np.testing.assert_allclose(weights[rank], alone.state()["weights"], rtol=1e-12)
+
+
+def test_a_batch_of_which_nothing_could_be_read_changes_nothing():
+    trainable, (images, labels) = network(), samples(4)
+    trainable.step(images, labels, 4)  # it has gathered speed
+    before = trainable.state()
+    result = trainable.step(images, np.full(4, -1), 4)
+    assert (result.loss, result.correct, result.count) == (0, 0, 0)
+    for name, array in trainable.state().items():
+        np.testing.assert_array_equal(array, before[name])
+
+
+@pytest.mark.parametrize("wrong", ["images", "labels"])
+def test_a_step_that_fails_on_one_rank_fails_on_all_and_each_knows_whose_fault_it_was(wrong):
+    raised = {}
+
+    def rank_main(world):
+        trainable = network(group=world.group([0, 1], 1))
+        images, labels = samples(2)
+        if world.rank == 1:
+            images, labels = (images[:, :2], labels) if wrong == "images" else (images, labels + 7)
+        with pytest.raises((PeerFailed, ValueError, IndexError)) as caught:
+            trainable.step(images, labels, 4)
+        raised[world.rank] = caught.type
+
+    assert Launch(2, 0).run(rank_main)
+    assert raised[0] is PeerFailed
+    assert raised[1] in (ValueError, IndexError)
+
+
+def test_the_wish_of_one_rank_to_stop_reaches_all():
+    stops = {}
+
+    def rank_main(world):
+        trainable = network(group=world.group([0, 1, 2], 1))
+        stops[world.rank] = [trainable.step(*samples(2), 6, stop=stop).stop for stop in (False, world.rank == 2)]
+
+    assert Launch(3, 0).run(rank_main)
+    assert set(map(tuple, stops.values())) == {(False, True)}
+
+
+def test_what_the_stream_leaves_to_the_engine_is_done_first():
+    images, labels = samples(5)
+    scaled = network(dataclasses.replace(INPUTS, affine=Affine(mean=0.5, std=0.25)))
+    plain = network(dataclasses.replace(INPUTS, dtype="float32"))
+    one, other = scaled.step(images, labels, 5), plain.step((images / np.float32(255) - 0.5) / 0.25, labels, 5)
+    assert dataclasses.astuple(one) == pytest.approx(dataclasses.astuple(other), rel=1e-5)
+
+
+def test_a_network_goes_on_from_its_state_as_if_nothing_had_been():
+    one, other = network(), network()
+    one.step(*samples(4), 4)
+    other.load(one.state())
+    assert one.step(*samples(4, 1), 4) == other.step(*samples(4, 1), 4)
+    assert one.evaluate(*samples(9, 2)) == other.evaluate(*samples(9, 2))
+
+
+def test_a_state_is_a_copy():
+    trainable = network()
+    state = trainable.state()
+    trainable.step(*samples(4), 4)
+    assert (state["velocity"] == 0).all()
+
+
+@pytest.mark.parametrize("arrays", [{}, {"weights": np.zeros((17, 3))},
+                                    {"weights": np.zeros((2, 3)), "velocity": np.zeros((2, 3))}])
+def test_the_checkpoint_of_another_network_is_refused(arrays):
+    with pytest.raises(CheckpointError, match="a checkpoint of another network"):
+        network().load(arrays)
+
+
+def test_what_the_engine_cannot_do_is_the_networks_failure():
+    with pytest.raises(ModelError, match="sgd with a constant learning rate only"):
+        network(optimizer={"name": "adam"})
+    made = spec({"build": "tests.sources:zeros"})
+    wrong = dataclasses.replace(made.networks[0], architecture=dataclasses.replace(
+        made.networks[0].architecture, target="tests.fleet.test_engine_numpy:two_weights"))
+    with pytest.raises(ModelError, match=r"returned weights of shape \(2,\), not \(17, 3\)"):
+        NumpyEngine(INPUTS).build(wrong, Alone())
+
+
+def two_weights(input_shape, classes):
+    return np.zeros(2)

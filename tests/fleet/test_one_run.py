@@ -1,0 +1,287 @@
+"""Whole runs, all ranks in one process: any ranks, any networks, any order of events."""
+
+import dataclasses
+import json
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fleet import session as fleet_session
+from fleet.checkpoint import read_state
+from fleet.engine_numpy import NumpyEngine
+from fleet.errors import ExitStatus
+from fleet.eventlog import read_events
+from fleet.messages import Start
+from fleet.prepare import prepare
+from fleet.results import Status, read_results
+from fleet.roles import assign
+from fleet.session import Session
+from fleet.stream import split_rows
+from scheduler.policies import POLICIES
+from tests.fleet.one_process import Launch
+from tests.sources import Numbered
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick(tmp_path_factory):
+    """No disk is waited for, and what one run measures is not known to the next."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.fsync", lambda descriptor: None)
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr(fleet_session, "write_cache", lambda path, known: None)
+        yield
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return lambda: tmp_path_factory.mktemp("run")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run: its spec, its ranks, and the order in which they happen to run."""
+
+    content: dict
+    node_of: tuple
+    chunk: int
+    spare_slots: int
+    seed: int
+
+
+class Interruption:
+    """Comes after the coordinator has asked so many times."""
+
+    def __init__(self, after=None):
+        self._left = after
+
+    def reason(self):
+        if self._left is None:
+            return ""
+        self._left -= 1
+        return "SIGTERM came" if self._left < 0 else ""
+
+
+class Recorder:
+    """A stream that notes which rows of which epoch it has given to which network."""
+
+    def __init__(self, stream, serving, notes):
+        self._stream, self._serving, self._notes = stream, serving, notes
+
+    def __getattr__(self, name):
+        return getattr(self._stream, name)
+
+    def batches(self, epoch, start, batch, rank, size):
+        for item in self._stream.batches(epoch, start, batch, rank, size):
+            rows = split_rows(item.position - item.size, item.position, rank, size)
+            numbers = [Numbered.number(image) for image in item.images]
+            assert len(numbers) == rows[1] - rows[0]
+            self._notes[self._serving[0], epoch] += zip(range(*rows), numbers, strict=True)
+            yield item
+
+
+class Runner:
+    """Launches a case, again and again until it is done."""
+
+    def __init__(self, case, folder):
+        self.case, self.folder = case, folder
+        self.notes = defaultdict(list)
+        content = {**case.content, "output": str(folder / "run")}
+        if "rates" in content["schedule"]:
+            (folder / "rates.json").write_text(json.dumps(content["schedule"]["rates"]))
+            content["schedule"] = {**content["schedule"], "rates": str(folder / "rates.json")}
+        self.path = folder / "spec.yaml"
+        self.path.write_text(yaml.safe_dump(content))
+
+    def launch(self, interruption=None, turns=None):
+        """Run the ranks; returns rank 0's exit status, None where the run was killed before."""
+        self.prepared = prepare(str(self.path), self.case.node_of, None, plain=True)
+        if (layout := self.prepared.layout) is not None:
+            chunk = min(self.case.chunk, layout.samples)
+            largest = max(network.train.batch.size for network in self.prepared.spec.networks)
+            touched = -(-(largest - 1) // chunk) + 1
+            self.prepared = dataclasses.replace(self.prepared, layout=dataclasses.replace(
+                layout, chunk=chunk, slots=touched + self.case.spare_slots, lookahead=touched + 1))
+        statuses = {}
+
+        def rank_main(world):
+            statuses[world.rank] = _Session(world, self.prepared, interruption or Interruption(), self.notes).run()
+
+        launch = Launch(len(self.case.node_of), self.case.seed)
+        return ExitStatus(statuses[0]) if launch.run(rank_main, turns) else None
+
+    def forget_what_was_not_saved(self):
+        """After a kill, epochs that are in no checkpoint are trained again."""
+        saved = {(name, record.stream_epoch) for name in self.prepared.spec.by_name
+                 if self.prepared.paths.last(name).exists() for record in self.history(name)}
+        for epoch in self.notes.keys() - saved:
+            del self.notes[epoch]
+
+    def results(self):
+        return {row.name: row for row in read_results(self.folder / "run")}
+
+    def history(self, name):
+        return read_state(self.prepared.paths.last(name), with_arrays=False).history
+
+    def check_epochs(self):
+        """Every epoch of every history was the whole data set, in order, each sample once; and trained as alone."""
+        for name in self.results():
+            if not self.prepared.paths.last(name).exists():
+                continue
+            history = self.history(name)
+            for record in history:
+                noted = sorted(self.notes[name, record.stream_epoch])
+                order = self.prepared.training().order(record.stream_epoch)
+                assert noted == list(enumerate(order)), (name, record.stream_epoch)
+            assert [record.epoch for record in history] == list(range(1, len(history) + 1))
+            assert len({record.stream_epoch for record in history}) == len(history)
+            alone = train_alone(self.prepared, name, [record.stream_epoch for record in history])
+            together = [(record.loss, record.accuracy, record.val_loss, record.val_accuracy) for record in history]
+            np.testing.assert_allclose(together, alone, rtol=1e-9)
+
+
+class _Session(Session):
+    """Notes what networks are given."""
+
+    def __init__(self, world, prepared, interruption, notes):
+        super().__init__(world, prepared, interruption)
+        self._notes, self._serving = notes, [None]
+        hear = world.hear
+
+        def hear_and_note(tag):
+            message = hear(tag)
+            if isinstance(message, Start):
+                self._serving[0] = message.network
+            return message
+
+        world.hear = hear_and_note
+
+    def _sources(self):
+        sources = super()._sources()
+        return dataclasses.replace(sources, stream=Recorder(sources.stream, self._serving, self._notes),
+                                   own=Recorder(sources.own, self._serving, self._notes))
+
+
+class _Alone:
+    """A group of one rank."""
+
+    rank, size = 0, 1
+
+    def sum(self, buffer):
+        """There is nobody else."""
+
+
+def train_alone(prepared, name, stream_epochs):
+    """What each epoch comes to where one rank trains one network on samples that it prepares itself."""
+    network = prepared.spec.by_name[name]
+    trainable = NumpyEngine(prepared.inputs).build(network, _Alone())
+    training, evaluation = prepared.training(), prepared.evaluation()
+    came_to = []
+    for epoch in stream_epochs:
+        order, sums = training.order(epoch), np.zeros(3)
+        for first in range(0, len(order), network.train.batch.size):
+            images, labels = loaded(training, order[first:first + network.train.batch.size], epoch, True)
+            result = trainable.step(images, labels, len(labels))
+            sums += (result.loss, result.correct, result.count)
+        judged = trainable.evaluate(*loaded(evaluation, range(evaluation.samples), 0, False))
+        came_to.append([*sums[:2] / sums[2], judged.loss / judged.count, judged.correct / judged.count])
+    return came_to
+
+
+def loaded(pipeline, indices, epoch, training):
+    images = np.empty((len(indices), *pipeline.shape), pipeline.dtype)
+    labels = np.empty(len(indices), np.int64)
+    pipeline.load(indices, epoch, images, labels, training)
+    return images, labels
+
+
+# ---- any run at all ----------------------------------------------------------------------------
+
+FAILING = {"tests.sources:broken": "no such layer", "tests.sources:not_a_number": "the loss became nan",
+           "tests.sources:too_large": "out of memory"}
+
+
+@st.composite
+def cases(draw, failing=False):
+    nodes = draw(st.integers(1, 2))
+    on_each = draw(st.integers(2, 4))
+    node_of = tuple(node for node in range(nodes) for _ in range(on_each))
+    preprocessors = draw(st.integers(nodes, nodes * (on_each - 1)))
+    if draw(st.integers(0, 4)) == 0:
+        node_of, preprocessors = (0,), "auto"
+    policy = draw(st.sampled_from(sorted(POLICIES)))
+    roles = assign(node_of, None if preprocessors == "auto" else preprocessors, None, policy == "baseline")
+    trainers, samples = len(roles.trainers), draw(st.integers(4, 40))
+    models = []
+    for place in range(draw(st.integers(1, 4))):
+        least = draw(st.integers(1, trainers))
+        what = {"build": draw(st.sampled_from(sorted(FAILING)))} if failing and draw(st.booleans()) else {
+            "family": "softmax"}
+        models.append({**what, "name": f"n{place}", "gpus": [least, draw(st.integers(least, trainers))],
+                       "train": {"batch": {"size": draw(st.integers(1, samples))},
+                                 "converge": {"max_epochs": draw(st.integers(1, 3))}}})
+    rates = [{"name": model["name"], "rates": draw(st.lists(st.floats(1, 50), min_size=1, max_size=trainers))}
+             for model in models]
+    content = {
+        "seed": 5, "models": models,
+        "data": {"source": "tests.sources:numbered", "path": str(samples),
+                 "transforms": ["tests.sources:noise", {"scale": {"mean": 0.5, "std": 0.5}}]},
+        "train": {"optimizer": {"learning_rate": 0.02, "momentum": 0.5}},
+        "schedule": {"policy": policy, "rates": {
+            "samples_per_epoch": samples, "gpus_per_node": roles.gpus_per_node, "models": rates}},
+        "resources": {"engine": "numpy", "preprocessors": preprocessors}}
+    return Case(content, node_of, draw(st.integers(1, 8)), draw(st.integers(1, 5)), draw(st.integers(0, 10**6)))
+
+
+few = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@few
+@given(cases())
+def test_every_network_is_trained_to_its_end_as_if_it_were_alone(folders, case):
+    runner = Runner(case, folders())
+    assert runner.launch() is ExitStatus.OK
+    assert {row.status for row in runner.results().values()} == {Status.FINISHED}
+    for model in case.content["models"]:
+        assert len(runner.history(model["name"])) == model["train"]["converge"]["max_epochs"]
+    runner.check_epochs()
+
+
+@few
+@given(cases(failing=True))
+def test_networks_that_fail_are_rows_and_the_others_are_trained_to_their_end(folders, case):
+    runner = Runner(case, folders())
+    failing = {model["name"]: FAILING[model["build"]] for model in case.content["models"] if "build" in model}
+    assert runner.launch() is (ExitStatus.NETWORK_FAILED if failing else ExitStatus.OK)
+    for name, row in runner.results().items():
+        assert row.status is (Status.FAILED if name in failing else Status.FINISHED)
+        assert failing.get(name, "") in row.reason
+    runner.check_epochs()
+
+
+@few
+@given(cases(), st.lists(st.integers(0, 120), min_size=1, max_size=3))
+def test_a_run_that_is_interrupted_goes_on_and_nothing_is_trained_twice(folders, case, moments):
+    runner = Runner(case, folders())
+    for moment in moments:
+        assert runner.launch(Interruption(moment)) in (ExitStatus.RESUMABLE, ExitStatus.OK)
+    assert runner.launch() is ExitStatus.OK
+    runner.check_epochs()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # what was killed closed no files
+@few
+@given(cases(), st.lists(st.integers(1, 2000), min_size=1, max_size=3))
+def test_a_run_that_is_killed_at_any_moment_goes_on_where_its_checkpoints_are(folders, case, moments):
+    runner = Runner(case, folders())
+    for turns in moments:
+        runner.launch(turns=turns)
+        runner.forget_what_was_not_saved()
+    assert runner.launch() is ExitStatus.OK
+    runner.check_epochs()
+    events = [event["event"] for event in read_events(runner.prepared.paths.events)]
+    assert events[-1] == "end"
