@@ -2,14 +2,17 @@
 
     python benchmarks/reservations_document.py --logs FOLDER [--seeds 20] [--out docs/reservations.md]
 
-FOLDER holds logs of run times in seconds, ``*.log``, one number a line. Takes about ten minutes; the figures go
-to ``figures/`` beside the document.
+    python benchmarks/reservations_document.py --speeds          only that section, on a quiet machine
+
+FOLDER holds logs of run times in seconds, ``*.log``, one number a line. Takes ten minutes of processor time; the
+figures go to ``figures/`` beside the document.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -73,10 +76,16 @@ class Claim:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--logs", type=Path, required=True)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--logs", type=Path, metavar="FOLDER")
+    what.add_argument("--speeds", action="store_true")
     parser.add_argument("--seeds", type=int, default=20, help="simulations averaged in each cell (20)")
     parser.add_argument("--out", type=Path, default=Path("docs/reservations.md"))
     args = parser.parse_args()
+    if args.speeds:
+        before, _, rest = args.out.read_text(encoding="utf-8").partition("## Speed\n")
+        args.out.write_text(before + speeds() + "\n\n## " + rest.partition("\n## ")[2], encoding="utf-8")
+        return
     figures = args.out.parent / "figures"
     figures.mkdir(parents=True, exist_ok=True)
     logs = {path.stem: read_runs(path) for path in sorted(args.logs.glob("*.log"))}
@@ -155,9 +164,11 @@ def _cut(value: float, digits: int) -> float:
 def speeds() -> str:
     rows = [[speed.what, f"{speed.clock_ms:.1f}", f"{speed.processor_ms:.1f}",
              "" if speed.target_ms is None else f"{speed.target_ms:g}"] for speed in measure()]
-    return ("## Speed\n\nMedians of nine calls in milliseconds, of the clock and of the processor (one thread; the "
-            "machine, two cores, was shared while this was measured). `python benchmarks/reservations.py` "
-            "measures again.\n\n" + table(["", "clock", "processor", "target"], rows))
+    load = f"{os.cpu_count()} cores with a load of {os.getloadavg()[0]:.1f}"
+    return (f"## Speed\n\nMedians of nine calls in milliseconds, of the clock and of the processor (one thread), on "
+            f"{load}: where the load is above the cores, the clock also counts waiting for others. "
+            "`python benchmarks/reservations.py` measures again.\n\n"
+            + table(["", "clock", "processor", "target"], rows))
 
 
 def cost_by_count(logs: dict[str, Any], figures: Path) -> str:
