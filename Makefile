@@ -30,6 +30,14 @@ check: env
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+# Speeds and ratios; DATA is the folder of the published traces, where there is one.
+bench: env
+	$(BIN)/python benchmarks/training.py
+	$(BIN)/python benchmarks/reservations.py
+	$(BIN)/python benchmarks/eviction.py
+	$(BIN)/python benchmarks/elastic.py
+	$(if $(DATA),$(BIN)/python benchmarks/idle_nodes.py --data $(DATA)/idle_nodes)
+
 clean:
 	rm -rf build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
