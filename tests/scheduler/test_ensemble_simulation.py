@@ -18,6 +18,7 @@ from scheduler.rates import steadied
 from scheduler.ratesfile import read_json
 from scheduler.waterfill import lower_bound
 from tests.scheduler.strategies import ensembles
+import itertools
 
 FLEET100 = Path(__file__).parents[2].parent / "shared/data/ensembles/fleet100.json"
 
@@ -169,7 +170,7 @@ def test_every_simulation_ends_not_before_the_bound_and_uses_each_gpu_once(polic
     assert in_rounds == pytest.approx(trained)
     for device in cluster.devices:
         mine = sorted((s.start_s, s.end_s) for s in found.stints if device in s.devices)
-        assert all(before[1] <= after[0] + 1e-9 for before, after in zip(mine, mine[1:], strict=False))
+        assert all(before[1] <= after[0] + 1e-9 for before, after in itertools.pairwise(mine))
 
 
 @given(ensembles(bounded=False))
