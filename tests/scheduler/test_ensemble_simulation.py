@@ -1,5 +1,6 @@
 """The simulated ensemble: by hand, against the bound, and against the paper's totals."""
 
+import itertools
 import math
 from collections import Counter
 from dataclasses import replace
@@ -18,7 +19,6 @@ from scheduler.rates import steadied
 from scheduler.ratesfile import read_json
 from scheduler.waterfill import lower_bound
 from tests.scheduler.strategies import ensembles
-import itertools
 
 FLEET100 = Path(__file__).parents[2].parent / "shared/data/ensembles/fleet100.json"
 
