@@ -113,30 +113,61 @@ def steadied(table: RateTable, gpus: int) -> RateTable:
 
     Eq. 5 takes the fall of efficiency from the last two measured counts, so an
     error of 5 % in each is one of 7 % per GPU, and grows with every further
-    one. Here the fall is the slope of a straight line through the logarithms
-    of all efficiencies that were measured on more than one node (through all,
-    where those are fewer than three). What was measured is left as it is.
+    one. Here it is the slope of a straight line through the logarithms of all
+    measured efficiencies. As far as the scatter about these lines says that
+    slopes differ by error alone, each is moved towards their mean, since
+    networks on one machine fall off alike (an empirical Bayes estimate). What
+    was measured is left as it is.
 
     Efficiencies 9, 9 and 8.1 fall by 5 % a GPU on average:
 
     >>> steadied(RateTable(1, 4, (Network("a", (9.0, 18.0, 24.3)),)), 4).models[0].rates[3].round(1)
     30.7
     """
-    return replace(table, models=tuple(replace(network, rates=_steady(network.rates, table.gpus_per_node, gpus))
-                                       for network in table.models))
+    lines = {network.name: _line(network.rates) for network in table.models if 1 < len(network.rates) < gpus}
+    slopes = _shrunk(lines)
+    return replace(table, models=tuple(
+        replace(network, rates=_extended(network.rates, slopes[network.name], gpus)) if network.name in slopes
+        else network for network in table.models))
 
 
-def _steady(rates: tuple[float, ...], gpus_per_node: int, gpus: int) -> tuple[float, ...]:
-    base = len(rates)
-    if base == 1 or base >= gpus:
-        return rates
-    count = np.arange(1, base + 1)
+@dataclass(frozen=True)
+class _Line:
+    """A straight line through logarithms of efficiencies: its slope, and what its error depends on."""
+
+    slope: float
+    spread: float  # sum of squared distances of the counts from their mean
+    residual: float  # sum of squared distances of the logarithms from the line
+    freedom: int
+
+
+def _line(rates: Sequence[float]) -> _Line:
+    count = np.arange(1, len(rates) + 1)
     logs = np.log(np.asarray(rates) / count)
-    fitted = slice(gpus_per_node, None) if base >= gpus_per_node + 3 else slice(None)
-    centred = count[fitted] - count[fitted].mean()
-    slope = min(0.0, float(centred @ logs[fitted] / (centred @ centred)))
-    beyond = np.arange(base + 1, gpus + 1)
-    return (*rates, *(beyond * np.exp(logs[-1] + slope * (beyond - base))))
+    x, y = count - count.mean(), logs - logs.mean()
+    spread = float(x @ x)
+    slope = float(x @ y) / spread
+    return _Line(slope, spread, float(((y - slope * x) ** 2).sum()), len(count) - 2)
+
+
+def _shrunk(lines: dict[str, _Line]) -> dict[str, float]:
+    """Slopes, moved towards their mean by the share of their variance that is error."""
+    freedom = sum(line.freedom for line in lines.values())
+    if not freedom or len(lines) < 2:
+        return {name: line.slope for name, line in lines.items()}
+    noise = sum(line.residual for line in lines.values()) / freedom
+    error = {name: noise / line.spread for name, line in lines.items()}  # variance of each slope
+    slopes = np.array([line.slope for line in lines.values()])
+    true = max(0.0, float(slopes.var(ddof=1)) - float(np.mean(list(error.values()))))
+    mean = float(slopes.mean())
+    return {name: line.slope if error[name] == 0 else mean + (line.slope - mean) * true / (true + error[name])
+            for name, line in lines.items()}
+
+
+def _extended(rates: tuple[float, ...], slope: float, gpus: int) -> tuple[float, ...]:
+    beyond = np.arange(len(rates) + 1, gpus + 1)
+    estimated = beyond * rates[-1] / len(rates) * np.exp(min(0.0, slope) * (beyond - len(rates)))
+    return (*rates, *estimated)
 
 
 def counts_to_measure(single: Sequence[float], gpus_per_node: int, gpus: int) -> int:

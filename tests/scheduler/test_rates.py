@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.base import InputError, Network, RateTable
+from scheduler.ensembles import with_errors
 from scheduler.rates import counts_to_measure, curve, curves, preprocessors_needed, rate, steadied
 from tests.scheduler.strategies import ensembles
 
@@ -66,11 +67,22 @@ def test_steadied_rates_keep_what_was_measured_and_equation_5_where_nothing_is_n
     assert steady == pytest.approx(curve(exact.models[0], 12).tolist())
 
 
-def test_steadied_rates_take_the_slope_from_what_spans_nodes():
-    inside = [10.0 * m * 0.8 ** (m - 1) for m in range(1, 5)]  # steep within the node, flat beyond
-    beyond = [inside[-1] / 4 * m * 0.99 ** (m - 4) for m in range(5, 9)]
-    steady = steadied(table((*inside, *beyond)), 9).models[0].rates
-    assert steady[8] == pytest.approx(inside[-1] / 4 * 9 * 0.99**5)
+def test_steadied_rates_err_less_than_equation_5_where_measurements_are_noisy():
+    falls = np.linspace(0.96, 0.99, 20)
+    exact = table(*[tuple(10.0 * m * fall ** (m - 1) for m in range(1, 9)) for fall in falls])
+
+    def error(told):
+        logs = [np.log(curve(a, 30)[29] / curve(b, 30)[29]) for a, b in zip(told.models, exact.models, strict=True)]
+        return np.std(logs)
+    measured = with_errors(exact, 0.05, seed=1)
+    assert error(steadied(measured, 30)) < error(measured) / 4
+
+
+def test_steadied_slopes_differ_as_far_as_measurements_are_exact():
+    steep, flat = (tuple(10.0 * m * fall ** (m - 1) for m in range(1, 5)) for fall in (0.8, 0.99))
+    exact = table(steep, flat)
+    for before, after in zip(exact.models, steadied(exact, 8).models, strict=True):
+        assert after.rates == pytest.approx(curve(before, 8).tolist())
 
 
 @pytest.mark.parametrize(("single", "per_node", "gpus", "expected"), [
