@@ -231,8 +231,11 @@ class CheckpointWriter:
         write_history(self._paths.history(name), state.history)
 
     def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        while True:
+            job = self._jobs.get()
             try:
+                if job is None:
+                    return
                 job()
             except Exception as error:  # it is raised where training can stop for it
                 self._error = error

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from fleet.checkpoint import EpochRecord
 from fleet.errors import ExitStatus, InfrastructureError, UserError
 from fleet.eventlog import EventLog
 from fleet.interrupt import Interruption
@@ -97,16 +98,17 @@ class Coordinator:
         profile: the file where measured rates are written.
         replayed: the stream epochs to train on, one after another, where one network is trained again.
         first_epoch: of the stream, in this launch.
+        unlogged: epochs of earlier launches that are in checkpoints and not in the event log.
     """
 
     def __init__(self, world: World, spec: Spec, roles: Roles, layout: Layout | None, survey: Survey,
                  rates: RateTable | None, results: Results, events: EventLog, profile: Path,
                  observers: Sequence[Observer], interruption: Interruption, first_epoch: int = 0,
-                 replayed: Sequence[int] = ()) -> None:
+                 replayed: Sequence[int] = (), unlogged: Sequence[tuple[str, EpochRecord]] = ()) -> None:
         self._world, self._spec, self._roles, self._layout = world, spec, roles, layout
         self._survey, self._rates, self._results, self._events = survey, rates, results, events
         self._profile = profile  # where measured rates are written
-        self._observers, self._replayed = tuple(observers), tuple(replayed)
+        self._observers, self._replayed, self._unlogged = tuple(observers), tuple(replayed), unlogged
         self._options = Options(alpha=spec.schedule.alpha, delta=Delta.parse(spec.schedule.delta),
                                 peak_limited=spec.schedule.peak_limited, seed=spec.seed)
         self._cluster = Cluster(tuple(sorted(roles.rank_of)), roles.gpus_per_node)
@@ -129,11 +131,13 @@ class Coordinator:
     # ---- the four steps of a role's life ----
 
     def start(self) -> None:
-        """Say what begins."""
+        """Say what begins, and what an earlier launch did not come to say."""
         self._log("start", networks=len(self._spec.networks), trainers=len(self._roles.trainers),
                   preprocessors=len(self._roles.preprocessors), nodes=self._roles.nodes,
                   gpus_per_node=self._roles.gpus_per_node, policy=self._spec.schedule.policy,
                   finished=sorted(self._results.finished()), first_stream_epoch=self._first)
+        for network, record in self._unlogged:
+            self._log("epoch", network=network, **dataclasses.asdict(record), blocked_s=0.0)
 
     def step(self) -> bool:
         """Receive a message if there is one, decide, send; returns whether anything happened."""

@@ -45,6 +45,17 @@ class EventLog:
         return self._clock() - self._start
 
 
+def logged_epochs(path: Path) -> set[tuple[str, int, int]]:
+    """The (network, epoch, stream epoch) that a log tells of; none where there is no log yet.
+
+    A run that was killed may have checkpoints of epochs that it did not come to log.
+    """
+    if not path.exists():
+        return set()
+    return {(event["network"], event["epoch"], event["stream_epoch"]) for event in read_events(path)
+            if event["event"] == "epoch"}
+
+
 def _is_torn(path: Path) -> bool:
     """Whether a killed run left half a line at the end."""
     with open(path, "rb") as file:

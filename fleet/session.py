@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fleet.coordinator import Coordinator, Observer
 from fleet.engine import Engine, make_engine
 from fleet.errors import ExitStatus
-from fleet.eventlog import EventLog
+from fleet.eventlog import EventLog, logged_epochs
 from fleet.identity import speed_identity
 from fleet.interrupt import Interruption
 from fleet.messages import Bad, Tag
@@ -160,11 +160,14 @@ class _Board:
             spec.profile, len(roles.trainers), roles.gpus_per_node, read_cache(self._cache))
         consumed = [record.stream_epoch for history in self.results.histories.values() for record in history]
         consumed += [state.stream_epoch for state in states.values()]
+        logged = logged_epochs(paths.events)
+        unlogged = [(name, record) for name, history in self.results.histories.items() for record in history
+                    if (name, record.epoch, record.stream_epoch) not in logged]
         self._events = EventLog(paths.events)
         self.coordinator = Coordinator(
             world, spec, roles, prepared.layout, self._survey, prepared.rates, self.results, self._events,
             paths.profile, observers, interruption, first_epoch=1 + max(consumed, default=-1),
-            replayed=[record.stream_epoch for record in prepared.replayed])
+            replayed=[record.stream_epoch for record in prepared.replayed], unlogged=unlogged)
         self.results.write()
 
     def close(self) -> None:

@@ -225,6 +225,17 @@ def test_training_goes_on_while_one_checkpoint_is_written_and_one_waits_but_not_
     assert writer.blocked_s > 0.05
 
 
+def test_a_writer_that_is_closed_has_written_everything_and_has_no_thread(paths):
+    before = set(threading.enumerate())
+    writer = CheckpointWriter(paths)
+    thread, = set(threading.enumerate()) - before
+    writer.save("net", STATE, is_best=False)
+    writer.close()
+    assert read_state(paths.last("net")).history == STATE.history
+    thread.join(10)
+    assert not thread.is_alive()
+
+
 def test_an_error_of_the_disk_is_raised_where_training_can_stop_for_it(paths):
     paths.root.write_text("a file where the folder should be")
     writer = CheckpointWriter(paths)

@@ -4,6 +4,7 @@ import dataclasses
 import json
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -12,10 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fleet import session as fleet_session
-from fleet.checkpoint import read_state
+from fleet import trainer
+from fleet.checkpoint import CheckpointWriter, read_state
 from fleet.engine_numpy import NumpyEngine
 from fleet.errors import ExitStatus
-from fleet.eventlog import read_events
+from fleet.eventlog import logged_epochs, read_events
 from fleet.messages import Start
 from fleet.prepare import prepare
 from fleet.results import Status, read_results
@@ -34,7 +36,23 @@ def _quick(tmp_path_factory):
         patch.setattr("os.fsync", lambda descriptor: None)
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         patch.setattr(fleet_session, "write_cache", lambda path, known: None)
+        patch.setattr(trainer, "CheckpointWriter", _Writer)
         yield
+
+
+class _Writer(CheckpointWriter):
+    """Survives the kill of its rank, for threads cannot be killed; so the next launch waits for it."""
+
+    alive: ClassVar[list] = []
+
+    def __init__(self, paths):
+        super().__init__(paths)
+        self.alive.append(self)
+
+    @classmethod
+    def settle(cls):
+        while cls.alive:
+            cls.alive.pop()._jobs.join()
 
 
 @pytest.fixture(scope="module")
@@ -111,8 +129,9 @@ class Runner:
         def rank_main(world):
             statuses[world.rank] = _Session(world, self.prepared, interruption or Interruption(), self.notes).run()
 
-        launch = Launch(len(self.case.node_of), self.case.seed)
-        return ExitStatus(statuses[0]) if launch.run(rank_main, turns) else None
+        ended = Launch(len(self.case.node_of), self.case.seed).run(rank_main, turns)
+        _Writer.settle()
+        return ExitStatus(statuses[0]) if ended else None
 
     def forget_what_was_not_saved(self):
         """After a kill, epochs that are in no checkpoint are trained again."""
@@ -283,5 +302,7 @@ def test_a_run_that_is_killed_at_any_moment_goes_on_where_its_checkpoints_are(fo
         runner.forget_what_was_not_saved()
     assert runner.launch() is ExitStatus.OK
     runner.check_epochs()
-    events = [event["event"] for event in read_events(runner.prepared.paths.events)]
-    assert events[-1] == "end"
+    events = runner.prepared.paths.events
+    assert list(read_events(events))[-1]["event"] == "end"
+    assert logged_epochs(events) >= {(name, record.epoch, record.stream_epoch) for name in runner.results()
+                                     for record in runner.history(name)}
