@@ -294,7 +294,7 @@ def test_a_run_that_is_interrupted_goes_on_and_nothing_is_trained_twice(folders,
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # what was killed closed no files
 @few
-@given(cases(), st.lists(st.integers(1, 2000), min_size=1, max_size=3))
+@given(cases(), st.lists(st.integers(1, 150), min_size=1, max_size=3))
 def test_a_run_that_is_killed_at_any_moment_goes_on_where_its_checkpoints_are(folders, case, moments):
     runner = Runner(case, folders())
     for turns in moments:
