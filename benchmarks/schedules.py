@@ -137,7 +137,8 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def spread(values: Sequence[float], digits: int = 2) -> str:
     """Mean and standard deviation."""
     deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-    return f"{statistics.mean(values):.{digits}f} ± {deviation:.{digits}f}"
+    mean = round(statistics.mean(values), digits) + 0.0  # no minus zero
+    return f"{mean:.{digits}f} ± {deviation:.{digits}f}"
 
 
 def by_gpus(first: str, gpus: Sequence[int], rows: dict[str, Callable[[int], str]]) -> str:
