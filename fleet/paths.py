@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
+
+# Every file above and below, what a killed launch has left of one (`.tmp`), and the runs inside `replay`.
+_WRITTEN = re.compile(
+    r"(replay/[^/]+/)?(\.fleet-run|spec\.yaml|profile\.json|events\.jsonl|results\.csv|bad_samples\.csv|report\.html"
+    r"|logs/rank-\d+\.log|models/[^/]+/(history\.csv|last\.h5|best\.h5|best\.keras|failure\.json)"
+    r"|tensorboard/[^/]+/events\.out\.tfevents\.[^/]+|(models/[^/]+/)?\.[^/]+\.tmp(\.[^/]+)?)")
 
 
 @dataclass(frozen=True)
@@ -87,6 +94,11 @@ class RunPaths:
     def replay(self, name: str) -> Path:
         """The run that trains one network alone again."""
         return self.root / "replay" / name
+
+    def foreign(self) -> list[Path]:
+        """The files in the run's folder that FLEET did not write."""
+        return sorted(path for path in self.root.rglob("*") if (path.is_symlink() or not path.is_dir())
+                      and not _WRITTEN.fullmatch(path.relative_to(self.root).as_posix()))
 
     @property
     def segment_name(self) -> str:

@@ -205,7 +205,7 @@ def _take_folder(spec: Spec, paths: RunPaths, inputs: InputSpec, fresh: bool) ->
     if root.exists() and any(root.iterdir()) and not paths.marker.exists():
         raise UserError(f"output: {root} holds files that FLEET did not write; name another folder")
     if fresh and root.exists():
-        shutil.rmtree(root)
+        _empty(paths)
     for network in spec.networks:
         _check_checkpoint(network, spec, paths, inputs)
     try:
@@ -215,6 +215,23 @@ def _take_folder(spec: Spec, paths: RunPaths, inputs: InputSpec, fresh: bool) ->
             file.write(dump(spec.document))
     except OSError as error:
         raise UserError(f"output: {root} cannot be written: {error.strerror}") from None
+
+
+def _empty(paths: RunPaths) -> None:
+    """Delete what earlier launches have written, and nothing else."""
+    if foreign := paths.foreign():
+        shown = ", ".join(str(path.relative_to(paths.root)) for path in foreign[:5])
+        more = f" and {len(foreign) - 5} more" if len(foreign) > 5 else ""
+        raise UserError(f"--fresh: {paths.root} also holds what FLEET did not write: {shown}{more}; move it away, or "
+                        "name another output")
+    try:
+        for path in paths.root.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+    except OSError as error:
+        raise UserError(f"--fresh: {paths.root} cannot be emptied: {error}") from None
 
 
 def _check_checkpoint(network: NetworkSpec, spec: Spec, paths: RunPaths, inputs: InputSpec) -> None:

@@ -152,6 +152,7 @@ class Runner:
 
     def check_epochs(self):
         """Every epoch of every history was the whole data set, in order, each sample once; and trained as alone."""
+        assert self.prepared.paths.foreign() == []
         for name in self.results():
             if not self.prepared.paths.last(name).exists():
                 continue

@@ -1,0 +1,235 @@
+"""What is checked before any rank waits."""
+
+import pickle
+
+import pytest
+import yaml
+
+from fleet.checkpoint import State, write_state
+from fleet.errors import UserError
+from fleet.identity import identity
+from fleet.paths import RunPaths
+from fleet.prepare import prepare
+from preprocess.base import InputError
+from tests.fleet.histories import history, record
+from tests.sources import Numbered
+
+ONE_NODE = (0, 0, 0)
+
+
+class Asking:
+    """Prepares a spec that may be changed before."""
+
+    def __init__(self, folder):
+        self.run = RunPaths(folder / "run")
+        self._path = folder / "spec.yaml"
+        self.content = {"models": [{"family": "softmax", "name": "a"}], "output": str(self.run.root),
+                        "data": {"source": "tests.sources:numbered", "path": "60", "transforms": []},
+                        "train": {"batch": {"size": 8}}, "resources": {"engine": "numpy"}}
+
+    def __call__(self, ranks=ONE_NODE, gpus=None, **options):
+        self._path.write_text(yaml.safe_dump(self.content))
+        return prepare(str(self._path), ranks, gpus, **options)
+
+    def refused(self, *arguments, **options):
+        """The message with which this is refused."""
+        with pytest.raises((UserError, InputError)) as caught:
+            self(*arguments, **options)
+        return str(caught.value)
+
+    def leave_checkpoint(self, name="a", epochs=history(0.5), **state):
+        """As if an earlier launch had come so far."""
+        prepared = self()
+        mine = identity(prepared.spec.by_name[name], prepared.spec, prepared.inputs)
+        write_state(prepared.paths.last(name), State({}, state.pop("identity", mine), epochs, **state))
+
+
+@pytest.fixture
+def asking(tmp_path):
+    return Asking(tmp_path)
+
+
+def test_what_every_rank_needs_is_there_and_can_be_sent(asking):
+    prepared = pickle.loads(pickle.dumps(asking()))
+    assert (prepared.roles.preprocessors, prepared.roles.trainers) == ((0,), (1, 2))
+    assert (prepared.inputs.shape, prepared.inputs.dtype, prepared.inputs.classes) == ((4, 4, 1), "uint8", 3)
+    assert prepared.layout.samples == 60
+    assert (prepared.rates, prepared.replayed) == (None, ())
+    assert (prepared.training().samples, prepared.evaluation().samples) == (60, 20)
+
+
+def test_the_folder_holds_the_spec_and_says_whose_it_is(asking):
+    prepared = asking()
+    assert yaml.safe_load(prepared.paths.spec.read_text())["models"] == asking.content["models"]
+    assert prepared.paths.marker.exists()
+    assert prepared.paths.foreign() == []
+
+
+@pytest.mark.parametrize(("part", "value", "words"), [
+    ("data", {"source": "tests.sources:nothing"}, "has no 'nothing'"),
+    ("data", {"source": "image_folder", "path": "/no/such/folder"}, "/no/such/folder"),
+    ("train", {"batch": {"size": 61}}, "train.batch.size: 61 is more than the 60 training samples"),
+    ("data", {"source": "tests.fleet.test_prepare:alone", "path": "60", "validation": None},
+     "a: train.converge.monitor: val_accuracy wants validation data"),
+    ("models", [{"family": "softmax", "name": "a", "gpus": [3, 4]}], "wants at least 3 trainers, and there are 2"),
+    ("data", {"source": "tests.fleet.test_prepare:of_one_class", "path": "60"}, "only one class"),
+    ("data", {"source": "tests.fleet.test_prepare:locked", "path": "60"}, "cannot be sent to the other ranks"),
+    ("data", {"source": "tests.fleet.test_prepare:uneven", "path": "60"}, "a resize or a crop would make them one"),
+    ("data", {"source": "tests.sources:numbered", "path": "60", "window": "100B"}, "data.window: 100 B is too small"),
+    ("resources", {"engine": "numpy", "preprocessors": 3}, "would leave no trainer"),
+    ("output", "/dev/null", "output: /dev/null is a file"),
+    ("output", "/proc/no", "output: /proc/no cannot be written"),
+])
+def test_what_is_wrong_is_said_and_nothing_is_written(asking, part, value, words):
+    asking.content[part] = value
+    assert words in asking.refused()
+    assert not asking.run.root.exists()
+
+
+def test_all_that_is_wrong_with_the_networks_is_said_at_once(asking):
+    asking.content["models"] = [{"family": "softmax", "name": "a", "train": {"batch": {"size": 100}}},
+                                {"family": "softmax", "name": "b", "gpus": 7}]
+    message = asking.refused()
+    assert message.startswith("2 of the networks cannot be trained as the spec says")
+    assert "a: train.batch.size: 100" in message
+    assert "b: gpus: wants at least 7 trainers" in message
+
+
+def alone(path):
+    return Numbered(int(path), seed=1)
+
+
+def of_one_class(path):
+    source = Numbered(int(path), seed=1)
+    source.classes = ("only",)
+    return source
+
+
+def locked(path):
+    source = Numbered(int(path), seed=1)
+    source.lock = lambda: None
+    return source
+
+
+def uneven(path):
+    wide = Numbered(20, seed=2)
+    wide._images = wide._images.repeat(2, axis=2)
+    return Numbered(int(path), seed=1), wide
+
+
+def test_gpus_of_the_spec_count_before_those_that_are_shown(asking):
+    asking.content["resources"]["gpus_per_node"] = 1
+    assert asking(gpus=4).roles.preprocessors == (0, 1)
+
+
+@pytest.mark.parametrize("policy", ["baseline"])
+def test_with_baseline_every_trainer_prepares_its_own_samples_and_nothing_is_measured(asking, policy):
+    asking.content["schedule"] = {"policy": policy}
+    prepared = asking()
+    assert (prepared.roles.preprocessors, prepared.layout) == ((), None)
+    assert [model.name for model in prepared.rates.models] == ["a"]
+
+
+# ---- the run's folder --------------------------------------------------------------------------
+
+
+def test_a_folder_with_other_files_is_not_taken(asking):
+    asking.run.root.mkdir()
+    (asking.run.root / "thesis.tex").touch()
+    assert "holds files that FLEET did not write" in asking.refused()
+    assert "holds files that FLEET did not write" in asking.refused(fresh=True)
+    assert (asking.run.root / "thesis.tex").exists()
+
+
+def test_an_empty_folder_is_taken(asking):
+    asking.run.root.mkdir()
+    assert asking().paths.spec.exists()
+
+
+def test_fresh_deletes_what_earlier_launches_have_written(asking):
+    asking.leave_checkpoint()
+    (asking.run.root / ".results.csv.123.tmp").touch()  # of a launch that was killed
+    (asking.run.model("a") / ".123.tmp.last.h5").touch()
+    RunPaths(asking.run.replay("a")).last("a").parent.mkdir(parents=True)
+    RunPaths(asking.run.replay("a")).last("a").touch()
+    asking(fresh=True)
+    assert sorted(path.name for path in asking.run.root.rglob("*")) == [".fleet-run", "spec.yaml"]
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "models/a/plot.png", "models/a/old/last.h5", "spec.yaml.orig"])
+def test_fresh_deletes_nothing_where_something_else_was_put_between(asking, name):
+    asking.leave_checkpoint()
+    (asking.run.root / name).parent.mkdir(exist_ok=True)
+    (asking.run.root / name).touch()
+    assert f"also holds what FLEET did not write: {name}" in asking.refused(fresh=True)
+    assert asking.run.last("a").exists()
+    asking()  # going on is no harm
+
+
+def test_a_link_to_a_folder_may_be_the_run_and_is_kept(asking, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    asking.run.root.symlink_to(tmp_path / "elsewhere")
+    asking.leave_checkpoint()
+    asking(fresh=True)
+    assert asking.run.root.is_symlink()
+    assert not asking.run.last("a").exists()
+
+
+@pytest.mark.parametrize("change", [
+    {"seed": 9}, {"train": {"batch": {"size": 4}}}, {"models": [{"family": "softmax", "name": "a", "train": {
+        "optimizer": {"learning_rate": 0.5}}}]}, {"data": {"transforms": [{"flip": {"horizontal": True}}]}}])
+def test_a_checkpoint_of_other_settings_is_not_taken_up(asking, change):
+    asking.leave_checkpoint()
+    for part, value in change.items():
+        asking.content[part] = {**asking.content[part], **value} if isinstance(value, dict) else value
+    assert "holds a checkpoint of a that was trained with other settings" in asking.refused()
+    asking(fresh=True)
+
+
+def test_more_epochs_another_policy_and_moved_data_take_a_checkpoint_up(asking):
+    asking.leave_checkpoint()
+    asking.content |= {"schedule": {"policy": "baseline"}}
+    asking.content["train"]["converge"] = {"max_epochs": 100}
+    asking()
+
+
+# ---- replaying ---------------------------------------------------------------------------------
+
+
+def replay(asking, only="a"):
+    return asking(replay=str(asking.run.root), only=only)
+
+
+def test_a_replay_trains_one_network_alone_on_its_history_beside_the_run(asking):
+    asking.leave_checkpoint(epochs=(record(1, stream_epoch=3), record(2, stream_epoch=5)))
+    prepared = replay(asking)
+    network, = prepared.spec.networks
+    assert (prepared.paths.root, [record.stream_epoch for record in prepared.replayed]) == (
+        asking.run.replay("a"), [3, 5])
+    assert (network.train.converge.max_epochs, network.max_gpus, prepared.layout) == (2, 1, None)
+
+
+def test_a_batch_that_followed_the_gpus_is_replayed_at_the_size_that_it_had(asking):
+    asking.content["train"]["batch"] = {"size": 8, "when_scaled": "per_gpu"}
+    asking.content["train"]["optimizer"] = {"learning_rate": 0.25}
+    asking.leave_checkpoint(epochs=(record(1, gpus=2), record(2, gpus=2)))
+    train = replay(asking).spec.networks[0].train
+    assert (train.batch.size, train.batch.when_scaled, train.optimizer.learning_rate) == (16, "fixed", 0.5)
+    asking.leave_checkpoint(epochs=(record(1, gpus=2), record(2, gpus=1)))
+    assert "cannot be replayed: its batch followed the GPUs" in asking.refused(replay=str(asking.run.root), only="a")
+
+
+def test_a_replay_of_what_is_not_there_is_refused(asking):
+    asking()
+    assert "--only b: the spec has no such network; it has a" in asking.refused(replay=str(asking.run.root), only="b")
+    assert "last.h5 cannot be read" in asking.refused(replay=str(asking.run.root), only="a")
+    asking.leave_checkpoint(epochs=())
+    assert "a has not finished an epoch there" in asking.refused(replay=str(asking.run.root), only="a")
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_a_replay_with_other_settings_than_the_runs_is_refused(asking, gpus):
+    asking.leave_checkpoint(epochs=(record(1, gpus=gpus),))
+    asking.content["train"]["batch"] = {"size": 4}
+    assert "was trained there with other settings than this spec" in asking.refused(
+        replay=str(asking.run.root), only="a")
