@@ -21,6 +21,7 @@ from fleet.eventlog import EventLog
 from fleet.interrupt import Interruption
 from fleet.messages import (
     Bad,
+    Converged,
     EpochDone,
     Exit,
     Failed,
@@ -186,6 +187,9 @@ class Coordinator:
                 observer.on_pace(*message)
         elif isinstance(message, EpochDone):
             self._on_epoch_done(message)
+        elif isinstance(message, Converged):
+            self._finish(message.network, message.reason)
+            self._decide_on(message.network)
         elif isinstance(message, Stopped):
             self._on_stopped(message)
         elif isinstance(message, Failed):
@@ -206,14 +210,18 @@ class Coordinator:
         if done.record.stream_epoch == group.next_epoch or self._replayed:
             group.next_epoch += 1
         if done.final:
-            self._results.finish(done.network, done.final)
-            self._log("final", network=done.network, reason=done.final, epochs=done.record.epoch)
+            self._finish(done.network, done.final)
+        self._decide_on(done.network)
+
+    def _finish(self, network: str, reason: str) -> None:
+        self._results.finish(network, reason)
+        self._log("final", network=network, reason=reason, epochs=len(self._results.histories[network]))
+
+    def _decide_on(self, network: str) -> None:
+        """Tell a group at its epoch's end what to do."""
+        group = self._groups[network]
         self._is_stale = True
         self._ask_policy()
-        self._answer(done.network, group)
-
-    def _answer(self, network: str, group: RunningGroup) -> None:
-        """Tell a group at its epoch's end what to do."""
         wanted = network not in self._results.finished() and group.member in self._wanted.members
         if wanted and not self._interrupted:
             self._grant(group.next_epoch)

@@ -104,6 +104,13 @@ class EpochDone(NamedTuple):
     final: str  # why the network is done, or nothing
 
 
+class Converged(NamedTuple):
+    """There is nothing left to train: the network had converged when an earlier launch was killed."""
+
+    network: str
+    reason: str
+
+
 class Stopped(NamedTuple):
     """A group has stopped; its checkpoint is written, its ranks are free."""
 
@@ -151,4 +158,4 @@ class Bad(NamedTuple):
 
 
 Message: TypeAlias = (Measure | Start | GoOn | Stop | Interrupt | Exit | Ready | Measured | Joined | Pace | EpochDone
-                      | Stopped | Failed | Produce | Throughput | Bad)
+                      | Converged | Stopped | Failed | Produce | Throughput | Bad)

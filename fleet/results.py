@@ -160,9 +160,11 @@ def recover(results: Results) -> dict[str, State]:
         if results.paths.last(name).exists():
             state = states[name] = read_state(results.paths.last(name), with_arrays=False)
             results.histories[name] = state.history
-            # Judged anew, for the spec may now ask for more epochs than it did.
+            # Judged anew, for the spec may now ask for more epochs than it did. A network that had converged,
+            # and was not exported any more, is given to a group once again.
             reason = standing(state.history, network.train.converge).reason
-            if reason and not state.position and results.paths.best(name).exists():
+            is_out = results.spec.resources.engine != "keras" or results.paths.exported(name).exists()
+            if reason and not state.position and results.paths.best(name).exists() and is_out:
                 results._reasons[name] = reason
         if results.paths.failure(name).exists():
             results._failed[name] = json.loads(results.paths.failure(name).read_text(encoding="utf-8"))["reason"]

@@ -23,6 +23,7 @@ from fleet.errors import CheckpointError, InfrastructureError, ModelError
 from fleet.families import one_line
 from fleet.identity import identity
 from fleet.messages import (
+    Converged,
     EpochDone,
     Exit,
     Failed,
@@ -132,7 +133,11 @@ class Trainer:
             with self._built(network, group) as trainable:
                 state = self._resume(network, group, trainable)
                 log.info("%s: goes on after epoch %d, sample %d", network.name, state.epoch, state.position)
-                self._train(network, group, trainable, state, order.stream_epoch)
+                over = standing(state.history, network.train.converge).reason if not state.position else ""
+                if over:
+                    self._hand_in(network, group, trainable, over)
+                else:
+                    self._train(network, group, trainable, state, order.stream_epoch)
         except NetworkFailed as failure:
             log.error("%s failed: %s\n%s", network.name, failure.reason, failure.detail)
             if group.is_master:
@@ -162,6 +167,13 @@ class Trainer:
             trainable.load(arrays)
             state = group.from_master(dataclasses.replace(state, arrays={}))
         return dataclasses.replace(state, arrays={})
+
+    def _hand_in(self, network: NetworkSpec, group: Group, trainable: Trainable, reason: str) -> None:
+        """Export a network that had converged in a launch that was killed before it came to that."""
+        if group.is_master:
+            self._tell(Converged(network.name, reason))
+        self._next_order(group)
+        self._finish(network, group, trainable, final=True)
 
     # ---- the loop ----
 

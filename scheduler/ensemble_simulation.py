@@ -348,9 +348,12 @@ class _Run:
                 self._supply(group)
         paces = self.stream.paces(rates, [group.stream for group in training])
         for group, pace in zip(training, paces, strict=True):
-            if group.position < group.supplied and (pace != group.pace or group.next is None):
+            # A group may have been made to grow at the very end of its epoch: that end is still to come.
+            can_go_on = group.position < group.supplied or group.position >= self.samples
+            if can_go_on and (pace != group.pace or group.next is None):
                 group.pace = pace
-                self._next(group, (group.supplied - group.position) / pace, _Kind.TRAINED, self._trained)
+                left = max(0.0, group.supplied - group.position)
+                self._next(group, left / pace, _Kind.TRAINED, self._trained)
 
     def _supply(self, group: _Group) -> None:
         """Give a group samples: the whole epoch, or with a ring the oldest shard that it lacks."""

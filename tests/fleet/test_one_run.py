@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from fleet import session as fleet_session
 from fleet import trainer
 from fleet.checkpoint import CheckpointWriter, read_state
-from fleet.engine_numpy import NumpyEngine
+from fleet.engine_numpy import NumpyEngine, SoftmaxRegression
 from fleet.errors import ExitStatus
 from fleet.eventlog import logged_epochs, read_events
 from fleet.messages import Start
@@ -285,6 +285,37 @@ def test_networks_that_fail_are_rows_and_the_others_are_trained_to_their_end(fol
         assert row.status is (Status.FAILED if name in failing else Status.FINISHED)
         assert failing.get(name, "") in row.reason
     runner.check_epochs()
+
+
+class _Exporting(SoftmaxRegression):
+    """A network that leaves a file behind, as Keras' do."""
+
+    def export(self, arrays, path):
+        path.write_text(str(sorted(arrays)))
+
+
+class _ExportingEngine(NumpyEngine):
+    def build(self, network, group):
+        trainable = super().build(network, group)
+        trainable.__class__ = _Exporting
+        return trainable
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@few
+@given(cases(), st.lists(st.integers(1, 150), min_size=1, max_size=2))
+def test_every_network_is_exported_whenever_a_launch_was_killed(folders, case, moments):
+    case.content["resources"]["engine"] = "keras"
+    runner = Runner(case, folders())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fleet_session, "make_engine", lambda spec, inputs, *_: _ExportingEngine(inputs))
+        for turns in moments:
+            runner.launch(turns=turns)
+        assert runner.launch() is ExitStatus.OK
+    for name in runner.results():
+        assert runner.prepared.paths.exported(name).read_text() == "['velocity', 'weights']"
+        most = case.content["models"][int(name[1:])]["train"]["converge"]["max_epochs"]
+        assert len(runner.history(name)) == most
 
 
 @few

@@ -129,6 +129,13 @@ def test_a_policy_may_be_told_other_rates_than_the_true_ones():
     assert alone.rounds[0].members[0].gpus == 2  # as the told rates suggest, and slower in truth
 
 
+def test_a_group_that_grows_at_the_very_end_of_its_epoch_still_ends_it():
+    # n2 frees its GPUs a rounding error before 200.46 s, when the epoch of n3 is over as well.
+    rates = table((1, 0.5), (1, 0.5), (2, 0.5, 1.0), (1, 0.5, 1.0))
+    found = run(rates, 5, "adaptive", PAPER_COSTS, per_node=1, peak_limited=False)
+    assert {stint.name for stint in found.stints} == {"n0", "n1", "n2", "n3"}
+
+
 @pytest.mark.parametrize(("rates", "said"), [
     (RateTable(100, 1, (Network("a", (1.0,)),)), "a has no epochs"),
     (RateTable(100, 1, (Network("a", (1.0,), epochs=1, min_gpus=9),)), "a trains on 9 GPUs at least"),
