@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet.errors import ExitStatus, FleetError, InfrastructureError, SpecError, UserError
-from fleet.eventlog import read_events
+from fleet.eventlog import launch_status, log_mark
 from fleet.paths import RunPaths, replacing
 from fleet.results import NetworkResult, Status, read_results
 from fleet.run import parse_arguments
@@ -93,25 +93,24 @@ def run(spec: str | Path, ranks: int, *arguments: str, launcher: Sequence[str] |
         UserError: the spec is wrong; the reason was printed.
         InfrastructureError: the run broke down; the report was printed.
     """
+    events = _events(spec, arguments)
     command = [*(mpirun(ranks) if launcher is None else launcher), "-m", "fleet.run", str(spec), *arguments]
     # Open MPI refuses to start as root, as in a container, unless it is told twice.
     allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    status = subprocess.run(command, env={**allowed, **os.environ}, check=False).returncode
+    before = log_mark(events)
+    ended = subprocess.run(command, env={**allowed, **os.environ}, check=False).returncode
+    status = launch_status(ended, events, before)
     if status == ExitStatus.BAD_INPUT:
         raise UserError(f"{spec} cannot be run")
     if status not in (ExitStatus.OK, ExitStatus.NETWORK_FAILED, ExitStatus.RESUMABLE):
-        raise InfrastructureError(f"the run of {spec} ended with status {status}")
-    if status == ExitStatus.OK and not _came_to_its_end(spec, arguments):
-        raise InfrastructureError(f"the run of {spec} broke off, as when a node dies; run it again to go on")
+        how = f"ended with status {ended}" if ended else "broke off, as when a node dies; run it again to go on"
+        raise InfrastructureError(f"the run of {spec} {how}")
     return ExitStatus(status)
 
 
-def _came_to_its_end(spec: str | Path, arguments: Sequence[str]) -> bool:
-    """Whether the newest launch says so: Open MPI's mpirun ends with status 0 when it loses a node."""
+def _events(spec: str | Path, arguments: Sequence[str]) -> Path:
+    """The event log of a launch with these arguments."""
     request = parse_arguments([str(spec), *arguments])
     if request.replay is not None and request.only is not None:
-        paths = RunPaths(RunPaths(Path(request.replay)).replay(request.only))
-    else:
-        paths = RunPaths(load(spec).output)
-    events = [event["event"] for event in read_events(paths.events)] if paths.events.exists() else []
-    return events[-1:] == ["end"]
+        return RunPaths(RunPaths(Path(request.replay)).replay(request.only)).events
+    return RunPaths(load(spec).output).events

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from fleet.errors import ExitStatus
 from fleet.show import as_json
 
 
@@ -65,12 +66,44 @@ def _is_torn(path: Path) -> bool:
         return file.read() != b"\n"
 
 
-def read_events(path: Path) -> Iterator[dict[str, Any]]:
+def log_mark(path: Path) -> tuple[int, int]:
+    """What tells whether a log was written to: when it last was (nanoseconds), and its size in bytes."""
+    if not path.exists():
+        return 0, 0
+    stat = path.stat()
+    return stat.st_mtime_ns, stat.st_size
+
+
+def launch_status(status: int, path: Path, before: tuple[int, int]) -> int:
+    """How a launch ended: as it says itself in the log, and otherwise it broke off.
+
+    The launcher's word is not enough: Open MPI's mpirun ends with 0 when it loses a node.
+
+    Args:
+        status: of the launcher.
+        path: of the run's event log.
+        before: its mark from before the launch.
+    """
+    after = log_mark(path)
+    # A log that has become smaller is another one, of a run that was started over.
+    new = [] if after == before else list(read_events(path, before[1] if after[1] > before[1] else 0))
+    if new and new[-1]["event"] == "end":
+        return int(new[-1]["status"])
+    said = (ExitStatus.OK, ExitStatus.NETWORK_FAILED, ExitStatus.RESUMABLE)
+    return int(ExitStatus.INFRASTRUCTURE) if status in said else status
+
+
+def read_events(path: Path, start: int = 0) -> Iterator[dict[str, Any]]:
     """The events of a run, in order; half a line, left by a killed run, is passed over.
 
     What was no number when it was logged, such as a loss of validation without validation data, is None.
+
+    Args:
+        path: of the log.
+        start: bytes to leave out: its size at some earlier time.
     """
     with open(path, encoding="utf-8") as file:
+        file.seek(start)
         for line in file:
             try:
                 yield json.loads(line)

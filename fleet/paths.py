@@ -16,7 +16,7 @@ from typing import IO, Any
 _WRITTEN = re.compile(
     r"(replay/[^/]+/)?(\.fleet-run|spec\.yaml|profile\.json|events\.jsonl|results\.csv|bad_samples\.csv|report\.html"
     r"|logs/rank-\d+\.log|models/[^/]+/(history\.csv|last\.h5|best\.h5|best\.keras|failure\.json)"
-    r"|tensorboard/[^/]+/events\.out\.tfevents\.[^/]+|(models/[^/]+/)?\.[^/]+\.tmp(\.[^/]+)?)")
+    r"|jobs/[^/]+|tensorboard/[^/]+/events\.out\.tfevents\.[^/]+|(models/[^/]+/)?\.[^/]+\.tmp(\.[^/]+)?)")
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,21 @@ class RunPaths:
     def bad_samples(self) -> Path:
         """The samples that could not be read."""
         return self.root / "bad_samples.csv"
+
+    @property
+    def jobs(self) -> Path:
+        """The folder of the batch jobs; what they print is there, under names that the batch system gives."""
+        return self.root / "jobs"
+
+    @property
+    def job_script(self) -> Path:
+        """What a batch system was handed in."""
+        return self.jobs / "job.sh"
+
+    @property
+    def stops(self) -> Path:
+        """Every job, why it stopped and what came next, a JSON object a line."""
+        return self.jobs / "stops.jsonl"
 
     def log(self, rank: int) -> Path:
         """What one rank logs."""

@@ -198,12 +198,22 @@ def _check_identity(network: NetworkSpec, spec: Spec, inputs: InputSpec, paths: 
 # ---- the run's folder --------------------------------------------------------------------------
 
 
-def _take_folder(spec: Spec, paths: RunPaths, inputs: InputSpec, fresh: bool) -> None:
+def check_folder(paths: RunPaths) -> None:
+    """Refuse a folder that is somebody else's.
+
+    Raises:
+        UserError: it is.
+    """
     root = paths.root
     if root.exists() and not root.is_dir():
         raise UserError(f"output: {root} is a file; it should be a folder, or nothing yet")
     if root.exists() and any(root.iterdir()) and not paths.marker.exists():
         raise UserError(f"output: {root} holds files that FLEET did not write; name another folder")
+
+
+def _take_folder(spec: Spec, paths: RunPaths, inputs: InputSpec, fresh: bool) -> None:
+    check_folder(paths)
+    root = paths.root
     if fresh and root.exists():
         _empty(paths)
     for network in spec.networks:

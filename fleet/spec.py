@@ -307,15 +307,7 @@ def load(path: str | Path) -> Spec:
     Raises:
         SpecError: with every mistake, each with file, line and key.
     """
-    path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise SpecError([SpecMistake(str(path), None, "", f"cannot be read: {error.strerror}", "an existing YAML file")]
-                        ) from None
-    except UnicodeDecodeError:
-        raise SpecError([SpecMistake(str(path), None, "", "is not UTF-8 text", "a YAML file")]) from None
-    content, lines = _read_yaml(text, str(path))
+    content, lines = read_yaml(Path(path))
     return _resolve(content, str(path), lines)
 
 
@@ -367,8 +359,23 @@ _YAML_KEYS = {"tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"}
 _NO_TEXT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")  # what no file name and no terminal takes
 
 
-def _read_yaml(text: str, file: str) -> tuple[Any, dict[tuple, int]]:
-    """The content of a YAML text, and the line of each key path."""
+def read_yaml(path: Path) -> tuple[dict[str, Any], dict[tuple, int]]:
+    """The mapping that a YAML file holds, and the line of each key path.
+
+    Raises:
+        SpecError: there is no such file, or it holds something else.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise SpecError([SpecMistake(str(path), None, "", f"cannot be read: {error.strerror}", "an existing YAML file")]
+                        ) from None
+    except UnicodeDecodeError:
+        raise SpecError([SpecMistake(str(path), None, "", "is not UTF-8 text", "a YAML file")]) from None
+    return _read_yaml(text, str(path))
+
+
+def _read_yaml(text: str, file: str) -> tuple[dict[str, Any], dict[tuple, int]]:
     try:
         node = yaml.compose(text, Loader=_Loader)
     except (yaml.YAMLError, RecursionError) as error:

@@ -40,14 +40,15 @@ def test_a_spec_that_is_wrong_is_not_written(tmp_path, wrong):
     assert (tmp_path / "search.yaml").read_text() == "old"
 
 
-def ends_with(status):
-    """A launcher whose program ends with a status, whatever it is told."""
-    return [sys.executable, "-c", f"import sys; print(sys.argv[1:]); sys.exit({status})"]
+def ends_with(status, *, end=None, log=None):
+    """A launcher whose program ends with a status, whatever it is told; before, it logs another as the run's end."""
+    logs = "" if end is None else f"""open({str(log)!r}, "a").write('{{"event": "end", "status": {int(end)}}}\\n'); """
+    return [sys.executable, "-c", f"{logs}import sys; print(sys.argv[1:]); sys.exit({int(status)})"]
 
 
 @pytest.fixture
 def path(tmp_path):
-    """A spec, of which a launch has come to its end."""
+    """A spec, of which an earlier launch has come to its end."""
     path = tmp_path / "spec.yaml"
     write_spec({"models": [{"family": "softmax"}], "output": str(tmp_path / "run")}, path)
     log = EventLog(RunPaths(tmp_path / "run").events)
@@ -57,24 +58,30 @@ def path(tmp_path):
 
 
 @pytest.mark.parametrize("status", [ExitStatus.OK, ExitStatus.NETWORK_FAILED, ExitStatus.RESUMABLE])
-def test_a_run_says_how_it_ended_and_is_given_its_arguments(status, path, capfd):
-    assert run(path, 3, "--fresh", launcher=ends_with(int(status))) is status
+def test_a_run_says_how_it_ended_and_is_given_its_arguments(status, path, tmp_path, capfd):
+    ended = ends_with(status, end=status, log=RunPaths(tmp_path / "run").events)
+    assert run(path, 3, "--fresh", launcher=ended) is status
     assert capfd.readouterr().out == f"['-m', 'fleet.run', '{path}', '--fresh']\n"
 
 
-def test_a_launch_that_ends_well_but_did_not_come_to_its_end_has_broken_down(path, tmp_path):
-    log = EventLog(RunPaths(tmp_path / "run").events)
-    log.add("start")
-    log.close()
-    with pytest.raises(InfrastructureError, match="broke off"):
-        run(path, 3, launcher=ends_with(0))
+@pytest.mark.parametrize("status", [ExitStatus.OK, ExitStatus.RESUMABLE])
+def test_a_launch_that_says_nothing_of_its_end_has_broken_down_whatever_its_launcher_says(status, path):
+    with pytest.raises(InfrastructureError, match="broke off" if status == 0 else "ended with status 75"):
+        run(path, 3, launcher=ends_with(status))
 
 
-def test_a_wrong_spec_and_a_breakdown_are_raised():
-    with pytest.raises(UserError, match=r"spec.yaml cannot be run"):
+def test_what_a_run_says_of_its_end_counts_more_than_the_launchers_status(path, tmp_path):
+    ended = ends_with(1, end=ExitStatus.RESUMABLE, log=RunPaths(tmp_path / "run").events)
+    assert run(path, 3, launcher=ended) is ExitStatus.RESUMABLE
+
+
+def test_a_wrong_spec_and_a_breakdown_are_raised(path):
+    with pytest.raises(SpecError, match="cannot be read"):
         run("spec.yaml", 3, launcher=ends_with(2))
+    with pytest.raises(UserError, match=r"spec.yaml cannot be run"):
+        run(path, 3, launcher=ends_with(2))
     with pytest.raises(InfrastructureError, match="ended with status 7"):
-        run("spec.yaml", 3, launcher=ends_with(7))
+        run(path, 3, launcher=ends_with(7))
 
 
 def test_ranks_are_started_by_the_mpirun_beside_this_python_or_on_the_path(tmp_path, monkeypatch):

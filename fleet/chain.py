@@ -1,0 +1,221 @@
+"""Jobs after jobs: one launch, why it stopped, and what comes next.
+
+A job script ends in ``fleet job``, which is this module: it starts the launcher, passes the batch system's
+signals on to it, waits, and decides. Every launch has two lines in one file, :attr:`fleet.paths.RunPaths.stops`,
+from which the next job knows how many there were; nothing else is remembered between jobs.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from types import FrameType
+
+from fleet.errors import ExitStatus, UserError
+from fleet.eventlog import launch_status, log_mark, read_events
+from fleet.paths import RunPaths
+from launch.base import InputError
+from launch.systems import System, continue_job
+
+# What batch systems send; SIGUSR2 is what launchers pass on to the ranks (mpirun ends them at once upon SIGTERM).
+_WARNINGS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long a chain of jobs may become: so many jobs, and so many failures of the machine that are forgiven."""
+
+    jobs: int
+    retries: int
+
+
+@dataclass(frozen=True)
+class Stop:
+    """The end of a job's launch.
+
+    Args:
+        status: of the launch (:class:`fleet.errors.ExitStatus`); None where the job ended without a word.
+        warned: whether the batch system had warned it.
+    """
+
+    status: int | None
+    warned: bool = False
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether the machine failed; a launch that breaks off after a warning was only too slow."""
+        answers = (ExitStatus.OK, ExitStatus.BAD_INPUT, ExitStatus.NETWORK_FAILED, ExitStatus.RESUMABLE)
+        return self.status is not None and self.status not in answers and not self.warned
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether the chain goes on, and why or why not."""
+
+    goes_on: bool
+    why: str
+
+
+def decide(stops: Sequence[Stop], limits: Limits) -> Decision:
+    """What comes after the newest stop.
+
+    Args:
+        stops: of the chain so far, the newest last.
+
+    >>> decide([Stop(75)], Limits(jobs=20, retries=2)).goes_on
+    True
+    >>> decide([Stop(2)], Limits(jobs=20, retries=2))
+    Decision(goes_on=False, why='the spec or the arguments are wrong')
+    """
+    last = stops[-1]
+    if last.status == ExitStatus.OK:
+        return Decision(False, "all networks finished")
+    if last.status == ExitStatus.NETWORK_FAILED:
+        return Decision(False, "the others finished, some networks failed")
+    if last.status == ExitStatus.BAD_INPUT:
+        return Decision(False, "the spec or the arguments are wrong")
+    failures = sum(stop.is_failure for stop in stops)
+    if failures > limits.retries:
+        return Decision(False, f"{_times(failures)} the machine failed: retries: {limits.retries}")
+    if len(stops) >= limits.jobs:
+        return Decision(False, f"{_times(len(stops))} a job has run: jobs: {limits.jobs}")
+    return Decision(True, "networks are left")
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+# ---- what is remembered between jobs ------------------------------------------------------------
+
+
+def note(paths: RunPaths, event: str, job: str, **more: object) -> None:
+    """Add a line to the file of stops: a launch has ``begun`` or ``stopped``."""
+    paths.jobs.mkdir(parents=True, exist_ok=True)
+    line = {"time": datetime.now().astimezone().isoformat(timespec="seconds"), "event": event, "job": job, **more}
+    with open(paths.stops, "a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def stops_before(path: Path, job: str) -> list[Stop]:
+    """The stops of the chain that a job goes on with: the newest one, where it was to be followed by this job."""
+    stops: list[Stop] = []
+    following = None
+    for line in read_events(path) if path.exists() else ():
+        if line["event"] == "begun" and line["job"] != following:
+            stops = []
+        elif line["event"] == "stopped":
+            stops.append(Stop(line["status"], line["warned"]))
+            following = line["next"]
+    return stops if job == following else []
+
+
+def _unfinished(path: Path) -> str | None:
+    """The job whose launch has begun and not stopped, as far as it could still say."""
+    lines = list(read_events(path)) if path.exists() else []
+    return lines[-1]["job"] if lines and lines[-1]["event"] == "begun" else None
+
+
+# ---- one job ------------------------------------------------------------------------------------
+
+
+class Keeper:
+    """Keeps one job of a chain: launches, passes warnings on, sees to what comes next.
+
+    Args:
+        paths: of the run.
+        system: the batch system; on ``local``, one job makes all launches.
+        job: its id.
+        limits: of the chain.
+        warn_after: seconds after which to warn the ranks, where the system does not.
+    """
+
+    def __init__(self, paths: RunPaths, system: System, job: str, limits: Limits,
+                 warn_after: float | None = None) -> None:
+        self._paths, self._system, self._job, self._limits = paths, system, job, limits
+        self._warn_after = warn_after
+        self._process: subprocess.Popen | None = None
+        self._warning = ""  # the latest
+        self._signalled = False  # whether it came from outside
+
+    def run(self, command: Sequence[str]) -> int:
+        """Launch, until this job is over; returns the status that it should end with."""
+        if (lost := _unfinished(self._paths.stops)) is not None:
+            note(self._paths, "stopped", lost, status=None, warned=False, next=self._job if lost == self._job else None,
+                 why="it ended without a word: preempted, killed, or its node died")
+        for number in _WARNINGS:
+            signal.signal(number, self._pass_on)
+        while True:
+            stops = stops_before(self._paths.stops, self._job)
+            if len(stops) >= self._limits.jobs:  # the batch system started it again by itself
+                print(f"fleet job: {_times(len(stops))} a job has run: jobs: {self._limits.jobs}", file=sys.stderr)
+                return int(ExitStatus.RESUMABLE)
+            status, goes_on = self._launch(command, stops)
+            if not goes_on or self._system.name != "local":
+                return status
+
+    def _launch(self, command: Sequence[str], stops: Sequence[Stop]) -> tuple[int, bool]:
+        """One launch: how it ended, and whether another follows."""
+        before = log_mark(self._paths.events)
+        note(self._paths, "begun", self._job)
+        self._warning = ""
+        ended = self._wait(command)
+        status = launch_status(ended, self._paths.events, before)
+        stop = Stop(status, bool(self._warning))
+        decision = decide([*stops, stop], self._limits)
+        following, then = self._follow(decision)
+        note(self._paths, "stopped", self._job, **asdict(stop), why=self._why(status, ended), next=following,
+             then=then)
+        print(f"fleet job: status {status}; {then}", file=sys.stderr, flush=True)
+        return status, following is not None
+
+    def _wait(self, command: Sequence[str]) -> int:
+        timer = threading.Timer(self._warn_after or 0, self._warn, ["the walltime is nearly over"])
+        try:
+            self._process = subprocess.Popen(command)
+        except OSError as error:
+            raise UserError(f"{command[0]} cannot be started: {error.strerror}") from None
+        if self._warn_after is not None:
+            timer.start()
+        try:
+            if self._signalled:  # while nobody was there to be told
+                self._process.send_signal(signal.SIGUSR2)
+            status = self._process.wait()
+        finally:
+            timer.cancel()
+        return status if status >= 0 else 128 - status
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        self._signalled = True
+        self._warn(f"{signal.Signals(number).name} came")
+
+    def _warn(self, warning: str) -> None:
+        self._warning = warning
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(signal.SIGUSR2)
+
+    def _follow(self, decision: Decision) -> tuple[str | None, str]:
+        """See to it that another launch follows; who does it, and what there is to say."""
+        if not decision.goes_on:
+            return None, decision.why
+        if self._system.name == "local":
+            return (None, "it was told to stop") if self._signalled else (self._job, decision.why)
+        try:
+            return continue_job(self._system, self._job, self._paths.job_script), decision.why
+        except (InputError, OSError) as error:
+            return None, f"{decision.why}, but no job could be made to follow: {error}"
+
+    def _why(self, status: int, ended: int) -> str:
+        if status == ExitStatus.RESUMABLE:
+            reasons = [event["reason"] for event in read_events(self._paths.events) if event["event"] == "interrupted"]
+            return reasons[-1] if reasons else self._warning
+        if status in (ExitStatus.OK, ExitStatus.NETWORK_FAILED, ExitStatus.BAD_INPUT):
+            return "it came to its end"
+        return f"it broke off: its launcher ended with status {ended}" + (self._warning and f" after {self._warning}")

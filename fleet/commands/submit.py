@@ -1,0 +1,158 @@
+"""Hand an ensemble to a batch system, as one job or as a chain of jobs that ends when all networks are done.
+
+    fleet submit photos.yaml --system slurm --nodes 2 --walltime 2h --chain
+    fleet submit photos.yaml --site perlmutter --account m1234 --nodes 4 --walltime 6h --chain
+    fleet submit photos.yaml --site my_site.yaml --nodes 1 --walltime 30min --dry-run
+
+The job saves everything shortly before its walltime ends. With --chain it is then put into the queue again, or
+followed by another job, until all networks are done. Every stop and its reason is in jobs/stops.jsonl in the
+folder of the run, beside the script and what the jobs print. `--system local` runs on this machine, now.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from fleet.errors import ExitStatus, UserError
+from fleet.paths import RunPaths, replacing
+from fleet.prepare import check_folder
+from fleet.show import add_json, print_json
+from fleet.spec import Spec, load, read_yaml
+from fleet.units import parse_duration
+from launch.render import Job, render
+from launch.sites import SITES, Site, parse_site
+from launch.systems import SYSTEMS, System, submit
+
+MOST_JOBS, RETRIES = 20, 2
+_WARNING_S, _WARNING_SHARE = 120.0, 0.1  # before the end of the walltime
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("spec", help="the YAML file")
+    parser.add_argument("--system", choices=list(SYSTEMS), help="the batch system (that of the site)")
+    parser.add_argument("--site", default="generic", metavar="NAME",
+                        help=f"{', '.join(SITES)}, or a YAML file of your own (generic)")
+    parser.add_argument("--nodes", type=int, default=1, metavar="N", help="to ask for (1)")
+    parser.add_argument("--walltime", metavar="2h", help="to ask for (that of the spec)")
+    parser.add_argument("--chain", action="store_true", help="go on in further jobs until all networks are done")
+    parser.add_argument("--max-jobs", type=int, metavar="N", help=f"with --chain: at most so many ({MOST_JOBS})")
+    parser.add_argument("--retries", type=int, metavar="N",
+                        help=f"with --chain: go on after so many failures of the machine ({RETRIES})")
+    parser.add_argument("--warn", metavar="2min", help="save everything so long before the walltime ends "
+                        "(2min, less of a walltime below 20min)")
+    parser.add_argument("--ranks-per-node", type=int, metavar="N", help="to start (the site's)")
+    parser.add_argument("--account", metavar="NAME", help="whose time is spent")
+    parser.add_argument("--queue", metavar="NAME", help="queue or partition")
+    parser.add_argument("--dry-run", action="store_true", help="print the script, and do nothing")
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the script and hand it in."""
+    spec = load(args.spec)
+    site = _with_gpus_of(spec, _site(args.site))
+    system = _system(args.system, site, args.site)
+    paths = RunPaths(spec.output.absolute())
+    job = _job(args, spec, paths, system, site)
+    script = render(job, system, site)
+    if args.dry_run:
+        print(script, end="")
+        return ExitStatus.OK
+    _write(script, paths)
+    if system.name == "local":
+        return subprocess.run(["bash", str(paths.job_script)], check=False).returncode
+    id_ = submit(system, paths.job_script)
+    if args.json:
+        print_json({"job": id_, "system": system.name, "script": str(paths.job_script), "stops": str(paths.stops)})
+    else:
+        print(id_)
+    return ExitStatus.OK
+
+
+def _site(name: str) -> Site:
+    if name in SITES:
+        return SITES[name]
+    if not name.endswith((".yaml", ".yml")) and not os.path.exists(name):
+        raise UserError(f"--site {name}: there are {', '.join(SITES)}; your own would be a YAML file")
+    return parse_site(read_yaml(Path(name))[0], name)
+
+
+def _with_gpus_of(spec: Spec, site: Site) -> Site:
+    """A site that knows nothing of GPUs, with those that the spec counts on."""
+    gpus = spec.resources.gpus_per_node
+    if gpus == "auto" or site.gpus:
+        return site
+    return replace(site, gpus=gpus, ranks=max(site.ranks, gpus + 1))
+
+
+def _system(name: str | None, site: Site, place: str) -> System:
+    if name is None and site.system is None:
+        raise UserError(f"--system says which batch system there is: {', '.join(SYSTEMS)}")
+    if name is not None and site.system not in (None, name):
+        raise UserError(f"--system {name}: {place} has {site.system}")
+    return SYSTEMS[str(name or site.system)]
+
+
+def _job(args: argparse.Namespace, spec: Spec, paths: RunPaths, system: System, site: Site) -> Job:
+    walltime = _duration("--walltime", args.walltime) or spec.document.walltime
+    if walltime is None and system.name != "local":
+        raise UserError("--walltime (or walltime in the spec) says how long a job may take, such as 2h")
+    limits = [_whole(option, value, least) for option, value, least in (
+        ("--max-jobs", args.max_jobs, 1), ("--retries", args.retries, 0))]
+    if not args.chain and limits != [None, None]:
+        raise UserError("--max-jobs and --retries go with --chain")
+    jobs, retries = (default if limit is None else limit for limit, default in
+                     zip(limits, (MOST_JOBS, RETRIES) if args.chain else (1, 0), strict=True))
+    if system.name == "local" and args.nodes != 1:
+        raise UserError(f"--nodes is {args.nodes}; with --system local there is this machine alone")
+    warning = _duration("--warn", args.warn) or min(_WARNING_S, _WARNING_SHARE * (walltime or math.inf))
+    if walltime is not None and warning >= walltime:
+        raise UserError(f"--warn {args.warn} should be less than the walltime")
+    return Job(spec.document.name, args.spec, Path.cwd(), Path(sys.executable).parent, paths.jobs,
+               _whole("--nodes", args.nodes, 1) or 1, walltime, warning, _ranks(args, spec, site), jobs, retries,
+               args.account, args.queue)
+
+
+def _ranks(args: argparse.Namespace, spec: Spec, site: Site) -> int | None:
+    """Ranks of a node: what is asked for, what the spec's preprocessors want beside the GPUs, or the site's."""
+    asked = _whole("--ranks-per-node", args.ranks_per_node, 1)
+    preparing = spec.resources.preprocessors
+    if asked is None and site.gpus and preparing != "auto":
+        if preparing < args.nodes:
+            raise UserError(f"resources.preprocessors: {preparing} should be at least {args.nodes}, one on each node")
+        return site.gpus + math.ceil(preparing / args.nodes)
+    return asked
+
+
+def _duration(option: str, text: str | None) -> float | None:
+    try:
+        seconds = None if text is None else parse_duration(text)
+    except ValueError as error:
+        raise UserError(f"{option} is {text!r}; it {error}") from None
+    if seconds is not None and not 0 < seconds <= 366 * 86400:
+        raise UserError(f"{option} is {text}; it should be more than nothing and at most a year")
+    return seconds
+
+
+def _whole(option: str, value: int | None, least: int) -> int | None:
+    if value is not None and not least <= value <= 100_000:
+        raise UserError(f"{option} is {value}; it should be from {least} to 100000")
+    return value
+
+
+def _write(script: str, paths: RunPaths) -> None:
+    check_folder(paths)
+    try:
+        paths.jobs.mkdir(parents=True, exist_ok=True)
+        paths.marker.touch()
+        with replacing(paths.job_script) as file:
+            file.write(script)
+    except OSError as error:
+        raise UserError(f"output: {paths.root} cannot be written: {error.strerror}") from None

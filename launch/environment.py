@@ -1,0 +1,65 @@
+"""What launchers say to the ranks they start, in their environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """The variables of one launcher.
+
+    Args:
+        name: as users call it.
+        size, local_rank: the variables that hold the number of ranks, and a rank's place on its node.
+    """
+
+    name: str
+    size: str
+    local_rank: str
+
+
+# In this order: mpirun starts its daemons by srun, and what srun tells those is left in the environment of the ranks.
+LAUNCHERS = (
+    Launcher("mpirun of Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    Launcher("jsrun", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK"),
+    Launcher("mpiexec of PALS", "PALS_SIZE", "PALS_LOCAL_RANKID"),
+    Launcher("mpirun of MVAPICH", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK"),
+    Launcher("mpiexec of MPICH", "PMI_SIZE", "MPI_LOCALRANKID"),
+    Launcher("srun", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
+)
+
+
+def find_launcher(environment: Mapping[str, str]) -> Launcher | None:
+    """Who started this process; None where it was nobody that is known.
+
+    >>> find_launcher({"PMI_SIZE": "4", "MPI_LOCALRANKID": "1"}).name
+    'mpiexec of MPICH'
+    """
+    return next((launcher for launcher in LAUNCHERS if _number(environment, launcher.size) is not None), None)
+
+
+def launched_ranks(environment: Mapping[str, str]) -> int | None:
+    """How many ranks the launcher started.
+
+    >>> launched_ranks({"OMPI_COMM_WORLD_SIZE": "8"})
+    8
+    """
+    launcher = find_launcher(environment)
+    return None if launcher is None else _number(environment, launcher.size)
+
+
+def local_rank(environment: Mapping[str, str]) -> int | None:
+    """This rank's place on its node.
+
+    >>> local_rank({"OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "3", "SLURM_LOCALID": "0"})
+    3
+    """
+    found = (_number(environment, launcher.local_rank) for launcher in LAUNCHERS)
+    return next((rank for rank in found if rank is not None), None)
+
+
+def _number(environment: Mapping[str, str], variable: str) -> int | None:
+    value = environment.get(variable, "")
+    return int(value) if value.isascii() and value.isdecimal() else None

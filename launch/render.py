@@ -1,0 +1,117 @@
+"""Job scripts: a job, a batch system and a site in, a text out."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launch.base import InputError
+from launch.sites import Site, places
+from launch.systems import System
+
+TEMPLATES = Path(__file__).with_name("templates")
+_WORD = re.compile(r"[A-Za-z0-9][\w.@:+-]*")
+_PLAIN_PATH = re.compile(r"/[\w./+-]*")  # directives have no quoting that all systems agree on
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to run, and what to ask for.
+
+    Args:
+        name: of the job.
+        spec: the spec, as the user named it.
+        folder: where it is named from; all nodes see it.
+        programs: the folder of the Python interpreter, and of mpirun where there is one beside it.
+        outputs: the folder for what jobs print.
+        nodes: how many.
+        ranks: of a node; None for the site's number.
+        walltime: seconds; a batch system counts whole minutes, and wants to know it.
+        warning: seconds before the end of the walltime at which everything is saved.
+        jobs, retries: at most so many jobs after one another, and so many after a failure of the machine.
+        account, queue: where the site wants them.
+    """
+
+    name: str
+    spec: str
+    folder: Path
+    programs: Path
+    outputs: Path
+    nodes: int
+    walltime: float | None
+    warning: float
+    ranks: int | None = None
+    jobs: int = 1
+    retries: int = 0
+    account: str | None = None
+    queue: str | None = None
+
+
+def render(job: Job, system: System, site: Site) -> str:
+    """The script of a job.
+
+    Raises:
+        InputError: something cannot be said in a script.
+    """
+    for what, word in (("--account", job.account), ("--queue", job.queue)):
+        if word is not None and not _WORD.fullmatch(word):
+            raise InputError(f"{what} is {word!r}; it should be one word")
+    if system.directive and not _PLAIN_PATH.fullmatch(str(job.outputs)):
+        raise InputError(f"{str(job.outputs)!r}: batch systems want a folder whose path has letters, digits, '.', '_', "
+                         "'+' and '-' only")
+    ranks = job.ranks or site.ranks
+    counts = {"nodes": job.nodes, "ranks": job.nodes * ranks, "ranks_per_node": ranks, "gpus": site.gpus}
+    minutes = max(1, math.ceil((job.walltime or 0) / 60))
+    values = {
+        "name": job.name, "outputs": str(job.outputs), "folder": shlex.quote(str(job.folder)),
+        "programs": shlex.quote(str(job.programs)),
+        "hh_mm": f"{minutes // 60:02d}:{minutes % 60:02d}",
+        "warning": str(math.ceil(job.warning)), "warning_minutes": str(max(1, math.ceil(job.warning / 60))),
+        "directives": "\n".join(system.directive + line for line in _directives(job, system, site, counts)),
+        "setup": "\n".join(_setup(site)),
+        "command": _wrapped(_command(job, system, site, ranks, counts)),
+    }
+    script = _fill(TEMPLATES / f"{system.name}.sh", {**values, "body": _fill(TEMPLATES / "body.sh", values)})
+    return re.sub(r"\n{2,}", "\n", script)  # of parts that a job has nothing for
+
+
+def _fill(template: Path, values: dict[str, str]) -> str:
+    text = template.read_text(encoding="utf-8")
+    return re.sub(r"<<(\w+)>>", lambda match: values[match[1]], text)
+
+
+def _directives(job: Job, system: System, site: Site, counts: dict[str, int]) -> Sequence[str]:
+    asked = [system.account.format(job.account)] if job.account is not None else []
+    if system.rerun is not None:
+        asked.append(system.rerun[0 if job.jobs > 1 else 1])
+    if queue := job.queue or site.queue:
+        asked.append((site.queue_option or system.queue).format(queue))
+    resources = site.resources or (system.gpu_resources if site.gpus else system.resources)
+    return [*asked, *(line.format(**counts) for line in resources), *site.directives]
+
+
+def _setup(site: Site) -> Sequence[str]:
+    if not site.visible:
+        return site.setup
+    shown = ",".join(map(str, range(site.gpus)))
+    return [*site.setup, f'export {site.visible}="${{{site.visible}:-{shown}}}"   # what is set already counts']
+
+
+def _command(job: Job, system: System, site: Site, ranks: int, counts: dict[str, int]) -> list[list[str]]:
+    """The words of the launch, a list for each line."""
+    keeper = ["python", "-m", "fleet", "job", shlex.quote(job.spec), f"--system={system.name}", f"--jobs={job.jobs}",
+              f"--retries={job.retries}"]
+    if not system.warns and job.walltime is not None:
+        keeper.append(f"--warn-after={math.floor(max(1.0, job.walltime - job.warning))}")
+    cpus = places(site, ranks, "the site")
+    placed = [["python", "-m", "launch.place", ":".join(cpus)]] if cpus else []
+    return [[*keeper, "--"], [site.launcher.format(**counts)], *placed,
+            ["python", "-m", "fleet.run", shlex.quote(job.spec)]]
+
+
+def _wrapped(lines: Sequence[Sequence[str]]) -> str:
+    return " \\\n    ".join(" ".join(line) for line in lines)

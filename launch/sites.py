@@ -1,0 +1,177 @@
+"""The machines that are known by name, and those that users describe.
+
+Where the facts come from, and what is assumed, is said in docs/batch.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from launch.base import InputError
+from launch.place import format_cpus, parse_cpus
+from launch.systems import SYSTEMS
+
+MPIRUN = "mpirun -n {ranks} --map-by ppr:{ranks_per_node}:node:oversubscribe --bind-to none"
+
+
+@dataclass(frozen=True)
+class Site:
+    """The nodes of one machine, and how its batch system is spoken to there.
+
+    Args:
+        system: its batch system; None leaves that to the user.
+        gpus: of a node, as its runtime counts them (MI250X dies, tiles of Intel GPUs): one rank trains on each.
+        ranks: of a node; those that are not needed for GPUs prepare samples.
+        cpus: for each GPU the CPUs near it, one hardware thread of each core; nothing leaves ranks unbound.
+        visible: the variable that shows GPUs, where they cannot be found in ``/dev`` (those of AMD and Intel).
+        launcher: starts the ranks and binds nothing; has ``{nodes}``, ``{ranks}``, ``{ranks_per_node}`` and ``{gpus}``.
+        queue: where jobs go that name none.
+        queue_option: names it, instead of the system's own, with ``{}``.
+        resources: options that ask for the nodes, instead of the system's own, with the same words.
+        directives: further options of every job.
+        setup: shell lines before the launch.
+    """
+
+    system: str | None = None
+    gpus: int = 0
+    ranks: int = 4
+    cpus: tuple[str, ...] = ()
+    visible: str = ""
+    launcher: str = MPIRUN
+    queue: str = ""
+    queue_option: str = ""
+    resources: tuple[str, ...] = ()
+    directives: tuple[str, ...] = ()
+    setup: tuple[str, ...] = ()
+
+
+_SRUN = ("srun --nodes={nodes} --ntasks-per-node={ranks_per_node} --gpus-per-node={gpus} --gpu-bind=none "
+         "--cpu-bind=none --kill-on-bad-exit=1")
+_SLURM = ("--nodes={nodes}", "--ntasks-per-node={ranks_per_node}", "--gpus-per-node={gpus}", "--exclusive")
+_PALS = "mpiexec -n {ranks} --ppn {ranks_per_node} --cpu-bind none"
+
+SITES = {
+    "generic": Site(),
+    # IBM AC922: 2 POWER9 of 22 cores (the last of each is the system's) with 4 threads each; 6 V100, 3 a socket.
+    "summit": Site(
+        "lsf", gpus=6, ranks=18,
+        cpus=("0-24/4", "28-52/4", "56-80/4", "88-112/4", "116-140/4", "144-168/4"),
+        # One resource set is a whole node: its ranks share memory, and all of them see all of its GPUs.
+        launcher="jsrun -n {nodes} -r 1 -a {ranks_per_node} -c 42 -g {gpus} -b rs",
+        resources=("-nnodes {nodes}", "-alloc_flags smt4")),
+    # HPE EX235a: 64 cores in 8 L3 regions (the first of each is the system's); 4 MI250X of 2 dies, which are nearest
+    # to the regions in an order of their own.
+    "frontier": Site(
+        "slurm", gpus=8, ranks=24,
+        cpus=("49-55", "57-63", "17-23", "25-31", "1-7", "9-15", "33-39", "41-47"),
+        visible="ROCR_VISIBLE_DEVICES", launcher=_SRUN, resources=_SLURM),
+    # HPE EX235n: 64 cores in 4 NUMA domains; 4 A100, numbered the other way round.
+    "perlmutter": Site(
+        "slurm", gpus=4, ranks=12, cpus=("48-63", "32-47", "16-31", "0-15"),
+        launcher=_SRUN, queue="regular", queue_option="--qos={}", resources=_SLURM, directives=("--constraint=gpu",)),
+    # HPE Apollo 6500: 32 cores in 4 NUMA domains; 4 A100, numbered the other way round.
+    "polaris": Site(
+        "pbs", gpus=4, ranks=12, cpus=("24-31", "16-23", "8-15", "0-7"), launcher=_PALS, queue="prod",
+        resources=("-l select={nodes}:system=polaris", "-l place=scatter", "-l filesystems=home:eagle")),
+    # HPE EX: 2 Xeon Max of 52 cores (the first of each is the system's); 6 GPUs of 2 tiles, 3 GPUs a socket.
+    "aurora": Site(
+        "pbs", gpus=12, ranks=36,
+        cpus=("1-8", "9-16", "17-24", "25-32", "33-40", "41-48",
+              "53-60", "61-68", "69-76", "77-84", "85-92", "93-100"),
+        visible="ZE_AFFINITY_MASK", launcher=_PALS, queue="prod",
+        resources=("-l select={nodes}", "-l place=scatter", "-l filesystems=home:flare"),
+        setup=("export ZE_FLAT_DEVICE_HIERARCHY=FLAT   # a tile is a device",)),
+}
+
+
+def parse_site(content: Mapping[str, Any], place: str) -> Site:
+    """A site that a user has described, by the names of :class:`Site`.
+
+    Args:
+        content: what the file holds; ``base`` names a known site, from which the rest is taken.
+        place: of the file, for messages.
+
+    Raises:
+        InputError: something is unknown or of the wrong type; the message says what there is.
+    """
+    base_name = content.get("base", "generic")
+    if base_name not in SITES:
+        raise InputError(f"{place}: base: {base_name!r} is not known; there are {', '.join(SITES)}")
+    base = SITES[base_name]
+    defaults = {field.name: getattr(base, field.name) for field in dataclasses.fields(Site)}
+    given = {key: value for key, value in content.items() if key != "base"}
+    if unknown := sorted(map(str, given.keys() - defaults.keys())):
+        known = "\n".join(f"  {name}: {_shown(value)}" for name, value in {"base": base_name, **defaults}.items())
+        raise InputError(f"{place}: {unknown[0]!r} is not known here; there are, with their defaults\n{known}")
+    site = dataclasses.replace(base, **{key: _checked(key, value, place) for key, value in given.items()})
+    if site.system is not None and site.system not in SYSTEMS:
+        raise InputError(f"{place}: system: {site.system!r} is not known; there are {', '.join(SYSTEMS)}")
+    words = {"nodes": 1, "ranks": 1, "ranks_per_node": 1, "gpus": 1}
+    for text in (site.launcher, site.queue_option, *site.resources):
+        try:
+            text.format("queue", **words)
+        except (LookupError, ValueError, AttributeError):
+            raise InputError(f"{place}: {text!r} has braces around something else than {', '.join(words)}") from None
+    places(site, site.ranks, place)
+    return site
+
+
+def places(site: Site, ranks: int, place: str) -> tuple[str, ...]:
+    """The CPUs of each rank of a node: those that prepare come first, then one trainer for each GPU.
+
+    A rank that prepares does one thing at a time and gets one core; those ranks are dealt out over the GPUs'
+    neighbourhoods, and the trainer keeps the rest of its own.
+
+    Args:
+        ranks: of a node.
+        place: for messages.
+
+    Raises:
+        InputError: there are fewer cores than ranks.
+
+    >>> places(Site(gpus=2, cpus=("8-15", "0-7")), 5, "a site")
+    ('15', '7', '14', '8-13', '0-6')
+    """
+    if site.gpus and ranks <= site.gpus:
+        raise InputError(f"{place}: ranks: {ranks} on a node of {site.gpus} GPUs leave none to prepare samples; "
+                         f"it should be {site.gpus + 1} at least")
+    if not site.cpus:
+        return ()
+    if len(site.cpus) != site.gpus:
+        raise InputError(f"{place}: cpus has {len(site.cpus)} lists, and there are {site.gpus} GPUs: one for each")
+    near = [list(parse_cpus(text)) for text in site.cpus]
+    if len({cpu for cpus in near for cpu in cpus}) < (cores_of_node := sum(map(len, near))):
+        raise InputError(f"{place}: cpus: a CPU is in two lists")
+    preparing = []
+    for rank in range(ranks - site.gpus):
+        cores = near[rank % site.gpus]
+        if len(cores) == 1:
+            raise InputError(f"{place}: ranks: {ranks} are more than the {cores_of_node} cores of a node")
+        preparing.append([cores.pop()])
+    return tuple(format_cpus(cpus) for cpus in (*preparing, *near))
+
+
+def _checked(key: str, value: Any, place: str) -> Any:
+    if key in ("gpus", "ranks"):
+        least = 0 if key == "gpus" else 1
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 1024:
+            raise InputError(f"{place}: {key}: {value!r} should be a whole number from {least} to 1024")
+        return value
+    if key in ("cpus", "resources", "directives", "setup"):
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise InputError(f"{place}: {key}: {value!r} should be a list of texts (in quotes where they are numbers)")
+        lines = value
+    elif not isinstance(value, str):
+        raise InputError(f"{place}: {key}: {value!r} should be a text")
+    else:
+        lines = [value]
+    if any("\n" in line for line in lines):
+        raise InputError(f"{place}: {key}: {value!r} should not have line breaks in it")
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _shown(value: Any) -> str:
+    return str(list(value)) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,124 @@
+"""The batch systems: one vocabulary, a table row and a template each.
+
+What a job script says in its directives stands in ``launch/templates/<name>.sh``; what is said on command lines,
+and what differs in a word or two, stands here. ``local`` is this machine without a batch system.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launch.base import InputError
+
+TIMEOUT_S = 120
+
+
+@dataclass(frozen=True)
+class System:
+    """One batch system.
+
+    Args:
+        name: as users call it.
+        directive: what a line of options begins with in a script.
+        account, queue: the options for them.
+        resources, gpu_resources: the options that ask for whole nodes without and with GPUs, where a site says
+            nothing else, with ``{nodes}``, ``{ranks}``, ``{ranks_per_node}`` and ``{gpus}``.
+        rerun: the options that let it start a job again whose node has died, and that forbid it.
+        warns: whether it can be asked for a signal before the walltime ends; otherwise FLEET keeps the time.
+        job_variable: holds the id of a job in its environment.
+        submit: the command that takes a script, as its last argument or as its input.
+        by_input: the latter.
+        id_pattern: finds the id in what the command prints.
+        after: further options for a job that begins when another, ``{job}``, has ended in whatever way.
+        requeue: the command that puts the running ``{job}`` into the queue again; none where users cannot.
+    """
+
+    name: str
+    directive: str = ""
+    account: str = ""
+    queue: str = ""
+    resources: tuple[str, ...] = ()
+    gpu_resources: tuple[str, ...] = ()
+    rerun: tuple[str, str] | None = None
+    warns: bool = False
+    job_variable: str = ""
+    submit: tuple[str, ...] = ()
+    by_input: bool = False
+    id_pattern: str = ""
+    after: tuple[str, ...] = ()
+    requeue: tuple[str, ...] = ()
+
+
+_SLURM_NODES = ("--nodes={nodes}", "--ntasks-per-node={ranks_per_node}", "--exclusive")
+_LSF_NODES = ("-n {ranks}", '-R "span[ptile={ranks_per_node}]"', "-x")
+
+SYSTEMS = {system.name: system for system in (
+    System("slurm", "#SBATCH ", "--account={}", "--partition={}", _SLURM_NODES,
+           (*_SLURM_NODES, "--gpus-per-node={gpus}"), ("--requeue", "--no-requeue"), True, "SLURM_JOB_ID",
+           ("sbatch", "--parsable"), False, r"^(\d+)", ("--dependency=afterany:{job}",),
+           ("scontrol", "requeue", "{job}")),
+    System("lsf", "#BSUB ", "-P {}", "-q {}", _LSF_NODES, (*_LSF_NODES, '-gpu "num={gpus}"'), ("-r", "-rn"), True,
+           "LSB_JOBID", ("bsub",), True, r"Job <(\d+)>", ("-w", "ended({job})")),
+    System("pbs", "#PBS ", "-A {}", "-q {}",
+           ("-l select={nodes}:mpiprocs={ranks_per_node}", "-l place=scatter:excl"),
+           ("-l select={nodes}:mpiprocs={ranks_per_node}:ngpus={gpus}", "-l place=scatter:excl"),
+           ("-r y", "-r n"), False, "PBS_JOBID", ("qsub",), False, r"^(\S+)", ("-W", "depend=afterany:{job}")),
+    System("local"),
+)}
+
+
+def submit(system: System, script: Path, after: str | None = None) -> str:
+    """Hand a job script in.
+
+    Args:
+        after: the id of a job that must have ended before this one begins.
+
+    Returns:
+        The id of the job.
+
+    Raises:
+        InputError: the system is not there, or refused it; the message has its words.
+    """
+    options = [option.format(job=after) for option in system.after] if after is not None else []
+    command = [*system.submit, *options, *([] if system.by_input else [str(script)])]
+    printed = _call(command, script.read_text(encoding="utf-8") if system.by_input else None)
+    found = re.search(system.id_pattern, printed.strip(), re.MULTILINE)
+    if found is None:
+        raise InputError(f"{system.submit[0]} printed {printed.strip()!r}, in which there is no job id")
+    return found[1]
+
+
+def continue_job(system: System, job: str, script: Path) -> str:
+    """See to it that a running job is followed by another run of its script; returns the id of that one.
+
+    It is put into the queue again, under the same id, where the system and the site let users do that, and
+    otherwise its script is handed in anew, to begin when the job has ended.
+
+    Raises:
+        InputError: the system refused both.
+    """
+    if system.requeue:
+        try:
+            _call([word.format(job=job) for word in system.requeue])
+        except InputError:  # JobRequeue=0, or --no-requeue
+            pass
+        else:
+            return job
+    return submit(system, script, after=job)
+
+
+def _call(command: Sequence[str], text: str | None = None) -> str:
+    try:
+        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    except FileNotFoundError:
+        raise InputError(f"{command[0]} is not on the PATH: is this machine a part of the cluster?") from None
+    except subprocess.TimeoutExpired:
+        raise InputError(f"{command[0]} did not answer within {TIMEOUT_S} s") from None
+    if done.returncode:
+        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        raise InputError(f"{command[0]} failed: {said[-1] if said else f'exit status {done.returncode}'}")
+    return done.stdout

@@ -1,0 +1,5 @@
+cd <<folder>> || exit 2
+export PATH=<<programs>>:"$PATH"
+<<setup>>
+# It passes the signals of the batch system on to the ranks, and decides what comes after this job.
+exec <<command>>

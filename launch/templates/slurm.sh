@@ -1,0 +1,8 @@
+#!/bin/bash
+#SBATCH --job-name=<<name>>
+#SBATCH --time=<<hh_mm>>:00
+#SBATCH --signal=B:USR2@<<warning>>
+#SBATCH --output=<<outputs>>/%j.out
+#SBATCH --open-mode=append
+<<directives>>
+<<body>>

@@ -1,0 +1,209 @@
+"""What comes after a job, and a job that keeps real processes in place of mpirun."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet.chain import Limits, Stop, decide, note, stops_before
+from fleet.paths import RunPaths
+from tests.mpi.conftest import ROOT
+
+LIMITS = Limits(jobs=5, retries=2)
+STOPPED = Stop(75)
+FAILED = Stop(1)
+LOST = Stop(None)
+
+
+@pytest.mark.parametrize(("stops", "goes_on", "why"), [
+    ([STOPPED], True, "networks are left"),
+    ([STOPPED] * 4, True, "networks are left"),
+    ([STOPPED] * 5, False, "5 times a job has run"),
+    ([Stop(0)], False, "all networks finished"),
+    ([Stop(2)], False, "the spec or the arguments are wrong"),
+    ([Stop(3)], False, "some networks failed"),
+    ([FAILED, Stop(139)], True, "networks are left"),
+    ([FAILED, STOPPED, FAILED, Stop(127)], False, "3 times the machine failed"),
+    ([Stop(1, warned=True)] * 4, True, "networks are left"),
+    ([LOST] * 4, True, "networks are left"),
+    ([LOST] * 5, False, "5 times a job has run"),
+], ids=str)
+def test_what_comes_after_a_stop(stops, goes_on, why):
+    decision = decide(stops, LIMITS)
+    assert decision.goes_on is goes_on
+    assert why in decision.why
+
+
+@given(st.lists(st.builds(Stop, st.sampled_from([75, 1, 137, 143, None]), st.booleans()), min_size=1, max_size=12),
+       st.integers(1, 8), st.integers(0, 4))
+def test_a_chain_ends_whatever_happens(stops, jobs, retries):
+    length = next((count for count in range(1, len(stops) + 1)
+                   if not decide(stops[:count], Limits(jobs, retries)).goes_on), len(stops))
+    assert length <= jobs
+    assert sum(stop.is_failure for stop in stops[:length]) <= retries + 1
+
+
+def test_a_chain_goes_on_with_the_job_that_was_made_to_follow_and_a_new_one_begins_from_nothing(tmp_path):
+    paths = RunPaths(tmp_path)
+    assert stops_before(paths.stops, "1") == []
+    for job, status, following in (("1", 75, "1"), ("1", 1, "2"), ("2", 75, None)):
+        note(paths, "begun", job)
+        note(paths, "stopped", job, status=status, warned=False, next=following)
+    assert stops_before(paths.stops, "3") == []
+    note(paths, "begun", "3")
+    note(paths, "stopped", "3", status=75, warned=True, next="4")
+    assert stops_before(paths.stops, "4") == [Stop(75, warned=True)]
+    assert stops_before(paths.stops, "3") == []
+
+
+# ---- a job ---------------------------------------------------------------------------------------
+
+# A launch: it logs what a run would, and ends as the next line of a file says: "status end" (end may be -, for none).
+LAUNCH = """
+import json, os, signal, sys, time
+run = sys.argv[1]
+lines = open(f"{run}/script").read().split("\\n")
+with open(f"{run}/launches", "a") as file: file.write("x")
+status, end, *waits = lines[os.path.getsize(f"{run}/launches") - 1].split()
+warned = []
+signal.signal(signal.SIGUSR2, lambda number, frame: warned.append(number))
+with open(f"{run}/events.jsonl", "a", buffering=1) as log:
+    log.write('{"event": "start"}\\n')
+    while waits and not warned: time.sleep(0.01)
+    if warned: log.write('{"event": "interrupted", "reason": "SIGUSR2 came"}\\n')
+    if end != "-": log.write('{"event": "end", "status": %s}\\n' % end)
+sys.exit(int(status))
+"""
+
+
+@pytest.fixture
+def job(tmp_path):
+    """Start a job whose launches end as some lines say."""
+    root = tmp_path / "run"
+    root.mkdir()
+    (tmp_path / "spec.yaml").write_text(f"models: [{{family: softmax}}]\noutput: {root}\n")
+    (tmp_path / "played.py").write_text(LAUNCH)
+
+    def start(*launches, arguments=(), system="local", **environment):
+        (root / "script").write_text("\n".join(launches))
+        command = [sys.executable, "-m", "fleet", "job", "spec.yaml", "--system", system, "--jobs=5", "--retries=1",
+                   *arguments, "--", sys.executable, "played.py", str(root)]
+        return subprocess.Popen(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+                                stderr=subprocess.PIPE, text=True)
+
+    def finished(*launches, **options):
+        process = start(*launches, **options)
+        process.stderr_text = process.communicate(timeout=60)[1]
+        return process
+
+    def stops():
+        lines = [json.loads(line) for line in RunPaths(root).stops.read_text().splitlines()]
+        return [line for line in lines if line["event"] == "stopped"]
+
+    finished.start, finished.stops, finished.root = start, stops, root
+    return finished
+
+
+def test_on_this_machine_a_job_launches_until_all_networks_are_done(job):
+    ended = job("75 75", "75 75", "0 0", "never")
+    assert ended.returncode == 0, ended.stderr_text
+    assert [stop["status"] for stop in job.stops()] == [75, 75, 0]
+
+
+def test_a_launcher_that_ends_well_while_its_run_did_not_end_has_failed(job):
+    assert job("75 75", "0 -", "0 0").returncode == 0
+    assert [(stop["status"], stop["then"]) for stop in job.stops()] == [
+        (75, "networks are left"), (1, "networks are left"), (0, "all networks finished")]
+    assert "its launcher ended with status 0" in job.stops()[1]["why"]
+
+
+@pytest.mark.parametrize("launch", ["2 -", "3 3"])
+def test_wrong_input_and_failed_networks_are_not_tried_again(job, launch):
+    assert job(launch, "0 0").returncode == int(launch[0])
+    assert len(job.stops()) == 1
+
+
+def test_failures_of_the_machine_are_forgiven_as_often_as_is_said(job):
+    ended = job("1 -", "7 -", "0 0")
+    assert ended.returncode == 7
+    assert "twice" not in ended.stderr_text
+    assert job.stops()[-1]["then"] == "2 times the machine failed: retries: 1"
+    assert job.stops()[-1]["next"] is None
+
+
+def test_a_chain_is_never_longer_than_allowed(job):
+    assert job(*["75 75"] * 9).returncode == 75
+    assert len(job.stops()) == 5
+
+
+def test_where_the_system_does_not_warn_the_job_keeps_the_time(job):
+    assert job("75 75 waits", "0 0", arguments=["--warn-after", "0.5"]).returncode == 0
+    assert job.stops()[0]["warned"] is True
+    assert job.stops()[0]["why"] == "SIGUSR2 came"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2, signal.SIGINT])
+def test_a_signal_reaches_the_launch_as_sigusr2_and_ends_a_chain_on_this_machine(job, number):
+    process = job.start("75 75 waits", "0 0")
+    deadline = time.monotonic() + 30
+    while not (job.root / "events.jsonl").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    time.sleep(0.2)
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    assert process.returncode == 75
+    assert [(stop["status"], stop["warned"], stop["then"]) for stop in job.stops()] == [
+        (75, True, "it was told to stop")]
+
+
+@pytest.fixture
+def scontrol(tmp_path, monkeypatch):
+    """A cluster whose jobs are put into the queue again by a scontrol that only notes it."""
+    (tmp_path / "scontrol").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/called\n')
+    (tmp_path / "scontrol").chmod(0o755)
+    return {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "17"}
+
+
+def test_on_a_batch_system_a_job_makes_one_launch_and_is_put_into_the_queue_again(job, scontrol, tmp_path):
+    assert job("75 75", "0 0", system="slurm", **scontrol).returncode == 75
+    assert (tmp_path / "called").read_text() == "requeue 17\n"
+    assert job("75 75", "0 0", system="slurm", **scontrol).returncode == 0
+    assert (tmp_path / "called").read_text() == "requeue 17\n"
+    assert [(stop["job"], stop["next"]) for stop in job.stops()] == [("17", "17"), ("17", None)]
+
+
+def test_a_job_that_ended_without_a_word_is_noted_by_the_one_that_follows(job, scontrol):
+    note(RunPaths(job.root), "begun", "17")
+    assert job("0 0", system="slurm", **scontrol).returncode == 0
+    assert [(stop["status"], stop["next"]) for stop in job.stops()] == [(None, "17"), (0, None)]
+
+
+def test_a_job_that_the_system_starts_more_often_than_allowed_does_nothing(job, scontrol):
+    for _ in range(5):
+        note(RunPaths(job.root), "begun", "17")
+        note(RunPaths(job.root), "stopped", "17", status=None, warned=False, next="17")
+    ended = job("0 0", system="slurm", **scontrol)
+    assert ended.returncode == 75
+    assert "5 times a job has run" in ended.stderr_text
+    assert not (job.root / "launches").exists()
+
+
+def test_a_job_that_cannot_be_followed_says_why(job, scontrol, tmp_path):
+    (tmp_path / "scontrol").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "sbatch").write_text("#!/bin/sh\necho 'no such partition' >&2; exit 1\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    assert job("75 75", system="slurm", **scontrol).returncode == 75
+    assert job.stops()[-1]["then"].endswith("no job could be made to follow: sbatch failed: no such partition")
+
+
+def test_outside_of_a_job_and_without_a_launcher_it_says_what_is_wrong(job):
+    ended = job("0 0", system="pbs")
+    assert ended.returncode == 2
+    assert "PBS_JOBID is not set" in ended.stderr_text

@@ -1,0 +1,118 @@
+"""fleet submit: from a spec to a job script, handed in."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from fleet.__main__ import main
+from fleet.paths import RunPaths
+
+SPEC = "models: [{{family: softmax}}]\nname: photos\noutput: {run}\n{more}"
+
+
+@pytest.fixture
+def submit(tmp_path, monkeypatch, capsys):
+    """Submit a spec; what came of it is (status, standard output, standard error)."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sbatch").write_text(f'#!/bin/sh\ncp "$2" {tmp_path}/handed_in && echo 4711\n')
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+
+    def call(*arguments, more=""):
+        Path("spec.yaml").write_text(SPEC.format(run=tmp_path / "run", more=more))
+        try:
+            status = main(["submit", "spec.yaml", *arguments])
+        except SystemExit as end:
+            status = end.code
+        return status, *capsys.readouterr()
+
+    return call
+
+
+def test_a_job_is_handed_in_and_its_id_printed(submit, tmp_path):
+    assert submit("--system", "slurm", "--nodes", "3", "--walltime", "2h") == (0, "4711\n", "")
+    paths = RunPaths(tmp_path / "run")
+    assert (tmp_path / "handed_in").read_text() == paths.job_script.read_text()
+    assert paths.marker.exists()
+    assert paths.foreign() == []
+    text = paths.job_script.read_text()
+    for line in ("#SBATCH --job-name=photos", "#SBATCH --nodes=3", "#SBATCH --time=02:00:00",
+                 f"#SBATCH --output={tmp_path}/run/jobs/%j.out", f"cd {tmp_path} || exit 2",
+                 f'export PATH={Path(sys.executable).parent}:"$PATH"'):
+        assert line in text.splitlines()
+
+
+def test_json_tells_where_everything_is(submit, tmp_path):
+    status, out, _ = submit("--system", "slurm", "--walltime", "2h", "--json")
+    assert status == 0
+    assert json.loads(out) == {"job": "4711", "system": "slurm", "script": f"{tmp_path}/run/jobs/job.sh",
+                               "stops": f"{tmp_path}/run/jobs/stops.jsonl"}
+
+
+def test_a_dry_run_prints_the_script_and_touches_nothing(submit, tmp_path):
+    status, out, _ = submit("--system", "slurm", "--walltime", "2h", "--chain", "--dry-run")
+    assert status == 0
+    assert out.startswith("#!/bin/bash\n#SBATCH")
+    assert "--jobs=20 --retries=2 --" in out
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("walltime", "more", "warning"), [
+    ("2h", (), 120), ("5min", (), 30), ("2h", ("--warn", "10min"), 600)])
+def test_the_warning_comes_two_minutes_before_the_end_or_as_the_user_says(submit, walltime, more, warning):
+    _, out, _ = submit("--system", "slurm", "--walltime", walltime, *more, "--dry-run")
+    assert f"#SBATCH --signal=B:USR2@{warning}" in out.splitlines()
+
+
+def test_the_walltime_may_stand_in_the_spec(submit):
+    _, out, _ = submit("--system", "pbs", "--dry-run", more="walltime: 90min")
+    assert "#PBS -l walltime=01:30:00" in out.splitlines()
+
+
+def test_a_site_says_its_system_and_one_of_ones_own_may_be_a_file(submit, tmp_path):
+    (tmp_path / "own.yaml").write_text("base: perlmutter\nsetup: [module load tensorflow]\n")
+    status, out, _ = submit("--site", "own.yaml", "--walltime", "1h", "--dry-run")
+    assert status == 0
+    assert "#SBATCH --constraint=gpu" in out.splitlines()
+    assert "module load tensorflow" in out.splitlines()
+
+
+def test_the_gpus_and_preprocessors_of_the_spec_are_asked_for(submit):
+    _, out, _ = submit("--system", "slurm", "--walltime", "1h", "--nodes", "2", "--dry-run",
+                       more="resources: {gpus_per_node: 8, preprocessors: 5}")
+    assert "#SBATCH --gpus-per-node=8" in out.splitlines()
+    assert "#SBATCH --ntasks-per-node=11" in out.splitlines()
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (("--system", "slurm"), "--walltime (or walltime in the spec) says how long"),
+    (("--walltime", "1h"), "--system says which batch system there is: slurm, lsf, pbs, local"),
+    (("--site", "frontier", "--system", "pbs", "--walltime", "1h"), "--system pbs: frontier has slurm"),
+    (("--site", "titan", "--walltime", "1h"), "--site titan: there are generic, summit"),
+    (("--site", "none.yaml", "--walltime", "1h"), "none.yaml: cannot be read"),
+    (("--system", "slurm", "--walltime", "soon"), "--walltime is 'soon'"),
+    (("--system", "slurm", "--walltime", "0"), "more than nothing"),
+    (("--system", "slurm", "--walltime", "1h", "--nodes", "0"), "--nodes is 0"),
+    (("--system", "slurm", "--walltime", "1h", "--retries", "3"), "go with --chain"),
+    (("--system", "slurm", "--walltime", "1h", "--warn", "2h"), "should be less than the walltime"),
+    (("--system", "local", "--nodes", "2"), "this machine alone"),
+    (("--system", "slurm", "--walltime", "1h", "--account", "a b"), "--account is 'a b'; it should be one word"),
+    (("--site", "polaris", "--walltime", "1h", "--ranks-per-node", "4"), "leave none to prepare"),
+    (("--site", "polaris", "--walltime", "1h", "--ranks-per-node", "33"), "more than the 32 cores"),
+])
+def test_wrong_arguments_are_answered_in_a_line_and_nothing_is_written(submit, tmp_path, arguments, said):
+    status, out, error = submit(*arguments)
+    assert (status, out) == (2, "")
+    assert said in error
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_is_somebody_elses_is_left_alone(submit, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.tex").touch()
+    status, _, error = submit("--system", "slurm", "--walltime", "1h")
+    assert status == 2
+    assert "holds files that FLEET did not write" in error
+    assert not (tmp_path / "handed_in").exists()

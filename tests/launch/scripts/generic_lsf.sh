@@ -1,0 +1,16 @@
+#!/bin/bash
+#BSUB -J photos
+#BSUB -W 02:00
+#BSUB -wa USR2
+#BSUB -wt 2
+#BSUB -o /home/me/runs/photos/jobs/%J.out
+#BSUB -rn
+#BSUB -n 8
+#BSUB -R "span[ptile=4]"
+#BSUB -x
+cd '/home/me/my work' || exit 2
+export PATH=/home/me/env/bin:"$PATH"
+# It passes the signals of the batch system on to the ranks, and decides what comes after this job.
+exec python -m fleet job photos.yaml --system=lsf --jobs=1 --retries=0 -- \
+    mpirun -n 8 --map-by ppr:4:node:oversubscribe --bind-to none \
+    python -m fleet.run photos.yaml

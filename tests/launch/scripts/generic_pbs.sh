@@ -1,0 +1,14 @@
+#!/bin/bash
+#PBS -N photos
+#PBS -l walltime=02:00:00
+#PBS -j oe
+#PBS -o /home/me/runs/photos/jobs/
+#PBS -r n
+#PBS -l select=2:mpiprocs=4
+#PBS -l place=scatter:excl
+cd '/home/me/my work' || exit 2
+export PATH=/home/me/env/bin:"$PATH"
+# It passes the signals of the batch system on to the ranks, and decides what comes after this job.
+exec python -m fleet job photos.yaml --system=pbs --jobs=1 --retries=0 --warn-after=7080 -- \
+    mpirun -n 8 --map-by ppr:4:node:oversubscribe --bind-to none \
+    python -m fleet.run photos.yaml

@@ -1,0 +1,16 @@
+#!/bin/bash
+#SBATCH --job-name=photos
+#SBATCH --time=02:00:00
+#SBATCH --signal=B:USR2@120
+#SBATCH --output=/home/me/runs/photos/jobs/%j.out
+#SBATCH --open-mode=append
+#SBATCH --no-requeue
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=4
+#SBATCH --exclusive
+cd '/home/me/my work' || exit 2
+export PATH=/home/me/env/bin:"$PATH"
+# It passes the signals of the batch system on to the ranks, and decides what comes after this job.
+exec python -m fleet job photos.yaml --system=slurm --jobs=1 --retries=0 -- \
+    mpirun -n 8 --map-by ppr:4:node:oversubscribe --bind-to none \
+    python -m fleet.run photos.yaml

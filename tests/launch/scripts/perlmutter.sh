@@ -1,0 +1,21 @@
+#!/bin/bash
+#SBATCH --job-name=photos
+#SBATCH --time=02:00:00
+#SBATCH --signal=B:USR2@120
+#SBATCH --output=/home/me/runs/photos/jobs/%j.out
+#SBATCH --open-mode=append
+#SBATCH --account=m1234
+#SBATCH --requeue
+#SBATCH --qos=regular
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=12
+#SBATCH --gpus-per-node=4
+#SBATCH --exclusive
+#SBATCH --constraint=gpu
+cd '/home/me/my work' || exit 2
+export PATH=/home/me/env/bin:"$PATH"
+# It passes the signals of the batch system on to the ranks, and decides what comes after this job.
+exec python -m fleet job photos.yaml --system=slurm --jobs=20 --retries=2 -- \
+    srun --nodes=2 --ntasks-per-node=12 --gpus-per-node=4 --gpu-bind=none --cpu-bind=none --kill-on-bad-exit=1 \
+    python -m launch.place 63:47:31:15:62:46:30:14:48-61:32-45:16-29:0-13 \
+    python -m fleet.run photos.yaml

@@ -1,0 +1,47 @@
+"""Ranks on their CPUs."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from launch.environment import find_launcher, launched_ranks, local_rank
+
+SHOW = ["python", "-c", "import os; print(sorted(os.sched_getaffinity(0)))"]
+ALLOWED = sorted(os.sched_getaffinity(0))
+
+
+def started(lists, rank):
+    """What CPUs a program is on, that was placed as the rank of a node."""
+    environment = {**os.environ, "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": str(rank),
+                   "PATH": os.path.dirname(sys.executable)}
+    environment = {key: value for key, value in environment.items() if not key.startswith(("OMPI_", "PMI"))}
+    done = subprocess.run([sys.executable, "-m", "launch.place", lists, *SHOW], env=environment, check=False,
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return eval(done.stdout)
+
+
+@pytest.mark.skipif(len(ALLOWED) < 2, reason="wants two CPUs")
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_gets_the_cpus_of_its_place_on_the_node(rank):
+    assert started(f"{ALLOWED[0]}:{ALLOWED[1]}", rank) == [ALLOWED[rank]]
+
+
+def test_a_rank_that_has_none_of_its_cpus_and_one_beyond_the_list_stay_where_they_are():
+    assert started("4000", 0) == ALLOWED
+    assert started(f"{ALLOWED[0]}", 1) == ALLOWED
+
+
+def test_a_rank_of_mpirun_under_srun_goes_by_what_mpirun_says():
+    environment = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0", "OMPI_COMM_WORLD_SIZE": "8",
+                   "OMPI_COMM_WORLD_LOCAL_RANK": "3"}
+    assert (launched_ranks(environment), local_rank(environment)) == (8, 3)
+
+
+@pytest.mark.parametrize("environment", [{}, {"SLURM_STEP_NUM_TASKS": "many"}, {"PMI_SIZE": ""}])
+def test_a_process_that_nobody_launched_says_so(environment):
+    assert find_launcher(environment) is None
+    assert launched_ranks(environment) is None
+    assert local_rank(environment) is None

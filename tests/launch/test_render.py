@@ -1,0 +1,104 @@
+"""Job scripts, compared line by line with recorded ones: `python -m tests.launch.test_render` records them anew."""
+
+import difflib
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launch.base import InputError
+from launch.render import Job, render
+from launch.sites import SITES, Site
+from launch.systems import SYSTEMS
+
+SCRIPTS = Path(__file__).with_name("scripts")
+JOB = Job(name="photos", spec="photos.yaml", folder=Path("/home/me/my work"), programs=Path("/home/me/env/bin"),
+          outputs=Path("/home/me/runs/photos/jobs"), nodes=2, walltime=7200, warning=120)
+CHAIN = replace(JOB, jobs=20, retries=2, account="m1234")
+PLACES = {**{f"generic_{name}": (SYSTEMS[name], SITES["generic"]) for name in SYSTEMS},
+          **{name: (SYSTEMS[site.system], site) for name, site in SITES.items() if site.system}}
+
+
+def scripts():
+    """Name -> script: one job on each batch system, a chain on each known machine."""
+    return {name: render(CHAIN if site.system else JOB, system, site) for name, (system, site) in PLACES.items()}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_script_is_the_recorded_one(name):
+    recorded, now = (SCRIPTS / f"{name}.sh").read_text(), scripts()[name]
+    if now != recorded:
+        difference = "".join(difflib.unified_diff(recorded.splitlines(True), now.splitlines(True), "recorded", "now"))
+        pytest.fail(f"{difference}\nIf that is meant: python -m tests.launch.test_render")
+
+
+def test_no_script_is_recorded_that_nobody_makes():
+    assert {file.stem for file in SCRIPTS.iterdir()} == set(PLACES)
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_shell_can_read_the_script(name):
+    assert subprocess.run(["bash", "-n", SCRIPTS / f"{name}.sh"], check=False).returncode == 0
+
+
+def lines(job, system="slurm", site=None):
+    return render(job, SYSTEMS[system], site or Site()).splitlines()
+
+
+def test_the_ranks_asked_for_are_those_started():
+    script = lines(replace(JOB, ranks=7))
+    assert "#SBATCH --ntasks-per-node=7" in script
+    assert any(line.strip().startswith("mpirun -n 14 --map-by ppr:7:node") for line in script)
+
+
+def test_an_existing_choice_of_gpus_is_kept(tmp_path):
+    script = next(line for line in lines(JOB, "slurm", SITES["frontier"]) if "ROCR_VISIBLE_DEVICES" in line)
+    for before, after in (({}, "0,1,2,3,4,5,6,7"), ({"ROCR_VISIBLE_DEVICES": "2,3"}, "2,3")):
+        shown = subprocess.run(["bash", "-c", f"{script}\necho $ROCR_VISIBLE_DEVICES"], env=before, check=True,
+                               capture_output=True, text=True).stdout
+        assert shown.strip() == after
+
+
+def test_the_queue_of_the_user_goes_before_the_sites():
+    assert "#PBS -q debug" in lines(replace(JOB, queue="debug"), "pbs", SITES["polaris"])
+    assert "#SBATCH --qos=debug" in lines(replace(JOB, queue="debug"), "slurm", SITES["perlmutter"])
+
+
+def test_a_system_that_does_not_warn_has_the_time_kept_for_it():
+    assert any("--warn-after=7080 " in line for line in lines(JOB, "pbs"))
+    assert not any("--warn-after" in line for line in lines(JOB, "slurm"))
+    assert not any("--warn-after" in line for line in lines(replace(JOB, walltime=None), "local"))
+
+
+def test_gpus_are_asked_for_where_a_site_says_no_more_than_their_number():
+    site = Site(gpus=4, ranks=6)
+    assert "#SBATCH --gpus-per-node=4" in lines(JOB, "slurm", site)
+    assert "#PBS -l select=2:mpiprocs=6:ngpus=4" in lines(JOB, "pbs", site)
+    assert '#BSUB -gpu "num=4"' in lines(JOB, "lsf", site)
+
+
+@pytest.mark.parametrize("wrong", [{"account": "a b"}, {"queue": "x\n#SBATCH --wrap=rm"}, {"account": "-q"}])
+def test_an_account_and_a_queue_are_one_word(wrong):
+    with pytest.raises(InputError, match="should be one word"):
+        render(replace(JOB, **wrong), SYSTEMS["slurm"], Site())
+
+
+def test_a_folder_that_directives_cannot_name_is_refused_by_batch_systems_alone():
+    job = replace(JOB, outputs=Path("/home/me/my runs"))
+    with pytest.raises(InputError, match="want a folder whose path"):
+        render(job, SYSTEMS["pbs"], Site())
+    assert lines(job, "local")
+
+
+def test_words_of_the_shell_in_names_are_quoted():
+    job = replace(JOB, spec="a; rm b.yaml", folder=Path("/x/$HOME"))
+    assert "cd '/x/$HOME' || exit 2" in lines(job)
+    assert lines(job)[-1] == "    python -m fleet.run 'a; rm b.yaml'"
+
+
+if __name__ == "__main__":
+    for old in SCRIPTS.iterdir():
+        old.unlink()
+    for stem, text in scripts().items():
+        (SCRIPTS / f"{stem}.sh").write_text(text)

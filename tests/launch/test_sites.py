@@ -1,0 +1,72 @@
+"""Machines that are known by name, and those that users describe."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launch.base import InputError
+from launch.place import parse_cpus
+from launch.sites import SITES, Site, parse_site, places
+
+CORES = {"summit": 42, "frontier": 56, "perlmutter": 64, "polaris": 32, "aurora": 96}
+
+
+@pytest.mark.parametrize("name", CORES)
+def test_every_core_of_a_known_machine_is_given_to_one_rank(name):
+    site = SITES[name]
+    given = [cpu for text in places(site, site.ranks, name) for cpu in parse_cpus(text)]
+    assert len(given) == len(set(given)) == CORES[name]
+
+
+@given(gpus=st.integers(1, 8), cores=st.integers(2, 9), data=st.data())
+def test_a_rank_that_prepares_has_one_core_and_a_trainer_keeps_its_own_neighbourhood(gpus, cores, data):
+    ranks = data.draw(st.integers(gpus + 1, gpus * cores))
+    near = tuple(f"{gpu * cores}-{(gpu + 1) * cores - 1}" for gpu in range(gpus))
+    cpus = [parse_cpus(text) for text in places(Site(gpus=gpus, ranks=ranks, cpus=near), ranks, "here")]
+    preparing, training = cpus[:-gpus], cpus[-gpus:]
+    assert len(cpus) == ranks
+    assert all(len(one) == 1 for one in preparing)
+    assert all(set(own) <= set(parse_cpus(text)) for own, text in zip(training, near, strict=True))
+    assert sorted(cpu for one in cpus for cpu in one) == list(range(gpus * cores))
+    sizes = [len(own) for own in training]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_without_a_list_of_cpus_ranks_stay_unbound():
+    assert places(Site(gpus=4, ranks=8), 8, "here") == ()
+
+
+def test_a_site_of_ones_own_takes_the_rest_from_the_one_it_is_based_on():
+    site = parse_site({"base": "perlmutter", "ranks": 8, "directives": ["--constraint=gpu&hbm80g"]}, "own.yaml")
+    assert (site.system, site.gpus, site.ranks, site.cpus) == ("slurm", 4, 8, SITES["perlmutter"].cpus)
+    assert site.directives == ("--constraint=gpu&hbm80g",)
+
+
+def test_an_unknown_key_is_answered_with_all_that_there_are_and_their_defaults():
+    with pytest.raises(InputError) as caught:
+        parse_site({"gpu": 4}, "own.yaml")
+    text = str(caught.value)
+    assert text.startswith("own.yaml: 'gpu' is not known here; there are, with their defaults\n")
+    assert {line.split(":")[0].strip() for line in text.splitlines()[1:]} == {"base", *Site.__dataclass_fields__}
+    assert "  ranks: 4" in text.splitlines()
+
+
+@pytest.mark.parametrize(("content", "said"), [
+    ({"base": "summitt"}, "base: 'summitt' is not known; there are generic, summit"),
+    ({"system": "sge"}, "system: 'sge' is not known; there are slurm"),
+    ({"gpus": "4"}, "gpus: '4' should be a whole number from 0 to 1024"),
+    ({"ranks": True}, "ranks: True should be a whole number from 1"),
+    ({"gpus": 4, "ranks": 4}, "it should be 5 at least"),
+    ({"launcher": 3}, "launcher: 3 should be a text"),
+    ({"launcher": "srun -n {rank}"}, "has braces around something else than nodes, ranks"),
+    ({"setup": "module load x"}, "setup: 'module load x' should be a list of texts"),
+    ({"setup": ["a\nb"]}, "should not have line breaks"),
+    ({"gpus": 2, "ranks": 3, "cpus": ["0-3"]}, "cpus has 1 lists, and there are 2 GPUs"),
+    ({"gpus": 2, "ranks": 3, "cpus": ["0-3", "3-6"]}, "a CPU is in two lists"),
+    ({"gpus": 1, "ranks": 4, "cpus": ["0,1"]}, "ranks: 4 are more than the 2 cores of a node"),
+    ({"gpus": 1, "ranks": 2, "cpus": ["0-x"]}, "'0-x' is not a list of CPUs"),
+], ids=str)
+def test_what_is_wrong_in_a_site_is_named(content, said):
+    with pytest.raises(InputError) as caught:
+        parse_site(content, "own.yaml")
+    assert said in str(caught.value)

@@ -1,0 +1,75 @@
+"""Handing scripts in, to commands that a shell script plays."""
+
+import pytest
+
+from launch.base import InputError
+from launch.systems import SYSTEMS, continue_job, submit
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    """Put commands on the PATH that write down how they were called and do what a line of shell says."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    (tmp_path / "job.sh").write_text("#!/bin/bash\ntrue\n")
+
+    def command(name, line):
+        (tmp_path / name).write_text(
+            f'#!/bin/sh\necho {name} "$@" >> {tmp_path}/called\n{line}\n')
+        (tmp_path / name).chmod(0o755)
+
+    def calls():
+        return (tmp_path / "called").read_text().splitlines()
+
+    command.calls, command.script = calls, tmp_path / "job.sh"
+    return command
+
+
+@pytest.mark.parametrize(("system", "program", "printed", "id_"), [
+    ("slurm", "sbatch", "1234", "1234"), ("slurm", "sbatch", "1234;cluster", "1234"),
+    ("pbs", "qsub", "1234.polaris-pbs-01", "1234.polaris-pbs-01")])
+def test_the_id_of_a_job_is_what_the_command_prints(cluster, system, program, printed, id_):
+    cluster(program, f"echo '{printed}'")
+    assert submit(SYSTEMS[system], cluster.script) == id_
+    assert cluster.calls()[0].endswith(str(cluster.script))
+
+
+def test_bsub_is_given_the_script_as_its_input(cluster):
+    cluster("bsub", 'grep -q "#!/bin/bash" && echo "Job <77> is submitted to queue <batch>."')
+    assert submit(SYSTEMS["lsf"], cluster.script) == "77"
+    assert cluster.calls() == ["bsub"]
+
+
+def test_a_running_job_is_put_into_the_queue_again_where_users_can_do_that(cluster):
+    cluster("scontrol", "true")
+    assert continue_job(SYSTEMS["slurm"], "12", cluster.script) == "12"
+    assert cluster.calls() == ["scontrol requeue 12"]
+
+
+def test_where_that_is_refused_another_job_is_to_follow(cluster):
+    cluster("scontrol", "echo 'Requested operation is presently disabled' >&2; exit 1")
+    cluster("sbatch", "echo 13")
+    assert continue_job(SYSTEMS["slurm"], "12", cluster.script) == "13"
+    assert cluster.calls()[1] == f"sbatch --parsable --dependency=afterany:12 {cluster.script}"
+
+
+@pytest.mark.parametrize(("system", "program", "printed", "called"), [
+    ("lsf", "bsub", "Job <13> is submitted", "bsub -w ended(12)"),
+    ("pbs", "qsub", "13.host", "qsub -W depend=afterany:12 {script}")])
+def test_systems_without_a_way_back_into_the_queue_get_another_job(cluster, system, program, printed, called):
+    cluster(program, f"echo '{printed}'")
+    assert continue_job(SYSTEMS[system], "12", cluster.script).startswith("13")
+    assert cluster.calls() == [called.format(script=cluster.script)]
+
+
+def test_what_the_system_says_against_a_job_is_passed_on(cluster):
+    cluster("sbatch", "echo 'sbatch: error: Batch job submission failed: Invalid account' >&2; exit 1")
+    with pytest.raises(InputError, match="sbatch failed: .*Invalid account"):
+        submit(SYSTEMS["slurm"], cluster.script)
+
+
+def test_a_missing_command_and_an_answer_without_an_id_are_named(cluster):
+    with pytest.raises(InputError, match="qsub is not on the PATH"):
+        submit(SYSTEMS["pbs"], cluster.script)
+    cluster("sbatch", "echo hello")
+    with pytest.raises(InputError, match="'hello', in which there is no job id"):
+        submit(SYSTEMS["slurm"], cluster.script)
