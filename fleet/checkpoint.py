@@ -1,7 +1,8 @@
 """Checkpoints: what a network needs to go on, written in one place and read in one place.
 
-A checkpoint is an HDF5 file of arrays (weights, optimizer, random state) and one record (a JSON text).
-It is written by a background thread while training goes on, to a temporary name that is then renamed.
+A checkpoint is an HDF5 file of arrays (weights, optimizer, random state) and one record (a JSON text), verified
+when it is read (see :mod:`fleet.verified`). It is written by a background thread while training goes on, to a
+temporary name that is then renamed; the one before is kept, and takes its place where the newest is damaged.
 Nothing in it is unpickled.
 """
 
@@ -9,22 +10,22 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import json
+import errno
 import math
+import os
 import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import h5py
 import numpy as np
 
-from fleet.errors import CheckpointError
-from fleet.paths import RunPaths, replace_by, replacing
+from fleet.errors import CheckpointError, DamagedError, InfrastructureError
+from fleet.paths import RunPaths, replacing, storing
 from fleet.spec import Converge
+from fleet.verified import read_verified, write_verified
 
 
 @dataclass(frozen=True)
@@ -122,31 +123,18 @@ def standing(history: Sequence[EpochRecord], converge: Converge) -> Standing:
 # ---- files -------------------------------------------------------------------------------------
 
 
-def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], record: Mapping[str, Any]) -> None:
-    """Write arrays and a record as HDF5, whole or not at all."""
-
-    def write(temporary: Path) -> None:
-        with h5py.File(temporary, "w") as file:
-            file.attrs["record"] = json.dumps(record)
-            group = file.create_group("arrays", track_order=True)
-            for name, array in arrays.items():
-                group.create_dataset(name.replace("/", "\\"), data=array)
-
-    replace_by(path, write)
-
-
-def write_state(path: Path, state: State) -> None:
+def write_state(path: Path, state: State, previous: Path | None = None) -> None:
     """Write a checkpoint.
 
+    Args:
+        previous: the name that the old one gets, once the new one is whole.
+
     Raises:
-        CheckpointError: the disk is full, the folder read-only, ...
+        StorageError: the disk is full, the folder read-only, ...
     """
     record = {item.name: getattr(state, item.name) for item in dataclasses.fields(state) if item.name != "arrays"}
     record["history"] = [dataclasses.asdict(epoch) for epoch in state.history]
-    try:
-        write_arrays(path, state.arrays, record)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be written: {error}") from error
+    write_verified(path, state.arrays, record, previous)
 
 
 def read_state(path: Path, with_arrays: bool = True) -> State:
@@ -156,17 +144,92 @@ def read_state(path: Path, with_arrays: bool = True) -> State:
         with_arrays: without them only the record is read, which takes no time.
 
     Raises:
-        CheckpointError: there is none, or it is damaged.
+        DamagedError: it is torn or corrupted.
+        CheckpointError: there is none, or the file system does not give it.
     """
+    arrays, record = read_verified(path, with_arrays)
     try:
-        with h5py.File(path, "r") as file:
-            record = json.loads(file.attrs["record"])
-            stored = file["arrays"].items() if with_arrays else ()
-            arrays = {name.replace("\\", "/"): dataset[()] for name, dataset in stored}
         history = tuple(EpochRecord(**epoch) for epoch in record.pop("history"))
         return State(arrays=arrays, history=history, **{**record, "sums": tuple(record["sums"])})
-    except (OSError, LookupError, AttributeError, TypeError, ValueError, RuntimeError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    except (LookupError, AttributeError, TypeError) as error:
+        raise CheckpointError(f"{path} cannot be read: its record is of another form: {error}") from error
+
+
+@dataclass(frozen=True)
+class Found:
+    """What is left of a network.
+
+    Attributes:
+        state: the newest that is whole; None where there is none.
+        damage: what is wrong with newer ones; nothing where there is none, or nothing is wrong.
+    """
+
+    state: State | None
+    damage: str = ""
+
+
+def newest(paths: RunPaths, name: str, with_arrays: bool = True) -> Found:
+    """The newest checkpoint of a network that is whole.
+
+    Args:
+        with_arrays: without them only the records are read, and verified, which takes no time.
+
+    Raises:
+        CheckpointError: there is one that may be whole, and the file system does not give it.
+    """
+    damage: list[str] = []
+    for path in (paths.last(name), paths.previous(name)):
+        try:
+            return Found(read_state(path, with_arrays), "; ".join(damage))
+        except CheckpointError as error:
+            if _is_lost(error):
+                damage.append(str(error))
+            elif not isinstance(error.__cause__, FileNotFoundError):
+                raise
+    return Found(None, "; ".join(damage))
+
+
+def _is_lost(error: CheckpointError) -> bool:
+    """Whether reading once more would not help: the content is wrong, or the disk says that it lost it."""
+    cause = error.__cause__
+    return isinstance(error, DamagedError) or (isinstance(cause, OSError) and cause.errno == errno.EIO)
+
+
+def settle(paths: RunPaths, name: str, found: Found) -> None:
+    """Make the files of a network agree with what was found of it, once it goes on from there."""
+    with storing(paths.last(name)):
+        if found.state is None:
+            paths.last(name).unlink(missing_ok=True)
+            paths.previous(name).unlink(missing_ok=True)
+        elif found.damage:
+            os.replace(paths.previous(name), paths.last(name))
+    write_history(paths.history(name), () if found.state is None else found.state.history)
+
+
+def best_state(paths: RunPaths, name: str, converge: Converge) -> Found:
+    """The state of a finished network's best epoch; of its last one, where the best is lost.
+
+    Raises:
+        CheckpointError: the file system does not give it, or nothing whole is left.
+    """
+    history = read_state(paths.last(name), with_arrays=False).history
+    epoch = standing(history, converge).best_epoch
+    try:
+        best = read_state(paths.best(name))
+        # After a checkpoint was lost, an epoch may have been the best one that is in no history any more.
+        if _stream_epochs(best.history) == _stream_epochs(history[:epoch]):
+            return Found(best)
+        damage = f"{paths.best(name)} is not of epoch {epoch}"
+    except CheckpointError as error:
+        if not (_is_lost(error) or isinstance(error.__cause__, FileNotFoundError)):
+            raise
+        damage = str(error)
+    return Found(read_state(paths.last(name)),
+                 f"{damage}; epoch {len(history)}, the last, stands in for epoch {epoch}, the best")
+
+
+def _stream_epochs(history: Sequence[EpochRecord]) -> list[int]:
+    return [record.stream_epoch for record in history]
 
 
 def write_history(path: Path, history: Sequence[EpochRecord]) -> None:
@@ -195,7 +258,7 @@ class CheckpointWriter:
         """Write a network's state as its last checkpoint, and as its best one if it is.
 
         Raises:
-            CheckpointError: an earlier checkpoint could not be written.
+            InfrastructureError: an earlier checkpoint could not be written.
         """
         self._raise()
         began = time.perf_counter()
@@ -206,7 +269,7 @@ class CheckpointWriter:
         """Wait until everything is on disk.
 
         Raises:
-            CheckpointError: something could not be written.
+            InfrastructureError: something could not be written.
         """
         began = time.perf_counter()
         self._jobs.join()
@@ -217,7 +280,7 @@ class CheckpointWriter:
         """Flush, and end the thread.
 
         Raises:
-            CheckpointError: something could not be written.
+            InfrastructureError: something could not be written.
         """
         try:
             self.flush()
@@ -227,7 +290,7 @@ class CheckpointWriter:
     def _write(self, name: str, state: State, is_best: bool) -> None:
         if is_best:  # before `last`, which says by its history that this epoch was the best
             write_state(self._paths.best(name), state)
-        write_state(self._paths.last(name), state)
+        write_state(self._paths.last(name), state, previous=self._paths.previous(name))
         write_history(self._paths.history(name), state.history)
 
     def _work(self) -> None:
@@ -245,4 +308,6 @@ class CheckpointWriter:
     def _raise(self) -> None:
         if self._error is not None:
             error, self._error = self._error, None
-            raise error if isinstance(error, CheckpointError) else CheckpointError(str(error)) from error
+            if isinstance(error, InfrastructureError):
+                raise error
+            raise InfrastructureError(f"a checkpoint cannot be written: {error}") from error

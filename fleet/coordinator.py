@@ -25,6 +25,7 @@ from fleet.messages import (
     EpochDone,
     Exit,
     Failed,
+    FellBack,
     GoOn,
     Interrupt,
     Joined,
@@ -190,6 +191,8 @@ class Coordinator:
         elif isinstance(message, Converged):
             self._finish(message.network, message.reason)
             self._decide_on(message.network)
+        elif isinstance(message, FellBack):
+            self._on_fell_back(message)
         elif isinstance(message, Stopped):
             self._on_stopped(message)
         elif isinstance(message, Failed):
@@ -230,10 +233,17 @@ class Coordinator:
         group.is_stopping = True
         self._tell_master(group, Stop(final=network in self._results.finished()))
 
+    def _on_fell_back(self, fallen: FellBack) -> None:
+        self._results.fall_back(fallen.network, fallen.history)
+        self._log("fell_back", network=fallen.network, damage=fallen.damage, epochs=len(fallen.history),
+                  position=fallen.position)
+
     def _on_stopped(self, stopped: Stopped) -> None:
         group = self._groups.pop(stopped.network)
         self.overheads.checkpointing += stopped.checkpoint_s * group.member.gpus
         self._log("stopped", network=stopped.network, checkpoint_s=round(stopped.checkpoint_s, 6))
+        if stopped.damage:
+            self._log("best_lost", network=stopped.network, damage=stopped.damage)
         self._is_stale = True
 
     def _on_failed(self, failed: Failed) -> None:

@@ -4,8 +4,10 @@ FleetError
  +-- UserError                what the user wrote is wrong          exit status 2
  |    +-- SpecError           mistakes in a spec, all of them at once
  +-- ModelError               one network cannot be built or trained: a row in the report
- +-- CheckpointError          a checkpoint cannot be read or written
+ +-- CheckpointError          a checkpoint cannot be read, or belongs to another network
+ |    +-- DamagedError        a checkpoint is torn or corrupted: the one before takes its place
  +-- InfrastructureError      MPI, the stream or a rank failed: ends all ranks
+      +-- StorageError        a file cannot be written: the disk is full, the folder read-only, ...
 
 The leaves (preprocess, scheduler, launch) do not import this module; for bad
 input they raise a subclass of ``ValueError`` named ``InputError``, which the
@@ -72,8 +74,16 @@ class ModelError(FleetError):
 
 
 class CheckpointError(FleetError):
-    """A checkpoint cannot be read or written."""
+    """A checkpoint cannot be read, or belongs to another network."""
+
+
+class DamagedError(CheckpointError):
+    """A checkpoint is torn or corrupted; it will not be better the next time that it is read."""
 
 
 class InfrastructureError(FleetError):
     """MPI, the stream or a rank failed; no rank may go on."""
+
+
+class StorageError(InfrastructureError):
+    """A file cannot be written; the message says which, why, and what to do: no traceback would add to it."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet.errors import ExitStatus
+from fleet.paths import storing
 from fleet.show import as_json
 
 
@@ -25,17 +26,26 @@ class EventLog:
     """
 
     def __init__(self, path: Path, clock: Any = time.monotonic) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - it is open as long as the run
-        if _is_torn(path):
-            self._file.write("\n")
+        self._path = path
+        with storing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # Without a buffer: what the disk had no room for is not tried again when the file is closed.
+            self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - it is open as long as the run
+            if _is_torn(path):
+                self._file.write(b"\n")
         self._clock, self._start = clock, clock()
 
     def add(self, event: str, **fields: Any) -> None:
-        """Append one event; ``t_s`` is seconds since this launch began; NaN becomes null."""
+        """Append one event; ``t_s`` is seconds since this launch began; NaN becomes null.
+
+        Raises:
+            StorageError: the disk is full, ...
+        """
         record = {"t_s": round(self.now(), 6), "event": event, **fields}
-        self._file.write(json.dumps(as_json(record), allow_nan=False) + "\n")
-        self._file.flush()
+        line = (json.dumps(as_json(record), allow_nan=False) + "\n").encode()
+        with storing(self._path, wanted=len(line)):
+            while line:  # a disk that has just filled up takes a part, and refuses the rest
+                line = line[self._file.write(line):]
 
     def close(self) -> None:
         """The run is over."""

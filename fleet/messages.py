@@ -95,6 +95,15 @@ class Pace(NamedTuple):
     samples_per_s: float
 
 
+class FellBack(NamedTuple):
+    """The newest checkpoint of a network is damaged: it goes on from the one before, or starts over."""
+
+    network: str
+    damage: str
+    history: tuple[EpochRecord, ...]  # what it goes on from
+    position: int  # samples of the next epoch that it has consumed
+
+
 class EpochDone(NamedTuple):
     """A group has finished an epoch and waits for what comes next."""
 
@@ -116,6 +125,7 @@ class Stopped(NamedTuple):
 
     network: str
     checkpoint_s: float
+    damage: str = ""  # why another epoch than the best is exported
 
 
 class Failed(NamedTuple):
@@ -157,5 +167,5 @@ class Bad(NamedTuple):
     training: bool
 
 
-Message: TypeAlias = (Measure | Start | GoOn | Stop | Interrupt | Exit | Ready | Measured | Joined | Pace | EpochDone
-                      | Converged | Stopped | Failed | Produce | Throughput | Bad)
+Message: TypeAlias = (Measure | Start | GoOn | Stop | Interrupt | Exit | Ready | Measured | Joined | Pace | FellBack
+                      | EpochDone | Converged | Stopped | Failed | Produce | Throughput | Bad)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import dataclasses
 import pickle
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleet.checkpoint import EpochRecord, read_state
+from fleet.checkpoint import EpochRecord, State, newest
 from fleet.engine import InputSpec
-from fleet.errors import CheckpointError, UserError
+from fleet.errors import StorageError, UserError
 from fleet.families import check_input
 from fleet.identity import identity
-from fleet.paths import RunPaths, replacing
+from fleet.paths import RunPaths, is_of_the_name, replacing, storing
 from fleet.roles import Roles, assign
 from fleet.segment import Layout, plan_layout
 from fleet.spec import Batch, NetworkSpec, Spec, dump, load, with_output
@@ -167,10 +168,7 @@ def _replaying(spec: Spec, paths: RunPaths, name: str) -> tuple[Spec, tuple[Epoc
     """A spec of one network, trained for as many epochs as its history has."""
     if name not in spec.by_name:
         raise UserError(f"--only {name}: the spec has no such network; it has {', '.join(spec.by_name)}")
-    try:
-        history = read_state(paths.last(name), with_arrays=False).history
-    except CheckpointError as error:
-        raise UserError(f"--replay {paths.root}: {error}") from None
+    history = _left_by(name, paths).history
     if not history:
         raise UserError(f"--replay {paths.root}: {name} has not finished an epoch there")
     network = spec.by_name[name]
@@ -189,8 +187,16 @@ def _replaying(spec: Spec, paths: RunPaths, name: str) -> tuple[Spec, tuple[Epoc
     return dataclasses.replace(with_output(spec, paths.replay(name)), networks=(alone,)), history
 
 
+def _left_by(name: str, paths: RunPaths) -> State:
+    """The record of a network of the run that is replayed."""
+    found = newest(paths, name, with_arrays=False)
+    if found.state is None:
+        raise UserError(f"--replay {paths.root}: {found.damage or f'{name} has no checkpoint there'}")
+    return found.state
+
+
 def _check_identity(network: NetworkSpec, spec: Spec, inputs: InputSpec, paths: RunPaths) -> None:
-    if read_state(paths.last(network.name), with_arrays=False).identity != identity(network, spec, inputs):
+    if _left_by(network.name, paths).identity != identity(network, spec, inputs):
         raise UserError(f"--replay {paths.root}: {network.name} was trained there with other settings than this spec "
                         f"has; the spec of that run is {paths.spec}")
 
@@ -218,13 +224,27 @@ def _take_folder(spec: Spec, paths: RunPaths, inputs: InputSpec, fresh: bool) ->
         _empty(paths)
     for network in spec.networks:
         _check_checkpoint(network, spec, paths, inputs)
+    with writing_into(paths), replacing(paths.spec) as file:
+        file.write(dump(spec.document))
+
+
+@contextmanager
+def writing_into(paths: RunPaths) -> Iterator[None]:
+    """Make a run's folder, and write its first file inside.
+
+    Raises:
+        UserError: its name cannot be a folder's.
+        StorageError: the disk is full, ...
+    """
     try:
-        root.mkdir(parents=True, exist_ok=True)
-        paths.marker.touch()
-        with replacing(paths.spec) as file:
-            file.write(dump(spec.document))
-    except OSError as error:
-        raise UserError(f"output: {root} cannot be written: {error.strerror}") from None
+        with storing(paths.root):
+            paths.root.mkdir(parents=True, exist_ok=True)
+            paths.marker.touch()
+        yield
+    except StorageError as error:
+        if not is_of_the_name(error):
+            raise
+        raise UserError(f"output: {error}") from None
 
 
 def _empty(paths: RunPaths) -> None:
@@ -245,9 +265,8 @@ def _empty(paths: RunPaths) -> None:
 
 
 def _check_checkpoint(network: NetworkSpec, spec: Spec, paths: RunPaths, inputs: InputSpec) -> None:
-    if not paths.last(network.name).exists():
-        return
-    if read_state(paths.last(network.name), with_arrays=False).identity != identity(network, spec, inputs):
+    state = newest(paths, network.name, with_arrays=False).state
+    if state is not None and state.identity != identity(network, spec, inputs):
         raise UserError(f"{paths.root} holds a checkpoint of {network.name} that was trained with other settings "
                         "(model, data, transforms, batch, optimizer, engine or seed): go back to them, name another "
                         "output, or start over with --fresh")

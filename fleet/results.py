@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from fleet.checkpoint import EpochRecord, State, read_state, standing
+from fleet.checkpoint import EpochRecord, State, newest, standing
 from fleet.errors import UserError
 from fleet.paths import RunPaths, replacing, write_json
 from fleet.spec import NetworkSpec, Spec
@@ -96,6 +96,11 @@ class Results:
         self.histories[name] = (*self.histories.get(name, ()), record)
         self.write()
 
+    def fall_back(self, name: str, history: Sequence[EpochRecord]) -> None:
+        """A network goes on from an earlier checkpoint than its newest, which is damaged; or starts over."""
+        self.histories[name] = tuple(history)
+        self.write()
+
     def finish(self, name: str, reason: str) -> None:
         """A network is done."""
         self._reasons[name] = reason
@@ -157,8 +162,9 @@ def recover(results: Results) -> dict[str, State]:
     states = {}
     for network in results.spec.networks:
         name = network.name
-        if results.paths.last(name).exists():
-            state = states[name] = read_state(results.paths.last(name), with_arrays=False)
+        # What is damaged inside its arrays is found out when they are read; the trainer says so.
+        if (state := newest(results.paths, name, with_arrays=False).state) is not None:
+            states[name] = state
             results.histories[name] = state.history
             # Judged anew, for the spec may now ask for more epochs than it did. A network that had converged,
             # and was not exported any more, is given to a group once again.

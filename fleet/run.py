@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fleet.devices import gpus_per_node, visible_gpus
-from fleet.errors import CheckpointError, ExitStatus, UserError
+from fleet.errors import ExitStatus, FleetError, StorageError, UserError
 from fleet.interrupt import Interruption
+from fleet.paths import storing
 from fleet.units import parse_duration
 
 if TYPE_CHECKING:  # MPI starts when it is imported, and --help should work where it does not
@@ -82,6 +83,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"fleet: {error}", file=sys.stderr, flush=True)
         world.comm.Abort(int(ExitStatus.BAD_INPUT))
         raise
+    except StorageError as error:  # a disk is full: where in the program that was noticed helps nobody
+        logging.getLogger("fleet").critical("rank %d failed: %s", world.rank, error)
+        print(f"fleet: rank {world.rank} on {world.host}: {error}", file=sys.stderr, flush=True)
+        world.comm.Abort(int(ExitStatus.INFRASTRUCTURE))
+        raise
     except BaseException as error:
         logging.getLogger("fleet").critical("rank %d failed", world.rank, exc_info=True)
         world.abort(error)
@@ -94,23 +100,24 @@ def _run(world: World, request: Request) -> int:
     node_of = world.node_of()
     shown = world.gather(visible_gpus(os.environ, os.listdir("/dev")))
     prepared: Prepared | None = None
-    problem = ""
+    problem, status = "", ExitStatus.BAD_INPUT
     if world.rank == 0:
         try:
             prepared = prepare(request.spec, node_of, gpus_per_node(shown, node_of), request.fresh, request.replay,
                                request.only, request.plain)
-        except (UserError, CheckpointError) as error:
+        except FleetError as error:
             problem = str(error)
+            status = ExitStatus.BAD_INPUT if isinstance(error, UserError) else ExitStatus.INFRASTRUCTURE
         except ValueError as error:
             if type(error).__name__ != "InputError":
                 raise
             problem = str(error)
-    problem = world.share(problem)
+    problem, status = world.share((problem, status))
     if problem:
         if world.rank == 0:
             print(f"fleet: {problem}", file=sys.stderr, flush=True)
         world.finish()
-        return int(ExitStatus.BAD_INPUT)
+        return int(status)
     prepared = world.share(prepared)
     start_logging(prepared.paths.log(world.rank), world.rank, world.host)
 
@@ -124,8 +131,10 @@ def _run(world: World, request: Request) -> int:
 
 def start_logging(path: Path, rank: int, host: str) -> None:
     """Log to this rank's file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(path)
+    with storing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handler = logging.FileHandler(path)
+    logging.raiseExceptions = False  # a full disk is told of by what cannot do without it
     handler.setFormatter(logging.Formatter(f"%(asctime)s {host}:{rank} %(name)s %(levelname)s %(message)s"))
     logger = logging.getLogger("fleet")
     logger.addHandler(handler)

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fleet.errors import UserError
+from fleet.errors import StorageError, UserError
 from fleet.paths import write_json
 from fleet.spec import NetworkSpec, Profile, Spec
 from scheduler.base import Network, RateTable
@@ -174,7 +174,7 @@ def write_cache(path: Path, known: Mapping[str, Mapping[int, float]]) -> None:
     kept = read_cache(path)
     try:
         write_json(path, {**kept, **{key: {**kept.get(key, {}), **rates} for key, rates in known.items()}})
-    except OSError:
+    except StorageError:
         return
 
 

@@ -11,7 +11,7 @@ import socket
 import time
 from typing import Any
 
-from fleet.paths import RunPaths
+from fleet.paths import RunPaths, storing
 
 
 class TensorBoardObserver:
@@ -37,8 +37,9 @@ class TensorBoardObserver:
                  "learning_rate": "train"}
         values = [self._summary.Value(tag=f"{part}/{name.removeprefix('val_')}", simple_value=fields[name])
                   for name, part in names.items()]
-        self._write(fields["network"], self._make_event(
-            wall_time=time.time(), step=fields["epoch"], summary=self._summary(value=values)))
+        with storing(self._paths.tensorboard(fields["network"])):
+            self._write(fields["network"], self._make_event(
+                wall_time=time.time(), step=fields["epoch"], summary=self._summary(value=values)))
 
     def on_pace(self, network: str, samples: int, samples_per_s: float) -> None:
         """Only whole epochs are written."""
@@ -54,7 +55,7 @@ class TensorBoardObserver:
             folder.mkdir(parents=True, exist_ok=True)
             # The name that TensorBoard looks for, as the reference writers make it.
             name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
-            self._files[network] = open(folder / name, "ab")  # noqa: SIM115 - it is open as long as the run
+            self._files[network] = open(folder / name, "ab", buffering=0)  # noqa: SIM115 - it is open as long as the run
             self._writers[network] = self._record_writer(self._files[network])
             self._write(network, self._make_event(wall_time=time.time(), file_version="brain.Event:2"))
         self._writers[network].write(event.SerializeToString())

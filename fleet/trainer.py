@@ -17,9 +17,19 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from fleet.checkpoint import CheckpointWriter, EpochRecord, State, read_state, standing
+from fleet.checkpoint import (
+    CheckpointWriter,
+    EpochRecord,
+    Found,
+    State,
+    best_state,
+    newest,
+    settle,
+    standing,
+    write_state,
+)
 from fleet.engine import Engine, InputSpec, PeerFailed, StepResult, Trainable
-from fleet.errors import CheckpointError, InfrastructureError, ModelError
+from fleet.errors import FleetError, InfrastructureError, ModelError
 from fleet.families import one_line
 from fleet.identity import identity
 from fleet.messages import (
@@ -27,6 +37,7 @@ from fleet.messages import (
     EpochDone,
     Exit,
     Failed,
+    FellBack,
     GoOn,
     Interrupt,
     Joined,
@@ -40,7 +51,7 @@ from fleet.messages import (
     Stopped,
     Tag,
 )
-from fleet.paths import RunPaths
+from fleet.paths import RunPaths, storing
 from fleet.spec import NetworkSpec, Spec
 from fleet.stream import OwnStream, Stream, Validation
 
@@ -157,9 +168,14 @@ class Trainer:
     def _resume(self, network: NetworkSpec, group: Group, trainable: Trainable) -> State:
         """The master's state, on every rank: from the last checkpoint, or from the start."""
         state = State(arrays={}, identity=identity(network, self._spec, self._inputs))
-        if group.is_master and self._paths.last(network.name).exists():
-            state = read_state(self._paths.last(network.name))
-            trainable.load(state.arrays)
+        found = together(group, lambda: self._load(network, trainable) if group.is_master else Found(None))
+        if found.state is not None:
+            state = found.state
+        if found.damage:
+            log.warning("%s goes on after epoch %d, sample %d: %s", network.name, state.epoch, state.position,
+                        found.damage)
+            settle(self._paths, network.name, found)
+            self._tell(FellBack(network.name, found.damage, state.history, state.position))
         if group.size > 1:
             arrays = trainable.state()  # of the same names, shapes and types on every rank
             for array in arrays.values():
@@ -167,6 +183,12 @@ class Trainer:
             trainable.load(arrays)
             state = group.from_master(dataclasses.replace(state, arrays={}))
         return dataclasses.replace(state, arrays={})
+
+    def _load(self, network: NetworkSpec, trainable: Trainable) -> Found:
+        found = newest(self._paths, network.name)
+        if found.state is not None:
+            trainable.load(found.state.arrays)
+        return found
 
     def _hand_in(self, network: NetworkSpec, group: Group, trainable: Trainable, reason: str) -> None:
         """Export a network that had converged in a launch that was killed before it came to that."""
@@ -289,19 +311,28 @@ class Trainer:
 
     def _finish(self, network: NetworkSpec, group: Group, trainable: Trainable, final: bool) -> None:
         """Put everything on disk before the coordinator hears that the ranks are free."""
-
-        def export() -> None:
+        def close() -> str:
             if not group.is_master:
-                return
+                return ""
             self._writer.flush()
-            if final:
-                best = read_state(self._paths.best(network.name))
-                trainable.export(best.arrays, self._paths.exported(network.name))
+            return self._export(network, trainable) if final else ""
 
         began = time.perf_counter()
-        together(group, export)
+        damage = together(group, close)
         if group.is_master:
-            self._tell(Stopped(network.name, time.perf_counter() - began))
+            self._tell(Stopped(network.name, time.perf_counter() - began, damage))
+
+    def _export(self, network: NetworkSpec, trainable: Trainable) -> str:
+        """Write the best network for use without FLEET; returns why it is not the best, where it is not."""
+        found = best_state(self._paths, network.name, network.train.converge)
+        assert found.state is not None
+        if found.damage:
+            log.warning("%s: %s", network.name, found.damage)
+            write_state(self._paths.best(network.name), found.state)
+        trainable.export(found.state.arrays, self._paths.exported(network.name))
+        with storing(self._paths.previous(network.name)):  # nobody goes on from there any more
+            self._paths.previous(network.name).unlink(missing_ok=True)
+        return found.damage
 
     # ---- measuring ----
 
@@ -362,12 +393,12 @@ def together(group: Group, action: Callable[[], T]) -> T:
 
     Raises:
         NetworkFailed: on every rank, with the reason of the first that failed.
-        CheckpointError, InfrastructureError: these are no fault of the network, and end the run.
+        InfrastructureError: this is no fault of the network, and ends the run.
     """
     error: Exception | None = None
     try:
         result = action()
-    except (CheckpointError, InfrastructureError):
+    except InfrastructureError:
         raise
     except Exception as caught:
         error = caught
@@ -398,7 +429,7 @@ def reason_of(error: Exception) -> str:
     """An exception in one line, in words that a user of the network understands."""
     if isinstance(error, MemoryError) or type(error).__name__ == "ResourceExhaustedError":
         return "out of memory: " + one_line(error)[:300]
-    if isinstance(error, ModelError):
+    if isinstance(error, FleetError):
         return str(error)
     return f"{type(error).__name__}: {_without_frames(str(error))}".removesuffix(": ")[:500]
 

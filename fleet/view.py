@@ -65,6 +65,12 @@ def describe(event: str, fields: dict[str, Any], max_epochs: dict[str, int]) -> 
             return f"{fields['network']} is done: {fields['reason']}"
         case "failed":
             return f"{fields['network']} FAILED: {fields['reason']}"
+        case "fell_back":
+            is_left = fields["epochs"] or fields["position"]
+            goes_on = f"goes on after epoch {fields['epochs']}" if is_left else "starts over"
+            return f"WARNING: {fields['network']} {goes_on}: {fields['damage']}"
+        case "best_lost":
+            return f"WARNING: {fields['network']}: {fields['damage']}"
         case "interrupted":
             return f"{fields['reason']}: finishing the step, saving, and stopping; the same command goes on"
         case "bad_sample":
@@ -75,6 +81,10 @@ def describe(event: str, fields: dict[str, Any], max_epochs: dict[str, int]) -> 
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}" + ("" if number == 1 else "s")
+
+
+# What stays on the screen above the live table.
+_STAYING = {"start", "profiled", "stream", "final", "failed", "fell_back", "best_lost", "interrupted", "bad_sample"}
 
 
 class LiveView:
@@ -95,7 +105,7 @@ class LiveView:
     def on_event(self, event: str, fields: dict[str, Any]) -> None:
         """Change the table; what should stay on the screen is printed above it."""
         max_epochs = {name: row["max"] for name, row in self._networks.items()}
-        if event in ("start", "profiled", "stream", "final", "failed", "interrupted", "bad_sample"):
+        if event in _STAYING:
             self._live.console.print(describe(event, fields, max_epochs), highlight=False)
         elif event == "measured":
             self._title = describe(event, fields, max_epochs)

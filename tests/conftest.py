@@ -1,7 +1,9 @@
 """What all tests share."""
 
 import os
+import subprocess
 
+import pytest
 from hypothesis import settings
 
 # The same examples in every run, so that a red run is red for what changed. `HYPOTHESIS_PROFILE=search` looks for new
@@ -9,3 +11,14 @@ from hypothesis import settings
 settings.register_profile("fixed", derandomize=True, deadline=None)
 settings.register_profile("search", deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
+
+
+@pytest.fixture
+def full_disk(tmp_path):
+    """A file system with room for 256 kB, which only root can make."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", folder], capture_output=True).returncode:
+        pytest.skip("a file system of its own cannot be mounted here")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fleet.errors import ExitStatus, UserError
+from fleet.errors import ExitStatus, StorageError, UserError
 from fleet.paths import write_json
 from fleet.show import print_json
 from scheduler.ensembles import convert, generate
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
         return ExitStatus.OK
     try:
         write_json(args.out, write_rates(table))
-    except OSError as error:
-        raise UserError(f"--out {args.out}: {error.strerror}") from None
+    except StorageError as error:
+        raise UserError(f"--out: {error}") from None
     print(f"{args.out}: {len(table.models)} networks, {table.samples_per_epoch} samples an epoch")
     return ExitStatus.OK

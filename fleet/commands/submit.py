@@ -21,7 +21,7 @@ from pathlib import Path
 
 from fleet.errors import ExitStatus, UserError
 from fleet.paths import RunPaths, replacing
-from fleet.prepare import check_folder
+from fleet.prepare import check_folder, writing_into
 from fleet.show import add_json, print_json
 from fleet.spec import Spec, load, read_yaml
 from fleet.units import parse_duration
@@ -149,10 +149,5 @@ def _whole(option: str, value: int | None, least: int) -> int | None:
 
 def _write(script: str, paths: RunPaths) -> None:
     check_folder(paths)
-    try:
-        paths.jobs.mkdir(parents=True, exist_ok=True)
-        paths.marker.touch()
-        with replacing(paths.job_script) as file:
-            file.write(script)
-    except OSError as error:
-        raise UserError(f"output: {paths.root} cannot be written: {error.strerror}") from None
+    with writing_into(paths), replacing(paths.job_script) as file:
+        file.write(script)

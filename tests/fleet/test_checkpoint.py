@@ -1,7 +1,7 @@
 """Checkpoints, and when a network has converged."""
 
 import csv
-import json
+import errno
 import math
 import os
 import threading
@@ -14,10 +14,22 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fleet import checkpoint
-from fleet.checkpoint import CheckpointWriter, State, read_state, standing, write_history, write_state
-from fleet.errors import CheckpointError
+from fleet.checkpoint import (
+    CheckpointWriter,
+    Found,
+    State,
+    best_state,
+    newest,
+    read_state,
+    settle,
+    standing,
+    write_history,
+    write_state,
+)
+from fleet.errors import CheckpointError, InfrastructureError, StorageError
 from fleet.paths import RunPaths
 from fleet.spec import Converge
+from fleet.verified import write_verified
 from tests.fleet.histories import history, record
 
 # ---- convergence -------------------------------------------------------------------------------
@@ -137,25 +149,14 @@ def test_a_training_of_a_thousand_epochs_has_room(tmp_path):
     assert read_state(tmp_path / "last.h5") == state
 
 
-@pytest.mark.parametrize("kept", [0, 1, 7, 0.1, 0.5, 0.9, 0.99])
-def test_half_a_file_is_an_error(tmp_path, kept):
+@pytest.mark.parametrize("record", [
+    [], None, 3, {}, {"history": 3}, {"history": [3], "sums": [0, 0, 0]},
+    {"history": [], "sums": 3, "identity": "i"}, {"history": [], "identity": "i"},
+    {"history": [], "sums": [], "identity": "i", "more": 1}])
+def test_a_record_of_another_form_is_an_error(tmp_path, record):
     path = tmp_path / "last.h5"
-    write_state(path, STATE)
-    whole = path.read_bytes()
-    path.write_bytes(whole[:kept if isinstance(kept, int) else int(kept * len(whole))])
-    with pytest.raises(CheckpointError, match="last.h5 cannot be read"):
-        read_state(path)
-
-
-@pytest.mark.parametrize("text", ["", "[]", "null", "3", "{}", '{"history": 3}', '{"history": [3], "sums": [0, 0, 0]}',
-                                  '{"history": [], "sums": 3, "identity": "i"}', '{"history": [], "identity": "i"}',
-                                  '{"history": [], "sums": [], "identity": "i", "more": 1}'])
-def test_a_record_of_another_form_is_an_error(tmp_path, text):
-    path = tmp_path / "last.h5"
-    with h5py.File(path, "w") as file:
-        file.attrs["record"] = text
-        file.create_group("arrays")
-    with pytest.raises(CheckpointError, match="cannot be read"):
+    write_verified(path, {}, record)
+    with pytest.raises(CheckpointError, match="cannot be read: its record is of another form"):
         read_state(path)
 
 
@@ -202,7 +203,7 @@ def test_the_last_and_the_best_checkpoint_and_the_history_are_on_disk_after_a_fl
 
 def test_the_best_is_written_before_the_last_which_says_that_it_is_there(paths, monkeypatch):
     written = []
-    monkeypatch.setattr(checkpoint, "write_state", lambda path, state: written.append(path))
+    monkeypatch.setattr(checkpoint, "write_state", lambda path, state, previous=None: written.append(path))
     writer = CheckpointWriter(paths)
     writer.save("net", STATE, is_best=True)
     writer.flush()
@@ -211,7 +212,7 @@ def test_the_best_is_written_before_the_last_which_says_that_it_is_there(paths, 
 
 def test_training_goes_on_while_one_checkpoint_is_written_and_one_waits_but_not_three(paths, monkeypatch):
     disk = threading.Event()
-    monkeypatch.setattr(checkpoint, "write_state", lambda path, state: disk.wait(10))
+    monkeypatch.setattr(checkpoint, "write_state", lambda path, state, previous: disk.wait(10))
     writer = CheckpointWriter(paths)
     writer.save("net", STATE, is_best=False)
     writer.save("net", STATE, is_best=False)  # neither has waited for the disk
@@ -240,26 +241,113 @@ def test_an_error_of_the_disk_is_raised_where_training_can_stop_for_it(paths):
     paths.root.write_text("a file where the folder should be")
     writer = CheckpointWriter(paths)
     writer.save("net", STATE, is_best=False)
-    with pytest.raises(CheckpointError, match=r"last.h5 cannot be written: .*Not a directory"):
+    with pytest.raises(StorageError, match=r"last.h5 cannot be written: Not a directory"):
         writer.flush()
     writer.flush()  # it is said once
 
 
-def test_any_other_error_is_raised_as_one_of_checkpoints_and_at_the_next_save_already(paths, monkeypatch):
-    def break_down(path, state):
+def test_any_other_error_is_raised_too_and_at_the_next_save_already(paths, monkeypatch):
+    def break_down(path, state, previous):
         raise MemoryError("no room")
 
     monkeypatch.setattr(checkpoint, "write_state", break_down)
     writer = CheckpointWriter(paths)
     writer.save("net", STATE, is_best=False)
     writer._jobs.join()
-    with pytest.raises(CheckpointError, match="no room"):
+    with pytest.raises(InfrastructureError, match="no room"):
         writer.save("net", STATE, is_best=False)
 
 
-def test_the_record_of_a_checkpoint_is_one_text_of_json(tmp_path):
-    write_state(tmp_path / "last.h5", STATE)
-    with h5py.File(tmp_path / "last.h5") as file:
-        content = json.loads(file.attrs["record"])
-        assert list(file["arrays"]) == ["weights"]
-    assert content["history"][1]["val_accuracy"] == 0.6
+# ---- damage ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def saved(paths):
+    """Three epochs of a network were saved, one after another."""
+    writer = CheckpointWriter(paths)
+    for epochs in (1, 2, 3):
+        writer.save("net", State({"w": np.arange(4.0) * epochs}, "i", history(0.5, 0.7, 0.6)[:epochs]), epochs != 3)
+    writer.close()
+    return paths
+
+
+def damage(path):
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def test_the_newest_checkpoint_is_taken_up_and_nothing_is_wrong(saved):
+    found = newest(saved, "net")
+    assert (found.state.epoch, found.damage) == (3, "")
+    assert read_state(saved.previous("net")).epoch == 2
+
+
+@pytest.mark.parametrize("hurt", [damage, lambda path: path.write_bytes(b""),
+                                  lambda path: path.write_bytes(path.read_bytes()[:-1])])
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(saved, hurt):
+    hurt(saved.last("net"))
+    found = newest(saved, "net")
+    assert found.state.epoch == 2
+    assert found.state.arrays["w"].tolist() == [0, 2, 4, 6]
+    assert "last.h5 cannot be read" in found.damage
+    settle(saved, "net", found)
+    assert newest(saved, "net").damage == ""
+    assert not saved.previous("net").exists()
+    assert len(saved.history("net").read_text().splitlines()) == 1 + 2
+
+
+def test_nothing_whole_is_left_of_two_damaged_checkpoints_and_nothing_of_them_stays(saved):
+    damage(saved.last("net"))
+    damage(saved.previous("net"))
+    found = newest(saved, "net")
+    assert found.state is None
+    assert "last.h5" in found.damage
+    assert "previous.h5" in found.damage
+    settle(saved, "net", found)
+    assert newest(saved, "net") == Found(None)
+    assert len(saved.history("net").read_text().splitlines()) == 1
+
+
+def test_a_launch_that_was_killed_between_two_renames_has_lost_no_more_than_the_newest(saved):
+    saved.last("net").unlink()
+    assert newest(saved, "net").state.epoch == 2
+    assert newest(saved, "other") == Found(None)
+
+
+def test_a_checkpoint_that_the_file_system_does_not_give_is_not_taken_for_lost(saved, monkeypatch):
+    monkeypatch.setattr(checkpoint, "read_state", lambda path, with_arrays: refuse(path, errno.ESTALE))
+    with pytest.raises(CheckpointError, match="Stale file handle"):
+        newest(saved, "net")
+
+
+def test_a_checkpoint_that_the_disk_has_lost_gives_way_to_the_one_before(saved, monkeypatch):
+    monkeypatch.setattr(checkpoint, "read_state", lambda path, with_arrays: (
+        refuse(path, errno.EIO) if path == saved.last("net") else read_state(path, with_arrays)))
+    assert newest(saved, "net").state.epoch == 2
+
+
+def refuse(path, number):
+    raise CheckpointError(f"{path}: {os.strerror(number)}") from OSError(number, os.strerror(number))
+
+
+def test_the_best_epoch_is_exported(saved):
+    found = best_state(saved, "net", Converge(max_epochs=3))
+    assert (found.state.epoch, found.damage) == (2, "")
+
+
+@pytest.mark.parametrize("hurt", [damage, os.unlink])
+def test_the_last_epoch_stands_in_for_a_best_one_that_is_lost(saved, hurt):
+    hurt(saved.best("net"))
+    found = best_state(saved, "net", Converge(max_epochs=3))
+    assert found.state.epoch == 3
+    assert "best.h5 cannot be read" in found.damage
+    assert found.damage.endswith("epoch 3, the last, stands in for epoch 2, the best")
+
+
+def test_a_best_epoch_that_is_in_no_history_any_more_is_not_exported(saved):
+    """Its checkpoint was lost, so the network was trained on other epochs of the stream from the one before on."""
+    write_state(saved.last("net"), State({}, "i", (record(1), record(2, stream_epoch=7, val_accuracy=0.8))))
+    found = best_state(saved, "net", Converge(max_epochs=2))
+    assert "best.h5 is not of epoch 2" in found.damage
+    assert found.state.history[1].stream_epoch == 7

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from fleet import session as fleet_session
 from fleet import trainer
-from fleet.checkpoint import CheckpointWriter, read_state
+from fleet.checkpoint import CheckpointWriter, newest
 from fleet.engine_numpy import NumpyEngine, SoftmaxRegression
 from fleet.errors import ExitStatus
 from fleet.eventlog import logged_epochs, read_events
 from fleet.messages import Start
 from fleet.prepare import prepare
-from fleet.results import Status, read_results
+from fleet.results import Results, Status, read_results, recover
 from fleet.roles import assign
 from fleet.session import Session
 from fleet.stream import split_rows
@@ -138,24 +138,27 @@ class Runner:
         return ExitStatus(statuses[0]) if ended else None
 
     def forget_what_was_not_saved(self):
-        """After a kill, epochs that are in no checkpoint are trained again."""
-        saved = {(name, record.stream_epoch) for name in self.prepared.spec.by_name
-                 if self.prepared.paths.last(name).exists() for record in self.history(name)}
-        for epoch in self.notes.keys() - saved:
-            del self.notes[epoch]
+        """What is in no checkpoint, or in one that is damaged, is trained again."""
+        results = Results(self.prepared.spec, self.prepared.paths, 1)
+        recover(results)
+        for name in self.prepared.spec.by_name:  # nobody reads the arrays of one that is done
+            state = newest(self.prepared.paths, name, with_arrays=name not in results.finished()).state
+            whole = {record.stream_epoch for record in state.history} if state else set()
+            part = {state.stream_epoch: state.position} if state else {}
+            for key in [key for key in self.notes if key[0] == name and key[1] not in whole]:
+                self.notes[key] = [(row, number) for row, number in self.notes[key] if row < part.get(key[1], 0)]
 
     def results(self):
         return {row.name: row for row in read_results(self.folder / "run")}
 
     def history(self, name):
-        return read_state(self.prepared.paths.last(name), with_arrays=False).history
+        state = newest(self.prepared.paths, name, with_arrays=False).state
+        return state.history if state else ()
 
     def check_epochs(self):
         """Every epoch of every history was the whole data set, in order, each sample once; and trained as alone."""
         assert self.prepared.paths.foreign() == []
         for name in self.results():
-            if not self.prepared.paths.last(name).exists():
-                continue
             history = self.history(name)
             for record in history:
                 noted = sorted(self.notes[name, record.stream_epoch])
@@ -163,6 +166,8 @@ class Runner:
                 assert noted == list(enumerate(order)), (name, record.stream_epoch)
             assert [record.epoch for record in history] == list(range(1, len(history) + 1))
             assert len({record.stream_epoch for record in history}) == len(history)
+            if not history:
+                continue
             alone = train_alone(self.prepared, name, [record.stream_epoch for record in history])
             together = [(record.loss, record.accuracy, record.val_loss, record.val_accuracy) for record in history]
             np.testing.assert_allclose(together, alone, rtol=1e-9)
@@ -342,3 +347,29 @@ def test_a_run_that_is_killed_at_any_moment_goes_on_where_its_checkpoints_are(fo
     assert list(read_events(events))[-1]["event"] == "end"
     assert logged_epochs(events) >= {(name, record.epoch, record.stream_epoch) for name in runner.results()
                                      for record in runner.history(name)}
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@few
+@given(cases(), st.lists(st.tuples(st.booleans(), st.integers(0, 120), st.lists(st.tuples(
+    st.integers(0, 3), st.sampled_from(["last", "previous", "best"]), st.floats(0, 1)), max_size=5)),
+    min_size=1, max_size=3))
+def test_a_run_whose_checkpoints_are_damaged_goes_on_from_those_that_are_whole(folders, case, launches):
+    runner = Runner(case, folders())
+    for is_kill, moment, flips in launches:
+        runner.launch(**({"turns": moment + 1} if is_kill else {"interruption": Interruption(moment)}))
+        for number, file, share in flips:
+            path = getattr(runner.prepared.paths, file)(f"n{number}")
+            if path.exists():
+                content = bytearray(path.read_bytes())
+                content[int(share * (len(content) - 1))] ^= 1
+                path.write_bytes(content)
+        runner.forget_what_was_not_saved()
+    assert runner.launch() is ExitStatus.OK
+    runner.check_epochs()
+    for name, row in runner.results().items():
+        history = runner.history(name)
+        assert len(history) == row.epochs == case.content["models"][int(name[1:])]["train"]["converge"]["max_epochs"]
+        assert len(runner.prepared.paths.history(name).read_text().splitlines()) == 1 + len(history)
+        assert logged_epochs(runner.prepared.paths.events) >= {
+            (name, record.epoch, record.stream_epoch) for record in history}

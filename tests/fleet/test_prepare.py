@@ -222,6 +222,9 @@ def test_a_batch_that_followed_the_gpus_is_replayed_at_the_size_that_it_had(aski
 def test_a_replay_of_what_is_not_there_is_refused(asking):
     asking()
     assert "--only b: the spec has no such network; it has a" in asking.refused(replay=str(asking.run.root), only="b")
+    assert "a has no checkpoint there" in asking.refused(replay=str(asking.run.root), only="a")
+    asking.run.last("a").parent.mkdir(parents=True)
+    asking.run.last("a").touch()
     assert "last.h5 cannot be read" in asking.refused(replay=str(asking.run.root), only="a")
     asking.leave_checkpoint(epochs=())
     assert "a has not finished an epoch there" in asking.refused(replay=str(asking.run.root), only="a")

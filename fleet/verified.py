@@ -1,0 +1,106 @@
+"""HDF5 files of which every byte is verified before anything in them is believed.
+
+HDF5 can keep checksums of the data, but not of most of what it notes about them; and its library trusts those
+notes: a flipped byte there may be anything from a wrong number to a crash. So checksums of everything stand at
+the head of the file, in what HDF5 calls its user block (room that its library leaves alone), and with them the
+record, so that it can be read, and verified, without the arrays. The checksum is CRC-32: it finds every damage
+of up to 32 adjacent bits, misses any other once in 4e9 times, and passes over 4 GB in a second on one core, where
+BLAKE2b takes four times as long.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import h5py
+import numpy as np
+
+from fleet.errors import CheckpointError, DamagedError
+from fleet.paths import replace_by
+
+# The checksum of all that follows in the user block, the checksum of all behind it, the sizes of both in bytes.
+_HEAD = re.compile(rb"FLEET checkpoint ([0-9a-f]{8}) ([0-9a-f]{8}) ([0-9]{10}) ([0-9]{15})\n")
+_HEAD_BYTES, _FIRST_COVERED = 62, 25  # the length of such a line, and where what its first checksum covers begins
+_PIECE = 2**20
+
+
+def write_verified(path: Path, arrays: Mapping[str, np.ndarray], record: Mapping[str, Any],
+                   previous: Path | None = None) -> None:
+    """Write arrays and a record, whole or not at all.
+
+    Args:
+        record: what JSON can say.
+        previous: the name that the old file gets, once the new one is whole.
+
+    Raises:
+        StorageError: the disk is full, the folder read-only, ...
+    """
+    text = json.dumps(record).encode()
+    block = max(512, 1 << (_HEAD_BYTES + len(text) - 1).bit_length())  # HDF5 wants a power of two
+
+    def write(temporary: Path) -> None:
+        with h5py.File(temporary, "w", userblock_size=block) as file:
+            group = file.create_group("arrays", track_order=True)
+            for name, array in arrays.items():
+                group.create_dataset(name.replace("/", "\\"), data=array)
+        with open(temporary, "r+b") as plain:
+            checksum = _sum(plain, block)
+            rest = b" %08x %010d %015d\n" % (checksum, block, plain.tell() - block)
+            rest += text.ljust(block - _HEAD_BYTES, b"\0")
+            plain.seek(0)
+            plain.write(b"FLEET checkpoint %08x" % zlib.crc32(rest) + rest)
+
+    replace_by(path, write, wanted=block + sum(array.nbytes for array in arrays.values()), previous=previous)
+
+
+def read_verified(path: Path, with_arrays: bool = True) -> tuple[dict[str, np.ndarray], Any]:
+    """Read arrays and a record.
+
+    Args:
+        with_arrays: without them only the record is read, and verified, which takes no time.
+
+    Raises:
+        DamagedError: a byte of it is not what was written.
+        CheckpointError: the file system does not give it.
+    """
+    try:
+        with open(path, "rb") as file:
+            record = _read_block(path, file, with_arrays)
+        if not with_arrays:
+            return {}, record
+        with h5py.File(path, "r") as content:
+            return {name.replace("\\", "/"): dataset[()] for name, dataset in content["arrays"].items()}, record
+    except (OSError, LookupError, RuntimeError) as error:
+        raise CheckpointError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _read_block(path: Path, file: IO[bytes], with_the_rest: bool) -> Any:
+    """The record, once all that should be verified is."""
+    head = _HEAD.fullmatch(start := file.read(_HEAD_BYTES))
+    if not head:
+        raise DamagedError(f"{path} cannot be read: it is damaged, or no checkpoint")
+    block, size = int(head[3]), int(head[4])
+    there = os.fstat(file.fileno()).st_size
+    if block + size != there:
+        raise DamagedError(f"{path} cannot be read: it has {there} bytes instead of {block + size}")
+    text = file.read(block - _HEAD_BYTES)
+    if b"%08x" % zlib.crc32(start[_FIRST_COVERED:] + text) != head[1]:
+        raise DamagedError(f"{path} cannot be read: its record is damaged")
+    if with_the_rest and _sum(file, block) != int(head[2], 16):
+        raise DamagedError(f"{path} cannot be read: its arrays are damaged")
+    return json.loads(text.rstrip(b"\0"))
+
+
+def _sum(file: IO[bytes], start: int) -> int:
+    """The checksum of a file from a place on to its end."""
+    file.seek(start)
+    checksum = 0
+    while piece := file.read(_PIECE):
+        checksum = zlib.crc32(piece, checksum)
+    return checksum

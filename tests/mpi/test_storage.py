@@ -1,0 +1,50 @@
+"""A disk that fills up, or may not be written, ends the run with one clear message and everything saved so far."""
+
+import subprocess
+
+import pytest
+
+from fleet.checkpoint import read_state
+from tests.mpi.conftest import spec
+
+MODELS = [{"family": "softmax", "name": name} for name in ("a", "b")]
+
+
+def content(folder):
+    return {**spec(folder, MODELS, train={"converge": {"max_epochs": 4}}), "output": str(folder / "run")}
+
+
+def is_told(run, why):
+    """One line of ours, and none of Python's."""
+    assert run.status == 1, run.output
+    lines = [line for line in run.output.splitlines() if "cannot be written: " + why in line]
+    assert lines, run.output
+    assert lines[0].startswith("fleet: ")
+    assert lines[0].endswith("and the same command goes on")
+    assert "Traceback" not in run.output
+
+
+@pytest.mark.parametrize("pages", [3, 9, 20])
+def test_a_full_disk_ends_the_run_and_the_same_command_goes_on_when_there_is_room(launch, full_disk, pages):
+    ballast = full_disk / "ballast"
+    ballast.write_bytes(bytes(256 * 1024 - 4096 * pages))
+    run = launch(3, content(full_disk))
+    is_told(run, "No space left on device")
+    saved = {name: read_state(run.paths.last(name)) for name in "ab" if run.paths.last(name).exists()}
+    ballast.unlink()
+    again = launch(3, content(full_disk))
+    assert again.status == 0, again.output
+    for name in "ab":
+        assert again.results()[name].epochs == 4
+        before = saved[name].history if name in saved else ()
+        assert again.history(name)[:len(before)] == before  # nothing that was saved is trained again
+    assert again.paths.foreign() == []
+
+
+def test_a_folder_that_may_not_be_written_any_more_ends_the_run_before_it_begins(launch, full_disk):
+    stopped = launch(3, {**content(full_disk), "walltime": 0.001})
+    assert stopped.status == 75, stopped.output
+    subprocess.run(["mount", "-o", "remount,ro", full_disk], check=True)
+    is_told(launch(3, content(full_disk)), "Read-only file system")
+    subprocess.run(["mount", "-o", "remount,rw", full_disk], check=True)
+    assert launch(3, content(full_disk)).status == 0
