@@ -408,6 +408,7 @@ class Coordinator:
         """
         assert self._rates is not None
         demand = max(rate for network in self._rates.models for rate in network.rates)
+        demand /= self._spec.resources.time_scale
         if self._spec.resources.preprocessors == "auto":
             reached = [sum(self._throughput[:count + 1]) for count in range(len(self._throughput))]
             needed = max(preprocessors_needed(reached, demand), 1)

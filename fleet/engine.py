@@ -16,6 +16,7 @@ import numpy as np
 from fleet.errors import FleetError
 from fleet.spec import NetworkSpec, Spec
 from preprocess.transforms import Affine
+from scheduler.base import RateTable
 
 if TYPE_CHECKING:  # MPI starts when it is imported
     from fleet.mpi import Group
@@ -123,10 +124,11 @@ class Engine(Protocol):
         """
 
 
-def make_engine(spec: Spec, inputs: InputSpec, index: int, trainers: int) -> Engine:
+def make_engine(spec: Spec, inputs: InputSpec, rates: RateTable | None, index: int, trainers: int) -> Engine:
     """The engine that a spec asks for.
 
     Args:
+        rates: of the networks, where they are known.
         index: the place of this trainer among those of its node, which is that of its GPU.
         trainers: on this node; without GPUs they share its cores.
     """
@@ -134,6 +136,11 @@ def make_engine(spec: Spec, inputs: InputSpec, index: int, trainers: int) -> Eng
         from fleet.engine_numpy import NumpyEngine
 
         return NumpyEngine(inputs)
+    if spec.resources.engine == "emulated":
+        from fleet.engine_emulated import EmulatedEngine
+
+        assert rates is not None  # a spec that emulates says where they are
+        return EmulatedEngine(inputs, rates, spec.resources.time_scale)
     from fleet.engine_keras import KerasEngine
 
     return KerasEngine(inputs, spec.resources.exchange, index, trainers)

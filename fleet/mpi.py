@@ -110,6 +110,14 @@ class World:
             else:
                 backoff.sleep()
 
+    def rest(self, seconds: float) -> None:
+        """Let time pass, doing this rank's duties meanwhile; a rank that has none sleeps in one piece."""
+        if self.duties:
+            end = time.perf_counter() + seconds
+            self.wait(lambda: time.perf_counter() >= end or None)
+        elif seconds > 0:
+            time.sleep(seconds)
+
     def await_message(self, tag: Tag) -> Message:
         """Wait for the next message under a tag."""
         heard: Any = self.wait(lambda: self.hear(tag))
@@ -168,6 +176,10 @@ class Group:
 
     def _complete(self, request: MPI.Request) -> None:
         self._world.wait(lambda: request.Test() or None)
+
+    def rest(self, seconds: float) -> None:
+        """Let time pass on this rank; see :meth:`World.rest`."""
+        self._world.rest(seconds)
 
     def sum(self, buffer: np.ndarray) -> None:
         """Replace a buffer, on every rank, by the sum of all ranks' buffers."""

@@ -24,6 +24,7 @@ from preprocess.pipeline import Pipeline
 from preprocess.source import DataSet, open_data
 from preprocess.transforms import Transform, parse_transforms
 from scheduler.base import Network, RateTable
+from scheduler.ratesfile import read_rates
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,8 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
         UserError, InputError: what is wrong, and what would be right.
     """
     spec = asked = load(path)
+    if spec.resources.engine == "emulated":
+        spec = _told_when_to_end(spec)
     replayed: tuple[EpochRecord, ...] = ()
     if replay is not None and only is not None:
         spec, replayed = _replaying(spec, RunPaths(Path(replay)), only)
@@ -90,7 +93,7 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
         layout = plan_layout(inputs.shape, inputs.dtype, len(data.train), spec.data.window, largest,
                              readers=roles.gpus_per_node)
     paths = RunPaths(spec.output)
-    needless = bool(replayed) or (spec.schedule.policy == "baseline" and spec.schedule.rates is None)
+    needless = spec.schedule.rates is None and (bool(replayed) or spec.schedule.policy == "baseline")
     rates = _equal_rates(spec, roles) if needless else _rates(spec, len(data.train), roles)
     if replayed:
         _check_identity(asked.by_name[str(only)], asked, inputs, RunPaths(Path(str(replay))))
@@ -134,7 +137,7 @@ def _check_networks(spec: Spec, inputs: InputSpec, data: DataSet, trainers: int)
         if data.validation is None and network.train.converge.monitor.startswith("val_"):
             wrong.append(f"{network.name}: train.converge.monitor: {network.train.converge.monitor} wants validation "
                          "data: give data.validation, or monitor accuracy or loss")
-        if network.architecture.kind == "family":
+        if network.architecture.kind == "family" and spec.resources.engine != "emulated":
             try:
                 check_input(network.architecture.settings, inputs.shape)
             except UserError as error:
@@ -152,6 +155,21 @@ def _rates(spec: Spec, samples: int, roles: Roles) -> RateTable | None:
         return None
     table = read_rates_of(spec, spec.schedule.rates)
     return dataclasses.replace(table, samples_per_epoch=samples, gpus_per_node=roles.gpus_per_node)
+
+
+def _told_when_to_end(spec: Spec) -> Spec:
+    """Emulated networks learn nothing, so they converge after the epochs that the rates file has for them."""
+    assert spec.schedule.rates is not None  # a spec that emulates names one
+    epochs = {network.name: network.epochs for network in read_rates(spec.schedule.rates).models}
+
+    def told(network: NetworkSpec) -> NetworkSpec:
+        known = epochs.get(network.name)
+        if known is None:
+            return network
+        converge = dataclasses.replace(network.train.converge, max_epochs=known, patience=None, target=None)
+        return dataclasses.replace(network, train=dataclasses.replace(network.train, converge=converge))
+
+    return dataclasses.replace(spec, networks=tuple(map(told, spec.networks)))
 
 
 def _equal_rates(spec: Spec, roles: Roles) -> RateTable:

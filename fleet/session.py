@@ -123,7 +123,8 @@ class Session:
         return [rank for rank in self._roles.trainers if self._roles.node_of[rank] == node].index(self._world.rank)
 
     def _engine(self) -> Engine:
-        return make_engine(self._prepared.spec, self._prepared.inputs, self._local_index(), self._roles.gpus_per_node)
+        return make_engine(self._prepared.spec, self._prepared.inputs, self._prepared.rates, self._local_index(),
+                           self._roles.gpus_per_node)
 
     def _sources(self) -> Sources:
         training = self._prepared.training()

@@ -71,7 +71,7 @@ TransformItem = Annotated[str | dict[str, Any], BeforeValidator(_check_transform
 class Data:
     """Where samples come from and what happens to them before a network sees them."""
 
-    source: str = "image_folder"  # image_folder | hdf5 | tfrecord | webdataset | builtin:digits | import path
+    source: str = "image_folder"  # image_folder | hdf5 | tfrecord | webdataset | builtin:digits|noise | import path
     path: str | None = None
     options: dict[str, Any] = Field(default_factory=dict)  # further arguments of the source
     validation: Annotated[float, Field(gt=0, lt=1)] | str | None = 0.1  # a fraction, or a path
@@ -204,7 +204,8 @@ class Profile:
 class Resources:
     """How the ranks of the launch are used."""
 
-    engine: Literal["keras", "numpy"] = "keras"
+    engine: Literal["keras", "numpy", "emulated"] = "keras"
+    time_scale: Annotated[float, Field(gt=0)] = 1.0  # emulated: seconds that a second of training takes
     preprocessors: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
     gpus_per_node: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     exchange: Literal["auto", "horovod", "mpi"] = "auto"
@@ -504,6 +505,8 @@ def _problems(document: Document) -> Iterator[tuple[tuple, str, str]]:
     except ValueError as error:
         yield ("schedule", "delta"), str(error), ""
     rates = document.schedule.rates
+    if document.resources.engine == "emulated" and rates is None:
+        yield ("resources", "engine"), "emulated networks train at rates that are known", "`schedule: {rates: FILE}`"
     if rates is not None and not os.path.isfile(rates):  # Path would raise, for a name too long
         yield ("schedule", "rates"), f"no file {rates}", "a rates file, such as the profile.json of a run"
 

@@ -25,8 +25,9 @@ SOURCES: dict[str, str] = {
     "tfrecord": "preprocess.tfrecord:open_tfrecord",
     "webdataset": "preprocess.webdataset:open_webdataset",
     "builtin:digits": "preprocess.digits:open_digits",
+    "builtin:noise": "preprocess.noise:open_noise",
 }
-NO_PATH = ("builtin:digits",)  # sources that can do without
+NO_PATH = ("builtin:digits", "builtin:noise")  # sources that can do without
 
 Opener = Callable[..., tuple[Source, Source | None]]
 

@@ -1,0 +1,141 @@
+"""An engine that takes the time of training without training: a run of many GPUs on a machine with none.
+
+A step sleeps for as long as it would take at the rate that a rates file gives for the group's size (beyond
+the measured sizes by Eq. 5 of [FLEET], as everywhere), times a scale. All else is real: ranks, groups, the
+stream, queues, rounds and checkpoints. A network's weights are a few kB that the group exchanges in every
+step. They count the samples it has seen, by label, so they say exactly whether it saw each once an epoch; and
+its loss is a falling function of that count alone, whatever the group, the neighbours and interruptions.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fleet.engine import Arrays, InputSpec, StepResult
+from fleet.errors import CheckpointError
+from fleet.spec import NetworkSpec
+from scheduler.base import RateTable
+from scheduler.rates import rate
+
+if TYPE_CHECKING:  # MPI starts when it is imported
+    from fleet.mpi import Group
+
+WEIGHTS = 512  # 4 kB
+_LATE_S = 0.05  # what a busy machine may be late by within an epoch; the steps that follow make up for it
+
+
+class EmulatedEngine:
+    """Builds networks that sleep.
+
+    Args:
+        rates: samples/s of every network on 1, 2, ... GPUs.
+        time_scale: seconds that a second of training takes.
+    """
+
+    exchange_name = "mpi"
+
+    def __init__(self, inputs: InputSpec, rates: RateTable, time_scale: float) -> None:
+        self._classes, self._samples, self._time_scale = inputs.classes, rates.samples_per_epoch, time_scale
+        self._networks = {network.name: network for network in rates.models}
+
+    def build(self, network: NetworkSpec, group: Group) -> Sleeper:  # noqa: D102 - Engine says it
+        sample_s = self._time_scale / rate(self._networks[network.name], group.size)
+        return Sleeper(group, sample_s, Curve.drawn(network.seed, self._classes, self._samples))
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What a network makes of the samples it has seen: the loss halves its way down, again and again.
+
+    Attributes:
+        first, last: the loss at the start, and in the end.
+        half: samples after which half of the way is gone.
+        learning_rate: that it is said to have.
+    """
+
+    first: float
+    last: float
+    half: float
+    learning_rate: float
+
+    @classmethod
+    def drawn(cls, seed: int, classes: int, samples: int) -> Curve:
+        """A network's own, so that there is a best one.
+
+        Args:
+            samples: of an epoch.
+        """
+        random = np.random.default_rng(seed)
+        return cls(math.log(classes), random.uniform(0.02, 0.5), samples * random.uniform(0.5, 3.0),
+                   random.uniform(0.01, 0.1))
+
+    def loss(self, seen: float) -> float:
+        """The loss of each sample after so many."""
+        return self.last + (self.first - self.last) * 0.5 ** (seen / self.half)
+
+
+class Sleeper:
+    """One emulated network on one rank of its group.
+
+    Args:
+        sample_s: seconds for each sample of a global batch.
+    """
+
+    def __init__(self, group: Group, sample_s: float, curve: Curve) -> None:
+        self._group, self._sample_s, self._curve = group, sample_s, curve
+        self._due = -math.inf  # when the step before should have ended
+        self._weights = np.zeros(WEIGHTS)
+
+    def step(self, images: np.ndarray, labels: np.ndarray, size: int,  # noqa: D102 - Trainable says it
+             stop: bool = False) -> StepResult:
+        buffer = np.append(_by_label(labels), float(stop))
+        self._sleep(size * self._sample_s)
+        self._group.sum(buffer)
+        result = self._judged(buffer[:-1], stop=buffer[-1] > 0)
+        self._weights += buffer[:-1]
+        return result
+
+    def _sleep(self, seconds: float) -> None:
+        """Until this step is due: counted from when the one before was, so that small delays do not add up."""
+        now = time.perf_counter()
+        self._due = (self._due if now - self._due < _LATE_S else now) + seconds
+        self._group.rest(self._due - now)
+
+    def evaluate(self, images: np.ndarray, labels: np.ndarray) -> StepResult:  # noqa: D102
+        return self._judged(_by_label(labels))
+
+    def _judged(self, seen: np.ndarray, stop: bool = False) -> StepResult:
+        count, loss = float(seen.sum()), self._curve.loss(float(self._weights.sum()))
+        return StepResult(count * loss, count * math.exp(-loss), count, stop)
+
+    def average_statistics(self) -> None:
+        """There are none. It is an epoch's end: what comes before the next step takes its time."""
+        self._due = -math.inf
+
+    def learning_rate(self) -> float:  # noqa: D102
+        return self._curve.learning_rate
+
+    def state(self) -> dict[str, np.ndarray]:  # noqa: D102
+        return {"weights": self._weights.copy()}
+
+    def load(self, arrays: Arrays) -> None:  # noqa: D102
+        if set(arrays) != {"weights"} or arrays["weights"].shape != self._weights.shape:
+            raise CheckpointError(f"a checkpoint of another network: {sorted(arrays)}")
+        self._weights = np.array(arrays["weights"])
+
+    def export(self, arrays: Arrays, path: Path) -> None:
+        """There is nothing that anybody could use."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _by_label(labels: np.ndarray) -> np.ndarray:
+    """How many samples of each label there are, of those that could be read."""
+    return np.bincount(labels[labels >= 0] % WEIGHTS, minlength=WEIGHTS).astype(np.float64)

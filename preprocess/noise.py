@@ -1,0 +1,46 @@
+"""A data set that is made up: small images of noise, for runs whose networks are emulated."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from preprocess.base import InputError, RandomAccess
+
+_IMAGES = 256  # that differ; more would only take longer to send to all ranks
+
+
+class Noise(RandomAccess):
+    """Images of noise, whose classes take turns.
+
+    Args:
+        samples: how many.
+        classes: how many.
+        size: pixels of a side.
+    """
+
+    def __init__(self, samples: int, classes: int, size: int) -> None:
+        self.classes = tuple(f"class {label}" for label in range(classes))
+        self.labels = np.arange(samples) % classes
+        self._images = np.random.default_rng(0).integers(0, 256, (_IMAGES, size, size, 1), np.uint8)
+
+    def read(self, index: int) -> np.ndarray:
+        """See :class:`~preprocess.base.Source`."""
+        return self._images[index % _IMAGES]
+
+    def name(self, index: int) -> str:
+        """See :class:`~preprocess.base.Source`."""
+        return f"noise {index}"
+
+
+def open_noise(path: str | None, samples: int = 1000, validation: int = 0, classes: int = 10, size: int = 8
+               ) -> tuple[Noise, Noise | None]:
+    """So many samples for training, and for validation.
+
+    Raises:
+        InputError: a number is no whole one, or too small.
+    """
+    for name, value, least in (("samples", samples, 1), ("validation", validation, 0), ("classes", classes, 2),
+                               ("size", size, 1)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise InputError(f"builtin:noise: {name}: {value} should be a whole number from {least}")
+    return Noise(samples, classes, size), Noise(validation, classes, size) if validation else None
