@@ -324,12 +324,21 @@ class Coordinator:
             self._ask_policy()
         startable = [member for member in self._wanted.members
                      if member.name not in self._groups and set(member.devices) <= self._idle]
-        if startable:
+        if startable and not self._is_about_to_be_ready():
             self._start(startable)
         if not self._groups and not self._wanted.members:
             left = sorted({network.name for network in self._spec.networks} - self._results.finished())
             raise InfrastructureError(f"the policy {self._spec.schedule.policy} leaves {', '.join(left)} waiting "
                                       "while nothing runs")
+
+    def _is_about_to_be_ready(self) -> bool:
+        """Whether a trainer of no group has not said yet that it waits.
+
+        Groups that could start together should: each that comes later is given a later epoch of the stream, and the
+        window keeps it from training on that before the others are near.
+        """
+        held = sum(group.member.gpus for group in self._groups.values())
+        return self._roles.shared and held + len(self._idle) < self._cluster.gpus
 
     def _start(self, members: Sequence[Member]) -> None:
         if all(group.is_stopping for group in self._groups.values()):
