@@ -1,7 +1,7 @@
 """The one door through which MPI comes in.
 
-A rank that waits polls and sleeps up to a millisecond: one that blocks inside an
-MPI call burns a core, which on a laptop is half of the machine.
+A rank that waits polls and sleeps up to a millisecond, longer where many ranks share a core: one that blocks
+inside an MPI call burns a core, which on a laptop is half of the machine.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ T = TypeVar("T")
 
 _SHORTEST_S = 20e-6
 _LONGEST_S = 1e-3
+_RANKS_PER_CORE = 4  # that may wake up so often: each costs a core about 2 % then
 
 
 class Backoff:
-    """Sleeps that grow from 20 microseconds to a millisecond, until something happens."""
+    """Sleeps that grow from 20 microseconds to the longest, until something happens."""
 
-    def __init__(self) -> None:
-        self._pause = _SHORTEST_S
+    def __init__(self, longest: float = _LONGEST_S) -> None:
+        self._pause, self._longest = _SHORTEST_S, longest
 
     def reset(self) -> None:
         """Something happened: be quick again."""
@@ -38,7 +39,7 @@ class Backoff:
     def sleep(self) -> None:
         """Wait a little, the next time a little longer."""
         time.sleep(self._pause)
-        self._pause = min(2 * self._pause, _LONGEST_S)
+        self._pause = min(2 * self._pause, self._longest)
 
 
 class World:
@@ -56,6 +57,7 @@ class World:
         self.host = socket.gethostname()
         self.duties: list[Callable[[], bool]] = []
         self._pending: list[MPI.Request] = []
+        self._longest_pause = _LONGEST_S
 
     # ---- where the ranks are ----
 
@@ -68,7 +70,9 @@ class World:
         pretended = os.environ.get("FLEET_RANKS_PER_NODE")
         if pretended:
             return tuple(rank // int(pretended) for rank in range(self.size))
+        self._meet()
         node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
+        self._longest_pause = _LONGEST_S * max(1.0, node.size / (_RANKS_PER_CORE * (os.cpu_count() or 1)))
         names = self.comm.allgather(node.bcast((self.host, self.rank)))
         node.Free()
         numbers: dict[tuple[str, int], int] = {}
@@ -76,11 +80,18 @@ class World:
 
     def share(self, value: T | None, root: int = 0) -> T:
         """Give all ranks the root's value; collective, for the start of a run only."""
+        self._meet()
         return self.comm.bcast(value, root=root)
 
     def gather(self, value: T) -> list[T]:
         """Give all ranks everybody's value; collective, for the start of a run only."""
+        self._meet()
         return self.comm.allgather(value)
+
+    def _meet(self) -> None:
+        """Wait until all ranks are here: then nobody burns a core in the collective that follows."""
+        barrier = self.comm.Ibarrier()
+        self.wait(lambda: barrier.Test() or None)
 
     # ---- messages ----
 
@@ -100,7 +111,7 @@ class World:
 
         They are done once at least: a rank that is never kept waiting owes them as well.
         """
-        backoff = Backoff()
+        backoff = Backoff(self._longest_pause)
         while True:
             busy = sum(duty() for duty in self.duties)  # all of them, even after one has done something
             if (value := ready()) is not None:
@@ -145,8 +156,7 @@ class World:
     def finish(self) -> None:
         """Leave together with all other ranks, without burning a core on the wait; collective."""
         self.wait(lambda: MPI.Request.Testall(self._pending) or None)
-        barrier = self.comm.Ibarrier()
-        self.wait(lambda: barrier.Test() or None)
+        self._meet()
 
     def abort(self, error: BaseException, status: int = 1) -> NoReturn:
         """End all ranks at once, after one report that says who, where and why."""

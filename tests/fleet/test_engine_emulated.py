@@ -1,0 +1,120 @@
+"""Networks that take the time of training, and learn nothing."""
+
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from fleet.engine import InputSpec
+from fleet.engine_emulated import WEIGHTS, EmulatedEngine
+from fleet.errors import CheckpointError
+from fleet.spec import parse
+from scheduler.base import Network, RateTable
+from tests.fleet.one_process import Launch
+
+INPUTS = InputSpec((1, 1, 1), "uint8", 3, None)
+LABELS = np.array([0, 1, 2, -1, 1, 1])  # one could not be read
+
+
+class Alone:
+    """A group of one that notes how long it rests."""
+
+    def __init__(self, size=1):
+        self.size, self.rested = size, []
+
+    def rest(self, seconds):
+        self.rested.append(seconds)
+
+    def sum(self, buffer):
+        """There is nobody else."""
+
+
+def network(name="softmax", seed=0):
+    return parse({"models": [{"family": "softmax", "name": name}], "seed": seed}).networks[0]
+
+
+def build(group, rates=(10.0, 16.0), time_scale=1.0, **which):
+    engine = EmulatedEngine(INPUTS, RateTable(6, 4, (Network("softmax", rates),)), time_scale)
+    return engine.build(network(**which), group)
+
+
+def step(trainable, labels=LABELS, **options):
+    return trainable.step(np.zeros((len(labels), 1, 1, 1), np.uint8), labels, len(labels), **options)
+
+
+@pytest.mark.parametrize(("gpus", "samples_per_s"), [(1, 10.0), (2, 16.0), (3, 3 * 8.0 * 0.8)])
+def test_a_step_takes_what_the_rates_say_and_eq_5_beyond_them(gpus, samples_per_s):
+    group = Alone(gpus)
+    step(build(group, time_scale=0.5))
+    assert group.rested == pytest.approx([0.5 * 6 / samples_per_s])
+
+
+def test_a_short_delay_is_made_up_for_and_a_long_one_is_not(monkeypatch):
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(time, "perf_counter", lambda: clock.now)
+    group = Alone()
+    trainable = build(group)
+    for late in (0.0, 0.02, 3.0, 0.0):
+        clock.now += late
+        step(trainable)
+        clock.now += group.rested[-1]
+    assert group.rested == pytest.approx([0.6, 0.58, 0.6, 0.6])
+
+
+def test_what_comes_between_two_epochs_takes_its_time(monkeypatch):
+    monkeypatch.setattr(time, "perf_counter", lambda: 100.0)  # no time has passed: the next step would be early
+    group = Alone()
+    trainable = build(group)
+    step(trainable)
+    trainable.average_statistics()
+    step(trainable)
+    assert group.rested == pytest.approx([0.6, 0.6])
+
+
+def test_losses_fall_and_weights_count_the_samples_that_could_be_read():
+    trainable = build(Alone())
+    results = [step(trainable) for _ in range(4)]
+    assert [result.count for result in results] == [5, 5, 5, 5]
+    losses = [result.loss / result.count for result in results]
+    assert losses[0] == pytest.approx(np.log(3))
+    assert losses == sorted(losses, reverse=True)
+    assert trainable.state()["weights"][:4].tolist() == [4, 12, 4, 0]
+    judged = trainable.evaluate(np.zeros((6, 1, 1, 1)), LABELS)
+    assert judged.loss / judged.count < losses[-1]
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_a_group_of_any_size_comes_to_the_same(size):
+    alone = build(Alone())
+    expected = [step(alone, stop=True) for _ in range(3)]
+
+    def rank_main(world):
+        group = world.group(range(size), 1)
+        trainable = build(group)
+        rows = slice(world.rank * 6 // size, (world.rank + 1) * 6 // size)
+        for result in expected:
+            assert trainable.step(np.zeros(0), LABELS[rows], 6, stop=world.rank == size - 1) == result
+        assert (trainable.state()["weights"] == alone.state()["weights"]).all()
+
+    assert Launch(size, seed=0).run(rank_main)
+
+
+def test_a_state_is_taken_up_and_that_of_another_network_is_not():
+    first, second = build(Alone()), build(Alone())
+    step(first)
+    second.load(first.state())
+    assert step(second) == step(first)
+    with pytest.raises(CheckpointError, match="another network"):
+        second.load({"weights": np.zeros(WEIGHTS + 1)})
+
+
+def test_networks_learn_differently():
+    assert step(build(Alone(), seed=1)) == step(build(Alone(), seed=2))  # all begin alike
+    ends = []
+    for seed in (1, 2):
+        trainable = build(Alone(), seed=seed)
+        for _ in range(20):
+            result = step(trainable)
+        ends.append(result.loss)
+    assert ends[0] != ends[1]

@@ -1,0 +1,41 @@
+"""The whole runtime on networks that only sleep: real ranks, groups, stream, rounds and checkpoints."""
+
+import json
+
+import pytest
+
+from fleet.checkpoint import read_state
+from scheduler.policies import POLICIES
+from scheduler.rates import rate
+from scheduler.ratesfile import parse_rates
+from tests.mpi.conftest import spec
+
+SCALE = 0.05
+RATES = {"samples_per_epoch": 200, "gpus_per_node": 4,
+         "models": [{"name": f"n{i}", "rates": [single, 1.9 * single, 2.6 * single], "epochs": epochs}
+                    for i, (single, epochs) in enumerate([(80.0, 4), (50.0, 2), (45.0, 3), (25.0, 1), (20.0, 2),
+                                                          (75.0, 3)])]}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_network_trains_for_its_epochs_and_no_faster_than_its_rate(launch, tmp_path, policy):
+    (tmp_path / "rates.json").write_text(json.dumps(RATES))
+    content = spec(tmp_path, [{"family": "softmax", "name": network["name"]} for network in RATES["models"]],
+                   data={"source": "builtin:noise", "path": None, "options": {"samples": 200, "validation": 20},
+                         "transforms": []},
+                   train={"batch": {"size": 20}, "optimizer": {"name": "adam"}},
+                   schedule={"policy": policy, "rates": str(tmp_path / "rates.json")},
+                   resources={"engine": "emulated", "time_scale": SCALE, "preprocessors": "auto"})
+    run = launch(5, content)
+    assert run.status == 0, run.output
+    networks = {network.name: network for network in parse_rates(RATES).models}
+    for name, network in networks.items():
+        state = read_state(run.paths.last(name))
+        assert state.epoch == network.epochs
+        assert state.arrays["weights"][:11].tolist() == [20 * network.epochs] * 10 + [0]  # each sample once an epoch
+        losses = [record.loss for record in state.history]
+        assert losses == sorted(losses, reverse=True)
+    for epoch in run.events("epoch"):
+        if not any(change["network"] == epoch["network"] for change in run.events("regroup")):
+            fastest = SCALE * 200 / rate(networks[epoch["network"]], epoch["gpus"])
+            assert epoch["seconds"] >= fastest
