@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +58,8 @@ if TYPE_CHECKING:  # MPI starts when it is imported
     from fleet.mpi import World
 
 log = logging.getLogger("fleet.coordinator")
+
+_REST_S = 5.0  # before a network is tried again; twice as long each time
 
 
 class Observer(Protocol):
@@ -127,6 +130,9 @@ class Coordinator:
         self._measure_began: float | None = None
         self._interruption = interruption
         self._interrupted = ""  # why, once it is
+        self._failures: Counter[str] = Counter()  # of each network, for reasons that may pass
+        self._passing: dict[str, bool] = {}  # whether what failed a network's measurement may pass
+        self._resting: dict[str, float] = {}  # network -> when it is tried again, in seconds of the event log
         self.overheads = Overheads()
         self.status: ExitStatus | None = None
 
@@ -248,10 +254,23 @@ class Coordinator:
 
     def _on_failed(self, failed: Failed) -> None:
         del self._groups[failed.network]
-        self._fail(failed.network, failed.reason, failed.detail)
+        if self._may_retry(failed):
+            self._resting[failed.network] = self._events.now() + _REST_S * 2 ** (self._failures[failed.network] - 1)
+            self._is_stale = True
+        else:
+            self._fail(failed.network, failed.reason, failed.detail, failed.may_pass)
 
-    def _fail(self, network: str, reason: str, detail: str = "") -> None:
-        self._results.fail(network, reason)
+    def _may_retry(self, failed: Failed | Measured) -> bool:
+        """Whether a network may be tried again; then that is logged, and counted."""
+        if not failed.may_pass or self._failures[failed.network] >= self._spec.document.retries:
+            return False
+        self._failures[failed.network] += 1
+        self._log("retry", network=failed.network, reason=failed.reason, retry=self._failures[failed.network],
+                  retries=self._spec.document.retries)
+        return True
+
+    def _fail(self, network: str, reason: str, detail: str = "", may_pass: bool = False) -> None:
+        self._results.fail(network, reason, may_pass)
         self._log("failed", network=network, reason=reason, detail=detail)
         self._is_stale = True
 
@@ -282,13 +301,18 @@ class Coordinator:
             self._rates = self._survey.table(self._results.samples)
             for network, reason in self._survey.failed.items():
                 if network not in self._results.finished():
-                    self._fail(network, reason)
+                    self._fail(network, reason, may_pass=self._passing[network])
             self._log("profiled", measurements=self._survey.measured, seconds=round(self.overheads.profiling, 3),
                       rates={network.name: network.rates for network in self._rates.models})
             write_json(self._profile, write_rates(self._rates))
 
     def _on_measured(self, measured: Measured) -> None:
-        self._survey.add(Task(measured.network, measured.gpus), measured.rate, measured.reason)
+        task = Task(measured.network, measured.gpus)
+        if self._may_retry(measured):
+            self._survey.again(task)
+            return
+        self._survey.add(task, measured.rate, measured.reason)
+        self._passing[measured.network] = measured.may_pass
         self._log("measured", network=measured.network, gpus=measured.gpus, rate=round(measured.rate, 3),
                   seconds=round(measured.seconds, 3), done=self._survey.measured, total=self._survey.total,
                   **({"reason": measured.reason} if measured.reason else {}))
@@ -304,7 +328,8 @@ class Coordinator:
         began = time.perf_counter()
         progress = Progress(
             running=tuple(group.member for group in self._groups.values()),
-            epochs_done=self._results.epochs_done(), finished=self._results.finished(), wanted=self._wanted)
+            epochs_done=self._results.epochs_done(), finished=self._results.finished() | self._resting.keys(),
+            wanted=self._wanted)
         wanted = decide(self._spec.schedule.policy, self._rates, progress, self._cluster, self._options)
         seconds = time.perf_counter() - began
         self.overheads.scheduling += seconds
@@ -320,13 +345,16 @@ class Coordinator:
             if not self._groups:
                 self._end()
             return
+        for network in [name for name, until in self._resting.items() if self._events.now() >= until]:
+            del self._resting[network]
+            self._is_stale = True
         if self._is_stale:
             self._ask_policy()
         startable = [member for member in self._wanted.members
                      if member.name not in self._groups and set(member.devices) <= self._idle]
         if startable and not self._is_about_to_be_ready():
             self._start(startable)
-        if not self._groups and not self._wanted.members:
+        if not self._groups and not self._wanted.members and not self._resting:
             left = sorted({network.name for network in self._spec.networks} - self._results.finished())
             raise InfrastructureError(f"the policy {self._spec.schedule.policy} leaves {', '.join(left)} waiting "
                                       "while nothing runs")

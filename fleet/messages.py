@@ -85,6 +85,7 @@ class Measured(NamedTuple):
     rate: float
     seconds: float
     reason: str
+    may_pass: bool = False  # whether measuring again may help
 
 
 class Pace(NamedTuple):
@@ -134,6 +135,7 @@ class Failed(NamedTuple):
     network: str
     reason: str
     detail: str
+    may_pass: bool  # whether trying again may help
 
 
 # ---- coordinator to preprocessors, and back ----------------------------------------------------

@@ -106,10 +106,10 @@ class Results:
         self._reasons[name] = reason
         self.write()
 
-    def fail(self, name: str, reason: str) -> None:
-        """A network failed."""
+    def fail(self, name: str, reason: str, may_pass: bool = False) -> None:
+        """A network failed, in this launch or for good."""
         self._failed[name] = reason
-        write_json(self.paths.failure(name), {"reason": reason})
+        write_json(self.paths.failure(name), {"reason": reason, "may_pass": may_pass})
         self.write()
 
     def add_bad(self, name: str, reason: str) -> None:
@@ -172,9 +172,18 @@ def recover(results: Results) -> dict[str, State]:
             is_out = results.spec.resources.engine != "keras" or results.paths.exported(name).exists()
             if reason and not state.position and results.paths.best(name).exists() and is_out:
                 results._reasons[name] = reason
-        if results.paths.failure(name).exists():
-            results._failed[name] = json.loads(results.paths.failure(name).read_text(encoding="utf-8"))["reason"]
+        if (failure := _failure(results.paths.failure(name))) is not None:
+            results._failed[name] = failure
     return states
+
+
+def _failure(path: Path) -> str | None:
+    """Why a network failed for good; nothing where it did not, where it may pass, or where nobody can tell."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return None if content["may_pass"] else str(content["reason"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
 
 
 def read_results(run: str | Path) -> list[NetworkResult]:

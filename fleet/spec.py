@@ -232,6 +232,7 @@ class Document:
     resources: Resources = Resources()
     checkpoint: Checkpoint = Checkpoint()
     walltime: Annotated[Duration, Field(gt=0)] | None = None  # seconds; save and stop shortly before
+    retries: Annotated[int, Field(ge=0, le=100)] = 2  # of a network that failed for a reason that may pass (I/O)
     output: str = ""
 
 

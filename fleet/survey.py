@@ -100,6 +100,11 @@ class Survey:
                 self._ask(self.keys[task.network], gpus)
         self._scale()
 
+    def again(self, task: Task) -> None:
+        """Measure something once more, after all else: what was in its way may have passed."""
+        self._open.discard(task)
+        self._queue.append(task)
+
     def _ask(self, key: str, gpus: int) -> None:
         """Ask for a rate that is not known, of the first network of this key that can tell it."""
         able = (network.name for network in self._twins[key]

@@ -29,7 +29,7 @@ from fleet.checkpoint import (
     write_state,
 )
 from fleet.engine import Engine, InputSpec, PeerFailed, StepResult, Trainable
-from fleet.errors import FleetError, InfrastructureError, ModelError
+from fleet.errors import FleetError, InfrastructureError, ModelError, may_pass
 from fleet.families import one_line
 from fleet.identity import identity
 from fleet.messages import (
@@ -71,11 +71,12 @@ class NetworkFailed(ModelError):
     Attributes:
         reason: in one line.
         detail: a traceback, where there is one.
+        may_pass: whether trying again may help.
     """
 
-    def __init__(self, reason: str, detail: str = "") -> None:
+    def __init__(self, reason: str, detail: str = "", may_pass: bool = False) -> None:
         super().__init__(reason)
-        self.reason, self.detail = reason, detail
+        self.reason, self.detail, self.may_pass = reason, detail, may_pass
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ class Trainer:
         except NetworkFailed as failure:
             log.error("%s failed: %s\n%s", network.name, failure.reason, failure.detail)
             if group.is_master:
-                self._tell(Failed(network.name, failure.reason, failure.detail))
+                self._tell(Failed(network.name, failure.reason, failure.detail, failure.may_pass))
         finally:
             self._sources.stream.leave()
         group.free()
@@ -341,15 +342,15 @@ class Trainer:
         network, profile = self._spec.by_name[order.network], self._spec.profile
         group = self._world.group(order.ranks, order.group)
         began = time.perf_counter()
-        rate, reason = 0.0, ""
+        rate, reason, passing = 0.0, "", False
         try:
             with self._built(network, group) as trainable:
                 rate = self._time_steps(network, group, trainable, profile.batches, profile.timed)
         except NetworkFailed as failure:
-            reason = failure.reason
+            reason, passing = failure.reason, failure.may_pass
             log.error("%s could not be measured: %s\n%s", network.name, failure.reason, failure.detail)
         if group.is_master:
-            self._tell(Measured(network.name, group.size, rate, time.perf_counter() - began, reason))
+            self._tell(Measured(network.name, group.size, rate, time.perf_counter() - began, reason, passing))
         group.free()
 
     def _time_steps(self, network: NetworkSpec, group: Group, trainable: Trainable, batches: int, timed: int
@@ -420,9 +421,9 @@ def _agreed(group: Group, error: Exception | None) -> NetworkFailed | None:
     said = None
     if error is not None:
         detail = "".join(traceback.format_exception(error))
-        said = (isinstance(error, PeerFailed), reason_of(error), detail)
+        said = (isinstance(error, PeerFailed), reason_of(error), detail, may_pass(error))
     failures = sorted((failure for failure in group.exchange(said) if failure is not None), key=lambda f: f[0])
-    return NetworkFailed(failures[0][1], failures[0][2]) if failures else None
+    return NetworkFailed(*failures[0][1:]) if failures else None
 
 
 def reason_of(error: Exception) -> str:

@@ -65,6 +65,9 @@ def describe(event: str, fields: dict[str, Any], max_epochs: dict[str, int]) -> 
             return f"{fields['network']} is done: {fields['reason']}"
         case "failed":
             return f"{fields['network']} FAILED: {fields['reason']}"
+        case "retry":
+            return (f"{fields['network']} failed: {fields['reason']}; that may pass: retry {fields['retry']} of "
+                    f"{fields['retries']}")
         case "fell_back":
             is_left = fields["epochs"] or fields["position"]
             goes_on = f"goes on after epoch {fields['epochs']}" if is_left else "starts over"
@@ -84,7 +87,8 @@ def _count(number: int, what: str) -> str:
 
 
 # What stays on the screen above the live table.
-_STAYING = {"start", "profiled", "stream", "final", "failed", "fell_back", "best_lost", "interrupted", "bad_sample"}
+_STAYING = {"start", "profiled", "stream", "final", "failed", "retry", "fell_back", "best_lost", "interrupted",
+            "bad_sample"}
 
 
 class LiveView:
@@ -114,12 +118,12 @@ class LiveView:
         elif event == "group":
             row = self._rows.setdefault(fields["network"], {"epoch": 0})
             row.update(devices=fields["devices"], rate=0.0, part=0.0)
-        elif event == "epoch":
+        elif event == "epoch" and fields["network"] in self._rows:  # not one that an earlier launch did not log
             row = self._rows[fields["network"]]
             row.update(epoch=fields["epoch"], part=0.0, loss=fields["loss"], val=fields["val_accuracy"],
                        rate=fields["samples"] / max(fields["seconds"], 1e-9), epoch_s=fields["seconds"])
             self._samples = max(fields["samples"], 1)
-        if event in ("final", "failed", "stopped"):
+        if event in ("final", "failed", "retry", "stopped"):
             self._rows.pop(fields["network"], None)
 
     def on_pace(self, network: str, samples: int, samples_per_s: float) -> None:

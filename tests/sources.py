@@ -1,6 +1,9 @@
 """Data sets and model functions that the tests' specs name by import path."""
 
+import errno
+import os
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -102,6 +105,15 @@ def broken(input_shape, classes):
 def too_large(input_shape, classes):
     """A network that does not fit."""
     raise MemoryError("wanted 900 GB")
+
+
+def shaky(input_shape, classes, failures, folder):
+    """Weights of nothing, from a file system that fails so many times before it gives them."""
+    tries = len(list(Path(folder).glob("try-*")))
+    (Path(folder) / f"try-{tries}").touch()
+    if tries < failures:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+    return zeros(input_shape, classes)
 
 
 # ---- transforms ----

@@ -14,8 +14,8 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fleet import coordinator, trainer
 from fleet import session as fleet_session
-from fleet import trainer
 from fleet.checkpoint import CheckpointWriter, newest
 from fleet.engine_numpy import NumpyEngine, SoftmaxRegression
 from fleet.errors import ExitStatus
@@ -290,6 +290,31 @@ def test_networks_that_fail_are_rows_and_the_others_are_trained_to_their_end(fol
         assert row.status is (Status.FAILED if name in failing else Status.FINISHED)
         assert failing.get(name, "") in row.reason
     runner.check_epochs()
+
+
+def shaky(folder, failures, retries, **rest):
+    """A run of one network on one rank whose file system fails so many times."""
+    (folder / "tries").mkdir()
+    model = {"build": "tests.sources:shaky", "name": "n0",
+             "args": {"failures": failures, "folder": str(folder / "tries")}}
+    content = {"models": [model], "retries": retries, "resources": {"engine": "numpy"}, "schedule": rest,
+               "data": {"source": "tests.sources:numbered", "path": "12", "transforms": []},
+               "train": {"batch": {"size": 4}, "converge": {"max_epochs": 1}},
+               "profile": {"batches": 2, "timed": 1}}
+    return Runner(Case(content, (0,), 4, 1, 0), folder)
+
+
+@pytest.mark.parametrize("policy", ["global", "baseline"])  # with baseline nothing is measured before
+def test_a_network_is_tried_again_as_often_as_the_spec_says_and_again_in_the_next_launch(folders, monkeypatch, policy):
+    monkeypatch.setattr(coordinator, "_REST_S", 0.01)
+    runner = shaky(folders(), failures=4, retries=2, policy=policy)
+    assert runner.launch() is ExitStatus.NETWORK_FAILED
+    assert runner.results()["n0"].reason == "OSError: [Errno 116] Stale file handle"
+    assert runner.launch() is ExitStatus.OK
+    assert runner.results()["n0"].status is Status.FINISHED
+    events = [event["event"] for event in read_events(runner.prepared.paths.events)]
+    assert events.count("retry") == 2 + 1
+    assert events.count("failed") == 1
 
 
 class _Exporting(SoftmaxRegression):

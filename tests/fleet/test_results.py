@@ -148,6 +148,21 @@ def test_a_failed_network_stays_failed(results, tmp_path):
     assert again.failed() == {"b": "out of memory"}
 
 
+def test_a_network_that_failed_for_a_reason_that_may_pass_is_tried_again(results):
+    results.fail("b", "Stale file handle", may_pass=True)
+    again = Results(results.spec, results.paths, 60)
+    recover(again)
+    assert again.failed() == {}
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"reason": "x"}', "\x00"])
+def test_a_network_is_tried_again_where_nobody_can_tell_why_it_failed(results, content):
+    with replacing(results.paths.failure("b")) as file:
+        file.write(content)
+    recover(results)
+    assert results.failed() == {}
+
+
 def test_where_trainers_prepare_their_own_samples_each_network_goes_through_the_stream_epochs_in_order(results):
     assert results.next_own_epoch("a") == 0
     results.add_epoch("a", record(1, stream_epoch=4))

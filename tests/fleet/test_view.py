@@ -45,6 +45,8 @@ EVENTS = [
     ("final", {"network": "a", "reason": "9 epochs", "epochs": 9}, "a is done: 9 epochs"),
     ("failed", {"network": "a", "reason": "no room", "detail": "Traceback"}, "a FAILED: no room"),
     ("stopped", {"network": "a", "checkpoint_s": 0.1}, ""),
+    ("retry", {"network": "a", "reason": "Stale file handle", "retry": 1, "retries": 2},
+     "a failed: Stale file handle; that may pass: retry 1 of 2"),
     ("fell_back", {"network": "a", "damage": "last.h5 is torn", "epochs": 3, "position": 0},
      "WARNING: a goes on after epoch 3: last.h5 is torn"),
     ("fell_back", {"network": "a", "damage": "both are torn", "epochs": 0, "position": 0},
