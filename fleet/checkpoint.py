@@ -24,7 +24,8 @@ import numpy as np
 
 from fleet.errors import CheckpointError, DamagedError, InfrastructureError
 from fleet.paths import RunPaths, replacing, storing
-from fleet.spec import Converge
+from fleet.quota import Quota
+from fleet.spec import Checkpoint, Converge
 from fleet.verified import read_verified, write_verified
 
 
@@ -79,6 +80,11 @@ class State:
     def epoch(self) -> int:
         """How many epochs are finished."""
         return len(self.history)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the arrays."""
+        return sum(array.nbytes for array in self.arrays.values())
 
 
 @dataclass(frozen=True)
@@ -206,12 +212,17 @@ def settle(paths: RunPaths, name: str, found: Found) -> None:
     write_history(paths.history(name), () if found.state is None else found.state.history)
 
 
-def best_state(paths: RunPaths, name: str, converge: Converge) -> Found:
-    """The state of a finished network's best epoch; of its last one, where the best is lost.
+def best_state(paths: RunPaths, name: str, converge: Converge, keep: str) -> Found:
+    """The state of a finished network's best epoch; of its last one, where the best is lost or was not to be kept.
+
+    Args:
+        keep: as the spec says.
 
     Raises:
         CheckpointError: the file system does not give it, or nothing whole is left.
     """
+    if keep == "last":
+        return Found(read_state(paths.last(name)))
     history = read_state(paths.last(name), with_arrays=False).history
     epoch = standing(history, converge).best_epoch
     try:
@@ -245,11 +256,15 @@ class CheckpointWriter:
 
     ``blocked_s`` is what training has waited for it. At most one checkpoint waits its turn: a disk that
     is slower than the epochs slows training down rather than filling the memory.
+
+    Args:
+        settings: what is kept, and how much of the disk that may take.
     """
 
-    def __init__(self, paths: RunPaths) -> None:
+    def __init__(self, paths: RunPaths, settings: Checkpoint) -> None:
         self.blocked_s = 0.0
         self._paths = paths
+        self._settings, self._quota = settings, Quota(paths, settings)
         self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue(1)
         self._error: Exception | None = None
         threading.Thread(target=self._work, name="checkpoint-writer", daemon=True).start()
@@ -288,9 +303,14 @@ class CheckpointWriter:
             self._jobs.put(None)
 
     def _write(self, name: str, state: State, is_best: bool) -> None:
-        if is_best:  # before `last`, which says by its history that this epoch was the best
-            write_state(self._paths.best(name), state)
-        write_state(self._paths.last(name), state, previous=self._paths.previous(name))
+        best, last = self._paths.best(name), self._paths.last(name)
+        if self._settings.keep == "last":
+            best.unlink(missing_ok=True)
+        elif is_best:  # before `last`, which says by its history that this epoch was the best
+            self._quota.make_room(best, state.size)
+            write_state(best, state)
+        self._quota.make_room(last, state.size)
+        write_state(last, state, previous=self._paths.previous(name))
         write_history(self._paths.history(name), state.history)
 
     def _work(self) -> None:

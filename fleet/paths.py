@@ -83,9 +83,14 @@ class RunPaths:
         """What one rank logs."""
         return self.root / "logs" / f"rank-{rank:03d}.log"
 
+    @property
+    def models(self) -> Path:
+        """The folders of all networks."""
+        return self.root / "models"
+
     def model(self, name: str) -> Path:
         """The folder of one network."""
-        return self.root / "models" / name
+        return self.models / name
 
     def history(self, name: str) -> Path:
         """A row an epoch."""
@@ -98,6 +103,10 @@ class RunPaths:
     def previous(self, name: str) -> Path:
         """The checkpoint before the newest one, which takes its place where that is damaged."""
         return self.model(name) / "previous.h5"
+
+    def all_previous(self) -> list[Path]:
+        """The checkpoints before the newest ones, of all networks."""
+        return list(self.models.glob("*/previous.h5"))
 
     def best(self, name: str) -> Path:
         """The checkpoint of the best epoch so far."""

@@ -16,6 +16,7 @@ from fleet.errors import StorageError, UserError
 from fleet.families import check_input
 from fleet.identity import identity
 from fleet.paths import RunPaths, is_of_the_name, replacing, storing
+from fleet.quota import check_quota
 from fleet.roles import Roles, assign
 from fleet.segment import Layout, plan_layout
 from fleet.spec import Batch, NetworkSpec, Spec, dump, load, with_output
@@ -86,6 +87,7 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
     roles = assign(node_of, None if spec.resources.preprocessors == "auto" else spec.resources.preprocessors,
                    gpus_per_node, own_preprocessing=bool(replayed) or spec.schedule.policy == "baseline")
     _check_networks(spec, inputs, data, len(roles.trainers))
+    check_quota(spec, inputs)
     layout = None
     if roles.shared:
         most = [min(network.max_gpus or len(roles.trainers), len(roles.trainers)) for network in spec.networks]

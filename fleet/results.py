@@ -170,7 +170,8 @@ def recover(results: Results) -> dict[str, State]:
             # and was not exported any more, is given to a group once again.
             reason = standing(state.history, network.train.converge).reason
             is_out = results.spec.resources.engine != "keras" or results.paths.exported(name).exists()
-            if reason and not state.position and results.paths.best(name).exists() and is_out:
+            is_kept = results.spec.checkpoint.keep == "last" or results.paths.best(name).exists()
+            if reason and not state.position and is_kept and is_out:
                 results._reasons[name] = reason
         if (failure := _failure(results.paths.failure(name))) is not None:
             results._failed[name] = failure

@@ -216,6 +216,10 @@ class Checkpoint:
     """What is kept on disk, and how often."""
 
     every: Annotated[Duration, Field(gt=0)] | None = None  # seconds inside an epoch; every epoch's end always
+    # Of each network; with `last` it is the last epoch that is exported. Room permitting, the one before the last is
+    # kept as well, for the case that the last is damaged.
+    keep: Literal["best+last", "last"] = "best+last"
+    quota: Annotated[Size, Field(gt=0)] | None = None  # bytes of all checkpoints and exports of the run
 
 
 @dataclass(frozen=True, config=_STRICT)

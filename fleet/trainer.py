@@ -52,6 +52,7 @@ from fleet.messages import (
     Tag,
 )
 from fleet.paths import RunPaths, storing
+from fleet.quota import Quota
 from fleet.spec import NetworkSpec, Spec
 from fleet.stream import OwnStream, Stream, Validation
 
@@ -101,7 +102,8 @@ class Trainer:
                  sources: Sources) -> None:
         self._world, self._spec, self._paths = world, spec, paths
         self._engine, self._inputs, self._sources = engine, inputs, sources
-        self._writer = CheckpointWriter(paths)
+        self._writer = CheckpointWriter(paths, spec.checkpoint)
+        self._quota = Quota(paths, spec.checkpoint)
 
     # ---- the four steps of a role's life ----
 
@@ -325,14 +327,15 @@ class Trainer:
 
     def _export(self, network: NetworkSpec, trainable: Trainable) -> str:
         """Write the best network for use without FLEET; returns why it is not the best, where it is not."""
-        found = best_state(self._paths, network.name, network.train.converge)
+        with storing(self._paths.previous(network.name)):  # nobody goes on from there any more
+            self._paths.previous(network.name).unlink(missing_ok=True)
+        found = best_state(self._paths, network.name, network.train.converge, self._spec.checkpoint.keep)
         assert found.state is not None
         if found.damage:
             log.warning("%s: %s", network.name, found.damage)
             write_state(self._paths.best(network.name), found.state)
+        self._quota.make_room(self._paths.exported(network.name), found.state.size)
         trainable.export(found.state.arrays, self._paths.exported(network.name))
-        with storing(self._paths.previous(network.name)):  # nobody goes on from there any more
-            self._paths.previous(network.name).unlink(missing_ok=True)
         return found.damage
 
     # ---- measuring ----

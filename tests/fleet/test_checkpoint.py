@@ -28,7 +28,7 @@ from fleet.checkpoint import (
 )
 from fleet.errors import CheckpointError, InfrastructureError, StorageError
 from fleet.paths import RunPaths
-from fleet.spec import Converge
+from fleet.spec import Checkpoint, Converge
 from fleet.verified import write_verified
 from tests.fleet.histories import history, record
 
@@ -192,7 +192,7 @@ def paths(tmp_path):
 
 
 def test_the_last_and_the_best_checkpoint_and_the_history_are_on_disk_after_a_flush(paths):
-    writer = CheckpointWriter(paths)
+    writer = CheckpointWriter(paths, Checkpoint())
     better, worse = State({}, "i", history(0.6)), State({}, "i", history(0.6, 0.5))
     writer.save("net", better, is_best=True)
     writer.save("net", worse, is_best=False)
@@ -204,16 +204,27 @@ def test_the_last_and_the_best_checkpoint_and_the_history_are_on_disk_after_a_fl
 def test_the_best_is_written_before_the_last_which_says_that_it_is_there(paths, monkeypatch):
     written = []
     monkeypatch.setattr(checkpoint, "write_state", lambda path, state, previous=None: written.append(path))
-    writer = CheckpointWriter(paths)
+    writer = CheckpointWriter(paths, Checkpoint())
     writer.save("net", STATE, is_best=True)
     writer.flush()
     assert written == [paths.best("net"), paths.last("net")]
 
 
+def test_the_best_is_not_kept_where_only_the_last_is_wanted(paths):
+    writer = CheckpointWriter(paths, Checkpoint())
+    writer.save("net", State({}, "i", history(0.7)), is_best=True)
+    writer.close()
+    writer = CheckpointWriter(paths, Checkpoint(keep="last"))
+    writer.save("net", State({}, "i", history(0.7, 0.8)), is_best=True)
+    writer.close()
+    assert not paths.best("net").exists()
+    assert best_state(paths, "net", Converge(max_epochs=2), "last").state.epoch == 2
+
+
 def test_training_goes_on_while_one_checkpoint_is_written_and_one_waits_but_not_three(paths, monkeypatch):
     disk = threading.Event()
     monkeypatch.setattr(checkpoint, "write_state", lambda path, state, previous: disk.wait(10))
-    writer = CheckpointWriter(paths)
+    writer = CheckpointWriter(paths, Checkpoint())
     writer.save("net", STATE, is_best=False)
     writer.save("net", STATE, is_best=False)  # neither has waited for the disk
     third = threading.Thread(target=writer.save, args=("net", STATE, False))
@@ -228,7 +239,7 @@ def test_training_goes_on_while_one_checkpoint_is_written_and_one_waits_but_not_
 
 def test_a_writer_that_is_closed_has_written_everything_and_has_no_thread(paths):
     before = set(threading.enumerate())
-    writer = CheckpointWriter(paths)
+    writer = CheckpointWriter(paths, Checkpoint())
     thread, = set(threading.enumerate()) - before
     writer.save("net", STATE, is_best=False)
     writer.close()
@@ -239,7 +250,7 @@ def test_a_writer_that_is_closed_has_written_everything_and_has_no_thread(paths)
 
 def test_an_error_of_the_disk_is_raised_where_training_can_stop_for_it(paths):
     paths.root.write_text("a file where the folder should be")
-    writer = CheckpointWriter(paths)
+    writer = CheckpointWriter(paths, Checkpoint())
     writer.save("net", STATE, is_best=False)
     with pytest.raises(StorageError, match=r"last.h5 cannot be written: Not a directory"):
         writer.flush()
@@ -251,7 +262,7 @@ def test_any_other_error_is_raised_too_and_at_the_next_save_already(paths, monke
         raise MemoryError("no room")
 
     monkeypatch.setattr(checkpoint, "write_state", break_down)
-    writer = CheckpointWriter(paths)
+    writer = CheckpointWriter(paths, Checkpoint())
     writer.save("net", STATE, is_best=False)
     writer._jobs.join()
     with pytest.raises(InfrastructureError, match="no room"):
@@ -264,7 +275,7 @@ def test_any_other_error_is_raised_too_and_at_the_next_save_already(paths, monke
 @pytest.fixture
 def saved(paths):
     """Three epochs of a network were saved, one after another."""
-    writer = CheckpointWriter(paths)
+    writer = CheckpointWriter(paths, Checkpoint())
     for epochs in (1, 2, 3):
         writer.save("net", State({"w": np.arange(4.0) * epochs}, "i", history(0.5, 0.7, 0.6)[:epochs]), epochs != 3)
     writer.close()
@@ -332,14 +343,14 @@ def refuse(path, number):
 
 
 def test_the_best_epoch_is_exported(saved):
-    found = best_state(saved, "net", Converge(max_epochs=3))
+    found = best_state(saved, "net", Converge(max_epochs=3), "best+last")
     assert (found.state.epoch, found.damage) == (2, "")
 
 
 @pytest.mark.parametrize("hurt", [damage, os.unlink])
 def test_the_last_epoch_stands_in_for_a_best_one_that_is_lost(saved, hurt):
     hurt(saved.best("net"))
-    found = best_state(saved, "net", Converge(max_epochs=3))
+    found = best_state(saved, "net", Converge(max_epochs=3), "best+last")
     assert found.state.epoch == 3
     assert "best.h5 cannot be read" in found.damage
     assert found.damage.endswith("epoch 3, the last, stands in for epoch 2, the best")
@@ -348,6 +359,6 @@ def test_the_last_epoch_stands_in_for_a_best_one_that_is_lost(saved, hurt):
 def test_a_best_epoch_that_is_in_no_history_any_more_is_not_exported(saved):
     """Its checkpoint was lost, so the network was trained on other epochs of the stream from the one before on."""
     write_state(saved.last("net"), State({}, "i", (record(1), record(2, stream_epoch=7, val_accuracy=0.8))))
-    found = best_state(saved, "net", Converge(max_epochs=2))
+    found = best_state(saved, "net", Converge(max_epochs=2), "best+last")
     assert "best.h5 is not of epoch 2" in found.damage
     assert found.state.history[1].stream_epoch == 7

@@ -18,7 +18,7 @@ from fleet import coordinator, trainer
 from fleet import session as fleet_session
 from fleet.checkpoint import CheckpointWriter, newest
 from fleet.engine_numpy import NumpyEngine, SoftmaxRegression
-from fleet.errors import ExitStatus
+from fleet.errors import ExitStatus, StorageError
 from fleet.eventlog import logged_epochs, read_events
 from fleet.messages import Start
 from fleet.prepare import prepare
@@ -47,8 +47,8 @@ class _Writer(CheckpointWriter):
 
     alive: ClassVar[list] = []
 
-    def __init__(self, paths):
-        super().__init__(paths)
+    def __init__(self, paths, settings):
+        super().__init__(paths, settings)
         self.alive.append(self)
 
     @classmethod
@@ -298,7 +298,8 @@ def shaky(folder, failures, retries, **rest):
     model = {"build": "tests.sources:shaky", "name": "n0",
              "args": {"failures": failures, "folder": str(folder / "tries")}}
     content = {"models": [model], "retries": retries, "resources": {"engine": "numpy"}, "schedule": rest,
-               "data": {"source": "tests.sources:numbered", "path": "12", "transforms": []},
+               "data": {"source": "tests.sources:numbered", "path": "12",
+                        "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}]},
                "train": {"batch": {"size": 4}, "converge": {"max_epochs": 1}},
                "profile": {"batches": 2, "timed": 1}}
     return Runner(Case(content, (0,), 4, 1, 0), folder)
@@ -315,6 +316,28 @@ def test_a_network_is_tried_again_as_often_as_the_spec_says_and_again_in_the_nex
     events = [event["event"] for event in read_events(runner.prepared.paths.events)]
     assert events.count("retry") == 2 + 1
     assert events.count("failed") == 1
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_run_within_its_quota_drops_older_checkpoints_and_one_without_room_goes_on_with_a_larger_quota(folders):
+    runner = shaky(folders(), failures=0, retries=0, policy="global")
+    runner.case.content["train"]["converge"] = {"max_epochs": 4}
+    runner.case.content["models"] = [{"family": "softmax", "name": name} for name in ("n0", "n1")]
+
+    def within(**checkpoint):
+        return Runner(dataclasses.replace(runner.case, content={**runner.case.content, "checkpoint": checkpoint}),
+                      runner.folder)
+
+    whole = within()
+    assert whole.launch(Interruption(40)) is ExitStatus.RESUMABLE
+    size = whole.prepared.paths.last("n0").stat().st_size
+    refused = within(quota=5 * 816)  # the arrays alone
+    with pytest.raises(StorageError, match=r"cannot be written: .* checkpoint.quota is 4.08 kB"):
+        refused.launch()
+    ended = within(quota=5 * size + 10_000)
+    assert ended.launch() is ExitStatus.OK
+    assert [row.epochs for row in ended.results().values()] == [4, 4]
+    assert ended.prepared.paths.all_previous() == []
 
 
 class _Exporting(SoftmaxRegression):
