@@ -39,6 +39,7 @@ class EpochRecord:
         samples: that counted; the others could not be read.
         seconds: of training and validation.
         waited_s: of them, what the group's master waited for data.
+        path: the chunks of the ring that were consumed, see :func:`fleet.order.write_path`; empty in strict order.
     """
 
     epoch: int
@@ -52,6 +53,7 @@ class EpochRecord:
     gpus: int
     seconds: float
     waited_s: float
+    path: str = ""
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class State:
         history: its finished epochs.
         stream_epoch: the epoch of the stream that it is in the middle of, where ``position`` is above 0.
         position: samples of that epoch that it has consumed.
+        path: the chunks of the ring that it consumes in that epoch; empty in strict order.
         sums: of that epoch so far: loss, correct, count.
         final: why it is done, or nothing.
     """
@@ -73,6 +76,7 @@ class State:
     history: tuple[EpochRecord, ...] = ()
     stream_epoch: int = -1
     position: int = 0
+    path: tuple[int, ...] = ()
     sums: tuple[float, float, float] = (0.0, 0.0, 0.0)
     final: str = ""
 
@@ -156,7 +160,8 @@ def read_state(path: Path, with_arrays: bool = True) -> State:
     arrays, record = read_verified(path, with_arrays)
     try:
         history = tuple(EpochRecord(**epoch) for epoch in record.pop("history"))
-        return State(arrays=arrays, history=history, **{**record, "sums": tuple(record["sums"])})
+        return State(arrays=arrays, history=history,
+                     **{**record, "path": tuple(record["path"]), "sums": tuple(record["sums"])})
     except (LookupError, AttributeError, TypeError) as error:
         raise CheckpointError(f"{path} cannot be read: its record is of another form: {error}") from error
 

@@ -21,6 +21,7 @@ from fleet.errors import ExitStatus, InfrastructureError, UserError
 from fleet.eventlog import EventLog
 from fleet.interrupt import Interruption
 from fleet.messages import (
+    NO_LIMIT,
     Bad,
     Converged,
     EpochDone,
@@ -95,7 +96,7 @@ class Coordinator:
     """See the module.
 
     Args:
-        layout: of the stream; None where every trainer prepares its own samples.
+        layout: of the stream; None where every trainer prepares its own samples, or finishes those that are kept.
         survey: the measurements to make.
         rates: instead of measuring.
         interruption: says when to stop before the end.
@@ -122,6 +123,8 @@ class Coordinator:
         self._wanted = Round()
         self._is_stale = True  # whether something happened since the policy was asked
         self._first = first_epoch
+        # Whether networks consume the epochs of one stream, or each counts its own.
+        self._in_step = layout is not None and not layout.is_ring
         self._granted = first_epoch - 1  # the latest epoch of the stream that any group may train on
         self._produced: Produce | None = None
         self._throughput: list[float] = []
@@ -374,7 +377,7 @@ class Coordinator:
             self._log("round", round=self._round, members=[member.name for member in members])
         epoch = self._granted + 1
         for member in members:
-            own = epoch if self._roles.shared else self._results.next_own_epoch(member.name)
+            own = epoch if self._in_step else self._results.next_own_epoch(member.name)
             self._groups[member.name] = RunningGroup(member, own)
             self._idle -= set(member.devices)
             ranks = self._ranks(member.devices)
@@ -426,12 +429,14 @@ class Coordinator:
         One epoch more than was granted is allowed, so that nobody waits at an epoch's start; the
         layout's lookahead keeps it to what is needed soon.
         """
-        if self._layout is None:
+        if not self._roles.shared:
             return
-        joining = [group.next_epoch for group in self._groups.values() if not group.has_joined]
-        order = Produce(limit=(self._granted + 2) * self._layout.chunks,
-                        hold=min([*joining, self._granted + 1]) * self._layout.chunks,
-                        first=self._first * self._layout.chunks,
+        chunks = self._layout.chunks if self._layout is not None else 0
+        limit = hold = NO_LIMIT
+        if self._in_step:
+            joining = [group.next_epoch for group in self._groups.values() if not group.has_joined]
+            limit, hold = (self._granted + 2) * chunks, min([*joining, self._granted + 1]) * chunks
+        order = Produce(limit, hold, first=self._first * chunks,
                         turns=self._produced.turns if self._produced else self._choose_turns())
         if order != self._produced:
             self._produced = order
@@ -441,18 +446,22 @@ class Coordinator:
     def _choose_turns(self) -> tuple[int, ...]:
         """The preprocessors that are needed: the least whose throughput meets what trainers can take.
 
-        Samples are shared, so the demand is that of the fastest network alone, not the sum of all.
+        Samples are shared, so the demand is that of the fastest network alone, not the sum of all. Samples that are
+        kept are prepared once, as fast as can be.
         """
         assert self._rates is not None
         demand = max(rate for network in self._rates.models for rate in network.rates)
         demand /= self._spec.resources.time_scale
-        if self._spec.resources.preprocessors == "auto":
+        if self._spec.resources.preprocessors == "auto" and self._layout is not None:
             reached = [sum(self._throughput[:count + 1]) for count in range(len(self._throughput))]
             needed = max(preprocessors_needed(reached, demand), 1)
         else:
             needed = len(self._roles.preprocessors)
         supply = sum(self._throughput[:needed])
-        self._log("stream", preprocessors=needed, supply_samples_per_s=round(supply, 1),
+        self._log("stream", preprocessors=needed, of=len(self._roles.preprocessors),
+                  policy=self._spec.schedule.policy,
+                  pace="shared" if self._in_step else "own", kept=self._layout is None,
+                  supply_samples_per_s=round(supply, 1),
                   demand_samples_per_s=round(demand, 1), bottleneck="input" if supply < demand else "training")
         return self._roles.preprocessors[:needed]
 

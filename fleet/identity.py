@@ -21,13 +21,14 @@ def identity(network: NetworkSpec, spec: Spec, inputs: InputSpec) -> str:
     longer is a wish that users have. So may paths: data sets are moved.
     """
     data = spec.data
+    ring = {"shards": data.shards} if data.order == "ring" else {}
     train = TypeAdapter(Train).dump_python(network.train, mode="json")
     train.pop("converge")
     return _hash({"architecture": network.architecture.key, "seed": network.seed, "train": train,
                   "engine": spec.resources.engine, "source": data.source, "options": data.options,
                   "transforms": data.transforms,
                   "validation": None if isinstance(data.validation, str) else data.validation,
-                  "inputs": dataclasses.asdict(inputs)})
+                  "inputs": dataclasses.asdict(inputs), **ring})
 
 
 def speed_identity(network: NetworkSpec, resources: Resources, inputs: InputSpec, hardware: str) -> str:

@@ -141,18 +141,28 @@ class Failed(NamedTuple):
 # ---- coordinator to preprocessors, and back ----------------------------------------------------
 
 
+NO_LIMIT = 2**62
+
+
 class Produce(NamedTuple):
     """How far the stream may be produced, and from where on groups may still join.
 
     ``limit``, ``hold`` and ``first`` are chunk numbers of the stream (see :mod:`fleet.segment`); ``first``
     is the stream's first chunk and ``turns`` the ranks that produce in turn: both are the same in every
-    message of a run.
+    message of a run. In a ring, which turns as far as readers want it to, there is no limit and nothing to hold.
     """
 
     limit: int
     hold: int
     first: int
     turns: tuple[int, ...]
+
+
+class Demand(NamedTuple):
+    """How far the readers of a node are, for the preprocessors of the others."""
+
+    node: int
+    sequence: int
 
 
 class Throughput(NamedTuple):
@@ -170,4 +180,4 @@ class Bad(NamedTuple):
 
 
 Message: TypeAlias = (Measure | Start | GoOn | Stop | Interrupt | Exit | Ready | Measured | Joined | Pace | FellBack
-                      | EpochDone | Converged | Stopped | Failed | Produce | Throughput | Bad)
+                      | EpochDone | Converged | Stopped | Failed | Produce | Demand | Throughput | Bad)

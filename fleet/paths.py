@@ -20,7 +20,7 @@ from fleet.units import format_size
 # Every file above and below, what a killed launch has left of one (`.tmp`), and the runs inside `replay`.
 _WRITTEN = re.compile(
     r"(replay/[^/]+/)?(\.fleet-run|spec\.yaml|profile\.json|events\.jsonl|results\.csv|bad_samples\.csv|report\.html"
-    r"|logs/rank-\d+\.log|models/[^/]+/(history\.csv|(last|previous|best)\.h5|best\.keras|failure\.json)"
+    r"|logs/rank-\d+\.log|decoded\.h5|models/[^/]+/(history\.csv|(last|previous|best)\.h5|best\.keras|failure\.json)"
     r"|jobs/[^/]+|tensorboard/[^/]+/events\.out\.tfevents\.[^/]+|(models/[^/]+/)?\.[^/]+\.tmp(\.[^/]+)?)")
 
 
@@ -33,6 +33,11 @@ class RunPaths:
     """
 
     root: Path
+
+    @property
+    def decoded(self) -> Path:
+        """The decoded images, where the spec asks to decode once."""
+        return self.root / "decoded.h5"
 
     @property
     def marker(self) -> Path:

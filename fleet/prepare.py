@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import pickle
 import shutil
 from collections.abc import Iterator, Sequence
@@ -15,12 +16,17 @@ from fleet.engine import InputSpec
 from fleet.errors import StorageError, UserError
 from fleet.families import check_input
 from fleet.identity import identity
+from fleet.order import Order, RingOrder, StrictOrder, read_path
 from fleet.paths import RunPaths, is_of_the_name, replacing, storing
 from fleet.quota import check_quota
 from fleet.roles import Roles, assign
-from fleet.segment import Layout, plan_layout
+from fleet.segment import Layout, plan_layout, plan_ring
+from fleet.show import progress_bar
 from fleet.spec import Batch, NetworkSpec, Spec, dump, load, with_output
 from fleet.survey import read_rates_of
+from fleet.units import format_size
+from preprocess.base import BadSample
+from preprocess.hdf5 import decode_once
 from preprocess.pipeline import Pipeline
 from preprocess.source import DataSet, open_data
 from preprocess.transforms import Transform, parse_transforms
@@ -33,7 +39,9 @@ class Prepared:
     """What every rank needs to take up its role.
 
     Attributes:
-        layout: of the stream; None where every trainer prepares its own samples.
+        layout: of the stream; None where every trainer prepares its own samples, or finishes kept ones.
+        kept: the shape of the samples that every node keeps decoded, where the spec asks for it.
+        left_out: the samples that could not be decoded when they were, once and for all.
         rates: where they need not be measured.
         replayed: the history to train again, of the one network that there is.
     """
@@ -45,6 +53,8 @@ class Prepared:
     inputs: InputSpec
     roles: Roles
     layout: Layout | None
+    kept: tuple[int, ...] | None
+    left_out: tuple[BadSample, ...]
     rates: RateTable | None
     replayed: tuple[EpochRecord, ...] = ()
     plain: bool = False
@@ -52,6 +62,19 @@ class Prepared:
     def training(self) -> Pipeline:
         """How training samples are prepared."""
         return Pipeline(self.data.train, self.transforms, self.spec.seed)
+
+    def order(self, training: Pipeline) -> Order:
+        """The order of the training samples."""
+        if self.spec.data.order == "ring":
+            size = -(-training.samples // min(self.spec.data.shards, training.samples))
+            return RingOrder(training, size, self.spec.seed, [read_path(record.path) for record in self.replayed])
+        return StrictOrder(training, self.layout.chunk if self.layout is not None else training.samples)
+
+    def replayed_epochs(self) -> list[int]:
+        """The stream epochs to train on again; in a ring the order knows their paths by number."""
+        if self.spec.data.order == "ring":
+            return list(range(len(self.replayed)))
+        return [record.stream_epoch for record in self.replayed]
 
     def evaluation(self) -> Pipeline | None:
         """How validation samples are prepared."""
@@ -88,19 +111,62 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
                    gpus_per_node, own_preprocessing=bool(replayed) or spec.schedule.policy == "baseline")
     _check_networks(spec, inputs, data, len(roles.trainers))
     check_quota(spec, inputs)
-    layout = None
-    if roles.shared:
-        most = [min(network.max_gpus or len(roles.trainers), len(roles.trainers)) for network in spec.networks]
-        largest = max(network.global_batch(gpus) for network, gpus in zip(spec.networks, most, strict=True))
-        layout = plan_layout(inputs.shape, inputs.dtype, len(data.train), spec.data.window, largest,
-                             readers=roles.gpus_per_node)
+    layout, kept = _plan_memory(spec, data, transforms, inputs, roles)
     paths = RunPaths(spec.output)
     needless = spec.schedule.rates is None and (bool(replayed) or spec.schedule.policy == "baseline")
     rates = _equal_rates(spec, roles) if needless else _rates(spec, len(data.train), roles)
     if replayed:
         _check_identity(asked.by_name[str(only)], asked, inputs, RunPaths(Path(str(replay))))
     _take_folder(spec, paths, inputs, fresh)
-    return Prepared(spec, paths, data, transforms, inputs, roles, layout, rates, replayed, plain)
+    left_out: tuple[BadSample, ...] = ()
+    if spec.data.cache == "file":
+        decoded = RunPaths(Path(str(replay))).decoded if replayed else paths.decoded
+        data, transforms, left_out = _decode_once(spec, data, transforms, decoded)
+        layout, kept = _plan_memory(spec, data, transforms, inputs, roles)
+    return Prepared(spec, paths, data, transforms, inputs, roles, layout, kept, left_out, rates, replayed, plain)
+
+
+def _plan_memory(spec: Spec, data: DataSet, transforms: Sequence[Transform], inputs: InputSpec, roles: Roles
+                 ) -> tuple[Layout | None, tuple[int, ...] | None]:
+    """What the ranks of a node share: a window of the stream, or all decoded samples, of the shape returned.
+
+    Raises:
+        UserError: the window is too small for it.
+    """
+    if not roles.shared:
+        return None, None
+    samples, settings = len(data.train), spec.data
+    if settings.cache == "memory":
+        shape = Pipeline(data.train, transforms, spec.seed).prepared_shape()
+        needed = samples * math.prod(shape)
+        if needed > settings.window:
+            raise UserError(f"data.window: {format_size(settings.window)} is too small for data.cache: memory: "
+                            f"{samples} decoded samples need {format_size(needed)} on each node; give that much, or "
+                            "use data.order: ring")
+        return None, shape
+    if settings.order == "ring":
+        return plan_ring(inputs.shape, inputs.dtype, samples, settings.window, settings.shards,
+                         readers=roles.gpus_per_node), None
+    most = [min(network.max_gpus or len(roles.trainers), len(roles.trainers)) for network in spec.networks]
+    largest = max(network.global_batch(gpus) for network, gpus in zip(spec.networks, most, strict=True))
+    return plan_layout(inputs.shape, inputs.dtype, samples, settings.window, largest,
+                       readers=roles.gpus_per_node), None
+
+
+def _decode_once(spec: Spec, data: DataSet, transforms: tuple[Transform, ...], path: Path
+                 ) -> tuple[DataSet, tuple[Transform, ...], tuple[BadSample, ...]]:
+    """The data set with decoded images, made where it is not there yet.
+
+    Raises:
+        UserError: too many samples cannot be decoded.
+    """
+    total = len(data.train) + len(data.validation or ())
+    with progress_bar(total, "decoding once") as advance:
+        decoded = decode_once(data, transforms, path, advance)
+    if len(decoded.left_out) > spec.data.max_bad * len(data.train):
+        raise UserError(f"{len(decoded.left_out)} of {total} samples cannot be decoded, more than data.max_bad: "
+                        f"{spec.data.max_bad:.2%}; the first: {decoded.left_out[0]}")
+    return decoded.data, decoded.transforms, tuple(decoded.left_out)
 
 
 def open_inputs(spec: Spec) -> tuple[DataSet, tuple[Transform, ...], InputSpec]:

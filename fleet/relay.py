@@ -1,5 +1,7 @@
 """The stream between nodes: each chunk is broadcast once, from the node that prepared it to all others.
 
+What is broadcast is a window (without end) or a set of samples (each chunk once).
+
 One rank on each node, its leader, takes part. Chunks go in order of their number; a few broadcasts are
 under way at a time, so that the network is busy while samples are being prepared. Chunks move from
 window to window, without a copy in between. A node joins a broadcast only once its slot is free: so the
@@ -9,17 +11,20 @@ slowest reader of any node holds the stream back when the windows are full, and 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from fleet.roles import Roles
-from fleet.segment import Window
+from fleet.segment import SampleSet, Window
 
 if TYPE_CHECKING:  # MPI starts when it is imported
     from fleet.mpi import Broadcast, World
 
 _UNDER_WAY = 4
+_LAST_GROUP = 31999  # numbers of groups, from the end: training groups count from 1
 
 
 @dataclass(frozen=True)
@@ -33,30 +38,34 @@ class Relay:
     """The leader's part in the stream between nodes; made by all leaders together.
 
     Args:
+        target: where chunks come from and go to, on this node.
         turns: the preprocessors, in the order in which they take turns at chunks.
-        first: the first chunk of the stream.
+        first: the first chunk.
+        number: of this relay among those of the run.
+        end: one past the last chunk, where there is one.
     """
 
-    def __init__(self, world: World, roles: Roles, window: Window, turns: Sequence[int], first: int) -> None:
+    def __init__(self, world: World, roles: Roles, target: Window | SampleSet, turns: Sequence[int], first: int,
+                 number: int, end: int | None = None) -> None:
         leaders = [roles.leader(node) for node in range(roles.nodes)]
-        self.next = first
-        self._world, self._window = world, window
-        self._group = world.group(leaders, 31999)
+        self._next, self._end = first, end
+        self._world, self._target = world, target
+        self._group = world.group(leaders, _LAST_GROUP - 2 * number)
         # Leaders end after different numbers of broadcasts, and collectives of one communicator must come in
         # one order: so they agree on the end by another.
-        self._ending = world.group(leaders, 31998)
+        self._ending = world.group(leaders, _LAST_GROUP - 2 * number - 1)
         self._node_of_turn = [roles.node_of[rank] for rank in turns]
         self._node = roles.node_of[world.rank]
         self._under_way: deque[_Transfer] = deque()
         self._advance()
 
-    def step(self, may_write: bool) -> bool:
+    def step(self, claim: Callable[[int], bool]) -> bool:
         """Complete broadcasts and begin new ones; returns whether anything happened.
 
         Args:
-            may_write: whether chunk ``next`` may be written into this node's window.
+            claim: whether a chunk of another node may be written here; it then will be.
         """
-        return self._complete() | self._begin(may_write)
+        return self._complete() | self._begin(claim)
 
     def _is_mine(self, sequence: int) -> bool:
         return self._node_of_turn[sequence % len(self._node_of_turn)] == self._node
@@ -66,29 +75,30 @@ class Relay:
         while self._under_way and self._under_way[0].broadcast.is_done():
             transfer = self._under_way.popleft()
             if not transfer.is_mine:
-                self._window.publish(transfer.sequence)
+                self._target.publish(transfer.sequence)
             done = True
         self._advance()
         return done
 
-    def _begin(self, may_write: bool) -> bool:
-        if len(self._under_way) >= _UNDER_WAY:
+    def _begin(self, claim: Callable[[int], bool]) -> bool:
+        if len(self._under_way) >= _UNDER_WAY or self._next == self._end:
             return False
-        if not (self._window.has(self.next) if self._is_mine(self.next) else may_write):
+        if not (self._target.has(self._next) if self._is_mine(self._next) else claim(self._next)):
             return False
-        self._post()
+        rows = self._target.rows(self._next)
+        self._post(self._target.images[rows], self._target.labels[rows])
         return True
 
-    def _post(self) -> None:
-        sequence, rows = self.next, self._window.rows(self.next)
+    def _post(self, images: np.ndarray, labels: np.ndarray) -> None:
+        sequence = self._next
         root = self._node_of_turn[sequence % len(self._node_of_turn)]
-        broadcast = self._group.start_broadcast([self._window.images[rows], self._window.labels[rows]], root)
+        broadcast = self._group.start_broadcast([images, labels], root)
         self._under_way.append(_Transfer(sequence, self._is_mine(sequence), broadcast))
-        self.next += 1
+        self._next += 1
 
     def _advance(self) -> None:
         """The relay's cursor: nothing may overwrite a chunk that is still to be sent or under way."""
-        self._window.cursors[-1] = self._under_way[0].sequence if self._under_way else self.next
+        self._target.relayed(self._under_way[0].sequence if self._under_way else self._next)
 
     def finish(self) -> None:
         """Complete the broadcasts that any leader has begun; collective over the leaders.
@@ -96,9 +106,10 @@ class Relay:
         MPI knows no way to take a begun broadcast back, so the others take part in it, whatever it
         carries: nobody reads it.
         """
-        last = max(self._ending.exchange(self.next))
-        while self.next < last:
-            self._post()
+        last = max(self._ending.exchange(self._next))
+        while self._next < last:
+            count = self._target.length(self._next)
+            self._post(np.empty_like(self._target.images[:count]), np.empty_like(self._target.labels[:count]))
         self._world.wait(lambda: all(transfer.broadcast.is_done() for transfer in self._under_way) or None)
         self._under_way.clear()
         self._group.free()

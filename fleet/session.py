@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from fleet.coordinator import Coordinator, Observer
 from fleet.engine import Engine, make_engine
@@ -12,13 +15,24 @@ from fleet.eventlog import EventLog, logged_epochs
 from fleet.identity import speed_identity
 from fleet.interrupt import Interruption
 from fleet.messages import Bad, Tag
+from fleet.order import RingOrder
 from fleet.prepare import Prepared
-from fleet.preprocessor import Preprocessor
+from fleet.preprocessor import Preprocessor, Shared
 from fleet.replay import compare
 from fleet.results import Results, leaderboard, recover
-from fleet.segment import ValidationSet, Window
+from fleet.segment import SampleSet, Window, chunk_size
 from fleet.show import print_table
-from fleet.stream import OwnStream, OwnValidation, SharedStream, SharedValidation, Validation
+from fleet.stream import (
+    FromKept,
+    FromSource,
+    OwnStream,
+    OwnValidation,
+    RingStream,
+    SharedStream,
+    SharedValidation,
+    Stream,
+    Validation,
+)
 from fleet.survey import Survey, cache_path, hardware, read_cache, write_cache
 from fleet.tensorboard import TensorBoardObserver
 from fleet.trainer import Sources, Trainer
@@ -43,8 +57,7 @@ class Session:
     def __init__(self, world: World, prepared: Prepared, interruption: Interruption) -> None:
         self._world, self._prepared, self._interruption = world, prepared, interruption
         self._roles = prepared.roles
-        self._window: Window | None = None
-        self._validation: ValidationSet | None = None
+        self._shared = Shared()
 
     def run(self) -> int:
         """Do this rank's part; returns the exit status that this rank should end with."""
@@ -98,23 +111,25 @@ class Session:
         node = roles.node_of[rank]
         leads = rank == roles.leader(node)
         evaluation = prepared.data.validation
-        assert prepared.layout is not None
         name = f"{prepared.paths.segment_name}-{node}"
         for create in (True, False):
             if leads == create:
-                self._window = Window(prepared.layout, f"{name}-train", create, is_relayed=roles.nodes > 1)
-                if evaluation is not None:
-                    self._validation = ValidationSet(prepared.inputs.shape, prepared.inputs.dtype, len(evaluation),
-                                                     prepared.layout.chunk, f"{name}-validation", create)
+                self._shared = Shared(
+                    None if prepared.layout is None else Window(prepared.layout, f"{name}-train", create,
+                                                                is_relayed=roles.nodes > 1),
+                    None if prepared.kept is None else _sample_set(prepared.kept, "uint8", len(prepared.data.train),
+                                                                   f"{name}-kept", create),
+                    None if evaluation is None else _sample_set(prepared.inputs.shape, prepared.inputs.dtype,
+                                                                len(evaluation), f"{name}-validation", create))
             self._world.gather(None)  # the leader first, then all others
-        if leads and self._window is not None:
-            self._window.segment.unlink()
-            if self._validation is not None:
-                self._validation.segment.unlink()
+        if leads:
+            for shared in (self._shared.window, self._shared.kept, self._shared.validation):
+                if shared is not None:
+                    shared.segment.unlink()
 
     def _preprocessor(self) -> Preprocessor:
-        assert self._window is not None
-        return Preprocessor(self._world, self._roles, self._window, self._validation, self._prepared.training(),
+        training = self._prepared.training()
+        return Preprocessor(self._world, self._roles, self._shared, self._prepared.order(training), training,
                             self._prepared.evaluation())
 
     def _local_index(self) -> int:
@@ -127,18 +142,32 @@ class Session:
                            self._roles.gpus_per_node)
 
     def _sources(self) -> Sources:
-        training = self._prepared.training()
-        own = OwnStream(training, self._world, lambda bad: self._report(bad, training=True))
-        if self._window is not None:
-            validation: Validation | None = (SharedValidation(self._validation, self._world)
-                                             if self._validation is not None else None)
-            return Sources(SharedStream(self._window, self._local_index(), self._world), own, validation)
+        training, shared = self._prepared.training(), self._shared
+        order = self._prepared.order(training)
+        own = OwnStream(FromSource(training) if shared.kept is None else FromKept(training, shared.kept), order,
+                        self._world, lambda bad: self._report(bad, training=True))
+        stream: Stream = own
+        if shared.window is not None:
+            stall_s = self._prepared.spec.data.stall
+            stream = (RingStream(shared.window, self._local_index(), self._world, order, stall_s)
+                      if isinstance(order, RingOrder)
+                      else SharedStream(shared.window, self._local_index(), self._world, stall_s))
+        return Sources(stream, own, self._validation())
+
+    def _validation(self) -> Validation | None:
+        if self._shared.validation is not None:
+            return SharedValidation(self._shared.validation, self._world)
         evaluation = self._prepared.evaluation()
-        return Sources(own, own, None if evaluation is None else OwnValidation(
-            evaluation, lambda bad: self._report(bad, training=False)))
+        return None if evaluation is None else OwnValidation(
+            evaluation, lambda bad: self._report(bad, training=False))
 
     def _report(self, bad: BadSample, training: bool) -> None:
         self._world.tell(0, Tag.COORDINATOR, Bad(bad.name, bad.reason, training))
+
+
+def _sample_set(shape: tuple[int, ...], dtype: str, samples: int, name: str, create: bool) -> SampleSet:
+    sample_bytes = math.prod(shape) * np.dtype(dtype).itemsize
+    return SampleSet(shape, dtype, samples, chunk_size(sample_bytes), name, create)
 
 
 class _Board:
@@ -168,7 +197,9 @@ class _Board:
         self.coordinator = Coordinator(
             world, spec, roles, prepared.layout, self._survey, prepared.rates, self.results, self._events,
             paths.profile, observers, interruption, first_epoch=1 + max(consumed, default=-1),
-            replayed=[record.stream_epoch for record in prepared.replayed], unlogged=unlogged)
+            replayed=prepared.replayed_epochs(), unlogged=unlogged)
+        for sample in prepared.left_out:
+            self.results.add_bad(sample.name, sample.reason)
         self.results.write()
 
     def close(self) -> None:

@@ -7,7 +7,8 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import IO, Any
 
 
@@ -88,6 +89,22 @@ def terminal() -> IO[str] | None:
 def terminal_width(screen: IO[str]) -> int:
     """Columns of a terminal."""
     return os.get_terminal_size(screen.fileno()).columns or 80
+
+
+@contextmanager
+def progress_bar(total: int, what: str) -> Iterator[Callable[[int], object]]:
+    """What to call with each number of things done; draws a bar on a terminal only."""
+    screen = terminal()
+    if screen is None:
+        yield lambda count: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(file=screen, force_terminal=True, width=terminal_width(screen))
+    with screen, Progress(console=console) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda count: progress.advance(task, count)
 
 
 def bar(value: float, largest: float, width: int = 30) -> str:

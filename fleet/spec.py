@@ -77,7 +77,18 @@ class Data:
     validation: Annotated[float, Field(gt=0, lt=1)] | str | None = 0.1  # a fraction, or a path
     transforms: tuple[TransformItem, ...] = ("decode",)
     window: Size = 2 * 10**9  # bytes of preprocessed samples that a node holds
+    order: Literal["strict", "ring"] = "strict"  # ring: every network at its own pace, shard by shard
+    shards: Annotated[int, Field(ge=2)] = 50  # of a ring
+    cache: Literal["none", "memory", "file"] = "none"  # decoded images: in the window, or in a file made once
+    stall: Annotated[Duration, Field(gt=0)] = 1800.0  # seconds without a sample after which the run ends
     max_bad: Annotated[Share, Field(ge=0, le=1)] = 0.01  # share of unreadable samples that a run bears
+
+    @model_validator(mode="after")
+    def _agree(self) -> Data:
+        if self.order == "ring" and self.cache == "memory":
+            raise ValueError("order: ring is for data sets larger than the window, cache: memory for those that fit "
+                             "into it; should be one of them")
+        return self
 
 
 @dataclass(frozen=True, config=_STRICT)

@@ -1,29 +1,39 @@
 """What trainers iterate: batches of an epoch of the stream, each rank its own rows.
 
-Two streams have one interface. :class:`SharedStream` reads the node's window, which preprocessors
-fill; :class:`OwnStream` prepares its samples itself, in a thread: for a launch of one rank, for the
-policy `baseline`, and for a network that finishes an epoch which the shared stream has left behind.
-Both give the same samples, bit for bit, for what a sample looks like depends on the seed, the stream
-epoch and its index alone.
+Streams have one interface. :class:`SharedStream` reads the node's window, which preprocessors fill, in the
+order of the stream; :class:`RingStream` reads it too, at the group's own pace, in an order of its own.
+:class:`OwnStream` finishes samples itself, in a thread: from the decoded ones that the node keeps, or from the
+source: for a launch of one rank, for the policy `baseline`, and for a network that finishes an epoch which
+the shared stream has left behind. All give the same samples, bit for bit, for what a sample looks like depends
+on the seed, the production and its index alone.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
-from fleet.segment import NOT_READING, ValidationSet, Window
+from fleet.errors import InfrastructureError
+from fleet.order import Epoch, Order, RingOrder
+from fleet.segment import NOT_READING, SampleSet, Window, fence
 from preprocess.base import BadSample
 from preprocess.pipeline import Pipeline
 
 if TYPE_CHECKING:  # MPI starts when it is imported
     from fleet.mpi import World
+
+T = TypeVar("T")
+
+_POLL_S = 0.001
 
 
 @dataclass(frozen=True)
@@ -36,6 +46,7 @@ class Batch:
         size: rows of the global batch.
         position: samples of the epoch that are consumed once this batch is.
         is_last: of the epoch.
+        epoch: what is consumed then: its number, or in a ring the latest production, and the path.
     """
 
     images: np.ndarray
@@ -43,6 +54,7 @@ class Batch:
     size: int
     position: int
     is_last: bool
+    epoch: Epoch
 
 
 def split_rows(first: int, last: int, rank: int, size: int) -> tuple[int, int]:
@@ -56,6 +68,19 @@ def split_rows(first: int, last: int, rank: int, size: int) -> tuple[int, int]:
     return start, start + share + (rank < more)
 
 
+class Members(Protocol):
+    """The ranks that share each batch: a training group, or a part of it."""
+
+    rank: int
+    size: int
+
+    def exchange(self, value: bool) -> list[bool]:
+        """Give every rank the values of all."""
+
+    def from_master(self, value: int | None) -> int:
+        """Give every rank the master's value."""
+
+
 class Stream(Protocol):
     """The seam between how samples arrive and how a network trains on them."""
 
@@ -64,25 +89,31 @@ class Stream(Protocol):
     def join(self, epoch: int) -> None:
         """Promise to read from the start of a stream epoch on."""
 
-    def batches(self, epoch: int, start: int, batch: int, rank: int, size: int) -> Iterator[Batch]:
-        """The batches of a stream epoch from position ``start``; a batch is valid until the next."""
+    def batches(self, epoch: Epoch, start: int, batch: int, group: Members, taken: Container[int] = ()
+                ) -> Iterator[Batch]:
+        """The batches of an epoch from position ``start``; a batch is valid until the next.
+
+        Args:
+            taken: chunks of the ring that the network has consumed in its earlier epochs.
+        """
 
     def leave(self) -> None:
         """Read no further."""
 
 
 class SharedStream:
-    """Reads the window of this node.
+    """Reads the window of this node, in the order of the stream.
 
     Args:
         window: of this node.
         reader: the place of this rank among the node's readers.
         world: to wait with.
+        stall_s: a wait so long is an error: whoever should read or write has stopped.
     """
 
-    def __init__(self, window: Window, reader: int, world: World) -> None:
+    def __init__(self, window: Window, reader: int, world: World, stall_s: float = math.inf) -> None:
         self.waited_s = 0.0
-        self._window, self._reader, self._world = window, reader, world
+        self._window, self._reader, self._world, self._stall_s = window, reader, world, stall_s
 
     def join(self, epoch: int) -> None:  # noqa: D102 - Stream says it
         self._need(self._window.layout.sequence(epoch, 0))
@@ -90,17 +121,18 @@ class SharedStream:
     def leave(self) -> None:  # noqa: D102
         self._need(NOT_READING)
 
-    def batches(self, epoch: int, start: int, batch: int, rank: int, size: int) -> Iterator[Batch]:  # noqa: D102
-        samples = self._window.layout.samples
+    def batches(self, epoch: Epoch, start: int, batch: int, group: Members,  # noqa: D102
+                taken: Container[int] = ()) -> Iterator[Batch]:
+        samples, number = self._window.layout.samples, epoch.number
         for first in range(start, samples, batch):
             last = min(first + batch, samples)
-            mine = split_rows(first, last, rank, size)
+            mine = split_rows(first, last, group.rank, group.size)
             # The cursor follows the global batch, so that a rank without rows keeps up as well.
-            self._need(self._window.layout.sequence(epoch, first))
-            images, labels = self._rows(epoch, *mine)
-            yield Batch(images, labels, last - first, last, last == samples)
+            self._need(self._window.layout.sequence(number, first))
+            images, labels = self._rows(number, *mine)
+            yield Batch(images, labels, last - first, last, last == samples, epoch)
         # The next epoch may be far away; what this one held is needed no more.
-        self._need(self._window.layout.sequence(epoch + 1, 0))
+        self._need(self._window.layout.sequence(number + 1, 0))
 
     def _need(self, sequence: int) -> None:
         self._window.need(self._reader, sequence)
@@ -110,17 +142,186 @@ class SharedStream:
         if first == last:
             return window.images[:0], window.labels[:0]
         sequences = range(layout.sequence(epoch, first), layout.sequence(epoch, last - 1) + 1)
-        began = time.perf_counter()
-        self._world.wait(lambda: all(map(window.has, sequences)) or None)
-        self.waited_s += time.perf_counter() - began
-        start = sequences[0] % layout.slots * layout.chunk + first % layout.chunk
-        if sequences[0] % layout.slots + len(sequences) <= layout.slots:
-            rows = slice(start, start + last - first)
+        for sequence in sequences:
+            self._wait(sequence, partial(self._has, sequence))
+        begin = window.rows(sequences[0]).start + first % layout.chunk
+        if begin + last - first <= len(window.labels):
+            rows = slice(begin, begin + last - first)
             return window.images[rows], window.labels[rows]
-        # The ring wraps inside these rows: the one case in which they are copied.
-        tail = window.images.shape[0] - start
-        return (np.concatenate([window.images[start:], window.images[:last - first - tail]]),
-                np.concatenate([window.labels[start:], window.labels[:last - first - tail]]))
+        # The ring wraps inside this batch.
+        wrapped = np.arange(begin, begin + last - first) % len(window.labels)
+        return window.images[wrapped], window.labels[wrapped]
+
+    def _has(self, sequence: int) -> bool | None:
+        return self._window.has(sequence) or None
+
+    def _wait(self, sequence: int, ready: Callable[[], T | None]) -> T:
+        """Wait for a chunk; too long a wait ends the run, with what is known of its cause."""
+        began = time.perf_counter()
+
+        def watch() -> T | None:
+            found = ready()
+            if found is None and time.perf_counter() - began > self._stall_s:
+                raise InfrastructureError(self._stalled(sequence))
+            return found
+
+        found = self._world.wait(watch)
+        self.waited_s += time.perf_counter() - began
+        return found
+
+    def _stalled(self, sequence: int) -> str:
+        window = self._window
+        reading = {reader: int(at) for reader, at in enumerate(window.cursors[:-1]) if at != NOT_READING}
+        slowest = min(reading, key=lambda reader: reading[reader])
+        cause = (f"reader {slowest} of this node, at chunk {reading[slowest]}, reads no further and the window is full"
+                 if window.newest() - reading[slowest] >= window.layout.slots
+                 else "the preprocessor that should write it does not")
+        return (f"chunk {sequence} of the stream has not come for {self._stall_s:.0f} s (data.stall): {cause}; "
+                f"the newest chunk is {window.newest() - 1}")
+
+
+class RingStream(SharedStream):
+    """Reads the window of this node at the group's own pace: always the oldest chunk whose shard it still lacks.
+
+    The master chooses, and all ranks of the group make sure that the chunk is there, and stays, on their nodes.
+    """
+
+    def __init__(self, window: Window, reader: int, world: World, order: RingOrder, stall_s: float = math.inf) -> None:
+        super().__init__(window, reader, world, stall_s)
+        self._order = order
+
+    def join(self, epoch: int) -> None:
+        """Nothing is promised: whatever is there when the first batch is asked for will do."""
+
+    def batches(self, epoch: Epoch, start: int, batch: int, group: Members,
+                taken: Container[int] = ()) -> Iterator[Batch]:
+        """See :class:`Stream`; ``start`` is 0, for the rest of an epoch can be had of :class:`OwnStream` only."""
+        if start:
+            raise ValueError("a ring does not give the rest of an epoch")
+        samples, path = self._window.layout.samples, list(epoch.path)
+        lacks = set(range(self._order.shards))
+        begin = end = 0  # of the chunk that is read, in the epoch
+        for first in range(0, samples, batch):
+            last = min(first + batch, samples)
+            mine = split_rows(first, last, group.rank, group.size)
+            parts = []
+            while True:
+                low, high = max(mine[0], begin), min(mine[1], end)
+                if low < high:
+                    parts.append(self._part(path[-1], low - begin, high - begin))
+                if end >= last:
+                    break
+                # What this rank wants of the chunk is copied before the chunk is let go.
+                parts = [(images.copy(), labels.copy()) for images, labels in parts]
+                path.append(self._take(lacks, group, taken))
+                lacks.remove(self._order.shard(path[-1]))
+                rows = self._window.rows(path[-1])
+                begin, end = end, end + rows.stop - rows.start
+            images, labels = _joined(parts) if parts else (self._window.images[:0], self._window.labels[:0])
+            latest = Epoch(max(path) // self._order.shards, tuple(path))
+            yield Batch(images, labels, last - first, last, last == samples, latest)
+        self.leave()
+
+    def _part(self, sequence: int, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
+        start = self._window.rows(sequence).start
+        rows = slice(start + first, start + last)
+        return self._window.images[rows], self._window.labels[rows]
+
+    def _take(self, lacks: Container[int], group: Members, taken: Container[int]) -> int:
+        """Agree on the next chunk, and hold it on all nodes of the group."""
+        while True:
+            self.leave()  # what this rank has held is needed no more
+            offered = self._wait(self._window.newest(), lambda: self._find(lacks, taken)) if group.rank == 0 else None
+            sequence = group.from_master(offered)
+            held = group.rank == 0 or self._hold(sequence)
+            if group.size == 1 or all(group.exchange(held)):
+                return sequence
+
+    def _find(self, lacks: Container[int], taken: Container[int]) -> int | None:
+        """The oldest chunk of use on this node, held."""
+        for sequence in self._window.complete():
+            if sequence not in taken and self._order.shard(sequence) in lacks and self._holds(sequence):
+                return sequence
+        self._need(self._window.newest())  # so the ring turns further
+        return None
+
+    def _holds(self, sequence: int) -> bool:
+        """Put the cursor on a chunk; it stays if it is still there then."""
+        self._need(sequence)
+        fence()
+        return self._window.has(sequence)
+
+    def _hold(self, sequence: int) -> bool:
+        """Hold a chunk that the master has; on another node it may still be on its way, or gone already."""
+        def settled() -> bool | None:
+            if self._holds(sequence):
+                return True
+            return False if self._window.is_gone(sequence) else None
+
+        return self._wait(sequence, settled)
+
+
+def _joined(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate([images for images, _ in parts]), np.concatenate([labels for _, labels in parts])
+
+
+# ---- samples that a trainer prepares, or finishes, itself ----------------------------------------
+
+
+class Samples(Protocol):
+    """Where :class:`OwnStream` has samples from."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of a sample."""
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of a sample."""
+
+    def is_ready(self, indices: np.ndarray) -> bool:
+        """Whether these can be had without waiting."""
+
+    def load(self, indices: np.ndarray, production: int, images: np.ndarray, labels: np.ndarray) -> list[BadSample]:
+        """Put samples into arrays; see :meth:`preprocess.pipeline.Pipeline.load`."""
+
+
+class FromSource:
+    """Samples that this rank reads, decodes and transforms."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self.shape: tuple[int, ...] = pipeline.shape
+        self.dtype = pipeline.dtype
+
+    def is_ready(self, indices: np.ndarray) -> bool:
+        """A file can always be read."""
+        return True
+
+    def load(self, indices: np.ndarray, production: int, images: np.ndarray,  # noqa: D102 - Samples says it
+             labels: np.ndarray) -> list[BadSample]:
+        return self._pipeline.load(indices, production, images, labels)
+
+
+class FromKept:
+    """Samples that the node keeps decoded; this rank does what differs from epoch to epoch."""
+
+    def __init__(self, pipeline: Pipeline, kept: SampleSet) -> None:
+        self._pipeline, self._kept = pipeline, kept
+        self.shape: tuple[int, ...] = pipeline.shape
+        self.dtype = pipeline.dtype
+        self._row = np.argsort(pipeline.order(0))  # they lie in the order of epoch 0
+
+    def is_ready(self, indices: np.ndarray) -> bool:  # noqa: D102
+        return self._kept.has_rows(self._row[indices])
+
+    def load(self, indices: np.ndarray, production: int, images: np.ndarray,  # noqa: D102
+             labels: np.ndarray) -> list[BadSample]:
+        rows = self._row[indices]
+        return self._pipeline.finish_kept(self._kept.images[rows], self._kept.labels[rows], indices, production,
+                                          images, labels)
 
 
 # [FLEET] Fig. 4: a trainer's queue holds 10 batches.
@@ -131,13 +332,14 @@ class OwnStream:
     """Prepares this rank's own rows, in a thread, a few batches ahead.
 
     Args:
-        pipeline: of the training samples.
+        samples: where they come from.
+        order: of the epochs.
         on_bad: is told of samples that cannot be read, in the thread that iterates.
     """
 
-    def __init__(self, pipeline: Pipeline, world: World, on_bad: Callable[[BadSample], None]) -> None:
+    def __init__(self, samples: Samples, order: Order, world: World, on_bad: Callable[[BadSample], None]) -> None:
         self.waited_s = 0.0
-        self._pipeline, self._world, self._on_bad = pipeline, world, on_bad
+        self._samples, self._order, self._world, self._on_bad = samples, order, world, on_bad
 
     def join(self, epoch: int) -> None:  # noqa: D102 - Stream says it
         pass
@@ -145,10 +347,11 @@ class OwnStream:
     def leave(self) -> None:  # noqa: D102
         pass
 
-    def batches(self, epoch: int, start: int, batch: int, rank: int, size: int) -> Iterator[Batch]:  # noqa: D102
+    def batches(self, epoch: Epoch, start: int, batch: int, group: Members,  # noqa: D102
+                taken: Container[int] = ()) -> Iterator[Batch]:
         ahead: queue.Queue[Any] = queue.Queue(Q_D)
         stop = threading.Event()
-        worker = threading.Thread(target=self._prepare, args=(ahead, stop, epoch, start, batch, rank, size),
+        worker = threading.Thread(target=self._prepare, args=(ahead, stop, epoch, start, batch, group.rank, group.size),
                                   name="own-stream", daemon=True)
         worker.start()
         try:
@@ -168,21 +371,36 @@ class OwnStream:
             stop.set()
             worker.join()
 
-    def _prepare(self, ahead: queue.Queue, stop: threading.Event, epoch: int, start: int, batch: int,
+    def _prepare(self, ahead: queue.Queue, stop: threading.Event, epoch: Epoch, start: int, batch: int,
                  rank: int, size: int) -> None:
         try:
-            order = self._pipeline.order(epoch)
-            for first in range(start, len(order), batch):
-                last = min(first + batch, len(order))
-                indices = order[slice(*split_rows(first, last, rank, size))]
-                images = np.empty((len(indices), *self._pipeline.shape), self._pipeline.dtype)
-                labels = np.empty(len(indices), np.int64)
-                bad = self._pipeline.load(indices, epoch, images, labels)
-                if not _put(ahead, (Batch(images, labels, last - first, last, last == len(order)), bad), stop):
+            whole = self._order.itinerary(epoch)
+            samples = len(whole.indices)
+            number = int(whole.productions.max())
+            for first in range(start, samples, batch):
+                last = min(first + batch, samples)
+                mine = slice(*split_rows(first, last, rank, size))
+                while not self._samples.is_ready(whole.indices[mine]):
+                    if stop.wait(_POLL_S):
+                        return
+                images, labels, bad = self._load(whole.indices[mine], whole.productions[mine])
+                made = Batch(images, labels, last - first, last, last == samples, Epoch(number, whole.path))
+                if not _put(ahead, (made, bad), stop):
                     return
             _put(ahead, _END, stop)
         except BaseException as error:  # it belongs to the rank, not to this thread
             _put(ahead, error, stop)
+
+    def _load(self, indices: np.ndarray, productions: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[BadSample]]:
+        images = np.empty((len(indices), *self._samples.shape), self._samples.dtype)
+        labels = np.empty(len(indices), np.int64)
+        cuts = [0, *(1 + np.flatnonzero(np.diff(productions))).tolist(), len(indices)]
+        bad = []
+        for first, last in itertools.pairwise(cuts):
+            if first < last:
+                bad += self._samples.load(indices[first:last], int(productions[first]), images[first:last],
+                                          labels[first:last])
+        return images, labels, bad
 
 
 _END = object()
@@ -220,7 +438,7 @@ class Validation(Protocol):
 class SharedValidation:
     """Reads the validation samples of this node."""
 
-    def __init__(self, shared: ValidationSet, world: World) -> None:
+    def __init__(self, shared: SampleSet, world: World) -> None:
         self.samples = shared.samples
         self._shared, self._world = shared, world
 

@@ -51,6 +51,7 @@ from fleet.messages import (
     Stopped,
     Tag,
 )
+from fleet.order import Epoch, read_path, write_path
 from fleet.paths import RunPaths, storing
 from fleet.quota import Quota
 from fleet.spec import NetworkSpec, Spec
@@ -208,20 +209,22 @@ class Trainer:
         batch_size = network.global_batch(group.size)
         while True:
             # An epoch that was interrupted is finished on its own stream epoch, prepared by this rank itself.
-            epoch = state.stream_epoch if state.position else stream_epoch
+            epoch = Epoch(state.stream_epoch, state.path) if state.position else Epoch(stream_epoch)
             source: Stream = self._sources.own if state.position else stream
+            taken = {chunk for record in state.history for chunk in read_path(record.path)}
             loss, correct, count = state.sums
             began, waited, blocked = time.perf_counter(), source.waited_s, self._writer.blocked_s
             pace = _Pace(network.name, state.position)
             saved = began
 
-            for batch in source.batches(epoch, state.position, batch_size, group.rank, group.size):
+            for batch in source.batches(epoch, state.position, batch_size, group, taken):
                 result = self._step(group, trainable, batch.images, batch.labels, batch.size, self._is_interrupted())
                 loss, correct, count = loss + result.loss, correct + result.correct, count + result.count
                 if not math.isfinite(result.loss):
                     raise NetworkFailed(f"the loss became {result.loss} in epoch {state.epoch + 1}, "
                                         f"within the first {batch.position} samples")
-                here = dataclasses.replace(state, stream_epoch=epoch, position=batch.position,
+                epoch = batch.epoch
+                here = dataclasses.replace(state, stream_epoch=epoch.number, path=epoch.path, position=batch.position,
                                            sums=(loss, correct, count))
                 if result.stop and not batch.is_last:
                     self._interrupt(network, group, trainable, here)
@@ -236,11 +239,13 @@ class Trainer:
             trainable.average_statistics()
             judged = self._evaluate(network, group, trainable)
             record = EpochRecord(
-                epoch=state.epoch + 1, stream_epoch=epoch, loss=loss / max(count, 1), accuracy=correct / max(count, 1),
+                epoch=state.epoch + 1, stream_epoch=epoch.number,
+                loss=loss / max(count, 1), accuracy=correct / max(count, 1),
                 val_loss=judged.loss / judged.count if judged.count else math.nan,
                 val_accuracy=judged.correct / judged.count if judged.count else math.nan,
                 learning_rate=trainable.learning_rate(), samples=int(count), gpus=group.size,
-                seconds=time.perf_counter() - began, waited_s=source.waited_s - waited)
+                seconds=time.perf_counter() - began, waited_s=source.waited_s - waited,
+                path=write_path(epoch.path))
             history = (*state.history, record)
             verdict = standing(history, converge)
             state = State(arrays={}, identity=state.identity, history=history, final=verdict.reason)

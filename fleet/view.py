@@ -47,10 +47,7 @@ def describe(event: str, fields: dict[str, Any], max_epochs: dict[str, int]) -> 
             after = f" after {format_duration(fields['seconds'])}" if fields["measurements"] else ", measured before"
             return f"rates known{after}"
         case "stream":
-            advice = " (raise resources.preprocessors)" if fields["bottleneck"] == "input" else ""
-            return (f"input {fields['supply_samples_per_s']:.0f} samples/s by "
-                    f"{_count(fields['preprocessors'], 'preprocessor')}, the fastest network takes "
-                    f"{fields['demand_samples_per_s']:.0f}: {fields['bottleneck']} is the bottleneck{advice}")
+            return describe_stream(fields)
         case "round":
             return f"round {fields['round']}: {', '.join(fields['members'])}"
         case "group":
@@ -80,6 +77,23 @@ def describe(event: str, fields: dict[str, Any], max_epochs: dict[str, int]) -> 
             return f"skipped {fields['name']}: {fields['reason']}"
         case _:
             return ""
+
+
+def describe_stream(fields: dict[str, Any]) -> str:
+    """Whether input or training is the bottleneck, and what to change."""
+    rates = (f"input {fields['supply_samples_per_s']:.0f} samples/s by "
+             f"{_count(fields['preprocessors'], 'preprocessor')}, the fastest network takes "
+             f"{fields['demand_samples_per_s']:.0f}: ")
+    if fields["kept"]:
+        return rates + "decoded in the first epoch, kept from then on"
+    if fields["bottleneck"] == "input":
+        return rates + ("input is the bottleneck (more preprocessors: start more ranks, raise resources.preprocessors; "
+                        "or decode once: data.cache: memory, or file)")
+    spare = fields["of"] - fields["preprocessors"]
+    advice = f" ({_count(spare, 'preprocessor')} of {fields['of']} could train instead)" if spare else ""
+    if fields["policy"] == "adaptive" and fields["pace"] == "shared":
+        advice += "; adaptive is faster where networks go at their own pace: data.cache: memory, or data.order: ring"
+    return f"{rates}training is the bottleneck{advice}"
 
 
 def _count(number: int, what: str) -> str:

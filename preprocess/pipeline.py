@@ -6,8 +6,7 @@ nothing else. So it does not matter which process prepares a sample, or when, or
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
 import numpy as np
@@ -68,11 +67,59 @@ class Pipeline:
         Raises:
             BadSample: it cannot be read or decoded.
         """
-        data = self.source.read(index)
+        try:
+            data = self.source.read(index)
+        except IndexError as error:
+            raise InputError(f"the source says that it has {self.samples} samples, and has none at {index}: {error}"
+                             ) from error
         try:
             return self._fix(data)
         except BadImage as error:
             raise BadSample(self.source.name(index), str(error)) from error
+
+    def prepared_shape(self) -> tuple[int, ...]:
+        """The shape of all prepared samples, judged by a few that are spread over the source.
+
+        Raises:
+            InputError: they differ, or are not uint8: these cannot be kept.
+        """
+        found = [(self.source.name(index), image) for index, image in self._some(self.prepare)]
+        for name, image in found:
+            if image.dtype != np.uint8:
+                raise InputError(f"{name} is {_describe(image)} before the first random transform; only uint8 is kept")
+            if image.shape != found[0][1].shape:
+                raise InputError(f"{found[0][0]} is {_describe(found[0][1])} and {name} {_describe(image)} before the "
+                                 "first random transform; a resize or a crop before it would make them one")
+        return found[0][1].shape
+
+    def keep(self, indices: Iterable[int], images: np.ndarray, labels: np.ndarray) -> list[BadSample]:
+        """Do the part that is worth keeping: the same as :meth:`load`, up to the first random transform."""
+        return self._each(indices, self.prepare, images, labels)
+
+    def finish_kept(self, kept: np.ndarray, kept_labels: np.ndarray, indices: np.ndarray, epoch: int,
+                    images: np.ndarray, labels: np.ndarray) -> list[BadSample]:
+        """Do the rest to samples that :meth:`keep` has left; what it could not use stays marked, and is not told again.
+
+        Args:
+            kept, kept_labels: (k, ...) and (k,).
+            indices: (k,) of the source.
+            epoch, images, labels: as in :meth:`load`.
+        """
+        if not self._varying:
+            images[:], labels[:] = kept, kept_labels
+            return []
+        images[kept_labels < 0] = 0
+        labels[:] = kept_labels
+        usable = np.flatnonzero(kept_labels >= 0)
+        bad = []
+        for position in usable.tolist():
+            try:
+                images[position] = self.finish(kept[position], int(indices[position]), epoch)
+            except BadSample as error:
+                error.position = position
+                images[position], labels[position] = 0, -1
+                bad.append(error)
+        return bad
 
     def finish(self, image: np.ndarray, index: int, epoch: int, training: bool = True) -> np.ndarray:
         """Do to a prepared sample what differs from epoch to epoch, and check its shape.
@@ -100,10 +147,19 @@ class Pipeline:
         Returns:
             The samples that cannot be used, each with its position; their images are 0 and their labels -1.
         """
+        return self._each(indices, lambda index: self.finish(self.prepare(index), index, epoch, training), images,
+                          labels)
+
+    def _each(self, indices: Iterable[int], make: Callable[[int], np.ndarray], images: np.ndarray, labels: np.ndarray
+              ) -> list[BadSample]:
         bad = []
         for position, index in enumerate(map(int, indices)):
             try:
-                images[position] = self.finish(self.prepare(index), index, epoch, training)
+                image = make(index)
+                if image.shape != images.shape[1:]:
+                    raise BadSample(self.source.name(index), f"is {_describe(image)}; the others are "
+                                                             f"{' x '.join(map(str, images.shape[1:]))}")
+                images[position] = image
                 labels[position] = self.source.labels[index]
             except BadSample as error:
                 error.position = position
@@ -138,13 +194,8 @@ class Pipeline:
 
     def _probe(self) -> tuple[tuple[int, int, int], np.dtype]:
         """Shape and type of the samples, from a few that are spread over the source."""
-        count = len(self.source)
-        if not count:
-            raise InputError("the data set is empty")
-        spread = np.unique(np.linspace(0, count - 1, PROBES).astype(int)).tolist()
-        found = list(self._usable(spread)) or list(islice(self._usable(range(count)), 1))
-        if not found:
-            raise InputError(f"none of the {count} samples can be used; the first: {self._complaint(0)}")
+        found = [(self.source.name(index), image) for index, image in self._some(
+            lambda index: self._vary(self.prepare(index), index, 0, True))]
         name, image = found[0]
         if image.ndim != 3 or not (image.dtype == np.uint8 or image.dtype.kind == "f"):
             raise InputError(f"{name} becomes {_describe(image)}; transforms must give images "
@@ -156,17 +207,25 @@ class Pipeline:
         height, width, channels = image.shape
         return (height, width, channels), _wire_dtype(image.dtype)
 
-    def _usable(self, indices: Iterable[int]) -> Iterator[tuple[str, np.ndarray]]:
-        for index in indices:
-            with suppress(BadSample):
-                yield self.source.name(index), self._vary(self.prepare(index), index, 0, True)
+    def _some(self, make: Callable[[int], np.ndarray]) -> list[tuple[int, np.ndarray]]:
+        """A few samples, spread over the source; the first that can be used, where none of these can."""
+        count = len(self.source)
+        if not count:
+            raise InputError("the data set is empty")
 
-    def _complaint(self, index: int) -> str:
-        try:
-            self._vary(self.prepare(index), index, 0, True)
-        except BadSample as error:
-            return str(error)
-        return "nothing"
+        def usable(indices: Iterable[int]) -> Iterator[tuple[int, np.ndarray]]:
+            for index in indices:
+                try:
+                    yield index, make(index)
+                except BadSample as error:
+                    complaints.append(error)
+
+        complaints: list[BadSample] = []
+        spread = np.unique(np.linspace(0, count - 1, PROBES).astype(int)).tolist()
+        found = list(usable(spread)) or list(islice(usable(range(count)), 1))
+        if not found:
+            raise InputError(f"none of the {count} samples can be used; the first: {complaints[0]}")
+        return found
 
 
 class _Generators:

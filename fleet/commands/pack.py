@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 from fleet.errors import ExitStatus
-from fleet.show import add_json, print_json
+from fleet.show import add_json, print_json, progress_bar
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +34,7 @@ def run(args: argparse.Namespace) -> ExitStatus:
     transforms = parse_transforms([] if size is None else [
         {"decode": {"mode": args.mode}}, {"resize": {"size": size}}, {"center_crop": {"size": [size, size]}}])
     data = open_data("image_folder", args.folder, validation=None, seed=0)
-    with _progress(len(data.train) + len(data.validation or ())) as advance:
+    with progress_bar(len(data.train) + len(data.validation or ()), "images") as advance:
         left_out = write_hdf5(data, transforms, args.out, advance)
     train, validation = open_hdf5(args.out)
     counts = {"train": len(train), "validation": len(validation or ())}
@@ -57,17 +54,3 @@ def _pixels(word: str) -> int:
     if not word.isdecimal() or int(word) == 0:
         raise argparse.ArgumentTypeError(f"{word!r} is not a number of pixels")
     return int(word)
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[int], object]]:
-    """What to call with each number of images done; draws a bar on a terminal only."""
-    if not sys.stderr.isatty():
-        yield lambda count: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True)) as progress:
-        task = progress.add_task("images", total=total)
-        yield lambda count: progress.advance(task, count)

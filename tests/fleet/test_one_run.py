@@ -21,6 +21,7 @@ from fleet.engine_numpy import NumpyEngine, SoftmaxRegression
 from fleet.errors import ExitStatus, StorageError
 from fleet.eventlog import logged_epochs, read_events
 from fleet.messages import Start
+from fleet.order import Epoch, read_path
 from fleet.prepare import prepare
 from fleet.results import Results, Status, read_results, recover
 from fleet.roles import assign
@@ -95,12 +96,13 @@ class Recorder:
     def __getattr__(self, name):
         return getattr(self._stream, name)
 
-    def batches(self, epoch, start, batch, rank, size):
-        for item in self._stream.batches(epoch, start, batch, rank, size):
-            rows = split_rows(item.position - item.size, item.position, rank, size)
+    def batches(self, epoch, start, batch, group, taken):
+        for item in self._stream.batches(epoch, start, batch, group, taken):
+            rows = split_rows(item.position - item.size, item.position, group.rank, group.size)
             numbers = [Numbered.number(image) for image in item.images]
             assert len(numbers) == rows[1] - rows[0]
-            self._notes[self._serving[0], epoch] += zip(range(*rows), numbers, strict=True)
+            place = item.epoch.path[0] if item.epoch.path else item.epoch.number
+            self._notes[self._serving[0], place] += zip(range(*rows), numbers, strict=True)
             yield item
 
 
@@ -120,7 +122,11 @@ class Runner:
     def launch(self, interruption=None, turns=None):
         """Run the ranks; returns rank 0's exit status, None where the run was killed before."""
         self.prepared = prepare(str(self.path), self.case.node_of, None, plain=True)
-        if (layout := self.prepared.layout) is not None:
+        layout = self.prepared.layout
+        if layout is not None and layout.is_ring:
+            spare = dataclasses.replace(layout, slots=3 + self.case.spare_slots)
+            self.prepared = dataclasses.replace(self.prepared, layout=spare)
+        elif layout is not None:
             chunk = min(self.case.chunk, layout.samples)
             largest = max(network.train.batch.size for network in self.prepared.spec.networks)
             touched = -(-(largest - 1) // chunk) + 1
@@ -143,8 +149,8 @@ class Runner:
         recover(results)
         for name in self.prepared.spec.by_name:  # nobody reads the arrays of one that is done
             state = newest(self.prepared.paths, name, with_arrays=name not in results.finished()).state
-            whole = {record.stream_epoch for record in state.history} if state else set()
-            part = {state.stream_epoch: state.position} if state else {}
+            whole = {place_of(record) for record in state.history} if state else set()
+            part = {(state.path or [state.stream_epoch])[0]: state.position} if state else {}
             for key in [key for key in self.notes if key[0] == name and key[1] not in whole]:
                 self.notes[key] = [(row, number) for row, number in self.notes[key] if row < part.get(key[1], 0)]
 
@@ -161,14 +167,14 @@ class Runner:
         for name in self.results():
             history = self.history(name)
             for record in history:
-                noted = sorted(self.notes[name, record.stream_epoch])
-                order = self.prepared.training().order(record.stream_epoch)
-                assert noted == list(enumerate(order)), (name, record.stream_epoch)
+                noted = sorted(self.notes[name, place_of(record)])
+                assert noted == list(enumerate(itinerary(self.prepared, record).indices)), (name, record)
             assert [record.epoch for record in history] == list(range(1, len(history) + 1))
-            assert len({record.stream_epoch for record in history}) == len(history)
+            consumed = [chunk for record in history for chunk in read_path(record.path) or [record.stream_epoch]]
+            assert len(set(consumed)) == len(consumed)
             if not history:
                 continue
-            alone = train_alone(self.prepared, name, [record.stream_epoch for record in history])
+            alone = train_alone(self.prepared, name, history)
             together = [(record.loss, record.accuracy, record.val_loss, record.val_accuracy) for record in history]
             np.testing.assert_allclose(together, alone, rtol=1e-9)
 
@@ -204,16 +210,28 @@ class _Alone:
         """There is nobody else."""
 
 
-def train_alone(prepared, name, stream_epochs):
+def place_of(record):
+    """What tells an epoch from all others of its network."""
+    return (read_path(record.path) or [record.stream_epoch])[0]
+
+
+def itinerary(prepared, record):
+    """The samples of an epoch."""
+    return prepared.order(prepared.training()).itinerary(Epoch(record.stream_epoch, read_path(record.path)))
+
+
+def train_alone(prepared, name, history):
     """What each epoch comes to where one rank trains one network on samples that it prepares itself."""
     network = prepared.spec.by_name[name]
     trainable = NumpyEngine(prepared.inputs).build(network, _Alone())
     training, evaluation = prepared.training(), prepared.evaluation()
     came_to = []
-    for epoch in stream_epochs:
-        order, sums = training.order(epoch), np.zeros(3)
-        for first in range(0, len(order), network.train.batch.size):
-            images, labels = loaded(training, order[first:first + network.train.batch.size], epoch, True)
+    for record in history:
+        whole, sums = itinerary(prepared, record), np.zeros(3)
+        for first in range(0, len(whole.indices), network.train.batch.size):
+            rows = range(first, min(first + network.train.batch.size, len(whole.indices)))
+            parts = [loaded(training, [whole.indices[row]], int(whole.productions[row]), True) for row in rows]
+            images, labels = (np.concatenate(part) for part in zip(*parts, strict=True))
             result = trainable.step(images, labels, len(labels))
             sums += (result.loss, result.correct, result.count)
         judged = trainable.evaluate(*loaded(evaluation, range(evaluation.samples), 0, False))
@@ -257,8 +275,11 @@ def cases(draw, failing=False):
              for model in models]
     content = {
         "seed": 5, "models": models,
-        "data": {"source": "tests.sources:numbered", "path": str(samples),
-                 "transforms": ["tests.sources:noise", {"scale": {"mean": 0.5, "std": 0.5}}]},
+        "data": {"source": "tests.sources:numbered", "path": str(samples), **draw(st.sampled_from(
+                     [{}, {"order": "ring", "shards": draw(st.integers(2, 9))}, {"cache": "memory"},
+                      {"cache": "file"}])),
+                 "transforms": [{"center_crop": {"size": [4, 4]}}, "tests.sources:noise",
+                                {"scale": {"mean": 0.5, "std": 0.5}}]},
         "train": {"optimizer": {"learning_rate": 0.02, "momentum": 0.5}},
         "schedule": {"policy": policy, "rates": {
             "samples_per_epoch": samples, "gpus_per_node": roles.gpus_per_node, "models": rates}},

@@ -11,13 +11,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.errors import InfrastructureError, UserError
-from fleet.messages import Exit, Produce, Tag
-from fleet.preprocessor import Preprocessor
+from fleet.messages import NO_LIMIT, Exit, Produce, Tag
+from fleet.order import Epoch, RingOrder, StrictOrder
+from fleet.preprocessor import Preprocessor, Shared
 from fleet.roles import assign
-from fleet.segment import NOT_READING, Layout, Segment, ValidationSet, Window, plan_layout
-from fleet.stream import OwnStream, OwnValidation, SharedStream, SharedValidation, split_rows
-from preprocess.base import BadSample
-from preprocess.pipeline import Pipeline
+from fleet.segment import NOT_READING, Layout, SampleSet, Segment, Window, plan_layout, plan_ring
+from fleet.stream import (
+    FromKept,
+    FromSource,
+    OwnStream,
+    OwnValidation,
+    RingStream,
+    SharedStream,
+    SharedValidation,
+    split_rows,
+)
+from preprocess.base import BadSample, InputError
+from preprocess.pipeline import PROBES, Pipeline
 from preprocess.transforms import parse_transforms
 from tests.fleet.one_process import Launch
 from tests.sources import Numbered, partly_bad
@@ -30,11 +40,12 @@ def pipeline(samples):
     return Pipeline(Numbered(samples, seed=1), parse_transforms(["tests.sources:noise"]), SEED)
 
 
-def expected(alone, epoch, first, last):
+def expected(alone, whole, first, last):
     """What rows of an epoch hold, prepared by one rank alone."""
-    indices = alone.order(epoch)[first:last]
-    images, labels = np.empty((len(indices), *alone.shape), alone.dtype), np.empty(len(indices), np.int64)
-    alone.load(indices, epoch, images, labels)
+    images, labels = np.empty((last - first, *alone.shape), alone.dtype), np.empty(last - first, np.int64)
+    for row in range(first, last):
+        place = slice(row - first, row - first + 1)
+        alone.load([whole.indices[row]], int(whole.productions[row]), images[place], labels[place])
     return images, labels
 
 
@@ -154,6 +165,40 @@ def test_a_chunk_waits_for_the_one_before_it_in_its_slot_even_where_nobody_needs
     assert window.is_free(7, NOT_READING, first=5)  # before the first chunk there is none
 
 
+RING = Layout((2, 3, 1), "float32", samples=10, chunk=4, slots=3, lookahead=2, readers=2, is_ring=True)
+
+
+def test_any_slot_of_a_ring_that_nobody_reads_is_given_to_the_next_chunk():
+    ring = window_of(RING)
+    for chunk in range(3):
+        assert ring.assign(chunk)
+    assert not ring.assign(3)  # all three are being written
+    ring.publish(1)
+    ring.need(0, 1)
+    assert not ring.assign(3)  # chunk 1 is being read
+    ring.publish(2)
+    assert ring.assign(3)  # in the place of chunk 2: neither chunk 0 nor 1 stops it
+    assert ring.complete() == [1]
+    assert (ring.is_gone(2), ring.is_gone(1), ring.is_gone(3), ring.is_gone(4)) == (True, False, False, False)
+
+
+def test_a_chunk_of_a_ring_that_was_not_sent_to_the_other_nodes_stays():
+    ring = window_of(RING, is_relayed=True)
+    for chunk in range(3):
+        ring.assign(chunk)
+        ring.publish(chunk)
+    assert not ring.assign(3)
+    ring.relayed(1)
+    assert ring.assign(3)
+    assert ring.complete() == [1, 2]
+
+
+def test_a_ring_wants_room_for_three_shards_and_says_what_that_is():
+    assert plan_ring((32, 32, 3), "uint8", 1000, 10**6, 50, readers=4).chunk == 20
+    with pytest.raises(UserError, match=r"three shards of 20 samples of 3.07 kB need 184 kB; or .* data.shards: 50"):
+        plan_ring((32, 32, 3), "uint8", 1000, 10**5, 50, readers=4)
+
+
 def test_memory_that_is_not_there_is_an_error_that_says_what_to_lower():
     with pytest.raises(InfrastructureError, match=r"1000000 TB of shared memory .* free in /dev/shm: lower data.w"):
         Segment("fleet-test-huge", 10**18, create=True)
@@ -182,6 +227,12 @@ class Group:
     batch: int
 
 
+class Alone:
+    """The members of a group of one."""
+
+    rank, size = 0, 1
+
+
 @st.composite
 def streams(draw):
     """Ranks on one or two nodes, and groups that join and leave."""
@@ -197,10 +248,18 @@ def streams(draw):
         groups.append(Group(tuple(free[:size]), draw(st.integers(0, 2)), draw(st.integers(1, 3)),
                             draw(st.integers(1, samples))))
         del free[:size]
-    touched = max(-(-(group.batch - 1) // chunk) + 1 for group in groups)
-    layout = Layout((4, 4, 1), "uint8", samples, chunk, touched + draw(st.integers(1, 6)),
-                    touched + draw(st.integers(0, 3)), roles.gpus_per_node)
+    if draw(st.booleans()):
+        layout = Layout((4, 4, 1), "uint8", samples, chunk, draw(st.integers(3, 9)), draw(st.integers(2, 5)),
+                        roles.gpus_per_node, is_ring=True)
+    else:
+        touched = max(-(-(group.batch - 1) // chunk) + 1 for group in groups)
+        layout = Layout((4, 4, 1), "uint8", samples, chunk, touched + draw(st.integers(1, 6)),
+                        touched + draw(st.integers(0, 3)), roles.gpus_per_node)
     return roles, layout, groups
+
+
+def order_of(layout, alone):
+    return RingOrder(alone, layout.chunk, SEED) if layout.is_ring else StrictOrder(alone, layout.chunk)
 
 
 class Granter:
@@ -219,9 +278,11 @@ class Granter:
             {"joined": self._joined, "left": self._left, "epoch": set()}[kind].add(group)
             self._granted = max(self._granted, epoch)
         joining = [group.first for place, group in enumerate(self._groups) if place not in self._joined]
-        order = Produce(limit=(self._granted + 2) * self._layout.chunks,
-                        hold=min([*joining, self._granted + 1]) * self._layout.chunks, first=0,
-                        turns=self._roles.preprocessors)
+        limit = hold = NO_LIMIT
+        if not self._layout.is_ring:
+            limit = (self._granted + 2) * self._layout.chunks
+            hold = min([*joining, self._granted + 1]) * self._layout.chunks
+        order = Produce(limit, hold, first=0, turns=self._roles.preprocessors)
         if len(self._left) == len(self._groups):
             order = Exit(0)
         if order != self._told:
@@ -235,26 +296,36 @@ def read(world, roles, layout, window, group, place, alone, seen):
     """A trainer's part: join, read its rows of some epochs, leave; every row is looked at twice."""
     node = roles.node_of[world.rank]
     mates = [rank for rank in roles.trainers if roles.node_of[rank] == node]
-    stream = SharedStream(window, mates.index(world.rank), world)
+    order = order_of(layout, alone)
+    stream = (RingStream(window, mates.index(world.rank), world, order) if layout.is_ring
+              else SharedStream(window, mates.index(world.rank), world))
     rank = group.trainers.index(roles.trainers.index(world.rank))
     stream.join(group.first)
     ranks = [roles.trainers[trainer] for trainer in group.trainers]
-    world.group(ranks, place).exchange(None)
+    members = world.group(ranks, place)
+    members.exchange(None)
+    taken = set()
     if rank == 0:
         world.tell(0, Tag.COORDINATOR, ("joined", place, group.first))
     for epoch in range(group.first, group.first + group.epochs):
         if rank == 0:
             world.tell(0, Tag.COORDINATOR, ("epoch", place, epoch))
-        for batch in stream.batches(epoch, 0, group.batch, rank, len(ranks)):
+        for batch in stream.batches(Epoch(epoch), 0, group.batch, members, frozenset(taken)):
             first = batch.position - batch.size
             rows = split_rows(first, batch.position, rank, len(ranks))
-            images, labels = expected(alone, epoch, *rows)
+            images, labels = expected(alone, order.itinerary(batch.epoch), *rows)
             for _ in range(3):  # others run in between, and must not touch what is being read
                 np.testing.assert_array_equal(batch.images, images)
                 np.testing.assert_array_equal(batch.labels, labels)
                 world.rest(busy=True)
             seen.append((place, epoch, *rows))
             assert batch.is_last == (batch.position == layout.samples)
+        assert not taken & set(batch.epoch.path)  # never twice from one production
+        taken |= set(batch.epoch.path)
+        if layout.is_ring:
+            whole = order.itinerary(batch.epoch)
+            assert whole.path == batch.epoch.path
+            assert sorted(whole.indices) == list(range(layout.samples))
     stream.leave()
     world.group(ranks, place + 1000).exchange(None)
     if rank == 0:
@@ -276,7 +347,8 @@ def test_every_group_reads_each_sample_of_its_epochs_once_in_order_bit_by_bit(ma
             read(world, roles, layout, window, group, place, alone, seen)
             return
         granter = Granter(world, roles, layout, groups) if world.rank == 0 else None
-        preprocessor = Preprocessor(world, roles, window, None, pipeline(layout.samples), None)
+        filled = pipeline(layout.samples)
+        preprocessor = Preprocessor(world, roles, Shared(window), order_of(layout, filled), filled, None)
         while not preprocessor.is_done:
             busy = granter is not None and granter.step()
             world.rest(busy | preprocessor.step())
@@ -296,17 +368,123 @@ def test_what_a_rank_prepares_itself_is_what_the_stream_would_have_brought(sampl
     rows = []
 
     def rank_main(world):
-        stream = OwnStream(pipeline(samples), world, pytest.fail)
-        for item in stream.batches(epoch, start, batch, world.rank, size):
+        order = StrictOrder(alone, samples)
+        stream = OwnStream(FromSource(pipeline(samples)), order, world, pytest.fail)
+        for item in stream.batches(Epoch(epoch), start, batch, world.group(range(size), 1), ()):
             first, last = split_rows(item.position - item.size, item.position, world.rank, size)
-            np.testing.assert_array_equal(item.images, expected(alone, epoch, first, last)[0])
+            np.testing.assert_array_equal(item.images, expected(alone, order.itinerary(Epoch(epoch)), first, last)[0])
             rows.extend(range(first, last))
 
     assert Launch(size, seed=0).run(rank_main)
     assert sorted(rows) == list(range(start, samples))
 
 
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 3), st.integers(1, 2), st.integers(1, 30), st.integers(1, 12), st.booleans(), st.integers(0, 99))
+def test_samples_that_are_kept_are_decoded_once_and_finished_by_whoever_reads_them(
+        trainers, nodes, samples, batch, is_random, seed):
+    node_of = tuple(node for node in range(nodes) for _ in range(1 + trainers))
+    roles = assign(node_of, None, None)
+    decoded, got = [], []
+
+    class Counting(Numbered):
+        def read(self, index):
+            decoded.append(index)
+            return super().read(index)
+
+    transforms = parse_transforms(["tests.sources:noise"] if is_random else [])
+    source = Counting(samples, seed=1)
+    kept = [SampleSet((4, 4, 1), "uint8", samples, 4, f"fleet-test-{os.getpid()}-{next(_names)}", create=True)
+            for _ in range(nodes)]
+    for one in kept:
+        one.segment.unlink()
+    alone = Pipeline(Numbered(samples, seed=1), transforms, SEED)
+
+    def rank_main(world):
+        mine, prepared = kept[roles.node_of[world.rank]], Pipeline(source, transforms, SEED)
+        if world.rank in roles.trainers:
+            order = StrictOrder(prepared, samples)
+            stream = OwnStream(FromKept(prepared, mine), order, world, pytest.fail)
+            for epoch in (world.rank, world.rank + 1):  # everybody another one
+                for item in stream.batches(Epoch(epoch), 0, batch, Alone()):
+                    got.append((item, order.itinerary(Epoch(epoch))))
+            world.tell(0, Tag.COORDINATOR, "left")
+            return
+        preprocessor = Preprocessor(world, roles, Shared(kept=mine), StrictOrder(alone, samples), prepared, None)
+        left = 0
+        if world.rank == 0:
+            for rank in roles.preprocessors:
+                world.tell(rank, Tag.PREPROCESSOR, Produce(NO_LIMIT, NO_LIMIT, 0, roles.preprocessors))
+        while not preprocessor.is_done:
+            if world.rank == 0 and world.hear(Tag.COORDINATOR):
+                left += 1
+                if left == len(roles.trainers):
+                    for rank in roles.preprocessors:
+                        world.tell(rank, Tag.PREPROCESSOR, Exit(0))
+            world.rest(preprocessor.step())
+        preprocessor.stop()
+
+    assert Launch(len(node_of), seed).run(rank_main)
+    probed = len(node_of) * min(samples, PROBES)  # each rank looks at a few when it starts
+    assert len(decoded) == samples + probed  # each once, however many nodes and epochs
+    assert len(got) == len(roles.trainers) * 2 * -(-samples // batch)
+    for item, whole in got:
+        images, labels = expected(alone, whole, item.position - item.size, item.position)
+        np.testing.assert_array_equal(item.images, images)
+        np.testing.assert_array_equal(item.labels, labels)
+
+
+# ---- what goes wrong ---------------------------------------------------------------------------
+
+
+def stalled(layout, prepare):
+    """What a reader says of a chunk that does not come."""
+    window = window_of(layout)
+    prepare(window)
+
+    def use(world):
+        stream = SharedStream(window, 0, world, stall_s=0.05)
+        stream.join(0)
+        with pytest.raises(InfrastructureError) as caught:
+            list(stream.batches(Epoch(0), 0, 8, Alone()))
+        return str(caught.value)
+
+    return alone_in_the_world(use)
+
+
+def test_a_writer_that_does_not_write_is_named_in_an_error():
+    assert stalled(LAYOUT, lambda window: window.publish(0)) == (
+        "chunk 1 of the stream has not come for 0 s (data.stall): the preprocessor that should write it does not; the "
+        "newest chunk is 0")
+
+
+def test_a_reader_that_reads_no_further_is_named_in_an_error():
+    def prepare(window):
+        for chunk in range(1, 4):  # chunk 0 was overwritten: somebody is far ahead, reader 1 is not
+            window.publish(chunk)
+        window.need(1, 1)
+
+    assert "data.stall): " in stalled(LAYOUT, prepare)
+
+
+def test_a_source_that_ends_before_it_said_is_a_clear_error():
+    class Short(Numbered):
+        def read(self, index):
+            if index > 20:
+                raise IndexError("no such record")
+            return super().read(index)
+
+    broken = pipeline(30)
+    broken.source = Short(30, seed=1)
+    with pytest.raises(InputError, match="says that it has 30 samples, and has none at 2"):
+        broken.load(range(30), 0, np.empty((30, *broken.shape), broken.dtype), np.empty(30, np.int64))
+
+
 # ---- single things -----------------------------------------------------------------------------
+
+
+def own_stream(alone, world, on_bad):
+    return OwnStream(FromSource(alone), StrictOrder(alone, alone.samples), world, on_bad)
 
 
 def alone_in_the_world(function):
@@ -320,7 +498,7 @@ def test_a_stream_of_ones_own_that_is_left_early_leaves_no_thread():
     import threading
 
     def leave_early(world):
-        for _ in OwnStream(pipeline(30), world, pytest.fail).batches(0, 0, 1, 0, 1):
+        for _ in own_stream(pipeline(30), world, pytest.fail).batches(Epoch(0), 0, 1, Alone()):
             break
 
     alone_in_the_world(leave_early)
@@ -338,7 +516,7 @@ def test_an_error_while_preparing_ones_own_samples_is_raised_where_they_are_used
 
     def use(world):
         with pytest.raises(RuntimeError, match="the source has a bug"):
-            list(OwnStream(good, world, pytest.fail).batches(0, 0, 4, 0, 1))
+            list(own_stream(good, world, pytest.fail).batches(Epoch(0), 0, 4, Alone()))
 
     alone_in_the_world(use)
 
@@ -348,8 +526,8 @@ def test_samples_that_cannot_be_read_are_told_and_marked():
     told = []
 
     def use(world):
-        stream = OwnStream(Pipeline(source, [], SEED), world, told.append)
-        return [label for batch in stream.batches(0, 0, 7, 0, 1) for label in batch.labels]
+        stream = own_stream(Pipeline(source, [], SEED), world, told.append)
+        return [label for batch in stream.batches(Epoch(0), 0, 7, Alone()) for label in batch.labels]
 
     assert alone_in_the_world(use).count(-1) == 1
     bad, = told
@@ -360,7 +538,7 @@ def test_samples_that_cannot_be_read_are_told_and_marked():
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_validation_samples_are_shared_out_among_the_ranks_whoever_prepared_them(size):
     whole = Pipeline(Numbered(20, seed=2), [], SEED)
-    shared = ValidationSet(whole.shape, "uint8", 20, 6, f"fleet-test-{os.getpid()}-{next(_names)}", create=True)
+    shared = SampleSet(whole.shape, "uint8", 20, 6, f"fleet-test-{os.getpid()}-{next(_names)}", create=True)
     shared.segment.unlink()
     got = {"shared": [], "own": []}
 

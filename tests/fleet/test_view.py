@@ -16,7 +16,8 @@ EPOCH = {"network": "a", "epoch": 2, "stream_epoch": 7, "loss": 0.5, "accuracy":
          "blocked_s": 0.0}
 START = {"networks": 3, "trainers": 4, "preprocessors": 1, "nodes": 2, "gpus_per_node": 2, "policy": "global",
          "finished": [], "first_stream_epoch": 0}
-STREAM = {"preprocessors": 2, "supply_samples_per_s": 100.4, "demand_samples_per_s": 200.6}
+STREAM = {"preprocessors": 2, "of": 2, "policy": "global", "pace": "shared", "kept": False,
+          "supply_samples_per_s": 100.4, "demand_samples_per_s": 200.6}
 
 # (event, its fields, the line; nothing where it is not worth one)
 EVENTS = [
@@ -33,7 +34,15 @@ EVENTS = [
      "input 100 samples/s by 2 preprocessors, the fastest network takes 201: training is the bottleneck"),
     ("stream", {**STREAM, "bottleneck": "input"},
      "input 100 samples/s by 2 preprocessors, the fastest network takes 201: input is the bottleneck "
-     "(raise resources.preprocessors)"),
+     "(more preprocessors: start more ranks, raise resources.preprocessors; or decode once: data.cache: memory, or "
+     "file)"),
+    ("stream", {**STREAM, "bottleneck": "training", "of": 5, "policy": "adaptive"},
+     "input 100 samples/s by 2 preprocessors, the fastest network takes 201: training is the bottleneck "
+     "(3 preprocessors of 5 could train instead); adaptive is faster where networks go at their own pace: "
+     "data.cache: memory, or data.order: ring"),
+    ("stream", {**STREAM, "bottleneck": "input", "kept": True, "pace": "own"},
+     "input 100 samples/s by 2 preprocessors, the fastest network takes 201: decoded in the first epoch, kept from "
+     "then on"),
     ("plan", {"members": [], "scheduling_s": 0.1}, ""),
     ("round", {"round": 2, "members": ["a", "b"]}, "round 2: a, b"),
     ("group", {"network": "a", "devices": [0, 1], "stream_epoch": 3, "round": 2}, "  a on devices [0, 1]"),
@@ -98,7 +107,7 @@ def test_the_live_table_follows_networks_from_start_to_end(network, monkeypatch)
         return screen.getvalue().split("network")[-1]
 
     try:
-        for event, fields, _ in EVENTS[:11]:
+        for event, fields, _ in EVENTS[:13]:
             view.on_event(event, fields)
         assert "0/9" in shown()
         view.on_event("epoch", EPOCH)

@@ -14,14 +14,20 @@ _folder = Path(os.environ["FLEET_TEST_RECORDS"])
 _serving = {}
 
 
+def first(epoch):
+    """What tells an epoch from all others of its network."""
+    return epoch.path[0] if epoch.path else epoch.number
+
+
 def _record(stream_class):
     original = stream_class.batches
 
-    def batches(self, epoch, start, batch, rank, size):
+    def batches(self, epoch, start, batch, group, taken=()):
         with open(_folder / f"{os.getpid()}.jsonl", "a") as file:
-            for item in original(self, epoch, start, batch, rank, size):
+            for item in original(self, epoch, start, batch, group, taken):
                 file.write(json.dumps({
-                    "network": _serving["name"], "epoch": epoch, "position": item.position, "rank": rank,
+                    "network": _serving["name"], "epoch": first(item.epoch), "position": item.position,
+                    "rank": group.rank,
                     "samples": [Numbered.number(image) for image in item.images],
                     "labels": item.labels.tolist(),
                     "sums": [zlib.crc32(image.tobytes()) for image in item.images]}) + "\n")
@@ -42,6 +48,7 @@ def _note_network():
 
 
 _record(stream.SharedStream)
+_record(stream.RingStream)
 _record(stream.OwnStream)
 _note_network()
 sys.exit(main())

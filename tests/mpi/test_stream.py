@@ -6,9 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fleet.order import Epoch, RingOrder, StrictOrder, read_path
 from preprocess.pipeline import Pipeline
 from preprocess.transforms import parse_transforms
 from tests.mpi.conftest import ROOT, read_lines, spec
+from tests.mpi.test_training import replayed
 from tests.sources import numbered
 
 RECORDING = (str(ROOT / "tests/mpi/recording.py"),)
@@ -24,22 +26,29 @@ def run_recorded(launch, tmp_path, ranks, content, **environment):
 
 def check(run, records, content):
     """Each epoch of each network's history was the whole data set, in order, as one preprocessor would give it."""
-    source, _ = numbered(content["data"]["path"])
-    alone = Pipeline(source, parse_transforms(content["data"]["transforms"]), content["seed"])
+    data = content["data"]
+    source, _ = numbered(data["path"])
+    alone = Pipeline(source, parse_transforms(data["transforms"]), content["seed"])
+    order = (RingOrder(alone, -(-len(source) // data["shards"]), content["seed"]) if data.get("order") == "ring"
+             else StrictOrder(alone, 1))
     for model in run.results():
         for epoch in run.history(model):
-            mine = sorted((record for record in records
-                           if (record["network"], record["epoch"]) == (model, epoch.stream_epoch)),
+            path = read_path(epoch.path)
+            place = path[0] if path else epoch.stream_epoch
+            mine = sorted((record for record in records if (record["network"], record["epoch"]) == (model, place)),
                           key=lambda record: (record["position"], record["rank"]))
-            order = alone.order(epoch.stream_epoch)
-            assert [number for record in mine for number in record["samples"]] == order.tolist()
-            assert [sum_ for record in mine for sum_ in record["sums"]] == sums(alone, order, epoch.stream_epoch)
+            whole = order.itinerary(Epoch(epoch.stream_epoch, path))
+            assert sorted(whole.indices) == list(range(len(source)))
+            assert [number for record in mine for number in record["samples"]] == whole.indices.tolist()
+            assert [sum_ for record in mine for sum_ in record["sums"]] == sums(alone, whole)
 
 
-def sums(pipeline, order, epoch):
-    images = np.empty((len(order), *pipeline.shape), pipeline.dtype)
-    pipeline.load(order, epoch, images, np.empty(len(order), np.int64))
-    return [zlib.crc32(image.tobytes()) for image in images]
+def sums(pipeline, whole):
+    image, found = np.empty((1, *pipeline.shape), pipeline.dtype), []
+    for index, production in zip(whole.indices, whole.productions.tolist(), strict=True):
+        pipeline.load([index], production, image, np.empty(1, np.int64))
+        found.append(zlib.crc32(image.tobytes()))
+    return found
 
 
 DATA = {"transforms": ["tests.sources:noise", {"scale": {"mean": 0.5, "std": 0.5}}]}
@@ -73,6 +82,29 @@ def test_the_stream_crosses_nodes_and_groups_span_them(launch, tmp_path):
     run, records = run_recorded(launch, tmp_path, 6, content, FLEET_RANKS_PER_NODE="3")
     check(run, records, content)
     assert run.events("start")[0]["nodes"] == 2
+
+
+RING = {**DATA, "order": "ring", "shards": 12}
+KEPT = {**DATA, "cache": "memory"}
+
+
+@pytest.mark.parametrize("data", [RING, {**RING, "window": 20 * 16 * 3}, KEPT], ids=["ring", "small ring", "kept"])
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_networks_at_their_own_pace_are_given_each_sample_once_per_epoch(launch, tmp_path, data, nodes):
+    models = [*MODELS, {"family": "softmax", "name": "long", "gpus": 2, "train": {"converge": {"max_epochs": 5}}}]
+    content = spec(tmp_path, models, samples=230, data=data, resources={"engine": "numpy", "preprocessors": 2})
+    run, records = run_recorded(launch, tmp_path, 6, content, FLEET_RANKS_PER_NODE=str(6 // nodes))
+    check(run, records, content)
+    assert run.events("start")[0]["nodes"] == nodes
+
+
+def test_a_network_that_took_its_shards_from_a_ring_is_trained_again_to_the_same_losses(launch, tmp_path):
+    models = [*MODELS, {"family": "softmax", "name": "pair", "gpus": 2}]
+    content = spec(tmp_path, models, samples=230, data={**RING, "window": 20 * 16 * 3})
+    run = launch(5, content)
+    assert run.status == 0, run.output
+    for model in run.results():
+        assert replayed(launch, content, run, model) < 1e-9
 
 
 def test_nothing_is_left_in_shared_memory(launch, tmp_path):

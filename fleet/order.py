@@ -1,0 +1,181 @@
+"""Which samples make up an epoch of a network, and in which order (pure).
+
+An epoch is a sequence of (production, sample) pairs. A *production* is one run of preprocessing over the data
+set: what a sample looks like in it depends on (seed, production, sample) alone, so that any rank can prepare any
+part of any epoch again.
+
+============  ==============================================================================================
+``strict``    epoch e is production e, whole, in the order that the source draws for it
+``ring``      the data set is cut into shards once and for all. Production t makes all of them, in an order of
+              its own: *chunk* ``s = t * shards + k`` is the k-th shard of production t. An epoch is any
+              sequence of chunks in which every shard comes once: its *path*
+============  ==============================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from preprocess.base import ORDER, rng_for
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """An epoch as it is asked for.
+
+    Attributes:
+        number: of the stream's epoch (strict), or of the production to begin with (ring).
+        path: the chunks of the ring that were consumed of it so far, in order; empty in strict order.
+    """
+
+    number: int
+    path: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Itinerary:
+    """A whole epoch.
+
+    Attributes:
+        productions: (samples,) in which each sample is prepared, int64.
+        indices: (samples,) of the source, int64.
+        path: the chunks, in order; empty in strict order.
+    """
+
+    productions: np.ndarray
+    indices: np.ndarray
+    path: tuple[int, ...] = ()
+
+
+class Order(Protocol):
+    """Maps epochs, and chunks of the stream, to samples."""
+
+    def chunk(self, sequence: int) -> tuple[int, np.ndarray]:
+        """The production of a chunk of the stream, and its samples in order."""
+
+    def itinerary(self, epoch: Epoch) -> Itinerary:
+        """All of an epoch, for a rank that prepares it itself."""
+
+
+class Orders(Protocol):
+    """What draws permutations: a pipeline, by its source and seed."""
+
+    def order(self, epoch: int) -> np.ndarray:
+        """The permutation of the samples in one epoch."""
+
+
+class StrictOrder:
+    """Every epoch is one permutation, cut into chunks.
+
+    Args:
+        orders: draws it.
+        size: samples in a chunk.
+    """
+
+    def __init__(self, orders: Orders, size: int) -> None:
+        self._orders, self._size = orders, size
+        self._latest: tuple[int, np.ndarray] | None = None
+
+    def _order(self, epoch: int) -> np.ndarray:
+        if self._latest is None or self._latest[0] != epoch:
+            self._latest = epoch, self._orders.order(epoch)
+        return self._latest[1]
+
+    def chunk(self, sequence: int) -> tuple[int, np.ndarray]:  # noqa: D102 - Order says it
+        if self._latest is None:
+            self._order(0)
+        assert self._latest is not None
+        epoch, place = divmod(sequence, -(-len(self._latest[1]) // self._size))
+        return epoch, self._order(epoch)[place * self._size:(place + 1) * self._size]
+
+    def itinerary(self, epoch: Epoch) -> Itinerary:  # noqa: D102
+        indices = self._order(epoch.number)
+        return Itinerary(np.full(len(indices), epoch.number), indices)
+
+
+class RingOrder:
+    """Shards that circulate.
+
+    A shard is a piece of the source's own order, so that sources which are best read in sequence still are. All
+    shards have ``size`` samples but the last, which may be short and then comes last in every production: so
+    chunks begin at multiples of ``size``.
+
+    Args:
+        orders: draws the order that is cut into shards.
+        size: samples in a shard.
+        seed: of the order of shards in each production, and of samples in each shard.
+        recorded: the paths of epochs 0, 1, ... where they are given: a replay.
+    """
+
+    def __init__(self, orders: Orders, size: int, seed: int, recorded: Sequence[tuple[int, ...]] = ()) -> None:
+        self._samples = orders.order(0)
+        self._size, self._seed, self._recorded = size, seed, tuple(recorded)
+        self.shards = -(-len(self._samples) // size)
+        self._whole = len(self._samples) // size
+        self._turn: tuple[int, np.ndarray] | None = None
+
+    def shard(self, sequence: int) -> int:
+        """Which shard a chunk is."""
+        production, place = divmod(sequence, self.shards)
+        if self._turn is None or self._turn[0] != production:
+            order = rng_for(self._seed, ORDER, production, 1).permutation(self._whole)
+            self._turn = production, np.append(order, range(self._whole, self.shards))
+        return int(self._turn[1][place])
+
+    def chunk(self, sequence: int) -> tuple[int, np.ndarray]:  # noqa: D102 - Order says it
+        production, shard = sequence // self.shards, self.shard(sequence)
+        samples = self._samples[shard * self._size:(shard + 1) * self._size]
+        return production, rng_for(self._seed, ORDER, production, 2, shard).permutation(samples)
+
+    def itinerary(self, epoch: Epoch) -> Itinerary:  # noqa: D102
+        path = self._complete(epoch)
+        parts = [self.chunk(sequence) for sequence in path]
+        productions = np.concatenate([np.full(len(samples), production) for production, samples in parts])
+        return Itinerary(productions, np.concatenate([samples for _, samples in parts]), path)
+
+    def _complete(self, epoch: Epoch) -> tuple[int, ...]:
+        """A path to its end: with the next chunks that hold the shards it lacks."""
+        if not epoch.path and epoch.number < len(self._recorded):
+            return self._recorded[epoch.number]
+        path = list(epoch.path)
+        lacks = set(range(self.shards)) - {self.shard(sequence) for sequence in path}
+        sequence = max(path) + 1 if path else epoch.number * self.shards
+        while lacks:
+            shard = self.shard(sequence)
+            if shard in lacks:
+                lacks.remove(shard)
+                path.append(sequence)
+            sequence += 1
+        return tuple(path)
+
+
+def write_path(path: Sequence[int]) -> str:
+    """A path in short.
+
+    >>> write_path((3, 4, 5, 9, 7, 8)), write_path(())
+    ('3-5 9 7-8', '')
+    """
+    runs: list[list[int]] = []
+    for sequence in path:
+        if runs and sequence == runs[-1][1] + 1:
+            runs[-1][1] = sequence
+        else:
+            runs.append([sequence, sequence])
+    return " ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def read_path(text: str) -> tuple[int, ...]:
+    """What :func:`write_path` wrote.
+
+    >>> read_path("3-5 9 7-8")
+    (3, 4, 5, 9, 7, 8)
+    """
+    path: list[int] = []
+    for run in text.split():
+        first, _, last = run.partition("-")
+        path += range(int(first), int(last or first) + 1)
+    return tuple(path)
