@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 from fleet.checkpoint import EpochRecord
 from fleet.errors import ExitStatus, InfrastructureError, UserError
 from fleet.eventlog import EventLog
-from fleet.interrupt import Interruption
+from fleet.interrupt import Interruption, Starts
 from fleet.messages import (
     NO_LIMIT,
     Bad,
@@ -131,7 +131,8 @@ class Coordinator:
         self._round = 0
         self._group_number = 0
         self._measure_began: float | None = None
-        self._interruption = interruption
+        self._interruption, self._starts = interruption, Starts(interruption)
+        self._was_too_late = False
         self._interrupted = ""  # why, once it is
         self._failures: Counter[str] = Counter()  # of each network, for reasons that may pass
         self._passing: dict[str, bool] = {}  # whether what failed a network's measurement may pass
@@ -185,6 +186,8 @@ class Coordinator:
     # ---- receive ----
 
     def _receive(self, message: Message) -> None:
+        if isinstance(message, Pace | EpochDone | Converged):
+            self._starts.trained(message.network)
         if isinstance(message, Ready):
             self._idle.add(self._roles.device_of[message.rank])
         elif isinstance(message, Measured):
@@ -234,8 +237,9 @@ class Coordinator:
         group = self._groups[network]
         self._is_stale = True
         self._ask_policy()
-        wanted = network not in self._results.finished() and group.member in self._wanted.members
-        if wanted and not self._interrupted:
+        # Shortly before the end no other group is started in the place of one that stops.
+        wanted = group.member in self._wanted.members or self._starts.is_too_late()
+        if wanted and network not in self._results.finished() and not self._interrupted:
             self._grant(group.next_epoch)
             self._tell_master(group, GoOn(self._stream_epoch(group.next_epoch)))
             return
@@ -355,7 +359,9 @@ class Coordinator:
             self._ask_policy()
         startable = [member for member in self._wanted.members
                      if member.name not in self._groups and set(member.devices) <= self._idle]
-        if startable and not self._is_about_to_be_ready():
+        if startable and self._starts.is_too_late():
+            self._hold_back(startable)
+        elif startable and not self._is_about_to_be_ready():
             self._start(startable)
         if not self._groups and not self._wanted.members and not self._resting:
             left = sorted({network.name for network in self._spec.networks} - self._results.finished())
@@ -377,6 +383,7 @@ class Coordinator:
             self._log("round", round=self._round, members=[member.name for member in members])
         epoch = self._granted + 1
         for member in members:
+            self._starts.started(member.name)
             own = epoch if self._in_step else self._results.next_own_epoch(member.name)
             self._groups[member.name] = RunningGroup(member, own)
             self._idle -= set(member.devices)
@@ -386,6 +393,16 @@ class Coordinator:
                 self._world.tell(rank, Tag.TRAINER, order)
             self._log("group", network=member.name, devices=list(member.devices), stream_epoch=own, round=self._round)
         self._grant(epoch)
+
+    def _hold_back(self, members: Sequence[Member]) -> None:
+        """Start nothing any more; end once nothing runs."""
+        if not self._was_too_late:
+            self._was_too_late = True
+            self._log("too_late", networks=[member.name for member in members],
+                      left_s=round(self._interruption.seconds_left() or 0.0, 3),
+                      needed_s=round(self._starts.longest_s or 0.0, 3))
+        if not self._groups:
+            self._interrupt("too little of the walltime is left for another group")
 
     # ---- end ----
 

@@ -10,6 +10,7 @@ import argparse
 import logging
 import os
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ from fleet.errors import ExitStatus, FleetError, StorageError, UserError
 from fleet.interrupt import Interruption
 from fleet.paths import storing
 from fleet.units import parse_duration
+from launch.environment import is_first
+from launch.walltime import seconds_left
 
 if TYPE_CHECKING:  # MPI starts when it is imported, and --help should work where it does not
     from fleet.mpi import World
@@ -70,12 +73,15 @@ def _duration(text: str) -> float:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run this rank; returns the exit status of the whole job."""
     request = parse_arguments(argv)
+    began = time.monotonic()
+    # Before MPI starts, for after that no process should be forked.
+    batch_left = seconds_left(os.environ) if is_first(os.environ) else None
     from fleet.mpi import World
 
     logging.getLogger("fleet").addHandler(logging.NullHandler())  # until this rank's file is known
     world = World()
     try:
-        return _run(world, request)
+        return _run(world, request, batch_left, began)
     except KeyboardInterrupt:
         world.comm.Abort(130)
         raise
@@ -93,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         world.abort(error)
 
 
-def _run(world: World, request: Request) -> int:
+def _run(world: World, request: Request, batch_left: float | None, began: float) -> int:
     from fleet.prepare import prepare
 
     # Rank 0 finds all that is wrong with the input; then either all ranks go on or none does.
@@ -124,7 +130,7 @@ def _run(world: World, request: Request) -> int:
     from fleet.session import Session
 
     walltime = request.walltime if request.walltime is not None else prepared.spec.document.walltime
-    interruption = Interruption(walltime, os.environ)
+    interruption = Interruption(batch_left if walltime is None else walltime, began=began)
     interruption.watch()
     return Session(world, prepared, interruption).run()
 

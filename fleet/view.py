@@ -62,6 +62,9 @@ def describe(event: str, fields: dict[str, Any], max_epochs: dict[str, int]) -> 
             return f"{fields['network']} is done: {fields['reason']}"
         case "failed":
             return f"{fields['network']} FAILED: {fields['reason']}"
+        case "too_late":
+            return (f"too late to start {', '.join(fields['networks'])}: {format_duration(fields['left_s'])} are left, "
+                    f"and a group has taken {format_duration(fields['needed_s'])} to start")
         case "retry":
             return (f"{fields['network']} failed: {fields['reason']}; that may pass: retry {fields['retry']} of "
                     f"{fields['retries']}")
@@ -101,8 +104,8 @@ def _count(number: int, what: str) -> str:
 
 
 # What stays on the screen above the live table.
-_STAYING = {"start", "profiled", "stream", "final", "failed", "retry", "fell_back", "best_lost", "interrupted",
-            "bad_sample"}
+_STAYING = {"start", "profiled", "stream", "final", "failed", "too_late", "retry", "fell_back", "best_lost",
+            "interrupted", "bad_sample"}
 
 
 class LiveView:

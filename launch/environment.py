@@ -12,22 +12,24 @@ class Launcher:
 
     Args:
         name: as users call it.
-        size, local_rank: the variables that hold the number of ranks, and a rank's place on its node.
+        size, rank, local_rank: the variables that hold the number of ranks, a rank's number among all, and its place
+            on its node.
     """
 
     name: str
     size: str
+    rank: str
     local_rank: str
 
 
 # In this order: mpirun starts its daemons by srun, and what srun tells those is left in the environment of the ranks.
 LAUNCHERS = (
-    Launcher("mpirun of Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
-    Launcher("jsrun", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK"),
-    Launcher("mpiexec of PALS", "PALS_SIZE", "PALS_LOCAL_RANKID"),
-    Launcher("mpirun of MVAPICH", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK"),
-    Launcher("mpiexec of MPICH", "PMI_SIZE", "MPI_LOCALRANKID"),
-    Launcher("srun", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
+    Launcher("mpirun of Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    Launcher("jsrun", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_LOCAL_RANK"),
+    Launcher("mpiexec of PALS", "PALS_SIZE", "PALS_RANKID", "PALS_LOCAL_RANKID"),
+    Launcher("mpirun of MVAPICH", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_RANK"),
+    Launcher("mpiexec of MPICH", "PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID"),
+    Launcher("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID"),
 )
 
 
@@ -48,6 +50,16 @@ def launched_ranks(environment: Mapping[str, str]) -> int | None:
     """
     launcher = find_launcher(environment)
     return None if launcher is None else _number(environment, launcher.size)
+
+
+def is_first(environment: Mapping[str, str]) -> bool:
+    """Whether this process is rank 0, or may be for all that is known before MPI starts.
+
+    >>> is_first({"OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_RANK": "3", "SLURM_PROCID": "0"}), is_first({})
+    (False, True)
+    """
+    launcher = find_launcher(environment)
+    return launcher is None or not _number(environment, launcher.rank)
 
 
 def local_rank(environment: Mapping[str, str]) -> int | None:

@@ -86,6 +86,9 @@ class Interruption:
         self._left -= 1
         return "SIGTERM came" if self._left < 0 else ""
 
+    def seconds_left(self):
+        return None
+
 
 class Recorder:
     """A stream that notes which rows of which epoch it has given to which network."""
@@ -359,6 +362,26 @@ def test_a_run_within_its_quota_drops_older_checkpoints_and_one_without_room_goe
     assert ended.launch() is ExitStatus.OK
     assert [row.epochs for row in ended.results().values()] == [4, 4]
     assert ended.prepared.paths.all_previous() == []
+
+
+class Hurry(Interruption):
+    """A walltime that is over as soon as anything has begun, and yet lets everything end that runs."""
+
+    def seconds_left(self):
+        return 0.0
+
+
+@few
+@given(cases())
+def test_launches_that_have_too_little_time_for_a_second_round_train_the_first_and_come_to_the_end(folders, case):
+    runner = Runner(case, folders())
+    for _ in range(1 + len(case.content["models"])):
+        done = sum(row.epochs for row in runner.results().values()) if runner.path.with_name("run").exists() else 0
+        if runner.launch(Hurry()) is ExitStatus.OK:
+            break
+        assert sum(row.epochs for row in runner.results().values()) > done
+    runner.check_epochs()
+    assert {row.status for row in runner.results().values()} == {Status.FINISHED}
 
 
 class _Exporting(SoftmaxRegression):

@@ -54,6 +54,8 @@ EVENTS = [
     ("final", {"network": "a", "reason": "9 epochs", "epochs": 9}, "a is done: 9 epochs"),
     ("failed", {"network": "a", "reason": "no room", "detail": "Traceback"}, "a FAILED: no room"),
     ("stopped", {"network": "a", "checkpoint_s": 0.1}, ""),
+    ("too_late", {"networks": ["a", "b"], "left_s": 5.0, "needed_s": 30.0},
+     "too late to start a, b: 5.0 s are left, and a group has taken 30.0 s to start"),
     ("retry", {"network": "a", "reason": "Stale file handle", "retry": 1, "retries": 2},
      "a failed: Stale file handle; that may pass: retry 1 of 2"),
     ("fell_back", {"network": "a", "damage": "last.h5 is torn", "epochs": 3, "position": 0},

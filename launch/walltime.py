@@ -1,0 +1,107 @@
+"""How long the batch system lets this job go on, asked from inside the job."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+
+from launch.base import InputError
+from launch.slurm_jobs import parse_elapsed
+
+TIMEOUT_S = 20
+
+
+def seconds_left(environment: Mapping[str, str]) -> float | None:
+    """Seconds until the batch system ends this job; None where there is none, or it does not say.
+
+    A batch system that does not answer is no reason not to train: the run then goes on without an end in sight.
+
+    Args:
+        environment: of a process of the job.
+    """
+    if "SLURM_JOB_ID" in environment:
+        return _ask_slurm(environment)
+    if "LSB_JOBID" in environment:
+        answer = _output(("bjobs", "-noheader", "-o", "time_left", environment["LSB_JOBID"]))
+        return parse_bjobs(answer) if answer else None
+    if "PBS_JOBID" in environment:
+        answer = _output(("qstat", "-f", environment["PBS_JOBID"]))
+        left = parse_qstat(answer, time.time()) if answer else None
+        return _seconds(environment.get("PBS_WALLTIME", "")) if left is None else left  # Torque sets it
+    return None
+
+
+def _ask_slurm(environment: Mapping[str, str]) -> float | None:
+    end = _seconds(environment.get("SLURM_JOB_END_TIME", ""))
+    if end is not None:
+        return max(0.0, end - time.time())
+    return parse_squeue_left(_output(("squeue", "--noheader", "--format=%L", f"--jobs={environment['SLURM_JOB_ID']}")))
+
+
+def parse_squeue_left(text: str) -> float | None:
+    """Read what ``squeue --format=%L`` printed of one job.
+
+    >>> parse_squeue_left("1-02:00:05\\n"), parse_squeue_left("UNLIMITED\\n")
+    (93605.0, None)
+    """
+    try:
+        return float(parse_elapsed(text.strip()))
+    except InputError:
+        return None
+
+
+def parse_bjobs(text: str) -> float | None:
+    """Read what ``bjobs -o time_left`` printed: hours and minutes, and where they come from.
+
+    ``L`` is a limit; ``E`` and ``X`` speak of an estimate, for which LSF ends no job.
+
+    >>> parse_bjobs("1:30 L\\n"), parse_bjobs("0:12 E\\n"), parse_bjobs("-\\n")
+    (5400.0, None, None)
+    """
+    match = re.fullmatch(r"\s*(\d+):(\d+)\s+L\s*", text)
+    return None if match is None else float(3600 * int(match[1]) + 60 * int(match[2]))
+
+
+def parse_qstat(text: str, now: float) -> float | None:
+    """Read what ``qstat -f`` printed of one job.
+
+    What a job has used is noted now and then only, so the time at which it started is believed before it.
+
+    Args:
+        now: seconds of the epoch.
+
+    >>> parse_qstat("    Resource_List.walltime = 01:00:00\\n    resources_used.walltime = 00:10:00\\n", 0.0)
+    3000.0
+    """
+    fields = dict(re.findall(r"^\s*([\w.]+) = (.*?)\s*$", text, re.MULTILINE))
+    limit = _clock(fields.get("Resource_List.walltime", ""))
+    if limit is None:
+        return None
+    used = [_clock(fields.get("resources_used.walltime", "")) or 0.0]
+    for name in ("stime", "start_time"):  # of PBS Pro and of Torque
+        try:
+            used.append(now - time.mktime(time.strptime(fields.get(name, ""), "%a %b %d %H:%M:%S %Y")))
+        except (ValueError, OverflowError):
+            continue
+    return max(0.0, limit - max(used))
+
+
+def _clock(text: str) -> float | None:
+    """Seconds of ``hours:minutes:seconds``."""
+    match = re.fullmatch(r"(\d+):(\d+):(\d+)", text)
+    return None if match is None else float(3600 * int(match[1]) + 60 * int(match[2]) + int(match[3]))
+
+
+def _seconds(text: str) -> float | None:
+    return float(text) if re.fullmatch(r"\d{1,15}", text) else None
+
+
+def _output(command: Sequence[str]) -> str:
+    """What a command prints; nothing where it is not there, fails, or does not answer."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, errors="replace")
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return "" if done.returncode else done.stdout

@@ -1,0 +1,93 @@
+"""How long a job may go on, as three batch systems tell it."""
+
+import time
+
+import pytest
+
+from launch.walltime import parse_bjobs, parse_qstat, seconds_left
+
+# What qstat of PBS Pro prints of a running job, and qstat of Torque; the lines that say nothing of time are left out.
+PBS_PRO = """Job Id: 1234.pbs
+    Job_Name = search
+    resources_used.ncpus = 64
+    resources_used.walltime = 00:10:03
+    job_state = R
+    Resource_List.walltime = 01:00:00
+    stime = Fri Nov 20 13:00:00 2026
+    Variable_List = PBS_O_HOME=/home/me,PBS_O_WORKDIR=/home/me,
+\tPBS_O_QUEUE=prod
+"""
+TORQUE = PBS_PRO.replace("stime", "start_time").replace("01:00:00", "48:00:00")
+STARTED = time.mktime(time.strptime("2026-11-20 13:00:00", "%Y-%m-%d %H:%M:%S"))
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch):
+    """Put a command on the PATH that writes down how it was called and does what a shell script says."""
+    def write(name, script):
+        fake = tmp_path / name
+        fake.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/called\n{script}\n')
+        fake.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+        return tmp_path / "called"
+    return write
+
+
+def test_outside_of_any_job_nobody_is_asked():
+    assert seconds_left({"PATH": "/nowhere"}) is None
+
+
+def test_slurm_says_when_the_job_ends_in_its_environment():
+    left = seconds_left({"SLURM_JOB_ID": "17", "SLURM_JOB_END_TIME": str(int(time.time()) + 1000)})
+    assert 990 < left <= 1000
+    assert seconds_left({"SLURM_JOB_ID": "17", "SLURM_JOB_END_TIME": "5"}) == 0
+
+
+@pytest.mark.parametrize(("answer", "left"), [("1:00:10", 3610), ("UNLIMITED", None), ("INVALID", None), ("", None)])
+def test_an_older_slurm_is_asked(command, answer, left):
+    called = command("squeue", f"echo {answer}")
+    assert seconds_left({"SLURM_JOB_ID": "17", "SLURM_JOB_END_TIME": "soon"}) == left
+    assert called.read_text().split() == ["--noheader", "--format=%L", "--jobs=17"]
+
+
+@pytest.mark.parametrize(("answer", "left"), [
+    ("2:05 L", 7500), ("0:00 L", 0), ("0:12 E", None), ("0:00 X", None), ("-", None), ("Job <17> is not found", None)])
+def test_lsf_is_asked_and_only_a_limit_is_an_end(command, answer, left):
+    called = command("bjobs", f"echo '{answer}'")
+    assert seconds_left({"LSB_JOBID": "17"}) == left
+    assert called.read_text().split() == ["-noheader", "-o", "time_left", "17"]
+    assert parse_bjobs(f" {answer} \n") == left
+
+
+def test_pbs_is_asked(command, tmp_path):
+    (tmp_path / "answer").write_text(PBS_PRO.replace("stime = Fri Nov 20 13:00:00 2026", "stime = soon"))
+    called = command("qstat", f"cat {tmp_path}/answer")
+    assert seconds_left({"PBS_JOBID": "1234.pbs"}) == 3600 - 603
+    assert called.read_text().split() == ["-f", "1234.pbs"]
+
+
+@pytest.mark.parametrize(("text", "after", "left"), [
+    (PBS_PRO, 1200, 2400),  # what is noted as used is older than the start is long ago
+    (PBS_PRO, 60, 2997),
+    (PBS_PRO, 9999, 0),
+    (TORQUE, 7200, 46 * 3600),
+    (PBS_PRO.replace("Resource_List.walltime", "Resource_List.mem"), 0, None),
+    ("Job Id: 1\n    Resource_List.walltime = 00:30:00\n", 0, 1800),
+    ("qstat: Unknown Job Id 1234.pbs", 0, None)])
+def test_the_later_of_what_was_used_and_what_has_passed_since_the_start_counts(text, after, left):
+    assert parse_qstat(text, STARTED + after) == left
+
+
+def test_torque_says_the_walltime_in_its_environment_where_qstat_says_nothing(command):
+    command("qstat", "exit 153")
+    assert seconds_left({"PBS_JOBID": "17", "PBS_WALLTIME": "7200"}) == 7200
+    assert seconds_left({"PBS_JOBID": "17"}) is None
+
+
+@pytest.mark.parametrize("variable", ["SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID"])
+def test_a_batch_system_whose_commands_are_missing_or_mad_sets_no_end(command, monkeypatch, tmp_path, variable):
+    for name in ("squeue", "bjobs", "qstat"):
+        command(name, "head -c 10000 /dev/urandom")
+    assert seconds_left({variable: "17"}) is None
+    monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
+    assert seconds_left({variable: "17"}) is None
