@@ -375,7 +375,7 @@ class Coordinator:
         window keeps it from training on that before the others are near.
         """
         held = sum(group.member.gpus for group in self._groups.values())
-        return self._roles.shared and held + len(self._idle) < self._cluster.gpus
+        return self._in_step and held + len(self._idle) < self._cluster.gpus
 
     def _start(self, members: Sequence[Member]) -> None:
         if all(group.is_stopping for group in self._groups.values()):
