@@ -232,6 +232,9 @@ class Alone:
 
     rank, size = 0, 1
 
+    def from_master(self, value):
+        return value
+
 
 @st.composite
 def streams(draw):
@@ -434,19 +437,47 @@ def test_samples_that_are_kept_are_decoded_once_and_finished_by_whoever_reads_th
         np.testing.assert_array_equal(item.labels, labels)
 
 
+def test_a_slow_reader_stops_nobody_who_reads_a_ring():
+    roles = assign((0, 0, 0), 1, None)
+    layout = Layout((4, 4, 1), "uint8", 30, 5, 3, 2, 2, is_ring=True)
+    window, done = window_of(layout), []
+
+    def rank_main(world):
+        alone = pipeline(30)
+        order = order_of(layout, alone)
+        if world.rank == 0:
+            preprocessor = Preprocessor(world, roles, Shared(window), order, alone, None)
+            world.tell(0, Tag.PREPROCESSOR, Produce(NO_LIMIT, NO_LIMIT, 0, (0,)))
+            while len(done) < 2:
+                world.rest(preprocessor.step())
+            return
+        stream, taken = RingStream(window, world.rank - 1, world, order), set()
+        for epoch in range(1 if world.rank == 1 else 5):
+            path = ()
+            for batch in stream.batches(Epoch(epoch), 0, 5, Alone(), frozenset(taken)):
+                path = batch.epoch.path
+                if world.rank == 1:  # holds its first shard until the other has trained five epochs
+                    world.wait(lambda: bool(done) or None)
+            taken |= set(path)
+        done.append(world.rank)
+
+    assert Launch(3, seed=0).run(rank_main)
+    assert done == [2, 1]
+
+
 # ---- what goes wrong ---------------------------------------------------------------------------
 
 
-def stalled(layout, prepare):
+def stalled(layout, prepare, chunk=0):
     """What a reader says of a chunk that does not come."""
     window = window_of(layout)
     prepare(window)
 
     def use(world):
         stream = SharedStream(window, 0, world, stall_s=0.05)
-        stream.join(0)
+        epoch, position, _ = layout.span(chunk)
         with pytest.raises(InfrastructureError) as caught:
-            list(stream.batches(Epoch(0), 0, 8, Alone()))
+            list(stream.batches(Epoch(epoch), position, 8, Alone()))
         return str(caught.value)
 
     return alone_in_the_world(use)
@@ -460,11 +491,11 @@ def test_a_writer_that_does_not_write_is_named_in_an_error():
 
 def test_a_reader_that_reads_no_further_is_named_in_an_error():
     def prepare(window):
-        for chunk in range(1, 4):  # chunk 0 was overwritten: somebody is far ahead, reader 1 is not
+        for chunk in range(1, 4):  # the window is full, and reader 1 wants all that is in it
             window.publish(chunk)
         window.need(1, 1)
 
-    assert "data.stall): " in stalled(LAYOUT, prepare)
+    assert "reader 1 of this node, at chunk 1, reads no further and the window is full" in stalled(LAYOUT, prepare, 4)
 
 
 def test_a_source_that_ends_before_it_said_is_a_clear_error():

@@ -120,6 +120,15 @@ def session_members(session):
     return members
 
 
+def rank_process(session, rank):
+    """The process of one rank."""
+    for pid in session_members(session):
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        if f"OMPI_COMM_WORLD_RANK={rank}".encode() in variables:
+            return pid
+    raise LookupError(f"no process is rank {rank}")
+
+
 @pytest.fixture
 def launch(tmp_path):
     return Launcher(tmp_path)

@@ -2,10 +2,14 @@
 
 import json
 import os
+import signal
+import time
 
 import pytest
 
-from tests.mpi.conftest import ROOT, session_members, spec
+from fleet.eventlog import read_events
+from fleet.paths import RunPaths
+from tests.mpi.conftest import ROOT, rank_process, session_members, spec
 
 GOOD = {"family": "softmax", "name": "good"}
 
@@ -50,6 +54,29 @@ def test_a_bug_in_a_trainer_ends_all_ranks_and_leaves_no_process(launch, tmp_pat
     assert process.returncode not in (0, 2, 3, 75)
     assert "fleet: rank 2 of 3 on " in output
     assert "RuntimeError: a bug outside of any model" in output
+    assert not session_members(process.pid)
+
+
+@pytest.mark.parametrize(("stopped", "data", "said"), [
+    (2, {"window": 3 * 64 * 16}, "reads no further and the window is full"),
+    (0, {}, "the preprocessor that should write it does not"),
+    (0, {"order": "ring"}, "the preprocessor that should write it does not"),
+], ids=["reader", "writer", "writer of a ring"])
+def test_whoever_stops_reading_or_writing_ends_all_ranks_within_seconds(launch, tmp_path, stopped, data, said):
+    content = spec(tmp_path, [GOOD, {**GOOD, "name": "other"}], samples=2000, source="slow",
+                   data={**data, "stall": "2s"}, train={"converge": {"max_epochs": 50}})
+    process = launch.start(3, content)
+    paths = RunPaths(tmp_path / "run")
+    deadline = time.monotonic() + 60
+    while not (paths.events.exists() and any(event["event"] == "group" for event in read_events(paths.events))):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    time.sleep(0.2)
+    os.kill(rank_process(process.pid, stopped), signal.SIGSTOP)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode not in (0, 2, 3, 75), output
+    assert "of the stream has not come for 2 s (data.stall)" in output
+    assert said in output
     assert not session_members(process.pid)
 
 
