@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "simulate eviction": ("fleet.commands.simulate_eviction", "an on-demand job on a full machine"),
     "evict": ("fleet.commands.evict", "which running jobs to stop so that nodes are free in time"),
     "reserve": ("fleet.commands.reserve", "the walltime requests that cost least"),
+    "doctor": ("fleet.commands.doctor", "what would go wrong; started like the run, by mpirun"),
     "submit": ("fleet.commands.submit", "hand an ensemble to a batch system"),
     "job": ("fleet.commands.job", "one job of a chain: what job scripts end in"),
     "pack": ("fleet.commands.pack", "an image folder into one HDF5 file"),

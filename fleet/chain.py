@@ -22,7 +22,7 @@ from fleet.errors import ExitStatus, UserError
 from fleet.eventlog import launch_status, log_mark, read_events
 from fleet.paths import RunPaths
 from launch.base import InputError
-from launch.systems import System, continue_job
+from launch.systems import System, continue_job, is_preempted
 
 # What batch systems send; SIGUSR2 is what launchers pass on to the ranks (mpirun ends them at once upon SIGTERM).
 _WARNINGS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
@@ -42,7 +42,7 @@ class Stop:
 
     Args:
         status: of the launch (:class:`fleet.errors.ExitStatus`); None where the job ended without a word.
-        warned: whether the batch system had warned it.
+        warned: whether the batch system was about to end the job.
     """
 
     status: int | None
@@ -168,6 +168,8 @@ class Keeper:
         self._warning = ""
         ended = self._wait(command)
         status = launch_status(ended, self._paths.events, before)
+        if Stop(status).is_failure and not self._warning and is_preempted(self._system, self._job):
+            self._warning = "a preemption"
         stop = Stop(status, bool(self._warning))
         decision = decide([*stops, stop], self._limits)
         following, then = self._follow(decision)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fleet.binding import BINDING_REMEDY, binding_problem, my_cores
 from fleet.devices import gpus_per_node, visible_gpus
 from fleet.errors import ExitStatus, FleetError, StorageError, UserError
 from fleet.interrupt import Interruption
@@ -105,6 +106,7 @@ def _run(world: World, request: Request, batch_left: float | None, began: float)
     # Rank 0 finds all that is wrong with the input; then either all ranks go on or none does.
     node_of = world.node_of()
     shown = world.gather(visible_gpus(os.environ, os.listdir("/dev")))
+    binding = binding_problem(world.gather(my_cores()), node_of)
     prepared: Prepared | None = None
     problem, status = "", ExitStatus.BAD_INPUT
     if world.rank == 0:
@@ -125,6 +127,8 @@ def _run(world: World, request: Request, batch_left: float | None, began: float)
         world.finish()
         return int(status)
     prepared = world.share(prepared)
+    if world.rank == 0 and binding:
+        print(f"fleet: {binding}: {BINDING_REMEDY}", file=sys.stderr, flush=True)
     start_logging(prepared.paths.log(world.rank), world.rank, world.host)
 
     from fleet.session import Session

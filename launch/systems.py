@@ -35,6 +35,8 @@ class System:
         id_pattern: finds the id in what the command prints.
         after: further options for a job that begins when another, ``{job}``, has ended in whatever way.
         requeue: the command that puts the running ``{job}`` into the queue again; none where users cannot.
+        state, preempted: the command that tells about ``{job}``, and what it says of one that is being preempted
+            while it may still end by itself; none where such a job is not told, or simply killed.
     """
 
     name: str
@@ -51,6 +53,8 @@ class System:
     id_pattern: str = ""
     after: tuple[str, ...] = ()
     requeue: tuple[str, ...] = ()
+    state: tuple[str, ...] = ()
+    preempted: str = ""
 
 
 _SLURM_NODES = ("--nodes={nodes}", "--ntasks-per-node={ranks_per_node}", "--exclusive")
@@ -60,7 +64,7 @@ SYSTEMS = {system.name: system for system in (
     System("slurm", "#SBATCH ", "--account={}", "--partition={}", _SLURM_NODES,
            (*_SLURM_NODES, "--gpus-per-node={gpus}"), ("--requeue", "--no-requeue"), True, "SLURM_JOB_ID",
            ("sbatch", "--parsable"), False, r"^(\d+)", ("--dependency=afterany:{job}",),
-           ("scontrol", "requeue", "{job}")),
+           ("scontrol", "requeue", "{job}"), ("scontrol", "show", "job", "{job}"), r"\bPreemptTime=\d"),
     System("lsf", "#BSUB ", "-P {}", "-q {}", _LSF_NODES, (*_LSF_NODES, '-gpu "num={gpus}"'), ("-r", "-rn"), True,
            "LSB_JOBID", ("bsub",), True, r"Job <(\d+)>", ("-w", "ended({job})")),
     System("pbs", "#PBS ", "-A {}", "-q {}",
@@ -109,6 +113,19 @@ def continue_job(system: System, job: str, script: Path) -> str:
         else:
             return job
     return submit(system, script, after=job)
+
+
+def is_preempted(system: System, job: str) -> bool:
+    """Whether a running job is being preempted, as far as its system says.
+
+    Slurm, when it preempts a job, ends its steps first (the ranks) and its script, which knows nothing, last.
+    """
+    if not system.state:
+        return False
+    try:
+        return re.search(system.preempted, _call([word.format(job=job) for word in system.state])) is not None
+    except InputError:  # then it does not say
+        return False
 
 
 def _call(command: Sequence[str], text: str | None = None) -> str:

@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("name a spec file, or ask for --families")
     spec = load(args.spec)
     data, _, inputs = open_inputs(spec)
-    counts = {network.name: _count(network, spec, inputs) for network in spec.networks}
+    counts = {network.name: parameters_of(network, spec, inputs) for network in spec.networks}
     validation = 0 if data.validation is None else len(data.validation)
     if args.json:
         print_json({"name": spec.document.name, "samples": len(data.train), "validation_samples": validation,
@@ -55,7 +55,8 @@ def _sample_bytes(inputs: Any) -> int:
     return int(np.prod(inputs.shape)) * np.dtype(inputs.dtype).itemsize
 
 
-def _count(network: NetworkSpec, spec: Spec, inputs: Any) -> int:
+def parameters_of(network: NetworkSpec, spec: Spec, inputs: Any) -> int:
+    """How many parameters a network has."""
     if network.architecture.kind == "family":
         return count_parameters(network.architecture.settings, inputs.shape, inputs.classes)
     if spec.resources.engine == "numpy":

@@ -97,6 +97,10 @@ class Slurm:
         command = ("sbatch", "--parsable", f"--output={self.folder}/%j.out", *options)
         return self._ask(*command, text=script, **variables).strip()
 
+    def call(self, *command, **variables):
+        """What a command prints that is run with this cluster in its environment; it has to end well."""
+        return self._ask(*command, **variables)
+
     def state(self, job):
         """Slurm's word for how far a job is, such as PENDING, RUNNING or COMPLETED."""
         return re.search(r"JobState=(\w+)", self._ask("scontrol", "--oneliner", "show", "job", job))[1]

@@ -166,7 +166,9 @@ def test_a_signal_reaches_the_launch_as_sigusr2_and_ends_a_chain_on_this_machine
 @pytest.fixture
 def scontrol(tmp_path, monkeypatch):
     """A cluster whose jobs are put into the queue again by a scontrol that only notes it."""
-    (tmp_path / "scontrol").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/called\n')
+    (tmp_path / "scontrol").write_text(f'#!/bin/sh\n[ $1 = show ] && cat {tmp_path}/state || echo "$@" >> '
+                                       f'{tmp_path}/called\n')
+    (tmp_path / "state").write_text("PreemptTime=None")
     (tmp_path / "scontrol").chmod(0o755)
     return {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "17"}
 
@@ -177,6 +179,14 @@ def test_on_a_batch_system_a_job_makes_one_launch_and_is_put_into_the_queue_agai
     assert job("75 75", "0 0", system="slurm", **scontrol).returncode == 0
     assert (tmp_path / "called").read_text() == "requeue 17\n"
     assert [(stop["job"], stop["next"]) for stop in job.stops()] == [("17", "17"), ("17", None)]
+
+
+def test_a_launch_that_broke_off_because_its_job_is_being_preempted_is_no_failure(job, scontrol, tmp_path):
+    (tmp_path / "state").write_text("PreemptTime=2026-11-20T14:29:52")
+    for _ in range(3):
+        assert job(*["1 -"] * 3, system="slurm", **scontrol).returncode == 1
+    assert [stop["then"] for stop in job.stops()] == ["networks are left"] * 3
+    assert job.stops()[0]["why"].endswith("after a preemption")
 
 
 def test_a_job_that_ended_without_a_word_is_noted_by_the_one_that_follows(job, scontrol):

@@ -3,7 +3,7 @@
 import pytest
 
 from launch.base import InputError
-from launch.systems import SYSTEMS, continue_job, submit
+from launch.systems import SYSTEMS, continue_job, is_preempted, submit
 
 
 @pytest.fixture
@@ -73,3 +73,17 @@ def test_a_missing_command_and_an_answer_without_an_id_are_named(cluster):
     cluster("sbatch", "echo hello")
     with pytest.raises(InputError, match="'hello', in which there is no job id"):
         submit(SYSTEMS["slurm"], cluster.script)
+
+
+@pytest.mark.parametrize(("said", "preempted"), [
+    ("PreemptEligibleTime=2026-11-20T14:29:46 PreemptTime=2026-11-20T14:29:52", True),
+    ("PreemptEligibleTime=2026-11-20T14:29:46 PreemptTime=None", False)])
+def test_slurm_says_of_a_job_that_it_is_being_preempted(cluster, said, preempted):
+    cluster("scontrol", f"echo '   {said}'")
+    assert is_preempted(SYSTEMS["slurm"], "12") is preempted
+    assert cluster.calls() == ["scontrol show job 12"]
+
+
+def test_a_system_that_says_nothing_of_preemption_preempts_nobody(cluster):
+    cluster("scontrol", "exit 1")
+    assert not any(is_preempted(system, "12") for system in SYSTEMS.values())

@@ -1,0 +1,70 @@
+"""Which cores a rank may use, and whether that is fewer than there are (pure, but for looking at this process)."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+
+
+@dataclass(frozen=True)
+class Cores:
+    """The cores of a process: those it may use, and how many its node has."""
+
+    mine: frozenset[int]
+    of_node: int
+
+
+def my_cores() -> Cores:
+    """Of this process; the hardware threads of a core count as one."""
+    return Cores(frozenset(map(_core, os.sched_getaffinity(0))), len(set(map(_core, range(os.cpu_count() or 1)))))
+
+
+def _core(cpu: int) -> int:
+    """The number of a core: that of its first hardware thread."""
+    try:
+        text = Path(_SIBLINGS.format(cpu)).read_text()
+    except OSError:
+        return cpu
+    return int(text.replace("-", ",").split(",")[0])
+
+
+def binding_problem(cores: Sequence[Cores], node_of: Sequence[int]) -> str:
+    """What is wrong with the way in which ranks are bound to cores; nothing where it is fine.
+
+    A rank with one core of its own is fine beside others that have more: so a job script places those that
+    prepare samples. It is not where every rank of a node has one core and others lie idle, as after
+    ``mpirun -n 2``, nor where ranks have to share the one core that each of them has.
+
+    Args:
+        cores: of each rank.
+        node_of: the node of each rank.
+
+    >>> binding_problem([Cores(frozenset({0}), 64), Cores(frozenset({1}), 64)], [0, 0])
+    'ranks 0-1 have one core each, and node 0 has 64'
+    """
+    for node in range(max(node_of) + 1):
+        ranks = [rank for rank in range(len(cores)) if node_of[rank] == node]
+        bound = [rank for rank in ranks if len(cores[rank].mine) == 1]
+        there = max(cores[rank].of_node for rank in ranks)
+        if there == 1:
+            continue
+        if len(bound) == len(ranks) < there:
+            who = f"rank {ranks[0]} has one core" if len(ranks) == 1 else f"ranks {_span(ranks)} have one core each"
+            return f"{who}, and node {node} has {there}"
+        shared = Counter(core for rank in bound for core in cores[rank].mine)
+        core, count = max(shared.items(), key=lambda item: item[1], default=(0, 0))
+        if count > 1:
+            return f"{count} ranks of node {node} have one core only, and share it (core {core})"
+    return ""
+
+
+def _span(ranks: Sequence[int]) -> str:
+    return (f"{ranks[0]}-{ranks[-1]}" if ranks[-1] - ranks[0] == len(ranks) - 1 else ", ".join(map(str, ranks)))
+
+
+BINDING_REMEDY = "start them unbound: mpirun --bind-to none, srun --cpu-bind=none, mpiexec --cpu-bind none"

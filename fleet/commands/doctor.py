@@ -1,0 +1,178 @@
+"""What would go wrong, before an allocation is spent: start it as the run would be started.
+
+    mpirun -n 9 python -m fleet doctor photos.yaml
+    python -m fleet doctor
+
+Looks at the launcher, the cores, threads and GPUs of every rank; with a spec also at TensorFlow, Horovod, the data
+and the disk, on every node. Prints a line for each finding and what to do about it; ends with 0 if there is none,
+and with 1 otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from fleet.binding import my_cores
+from fleet.commands.check import parameters_of
+from fleet.devices import gpus_per_node, visible_gpus
+from fleet.doctor import (
+    THREAD_VARIABLES,
+    Disk,
+    Finding,
+    RankFacts,
+    check_data,
+    check_disk,
+    check_launch,
+    check_libraries,
+    check_ranks,
+)
+from fleet.engine import InputSpec
+from fleet.errors import ExitStatus, UserError
+from fleet.prepare import open_inputs
+from fleet.roles import assign
+from fleet.show import add_json, print_json
+from fleet.spec import NetworkSpec, Spec, load
+from launch.environment import find_launcher, launched_ranks
+from preprocess.source import DataSet
+
+if TYPE_CHECKING:  # MPI starts when it is imported
+    from fleet.mpi import World
+
+_MPI4PY = "MPICC=mpicc pip install --no-cache-dir --no-binary mpi4py mpi4py"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("spec", nargs="?", help="the YAML file of the run")
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Look, gather and print."""
+    try:
+        from fleet.mpi import World
+    except (ImportError, RuntimeError) as error:
+        finding = Finding(f"MPI cannot be loaded ({' '.join(str(error).split())[:200]})",
+                          f"load an MPI module, and build mpi4py for it: {_MPI4PY}")
+        return _show([finding], "this process", args.json)
+    world = World()
+    try:
+        return _examine(world, args)
+    except UserError:
+        raise
+    except BaseException as error:
+        world.abort(error)
+
+
+def _examine(world: World, args: argparse.Namespace) -> int:
+    launcher = find_launcher(os.environ)
+    findings = check_launch(launcher.name if launcher else "", launched_ranks(os.environ), world.size, world.library())
+    spec, data, inputs, problem = world.share(_open(args.spec) if world.rank == 0 else None)
+    if spec is None and problem:
+        if world.rank == 0:
+            raise UserError(problem)
+        return int(ExitStatus.BAD_INPUT)
+    node_of = world.node_of()
+    facts = world.gather(_facts(world, node_of, spec, data, problem))
+    if world.rank == 0:
+        trainers, wrong = _trainers(spec, facts, node_of)
+        uses_gpus = spec is None or spec.resources.engine == "keras"
+        findings += [*wrong, *check_ranks(facts, node_of, trainers, uses_gpus), *check_data(facts)]
+        if spec is not None:
+            findings += check_libraries(facts, spec.resources.exchange)
+            findings += check_disk(_disk(spec, inputs))
+        _show(findings, f"ranks: {world.size}, nodes: {max(node_of) + 1}", args.json)
+    return int(ExitStatus.INFRASTRUCTURE if world.share(findings) else ExitStatus.OK)
+
+
+def _show(findings: Sequence[Finding], looked_at: str, as_json: bool) -> int:
+    if as_json:
+        print_json({"findings": findings})
+    else:
+        print("\n".join(map(str, findings)) or f"nothing found ({looked_at})", flush=True)
+    return int(ExitStatus.INFRASTRUCTURE if findings else ExitStatus.OK)
+
+
+# ---- facts --------------------------------------------------------------------------------------
+
+
+def _open(path: str | None) -> tuple[Spec | None, DataSet | None, InputSpec | None, str]:
+    """The spec and its data; what is wrong with the one or the other."""
+    if path is None:
+        return None, None, None, ""
+    try:
+        spec = load(path)
+    except UserError as error:
+        return None, None, None, str(error)
+    try:
+        data, _, inputs = open_inputs(spec)
+    except Exception as error:  # a source of the user's own may raise anything
+        return spec, None, None, str(error)
+    return spec, data, inputs, ""
+
+
+def _facts(world: World, node_of: Sequence[int], spec: Spec | None, data: DataSet | None, problem: str) -> RankFacts:
+    files = os.listdir("/dev")
+    told = [os.environ.get(variable, "") for variable in THREAD_VARIABLES]
+    leads = node_of.index(node_of[world.rank]) == world.rank  # what is the same on all ranks of a node
+    libraries = None
+    if leads and spec is not None and spec.resources.engine == "keras":
+        from fleet.engine_facts import libraries as look
+
+        libraries = look()
+    return RankFacts(world.host, my_cores(), max([int(text) for text in told if text.isdecimal()], default=1),
+                     visible_gpus(os.environ, files), len(visible_gpus({}, files)),
+                     (problem or _reading_problem(data)) if leads else "", libraries)
+
+
+def _reading_problem(data: DataSet | None) -> str:
+    """Why some samples cannot be read here: the first, the one in the middle, the last."""
+    sources = () if data is None else (data.train, data.validation)
+    for source in (source for source in sources if source is not None):
+        for index in {0, len(source) // 2, len(source) - 1}:
+            try:
+                source.read(index)
+            except Exception as error:
+                return f"{source.name(index)}: {error}"
+    return ""
+
+
+def _trainers(spec: Spec | None, facts: Sequence[RankFacts], node_of: Sequence[int]
+              ) -> tuple[tuple[int, ...], list[Finding]]:
+    """The ranks that would train, or why the run would not start."""
+    preprocessors, gpus = None, gpus_per_node([rank.gpus for rank in facts], node_of)
+    if spec is not None:
+        preprocessors = None if spec.resources.preprocessors == "auto" else spec.resources.preprocessors
+        gpus = gpus if spec.resources.gpus_per_node == "auto" else spec.resources.gpus_per_node
+    own = spec is not None and spec.schedule.policy == "baseline"
+    try:
+        return assign(node_of, preprocessors, gpus, own).trainers, []
+    except UserError as error:
+        what, _, remedy = str(error).rpartition(": ")
+        return (), [Finding(what, remedy)]
+
+
+def _disk(spec: Spec, inputs: InputSpec | None) -> Disk:
+    folder = next(path for path in (spec.output.absolute(), *spec.output.absolute().parents) if path.exists())
+    problem = ""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        problem = error.strerror or str(error)
+    needed = 0 if inputs is None else sum(_checkpoint_bytes(network, spec, inputs) for network in spec.networks)
+    return Disk(str(folder), shutil.disk_usage(folder).free, needed, problem)
+
+
+def _checkpoint_bytes(network: NetworkSpec, spec: Spec, inputs: InputSpec) -> int:
+    """The last checkpoint, the best, one that is being written, and the network that is exported."""
+    optimizer = network.train.optimizer
+    if spec.resources.engine == "numpy":
+        return parameters_of(network, spec, inputs) * 8 * 2 * 3
+    slots = 2 if optimizer.name != "sgd" else 1 if optimizer.momentum else 0
+    return parameters_of(network, spec, inputs) * 4 * (3 * (1 + slots) + 1)

@@ -1,0 +1,176 @@
+"""What would go wrong in a run, as far as its ranks can tell before it (pure): ``fleet doctor`` gathers the facts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from fleet.binding import BINDING_REMEDY, Cores, binding_problem
+from fleet.engine_facts import Libraries
+from fleet.units import format_size
+
+# What says how many threads a process uses, beside its own choice.
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that would go wrong, and what to do about it."""
+
+    what: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.remedy}"
+
+
+@dataclass(frozen=True)
+class RankFacts:
+    """What one rank knows of itself.
+
+    Args:
+        host: its node's name.
+        cores: that it may use.
+        threads: that variables tell it to use.
+        gpus: that it is shown.
+        gpu_files: how many GPUs its node has in ``/dev``.
+        data_problem: why it cannot read the data; of the first rank of each node, nothing where it can.
+        libraries: of the first rank of each node, where the run needs them.
+    """
+
+    host: str
+    cores: Cores
+    threads: int
+    gpus: tuple[str, ...]
+    gpu_files: int
+    data_problem: str = ""
+    libraries: Libraries | None = None
+
+
+@dataclass(frozen=True)
+class Disk:
+    """The file system of the run's folder, in bytes; ``problem`` says why nothing can be written there."""
+
+    folder: str
+    free: int
+    needed: int
+    problem: str = ""
+
+
+def check_launch(launcher: str, launched: int | None, size: int, library: str) -> list[Finding]:
+    """Whether MPI and the launcher know each other; where not, every rank takes itself for rank 0.
+
+    Args:
+        launcher: who started the ranks.
+        launched: how many it started; None where nobody is known to have.
+        size: how many MPI sees.
+        library: the MPI that mpi4py uses.
+    """
+    if launched is None or launched == size:
+        return []
+    return [Finding(f"{launcher} started {launched} ranks, and MPI sees {size}: mpi4py uses {library}",
+                    "start with the launcher of that MPI, or build mpi4py for this one: "
+                    "MPICC=mpicc pip install --no-cache-dir --no-binary mpi4py mpi4py")]
+
+
+def check_ranks(ranks: Sequence[RankFacts], node_of: Sequence[int], trainers: Sequence[int],
+                needs_gpus: bool) -> list[Finding]:
+    """Whether cores and GPUs are shown to the ranks in a way that makes sense.
+
+    Args:
+        ranks: the facts of each.
+        node_of: the node of each rank.
+        trainers: the ranks that train, as far as that is known.
+        needs_gpus: whether the run is to use the GPUs that there are.
+    """
+    problem = binding_problem([rank.cores for rank in ranks], node_of)
+    findings = [Finding(problem, BINDING_REMEDY)] if problem else []
+    for node in range(max(node_of) + 1):
+        here = [rank for rank in range(len(ranks)) if node_of[rank] == node]
+        findings += _check_threads(node, [ranks[rank] for rank in here])
+        if needs_gpus:
+            findings += _check_gpus(node, [ranks[rank] for rank in here],
+                                    [ranks[rank] for rank in here if rank in trainers])
+    return findings
+
+
+def check_libraries(ranks: Sequence[RankFacts], exchange: str) -> list[Finding]:
+    """Whether TensorFlow and Horovod can be used on every node.
+
+    Args:
+        ranks: the facts of each.
+        exchange: of the spec: auto, horovod or mpi.
+    """
+    return [finding for rank in ranks if rank.libraries is not None
+            for finding in _check_libraries(rank.host, rank.libraries, rank.gpus, exchange)]
+
+
+def check_data(ranks: Sequence[RankFacts]) -> list[Finding]:
+    """Whether every node can read the data."""
+    return [Finding(f"{rank.host} cannot read the data: {rank.data_problem}",
+                    "put it where all nodes see it, under the same path, readable by you")
+            for rank in ranks if rank.data_problem]
+
+
+def check_disk(disk: Disk) -> list[Finding]:
+    """Whether there is room for the checkpoints."""
+    if disk.problem:
+        return [Finding(f"{disk.folder} cannot be written: {disk.problem}", "name another folder as `output:`")]
+    if disk.free >= disk.needed:
+        return []
+    return [Finding(f"{disk.folder} has {format_size(disk.free)} free, and the checkpoints want about "
+                    f"{format_size(disk.needed)}", "make room, or name another folder as `output:`")]
+
+
+# ---- the parts ----------------------------------------------------------------------------------
+
+
+def _check_threads(node: int, ranks: Sequence[RankFacts]) -> Iterator[Finding]:
+    cores = len({core for rank in ranks for core in rank.cores.mine})
+    threads = sum(rank.threads for rank in ranks)
+    if threads > cores:
+        told = f" ({' or '.join(THREAD_VARIABLES)} makes that {threads} threads)" if threads > len(ranks) else ""
+        yield Finding(f"node {node} has {_count(len(ranks), 'rank')}{told} on {_count(cores, 'core')}",
+                      "start fewer ranks there, or let them use fewer threads")
+
+
+def _check_gpus(node: int, ranks: Sequence[RankFacts], trainers: Sequence[RankFacts]) -> Iterator[Finding]:
+    there, shown = max(rank.gpu_files for rank in ranks), {gpu for rank in ranks for gpu in rank.gpus}
+    if not shown:
+        if there:
+            yield Finding(f"node {node} has {_count(there, 'GPU')}, and its ranks are shown none",
+                          "look at CUDA_VISIBLE_DEVICES and its like, and at what the job asks for")
+        return
+    # As the engine chooses: the one that a rank is shown alone, otherwise that of its place among the trainers.
+    taken = [rank.gpus[0] if len(rank.gpus) == 1 else rank.gpus[place] if place < len(rank.gpus) else ""
+             for place, rank in enumerate(trainers) if rank.gpus]
+    alone = [rank.gpus[0] for rank in ranks if len(rank.gpus) == 1] if there > 1 else []
+    twice = {gpu: count for gpus in (alone, taken) for gpu, count in Counter(gpus).items() if gpu and count > 1}
+    for gpu, count in twice.items():
+        yield Finding(f"{count} ranks of node {node} are shown GPU {gpu} alone, or others under its name",
+                      "show every rank all GPUs of its node (srun --gpu-bind=none, no --gpus-per-task): FLEET gives "
+                      "them out")
+    if missing := len(trainers) - sum(map(bool, taken)):
+        yield Finding(f"{_count(missing, 'trainer')} of node {node} are shown no GPU of their own",
+                      "start fewer ranks there, or set resources.gpus_per_node")
+
+
+def _check_libraries(host: str, found: Libraries, gpus: Sequence[str], exchange: str) -> Iterator[Finding]:
+    if found.problem:
+        yield Finding(f"{host}: TensorFlow cannot be imported: {found.problem}",
+                      "install it on every node: pip install 'tensorflow[and-cuda]==2.18.*', or load its module")
+        return
+    if gpus and not found.gpus:
+        yield Finding(f"{host}: {_count(len(gpus), 'GPU')} shown, and TensorFlow {found.tensorflow} sees none",
+                      "it wants the CUDA libraries: pip install 'tensorflow[and-cuda]==2.18.*', or load its module")
+    build = "HOROVOD_WITH_MPI=1 pip install --no-cache-dir --no-build-isolation --force-reinstall --no-deps horovod"
+    if found.horovod not in ("ready", "missing") and exchange != "mpi":
+        yield Finding(f"{host}: Horovod is not for TensorFlow {found.tensorflow}: {found.horovod}",
+                      f"build it anew: {build}; or set resources.exchange: mpi")
+    elif found.horovod == "missing" and (exchange == "horovod" or (exchange == "auto" and found.gpus)):
+        yield Finding(f"{host}: Horovod is not installed", f"{build}; or set resources.exchange: mpi, which is slower")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

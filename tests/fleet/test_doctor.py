@@ -1,0 +1,115 @@
+"""What facts mean: ranks, GPUs, libraries, disks that are made up."""
+
+from dataclasses import replace
+
+import pytest
+
+from fleet.binding import Cores
+from fleet.doctor import (
+    Disk,
+    RankFacts,
+    check_data,
+    check_disk,
+    check_launch,
+    check_libraries,
+    check_ranks,
+)
+from fleet.engine_facts import Libraries
+
+WHOLE = Cores(frozenset(range(16)), 16)
+RANK = RankFacts("n1", WHOLE, 1, ("0", "1"), 2)
+
+
+def said(findings):
+    return [finding.what for finding in findings]
+
+
+def test_as_many_ranks_as_were_started_are_right_and_so_is_nobody_who_started_any():
+    assert check_launch("srun", 8, 8, "Open MPI") == []
+    assert check_launch("", None, 1, "Open MPI") == []
+
+
+def test_a_launcher_of_another_mpi_starts_many_first_ranks():
+    finding, = check_launch("mpiexec of MPICH", 8, 1, "Open MPI v5.0.11")
+    assert str(finding).startswith("mpiexec of MPICH started 8 ranks, and MPI sees 1: mpi4py uses Open MPI v5.0.11: ")
+    assert "MPICC=mpicc" in finding.remedy
+
+
+def test_a_healthy_node_has_nothing_to_say():
+    assert check_ranks([RANK] * 4, [0] * 4, [2, 3], needs_gpus=True) == []
+
+
+@pytest.mark.parametrize(("ranks", "trainers", "what"), [
+    ([replace(RANK, gpus=())] * 3, [1, 2], "node 0 has 2 GPUs, and its ranks are shown none"),
+    ([replace(RANK, gpus=("0",))] * 3, [2], "3 ranks of node 0 are shown GPU 0 alone, or others under its name"),
+    ([RANK, replace(RANK, gpus=("1",), gpu_files=0), replace(RANK, gpus=("1",), gpu_files=0)], [1, 2],
+     "2 ranks of node 0 are shown GPU 1 alone, or others under its name"),
+    ([RANK] * 4, [1, 2, 3], "1 trainer of node 0 are shown no GPU of their own"),
+], ids=lambda value: value if isinstance(value, str) else "")
+def test_gpus_that_are_hidden_or_shown_twice_are_named(ranks, trainers, what):
+    assert said(check_ranks(ranks, [0] * len(ranks), trainers, needs_gpus=True)) == [what]
+    assert check_ranks(ranks, [0] * len(ranks), trainers, needs_gpus=False) == []
+
+
+@pytest.mark.parametrize("ranks", [
+    [replace(RANK, gpus=(), gpu_files=0)] * 3,  # no GPU anywhere
+    [replace(RANK, gpus=("0",), gpu_files=1)] * 3,  # one, which every rank is shown
+    [replace(RANK, gpus=("0",)), replace(RANK, gpus=("1",))],  # one each
+])
+def test_gpus_as_they_may_be_are_not(ranks):
+    trainers = [len(ranks) - 1] if len(ranks) == 3 else [0, 1]
+    assert check_ranks(ranks, [0] * len(ranks), trainers, needs_gpus=True) == []
+
+
+def test_each_node_is_looked_at_by_itself():
+    hidden = replace(RANK, gpus=())
+    assert said(check_ranks([RANK, hidden, RANK, hidden], [0, 1, 0, 1], [2, 3], True)) == [
+        "node 1 has 2 GPUs, and its ranks are shown none"]
+
+
+@pytest.mark.parametrize(("ranks", "threads", "what"), [
+    (16, 1, []), (17, 1, ["node 0 has 17 ranks on 16 cores"]),
+    (4, 8, ["node 0 has 4 ranks (OMP_NUM_THREADS or TF_NUM_INTRAOP_THREADS makes that 32 threads) on 16 cores"])])
+def test_more_threads_than_cores_are_named(ranks, threads, what):
+    facts = [replace(RANK, threads=threads)] * ranks
+    assert said(check_ranks(facts, [0] * ranks, [], needs_gpus=False)) == what
+
+
+def libraries(exchange="auto", gpus=("0", "1"), **found):
+    rank = replace(RANK, gpus=gpus, libraries=Libraries(**{"tensorflow": "2.18.1", "gpus": len(gpus), **found}))
+    return said(check_libraries([rank, RANK], exchange))
+
+
+def test_tensorflow_has_to_be_there_and_to_see_the_gpus():
+    assert libraries(horovod="ready") == []
+    assert libraries(problem="ModuleNotFoundError: keras") == [
+        "n1: TensorFlow cannot be imported: ModuleNotFoundError: keras"]
+    assert libraries(gpus=("0",), horovod="ready") == []
+    assert said(check_libraries([replace(RANK, libraries=Libraries("2.18.1", horovod="ready"))], "auto")) == [
+        "n1: 2 GPUs shown, and TensorFlow 2.18.1 sees none"]
+
+
+@pytest.mark.parametrize(("exchange", "gpus", "horovod", "what"), [
+    ("auto", (), "missing", []),
+    ("auto", ("0",), "missing", ["n1: Horovod is not installed"]),
+    ("horovod", (), "missing", ["n1: Horovod is not installed"]),
+    ("mpi", ("0",), "missing", []),
+    ("auto", (), "ImportError: undefined symbol",
+     ["n1: Horovod is not for TensorFlow 2.18.1: ImportError: undefined symbol"]),
+    ("mpi", (), "ImportError: undefined symbol", []),
+])
+def test_horovod_has_to_fit_where_it_is_to_be_used(exchange, gpus, horovod, what):
+    assert libraries(exchange, gpus, horovod=horovod) == what
+
+
+def test_checkpoints_want_room_in_a_folder_that_can_be_written():
+    assert check_disk(Disk("/scratch", free=10**9, needed=10**9)) == []
+    assert said(check_disk(Disk("/scratch", free=10**9, needed=2 * 10**9))) == [
+        "/scratch has 1 GB free, and the checkpoints want about 2 GB"]
+    assert said(check_disk(Disk("/scratch", 10**9, 0, "Read-only file system"))) == [
+        "/scratch cannot be written: Read-only file system"]
+
+
+def test_a_node_that_cannot_read_the_data_is_named():
+    assert said(check_data([RANK, replace(RANK, host="n2", data_problem="a.jpg: Permission denied")])) == [
+        "n2 cannot read the data: a.jpg: Permission denied"]

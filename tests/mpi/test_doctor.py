@@ -1,0 +1,132 @@
+"""fleet doctor in set-ups that are broken on purpose, and in one that is not."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from fleet.api import mpirun
+from tests.mpi.conftest import ROOT, Launcher, spec
+
+CORES = len(os.sched_getaffinity(0))
+MODELS = [{"family": "softmax"}]
+
+
+@pytest.fixture
+def doctor(tmp_path):
+    """Start the doctor; what came of it is (status, its lines, all that was printed)."""
+    launcher = Launcher(tmp_path)
+
+    def call(content=None, before=(sys.executable,), module="fleet", path="", **environment):
+        words = ["doctor"] if module == "fleet" else []
+        if content is not None:
+            words.append(str(launcher.write(content)))
+        full = launcher.environment({"PYTHONPATH": f"{path}:{ROOT}", **environment})
+        done = subprocess.run([*before, "-m", module, *words], cwd=ROOT, env=full, text=True, timeout=120,
+                              capture_output=True, check=False)
+        return done.returncode, done.stdout.splitlines(), done.stderr
+
+    call.folder = tmp_path
+    return call
+
+
+def bound(ranks, *options):
+    """The command that starts ranks bound to cores."""
+    return [*mpirun(ranks)[:3], "--bind-to", *options, sys.executable]
+
+
+@pytest.mark.skipif(CORES < 2, reason="wants two cores")
+def test_a_launch_as_it_should_be_has_nothing_to_say(doctor):
+    content = spec(doctor.folder, MODELS)
+    assert doctor(content, mpirun(2))[:2] == (0, ["nothing found (ranks: 2, nodes: 1)"])
+    assert not (doctor.folder / "run").exists()
+
+
+@pytest.mark.skipif(CORES < 2, reason="wants two cores")
+def test_a_rank_that_is_bound_to_one_core_is_found_and_warned_of_by_the_run_too(doctor):
+    status, lines, _ = doctor(before=bound(1, "core"))
+    assert status == 1
+    assert lines[0].startswith("rank 0 has one core, and node 0 has ")
+    assert "--bind-to none" in lines[0]
+    content = spec(doctor.folder, MODELS, train={"converge": {"max_epochs": 1}})
+    status, _, errors = doctor(content, bound(1, "core"), module="fleet.run")
+    assert status == 0
+    assert sum("rank 0 has one core" in line for line in errors.splitlines()) == 1
+
+
+def test_ranks_of_a_launcher_that_mpi_does_not_know_are_found(doctor):
+    status, lines, _ = doctor(PMI_SIZE="8", PMI_RANK="0")
+    assert status == 1
+    assert lines[0].startswith("mpiexec of MPICH started 8 ranks, and MPI sees 1: mpi4py uses Open MPI")
+
+
+def test_an_mpi_that_cannot_be_loaded_is_found(doctor):
+    package = doctor.folder / "broken" / "mpi4py"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise RuntimeError('cannot load MPI library')")
+    status, lines, _ = doctor(path=str(package.parent))
+    assert status == 1
+    assert lines[0].startswith("MPI cannot be loaded (cannot load MPI library): ")
+
+
+def test_more_threads_than_cores_are_found(doctor):
+    status, lines, _ = doctor(OMP_NUM_THREADS=str(CORES + 1))
+    assert status == 1
+    assert f"makes that {CORES + 1} threads) on " in lines[0]
+
+
+@pytest.mark.parametrize(("data", "what"), [
+    ({"source": "image_folder", "path": "nowhere"}, "nowhere"),
+    ({"source": "tests.sources:partly_bad", "path": "6"}, "sample 5: "),
+    ({"source": "tests.sources:raising", "path": "60"}, "the source has a bug")])
+def test_data_that_cannot_be_read_is_found(doctor, data, what):
+    status, lines, _ = doctor(spec(doctor.folder, MODELS, data=data))
+    assert status == 1
+    assert "cannot read the data: " in lines[0]
+    assert what in lines[0]
+
+
+def test_a_folder_that_cannot_be_written_is_found(doctor):
+    content = {**spec(doctor.folder, MODELS), "output": "/proc/run"}
+    status, lines, _ = doctor(content)
+    assert status == 1
+    assert lines[0].startswith("/proc cannot be written: ")
+
+
+def test_too_few_ranks_for_the_spec_are_found(doctor):
+    content = spec(doctor.folder, MODELS, resources={"preprocessors": 3})
+    status, lines, _ = doctor(content, mpirun(2))
+    assert status == 1
+    assert any("node 0 has 2 ranks, and 3 preprocessors would leave no trainer there" in line for line in lines)
+
+
+def test_a_wrong_spec_ends_with_status_2_on_any_number_of_ranks(doctor):
+    for before in ([sys.executable], mpirun(2)):
+        status, lines, errors = doctor({"models": []}, before)
+        assert (status, lines) == (2, [])
+        assert errors.count("in the spec") == 1
+
+
+@pytest.mark.tensorflow
+def test_horovod_built_for_another_tensorflow_and_a_disk_that_is_too_small_are_found(doctor):
+    package = doctor.folder / "broken" / "horovod" / "tensorflow"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").touch()
+    (package / "__init__.py").write_text("raise ImportError('undefined symbol: _ZN10tensorflow8OpKernel')")
+    content = spec(doctor.folder, [{"family": "cnn", "args": {"filters": [10**6, 10**6]}}],
+                   resources={"engine": "keras"})
+    status, lines, _ = doctor(content, path=str(package.parent.parent))
+    assert status == 1
+    assert "Horovod is not for TensorFlow 2." in lines[0]
+    assert "undefined symbol" in lines[0]
+    assert "free, and the checkpoints want about" in lines[1]
+
+
+def test_json_is_one_object(tmp_path):
+    done = subprocess.run([sys.executable, "-m", "fleet", "doctor", "--json"], cwd=ROOT, check=False,
+                          env={**Launcher(tmp_path).environment({}), "PMI_SIZE": "3"}, capture_output=True, text=True)
+    assert done.returncode == 1
+    finding = json.loads(done.stdout)["findings"][0]
+    assert set(finding) == {"what", "remedy"}
