@@ -37,7 +37,7 @@ from fleet.prepare import open_inputs
 from fleet.roles import assign
 from fleet.show import add_json, print_json
 from fleet.spec import NetworkSpec, Spec, load
-from launch.environment import find_launcher, launched_ranks
+from launch.environment import find_launcher, launched_ranks, local_rank
 from preprocess.source import DataSet
 
 if TYPE_CHECKING:  # MPI starts when it is imported
@@ -72,6 +72,8 @@ def run(args: argparse.Namespace) -> int:
 def _examine(world: World, args: argparse.Namespace) -> int:
     launcher = find_launcher(os.environ)
     findings = check_launch(launcher.name if launcher else "", launched_ranks(os.environ), world.size, world.library())
+    if findings and local_rank(os.environ):  # each takes itself for rank 0: let the first of each node speak
+        return int(ExitStatus.INFRASTRUCTURE)
     spec, data, inputs, problem = world.share(_open(args.spec) if world.rank == 0 else None)
     if spec is None and problem:
         if world.rank == 0:

@@ -12,7 +12,6 @@ from tests.mpi.conftest import ROOT, Launch, Launcher, spec
 from tests.mpi.test_training import replayed
 
 pytestmark = pytest.mark.cluster
-EPOCHS = 25
 MODELS = [{"family": "softmax", "name": "one"}, {"family": "softmax", "name": "both-nodes", "gpus": 2}]
 
 
@@ -23,9 +22,9 @@ class Ensemble:
         samples: of an epoch, a millisecond each to prepare.
     """
 
-    def __init__(self, slurm, folder, samples=400):
-        self.slurm, self.folder = slurm, folder
-        self.content = spec(folder, MODELS, samples=samples, source="slow", train={"converge": {"max_epochs": EPOCHS}},
+    def __init__(self, slurm, folder, samples=400, epochs=15):
+        self.slurm, self.folder, self.planned = slurm, folder, epochs
+        self.content = spec(folder, MODELS, samples=samples, source="slow", train={"converge": {"max_epochs": epochs}},
                             resources={"engine": "numpy", "preprocessors": 2})
         self.launcher, self.paths = Launcher(folder), RunPaths(folder / "run")
         self.job = ""
@@ -60,11 +59,11 @@ class Ensemble:
     def check(self, again=0):
         """All epochs are trained, and so many of them again at most; what a job may leave behind is not there."""
         epochs = self.epochs()
-        assert len(set(epochs)) == EPOCHS * len(MODELS), self.report()
-        assert len(epochs) <= EPOCHS * len(MODELS) + again, self.report()
+        assert len(set(epochs)) == self.planned * len(MODELS), self.report()
+        assert len(epochs) <= self.planned * len(MODELS) + again, self.report()
         for model in MODELS:
             history = self.launch.history(model["name"])
-            assert [record.epoch for record in history] == list(range(1, EPOCHS + 1))
+            assert [record.epoch for record in history] == list(range(1, self.planned + 1))
         assert self.stops()[-1]["then"] == "all networks finished"
         assert self.paths.foreign() == []
 
@@ -79,7 +78,7 @@ def ensemble(slurm, tmp_path):
 
 
 def test_a_walltime_that_is_too_short_warns_the_job_and_another_finishes(slurm, tmp_path):
-    ensemble = Ensemble(slurm, tmp_path, samples=800)
+    ensemble = Ensemble(slurm, tmp_path, samples=800, epochs=25)
     ensemble.submit("--warn=55s", walltime="1min")  # Slurm looks every half a minute whether a warning is due
     ensemble.wait_for_end()
     *before, last = ensemble.stops()

@@ -62,6 +62,10 @@ def test_ranks_of_a_launcher_that_mpi_does_not_know_are_found(doctor):
     assert lines[0].startswith("mpiexec of MPICH started 8 ranks, and MPI sees 1: mpi4py uses Open MPI")
 
 
+def test_of_ranks_that_all_take_themselves_for_rank_0_one_of_each_node_speaks(doctor):
+    assert doctor(PMI_SIZE="8", PMI_RANK="3", MPI_LOCALRANKID="3")[:2] == (1, [])
+
+
 def test_an_mpi_that_cannot_be_loaded_is_found(doctor):
     package = doctor.folder / "broken" / "mpi4py"
     package.mkdir(parents=True)
