@@ -168,13 +168,15 @@ def _disk(spec: Spec, inputs: InputSpec | None) -> Disk:
     except OSError as error:
         problem = error.strerror or str(error)
     needed = 0 if inputs is None else sum(_checkpoint_bytes(network, spec, inputs) for network in spec.networks)
+    if spec.checkpoint.quota is not None:
+        needed = min(needed, spec.checkpoint.quota)
     return Disk(str(folder), shutil.disk_usage(folder).free, needed, problem)
 
 
 def _checkpoint_bytes(network: NetworkSpec, spec: Spec, inputs: InputSpec) -> int:
-    """The last checkpoint, the best, one that is being written, and the network that is exported."""
+    """The last checkpoint, the one before, the best, one that is being written, and the network that is exported."""
     optimizer = network.train.optimizer
     if spec.resources.engine == "numpy":
-        return parameters_of(network, spec, inputs) * 8 * 2 * 3
+        return parameters_of(network, spec, inputs) * 8 * 2 * 4
     slots = 2 if optimizer.name != "sgd" else 1 if optimizer.momentum else 0
-    return parameters_of(network, spec, inputs) * 4 * (3 * (1 + slots) + 1)
+    return parameters_of(network, spec, inputs) * 4 * (4 * (1 + slots) + 1)
