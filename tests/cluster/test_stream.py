@@ -9,23 +9,28 @@ import pytest
 from fleet.api import mpirun
 from fleet.paths import RunPaths
 from tests.mpi.conftest import ROOT, Launch, Launcher, read_lines, spec
-from tests.mpi.test_stream import DATA, MODELS, check
+from tests.mpi.test_stream import DATA, KEPT, MODELS, RING, check
 from tests.mpi.test_training import replayed
 
 pytestmark = pytest.mark.cluster
 RANKS, NODES = 6, 2
 
 
+@pytest.fixture(scope="module", params=[DATA, RING, KEPT], ids=["strict", "ring", "kept"])
+def data(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(data, tmp_path_factory):
     return tmp_path_factory.mktemp("two-nodes")
 
 
 @pytest.fixture(scope="module")
-def content(folder):
+def content(folder, data):
     """On each node one rank prepares and two train; one network takes all four trainers."""
     models = [*MODELS, {"family": "softmax", "name": "both-nodes", "gpus": 4}]
-    return spec(folder, models, samples=200, data=DATA, resources={"engine": "numpy", "preprocessors": NODES})
+    return spec(folder, models, samples=200, data=data, resources={"engine": "numpy", "preprocessors": NODES})
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +61,10 @@ def test_the_nodes_of_one_machine_are_told_apart(run, notes):
     assert [note["node"] for note in notes] == ["n1"] * 3 + ["n2"] * 3
 
 
-def test_each_node_holds_one_copy_of_the_samples(run, notes):
+def test_each_node_holds_one_copy_of_the_samples(notes, data):
     windows = [{file: inode for file, inode in note["memory"].items() if "/fleet-" in file} for note in notes]
-    assert all(sorted(file.rsplit("-", 1)[1] for file in window) == ["train", "validation"] for window in windows)
+    assert all(sorted(file.rsplit("-", 1)[1] for file in window) == [
+        "kept" if data is KEPT else "train", "validation"] for window in windows)
     assert windows[0] == windows[1] == windows[2]
     assert windows[3] == windows[4] == windows[5]
     assert not set(windows[0].items()) & set(windows[3].items())
