@@ -74,6 +74,10 @@ class HDF5(RandomAccess):
         return [BadSample(name, reason) for name, reason in zip(
             part["left_out"].asstr()[:], part["left_out_because"].asstr()[:], strict=True)]
 
+    def __getstate__(self) -> dict[str, object]:
+        """Without the file that is open: other ranks open it themselves."""
+        return {name: value for name, value in self.__dict__.items() if name != "_images"}
+
     @cached_property
     def _images(self) -> h5py.Dataset:
         return _open(self.path)[self.group]["images"]

@@ -119,6 +119,10 @@ class Shards:
         front = [np.arange(starts[shard], starts[shard + 1]) for shard in rng.permutation(len(starts) - 1)]
         return shuffle(np.concatenate(front), self._buffer, rng)
 
+    def __getstate__(self) -> dict[str, object]:
+        """Without the files that are open: in another process their descriptors mean other files, or none."""
+        return {**self.__dict__, "_open": OrderedDict()}
+
     def _shard(self, index: int) -> int:
         return int(np.searchsorted(self._index.starts, index, side="right")) - 1
 

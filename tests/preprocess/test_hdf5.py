@@ -1,6 +1,7 @@
 """One HDF5 file instead of many images."""
 
 import os
+import pickle
 
 import h5py
 import numpy as np
@@ -31,6 +32,13 @@ def test_encoded_files_come_back_byte_for_byte(data, path):
     for source, packed in ((data.train, back.train), (data.validation, back.validation)):
         assert packed.labels.tolist() == source.labels.tolist()
         assert [packed.read(i) for i in range(len(packed))] == [source.read(i) for i in range(len(source))]
+
+
+def test_a_source_that_has_been_read_can_be_sent_to_another_process(data, path):
+    write_hdf5(data, (), path)
+    train, _ = open_hdf5(path)
+    first = train.read(0)
+    assert pickle.loads(pickle.dumps(train)).read(0) == first
 
 
 def test_decoded_images_come_back_pixel_for_pixel(data, path, folder):

@@ -1,5 +1,7 @@
 """Tar shards."""
 
+import os
+import pickle
 import tarfile
 
 import pytest
@@ -76,3 +78,14 @@ def test_a_tar_file_that_ends_too_early_is_refused(tmp_path):
     (tmp_path / "a.tar").write_bytes(content[:6000])
     with pytest.raises(InputError, match="not a whole"):
         opened(tmp_path)
+
+
+def test_a_source_that_has_been_read_can_be_sent_to_another_process_which_opens_the_files_itself(tmp_path):
+    write_tar(tmp_path / "0.tar", members(("0", b"image", b"0"), ("1", b"other", b"1")))
+    source = opened(tmp_path / "0.tar")
+    assert source.read(1) == b"other"
+    sent = pickle.loads(pickle.dumps(source))
+    for descriptor in source._open.values():
+        os.close(descriptor)  # in another process it would be none, or that of another file
+    source._open.clear()
+    assert [sent.read(0), sent.read(1)] == [b"image", b"other"]
