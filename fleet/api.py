@@ -64,8 +64,11 @@ def write_spec(spec: Document | Mapping[str, Any], path: str | Path) -> Spec:
     return resolved
 
 
-def mpirun(ranks: int) -> list[str]:
+def mpirun(ranks: int, survive: bool = False) -> list[str]:
     """The command that starts ``ranks`` Python processes here, on however few cores.
+
+    Args:
+        survive: whether the launch is to outlive ranks that die.
 
     Raises:
         InfrastructureError: there is no mpirun.
@@ -74,7 +77,8 @@ def mpirun(ranks: int) -> list[str]:
     program = str(beside) if beside.exists() else shutil.which("mpirun")
     if program is None:
         raise InfrastructureError("mpirun was not found: activate the environment, or load an MPI module")
-    return [program, "-n", str(ranks), "--oversubscribe", "--bind-to", "none", sys.executable]
+    option = ["--with-ft", "ulfm"] if survive else []
+    return [program, "-n", str(ranks), "--oversubscribe", "--bind-to", "none", *option, sys.executable]
 
 
 def run(spec: str | Path, ranks: int, *arguments: str, launcher: Sequence[str] | None = None) -> ExitStatus:

@@ -44,7 +44,7 @@ from fleet.messages import (
     Throughput,
 )
 from fleet.paths import write_json
-from fleet.results import Results
+from fleet.results import Results, take_up
 from fleet.roles import Roles
 from fleet.segment import Layout
 from fleet.spec import Spec
@@ -81,6 +81,7 @@ class RunningGroup:
     next_epoch: int  # of the stream: what it is granted when it has none in hand
     has_joined: bool = False
     is_stopping: bool = False
+    is_struck: bool = False  # one of its ranks has died; the others are letting go of the network
 
 
 @dataclass
@@ -120,6 +121,8 @@ class Coordinator:
         self._cluster = Cluster(tuple(sorted(roles.rank_of)), roles.gpus_per_node)
         self._idle: set[int] = set()  # devices whose trainer waits for work
         self._groups: dict[str, RunningGroup] = {}
+        self._lost: set[int] = set()  # ranks that died
+        self._measuring: dict[tuple[int, ...], Task] = {}  # devices -> what they measure
         self._wanted = Round()
         self._is_stale = True  # whether something happened since the policy was asked
         self._first = first_epoch
@@ -158,6 +161,8 @@ class Coordinator:
         message = self._world.hear(Tag.COORDINATOR)
         if message is not None:
             self._receive(message)
+        else:
+            self._bury()  # when all that the dead have said is heard
         if not self._interrupted and (reason := self._interruption.reason()):
             self._interrupt(reason)
         if self._interrupted:
@@ -186,6 +191,9 @@ class Coordinator:
     # ---- receive ----
 
     def _receive(self, message: Message) -> None:
+        group = self._groups.get(getattr(message, "network", ""))
+        if group is not None and group.is_struck:
+            return  # how far the network has come will be read from its checkpoint
         if isinstance(message, Pace | EpochDone | Converged):
             self._starts.trained(message.network)
         if isinstance(message, Ready):
@@ -291,6 +299,45 @@ class Coordinator:
             raise UserError(f"{len(self._results.bad)} of {self._results.samples} samples cannot be read, more than "
                             f"data.max_bad: {self._spec.data.max_bad:.2%}; the latest: {bad.name}: {bad.reason}")
 
+    # ---- survive ----
+
+    def _bury(self) -> None:
+        """Take ranks that died out of what is planned with, and plan what they did anew."""
+        for rank in sorted(self._world.lost - self._lost):
+            self._lost.add(rank)
+            if rank not in self._roles.device_of or self._replayed:
+                raise InfrastructureError(f"rank {rank} has died")
+            device = self._roles.device_of[rank]
+            self._idle.discard(device)
+            self._cluster = self._cluster.without([device])
+            self._is_stale = True
+            self._log("lost", rank=rank, device=device)
+            for group in self._groups.values():
+                group.is_struck |= device in group.member.devices
+            for devices in [devices for devices in self._measuring if device in devices]:
+                self._survey.again(self._measuring.pop(devices))
+            self._survey.lose(self._cluster.gpus)
+            if self._produced:
+                self._allow_production()  # which no struck group holds back
+            if not self._cluster.devices and not self._interrupted:
+                self._interrupt("all trainers have died")
+        for name, group in list(self._groups.items()):
+            if group.is_struck and self._idle.issuperset(self._cluster.only(group.member.devices)):
+                self._fall_back(name)
+
+    def _fall_back(self, name: str) -> None:
+        """A struck group has let go of its network, which goes back to its last checkpoint."""
+        del self._groups[name]
+        had = {(record.epoch, record.stream_epoch) for record in self._results.histories.get(name, ())}
+        state = take_up(self._results, self._spec.by_name[name])
+        history = self._results.histories.get(name, ())
+        for record in history:
+            if (record.epoch, record.stream_epoch) not in had:  # it was saved, and the master died before the coordinator heard of it
+                self._log("epoch", network=name, **dataclasses.asdict(record), blocked_s=0.0)
+        self._results.write()
+        self._is_stale = True
+        self._log("struck", network=name, epochs=len(history), position=state.position if state else 0)
+
     # ---- measure ----
 
     def _measure(self) -> None:
@@ -303,6 +350,7 @@ class Coordinator:
             order = Measure(task.network, ranks, self._next_group())
             for rank in ranks:
                 self._world.tell(rank, Tag.TRAINER, order)
+            self._measuring[devices] = task
         if self._survey.is_done:
             self.overheads.profiling = time.perf_counter() - self._measure_began
             self._rates = self._survey.table(self._results.samples)
@@ -315,6 +363,7 @@ class Coordinator:
 
     def _on_measured(self, measured: Measured) -> None:
         task = Task(measured.network, measured.gpus)
+        self._measuring = {devices: other for devices, other in self._measuring.items() if other != task}
         if self._may_retry(measured):
             self._survey.again(task)
             return
@@ -334,7 +383,7 @@ class Coordinator:
         assert self._rates is not None
         began = time.perf_counter()
         progress = Progress(
-            running=tuple(group.member for group in self._groups.values()),
+            running=tuple(group.member for group in self._groups.values() if not group.is_struck),
             epochs_done=self._results.epochs_done(), finished=self._results.finished() | self._resting.keys(),
             wanted=self._wanted)
         wanted = decide(self._spec.schedule.policy, self._rates, progress, self._cluster, self._options)
@@ -365,6 +414,10 @@ class Coordinator:
             self._start(startable)
         if not self._groups and not self._wanted.members and not self._resting:
             left = sorted({network.name for network in self._spec.networks} - self._results.finished())
+            if self._lost:
+                few = "1 trainer is" if self._cluster.gpus == 1 else f"{self._cluster.gpus} trainers are"
+                self._interrupt(f"{len(self._lost)} ranks have died, and {few} too few for {', '.join(left)}")
+                return
             raise InfrastructureError(f"the policy {self._spec.schedule.policy} leaves {', '.join(left)} waiting "
                                       "while nothing runs")
 
@@ -416,7 +469,7 @@ class Coordinator:
 
     def _wind_up(self) -> None:
         """End once every trainer has let go, and what is being measured has been."""
-        if not self._groups and len(self._idle) == len(self._roles.trainers):
+        if not self._groups and len(self._idle) == self._cluster.gpus:
             self._end()
 
     def _end(self) -> None:
@@ -451,7 +504,8 @@ class Coordinator:
         chunks = self._layout.chunks if self._layout is not None else 0
         limit = hold = NO_LIMIT
         if self._in_step:
-            joining = [group.next_epoch for group in self._groups.values() if not group.has_joined]
+            joining = [group.next_epoch for group in self._groups.values()
+                       if not group.has_joined and not group.is_struck]
             limit, hold = (self._granted + 2) * chunks, min([*joining, self._granted + 1]) * chunks
         order = Produce(limit, hold, first=self._first * chunks,
                         turns=self._produced.turns if self._produced else self._choose_turns())

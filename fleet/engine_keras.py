@@ -396,7 +396,8 @@ class HorovodExchange:
 
     def __init__(self, group: Group, horovod: Any) -> None:
         self.group, self._horovod = group, horovod
-        horovod.init(comm=communicator_for_library(group))
+        with communicator_for_library(group) as communicator:
+            horovod.init(comm=communicator)
 
     def sum(self, gradients: Sequence[Any], sums: Any, error: Exception | None) -> tuple[Sequence[Any], Any]:
         """Not used: Horovod sums inside the graph."""

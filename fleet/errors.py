@@ -8,6 +8,7 @@ FleetError
  |    +-- DamagedError        a checkpoint is torn or corrupted: the one before takes its place
  +-- InfrastructureError      MPI, the stream or a rank failed: ends all ranks
       +-- StorageError        a file cannot be written: the disk is full, the folder read-only, ...
+      +-- GroupStruck         a rank of this one's group died: its network goes back to its last checkpoint
 
 The leaves (preprocess, scheduler, launch) do not import this module; for bad
 input they raise a subclass of ``ValueError`` named ``InputError``, which the
@@ -88,6 +89,13 @@ class InfrastructureError(FleetError):
 
 class StorageError(InfrastructureError):
     """A file cannot be written; the message says which, why, and what to do: no traceback would add to it."""
+
+
+class GroupStruck(InfrastructureError):
+    """A rank of this one's training group died; the others let go of their network, and can be given another.
+
+    It is raised only where a launch outlives its ranks (``mpirun --with-ft ulfm``).
+    """
 
 
 # What file systems and networks say of themselves in a bad moment. What they say of a name (no such file), or of what

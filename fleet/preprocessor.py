@@ -17,7 +17,7 @@ from fleet.messages import Bad, Demand, Exit, Produce, Tag, Throughput
 from fleet.order import Order
 from fleet.relay import Relay
 from fleet.roles import Roles
-from fleet.segment import SampleSet, Window
+from fleet.segment import NOT_READING, SampleSet, Window
 from preprocess.base import BadSample
 from preprocess.pipeline import Pipeline
 
@@ -124,6 +124,7 @@ class _WindowFiller:
         self._filled = 0  # samples of it that are there
         self._production, self._indices = 0, np.empty(0, np.int64)  # what it holds
         self._relay: Relay | None = None
+        self._buried: frozenset[int] = frozenset()  # ranks that died, and hold nothing of the window any more
         self._demands: dict[int, int] = {}  # other node -> how far its readers are
         self._told, self._told_at = 0, 0.0
 
@@ -146,6 +147,7 @@ class _WindowFiller:
 
     def step(self) -> bool:
         """Do a bounded piece of work; returns whether there was any."""
+        self._bury()
         if self._leads:
             self._tell_demand()
         if self._window.layout.is_ring and self._heads_node:
@@ -177,6 +179,14 @@ class _WindowFiller:
             fastest = 0 if self._window.layout.is_ring else self._hold
         ahead_of = max(fastest, self._first, int(self._window.demand[0]))
         return sequence < min(self._limit, ahead_of + self._window.layout.lookahead)
+
+    def _bury(self) -> None:
+        """What a trainer of this node would still read when it dies, it will not."""
+        lost, roles = self._world.lost, self._roles
+        for rank in lost - self._buried:
+            if rank in roles.device_of and roles.node_of[rank] == roles.node_of[self._world.rank]:
+                self._window.need(roles.place(rank), NOT_READING)
+        self._buried = lost
 
     def _may_write(self, sequence: int) -> bool:
         """Whether chunk ``sequence`` is wanted yet, and its slot is free."""

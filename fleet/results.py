@@ -161,21 +161,30 @@ def recover(results: Results) -> dict[str, State]:
     """Take up what earlier launches of a run have left: the records of all checkpoints, without arrays."""
     states = {}
     for network in results.spec.networks:
-        name = network.name
-        # What is damaged inside its arrays is found out when they are read; the trainer says so.
-        if (state := newest(results.paths, name, with_arrays=False).state) is not None:
-            states[name] = state
-            results.histories[name] = state.history
-            # Judged anew, for the spec may now ask for more epochs than it did. A network that had converged,
-            # and was not exported any more, is given to a group once again.
-            reason = standing(state.history, network.train.converge).reason
-            is_out = results.spec.resources.engine != "keras" or results.paths.exported(name).exists()
-            is_kept = results.spec.checkpoint.keep == "last" or results.paths.best(name).exists()
-            if reason and not state.position and is_kept and is_out:
-                results._reasons[name] = reason
-        if (failure := _failure(results.paths.failure(name))) is not None:
-            results._failed[name] = failure
+        if (state := take_up(results, network)) is not None:
+            states[network.name] = state
+        if (failure := _failure(results.paths.failure(network.name))) is not None:
+            results._failed[network.name] = failure
     return states
+
+
+def take_up(results: Results, network: NetworkSpec) -> State | None:
+    """Hold a network to be as far as its newest checkpoint says: its record, without arrays; None without one."""
+    name = network.name
+    results.histories.pop(name, None)
+    results._reasons.pop(name, None)
+    # What is damaged inside its arrays is found out when they are read; the trainer says so.
+    state = newest(results.paths, name, with_arrays=False).state
+    if state is not None:
+        results.histories[name] = state.history
+        # Judged anew, for the spec may now ask for more epochs than it did. A network that had converged,
+        # and was not exported any more, is given to a group once again.
+        reason = standing(state.history, network.train.converge).reason
+        is_out = results.spec.resources.engine != "keras" or results.paths.exported(name).exists()
+        is_kept = results.spec.checkpoint.keep == "last" or results.paths.best(name).exists()
+        if reason and not state.position and is_kept and is_out:
+            results._reasons[name] = reason
+    return state
 
 
 def _failure(path: Path) -> str | None:

@@ -50,6 +50,10 @@ class Roles:
         """Trainer rank -> device number."""
         return {rank: device for device, rank in self.rank_of.items()}
 
+    def place(self, rank: int) -> int:
+        """The place of a trainer among those of its node."""
+        return self.device_of[rank] % self.gpus_per_node
+
     @property
     def shared(self) -> bool:
         """Whether samples come from preprocessors; otherwise each trainer prepares its own."""

@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.getLogger("fleet").addHandler(logging.NullHandler())  # until this rank's file is known
     world = World()
     try:
-        return _run(world, request, batch_left, began)
+        return world.leave(_run(world, request, batch_left, began))
     except KeyboardInterrupt:
         world.comm.Abort(130)
         raise

@@ -132,13 +132,9 @@ class Session:
         return Preprocessor(self._world, self._roles, self._shared, self._prepared.order(training), training,
                             self._prepared.evaluation())
 
-    def _local_index(self) -> int:
-        """The place of this trainer among those of its node."""
-        node = self._roles.node_of[self._world.rank]
-        return [rank for rank in self._roles.trainers if self._roles.node_of[rank] == node].index(self._world.rank)
-
     def _engine(self) -> Engine:
-        return make_engine(self._prepared.spec, self._prepared.inputs, self._prepared.rates, self._local_index(),
+        return make_engine(self._prepared.spec, self._prepared.inputs, self._prepared.rates,
+                           self._roles.place(self._world.rank),
                            self._roles.gpus_per_node)
 
     def _sources(self) -> Sources:
@@ -148,10 +144,10 @@ class Session:
                         self._world, lambda bad: self._report(bad, training=True))
         stream: Stream = own
         if shared.window is not None:
-            stall_s = self._prepared.spec.data.stall
-            stream = (RingStream(shared.window, self._local_index(), self._world, order, stall_s)
+            reader, stall_s = self._roles.place(self._world.rank), self._prepared.spec.data.stall
+            stream = (RingStream(shared.window, reader, self._world, order, stall_s)
                       if isinstance(order, RingOrder)
-                      else SharedStream(shared.window, self._local_index(), self._world, stall_s))
+                      else SharedStream(shared.window, reader, self._world, stall_s))
         return Sources(stream, own, self._validation())
 
     def _validation(self) -> Validation | None:

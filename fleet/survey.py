@@ -105,6 +105,12 @@ class Survey:
         self._open.discard(task)
         self._queue.append(task)
 
+    def lose(self, devices: int) -> None:
+        """There are fewer trainers than before: what wants more is not measured any more."""
+        self.devices = devices
+        self._queue = deque(task for task in self._queue if task.gpus <= devices)
+        self._scale()
+
     def _ask(self, key: str, gpus: int) -> None:
         """Ask for a rate that is not known, of the first network of this key that can tell it."""
         able = (network.name for network in self._twins[key]

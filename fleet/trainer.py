@@ -29,7 +29,7 @@ from fleet.checkpoint import (
     write_state,
 )
 from fleet.engine import Engine, InputSpec, PeerFailed, StepResult, Trainable
-from fleet.errors import FleetError, InfrastructureError, ModelError, may_pass
+from fleet.errors import FleetError, GroupStruck, InfrastructureError, ModelError, may_pass
 from fleet.families import one_line
 from fleet.identity import identity
 from fleet.messages import (
@@ -119,8 +119,8 @@ class Trainer:
                 self._measure(order)
             elif isinstance(order, Start):
                 self._serve(order)
-            elif isinstance(order, Interrupt):
-                continue  # it came when the group had stopped already
+            elif isinstance(order, GoOn | Stop | Interrupt):
+                continue  # it came when the group had stopped already, or had been struck
             else:
                 raise InfrastructureError(f"rank {self._world.rank} did not expect {order}")
             self._tell(Ready(self._world.rank))
@@ -135,16 +135,16 @@ class Trainer:
     # ---- one network ----
 
     def _serve(self, order: Start) -> None:
-        """Train one network in its group until it is final, fails, or its GPUs go to others."""
+        """Train one network in its group until it is final, fails, its GPUs go to others, or a rank of them dies."""
         network = self._spec.by_name[order.network]
         self._sources.stream.join(order.stream_epoch)
-        group = self._world.group(order.ranks, order.group)
-        group.exchange(None)  # all ranks of the group have joined the stream
-        if group.is_master:
-            self._tell(Joined(network.name))
-        log.info("%s: training on ranks %s from stream epoch %d, gradients by %s", network.name, order.ranks,
-                 order.stream_epoch, self._engine.exchange_name if group.size > 1 else "nobody: one rank")
         try:
+            group = self._world.group(order.ranks, order.group)
+            group.exchange(None)  # all ranks of the group have joined the stream
+            if group.is_master:
+                self._tell(Joined(network.name))
+            log.info("%s: training on ranks %s from stream epoch %d, gradients by %s", network.name, order.ranks,
+                     order.stream_epoch, self._engine.exchange_name if group.size > 1 else "nobody: one rank")
             with self._built(network, group) as trainable:
                 state = self._resume(network, group, trainable)
                 log.info("%s: goes on after epoch %d, sample %d", network.name, state.epoch, state.position)
@@ -157,6 +157,10 @@ class Trainer:
             log.error("%s failed: %s\n%s", network.name, failure.reason, failure.detail)
             if group.is_master:
                 self._tell(Failed(network.name, failure.reason, failure.detail, failure.may_pass))
+        except GroupStruck as strike:
+            log.warning("%s: %s; it goes back to its last checkpoint", network.name, strike)
+            self._writer.flush()  # which is then what the coordinator reads
+            return
         finally:
             self._sources.stream.leave()
         group.free()
@@ -286,9 +290,13 @@ class Trainer:
         return StepResult(loss, correct, count)
 
     def _next_order(self, group: Group) -> GoOn | Stop:
+        def hear() -> Message | None:
+            group.check()  # of a group that was struck the coordinator takes no epoch, and answers nothing
+            return self._world.hear(Tag.TRAINER)
+
         heard = None
         while group.is_master and not isinstance(heard, GoOn | Stop):  # an Interrupt comes too late: Stop will follow
-            heard = self._world.await_message(Tag.TRAINER)
+            heard = self._world.wait(hear)
         order = group.from_master(heard)
         if not isinstance(order, GoOn | Stop):
             raise InfrastructureError(f"rank {self._world.rank} did not expect {order}")
@@ -348,15 +356,18 @@ class Trainer:
     def _measure(self, order: Measure) -> None:
         """Measure samples/s of a network on a group, on samples made up: the stream has its own measure."""
         network, profile = self._spec.by_name[order.network], self._spec.profile
-        group = self._world.group(order.ranks, order.group)
         began = time.perf_counter()
         rate, reason, passing = 0.0, "", False
         try:
+            group = self._world.group(order.ranks, order.group)
             with self._built(network, group) as trainable:
                 rate = self._time_steps(network, group, trainable, profile.batches, profile.timed)
         except NetworkFailed as failure:
             reason, passing = failure.reason, failure.may_pass
             log.error("%s could not be measured: %s\n%s", network.name, failure.reason, failure.detail)
+        except GroupStruck as strike:
+            log.warning("%s is not measured on %d ranks: %s", network.name, len(order.ranks), strike)
+            return
         if group.is_master:
             self._tell(Measured(network.name, group.size, rate, time.perf_counter() - began, reason, passing))
         group.free()

@@ -76,6 +76,11 @@ def describe(event: str, fields: dict[str, Any], max_epochs: dict[str, int]) -> 
             return f"WARNING: {fields['network']}: {fields['damage']}"
         case "interrupted":
             return f"{fields['reason']}: finishing the step, saving, and stopping; the same command goes on"
+        case "lost":
+            return f"rank {fields['rank']} has died; the others go on"
+        case "struck":
+            where = f"epoch {fields['epochs']}" + (f", sample {fields['position']}" if fields["position"] else "")
+            return f"{fields['network']} lost a rank, and goes back to its last checkpoint: after {where}"
         case "bad_sample":
             return f"skipped {fields['name']}: {fields['reason']}"
         case _:
@@ -104,8 +109,8 @@ def _count(number: int, what: str) -> str:
 
 
 # What stays on the screen above the live table.
-_STAYING = {"start", "profiled", "stream", "final", "failed", "too_late", "retry", "fell_back", "best_lost",
-            "interrupted", "bad_sample"}
+_STAYING = {"start", "profiled", "stream", "final", "failed", "too_late", "retry", "fell_back", "best_lost", "lost",
+            "struck", "interrupted", "bad_sample"}
 
 
 class LiveView:
@@ -140,7 +145,7 @@ class LiveView:
             row.update(epoch=fields["epoch"], part=0.0, loss=fields["loss"], val=fields["val_accuracy"],
                        rate=fields["samples"] / max(fields["seconds"], 1e-9), epoch_s=fields["seconds"])
             self._samples = max(fields["samples"], 1)
-        if event in ("final", "failed", "retry", "stopped"):
+        if event in ("final", "failed", "retry", "stopped", "struck"):
             self._rows.pop(fields["network"], None)
 
     def on_pace(self, network: str, samples: int, samples_per_s: float) -> None:

@@ -112,6 +112,10 @@ class Cluster:
         """The node on which a device sits."""
         return device // self.gpus_per_node
 
+    def only(self, devices: tuple[int, ...]) -> tuple[int, ...]:
+        """Those of some devices that can be used."""
+        return tuple(device for device in devices if device in self.devices)
+
     def without(self, devices: set[int] | list[int] | tuple[int, ...]) -> Cluster:
         """The cluster after some devices died, or while others hold them."""
         gone = set(devices)

@@ -136,6 +136,7 @@ class World:
     def __init__(self, launch, rank, size):
         self.rank, self.size, self.host = rank, size, f"host{rank}"
         self.duties = []
+        self.lost = frozenset()
         self.actor = None
         self._launch = launch
         self._everybody = Group(self, launch.groups.setdefault("all", _Shared(size, launch.random)), rank)
@@ -202,6 +203,9 @@ class Group:
     @property
     def is_master(self):
         return self.rank == 0
+
+    def check(self):
+        """Nobody dies here."""
 
     def _next(self):
         self._number += 1

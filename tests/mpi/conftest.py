@@ -74,9 +74,10 @@ class Launcher:
         path.write_text(yaml.safe_dump(content) if isinstance(content, dict) else content)
         return path
 
-    def start(self, ranks, content, *arguments, program=("-m", "fleet.run"), environment=None):
+    def start(self, ranks, content, *arguments, program=("-m", "fleet.run"), environment=None,
+              survive=False):
         """Start and return at once."""
-        command = [*mpirun(ranks), *program, str(self.write(content)), *arguments]
+        command = [*mpirun(ranks, survive), *program, str(self.write(content)), *arguments]
         return subprocess.Popen(command, cwd=ROOT, env=self.environment(environment or {}), text=True,
                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
 

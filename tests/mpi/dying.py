@@ -1,0 +1,38 @@
+"""The main job, in which ranks die at given moments: run by test_survival.py under mpirun.
+
+``FLEET_TEST_DEATHS='{"2": ["trainer.Trainer._step", 30]}'`` kills rank 2 when it calls that for the 30th time.
+"""
+
+import importlib
+import json
+import os
+import signal
+import sys
+import time
+
+from fleet.run import main
+
+
+def _die(where, calls):
+    module, *path, function = where.split(".")
+    owner = importlib.import_module(f"fleet.{module}")
+    for name in path:
+        owner = getattr(owner, name)
+    original = getattr(owner, function)
+    left = [calls]
+
+    def counted(*args, **kwargs):
+        left[0] -= 1
+        if not left[0]:
+            print(f"rank {os.environ['OMPI_COMM_WORLD_RANK']} dies at {time.time():.6f}", flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*args, **kwargs)
+
+    setattr(owner, function, counted)
+
+
+deaths = json.loads(os.environ["FLEET_TEST_DEATHS"])
+if (rank := os.environ["OMPI_COMM_WORLD_RANK"]) in deaths:
+    where, calls = deaths[rank]
+    _die(where, calls)
+sys.exit(main())

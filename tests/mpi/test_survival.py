@@ -1,0 +1,72 @@
+"""Ranks die, and the launch outlives them: ``mpirun --with-ft ulfm``."""
+
+import json
+
+import pytest
+
+from tests.mpi.conftest import ROOT, spec
+from tests.mpi.test_training import replayed
+
+DYING = (str(ROOT / "tests/mpi/dying.py"),)
+EPOCHS = 6
+# The only rates with which all three run at once on four trainers, in two rounds at most.
+RATES = {"pair": [10.0, 19.0], "one": [19.0], "two": [19.0]}
+
+
+def run_dying(launch, tmp_path, deaths, ranks=5, survive=True, engine="numpy", **parts):
+    """One preprocessor, and a network of two ranks beside two of one each."""
+    rates = tmp_path / "rates.json"
+    rates.write_text(json.dumps({"samples_per_epoch": 100, "gpus_per_node": 4,
+                                 "models": [{"name": name, "rates": RATES[name]} for name in RATES]}))
+    models = [{"family": "softmax", "name": name, **({"gpus": 2} if name == "pair" else {})} for name in RATES]
+    content = spec(tmp_path, models, samples=100, source="slow", schedule={"rates": str(rates)},
+                   **{"train": {"converge": {"max_epochs": EPOCHS}}, **parts})
+    run = launch(ranks, content, program=DYING, survive=survive, timeout=300,
+                 environment={"FLEET_TEST_DEATHS": json.dumps(deaths)})
+    return run, content
+
+
+def check(launch, run, content, names=("pair",)):
+    """Every network has finished all of its epochs, each once, to the losses that it has when trained alone."""
+    for name, row in run.results().items():
+        assert (row.status, row.epochs) == ("finished", EPOCHS), run.output
+        history = run.history(name)
+        assert [record.epoch for record in history] == list(range(1, EPOCHS + 1))
+        assert {record.samples for record in history} == {100}
+        assert len({record.stream_epoch for record in history}) == EPOCHS
+        logged = {(event["epoch"], event["stream_epoch"]) for event in run.events("epoch")
+                  if event["network"] == name}
+        assert logged >= {(record.epoch, record.stream_epoch) for record in history}
+    for name in names:
+        assert replayed(launch, content, run, name) < 1e-9
+
+
+@pytest.mark.parametrize("deaths", [
+    pytest.param({"1": ("trainer.Trainer._step", 30)}, id="the master inside an epoch"),
+    pytest.param({"2": ("trainer.Trainer._step", 30)}, id="a worker inside an epoch"),
+    pytest.param({"2": ("trainer.Trainer._evaluate", 2)}, id="a worker that the master waits for"),
+    pytest.param({"1": ("trainer.Trainer._next_order", 2)}, id="the master between two epochs"),
+    pytest.param({"2": ("mpi.World.group", 1)}, id="a worker before there is a group"),
+    pytest.param({"1": ("checkpoint.CheckpointWriter._write", 3)}, id="the master before it has written"),
+    pytest.param({"1": ("checkpoint.write_history", 3)}, id="the master when it has written"),
+    pytest.param({"1": ("trainer.Trainer._step", 30), "2": ("trainer.Trainer._step", 30)}, id="all of a group"),
+])
+def test_only_the_struck_network_falls_back(launch, tmp_path, deaths):
+    run, content = run_dying(launch, tmp_path, deaths)
+    assert run.status == 0, run.output
+    assert {event["rank"] for event in run.events("lost")} == set(map(int, deaths))
+    assert {event["network"] for event in run.events("struck")} == {"pair"}
+    trained = {name: [event["epoch"] for event in run.events("epoch") if event["network"] == name] for name in RATES}
+    assert trained["one"] == list(range(1, EPOCHS + 1))  # it has lost nothing
+    assert len(trained["pair"]) <= EPOCHS + 1
+    check(launch, run, content)
+
+
+def test_ranks_may_die_one_after_another(launch, tmp_path):
+    deaths = {"2": ("trainer.Trainer._step", 20), "3": ("trainer.Trainer._step", 60), "4": ("trainer.Trainer.run", 1)}
+    run, content = run_dying(launch, tmp_path, deaths)
+    assert run.status == 75, run.output  # one trainer is left, and the pair wants two
+    assert "3 ranks have died, and 1 trainer is too few for pair" in run.output
+    again, content = run_dying(launch, tmp_path, {})
+    assert again.status == 0, again.output
+    check(launch, again, content)
