@@ -72,6 +72,8 @@ class World:
 
     def __init__(self, comm: MPI.Intracomm | None = None) -> None:
         self.comm = (comm or MPI.COMM_WORLD).Dup()
+        # Open MPI makes groups by messages under the tag that they are given: in here they meet none of ours.
+        self._maker = self.comm.Dup()
         self.rank: int = self.comm.rank
         self.size: int = self.comm.size
         self.host = socket.gethostname()
@@ -209,7 +211,7 @@ class World:
                 comm = MPI.Intracomm.Create_from_group(members, f"fleet-{number}", MPI.INFO_NULL, MPI.ERRORS_RETURN)
         else:
             # Tags are bounded (MPI promises 32767 at least); numbers that far apart never meet.
-            comm = self.comm.Create_group(members, tag=number % 32000)
+            comm = self._maker.Create_group(members, tag=number % 32000)
         members.Free()
         return Group(self, comm, ranks)
 
