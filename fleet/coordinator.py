@@ -332,7 +332,7 @@ class Coordinator:
         state = take_up(self._results, self._spec.by_name[name])
         history = self._results.histories.get(name, ())
         for record in history:
-            if (record.epoch, record.stream_epoch) not in had:  # it was saved, and the master died before the coordinator heard of it
+            if (record.epoch, record.stream_epoch) not in had:  # saved, and then the master died
                 self._log("epoch", network=name, **dataclasses.asdict(record), blocked_s=0.0)
         self._results.write()
         self._is_stale = True
