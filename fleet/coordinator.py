@@ -123,6 +123,7 @@ class Coordinator:
         self._groups: dict[str, RunningGroup] = {}
         self._lost: set[int] = set()  # ranks that died
         self._measuring: dict[tuple[int, ...], Task] = {}  # devices -> what they measure
+        self._ended: list[str] = []  # groups at an epoch's end that have not been answered
         self._wanted = Round()
         self._is_stale = True  # whether something happened since the policy was asked
         self._first = first_epoch
@@ -150,7 +151,14 @@ class Coordinator:
         self._log("start", networks=len(self._spec.networks), trainers=len(self._roles.trainers),
                   preprocessors=len(self._roles.preprocessors), nodes=self._roles.nodes,
                   gpus_per_node=self._roles.gpus_per_node, policy=self._spec.schedule.policy,
-                  finished=sorted(self._results.finished()), first_stream_epoch=self._first)
+                  finished=sorted(self._results.finished()), first_stream_epoch=self._first,
+                  samples=self._results.samples, devices=self._cluster.devices, stream=self._pace(),
+                  options={"alpha": self._options.alpha, "delta": str(self._options.delta),
+                           "peak_limited": self._options.peak_limited, "seed": self._options.seed},
+                  bounds={network.name: (network.min_gpus, network.max_gpus) for network in self._spec.networks},
+                  time_scale=self._spec.resources.time_scale)
+        if self._spec.schedule.rates is not None and self._rates is not None:
+            write_json(self._profile, write_rates(self._rates))
         for network, record in self._unlogged:
             self._log("epoch", network=network, **dataclasses.asdict(record), blocked_s=0.0)
 
@@ -165,6 +173,7 @@ class Coordinator:
             self._bury()  # when all that the dead have said is heard
         if not self._interrupted and (reason := self._interruption.reason()):
             self._interrupt(reason)
+        self._answer_ended()
         if self._interrupted:
             self._wind_up()
         elif self._rates is None:
@@ -188,6 +197,12 @@ class Coordinator:
                 f"profiling {over.profiling / total:.1%}, scheduling {over.scheduling / total:.3%}, "
                 f"checkpointing {over.checkpointing / gpu_seconds:.2%} of it")
 
+    def _pace(self) -> str:
+        """How groups depend on each other's pace, as a simulation takes it (:meth:`scheduler.pace.Stream.parse`)."""
+        if self._layout is None or self._layout.slots >= self._layout.chunks:
+            return "free"
+        return "lockstep"
+
     # ---- receive ----
 
     def _receive(self, message: Message) -> None:
@@ -210,6 +225,7 @@ class Coordinator:
             self._on_epoch_done(message)
         elif isinstance(message, Converged):
             self._finish(message.network, message.reason)
+            self._is_stale = True
             self._decide_on(message.network)
         elif isinstance(message, FellBack):
             self._on_fell_back(message)
@@ -234,17 +250,32 @@ class Coordinator:
             group.next_epoch += 1
         if done.final:
             self._finish(done.network, done.final)
-        self._decide_on(done.network)
+        self._ended.append(done.network)
+        self._is_stale = True
 
     def _finish(self, network: str, reason: str) -> None:
         self._results.finish(network, reason)
         self._log("final", network=network, reason=reason, epochs=len(self._results.histories[network]))
 
+    def _answer_ended(self) -> None:
+        """Tell the groups at an epoch's end what to do.
+
+        In lockstep all end an epoch nearly together. They are answered together: the first would otherwise go on into
+        another epoch when the last of them, a moment later, ends the round.
+        """
+        self._ended = [name for name in self._ended if name in self._groups and not self._groups[name].is_struck]
+        ahead = max((self._groups[name].next_epoch for name in self._ended), default=0)
+        if self._pace() == "lockstep" and not self._interrupted and any(
+                group.next_epoch < ahead and not (group.is_stopping or group.is_struck)
+                for group in self._groups.values()):
+            return
+        if self._ended:
+            self._ask_policy()
+        while self._ended:
+            self._decide_on(self._ended.pop(0))
+
     def _decide_on(self, network: str) -> None:
-        """Tell a group at its epoch's end what to do."""
         group = self._groups[network]
-        self._is_stale = True
-        self._ask_policy()
         # Shortly before the end no other group is started in the place of one that stops.
         wanted = group.member in self._wanted.members or self._starts.is_too_late()
         if wanted and network not in self._results.finished() and not self._interrupted:
