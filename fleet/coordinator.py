@@ -201,7 +201,7 @@ class Coordinator:
         """How groups depend on each other's pace, as a simulation takes it (:meth:`scheduler.pace.Stream.parse`)."""
         if self._layout is None or self._layout.slots >= self._layout.chunks:
             return "free"
-        return "lockstep"
+        return f"ring:{self._layout.slots / self._layout.chunks:.2%}" if self._layout.is_ring else "lockstep"
 
     # ---- receive ----
 

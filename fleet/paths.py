@@ -65,6 +65,11 @@ class RunPaths:
         return self.root / "results.csv"
 
     @property
+    def report(self) -> Path:
+        """The run to look at."""
+        return self.root / "report.html"
+
+    @property
     def bad_samples(self) -> Path:
         """The samples that could not be read."""
         return self.root / "bad_samples.csv"

@@ -19,6 +19,7 @@ from fleet.order import RingOrder
 from fleet.prepare import Prepared
 from fleet.preprocessor import Preprocessor, Shared
 from fleet.replay import compare
+from fleet.report import write_report
 from fleet.results import Results, leaderboard, recover
 from fleet.segment import SampleSet, Window, chunk_size
 from fleet.show import print_table
@@ -215,8 +216,9 @@ class _Board:
             print(compare(self._prepared.replayed, replayed))
         if self.results.bad:
             print(f"{len(self.results.bad)} samples could not be read: {self._prepared.paths.bad_samples}")
-        print(f"Everything is in {self._prepared.paths.root}.", flush=True)
         self._events.close()
+        write_report(self._prepared.paths)
+        print(f"Everything is in {self._prepared.paths.root}; report.html shows it.", flush=True)
         self._tensorboard.close()
         return int(self.coordinator.status or 0)
 

@@ -17,7 +17,7 @@ and networks remain, it means that none of them fits on the devices there are.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -53,13 +53,13 @@ def fleet_global(rates: RateTable, progress: Progress, cluster: Cluster, options
 
     Reference: [FLEET] section 4.3.2, Algorithm 1; alpha in its last paragraph.
     """
-    running = _alive(rates, progress, cluster)
-    if running and sum(member.gpus for member in running) >= options.alpha * cluster.gpus - 1e-9:
-        return Round(running)
+    formed = _formed(rates, progress, cluster)
+    if formed and sum(member.gpus for member in formed) >= options.alpha * cluster.gpus - 1e-9:
+        return Round(formed)
     counts = flotilla(rates, _unfinished(rates, progress), cluster.gpus, options)
-    if not running:
-        return Round(place(counts, cluster.devices, cluster.gpus_per_node))
-    return Round(running) if counts == Round(running).counts else Round()
+    if progress.running:  # perhaps only by a network that has finished, and is still being saved
+        return Round(formed) if formed and counts == Round(formed).counts else Round()
+    return Round(place(counts, cluster.devices, cluster.gpus_per_node))
 
 
 def local(rates: RateTable, progress: Progress, cluster: Cluster, options: Options) -> Round:
@@ -114,8 +114,8 @@ def homogeneous(rates: RateTable, progress: Progress, cluster: Cluster, options:
 
     Reference: [FLEET] section 6.1, "Homogeneous Training" (Pittman et al., SC 2018).
     """
-    running = _alive(rates, progress, cluster)
-    return Round(running or _one_each(rates, (), progress, cluster, options.seed))
+    formed = _formed(rates, progress, cluster)
+    return Round(formed or _one_each(rates, (), progress, cluster, options.seed))
 
 
 POLICIES: dict[str, Policy] = {
@@ -129,11 +129,24 @@ POLICIES: dict[str, Policy] = {
 
 def _alive(rates: RateTable, progress: Progress, cluster: Cluster) -> tuple[Member, ...]:
     """The running groups, without devices that died and without groups left below their least size."""
+    return _without_the_dead(progress.running, rates, progress, cluster)
+
+
+def _formed(rates: RateTable, progress: Progress, cluster: Cluster) -> tuple[Member, ...]:
+    """The running groups, and those of the last answer that still wait for their devices."""
+    running = _alive(rates, progress, cluster)
+    begun = {member.name for member in running}
+    answered = _without_the_dead(progress.wanted.members, rates, progress, cluster)
+    return (*running, *(member for member in answered if member.name not in begun))
+
+
+def _without_the_dead(groups: Sequence[Member], rates: RateTable, progress: Progress, cluster: Cluster
+                      ) -> tuple[Member, ...]:
     least = {network.name: network.min_gpus for network in rates.models}
     usable = set(cluster.devices)
-    groups = (Member(member.name, tuple(d for d in member.devices if d in usable))
-              for member in progress.running if member.name not in progress.finished)
-    return tuple(group for group in groups if group.gpus >= least[group.name])
+    alive = (Member(member.name, tuple(d for d in member.devices if d in usable))
+             for member in groups if member.name not in progress.finished)
+    return tuple(group for group in alive if group.gpus >= least[group.name])
 
 
 def _unfinished(rates: RateTable, progress: Progress) -> list[str]:

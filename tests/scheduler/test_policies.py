@@ -170,6 +170,14 @@ class TestGlobal:
         assert self.decide(running=running, finished=finished) == Round()
         assert self.decide(finished=finished).counts == {"n1": 3, "n2": 5}
 
+    def test_a_round_of_which_a_part_has_begun_goes_on(self):
+        wanted = self.decide()
+        assert self.decide(running=wanted.members[:1], wanted=wanted).counts == wanted.counts
+
+    def test_a_new_round_waits_until_a_finished_network_has_let_go_of_its_devices(self):
+        late = (Member("n0", (0, 1)),)
+        assert self.decide(running=late, finished=frozenset({"n0"}), wanted=Round()) == Round()
+
     def test_a_round_that_never_reached_alpha_goes_on_if_a_new_one_would_be_the_same(self):
         slow = table((10.0,), (10.0,))  # one measurement: no use for a second GPU
         running = (Member("n0", (0,)), Member("n1", (1,)))
@@ -204,6 +212,8 @@ def test_homogeneous_waits_for_the_last_of_its_subset():
     first = decide("homogeneous", rates, Progress(), Cluster.of(2, 2), Options())
     assert len(first.members) == 2
     one, other = first.members
+    half_begun = Progress(running=(one,), wanted=first)
+    assert decide("homogeneous", rates, half_begun, Cluster.of(2, 2), Options()).counts == first.counts
     progress = Progress(running=(other,), finished=frozenset({one.name}))
     assert decide("homogeneous", rates, progress, Cluster.of(2, 2), Options()) == Round((other,))
     progress = Progress(finished=frozenset({one.name, other.name}))

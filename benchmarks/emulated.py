@@ -1,0 +1,90 @@
+"""Emulated networks under every policy, live: measured beside simulated makespans, as a table.
+
+    python benchmarks/emulated.py [--ranks 17] [--networks 24] [--samples 2000] [--time-scale 0.1] [--policies ...]
+
+The whole runtime runs (MPI, groups, stream, rounds, checkpoints); only the steps sleep, for as long as drawn rates
+say, times the scale. `global` trains in lockstep, with a window of a few batches; `baseline` prepares its own samples;
+for the others every node keeps the samples decoded, so that each network goes at its own pace. About two minutes a
+policy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from fleet.account import Account
+from fleet.api import run, write_spec
+from fleet.paths import RunPaths, write_json
+from fleet.report import read_report
+from scheduler.ensembles import generate
+from scheduler.policies import POLICIES
+from scheduler.ratesfile import write_rates
+
+BATCH = 100
+
+
+def spec(policy: str, rates: Path, output: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """A run of the networks of a rates file."""
+    data: dict[str, Any] = {"source": "builtin:noise", "options": {"samples": args.samples}, "validation": None,
+                            "transforms": []}
+    if policy == "global":
+        data["window"] = "60KB"
+    elif policy != "baseline":
+        data["cache"] = "memory"
+    return {"name": "emulated", "output": str(output), "data": data,
+            "models": [{"family": "softmax", "name": network.name} for network in generate(args.networks, 1).models],
+            "train": {"batch": {"size": BATCH}, "converge": {"monitor": "loss"}},
+            "schedule": {"policy": policy, "rates": str(rates)},
+            "resources": {"engine": "emulated", "time_scale": args.time_scale,
+                          "preprocessors": "auto" if policy == "baseline" else 1}}
+
+
+def measure(policy: str, folder: Path, args: argparse.Namespace) -> Account:
+    """Run one policy; what it prints goes to standard error."""
+    table = dataclasses.replace(generate(args.networks, 1), samples_per_epoch=args.samples)
+    rates, output = folder / "rates.json", folder / policy
+    write_json(rates, write_rates(table))
+    write_spec(spec(policy, rates, output, args), folder / f"{policy}.yaml")
+    run(folder / f"{policy}.yaml", args.ranks, "--plain", "--fresh")
+    return read_report(RunPaths(output)).account
+
+
+def row(policy: str, told: Account) -> str:
+    """A line of the table."""
+    assert told.replay is not None  # the run has come to its end
+    simulated = told.replay.simulated
+    measured_s, simulated_s, bound_s = (seconds * told.time_scale for seconds in (
+        told.replay.measured_s, simulated.makespan_s, simulated.lower_bound_s))
+    return (f"| `{policy}` | {measured_s:.1f} | {simulated_s:.1f} | {measured_s / simulated_s:.3f} | "
+            f"{measured_s / bound_s:.3f} | {len(told.stints)} | {1000 * told.costs.regroup_s:.0f} | "
+            f"{1000 * told.epoch_s:.0f} |")
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=17)
+    parser.add_argument("--networks", type=int, default=24)
+    parser.add_argument("--samples", type=int, default=2000)
+    parser.add_argument("--time-scale", type=float, default=0.1)
+    parser.add_argument("--policies", default=",".join(POLICIES))
+    parser.add_argument("--folder", type=Path, help="where the runs stay (nowhere)")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = args.folder or Path(temporary)
+        rows = [row(policy, measure(policy, folder.resolve(), args)) for policy in args.policies.split(",")]
+    print("| policy | measured, s | simulated, s | ratio | over the bound | groups formed | forming, ms | "
+          "between epochs, ms |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    print("\n".join(rows))
+
+
+if __name__ == "__main__":
+    main()

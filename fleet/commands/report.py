@@ -1,0 +1,51 @@
+"""What came of a run, or how far it is: networks, GPU time, measured against simulated makespan.
+
+  fleet report runs/digits
+  fleet report runs/digits --json
+
+Writes RUN/report.html, one file that wants no server and no internet: leaderboard, learning curves, who had which GPU,
+where the time went, and the same run simulated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+
+from fleet.errors import ExitStatus, UserError
+from fleet.paths import RunPaths
+from fleet.report import read_report, write_report
+from fleet.results import leaderboard
+from fleet.show import add_json, print_json, print_table
+from fleet.units import format_duration
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("run", metavar="RUN", type=Path, help="the folder of a run")
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the report, and print its numbers."""
+    paths = RunPaths(args.run)
+    report = read_report(paths)
+    try:
+        write_report(paths)
+    except OSError as error:
+        raise UserError(f"{paths.report} cannot be written: {error.strerror}") from None
+    if args.json:
+        print_json(report.numbers())
+        return ExitStatus.OK
+    told = report.account
+    print_table(*leaderboard(report.rows), title=f"{report.name}: the best network first")
+    spent = dataclasses.asdict(told.spent)
+    total = max(sum(spent.values()), 1e-9)
+    print(f"{format_duration(told.seconds)} on {len(told.devices)} GPUs: "
+          + ", ".join(f"{name} {seconds / total:.1%}" for name, seconds in spent.items()))
+    if told.measured_s is not None and told.simulated_s is not None:
+        print(f"makespan {told.measured_s:.1f} s, simulated {told.simulated_s:.1f} s: "
+              f"{told.measured_s / told.simulated_s:.3f}")
+    print(f"{paths.report} shows it.")
+    return ExitStatus.OK
