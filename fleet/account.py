@@ -85,12 +85,8 @@ class Account:
         return None if self.replay is None else self.replay.simulated.makespan_s * self.time_scale
 
 
-def account(events: Iterable[Event], rates: RateTable | None) -> Account | None:
-    """Read a run's log.
-
-    Args:
-        events: all of its launches'.
-        rates: that the policy was told; None where it was told none: then those that networks showed.
+def account(events: Iterable[Event]) -> Account | None:
+    """Read a run's log, of all its launches.
 
     Returns:
         None where no launch has come as far as to begin.
@@ -104,7 +100,7 @@ def account(events: Iterable[Event], rates: RateTable | None) -> Account | None:
     seconds = events[-1]["t_s"]
     costs, epoch_s = _costs(events, is_lockstep=start["stream"] == "lockstep")
     return Account(seconds, start["policy"], tuple(start["devices"]), start["gpus_per_node"], len(launches), stints,
-                   _spent(events, stints), costs, epoch_s, _replay(start, events, rates, costs, epoch_s),
+                   _spent(events, stints), costs, epoch_s, _replay(start, events, costs, epoch_s),
                    start["time_scale"])
 
 
@@ -238,15 +234,12 @@ def _mean(values: Sequence[float]) -> float:
 # ---- beside the simulation ---------------------------------------------------------------------
 
 
-def _replay(start: Event, events: Sequence[Event], rates: RateTable | None, costs: Costs, epoch_s: float
-            ) -> Replay | None:
+def _replay(start: Event, events: Sequence[Event], costs: Costs, epoch_s: float) -> Replay | None:
     scale = start["time_scale"]
     bounds = start["bounds"]
-    told = rates or _shown(events, start["gpus_per_node"])
-    told = dataclasses.replace(told, models=tuple(
-        dataclasses.replace(network, min_gpus=bounds[network.name][0], max_gpus=bounds[network.name][1])
-        for network in told.models if network.name in bounds))
-    told = dataclasses.replace(told, samples_per_epoch=start["samples"])
+    told = RateTable(start["samples"], start["gpus_per_node"], tuple(
+        Network(name, tuple(rates), min_gpus=bounds[name][0], max_gpus=bounds[name][1])
+        for name, rates in (_told(events) or _shown(events)).items() if name in bounds))
     supply = [event["supply_samples_per_s"] for event in events if event["event"] == "stream"]
     stream = Stream.parse(start["stream"])
     if stream.count and supply:
@@ -263,7 +256,16 @@ def _replay(start: Event, events: Sequence[Event], rates: RateTable | None, cost
         return None
 
 
-def _shown(events: Sequence[Event], gpus_per_node: int) -> RateTable:
+def _told(events: Sequence[Event]) -> dict[str, Sequence[float]]:
+    """The rates that the policy was told; a launch measures those networks that are not done."""
+    rates: dict[str, Sequence[float]] = {}
+    for event in events:
+        if event["event"] in ("rates", "profiled"):
+            rates |= event["rates"]
+    return rates
+
+
+def _shown(events: Sequence[Event]) -> dict[str, Sequence[float]]:
     """The rates that networks showed, where the policy was told none: then each has one group size only."""
     samples: dict[str, float] = {}
     seconds: dict[str, float] = {}
@@ -274,6 +276,5 @@ def _shown(events: Sequence[Event], gpus_per_node: int) -> RateTable:
             samples[name] = samples.get(name, 0.0) + event["samples"]
             seconds[name] = seconds.get(name, 0.0) + event["seconds"] - event["waited_s"]
             gpus[name] = event["gpus"]
-    return RateTable(1, gpus_per_node, tuple(
-        Network(name, tuple(samples[name] / max(seconds[name], 1e-9) * size / most for size in range(1, most + 1)))
-        for name, most in gpus.items()))
+    return {name: [samples[name] / max(seconds[name], 1e-9) * size / most for size in range(1, most + 1)]
+            for name, most in gpus.items()}

@@ -158,7 +158,7 @@ class Coordinator:
                   bounds={network.name: (network.min_gpus, network.max_gpus) for network in self._spec.networks},
                   time_scale=self._spec.resources.time_scale)
         if self._spec.schedule.rates is not None and self._rates is not None:
-            write_json(self._profile, write_rates(self._rates))
+            self._log("rates", rates={network.name: network.rates for network in self._rates.models})
         for network, record in self._unlogged:
             self._log("epoch", network=network, **dataclasses.asdict(record), blocked_s=0.0)
 

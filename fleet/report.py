@@ -16,7 +16,6 @@ from fleet.paths import RunPaths, replacing
 from fleet.results import NetworkResult, Status, leaderboard, read_results
 from fleet.units import format_duration
 from scheduler.ensemble_simulation import Stint
-from scheduler.ratesfile import read_rates
 
 _CURVES = 10  # networks whose curves have a colour and a name; the others are grey
 _WIDTH = 960  # of the timelines, in pixels
@@ -56,14 +55,13 @@ def read_report(paths: RunPaths) -> Report:
     """Take together what a run's files say; it may still be going on.
 
     Raises:
-        UserError: there is no run there, or it has not begun to train.
-        InputError: its rates cannot be read.
+        UserError: there is no run there, or it has not begun.
     """
     rows = read_results(paths.root)
     if not paths.events.exists():
         raise UserError(f"{paths.root} has no {paths.events.name}: there is nothing to report")
     events = list(read_events(paths.events))
-    told = account(events, read_rates(paths.profile) if paths.profile.exists() else None)
+    told = account(events)
     if told is None:
         raise UserError(f"{paths.events} tells of no launch: there is nothing to report")
     return Report(paths.root.resolve().name, tuple(rows), _curves(events, rows), told)
@@ -73,7 +71,7 @@ def write_report(paths: RunPaths) -> None:
     """Write ``report.html``.
 
     Raises:
-        UserError, InputError: as :func:`read_report`.
+        UserError: as :func:`read_report`.
     """
     page = render(read_report(paths))
     with replacing(paths.report) as file:
@@ -314,7 +312,8 @@ def _ticks(low: float, high: float) -> tuple[float, float, float]:
     raw = max(high - low, 1e-6 * max(abs(high), 1e-6)) / 5
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
-    return math.floor(low / step) * step, math.ceil(high / step) * step, step
+    first, last = math.floor(low / step), math.ceil(high / step)
+    return first * step, max(last, first + 1) * step, step
 
 
 def _whole_step(count: int) -> int:
