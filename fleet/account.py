@@ -128,7 +128,7 @@ def _end_to_end(launches: Sequence[Sequence[Event]]) -> list[Event]:
         now = events[-1]["t_s"] if events else 0.0
         late = list(takewhile(lambda event: event["event"] == "epoch", rest))
         events += [{**event, "t_s": now, "is_late": True} for event in late]
-        events += [{"t_s": now, "event": "lost", "network": name} for name in _running(events)]
+        events += [{"t_s": now, "event": "killed", "network": name} for name in _running(events)]
         events += [{**event, "t_s": now + event["t_s"]} for event in (start, *rest[len(late):])]
     return events
 
@@ -143,7 +143,7 @@ def _running(events: Iterable[Event]) -> set[str]:
     return running
 
 
-_ENDS = ("stopped", "failed", "lost")
+_ENDS = ("stopped", "failed", "retry", "struck", "killed")  # of a group
 
 
 def _records(events: Sequence[Event]) -> list[Record]:
