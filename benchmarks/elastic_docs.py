@@ -6,9 +6,10 @@ The prose is in elastic_docs.md beside this file; what is measured takes the pla
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
+from document import table
 from elastic import SPEED_HEADERS, TABLE_HEADERS, Reached, Speed, speed_cells
 
 from fleet.commands.simulate_autoscale import draw_counts, moments
@@ -37,12 +38,6 @@ def write(folder: Path, speed: list[Speed], reached: list[list[Reached]]) -> Non
         patterns=table(PATTERN_HEADERS, patterns()),
         assumed="\n".join(assumptions()))
     (folder / "elastic.md").write_text(text, encoding="utf-8")
-
-
-def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table in Markdown."""
-    lines = [headers, ["---"] * len(headers), *rows]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines) + "\n"
 
 
 # --- tables -------------------------------------------------------------------------------------

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import argparse
 import math
-import re
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import eviction as speed
+from benchmarks.document import fill, table
 from scheduler.eviction import RunningJob, plan_evictions
 from scheduler.eviction_baselines import branch_and_bound, greedy
 from scheduler.on_demand import simulate
@@ -169,14 +169,6 @@ def speed_block() -> str:
                         table(["24 jobs, 4,352 nodes, 15 steps, 1,024 to free", "CPU ms"], [*beside, loading])])
 
 
-def table(headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A table in Markdown, numbers to the right."""
-    cells = [[str(value) for value in row] for row in rows]
-    numeric = [any(re.fullmatch(r"[-+.,\d% ]+", row[column]) for row in cells) for column in range(len(headers))]
-    return "\n".join("| " + " | ".join(row) + " |"
-                     for row in [headers, ["---:" if right else "---" for right in numeric], *cells])
-
-
 def picture(path: Path, size: tuple[float, float], rows: int, columns: int,
             draw: Callable[[NDArray[Any]], None]) -> None:
     from matplotlib.figure import Figure
@@ -185,15 +177,6 @@ def picture(path: Path, size: tuple[float, float], rows: int, columns: int,
     draw(figure.subplots(rows, columns, squeeze=False))
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=80, metadata={"Software": None})
-
-
-def fill(text: str, blocks: Mapping[str, Callable[[], str]]) -> str:
-    """Put measured blocks in the places that are marked for them."""
-    def measured(match: re.Match[str]) -> str:
-        print(f"measuring: {match[1]}", file=sys.stderr)
-        return f"<!-- measured: {match[1]} -->\n{blocks[match[1]]()}\n<!-- end -->"
-
-    return re.sub(r"<!-- measured: (\w+) -->.*?<!-- end -->", measured, text, flags=re.DOTALL)
 
 
 def main() -> None:

@@ -10,9 +10,8 @@ FOLDER holds the Summit trace, its node names, and the ShuffleNet and ImageNet t
 from __future__ import annotations
 
 import argparse
-import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
 
+from benchmarks.document import fill, table
 from benchmarks.idle_nodes import Data, decisions, efficiencies, two_weeks
 from scheduler.idle_nodes import equal, place_in_order
 from scheduler.idle_replay import Settings, Summary, efficiency, replay, static_outcome
@@ -122,20 +122,6 @@ def trials_of(jobs: Sequence[Job], like: Sequence[Job]) -> dict[str, tuple[Job, 
 
 
 # --- What is written ----------------------------------------------------------------------------
-
-
-def table(headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A table in Markdown; numbers to the right."""
-    cells = [[_cell(value) for value in row] for row in rows]
-    numeric = [all(re.fullmatch(r"[-+<> .\d%]*", row[column]) for row in cells) for column in range(len(headers))]
-    rule = ["---:" if right else "---" for right in numeric]
-    return "\n".join("| " + " | ".join(row) + " |" for row in [list(map(str, headers)), rule, *cells])
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
 def picture(path: Path, size: tuple[float, float], columns: int, draw: Callable[..., None]) -> None:
@@ -301,17 +287,6 @@ def costs_block(data: Data, folder: Path, figure: Path) -> str:
         table(["first 60 hours", *order], [[name, *values] for name, values in networks.items()]),
         table(["cost of rescaling", *(f"{factor}x" for factor in FACTORS)],
               [[name, *values] for name, values in factors.items()])])
-
-
-def fill(text: str, blocks: dict[str, Callable[[], str]], only: Sequence[str]) -> str:
-    """Put measured blocks in the places that are marked for them; all, or some only."""
-    def measured(match: re.Match[str]) -> str:
-        if only and match[1] not in only:
-            return match[0]
-        print(f"measuring: {match[1]}", file=sys.stderr)
-        return f"<!-- measured: {match[1]} -->\n{blocks[match[1]]()}\n<!-- end -->"
-
-    return re.sub(r"<!-- measured: (\w+) -->.*?<!-- end -->", measured, text, flags=re.DOTALL)
 
 
 def main() -> None:

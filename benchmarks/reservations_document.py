@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from reservations import measure  # beside this file
+from document import table  # beside this file
+from reservations import measure
 from reservations_scenarios import (  # beside this file
     CRUISE,
     FSL,
@@ -99,11 +100,6 @@ def main() -> None:
         print(name, file=sys.stderr, flush=True)
         sections.append(section())
     args.out.write_text("\n\n".join([*sections, ASSUMPTIONS]) + "\n", encoding="utf-8")
-
-
-def table(headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    lines = [headers, ["---"] * len(headers), *rows]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
 
 
 def percent(share: float) -> str:

@@ -1,0 +1,33 @@
+"""What the scripts that write pages of docs/ share: tables in Markdown, and places that are filled."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+
+def table(headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A table in Markdown; columns of numbers are aligned to the right."""
+    cells = [[_cell(value) for value in row] for row in rows]
+    numeric = [all(re.fullmatch(r"[-+<>~x() .,\d%]*", row[column]) for row in cells) for column in range(len(headers))]
+    rule = ["---:" if right else "---" for right in numeric]
+    return "\n".join("| " + " | ".join(row) + " |" for row in [list(map(str, headers)), rule, *cells])
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def fill(text: str, blocks: Mapping[str, Callable[[], str]], only: Sequence[str] = ()) -> str:
+    """Put measured blocks in the places that are marked for them; all, or some only."""
+    def measured(match: re.Match[str]) -> str:
+        if only and match[1] not in only:
+            return match[0]
+        print(f"measuring: {match[1]}", file=sys.stderr)
+        return f"<!-- measured: {match[1]} -->\n{blocks[match[1]]()}\n<!-- end -->"
+
+    return re.sub(r"<!-- measured: (\w+) -->.*?<!-- end -->", measured, text, flags=re.DOTALL)
