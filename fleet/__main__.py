@@ -19,6 +19,7 @@ from fleet.errors import ExitStatus, FleetError, UserError
 COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("fleet.commands.check", "check a spec and list its networks"),
     "schema": ("fleet.commands.schema", "print the JSON Schema of a spec, for editors"),
+    "rehearse": ("fleet.commands.rehearse", "try a spec on this machine, with training emulated"),
     "report": ("fleet.commands.report", "what came of a run: a table, the numbers, and one HTML file"),
     "plan": ("fleet.commands.plan", "which networks train first, on which GPUs"),
     "ensemble": ("fleet.commands.ensemble", "draw or convert an ensemble to simulate"),

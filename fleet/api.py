@@ -15,7 +15,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from fleet.errors import ExitStatus, FleetError, InfrastructureError, SpecError, UserError
 from fleet.eventlog import launch_status, log_mark
@@ -81,7 +81,8 @@ def mpirun(ranks: int, survive: bool = False) -> list[str]:
     return [program, "-n", str(ranks), "--oversubscribe", "--bind-to", "none", *option, sys.executable]
 
 
-def run(spec: str | Path, ranks: int, *arguments: str, launcher: Sequence[str] | None = None) -> ExitStatus:
+def run(spec: str | Path, ranks: int, *arguments: str, launcher: Sequence[str] | None = None,
+        log: IO[str] | None = None, environment: Mapping[str, str] | None = None) -> ExitStatus:
     """Run the main job and wait for it; it prints what it does.
 
     Args:
@@ -89,6 +90,8 @@ def run(spec: str | Path, ranks: int, *arguments: str, launcher: Sequence[str] |
         ranks: processes; one preprocessor and the rest trainers, unless the spec says otherwise.
         arguments: further arguments of ``python -m fleet.run``, such as ``--fresh``.
         launcher: what to start it with instead of :func:`mpirun`, up to the Python interpreter.
+        log: where it prints instead of here.
+        environment: further variables.
 
     Returns:
         Whether all networks finished (OK), some failed, or the run was stopped and can be resumed.
@@ -102,7 +105,8 @@ def run(spec: str | Path, ranks: int, *arguments: str, launcher: Sequence[str] |
     # Open MPI refuses to start as root, as in a container, unless it is told twice.
     allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     before = log_mark(events)
-    ended = subprocess.run(command, env={**allowed, **os.environ}, check=False).returncode
+    ended = subprocess.run(command, env={**allowed, **os.environ, **(environment or {})}, check=False, stdout=log,
+                           stderr=log).returncode
     status = launch_status(ended, events, before)
     if status == ExitStatus.BAD_INPUT:
         raise UserError(f"{spec} cannot be run")

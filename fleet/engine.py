@@ -41,6 +41,11 @@ class InputSpec:
     classes: int
     affine: Affine | None
 
+    @property
+    def sample_bytes(self) -> int:
+        """Bytes of a sample on the wire."""
+        return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
+
 
 @dataclass(frozen=True)
 class StepResult:

@@ -43,16 +43,10 @@ def run(args: argparse.Namespace) -> int:
         return ExitStatus.OK
     print(f"{args.spec}: {len(data.train)} training and {validation} validation samples of "
           f"{' x '.join(map(str, inputs.shape))} {inputs.dtype} in {len(data.classes)} classes "
-          f"({format_size(len(data.train) * _sample_bytes(inputs))} decoded)")
+          f"({format_size(len(data.train) * inputs.sample_bytes)} decoded)")
     print_table(["network", "model", "parameters", "batch", "optimizer", "GPUs", "epochs"],
                 [_row(network, counts[network.name]) for network in spec.networks])
     return ExitStatus.OK
-
-
-def _sample_bytes(inputs: Any) -> int:
-    import numpy as np
-
-    return int(np.prod(inputs.shape)) * np.dtype(inputs.dtype).itemsize
 
 
 def parameters_of(network: NetworkSpec, spec: Spec, inputs: Any) -> int:
@@ -60,7 +54,7 @@ def parameters_of(network: NetworkSpec, spec: Spec, inputs: Any) -> int:
     if network.architecture.kind == "family":
         return count_parameters(network.architecture.settings, inputs.shape, inputs.classes)
     if spec.resources.engine == "numpy":
-        return (int(_sample_bytes(inputs)) + 1) * inputs.classes
+        return (inputs.sample_bytes + 1) * inputs.classes
     from fleet.engine_models import build_model
 
     return build_model(network.architecture, inputs.shape, inputs.classes, network.seed).count_params()

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from fleet.errors import ExitStatus, UserError
@@ -82,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         records = [_record(outcome) for outcome in outcomes]
         print_json({"policies": records} if args.policy == "all" else records[0])
     elif args.policy == "all":
-        _print_all(outcomes)
+        print_all(outcomes)
     else:
         _print(outcomes[0], cluster)
     return ExitStatus.OK
@@ -113,7 +114,8 @@ def _record(outcome: Simulated) -> dict[str, Any]:
     return {name: getattr(outcome, name) for name in PRINTED}
 
 
-def _print_all(outcomes: list[Simulated]) -> None:
+def print_all(outcomes: Sequence[Simulated]) -> None:
+    """Print the policies side by side; `baseline` is among them."""
     baseline = next(outcome for outcome in outcomes if outcome.policy == "baseline").makespan_s
     print_table(["policy", "makespan, s", "x bound", "speed-up", "waiting/GPU, s", "checkpoints, s", "rounds", ""],
                 [[outcome.policy, round(outcome.makespan_s), outcome.makespan_s / outcome.lower_bound_s,

@@ -1,0 +1,178 @@
+"""Try a spec before an allocation is spent: the same run, with training emulated, on this machine.
+
+  fleet rehearse spec.yaml --gpus 16
+  fleet rehearse spec.yaml --gpus 64 --gpus-per-node 4 --rates profile.json
+  fleet rehearse spec.yaml --gpus 16 --time-scale 0.001 --output runs/rehearsal
+
+The spec's data is opened and its networks are drawn; then as many ranks as the real run has trainers, and one
+more on each node, go through all of it: groups, stream, rounds, checkpoints. Steps sleep for as long as rates say,
+in a fraction of the time. Rates come from --rates, from `schedule.rates`, from the profile that a run of the spec
+has left or the cache of this user's measurements; otherwise they are estimated from the parameters, which says
+nothing of how long the run will take. Networks train for the epochs that the rates file gives them, otherwise for
+as many as the spec allows. Before that all policies are simulated, with moves for nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fleet.errors import ExitStatus, UserError
+from fleet.show import add_json, print_json, print_table
+from fleet.units import format_duration
+from scheduler.base import Cluster, RateTable
+from scheduler.ensemble_simulation import Costs, Simulated, simulate, stream_of
+from scheduler.policies import POLICIES
+
+if TYPE_CHECKING:
+    from fleet.account import Account
+    from fleet.engine import InputSpec
+    from fleet.rehearsal import Rehearsal
+    from fleet.spec import Spec
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("spec", help="the YAML file")
+    count = parser.add_mutually_exclusive_group(required=True)
+    count.add_argument("--gpus", type=int, metavar="M", help="that the run will have")
+    count.add_argument("--ranks", type=int, metavar="N", help="as many GPUs as N ranks leave, one of each node apart")
+    parser.add_argument("--gpus-per-node", type=int, metavar="G", help="of its nodes (the spec's, or one node)")
+    parser.add_argument("--rates", metavar="FILE", help="training rates, as JSON")
+    parser.add_argument("--time-scale", type=float, metavar="S",
+                        help="seconds that a second of the run is to take (so that it takes about half a minute)")
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help="where the rehearsal's files stay (nowhere)")
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Simulate, rehearse, and print how both came out."""
+    from fleet.prepare import open_inputs
+    from fleet.rehearsal import options_of, rehearse, with_epochs
+    from fleet.spec import load
+
+    if args.time_scale is not None and not 0 < args.time_scale < float("inf"):
+        raise UserError(f"--time-scale {args.time_scale}: a number above 0, such as 0.001")
+    spec = load(args.spec)
+    data, _, inputs = open_inputs(spec)
+    cluster = _cluster(args, spec)
+    found, origin = _rates(args, spec, inputs, cluster)
+    rates = with_epochs(spec, found, len(data.train))
+    outcomes = [simulate(rates, cluster, policy, options_of(spec), Costs(), stream_of(policy))
+                for policy in POLICIES]
+    planned = next(outcome for outcome in outcomes if outcome.policy == spec.schedule.policy)
+    rehearsal = rehearse(spec, rates, cluster, planned.makespan_s, os.cpu_count() or 1, inputs, args.time_scale)
+    if not args.json:
+        _announce(spec, cluster, origin, outcomes, rehearsal)
+    told = _perform(args, rehearsal, cluster)
+    if args.json:
+        print_json(_numbers(spec, cluster, origin, outcomes, rehearsal, told))
+    else:
+        _print(told, rehearsal)
+    return ExitStatus.OK
+
+
+def _cluster(args: argparse.Namespace, spec: Spec) -> Cluster:
+    per_node = args.gpus_per_node
+    if per_node is None and spec.resources.gpus_per_node != "auto":
+        per_node = spec.resources.gpus_per_node
+    if args.gpus is not None:
+        gpus = args.gpus
+    else:
+        nodes = 1 if per_node is None else -(-args.ranks // (per_node + 1))
+        gpus = args.ranks - nodes
+    if gpus < 1:
+        raise UserError(f"{gpus} GPUs: a rehearsal wants at least 1, and a rank more on each node")
+    per_node = gpus if per_node is None else min(per_node, gpus)
+    if per_node < 1 or gpus % per_node:
+        raise UserError(f"{gpus} GPUs on nodes of {per_node}: a rehearsal wants whole nodes")
+    return Cluster.of(gpus, per_node)
+
+
+def _rates(args: argparse.Namespace, spec: Spec, inputs: InputSpec, cluster: Cluster) -> tuple[RateTable, str]:
+    """The best rates that there are, and where they come from."""
+    from fleet.identity import speed_identity
+    from fleet.paths import RunPaths
+    from fleet.rehearsal import estimated_rates, known_rates
+    from fleet.survey import cache_path, hardware, read_cache, read_rates_of
+
+    profile = RunPaths(spec.output).profile
+    file = args.rates or spec.schedule.rates or (str(profile) if profile.exists() else None)
+    if file is not None:
+        return read_rates_of(spec, file), file
+    keys = {network.name: speed_identity(network, spec.resources, inputs, hardware()) for network in spec.networks}
+    cached = known_rates(spec, keys, read_cache(cache_path()), cluster.gpus_per_node)
+    if cached is not None:
+        return cached, "measured before"
+    return estimated_rates(spec, inputs, cluster.gpus_per_node), "estimated"
+
+
+def _perform(args: argparse.Namespace, rehearsal: Rehearsal, cluster: Cluster) -> Account:
+    """Run it; its own lines go to a file beside it."""
+    from fleet.api import run as launch
+    from fleet.api import write_spec
+    from fleet.paths import RunPaths, write_json
+    from fleet.report import read_report
+    from scheduler.ratesfile import write_rates
+
+    with tempfile.TemporaryDirectory(prefix="fleet-rehearsal-") as temporary:
+        folder = Path(temporary)
+        output = folder / "run" if args.output is None else args.output.resolve()
+        write_json(folder / "rates.json", write_rates(rehearsal.rates))
+        schedule = dataclasses.replace(rehearsal.document.schedule, rates=str(folder / "rates.json"))
+        write_spec(dataclasses.replace(rehearsal.document, schedule=schedule, output=str(output)), folder / "spec.yaml")
+        nodes = cluster.gpus // cluster.gpus_per_node
+        with open(folder / "log", "w+", encoding="utf-8") as log:
+            try:
+                launch(folder / "spec.yaml", cluster.gpus + nodes, "--plain", "--fresh", log=log,
+                       environment={"FLEET_RANKS_PER_NODE": str(cluster.gpus_per_node + 1)})
+            except UserError as error:
+                log.seek(0)
+                raise UserError(f"{error}: {log.read().strip()[-2000:]}") from None
+        return read_report(RunPaths(output)).account
+
+
+def _announce(spec: Spec, cluster: Cluster, origin: str, outcomes: list[Simulated], rehearsal: Rehearsal) -> None:
+    from fleet.commands.simulate_ensemble import print_all
+
+    policy = spec.schedule.policy
+    planned = next(outcome for outcome in outcomes if outcome.policy == policy)
+    print(f"{len(spec.networks)} networks, {rehearsal.rates.samples_per_epoch} samples an epoch; {cluster.gpus} GPUs, "
+          f"{cluster.gpus_per_node} a node; rates: {origin}")
+    print_all(outcomes)
+    print_table(["round", "start", "takes", "networks on GPUs"],
+                [[number, format_duration(one.start_s), format_duration(one.end_s - one.start_s),
+                  ", ".join(f"{member.name} {member.gpus}" for member in one.members[:8])
+                  + (f" and {len(one.members) - 8} more" if len(one.members) > 8 else "")]
+                 for number, one in enumerate(planned.rounds[:10], start=1)],
+                title=f"{policy}: {format_duration(planned.makespan_s)} in {len(planned.rounds)} rounds")
+    if spec.document.walltime is not None and planned.makespan_s > spec.document.walltime:
+        print(f"The walltime of {format_duration(spec.document.walltime)} will not do for it: the run will stop, to be "
+              "gone on with.")
+    print(f"Rehearsing it on {cluster.gpus + cluster.gpus // cluster.gpus_per_node} ranks in about "
+          f"{format_duration(planned.makespan_s * rehearsal.scale)} ...", flush=True)
+
+
+def _print(told: Account, rehearsal: Rehearsal) -> None:
+    spent = dataclasses.asdict(told.spent)
+    total = max(sum(spent.values()), 1e-9)
+    print(f"{len({stint.name for stint in told.stints})} networks trained in {len(told.stints)} groups; GPU time: "
+          + ", ".join(f"{name} {seconds / total:.1%}" for name, seconds in spent.items() if seconds / total >= 0.0005))
+    if told.measured_s is not None and told.simulated_s is not None:
+        per_group, per_epoch = 1000 * told.costs.regroup_s, 1000 * told.epoch_s
+        print(f"It took {format_duration(told.measured_s)}, {told.measured_s / told.simulated_s:.3f} of the simulation "
+              f"says ({per_group:.0f} ms to form a group, {per_epoch:.0f} ms between epochs): "
+              f"{format_duration(told.measured_s / rehearsal.scale)} of the run's own time.")
+
+
+def _numbers(spec: Spec, cluster: Cluster, origin: str, outcomes: list[Simulated], rehearsal: Rehearsal,
+             told: Account) -> dict[str, Any]:
+    return {"policy": spec.schedule.policy, "gpus": cluster.gpus, "gpus_per_node": cluster.gpus_per_node,
+            "rates": origin, "predicted_s": {outcome.policy: outcome.makespan_s for outcome in outcomes},
+            "lower_bound_s": outcomes[0].lower_bound_s, "time_scale": rehearsal.scale,
+            "measured_s": told.measured_s, "simulated_s": told.simulated_s, "groups": len(told.stints),
+            "networks": len({stint.name for stint in told.stints}), "spent_gpu_s": dataclasses.asdict(told.spent)}

@@ -1,0 +1,143 @@
+"""A rehearsal: a spec's run without its data, its models and its GPUs, in a fraction of its time (pure).
+
+The same networks under the same policy on as many ranks; only training is emulated (:mod:`fleet.engine_emulated`), on
+samples that are made up. An epoch has fewer of them, so that a large data set is rehearsed in little time as well.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fleet.engine import InputSpec
+from fleet.families import count_parameters
+from fleet.spec import Data, Document, Spec
+from scheduler.base import Cluster, Delta, Network, Options, RateTable
+
+_STEPS = 16  # of the largest batch in an emulated epoch, at most
+_SIZE = 8  # pixels of a side of the samples that are made up
+_SECONDS = 30.0  # that a rehearsal takes, unless its steps are too many for this machine
+_STEP_S = 4e-4  # of a core, for each rank and step: what an emulated step costs
+_LOAD = 0.5  # share of the cores that this may take
+# A network that nobody has measured: on one GPU, and how much of every further GPU is lost.
+_ESTIMATED_RATE, _LOST_PER_GPU = 100.0, 0.03
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What is to be run.
+
+    Attributes:
+        document: the spec of the rehearsal; its rates are still to be named.
+        rates: of its networks, with epochs.
+        scale: seconds that a second of the real run takes.
+    """
+
+    document: Document
+    rates: RateTable
+    scale: float
+
+
+def rehearse(spec: Spec, rates: RateTable, cluster: Cluster, makespan_s: float, cores: int, inputs: InputSpec,
+             scale: float | None = None) -> Rehearsal:
+    """Make the spec of a rehearsal.
+
+    Args:
+        spec: of the real run.
+        rates: of its networks on its samples, with epochs.
+        cluster: that it will have.
+        makespan_s: that is predicted.
+        cores: of this machine.
+        inputs: the real samples.
+        scale: seconds that a second of the real run is to take; None leaves it to the size of the run.
+    """
+    largest = max(network.global_batch(cluster.gpus) for network in spec.networks)
+    samples = min(rates.samples_per_epoch, _STEPS * largest)
+    fewer = rates.samples_per_epoch / samples
+    if scale is None:
+        scale = max(_SECONDS, _least_s(spec, rates, samples, cluster.gpus, cores)) / makespan_s
+    document = spec.document
+    resources = dataclasses.replace(
+        document.resources, engine="emulated", time_scale=scale * fewer, gpus_per_node=cluster.gpus_per_node,
+        preprocessors="auto" if document.schedule.policy == "baseline" else cluster.gpus // cluster.gpus_per_node)
+    return Rehearsal(dataclasses.replace(
+        document, data=_data(document.data, samples, rates.samples_per_epoch, largest, inputs),
+        resources=resources, checkpoint=dataclasses.replace(document.checkpoint, every=None), walltime=None),
+        rates, scale)
+
+
+def _least_s(spec: Spec, rates: RateTable, samples: int, gpus: int, cores: int) -> float:
+    """Seconds that this machine needs for the steps alone, if each network had its share of the GPUs."""
+    ranks = max(1.0, gpus / len(rates.models))
+    steps = sum((network.epochs or 1) * samples / spec.by_name[network.name].train.batch.size
+                for network in rates.models)
+    return steps * ranks * _STEP_S / (_LOAD * cores)
+
+
+def _data(data: Data, samples: int, real: int, largest: int, inputs: InputSpec) -> Data:
+    """Samples that are made up, in a window that holds as large a part of them."""
+    size = _SIZE * _SIZE
+    share = data.window / (real * inputs.sample_bytes)
+    least = (largest + 4 * 64) * size  # a batch, and some chunks ahead
+    if data.order == "ring":
+        least = 4 * -(-samples // min(data.shards, samples)) * size
+    if data.cache == "memory":
+        least = samples * size
+    return Data(source="builtin:noise", validation=None, transforms=(), order=data.order, shards=data.shards,
+                options={"samples": samples, "validation": _SIZE, "classes": inputs.classes, "size": _SIZE},
+                cache="memory" if data.cache == "memory" else "none", window=max(least, round(share * samples * size)))
+
+
+def options_of(spec: Spec) -> Options:
+    """What the spec tells its policy."""
+    settings = spec.schedule
+    return Options(settings.alpha, Delta.parse(settings.delta), settings.peak_limited, spec.seed)
+
+
+# ---- rates -------------------------------------------------------------------------------------
+
+
+def with_epochs(spec: Spec, rates: RateTable, samples: int) -> RateTable:
+    """The rates of a spec's networks, with the most epochs that each may train where the rates do not say how many."""
+    return dataclasses.replace(rates, samples_per_epoch=samples, models=tuple(
+        dataclasses.replace(network, epochs=network.epochs or spec.by_name[network.name].train.converge.max_epochs)
+        for network in rates.models))
+
+
+def known_rates(spec: Spec, keys: Mapping[str, str], known: Mapping[str, Mapping[int, float]], gpus_per_node: int
+                ) -> RateTable | None:
+    """Rates that were measured before; None where a network's were not.
+
+    Args:
+        keys: of the networks, as in the cache.
+        known: key -> GPUs -> samples/s.
+    """
+    models = []
+    for network in spec.networks:
+        measured = known.get(keys[network.name], {})
+        if 1 not in measured:
+            return None
+        most = next(gpus for gpus in range(1, len(measured) + 1) if gpus + 1 not in measured)
+        models.append(Network(network.name, tuple(measured[gpus] for gpus in range(1, most + 1)),
+                              min_gpus=network.min_gpus, max_gpus=network.max_gpus))
+    return RateTable(1, gpus_per_node, tuple(models))
+
+
+def estimated_rates(spec: Spec, inputs: InputSpec, gpus_per_node: int) -> RateTable:
+    """Rates that nobody has measured: by the square root of the parameters, where those can be counted.
+
+    They say which networks would be slower than others, not how long anything takes.
+    """
+    counts = {network.name: count_parameters(network.architecture.settings, inputs.shape, inputs.classes)
+              for network in spec.networks if network.architecture.kind == "family"}
+    typical = statistics.median(counts.values()) if counts else 1.0
+    return RateTable(1, gpus_per_node, tuple(
+        Network(network.name, _scaled(_ESTIMATED_RATE * (typical / counts.get(network.name, typical)) ** 0.5,
+                                      2 * gpus_per_node),
+                min_gpus=network.min_gpus, max_gpus=network.max_gpus) for network in spec.networks))
+
+
+def _scaled(single: float, gpus: int) -> tuple[float, ...]:
+    return tuple(single * count * (1 - _LOST_PER_GPU) ** (count - 1) for count in range(1, gpus + 1))

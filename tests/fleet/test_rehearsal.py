@@ -1,0 +1,130 @@
+"""What is run in a rehearsal, and at which rates."""
+
+import json
+
+import pytest
+
+from fleet.__main__ import main
+from fleet.engine import InputSpec
+from fleet.rehearsal import estimated_rates, known_rates, rehearse, with_epochs
+from fleet.spec import parse
+from preprocess.source import open_data
+from scheduler.base import Cluster, Network, RateTable
+
+INPUTS = InputSpec((224, 224, 3), "uint8", 257, None)
+SPEC = {"models": [{"family": "resnet", "name": "deep"}, {"family": "softmax", "name": "flat", "gpus": [1, 2]}],
+        "train": {"batch": {"size": 64}, "converge": {"max_epochs": 30}}, "walltime": "1h"}
+RATES = RateTable(100_000, 4, (Network("deep", (100.0, 190.0), epochs=7), Network("flat", (900.0,))))
+
+
+def rehearsed(scale=None, cores=2, samples=100_000, **parts):
+    spec = parse({**SPEC, **parts})
+    rates = with_epochs(spec, RATES, samples)
+    return rehearse(spec, rates, Cluster.of(8, 4), 10_000.0, cores, INPUTS, scale)
+
+
+def test_epochs_come_from_the_rates_or_are_the_most_that_the_spec_allows():
+    assert {network.name: network.epochs for network in rehearsed().rates.models} == {"deep": 7, "flat": 30}
+
+
+def test_an_epoch_has_fewer_samples_and_steps_that_take_longer_for_it():
+    found = rehearsed(scale=0.001)
+    assert found.document.data.options["samples"] == 16 * 64
+    assert found.document.resources.time_scale == pytest.approx(0.001 * 100_000 / (16 * 64))
+    small = rehearsed(scale=0.001, samples=500)
+    assert (small.document.data.options["samples"], small.document.resources.time_scale) == (500, 0.001)
+
+
+def test_it_takes_half_a_minute_unless_the_machine_is_too_slow_for_its_steps():
+    assert rehearsed().scale == pytest.approx(30 / 10_000)
+    many = {"models": [{"family": "softmax", "name": "deep"}, {"family": "softmax", "name": "flat"}],
+            "train": {"batch": {"size": 1}, "converge": {"max_epochs": 10_000}}}
+    assert rehearsed(**many, cores=1).scale > rehearsed(**many, cores=4).scale > 30 / 10_000
+
+
+def test_policy_and_ranks_are_those_of_the_run_and_its_walltime_is_not():
+    document = rehearsed(schedule={"policy": "local", "alpha": 0.5}, checkpoint={"every": "1min"}).document
+    assert (document.schedule.policy, document.schedule.alpha) == ("local", 0.5)
+    assert (document.resources.engine, document.resources.preprocessors, document.resources.gpus_per_node) == (
+        "emulated", 2, 4)
+    assert document.walltime is document.checkpoint.every is None
+    assert rehearsed(schedule={"policy": "baseline"}).document.resources.preprocessors == "auto"
+
+
+@pytest.mark.parametrize("data", [{}, {"window": "1GB"}, {"order": "ring", "window": "1GB"}, {"cache": "memory"},
+                                  {"cache": "file"}])
+def test_the_window_holds_as_large_a_part_of_the_data_or_the_least_that_works(data):
+    settings = rehearsed(data=data).document.data
+    size = 16 * 64 * 64  # bytes of all samples
+    real = 100_000 * INPUTS.sample_bytes
+    assert settings.window >= round(size * parse({**SPEC, "data": data}).data.window / real)
+    assert settings.window >= (size if data.get("cache") == "memory" else 64 * 64)
+    assert open_data(settings.source, settings.path, settings.validation, 0, settings.options).validation is not None
+
+
+def test_measured_rates_are_taken_up_to_the_first_gap_and_only_if_they_are_all_there():
+    spec = parse(SPEC)
+    known = {"k": {1: 10.0, 2: 19.0, 4: 36.0}, "other": {1: 50.0}}
+    found = known_rates(spec, {"deep": "k", "flat": "other"}, known, 4)
+    assert [(network.rates, network.max_gpus) for network in found.models] == [((10.0, 19.0), None), ((50.0,), 2)]
+    assert known_rates(spec, {"deep": "k", "flat": "unknown"}, known, 4) is None
+
+
+def test_larger_networks_are_estimated_to_be_slower():
+    spec = parse({"models": [{"family": "resnet", "name": "deep"}, {"family": "resnet", "name": "small",
+                                                                    "args": {"blocks": [1], "width": 16}},
+                             {"family": "MobileNetV2", "name": "unknown"}]})
+    rates = {network.name: network.rates for network in estimated_rates(spec, INPUTS, 4).models}
+    assert rates["deep"][0] < rates["unknown"][0] < rates["small"][0]
+    assert all(len(one) == 8 and list(one) == sorted(one) for one in rates.values())
+
+
+@pytest.fixture
+def spec_file(tmp_path):
+    file = tmp_path / "spec.yaml"
+    file.write_text(json.dumps({**SPEC, "output": str(tmp_path / "run"),
+                                "data": {"source": "builtin:noise", "options": {"samples": 200}},
+                                "models": [{"family": "softmax", "name": "flat"}]}))
+    return file
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    (["--gpus", 0], "0 GPUs: a rehearsal wants at least 1"),
+    (["--ranks", 1], "0 GPUs"),
+    (["--gpus", 6, "--gpus-per-node", 4], "6 GPUs on nodes of 4"),
+    (["--gpus", 2, "--time-scale", 0], "--time-scale 0.0"),
+    (["--gpus", 2, "--rates", "nowhere.json"], "nowhere.json"),
+])
+def test_what_cannot_be_rehearsed_is_one_line_and_status_2(spec_file, capsys, options, said):
+    assert main(["rehearse", str(spec_file), *map(str, options)]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert said in err
+
+
+def test_bad_rates_are_one_line_and_status_2(spec_file, tmp_path, capsys):
+    for wrong in ([], [0.0], [-1.0], [float("nan")]):
+        (tmp_path / "rates.json").write_text(json.dumps(
+            {"samples_per_epoch": 1, "gpus_per_node": 1, "models": [{"name": "flat", "rates": wrong}]}))
+        assert main(["rehearse", str(spec_file), "--gpus", "2", "--rates", str(tmp_path / "rates.json")]) == 2
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1
+        assert "models[0].rates" in err
+
+
+def test_a_clusters_shape_follows_from_gpus_or_ranks():
+    from fleet.commands.rehearse import _cluster
+
+    class Arguments:
+        gpus = ranks = gpus_per_node = None
+
+    def shape(spec=SPEC, **given):
+        arguments = Arguments()
+        vars(arguments).update(given)
+        cluster = _cluster(arguments, parse(spec))
+        return cluster.gpus, cluster.gpus_per_node
+
+    on_nodes = {**SPEC, "resources": {"gpus_per_node": 4}}
+    assert (shape(gpus=6), shape(ranks=7)) == ((6, 6), (6, 6))
+    assert (shape(gpus=8, gpus_per_node=4), shape(on_nodes, gpus=8), shape(on_nodes, ranks=10)) == ((8, 4),) * 3
+    assert shape(on_nodes, gpus=2) == (2, 2)
