@@ -20,7 +20,7 @@ from types import FrameType
 
 from fleet.errors import ExitStatus, UserError
 from fleet.eventlog import launch_status, log_mark, read_events
-from fleet.paths import RunPaths
+from fleet.paths import RunPaths, storing
 from launch.base import InputError
 from launch.systems import System, continue_job, is_preempted
 
@@ -97,11 +97,16 @@ def _times(count: int) -> str:
 
 
 def note(paths: RunPaths, event: str, job: str, **more: object) -> None:
-    """Add a line to the file of stops: a launch has ``begun`` or ``stopped``."""
-    paths.jobs.mkdir(parents=True, exist_ok=True)
+    """Add a line to the file of stops: a launch has ``begun`` or ``stopped``.
+
+    Raises:
+        StorageError: the disk is full, ...
+    """
     line = {"time": datetime.now().astimezone().isoformat(timespec="seconds"), "event": event, "job": job, **more}
-    with open(paths.stops, "a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
+    with storing(paths.stops):
+        paths.jobs.mkdir(parents=True, exist_ok=True)
+        with open(paths.stops, "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
 
 
 def stops_before(path: Path, job: str) -> list[Stop]:
@@ -118,7 +123,7 @@ def stops_before(path: Path, job: str) -> list[Stop]:
 
 
 def _unfinished(path: Path) -> str | None:
-    """The job whose launch has begun and not stopped, as far as it could still say."""
+    """The job whose launch has begun, and of whose stop nothing is known."""
     lines = list(read_events(path)) if path.exists() else []
     return lines[-1]["job"] if lines and lines[-1]["event"] == "begun" else None
 

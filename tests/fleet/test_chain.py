@@ -213,6 +213,15 @@ def test_a_job_that_cannot_be_followed_says_why(job, scontrol, tmp_path):
     assert job.stops()[-1]["then"].endswith("no job could be made to follow: sbatch failed: no such partition")
 
 
+def test_where_nothing_can_be_noted_nothing_is_launched(job):
+    (job.root / "jobs").touch()
+    ended = job("0 0")
+    assert ended.returncode == 1
+    assert ended.stderr_text.startswith("fleet job: ")
+    assert len(ended.stderr_text.splitlines()) == 1
+    assert not (job.root / "launches").exists()
+
+
 def test_outside_of_a_job_and_without_a_launcher_it_says_what_is_wrong(job):
     ended = job("0 0", system="pbs")
     assert ended.returncode == 2
