@@ -27,6 +27,7 @@ class Job:
         spec: the spec, as the user named it.
         folder: where it is named from; all nodes see it.
         programs: the folder of the Python interpreter, and of mpirun where there is one beside it.
+        run: the folder of the run.
         outputs: the folder for what jobs print.
         nodes: how many.
         ranks: of a node; None for the site's number.
@@ -40,6 +41,7 @@ class Job:
     spec: str
     folder: Path
     programs: Path
+    run: Path
     outputs: Path
     nodes: int
     walltime: float | None
@@ -103,8 +105,8 @@ def _setup(site: Site) -> Sequence[str]:
 
 def _command(job: Job, system: System, site: Site, ranks: int, counts: dict[str, int]) -> list[list[str]]:
     """The words of the launch, a list for each line."""
-    keeper = ["python", "-m", "fleet", "job", shlex.quote(job.spec), f"--system={system.name}", f"--jobs={job.jobs}",
-              f"--retries={job.retries}"]
+    keeper = ["python", "-m", "fleet", "job", shlex.quote(str(job.run)), f"--system={system.name}",
+              f"--jobs={job.jobs}", f"--retries={job.retries}"]
     if not system.warns and job.walltime is not None:
         keeper.append(f"--warn-after={math.floor(max(1.0, job.walltime - job.warning))}")
     cpus = places(site, ranks, "the site")

@@ -176,6 +176,8 @@ def _disk(spec: Spec, inputs: InputSpec | None) -> Disk:
 def _checkpoint_bytes(network: NetworkSpec, spec: Spec, inputs: InputSpec) -> int:
     """The last checkpoint, the one before, the best, one that is being written, and the network that is exported."""
     optimizer = network.train.optimizer
+    if spec.resources.engine == "emulated":  # learns nothing, so there is nothing to keep
+        return 0
     if spec.resources.engine == "numpy":
         return parameters_of(network, spec, inputs) * 8 * 2 * 4
     slots = 2 if optimizer.name != "sgd" else 1 if optimizer.momentum else 0

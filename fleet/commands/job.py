@@ -1,6 +1,6 @@
 """One job of a chain: what job scripts end in.
 
-    fleet job SPEC --system slurm --jobs 20 --retries 2 -- mpirun ... python -m fleet.run SPEC
+    fleet job RUN --system slurm --jobs 20 --retries 2 -- mpirun ... python -m fleet.run SPEC
 
 Starts the launch, passes SIGTERM and SIGUSR2 on to it as SIGUSR2 (with which it saves everything and ends with
 status 75), and then, if networks are left, sees to it that another job follows. Ends with the status of the launch.
@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import argparse
 import os
+from pathlib import Path
 
 from fleet.chain import Keeper, Limits
 from fleet.errors import UserError
 from fleet.paths import RunPaths
-from fleet.spec import load
 from launch.systems import SYSTEMS, System
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("spec", help="the YAML file")
+    parser.add_argument("run", type=Path, help="the folder of the run")
     parser.add_argument("--system", choices=sorted(SYSTEMS), required=True, help="the batch system of this job")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="at most so many jobs after one another (1)")
     parser.add_argument("--retries", type=int, default=0, metavar="N", help="after failures of the machine (0)")
@@ -32,7 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Keep the job."""
     system = SYSTEMS[args.system]
-    keeper = Keeper(RunPaths(load(args.spec).output), system, _job_id(system), Limits(args.jobs, args.retries),
+    keeper = Keeper(RunPaths(args.run), system, _job_id(system), Limits(args.jobs, args.retries),
                     args.warn_after)
     return keeper.run(args.command)
 

@@ -87,12 +87,11 @@ def job(tmp_path):
     """Start a job whose launches end as some lines say."""
     root = tmp_path / "run"
     root.mkdir()
-    (tmp_path / "spec.yaml").write_text(f"models: [{{family: softmax}}]\noutput: {root}\n")
     (tmp_path / "played.py").write_text(LAUNCH)
 
     def start(*launches, arguments=(), system="local", **environment):
         (root / "script").write_text("\n".join(launches))
-        command = [sys.executable, "-m", "fleet", "job", "spec.yaml", "--system", system, "--jobs=5", "--retries=1",
+        command = [sys.executable, "-m", "fleet", "job", "run", "--system", system, "--jobs=5", "--retries=1",
                    *arguments, "--", sys.executable, "played.py", str(root)]
         return subprocess.Popen(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
                                 stderr=subprocess.PIPE, text=True)

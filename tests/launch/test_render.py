@@ -14,7 +14,8 @@ from launch.systems import SYSTEMS
 
 SCRIPTS = Path(__file__).with_name("scripts")
 JOB = Job(name="photos", spec="photos.yaml", folder=Path("/home/me/my work"), programs=Path("/home/me/env/bin"),
-          outputs=Path("/home/me/runs/photos/jobs"), nodes=2, walltime=7200, warning=120)
+          run=Path("/home/me/runs/photos"), outputs=Path("/home/me/runs/photos/jobs"), nodes=2, walltime=7200,
+          warning=120)
 CHAIN = replace(JOB, jobs=20, retries=2, account="m1234")
 PLACES = {**{f"generic_{name}": (SYSTEMS[name], SITES["generic"]) for name in SYSTEMS},
           **{name: (SYSTEMS[site.system], site) for name, site in SITES.items() if site.system}}
