@@ -79,6 +79,17 @@ def partly_bad(path):
     return Numbered(int(path), seed=1, before=_FailsAt(5, BadSample("sample 5", "torn file"))), Numbered(20, seed=2)
 
 
+class _OnRank0Alone:
+    def __call__(self, index):
+        if os.environ.get("OMPI_COMM_WORLD_RANK", "0") != "0":
+            raise PermissionError("Permission denied")
+
+
+def on_rank_0_alone(path):
+    """A source that other ranks cannot read, as if it lay on a disk of the first node."""
+    return Numbered(int(path), seed=1, before=_OnRank0Alone()), Numbered(20, seed=2)
+
+
 def unvalidated(path):
     """Training samples alone."""
     return Numbered(int(path), seed=1)

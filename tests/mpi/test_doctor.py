@@ -92,6 +92,14 @@ def test_data_that_cannot_be_read_is_found(doctor, data, what):
     assert what in lines[0]
 
 
+def test_data_that_one_node_alone_can_read_are_found(doctor):
+    content = spec(doctor.folder, MODELS, data={"source": "tests.sources:on_rank_0_alone"},
+                   resources={"preprocessors": 2})
+    status, lines, _ = doctor(content, mpirun(4), FLEET_RANKS_PER_NODE="2")
+    assert status == 1
+    assert sum("cannot read the data: sample 0: Permission denied" in line for line in lines) == 1
+
+
 def test_a_folder_that_cannot_be_written_is_found(doctor):
     content = {**spec(doctor.folder, MODELS), "output": "/proc/run"}
     status, lines, _ = doctor(content)
