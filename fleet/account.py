@@ -239,7 +239,7 @@ def _replay(start: Event, events: Sequence[Event], costs: Costs, epoch_s: float)
     bounds = start["bounds"]
     told = RateTable(start["samples"], start["gpus_per_node"], tuple(
         Network(name, tuple(rates), min_gpus=bounds[name][0], max_gpus=bounds[name][1])
-        for name, rates in (_told(events) or _shown(events)).items() if name in bounds))
+        for name, rates in (_told(events) or _shown(events, scale)).items() if name in bounds))
     supply = [event["supply_samples_per_s"] for event in events if event["event"] == "stream"]
     stream = Stream.parse(start["stream"])
     if stream.count and supply:
@@ -265,7 +265,7 @@ def _told(events: Sequence[Event]) -> dict[str, Sequence[float]]:
     return rates
 
 
-def _shown(events: Sequence[Event]) -> dict[str, Sequence[float]]:
+def _shown(events: Sequence[Event], scale: float) -> dict[str, Sequence[float]]:
     """The rates that networks showed, where the policy was told none: then each has one group size only."""
     samples: dict[str, float] = {}
     seconds: dict[str, float] = {}
@@ -276,5 +276,5 @@ def _shown(events: Sequence[Event]) -> dict[str, Sequence[float]]:
             samples[name] = samples.get(name, 0.0) + event["samples"]
             seconds[name] = seconds.get(name, 0.0) + event["seconds"] - event["waited_s"]
             gpus[name] = event["gpus"]
-    return {name: [samples[name] / max(seconds[name], 1e-9) * size / most for size in range(1, most + 1)]
+    return {name: [scale * samples[name] / max(seconds[name], 1e-9) * size / most for size in range(1, most + 1)]
             for name, most in gpus.items()}

@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # MPI starts when it is imported
     from fleet.mpi import Group
 
 WEIGHTS = 512  # 4 kB
-_LATE_S = 0.05  # what a busy machine may be late by within an epoch; the steps that follow make up for it
+_JITTER_S = 0.02  # between two steps: this machine's, rather than a wait for samples
 
 
 class EmulatedEngine:
@@ -89,7 +89,9 @@ class Sleeper:
 
     def __init__(self, group: Group, sample_s: float, curve: Curve) -> None:
         self._group, self._sample_s, self._curve = group, sample_s, curve
-        self._due = -math.inf  # when the step before should have ended
+        self._clock = time.perf_counter()  # of the emulated GPU, at the end of its last step
+        self._left = self._clock  # when that was on this machine
+        self._is_between = True
         self._weights = np.zeros(WEIGHTS)
 
     def step(self, images: np.ndarray, labels: np.ndarray, size: int,  # noqa: D102 - Trainable says it
@@ -99,13 +101,21 @@ class Sleeper:
         self._group.sum(buffer)
         result = self._judged(buffer[:-1], stop=buffer[-1] > 0)
         self._weights += buffer[:-1]
+        self._left = time.perf_counter()
         return result
 
     def _sleep(self, seconds: float) -> None:
-        """Until this step is due: counted from when the one before was, so that small delays do not add up."""
+        """Until this step is over on the emulated GPU.
+
+        Its clock goes on by steps, by waits for samples and by what passes between epochs, but not by what this machine
+        is late: the steps that follow make up for that.
+        """
         now = time.perf_counter()
-        self._due = (self._due if now - self._due < _LATE_S else now) + seconds
-        self._group.rest(self._due - now)
+        if self._is_between or now - self._left > _JITTER_S:
+            self._clock += now - self._left
+        self._is_between = False
+        self._clock += seconds
+        self._group.rest(self._clock - now)
 
     def evaluate(self, images: np.ndarray, labels: np.ndarray) -> StepResult:  # noqa: D102
         return self._judged(_by_label(labels))
@@ -116,7 +126,7 @@ class Sleeper:
 
     def average_statistics(self) -> None:
         """There are none. It is an epoch's end: what comes before the next step takes its time."""
-        self._due = -math.inf
+        self._is_between = True
 
     def learning_rate(self) -> float:  # noqa: D102
         return self._curve.learning_rate

@@ -1,7 +1,6 @@
 """Networks that take the time of training, and learn nothing."""
 
 import time
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -50,26 +49,58 @@ def test_a_step_takes_what_the_rates_say_and_eq_5_beyond_them(gpus, samples_per_
     assert group.rested == pytest.approx([0.5 * 6 / samples_per_s])
 
 
-def test_a_short_delay_is_made_up_for_and_a_long_one_is_not(monkeypatch):
-    clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(time, "perf_counter", lambda: clock.now)
-    group = Alone()
+class Clock:
+    """Time that passes only where a test says so."""
+
+    def __init__(self, monkeypatch):
+        self.now = 100.0
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    return Clock(monkeypatch)
+
+
+class Late(Alone):
+    """A group on a machine that comes back late from some rests."""
+
+    def __init__(self, clock, delays):
+        super().__init__()
+        self._clock, self._delays = clock, list(delays)
+
+    def rest(self, seconds):
+        super().rest(seconds)
+        self._clock.now += max(seconds, 0) + self._delays.pop(0)
+
+
+def test_what_the_machine_is_late_is_made_up_for(clock):
+    group = Late(clock, [0.25, 0.0, 0.9, 0.0, 0.0])
     trainable = build(group)
-    for late in (0.0, 0.02, 3.0, 0.0):
-        clock.now += late
+    for _ in range(5):
         step(trainable)
-        clock.now += group.rested[-1]
-    assert group.rested == pytest.approx([0.6, 0.58, 0.6, 0.6])
+    assert group.rested == pytest.approx([0.6, 0.35, 0.6, -0.3, 0.3])
+    assert clock.now == pytest.approx(100 + 5 * 0.6)
 
 
-def test_what_comes_between_two_epochs_takes_its_time(monkeypatch):
-    monkeypatch.setattr(time, "perf_counter", lambda: 100.0)  # no time has passed: the next step would be early
-    group = Alone()
+def test_a_wait_for_samples_is_not_made_up_for_and_a_moment_is(clock):
+    group = Late(clock, [0.0] * 3)
     trainable = build(group)
+    for waited in (0.0, 3.0, 0.01):
+        clock.now += waited
+        step(trainable)
+    assert group.rested == pytest.approx([0.6, 0.6, 0.59])
+
+
+def test_what_comes_between_two_epochs_takes_its_time_be_it_ever_so_short(clock):
+    group = Late(clock, [0.0, 0.2, 0.0])
+    trainable = build(group)
+    step(trainable)
     step(trainable)
     trainable.average_statistics()
+    clock.now += 0.01
     step(trainable)
-    assert group.rested == pytest.approx([0.6, 0.6])
+    assert group.rested == pytest.approx([0.6, 0.6, 0.4])
 
 
 def test_losses_fall_and_weights_count_the_samples_that_could_be_read():
