@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from launch.base import InputError
 from launch.environment import local_rank
 
+_MOST = 2**16  # CPUs of a node; no Linux has more
+
 
 def parse_cpus(text: str) -> tuple[int, ...]:
     """CPU numbers from a list, where ``/`` gives the step of a range.
@@ -31,10 +33,10 @@ def parse_cpus(text: str) -> tuple[int, ...]:
         for part in text.split(","):
             span, _, step = part.partition("/")
             first, _, last = span.partition("-")
-            numbers += range(int(first), int(last or first) + 1, int(step or 1))
+            numbers += range(int(first), min(int(last or first), _MOST) + 1, int(step or 1))
     except ValueError:
         numbers = []
-    if not numbers or min(numbers) < 0 or len(numbers) > len(set(numbers)):
+    if not numbers or min(numbers) < 0 or max(numbers) >= _MOST or len(numbers) > len(set(numbers)):
         raise InputError(f"{text!r} is not a list of CPUs; it should be written like 0-7,64-71 or 0-24/4")
     return tuple(numbers)
 

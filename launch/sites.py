@@ -6,8 +6,9 @@ Where the facts come from, and what is assumed, is said in docs/batch.md.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
+from string import Formatter
 from typing import Any
 
 from launch.base import InputError
@@ -98,7 +99,7 @@ def parse_site(content: Mapping[str, Any], place: str) -> Site:
         InputError: something is unknown or of the wrong type; the message says what there is.
     """
     base_name = content.get("base", "generic")
-    if base_name not in SITES:
+    if not isinstance(base_name, str) or base_name not in SITES:
         raise InputError(f"{place}: base: {base_name!r} is not known; there are {', '.join(SITES)}")
     base = SITES[base_name]
     defaults = {field.name: getattr(base, field.name) for field in dataclasses.fields(Site)}
@@ -109,12 +110,9 @@ def parse_site(content: Mapping[str, Any], place: str) -> Site:
     site = dataclasses.replace(base, **{key: _checked(key, value, place) for key, value in given.items()})
     if site.system is not None and site.system not in SYSTEMS:
         raise InputError(f"{place}: system: {site.system!r} is not known; there are {', '.join(SYSTEMS)}")
-    words = {"nodes": 1, "ranks": 1, "ranks_per_node": 1, "gpus": 1}
-    for text in (site.launcher, site.queue_option, *site.resources):
-        try:
-            text.format("queue", **words)
-        except (LookupError, ValueError, AttributeError):
-            raise InputError(f"{place}: {text!r} has braces around something else than {', '.join(words)}") from None
+    _check_fields(site.queue_option, {""}, place)
+    for text in (site.launcher, *site.resources):
+        _check_fields(text, {"nodes", "ranks", "ranks_per_node", "gpus"}, place)
     places(site, site.ranks, place)
     return site
 
@@ -152,6 +150,17 @@ def places(site: Site, ranks: int, place: str) -> tuple[str, ...]:
             raise InputError(f"{place}: ranks: {ranks} are more than the {cores_of_node} cores of a node")
         preparing.append([cores.pop()])
     return tuple(format_cpus(cpus) for cpus in (*preparing, *near))
+
+
+def _check_fields(text: str, known: Set[str], place: str) -> None:
+    """Refuse braces that are not around one of the words that are filled in."""
+    try:
+        fields = [(name, spec, conversion) for _, name, spec, conversion in Formatter().parse(text) if name is not None]
+    except ValueError:
+        fields = [(text, "", None)]
+    if any(name not in known or spec or conversion for name, spec, conversion in fields):
+        wanted = ", ".join(f"{{{name}}}" for name in sorted(known))
+        raise InputError(f"{place}: {text!r} has braces around something else than {wanted}")
 
 
 def _checked(key: str, value: Any, place: str) -> Any:

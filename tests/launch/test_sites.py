@@ -1,5 +1,7 @@
 """Machines that are known by name, and those that users describe."""
 
+import contextlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -58,7 +60,14 @@ def test_an_unknown_key_is_answered_with_all_that_there_are_and_their_defaults()
     ({"ranks": True}, "ranks: True should be a whole number from 1"),
     ({"gpus": 4, "ranks": 4}, "it should be 5 at least"),
     ({"launcher": 3}, "launcher: 3 should be a text"),
-    ({"launcher": "srun -n {rank}"}, "has braces around something else than nodes, ranks"),
+    ({"launcher": "srun -n {rank}"}, "has braces around something else than {gpus}, {nodes}, {ranks}"),
+    ({"launcher": "srun -n {ranks:>9999999999}"}, "has braces around something else"),
+    ({"launcher": "srun -n {ranks.__class__}"}, "has braces around something else"),
+    ({"launcher": "srun -n {"}, "has braces around something else"),
+    ({"resources": ["{0}"]}, "has braces around something else"),
+    ({"queue_option": "--qos={nodes}"}, "has braces around something else than {}"),
+    ({"base": ["generic"]}, "base: ['generic'] is not known"),
+    ({"gpus": 1, "ranks": 2, "cpus": ["0-99999999999"]}, "'0-99999999999' is not a list of CPUs"),
     ({"setup": "module load x"}, "setup: 'module load x' should be a list of texts"),
     ({"setup": ["a\nb"]}, "should not have line breaks"),
     ({"gpus": 2, "ranks": 3, "cpus": ["0-3"]}, "cpus has 1 lists, and there are 2 GPUs"),
@@ -70,3 +79,14 @@ def test_what_is_wrong_in_a_site_is_named(content, said):
     with pytest.raises(InputError) as caught:
         parse_site(content, "own.yaml")
     assert said in str(caught.value)
+
+
+values = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+                      lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+                      max_leaves=5)
+
+
+@given(st.dictionaries(st.sampled_from(["base", *Site.__dataclass_fields__]) | st.text(), values, max_size=4))
+def test_whatever_a_file_holds_it_is_a_site_or_a_mistake_that_is_named(content):
+    with contextlib.suppress(InputError):
+        assert isinstance(parse_site(content, "own.yaml"), Site)
