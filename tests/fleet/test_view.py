@@ -43,6 +43,7 @@ EVENTS = [
     ("stream", {**STREAM, "bottleneck": "input", "kept": True, "pace": "own"},
      "input 100 samples/s by 2 preprocessors, the fastest network takes 201: decoded in the first epoch, kept from "
      "then on"),
+    ("rates", {"rates": {}}, ""),
     ("plan", {"members": [], "scheduling_s": 0.1}, ""),
     ("round", {"round": 2, "members": ["a", "b"]}, "round 2: a, b"),
     ("group", {"network": "a", "devices": [0, 1], "stream_epoch": 3, "round": 2}, "  a on devices [0, 1]"),
