@@ -13,7 +13,7 @@ import sys
 from importlib import import_module
 
 from fleet import __version__
-from fleet.errors import ExitStatus, FleetError, UserError
+from fleet.errors import ExitStatus, FleetError, UserError, shortened
 
 # name -> (module, one line of help); a name may have two words.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -50,6 +50,8 @@ def main(argv: list[str] | None = None) -> int:
     name, rest = _split(words)
     if name is None:
         return _no_command(words)
+    if rest.count("--") > 1 and rest[-1] == "--":  # argparse would make an empty list of it, whatever is wanted there
+        return _complain(f"fleet {name}: -- at the end, with nothing behind it", ExitStatus.BAD_INPUT)
     module = import_module(COMMANDS[name][0])
     parser = argparse.ArgumentParser(prog=f"fleet {name}", description=module.__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -101,7 +103,7 @@ def _usage() -> str:
 
 
 def _complain(message: str, status: ExitStatus) -> int:
-    print(message, file=sys.stderr)
+    print(shortened(message), file=sys.stderr)
     return status
 
 

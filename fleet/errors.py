@@ -121,3 +121,14 @@ def may_pass(error: BaseException | None) -> bool:
                 return True
         error = error.__cause__ if error.__suppress_context__ else error.__context__
     return False
+
+
+def shortened(message: str, most: int = 1000) -> str:
+    """A message whose lines a terminal can show, whatever it quotes.
+
+    >>> shortened("x" * 50, most=20)
+    'xxxxxxxx ... xxxxxxx'
+    """
+    half = (most - 5) // 2
+    return "\n".join(line if len(line) <= most else f"{line[:most - 5 - half]} ... {line[-half:]}"
+                     for line in message.split("\n"))

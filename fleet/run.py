@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from fleet.binding import BINDING_REMEDY, binding_problem, my_cores
 from fleet.devices import gpus_per_node, visible_gpus
-from fleet.errors import ExitStatus, FleetError, StorageError, UserError
+from fleet.errors import ExitStatus, FleetError, StorageError, UserError, shortened
 from fleet.interrupt import Interruption
 from fleet.paths import storing
 from fleet.units import parse_duration
@@ -123,7 +123,7 @@ def _run(world: World, request: Request, batch_left: float | None, began: float)
     problem, status = world.share((problem, status))
     if problem:
         if world.rank == 0:
-            print(f"fleet: {problem}", file=sys.stderr, flush=True)
+            print(f"fleet: {shortened(problem)}", file=sys.stderr, flush=True)
         world.finish()
         return int(status)
     prepared = world.share(prepared)

@@ -145,6 +145,8 @@ def write_hdf5(data: DataSet, transforms: Sequence[Transform], path: str | Path,
         InputError: the transforms are random, or do not end in uint8; or the file cannot be written.
     """
     path = Path(path)
+    if not path.name:
+        raise InputError(f"{path} is a folder; a file's name is wanted")
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     for left_over in path.parent.glob(f".{glob.escape(path.name)}.partial-*"):  # of a process that was killed
         left_over.unlink(missing_ok=True)

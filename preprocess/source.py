@@ -158,7 +158,13 @@ def _user_opener(source: str, options: Mapping[str, Any]) -> Opener:
     function = import_function(source, "data source")
 
     def opener(path: str | None) -> tuple[Source, Source | None]:
-        found = function(path, **options)
+        try:
+            found = function(path, **options)
+        except InputError:
+            raise
+        except Exception as error:  # the user's function may raise anything
+            raise InputError(f"{source} failed for path {path!r} and options {dict(options)}: "
+                             f"{type(error).__name__}: {error}") from error
         pair = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
         for part in pair:
             if not (isinstance(part, Source) or (part is None and part is not pair[0])):

@@ -43,6 +43,9 @@ class Drawn:
     operations: float  # multiplications of one sample's forward pass
 
 
+_MOST_NETWORKS = 100_000  # more are a slip of the keyboard
+
+
 def generate(networks: int = 100, seed: int = 0, heavy_tail: bool = False) -> RateTable:
     """Draw an ensemble like that of [FLEET] section 6.1.
 
@@ -60,10 +63,10 @@ def generate(networks: int = 100, seed: int = 0, heavy_tail: bool = False) -> Ra
         heavy_tail: epochs log-normal with a median of 10 and sigma 0.8.
 
     Raises:
-        InputError: fewer than one network, or a negative seed.
+        InputError: fewer than one network, or very many, or a negative seed.
     """
-    if networks < 1 or seed < 0:
-        raise InputError(f"{networks} networks with seed {seed}: at least 1, and a seed from 0")
+    if not 1 <= networks <= _MOST_NETWORKS or seed < 0:
+        raise InputError(f"{networks} networks with seed {seed}: at least 1, at most {_MOST_NETWORKS}, and a seed from 0")
     rng = np.random.default_rng(seed)
     drawn = [_draw(index, rng) for index in range(networks)]
     single = _into_range(-np.log([network.operations for network in drawn]), RATES)

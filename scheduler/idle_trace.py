@@ -276,12 +276,15 @@ def read_trainers(path: str | Path) -> tuple[Job, ...]:
     Raises:
         InputError: the file cannot be read, a key is unknown or missing, or a value is wrong.
     """
+    content = _read(path)
     try:
-        document = json.loads(_read(path))
+        document = json.loads(content)
     except json.JSONDecodeError as error:
         raise InputError(f"{path}:{error.lineno}: not JSON: {error.msg}") from None
     except UnicodeDecodeError:
         raise InputError(f"{path}: not JSON in UTF-8") from None
+    except (ValueError, RecursionError):
+        raise InputError(f"{path}: not JSON: a number of thousands of digits, or too deep") from None
     document = _object(path, "the file", document, {"curves", "jobs"},
                        {"name", "time_zero", "source", "job_columns"})
     if document.get("job_columns", list(JOB_COLUMNS)) != list(JOB_COLUMNS):

@@ -45,6 +45,8 @@ def read_json(path: str | Path) -> Any:
         raise InputError(f"{path}:{error.lineno}: not JSON: {error.msg}") from None
     except UnicodeDecodeError:
         raise InputError(f"{path}: not JSON: the file is not text") from None
+    except (ValueError, RecursionError):
+        raise InputError(f"{path}: not JSON: a number of thousands of digits, or too deep") from None
 
 
 def parse_rates(value: Any, place: str = "rates") -> RateTable:
@@ -130,6 +132,9 @@ def _comm_time(read: MistakeReader, value: Any, place: str) -> CommTime:
                     read.positive(record.get("seconds", 1.0), f"{place}.seconds", "seconds"))
 
 
+_LEAST, _MOST = 1e-12, 1e15
+
+
 class MistakeReader:
     """Takes values out of what JSON said and collects what is wrong with them.
 
@@ -175,14 +180,14 @@ class MistakeReader:
         return []
 
     def positive(self, value: Any, place: str, unit: str) -> float:
-        """A finite number above 0."""
-        return self._number(value, place, lambda x: math.isfinite(x) and x > 0, f"{unit} above 0")
+        """A number above 0, of a size that a machine may have: sums and quotients of such are numbers as well."""
+        return self._number(value, place, lambda x: _LEAST <= x <= _MOST, f"{unit} above 0, from {_LEAST} to {_MOST}")
 
     def count(self, record: dict[str, Any], key: str, place: str) -> int:
-        """A whole number from 1."""
+        """A whole number from 1 to 1e12."""
         if key not in record:
             return 1  # that it is missing has been said
-        return int(self._number(record[key], place, lambda x: x >= 1 and x == int(x),
+        return int(self._number(record[key], place, lambda x: 1 <= x <= 1e12 and x == int(x),
                                 "a whole number from 1"))
 
     def _number(self, value: Any, place: str, right: Callable[[float], bool], wanted: str) -> float:

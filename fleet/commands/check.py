@@ -11,7 +11,7 @@ import dataclasses
 from typing import Any
 
 from fleet.errors import ExitStatus, UserError
-from fleet.families import FAMILIES, count_parameters
+from fleet.families import FAMILIES, count_parameters, one_line
 from fleet.prepare import open_inputs
 from fleet.show import add_json, print_json, print_table
 from fleet.spec import NetworkSpec, Spec, load
@@ -57,7 +57,10 @@ def parameters_of(network: NetworkSpec, spec: Spec, inputs: Any) -> int:
         return (inputs.sample_bytes + 1) * inputs.classes
     from fleet.engine_models import build_model
 
-    return build_model(network.architecture, inputs.shape, inputs.classes, network.seed).count_params()
+    try:
+        return build_model(network.architecture, inputs.shape, inputs.classes, network.seed).count_params()
+    except Exception as error:  # the user's function may raise anything
+        raise UserError(f"{network.name}: {network.architecture.target}: {one_line(error)}") from error
 
 
 def _row(network: NetworkSpec, parameters: int) -> list[Any]:

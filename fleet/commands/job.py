@@ -31,6 +31,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Keep the job."""
+    if args.warn_after is not None and not 0 <= args.warn_after <= 366 * 86400:
+        raise UserError(f"--warn-after is {args.warn_after:g}; it should be seconds, at most those of a year")
     system = SYSTEMS[args.system]
     keeper = Keeper(RunPaths(args.run), system, _job_id(system), Limits(args.jobs, args.retries),
                     args.warn_after)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 
 from fleet.errors import ExitStatus
 from fleet.show import add_json, print_json, progress_bar
@@ -51,6 +52,6 @@ def run(args: argparse.Namespace) -> ExitStatus:
 
 
 def _pixels(word: str) -> int:
-    if not word.isdecimal() or int(word) == 0:
+    if not re.fullmatch("[0-9]{1,5}", word) or int(word) == 0:
         raise argparse.ArgumentTypeError(f"{word!r} is not a number of pixels")
     return int(word)

@@ -1,0 +1,369 @@
+"""Whatever stands on a command line, in a spec or in a file: a message and status 2, never a traceback.
+
+Each command is called with something that works, of which parts are changed: an argument is replaced or added, a
+file is torn, overwritten, emptied, missing, a folder, or what is in it is replaced by what nobody would write.
+"""
+
+import argparse
+import contextlib
+import copy
+import io
+import json
+import os
+import resource
+import shutil
+import signal
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from fleet import run as fleet_run
+from fleet import session
+from fleet.__main__ import COMMANDS, main
+
+SPEC = {
+    "name": "fuzz", "seed": 3,
+    "data": {"source": "tests.sources:numbered", "path": "30", "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}],
+             "validation": 0.1, "window": "1MB", "max_bad": "1%", "options": {}},
+    "models": [{"family": "softmax", "name": "one", "gpus": [1, 2], "count": 2,
+                "space": {"train.optimizer.learning_rate": {"low": 0.01, "high": 0.1, "log": True}}},
+               {"family": "softmax", "name": "two", "args": {}, "grid": {"train.batch.size": [4, 8]}}],
+    "train": {"batch": {"size": 8, "when_scaled": "fixed"},
+              "optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": 0.9},
+              "converge": {"max_epochs": 3, "patience": 2, "monitor": "val_accuracy"}},
+    "schedule": {"policy": "global", "delta": "15%", "alpha": 0.8}, "profile": {"batches": 4, "timed": 2},
+    "resources": {"engine": "numpy", "preprocessors": "auto"}, "checkpoint": {"every": "10min", "quota": "1GB"},
+    "walltime": "2h", "retries": 1, "output": "run",
+}
+RATES = {"samples_per_epoch": 100, "gpus_per_node": 2, "models": [
+    {"name": "a", "rates": [10.0, 19.0], "epochs": 3}, {"name": "b", "rates": [20.0], "epochs": 2}]}
+TRAINERS = {"curves": {"net": {"nodes": [0, 2], "samples_per_s": [0, 20]}}, "jobs": [["net", 0, 5, 2, 1, 2, 1e4]]}
+JOBS = {"gpus": 2, "jobs": [{"arrival_min": 0, "length_min": 30, "scaling": [1, 1.5]}]}
+SWF = "; MaxProcs: 8\n" + "".join(f"{k} {60 * k} 0 {60 * k} 4 -1 -1 4 1200 -1 1 1 1 1 -1 -1 -1 -1\n" for k in (1, 2, 3))
+
+FILES = {
+    "spec.yaml": yaml.safe_dump(SPEC, sort_keys=False), "rates.json": json.dumps(RATES),
+    "trainers.json": json.dumps(TRAINERS), "jobs.json": json.dumps(JOBS), "trace.swf": SWF, "times.txt": "1.5\n2\n30\n4\n5\n6\n",
+    "idle.csv": "t_s,node,delta\n0,0,1\n0,1,1\n100,1,-1\n", "law.csv": "1,0.5\n2,0.5\n",
+    "table.json": json.dumps({"images_per_epoch": 100, "dnns": [{"id": 7, "r": [10.0], "epochs": 2}]}),
+    "running.csv": "id,nodes,loss,app_time,sys_time\na,4,900,9,\nb,4,200,,3\n",
+    "site.json": json.dumps({"aggregate_gbps": 1, "node_gbps": 1}),
+}
+
+# What works, for each command; the last word of "job" is what it starts.
+WORKING = {
+    "check": "spec.yaml", "schema": "", "plan": "--rates rates.json --gpus 4", "ensemble": "--networks 3",
+    "simulate ensemble": "rates.json --gpus 4 --policy global",
+    "simulate idle-nodes": "--events idle.csv --trainers trainers.json", "simulate autoscale": "--jobs jobs.json",
+    "simulate batch-queue": "trace.swf", "simulate eviction": "--nodes 1 --deadline 5 --running 3 --machine 4",
+    "evict": "--jobs running.csv --nodes 4 --deadline 5", "reserve": "--log times.txt",
+    "submit": "spec.yaml --dry-run --system slurm", "job": "spec.yaml --system local -- /bin/true", "pack": "photos out.h5",
+}
+OTHERS = {
+    "plan": ["spec.yaml --rates rates.json --gpus 4", "spec.yaml --gpus 4"], "ensemble": ["--convert table.json"],
+    "simulate autoscale": ["--jobs generate --gpus 4 --minutes 20"],
+    "simulate batch-queue": ["--distribution uniform --low 1 --high 2 --jobs 4 --runs 1"],
+    "reserve": ["--distribution uniform --low 1 --high 2", "--table law.csv"],
+    "evict": ["--jobs running.csv --spectrum --deadline 5"],
+    "submit": ["spec.yaml --dry-run --system pbs --walltime 1h", "spec.yaml --dry-run --system lsf --chain --walltime 1h"],
+    "pack": ["photos out.h5 --decoded 4"],
+}
+
+NASTY = ["", " ", "-", "--", "-1", "0", "1", "2", "0.5", "-0.0", "1e308", "1e-308", "nan", "inf", "-inf", "9" * 30, "1e999",
+         "0x10", "1_000", "١٢", "½", "1e3", "3GB", "10min", "15%", "101%", "null", "true", "[]", "{}", "a", "global",
+         "../../escaped", "/dev/null", "/proc/self/mem", "/", ".", "..", "nowhere/file.json", "photos", "spec.yaml",
+         "rates.json", "empty", "binary", "idle.csv", "é", "名前", "\u202egnp.x", "\U0001f600", "a\nb", "a\tb", "x" * 900,
+         "*", "$(touch escaped)", "; touch escaped", "%s%n", "'\"", "\x1b[31m", "1:2", ":", "a=b", "="]
+VALUES = [None, True, False, 0, -1, 1, 10**30, -(10**30), 0.5, 1e308, float("nan"), float("inf"), "", [], {}, [[]], [None],
+          {"": None}, {"a": {"b": {}}}, [1, 2, 3], "../../escaped", "/etc/passwd", "x" * 4000, "\u202e", "\U0001f600", "名前",
+          "1e400", "9" * 400, {"low": 1, "high": 0}, [0] * 50, {"name": "x"}, "tests.sources:broken", "os:system",
+          "nan", "2GB", "-5min", "15%", ".", "..", "a/b", "CON", " ", "-"]
+CONTENTS = [b"", b"\0" * 100, b"\xff\xfe\xfd" * 9, b"{", b"[" * 5000, b"{\"a\":" * 5000, b"1" * 5000, b"\n" * 1000, b"null", b"[]",
+            b"{}", b"3", b'"x"', b"\x1f\x8b\x08\x00broken", b"\x89HDF\r\n\x1a\n", b"&a [*a]", b"&a {b: *a}", b"a: &b [*b]",
+            b"!!python/object/apply:os.system ['touch escaped']", b"? [a]\n: b", b"- \t- x", b"\xef\xbb\xbfa: 1", b"a: 1\na: 2",
+            b"x: " + b"9" * 6000, b"nan\n", b"inf\n-1\n", b"1e400\n", b"\r\r\r", b"a,b\n" * 3, b"%YAML 9.9\n---\na: 1",
+            "é: ü\n".encode("latin-1"), "\ud800".encode("utf-16", "surrogatepass"),
+            b"a: &a [x,x,x,x,x,x,x,x,x]\n" + b"".join(
+                b"%c: &%c [%s]\n" % (n + 1, n + 1, b",".join([b"*%c" % n] * 9)) for n in range(97, 106))]
+
+quick = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck),
+                 phases=[Phase.explicit, Phase.generate], report_multiple_bugs=False)  # shrinking takes minutes
+
+
+class _TooLongError(BaseException):
+    """Nobody may catch it by accident."""
+
+
+@contextlib.contextmanager
+def within(seconds=10, gigabytes=4):
+    """Let no call take long, or fill the memory: a slip of the keyboard should not, either."""
+    def stop(*_):
+        raise _TooLongError(f"more than {seconds} s of computing")
+
+    before = signal.signal(signal.SIGVTALRM, stop)
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + gigabytes * 10**9, hard))
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def sandbox(tmp_path_factory):
+    """A working folder with all files, two levels below what may not be touched; no batch system, no editor."""
+    top = tmp_path_factory.mktemp("top")
+    with pytest.MonkeyPatch.context() as patch:
+        (top / "a/work").mkdir(parents=True)
+        patch.chdir(top / "a/work")
+        patch.setenv("PATH", str(top / "no-programs"))
+        patch.setattr(session, "Session", _NoSession)
+        yield top
+
+
+class _NoSession:
+    """A spec that is right after all is not trained."""
+
+    def __init__(self, *_):
+        pass
+
+    def run(self):
+        return 0
+
+
+class OneRank:
+    """What fleet.run wants of MPI until it trains."""
+
+    rank, size, host = 0, 1, "here"
+
+    def node_of(self):
+        return (0,)
+
+    def gather(self, value):
+        return [value]
+
+    def share(self, value):
+        return value
+
+    def finish(self):
+        """Nobody else is there."""
+
+
+def fill():
+    """Put everything where it was."""
+    for path in [*Path().iterdir(), *Path("../..").glob("escaped*")]:
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    for name, text in FILES.items():
+        Path(name).write_text(text)
+    Path("empty").touch()
+    Path("binary").write_bytes(bytes(range(256)) * 4)
+    for label in "ab":
+        Path(f"photos/{label}").mkdir(parents=True)
+        Image.new("RGB", (5, 6)).save(f"photos/{label}/1.png")
+
+
+def call(function, *arguments):
+    """Status, standard output and standard error of a call that may exit."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), within():
+        try:
+            status = function(*arguments)
+        except SystemExit as end:
+            status = end.code
+    return int(status), out.getvalue(), err.getvalue()
+
+
+def train(path):
+    """``fleet.run`` up to where it would train."""
+    return fleet_run._run(OneRank(), fleet_run.parse_arguments([path]), None, 0.0)
+
+
+def is_told(status, out, err, most_lines=30):
+    assert status in (0, 2) or err.startswith("fleet job: "), (status, err)  # a job tells how its command ended
+    assert "Traceback" not in out + err
+    if status == 2:
+        assert err.strip()
+        assert len(err.splitlines()) <= most_lines, err
+        assert all(len(line) <= 3000 for line in err.splitlines())
+
+
+def nothing_escaped(top):
+    assert sorted(path.name for path in top.rglob("*") if path.name == "escaped" or path.name.startswith("escaped")) == []
+    assert os.listdir(top) == ["a"]
+    assert os.listdir(top / "a") == ["work"]
+
+
+# ---- command lines -----------------------------------------------------------------------------
+
+
+def options(name):
+    parser = argparse.ArgumentParser()
+    import_module(COMMANDS[name][0]).configure(parser)
+    return [(action.option_strings[-1], action.nargs == 0) for action in parser._actions if action.option_strings
+            if action.option_strings[-1] not in ("--help", "--slurm")]
+
+
+@st.composite
+def lines(draw, name):
+    """A command line: one that works, of which up to three words are others, with up to two options more."""
+    words = draw(st.sampled_from([WORKING[name], *OTHERS.get(name, [])])).split()
+    for _ in range(draw(st.integers(0, 3))):
+        kind = draw(st.sampled_from(["replace", "add", "drop"]))
+        fixed = words.index("--") if "--" in words else len(words)
+        if kind == "add" and options(name):
+            option, is_flag = draw(st.sampled_from(options(name)))
+            words[:0] = [option] if is_flag else [option, draw(st.sampled_from(NASTY))]
+        elif kind != "add" and fixed:
+            place = draw(st.integers(0, fixed - 1))
+            words[place:place + 1] = [draw(st.sampled_from(NASTY))] if kind == "replace" else []
+    if name == "submit" and "--dry-run" not in words:
+        words.append("--dry-run")
+    return words
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name in WORKING])
+def test_no_command_line_makes_a_traceback(sandbox, name):
+    @quick
+    @given(lines(name))
+    def check(words):
+        fill()
+        is_told(*call(main, [*name.split(), *words]))
+
+    check()
+
+
+def test_every_command_is_tried():
+    assert set(WORKING) == set(COMMANDS)
+
+
+@pytest.mark.parametrize("name", sorted(WORKING))
+def test_what_is_changed_worked_before(name):
+    for words in (WORKING[name], *OTHERS.get(name, [])):
+        fill()
+        status, _, err = call(main, [*name.split(), *words.split()])
+        # What specs want is not there: rates of their networks, and what a job has done.
+        assert (status, err) == (0, "") or (name, status) == ("job", 1) or \
+            "has no rates of" in err or "has not been profiled" in err, (words, err)
+
+
+# ---- files -------------------------------------------------------------------------------------
+
+
+@st.composite
+def torn(draw, content):
+    """A file of which something is wrong, as bytes; None for one that is not there, "folder" for a folder."""
+    kind = draw(st.sampled_from(["other", "none", "folder", "cut", "flip", "insert", "repeat"]))
+    if kind == "other":
+        return draw(st.sampled_from(CONTENTS))
+    if kind in ("none", "folder"):
+        return None if kind == "none" else "folder"
+    place = draw(st.integers(0, len(content) - 1))
+    if kind == "cut":
+        return content[:place]
+    if kind == "flip":
+        return content[:place] + draw(st.binary(min_size=1, max_size=3)) + content[place + 1:]
+    if kind == "insert":
+        return content[:place] + draw(st.sampled_from([b"\0", b"\xff", b"*a", b"\t", b"-", b"9" * 40, b"e", b"nan"])) + \
+            content[place:]
+    return content[:place] * 3
+
+
+def put(name, content):
+    Path(name).unlink()
+    if content == "folder":
+        Path(name).mkdir()
+    elif content is not None:
+        Path(name).write_bytes(content)
+
+
+READERS = [(name, words) for name in WORKING for words in (WORKING[name], *OTHERS.get(name, []))
+           if any(word in FILES for word in words.split())]
+
+
+@pytest.mark.parametrize(("name", "words"), READERS)
+def test_no_torn_file_makes_a_traceback(sandbox, name, words):
+    file = next(word for word in words.split() if word in FILES)
+
+    @quick
+    @given(torn(FILES[file].encode()))
+    def check(content):
+        fill()
+        put(file, content)
+        is_told(*call(main, [*name.split(), *words.split()]))
+
+    check()
+
+
+@st.composite
+def bent(draw, content):
+    """The same content with up to three values replaced, removed, renamed or put into lists."""
+    content = json.loads(json.dumps(content))
+    for _ in range(draw(st.integers(1, 3))):
+        here = content
+        while isinstance(here, dict | list) and here:
+            key = draw(st.sampled_from(sorted(here) if isinstance(here, dict) else range(len(here))))
+            inner = here[key]
+            if not isinstance(inner, dict | list) or not inner or draw(st.integers(0, 2)) == 0:
+                kind = draw(st.sampled_from(["replace", "replace", "remove", "rename", "wrap"]))
+                if kind == "remove":
+                    del here[key]
+                elif kind == "rename" and isinstance(here, dict):
+                    here[draw(st.sampled_from(["", "x", "../x", "é", "a b", key.upper()]))] = here.pop(key)
+                else:
+                    here[key] = [inner] * 2 if kind == "wrap" else copy.deepcopy(
+                        draw(st.sampled_from(VALUES)))
+                break
+            here = inner
+    return content
+
+
+@pytest.mark.parametrize(("name", "words"), [(name, words) for name, words in READERS
+                                             if ".json" in words and "spec.yaml" not in words])
+def test_no_json_makes_a_traceback(sandbox, name, words):
+    file = next(word for word in words.split() if word.endswith(".json"))
+
+    @quick
+    @given(bent(json.loads(FILES[file])))
+    def check(content):
+        fill()
+        Path(file).write_text(json.dumps(content))
+        is_told(*call(main, [*name.split(), *words.split()]))
+
+    check()
+
+
+# ---- specs -------------------------------------------------------------------------------------
+
+
+def every_reader_of_specs(top):
+    told = [call(main, ["check", "spec.yaml"]), call(main, ["plan", "spec.yaml", "--rates", "rates.json", "--gpus", "2"]),
+            call(main, ["submit", "spec.yaml", "--dry-run", "--system", "slurm"]), call(train, "spec.yaml")]
+    for one in told:
+        is_told(*one)
+    nothing_escaped(top)
+
+
+@settings(quick, max_examples=150)
+@given(bent(SPEC))
+def test_no_spec_makes_a_traceback_or_writes_outside_its_run(sandbox, content):
+    fill()
+    Path("spec.yaml").write_text(yaml.safe_dump(content, allow_unicode=True))
+    content["output"] = "run" if not isinstance(content.get("output"), str) else content["output"]
+    every_reader_of_specs(sandbox)
+
+
+@quick
+@given(torn(FILES["spec.yaml"].encode()))
+def test_no_torn_spec_makes_a_traceback(sandbox, content):
+    fill()
+    put("spec.yaml", content)
+    every_reader_of_specs(sandbox)
