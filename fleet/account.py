@@ -43,6 +43,11 @@ class Spent:
     scheduling: float
     profiling: float
 
+    @property
+    def blocked_share(self) -> float:
+        """Time for which checkpoints blocked training (copying, waiting for the writer), as a share of training."""
+        return self.checkpointing / self.training if self.training else 0.0
+
 
 @dataclass(frozen=True)
 class Account:

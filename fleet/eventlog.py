@@ -63,8 +63,9 @@ def logged_epochs(path: Path) -> set[tuple[str, int, int]]:
     """
     if not path.exists():
         return set()
+    keys = ("network", "epoch", "stream_epoch")
     return {(event["network"], event["epoch"], event["stream_epoch"]) for event in read_events(path)
-            if event["event"] == "epoch"}
+            if event["event"] == "epoch" and all(isinstance(event.get(key), str | int) for key in keys)}
 
 
 def _is_torn(path: Path) -> bool:
@@ -104,7 +105,7 @@ def launch_status(status: int, path: Path, before: tuple[int, int]) -> int:
 
 
 def read_events(path: Path, start: int = 0) -> Iterator[dict[str, Any]]:
-    """The events of a run, in order; half a line, left by a killed run, is passed over.
+    """The events of a run, in order; half a line, left by a killed run, is passed over, and so is a damaged one.
 
     What was no number when it was logged, such as a loss of validation without validation data, is None.
 
@@ -112,10 +113,12 @@ def read_events(path: Path, start: int = 0) -> Iterator[dict[str, Any]]:
         path: of the log.
         start: bytes to leave out: its size at some earlier time.
     """
-    with open(path, encoding="utf-8") as file:
+    with open(path, encoding="utf-8", errors="replace") as file:
         file.seek(start)
         for line in file:
             try:
-                yield json.loads(line)
-            except json.JSONDecodeError:
+                event = json.loads(line)
+            except (ValueError, RecursionError):
                 continue
+            if isinstance(event, dict) and "event" in event:
+                yield event

@@ -12,6 +12,7 @@ from typing import Any
 from fleet.account import Account, Event, account
 from fleet.errors import UserError
 from fleet.eventlog import read_events
+from fleet.families import one_line
 from fleet.paths import RunPaths, replacing
 from fleet.results import NetworkResult, Status, leaderboard, read_results
 from fleet.units import format_duration
@@ -58,13 +59,16 @@ def read_report(paths: RunPaths) -> Report:
         UserError: there is no run there, or it has not begun.
     """
     rows = read_results(paths.root)
-    if not paths.events.exists():
+    if not paths.events.is_file():
         raise UserError(f"{paths.root} has no {paths.events.name}: there is nothing to report")
     events = list(read_events(paths.events))
-    told = account(events)
+    try:
+        told, curves = account(events), _curves(events, rows)
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise UserError(f"{paths.events} is damaged: {one_line(error)}") from error
     if told is None:
         raise UserError(f"{paths.events} tells of no launch: there is nothing to report")
-    return Report(paths.root.resolve().name, tuple(rows), _curves(events, rows), told)
+    return Report(paths.root.resolve().name, tuple(rows), curves, told)
 
 
 def write_report(paths: RunPaths) -> None:

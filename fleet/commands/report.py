@@ -13,7 +13,7 @@ import argparse
 import dataclasses
 from pathlib import Path
 
-from fleet.errors import ExitStatus, UserError
+from fleet.errors import ExitStatus
 from fleet.paths import RunPaths
 from fleet.report import read_report, write_report
 from fleet.results import leaderboard
@@ -31,10 +31,7 @@ def run(args: argparse.Namespace) -> int:
     """Write the report, and print its numbers."""
     paths = RunPaths(args.run)
     report = read_report(paths)
-    try:
-        write_report(paths)
-    except OSError as error:
-        raise UserError(f"{paths.report} cannot be written: {error.strerror}") from None
+    write_report(paths)
     if args.json:
         print_json(report.numbers())
         return ExitStatus.OK

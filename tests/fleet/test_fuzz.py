@@ -25,6 +25,7 @@ from PIL import Image
 from fleet import run as fleet_run
 from fleet import session
 from fleet.__main__ import COMMANDS, main
+from tests.fleet.test_report import EVENTS as REPORTED
 
 SPEC = {
     "name": "fuzz", "seed": 3,
@@ -46,6 +47,10 @@ TRAINERS = {"curves": {"net": {"nodes": [0, 2], "samples_per_s": [0, 20]}}, "job
 JOBS = {"gpus": 2, "jobs": [{"arrival_min": 0, "length_min": 30, "scaling": [1, 1.5]}]}
 SWF = "; MaxProcs: 8\n" + "".join(f"{k} {60 * k} 0 {60 * k} 4 -1 -1 4 1200 -1 1 1 1 1 -1 -1 -1 -1\n" for k in (1, 2, 3))
 
+EVENTS = "".join(json.dumps(event) + "\n" for event in REPORTED)
+RESULTS = ("name,status,reason,parameters,epochs,best_epoch,loss,accuracy,val_loss,val_accuracy,seconds,drawn\n"
+           "a,finished,2 epochs,51,2,2,0.5,0.5,0.7,0.6,20.0,{}\n")
+
 FILES = {
     "spec.yaml": yaml.safe_dump(SPEC, sort_keys=False), "rates.json": json.dumps(RATES),
     "trainers.json": json.dumps(TRAINERS), "jobs.json": json.dumps(JOBS), "trace.swf": SWF, "times.txt": "1.5\n2\n30\n4\n5\n6\n",
@@ -62,7 +67,7 @@ WORKING = {
     "simulate idle-nodes": "--events idle.csv --trainers trainers.json", "simulate autoscale": "--jobs jobs.json",
     "simulate batch-queue": "trace.swf", "simulate eviction": "--nodes 1 --deadline 5 --running 3 --machine 4",
     "evict": "--jobs running.csv --nodes 4 --deadline 5", "reserve": "--log times.txt",
-    "submit": "spec.yaml --dry-run --system slurm", "job": "spec.yaml --system local -- /bin/true", "pack": "photos out.h5",
+    "report": "done", "submit": "spec.yaml --dry-run --system slurm", "job": "spec.yaml --system local -- /bin/true", "pack": "photos out.h5",
 }
 OTHERS = {
     "plan": ["spec.yaml --rates rates.json --gpus 4", "spec.yaml --gpus 4"], "ensemble": ["--convert table.json"],
@@ -166,6 +171,9 @@ def fill():
         Path(name).write_text(text)
     Path("empty").touch()
     Path("binary").write_bytes(bytes(range(256)) * 4)
+    Path("done").mkdir()
+    Path("done/results.csv").write_text(RESULTS)
+    Path("done/events.jsonl").write_text(EVENTS)
     for label in "ab":
         Path(f"photos/{label}").mkdir(parents=True)
         Image.new("RGB", (5, 6)).save(f"photos/{label}/1.png")
@@ -241,8 +249,8 @@ def test_no_command_line_makes_a_traceback(sandbox, name):
     check()
 
 
-def test_every_command_is_tried():
-    assert set(WORKING) == set(COMMANDS)
+def test_every_command_is_tried_that_does_not_start_ranks():
+    assert set(WORKING) == set(COMMANDS) - {"rehearse", "doctor"}
 
 
 @pytest.mark.parametrize("name", sorted(WORKING))
@@ -341,6 +349,23 @@ def test_no_json_makes_a_traceback(sandbox, name, words):
     check()
 
 
+@quick
+@given(st.sampled_from(["events.jsonl", "results.csv"]).flatmap(lambda file: st.tuples(
+    st.just(file), torn((EVENTS if file == "events.jsonl" else RESULTS).encode()))))
+def test_no_torn_run_makes_a_traceback(sandbox, change):
+    fill()
+    put(f"done/{change[0]}", change[1])
+    is_told(*call(main, ["report", "done"]))
+
+
+@quick
+@given(bent(REPORTED))
+def test_no_log_makes_a_traceback(sandbox, events):
+    fill()
+    Path("done/events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    is_told(*call(main, ["report", "done"]))
+
+
 # ---- specs -------------------------------------------------------------------------------------
 
 
@@ -352,7 +377,7 @@ def every_reader_of_specs(top):
     nothing_escaped(top)
 
 
-@settings(quick, max_examples=150)
+@settings(quick, max_examples=60)
 @given(bent(SPEC))
 def test_no_spec_makes_a_traceback_or_writes_outside_its_run(sandbox, content):
     fill()

@@ -53,6 +53,7 @@ def test_who_trained_when_and_where_the_time_went():
     assert spent == pytest.approx({"training": 35, "data": 5, "checkpointing": 0.95, "moving": 41.7 - 40.95,
                                    "waiting": 46 - 41.7 - 0.02, "scheduling": 0.02, "profiling": 0})
     assert sum(spent.values()) == pytest.approx(2 * 23)
+    assert told.spent.blocked_share == pytest.approx(0.95 / 35)
 
 
 def test_costs_are_what_moves_took_and_the_simulation_pays_them():
