@@ -1,7 +1,9 @@
 """The coordinator, on rank 0: receive, decide, send.
 
 It asks a policy what should run now and makes it so: groups that should not run are stopped at their
-epoch's end, groups that should run are started as soon as their devices are free. It never blocks:
+epoch's end, groups that should run are started as soon as their devices are free. A group that goes on
+with other devices lets go of some at its epoch's end, and takes others in at any step, once they have
+built its network; so it is where a group waits for orders that all is decided. The coordinator never blocks:
 :meth:`Coordinator.step` does a bounded piece of work, so that rank 0 can prepare samples, or train.
 """
 
@@ -12,7 +14,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -23,20 +25,25 @@ from fleet.interrupt import Interruption, Starts
 from fleet.messages import (
     NO_LIMIT,
     Bad,
+    Built,
     Converged,
     EpochDone,
     Exit,
     Failed,
     FellBack,
     GoOn,
-    Interrupt,
+    Join,
     Joined,
     Measure,
     Measured,
     Message,
     Pace,
+    Pause,
+    Paused,
     Produce,
     Ready,
+    Regroup,
+    Regrouped,
     Start,
     Stop,
     Stopped,
@@ -75,13 +82,28 @@ class Observer(Protocol):
 
 @dataclass
 class RunningGroup:
-    """A training group, from its start until its ranks are free again."""
+    """A training group, from its start until its ranks are free again.
+
+    Attributes:
+        member: the network and its devices.
+        next_epoch: of the stream: what it is granted when it has none in hand.
+        reads_from: device -> the epoch from which on it reads the stream.
+        joins: the epoch from which on devices will read that have not told the stream so yet.
+        is_pausing: whether it was asked to wait for orders, and does not yet.
+        coming: the devices that will join it -> whether they have built the network.
+        before: the devices that it had before it changed for ``member``.
+        is_struck: whether one of its ranks has died; the others are letting go of the network.
+    """
 
     member: Member
-    next_epoch: int  # of the stream: what it is granted when it has none in hand
-    has_joined: bool = False
+    next_epoch: int
+    reads_from: dict[int, int]
+    joins: int | None
     is_stopping: bool = False
-    is_struck: bool = False  # one of its ranks has died; the others are letting go of the network
+    is_struck: bool = False
+    is_pausing: bool = False
+    coming: dict[int, bool] = field(default_factory=dict)
+    before: tuple[int, ...] = ()
 
 
 @dataclass
@@ -91,6 +113,7 @@ class Overheads:
     profiling: float = 0.0
     scheduling: float = 0.0
     checkpointing: float = 0.0  # GPU-seconds for which training was blocked
+    regrouping: float = 0.0  # GPU-seconds for which groups stood still to change their devices
 
 
 class Coordinator:
@@ -195,7 +218,8 @@ class Coordinator:
         over = self.overheads
         return (f"{format_duration(total)} in {self._round} round{'' if self._round == 1 else 's'}; "
                 f"profiling {over.profiling / total:.1%}, scheduling {over.scheduling / total:.3%}, "
-                f"checkpointing {over.checkpointing / gpu_seconds:.2%} of it")
+                f"checkpointing {over.checkpointing / gpu_seconds:.2%}, regrouping "
+                f"{over.regrouping / gpu_seconds:.2%} of it")
 
     def _pace(self) -> str:
         """How groups depend on each other's pace, as a simulation takes it (:meth:`scheduler.pace.Stream.parse`)."""
@@ -216,17 +240,22 @@ class Coordinator:
         elif isinstance(message, Measured):
             self._on_measured(message)
         elif isinstance(message, Joined):
-            self._groups[message.network].has_joined = True
+            self._groups[message.network].joins = None
             self._allow_production()
+        elif isinstance(message, Built):
+            self._on_built(message)
         elif isinstance(message, Pace):
             for observer in self._observers:
                 observer.on_pace(*message)
         elif isinstance(message, EpochDone):
             self._on_epoch_done(message)
+        elif isinstance(message, Paused):
+            self._on_paused(message)
+        elif isinstance(message, Regrouped):
+            self._on_regrouped(message)
         elif isinstance(message, Converged):
             self._finish(message.network, message.reason)
-            self._is_stale = True
-            self._decide_on(message.network)
+            self._stop(self._groups[message.network])
         elif isinstance(message, FellBack):
             self._on_fell_back(message)
         elif isinstance(message, Stopped):
@@ -248,10 +277,10 @@ class Coordinator:
                   blocked_s=round(done.blocked_s, 6))
         if done.record.stream_epoch == group.next_epoch or self._replayed:
             group.next_epoch += 1
+        self._is_stale = True
         if done.final:
             self._finish(done.network, done.final)
         self._ended.append(done.network)
-        self._is_stale = True
 
     def _finish(self, network: str, reason: str) -> None:
         self._results.finish(network, reason)
@@ -276,14 +305,34 @@ class Coordinator:
 
     def _decide_on(self, network: str) -> None:
         group = self._groups[network]
-        # Shortly before the end no other group is started in the place of one that stops.
-        wanted = group.member in self._wanted.members or self._starts.is_too_late()
-        if wanted and network not in self._results.finished() and not self._interrupted:
-            self._grant(group.next_epoch)
-            self._tell_master(group, GoOn(self._stream_epoch(group.next_epoch)))
+        devices = self._devices_at_end(group)
+        if not devices:
+            self._stop(group)
+        else:
+            self._go_on(group, devices, group.next_epoch)
+
+    def _on_paused(self, paused: Paused) -> None:
+        group = self._groups[paused.network]
+        if self._interrupted:
+            self._stop(group)
             return
-        group.is_stopping = True
-        self._tell_master(group, Stop(final=network in self._results.finished()))
+        # An epoch that was begun in an earlier launch is not the one that was granted.
+        following = group.next_epoch + (paused.stream_epoch == group.next_epoch)
+        self._go_on(group, (*group.member.devices, *group.coming) if self._may_grow(group) else group.member.devices,
+                    following)
+
+    def _on_built(self, built: Built) -> None:
+        group, device = self._groups.get(built.network), self._roles.device_of[built.rank]
+        if group is not None and device in group.coming:  # else it comes too late, and has been told
+            group.coming[device] = True
+
+    def _on_regrouped(self, regrouped: Regrouped) -> None:
+        group = self._groups[regrouped.network]
+        group.joins = None
+        self.overheads.regrouping += regrouped.seconds * group.member.gpus
+        self._log("regroup", network=regrouped.network, before=list(group.before), devices=list(group.member.devices),
+                  position=regrouped.position, seconds=round(regrouped.seconds, 6))
+        self._allow_production()
 
     def _on_fell_back(self, fallen: FellBack) -> None:
         self._results.fall_back(fallen.network, fallen.history)
@@ -299,7 +348,7 @@ class Coordinator:
         self._is_stale = True
 
     def _on_failed(self, failed: Failed) -> None:
-        del self._groups[failed.network]
+        self._dismiss(self._groups.pop(failed.network))
         if self._may_retry(failed):
             self._resting[failed.network] = self._events.now() + _REST_S * 2 ** (self._failures[failed.network] - 1)
             self._is_stale = True
@@ -443,6 +492,9 @@ class Coordinator:
             self._hold_back(startable)
         elif startable and not self._is_about_to_be_ready():
             self._start(startable)
+        for group in self._groups.values():
+            if not group.is_stopping:
+                self._recruit(group)
         if not self._groups and not self._wanted.members and not self._resting:
             left = sorted({network.name for network in self._spec.networks} - self._results.finished())
             if self._lost:
@@ -458,7 +510,7 @@ class Coordinator:
         Groups that could start together should: each that comes later is given a later epoch of the stream, and the
         window keeps it from training on that before the others are near.
         """
-        held = sum(group.member.gpus for group in self._groups.values())
+        held = sum(group.member.gpus + len(group.coming) for group in self._groups.values())
         return self._in_step and held + len(self._idle) < self._cluster.gpus
 
     def _start(self, members: Sequence[Member]) -> None:
@@ -469,7 +521,7 @@ class Coordinator:
         for member in members:
             self._starts.started(member.name)
             own = epoch if self._in_step else self._results.next_own_epoch(member.name)
-            self._groups[member.name] = RunningGroup(member, own)
+            self._groups[member.name] = RunningGroup(member, own, dict.fromkeys(member.devices, own), joins=own)
             self._idle -= set(member.devices)
             ranks = self._ranks(member.devices)
             order = Start(member.name, ranks, self._next_group(), self._stream_epoch(own))
@@ -488,15 +540,104 @@ class Coordinator:
         if not self._groups:
             self._interrupt("too little of the walltime is left for another group")
 
+    # ---- groups that change ----
+
+    def _wanted_devices(self, group: RunningGroup) -> tuple[int, ...]:
+        return next((member.devices for member in self._wanted.members if member.name == group.member.name), ())
+
+    def _kept(self, group: RunningGroup) -> tuple[int, ...]:
+        """The devices that a group keeps on its way to what is wanted; none where it has to be started anew."""
+        network = self._spec.by_name[group.member.name]
+        wanted = self._wanted_devices(group)
+        kept = tuple(device for device in group.member.devices if device in wanted)
+        # Where ranks may die, one could while it leaves, and those that are new would wait for the others.
+        may_change = (network.train.batch.when_scaled == "fixed" and len(kept) >= network.min_gpus
+                      and not self._world.outlives)
+        return kept if may_change or set(wanted) == set(group.member.devices) else ()
+
+    def _devices_at_end(self, group: RunningGroup) -> tuple[int, ...]:
+        """The devices with which a group goes on at its epoch's end; none when it stops."""
+        if self._interrupted or group.member.name in self._results.finished():
+            return ()
+        kept = self._kept(group)
+        if not kept and self._starts.is_too_late():  # no other group would be started in its place
+            return group.member.devices
+        new = tuple(device for device in self._wanted_devices(group) if device not in kept)
+        return (*kept, *new) if kept and all(map(group.coming.get, new)) else kept
+
+    def _may_grow(self, group: RunningGroup) -> bool:
+        """Whether a group keeps all its devices, and those that it is to get are ready."""
+        grown = {*group.member.devices, *group.coming}
+        return bool(group.coming) and all(group.coming.values()) and grown == set(self._wanted_devices(group))
+
+    def _recruit(self, group: RunningGroup) -> None:
+        """Have devices prepare to join a group, and tell it when they are ready."""
+        self._dismiss(group, keep=self._wanted_devices(group))
+        if self._kept(group):
+            for device in [device for device in self._wanted_devices(group) if device in self._idle]:
+                self._idle.remove(device)
+                group.coming[device] = False
+                self._world.tell(self._roles.rank_of[device], Tag.TRAINER,
+                                 Join(group.member.name, self._next_group()))
+        # The path through a ring is the whole group's, and nobody else can take it up within an epoch.
+        within = self._layout is None or not self._layout.is_ring
+        if within and self._may_grow(group) and not group.is_pausing:
+            self._pause(group)
+
+    def _dismiss(self, group: RunningGroup, keep: Sequence[int] = ()) -> None:
+        """Let devices go that were to join a group."""
+        for device in [device for device in group.coming if device not in keep]:
+            del group.coming[device]
+            self._world.tell(self._roles.rank_of[device], Tag.TRAINER, Stop(final=False))
+
+    def _pause(self, group: RunningGroup) -> None:
+        group.is_pausing = True
+        self._tell_master(group, Pause())
+
+    def _stop(self, group: RunningGroup) -> None:
+        """Answer a group that waits for orders: let go."""
+        self._dismiss(group)
+        group.is_stopping = True
+        self._tell_master(group, Stop(final=group.member.name in self._results.finished()))
+
+    def _go_on(self, group: RunningGroup, devices: tuple[int, ...], following: int) -> None:
+        """Answer a group that waits for orders: train on, with these devices.
+
+        Args:
+            following: the epoch whose first sample it will read next.
+        """
+        group.is_pausing = False
+        epoch = self._stream_epoch(group.next_epoch)
+        if devices == group.member.devices:
+            self._grant(group.next_epoch)
+            self._tell_master(group, GoOn(epoch))
+            return
+        stay = [device for device in devices if device in group.member.devices]
+        # Where networks share the stream's epochs, the first that it has left behind on no node.
+        fresh = self._granted + 1 if self._in_step else 0
+        order = Regroup(self._ranks(devices), len(stay), self._next_group(), epoch, reads_from=fresh)
+        self._tell_master(group, order)
+        group.reads_from = {device: group.reads_from[device] for device in stay}
+        for device in devices[len(stay):]:
+            # What those that stay will read next is protected on their nodes.
+            held = [group.reads_from[mate] for mate in stay if self._cluster.node(mate) == self._cluster.node(device)]
+            group.reads_from[device] = max(following, min(held, default=fresh)) if self._in_step else 0
+            self._world.tell(self._roles.rank_of[device], Tag.TRAINER,
+                             order._replace(reads_from=group.reads_from[device]))
+            del group.coming[device]
+        group.before, group.member = group.member.devices, Member(group.member.name, devices)
+        group.joins = fresh if len(devices) > len(stay) else None
+        self._grant(group.next_epoch)
+
     # ---- end ----
 
     def _interrupt(self, reason: str) -> None:
-        """Tell all groups to save and let go, wherever in an epoch they are."""
+        """Have all groups save and let go, wherever in an epoch they are."""
         self._interrupted = reason
         self._log("interrupted", reason=reason)
         for group in self._groups.values():
-            for rank in self._ranks(group.member.devices):
-                self._world.tell(rank, Tag.TRAINER, Interrupt())
+            if not (group.is_stopping or group.is_pausing):
+                self._pause(group)
 
     def _wind_up(self) -> None:
         """End once every trainer has let go, and what is being measured has been."""
@@ -535,8 +676,8 @@ class Coordinator:
         chunks = self._layout.chunks if self._layout is not None else 0
         limit = hold = NO_LIMIT
         if self._in_step:
-            joining = [group.next_epoch for group in self._groups.values()
-                       if not group.has_joined and not group.is_struck]
+            joining = [group.joins for group in self._groups.values()
+                       if group.joins is not None and not group.is_struck]
             limit, hold = (self._granted + 2) * chunks, min([*joining, self._granted + 1]) * chunks
         order = Produce(limit, hold, first=self._first * chunks,
                         turns=self._produced.turns if self._produced else self._choose_turns())

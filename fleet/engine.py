@@ -60,6 +60,10 @@ class StepResult:
     count: float
     stop: bool = False
 
+    def added_to(self, sums: tuple[float, float, float]) -> tuple[float, float, float]:
+        """Loss, correct and count of more samples."""
+        return sums[0] + self.loss, sums[1] + self.correct, sums[2] + self.count
+
 
 class PeerFailed(FleetError):
     """Another rank of the group failed in this step; its own reason comes from it."""
@@ -110,6 +114,12 @@ class Trainable(Protocol):
         """Write the network with the weights of a state, for use without FLEET.
 
         The last thing that is done with a trainable: it may take up that state.
+        """
+
+    def regroup(self, group: Group) -> None:
+        """Go on in another group of any size; collective over it, the network stays as it is on this rank.
+
+        Only for networks whose batch and learning rate do not follow the number of ranks.
         """
 
     def close(self) -> None:

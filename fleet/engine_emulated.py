@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,8 +46,8 @@ class EmulatedEngine:
         self._networks = {network.name: network for network in rates.models}
 
     def build(self, network: NetworkSpec, group: Group) -> Sleeper:  # noqa: D102 - Engine says it
-        sample_s = self._time_scale / rate(self._networks[network.name], group.size)
-        return Sleeper(group, sample_s, Curve.drawn(network.seed, self._classes, self._samples))
+        return Sleeper(group, lambda gpus: self._time_scale / rate(self._networks[network.name], gpus),
+                       Curve.drawn(network.seed, self._classes, self._samples))
 
 
 @dataclass(frozen=True)
@@ -84,11 +85,12 @@ class Sleeper:
     """One emulated network on one rank of its group.
 
     Args:
-        sample_s: seconds for each sample of a global batch.
+        sample_s: seconds for each sample of a global batch, on so many GPUs.
     """
 
-    def __init__(self, group: Group, sample_s: float, curve: Curve) -> None:
-        self._group, self._sample_s, self._curve = group, sample_s, curve
+    def __init__(self, group: Group, sample_s: Callable[[int], float], curve: Curve) -> None:
+        self._sample_s_on, self._curve = sample_s, curve
+        self.regroup(group)
         self._clock = time.perf_counter()  # of the emulated GPU, at the end of its last step
         self._left = self._clock  # when that was on this machine
         self._is_between = True
@@ -125,7 +127,7 @@ class Sleeper:
         return StepResult(count * loss, count * math.exp(-loss), count, stop)
 
     def average_statistics(self) -> None:
-        """There are none. It is an epoch's end: what comes before the next step takes its time."""
+        """There are none. The group stands still: what comes before the next step takes its time."""
         self._is_between = True
 
     def learning_rate(self) -> float:  # noqa: D102
@@ -141,6 +143,9 @@ class Sleeper:
 
     def export(self, arrays: Arrays, path: Path) -> None:
         """There is nothing that anybody could use."""
+
+    def regroup(self, group: Group) -> None:  # noqa: D102
+        self._group, self._sample_s = group, self._sample_s_on(group.size)
 
     def close(self) -> None:
         """Nothing is held."""

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -69,7 +70,8 @@ class KerasEngine:
         if train.precision == "mixed_float16":
             optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
         optimizer.build(model.trainable_variables)
-        return KerasNetwork(model, optimizer, self._inputs, make_exchange(group, self._horovod), train.xla)
+        return KerasNetwork(model, optimizer, self._inputs, partial(make_exchange, horovod=self._horovod), group,
+                            train.xla)
 
 
 def take_device(index: int, trainers: int) -> None:
@@ -129,23 +131,28 @@ class _Scaled(keras.optimizers.schedules.LearningRateSchedule):
 
 
 class KerasNetwork:
-    """A Keras model in training, on one rank of its group."""
+    """A Keras model in training, on one rank of its group.
+
+    Args:
+        exchange_of: makes the gradient exchange of a group; a network may go from one group to another.
+    """
 
     def __init__(self, model: keras.Model, optimizer: keras.optimizers.Optimizer, inputs: InputSpec,
-                 exchange: GradientExchange, xla: bool) -> None:
-        self._model, self._optimizer, self._exchange = model, optimizer, exchange
+                 exchange_of: Callable[[Group], GradientExchange], group: Group, xla: bool) -> None:
+        self._model, self._optimizer, self._exchange_of = model, optimizer, exchange_of
         self._affine = inputs.affine
+        self._exchange = exchange_of(group)
+        self._ranks = tf.Variable(float(group.size), trainable=False)  # in no graph as a number: groups change
         signature = [tf.TensorSpec((None, *inputs.shape), inputs.dtype), tf.TensorSpec((None,), tf.int64),
                      tf.TensorSpec((), tf.float32), tf.TensorSpec((), tf.float32)]
         compiled = {"input_signature": signature, "jit_compile": xla or None}
-        if exchange.is_in_graph:
-            if exchange.group.size > 1:  # XLA does not know Horovod's operation
-                compiled["jit_compile"] = None
-            self._fused = tf.function(self._compute_exchange_apply, **compiled)
-            self._fused_empty = tf.function(self._exchange_apply)
-        else:
-            self._local = tf.function(self._compute, **compiled)
-            self._update = tf.function(self._apply)
+        self._local = tf.function(self._compute, **compiled)
+        self._update = tf.function(self._apply)
+        # The exchange is inside of these graphs, so each kind of it has its own; XLA does not know Horovod's operation.
+        self._fused: dict[type, Any] = {
+            NoExchange: tf.function(self._compute_exchange_apply, **compiled),
+            HorovodExchange: tf.function(self._compute_exchange_apply, input_signature=signature)}
+        self._fused_empty = tf.function(self._exchange_apply)  # a rank alone has rows
         self._judge = tf.function(self._evaluate, input_signature=signature[:2])
 
     # ---- what the trainer calls ----
@@ -172,7 +179,7 @@ class KerasNetwork:
                        ) -> StepResult:
         try:
             if len(labels):
-                sums = self._fused(images, labels, scale, wish)
+                sums = self._fused[type(self._exchange)](images, labels, scale, wish)
             else:
                 # The zeros come from outside: of constants TensorFlow would take the sum once, and keep it.
                 sums = self._fused_empty(self._empty(), tf.constant(_no_sums(wish)), scale)
@@ -231,6 +238,11 @@ class KerasNetwork:
             model = keras.Model(raw, model(scaled), name=model.name)
         replace_by(path, model.save)
 
+    def regroup(self, group: Group) -> None:  # noqa: D102
+        self._exchange.close()
+        self._exchange = self._exchange_of(group)
+        self._ranks.assign(group.size)
+
     def close(self) -> None:  # noqa: D102
         self._exchange.close()
 
@@ -253,7 +265,7 @@ class KerasNetwork:
             # A penalty on weights belongs to the whole batch once: each rank brings its share of it.
             extra = [tf.cast(extra, tf.float32) for extra in self._model.losses]
             if extra:
-                loss += tf.add_n(extra) / self._exchange.group.size
+                loss += tf.add_n(extra) / self._ranks
             scaled = self._optimizer.scale_loss(loss)
         variables = [variable.value for variable in self._model.trainable_variables]
         gradients = tape.gradient(scaled, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)

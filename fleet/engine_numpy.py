@@ -114,6 +114,9 @@ class SoftmaxRegression:
     def export(self, arrays: Arrays, path: Path) -> None:
         """Nothing but Keras reads ``.keras`` files; the weights are in the checkpoint."""
 
+    def regroup(self, group: Group) -> None:  # noqa: D102
+        self._group = group
+
     def close(self) -> None:
         """Nothing is held."""
 

@@ -40,26 +40,37 @@ class Start(NamedTuple):
     stream_epoch: int
 
 
+class Join(NamedTuple):
+    """Build a network that is in training elsewhere; then its group takes this rank in, or ``Stop`` comes."""
+
+    network: str
+    group: int  # of this rank alone
+
+
+class Pause(NamedTuple):
+    """Finish the step and wait for what comes next; void when the epoch ends before."""
+
+
 class GoOn(NamedTuple):
-    """Train another epoch, on this stream epoch."""
+    """Finish the epoch; or, at its end, train another, on this stream epoch."""
 
     stream_epoch: int
 
 
-class Joined(NamedTuple):
-    """All ranks of a group have told the stream from where on they read."""
+class Regroup(NamedTuple):
+    """Go on as with ``GoOn``, in a group of these ranks; those that are not among them are free."""
 
-    network: str
+    ranks: tuple[int, ...]
+    stay: int  # so many of them, the first ones, are in the group already and have the network
+    group: int
+    stream_epoch: int
+    reads_from: int  # the epoch from which on the others read the stream; before it, they prepare their own rows
 
 
 class Stop(NamedTuple):
-    """Stop training this network: it is final, or its GPUs go to others."""
+    """Stop training this network, saved wherever it is: it is final, or its GPUs go to others."""
 
     final: bool
-
-
-class Interrupt(NamedTuple):
-    """The run should stop: finish the step, save, and let go."""
 
 
 class Exit(NamedTuple):
@@ -88,6 +99,19 @@ class Measured(NamedTuple):
     may_pass: bool = False  # whether measuring again may help
 
 
+class Joined(NamedTuple):
+    """All ranks of a group have told the stream from where on they read."""
+
+    network: str
+
+
+class Built(NamedTuple):
+    """A rank that is to join a group has built the network, or failed to: the group will hear of that."""
+
+    network: str
+    rank: int
+
+
 class Pace(NamedTuple):
     """How far a group is, for the live view."""
 
@@ -112,6 +136,21 @@ class EpochDone(NamedTuple):
     record: EpochRecord
     blocked_s: float  # what training waited for checkpoints in this epoch
     final: str  # why the network is done, or nothing
+
+
+class Paused(NamedTuple):
+    """A group has paused inside this stream epoch, and waits for what comes next."""
+
+    network: str
+    stream_epoch: int
+
+
+class Regrouped(NamedTuple):
+    """A group goes on with other ranks."""
+
+    network: str
+    position: int  # samples of the epoch that it had consumed
+    seconds: float  # for which it stood still
 
 
 class Converged(NamedTuple):
@@ -179,5 +218,6 @@ class Bad(NamedTuple):
     training: bool
 
 
-Message: TypeAlias = (Measure | Start | GoOn | Stop | Interrupt | Exit | Ready | Measured | Joined | Pace | FellBack
-                      | EpochDone | Converged | Stopped | Failed | Produce | Demand | Throughput | Bad)
+Message: TypeAlias = (Measure | Start | Join | Pause | GoOn | Regroup | Stop | Exit | Ready | Measured | Joined | Built
+                      | Pace | FellBack | EpochDone | Paused | Regrouped | Converged | Stopped | Failed | Produce
+                      | Demand | Throughput | Bad)

@@ -344,14 +344,14 @@ class Group:
         """Whether this rank speaks for the group."""
         return self.rank == 0
 
-    def _complete(self, request: MPI.Request) -> None:
+    def _complete(self, *requests: MPI.Request) -> None:
         def is_done() -> bool | None:
-            if request.Test():
+            if MPI.Request.Testall(requests):
                 return True
             self.check()
             return None
 
-        with self.striking(request):
+        with self.striking(*requests):
             self.world.wait(is_done)
 
     def check(self) -> None:
@@ -379,9 +379,9 @@ class Group:
         if self.size > 1:
             self._complete(self.comm.Iallreduce(MPI.IN_PLACE, buffer, op=MPI.SUM))
 
-    def broadcast(self, buffer: np.ndarray) -> None:
-        """Give every rank the master's buffer."""
-        self._complete(self.comm.Ibcast(_as_bytes(buffer), root=0))
+    def broadcast(self, buffers: Sequence[np.ndarray]) -> None:
+        """Give every rank the master's buffers."""
+        self._complete(*(self.comm.Ibcast(_as_bytes(buffer), root=0) for buffer in buffers))
 
     def start_broadcast(self, buffers: Sequence[np.ndarray], root: int) -> Broadcast:
         """Begin to give every rank the root's buffers; returns at once.

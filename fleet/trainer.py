@@ -11,8 +11,8 @@ import math
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -29,23 +29,28 @@ from fleet.checkpoint import (
     write_state,
 )
 from fleet.engine import Engine, InputSpec, PeerFailed, StepResult, Trainable
-from fleet.errors import FleetError, GroupStruck, InfrastructureError, ModelError, may_pass
+from fleet.errors import CheckpointError, FleetError, GroupStruck, InfrastructureError, ModelError, may_pass
 from fleet.families import one_line
 from fleet.identity import identity
 from fleet.messages import (
+    Built,
     Converged,
     EpochDone,
     Exit,
     Failed,
     FellBack,
     GoOn,
-    Interrupt,
+    Join,
     Joined,
     Measure,
     Measured,
     Message,
     Pace,
+    Pause,
+    Paused,
     Ready,
+    Regroup,
+    Regrouped,
     Start,
     Stop,
     Stopped,
@@ -95,6 +100,26 @@ class Sources:
     own: OwnStream
     validation: Validation | None
 
+    @property
+    def waited_s(self) -> float:
+        """What this rank has waited for data so far."""
+        return self.stream.waited_s + (self.own.waited_s if self.own is not self.stream else 0.0)
+
+
+@dataclass
+class Training:
+    """One network in training, on this rank.
+
+    Attributes:
+        reads_from: the epoch from which on this rank reads the stream; before it, it prepares its own rows.
+        group: that this rank trains it in; it may be exchanged for another one.
+    """
+
+    network: NetworkSpec
+    reads_from: int
+    group: Group = field(init=False)
+    trainable: Trainable = field(init=False)
+
 
 class Trainer:
     """One GPU (or CPU slot), in one training group after another."""
@@ -119,7 +144,9 @@ class Trainer:
                 self._measure(order)
             elif isinstance(order, Start):
                 self._serve(order)
-            elif isinstance(order, GoOn | Stop | Interrupt):
+            elif isinstance(order, Join):
+                self._join(order)
+            elif isinstance(order, Pause | GoOn | Stop):
                 continue  # it came when the group had stopped already, or had been struck
             else:
                 raise InfrastructureError(f"rank {self._world.rank} did not expect {order}")
@@ -135,48 +162,74 @@ class Trainer:
     # ---- one network ----
 
     def _serve(self, order: Start) -> None:
-        """Train one network in its group until it is final, fails, its GPUs go to others, or a rank of them dies."""
+        """Train one network in its group until it is final, fails, this rank goes to others, or one of them dies."""
         network = self._spec.by_name[order.network]
         self._sources.stream.join(order.stream_epoch)
-        try:
-            group = self._world.group(order.ranks, order.group)
+        training = Training(network, reads_from=order.stream_epoch)
+        with self._leaving(training):
+            training.group = group = self._world.group(order.ranks, order.group)
             group.exchange(None)  # all ranks of the group have joined the stream
             if group.is_master:
                 self._tell(Joined(network.name))
             log.info("%s: training on ranks %s from stream epoch %d, gradients by %s", network.name, order.ranks,
                      order.stream_epoch, self._engine.exchange_name if group.size > 1 else "nobody: one rank")
-            with self._built(network, group) as trainable:
-                state = self._resume(network, group, trainable)
+            with self._built(network, group) as training.trainable:
+                state = self._resume(training)
                 log.info("%s: goes on after epoch %d, sample %d", network.name, state.epoch, state.position)
                 over = standing(state.history, network.train.converge).reason if not state.position else ""
                 if over:
-                    self._hand_in(network, group, trainable, over)
+                    self._hand_in(training, over)
                 else:
-                    self._train(network, group, trainable, state, order.stream_epoch)
+                    self._train(training, state, order.stream_epoch)
+
+    def _join(self, order: Join) -> None:
+        """Train a network that is in training elsewhere; its group goes on until the network is built here."""
+        network = self._spec.by_name[order.network]
+        training = Training(network, reads_from=0)
+        training.group = self._world.group((self._world.rank,), order.group)
+        with self._leaving(training), ExitStack() as held:
+            failure: Exception | None = None
+            try:
+                training.trainable = held.enter_context(closing(self._engine.build(network, training.group)))
+            except Exception as error:  # the network fails, on all ranks, once they have met
+                failure = error
+            self._tell(Built(network.name, self._world.rank))
+            heard = self._world.await_message(Tag.TRAINER)
+            if isinstance(heard, Stop):  # it is wanted here no more
+                return
+            if not isinstance(heard, Regroup):
+                raise InfrastructureError(f"rank {self._world.rank} did not expect {heard}")
+            training.reads_from = heard.reads_from
+            self._sources.stream.join(heard.reads_from)
+            self._train(training, self._regroup(training, heard, None, failure), heard.stream_epoch)
+
+    @contextmanager
+    def _leaving(self, training: Training) -> Iterator[None]:
+        """However training ends here: a failure is told, the stream and the group are left."""
+        try:
+            yield
         except NetworkFailed as failure:
-            log.error("%s failed: %s\n%s", network.name, failure.reason, failure.detail)
-            if group.is_master:
-                self._tell(Failed(network.name, failure.reason, failure.detail, failure.may_pass))
+            log.error("%s failed: %s\n%s", training.network.name, failure.reason, failure.detail)
+            if training.group.is_master:
+                self._tell(Failed(training.network.name, failure.reason, failure.detail, failure.may_pass))
         except GroupStruck as strike:
-            log.warning("%s: %s; it goes back to its last checkpoint", network.name, strike)
+            log.warning("%s: %s; it goes back to its last checkpoint", training.network.name, strike)
             self._writer.flush()  # which is then what the coordinator reads
             return
         finally:
             self._sources.stream.leave()
-        group.free()
+        training.group.free()
 
     @contextmanager
     def _built(self, network: NetworkSpec, group: Group) -> Iterator[Trainable]:
-        trainable = together(group, lambda: self._engine.build(network, group))
-        try:
+        with closing(together(group, lambda: self._engine.build(network, group))) as trainable:
             yield trainable
-        finally:
-            trainable.close()
 
-    def _resume(self, network: NetworkSpec, group: Group, trainable: Trainable) -> State:
+    def _resume(self, training: Training) -> State:
         """The master's state, on every rank: from the last checkpoint, or from the start."""
+        network, group = training.network, training.group
         state = State(arrays={}, identity=identity(network, self._spec, self._inputs))
-        found = together(group, lambda: self._load(network, trainable) if group.is_master else Found(None))
+        found = together(group, lambda: self._load(training) if group.is_master else Found(None))
         if found.state is not None:
             state = found.state
         if found.damage:
@@ -184,103 +237,131 @@ class Trainer:
                         found.damage)
             settle(self._paths, network.name, found)
             self._tell(FellBack(network.name, found.damage, state.history, state.position))
-        if group.size > 1:
-            arrays = trainable.state()  # of the same names, shapes and types on every rank
-            for array in arrays.values():
-                group.broadcast(array)
-            trainable.load(arrays)
-            state = group.from_master(dataclasses.replace(state, arrays={}))
-        return dataclasses.replace(state, arrays={})
+        return self._share(training, dataclasses.replace(state, arrays={}))
 
-    def _load(self, network: NetworkSpec, trainable: Trainable) -> Found:
-        found = newest(self._paths, network.name)
+    def _load(self, training: Training) -> Found:
+        found = newest(self._paths, training.network.name)
         if found.state is not None:
-            trainable.load(found.state.arrays)
+            training.trainable.load(found.state.arrays)
         return found
 
-    def _hand_in(self, network: NetworkSpec, group: Group, trainable: Trainable, reason: str) -> None:
+    def _share(self, training: Training, state: State | None) -> State:
+        """Give every rank of the group the network as the master has it, and its state."""
+        group, trainable = training.group, training.trainable
+        if group.size > 1:
+            arrays = trainable.state()  # of the same names, shapes and types on every rank
+            group.broadcast(list(arrays.values()))
+            trainable.load(arrays)
+        return group.from_master(state)
+
+    def _hand_in(self, training: Training, reason: str) -> None:
         """Export a network that had converged in a launch that was killed before it came to that."""
-        if group.is_master:
-            self._tell(Converged(network.name, reason))
-        self._next_order(group)
-        self._finish(network, group, trainable, final=True)
+        if training.group.is_master:
+            self._tell(Converged(training.network.name, reason))
+        self._next_order(training.group)
+        self._finish(training, final=True)
 
     # ---- the loop ----
 
-    def _train(self, network: NetworkSpec, group: Group, trainable: Trainable, state: State, stream_epoch: int
-               ) -> None:
-        converge, stream = network.train.converge, self._sources.stream
-        batch_size = network.global_batch(group.size)
+    def _train(self, training: Training, state: State, stream_epoch: int) -> None:
+        """Train until told otherwise: epoch after epoch, some of them in pieces, between which the group may change."""
+        network, began = training.network, self._clock()
+        source: Stream = self._sources.own  # of the rest of an epoch that this rank has not begun
         while True:
-            # An epoch that was interrupted is finished on its own stream epoch, prepared by this rank itself.
-            epoch = Epoch(state.stream_epoch, state.path) if state.position else Epoch(stream_epoch)
-            source: Stream = self._sources.own if state.position else stream
+            group = training.group
+            epoch = Epoch(state.stream_epoch, state.path)
+            if not state.position:
+                epoch, began = Epoch(stream_epoch), self._clock()
+                source = self._sources.stream if stream_epoch >= training.reads_from else self._sources.own
             taken = {chunk for record in state.history for chunk in read_path(record.path)}
-            loss, correct, count = state.sums
-            began, waited, blocked = time.perf_counter(), source.waited_s, self._writer.blocked_s
-            pace = _Pace(network.name, state.position)
-            saved = began
+            batch_size = network.global_batch(group.size)
+            pace, saved = _Pace(network.name, state.position), time.perf_counter()
 
             for batch in source.batches(epoch, state.position, batch_size, group, taken):
-                result = self._step(group, trainable, batch.images, batch.labels, batch.size, self._is_interrupted())
-                loss, correct, count = loss + result.loss, correct + result.correct, count + result.count
+                stop = group.is_master and self._is_asked()
+                result = self._step(training, batch.images, batch.labels, batch.size, stop)
                 if not math.isfinite(result.loss):
                     raise NetworkFailed(f"the loss became {result.loss} in epoch {state.epoch + 1}, "
                                         f"within the first {batch.position} samples")
-                epoch = batch.epoch
-                here = dataclasses.replace(state, stream_epoch=epoch.number, path=epoch.path, position=batch.position,
-                                           sums=(loss, correct, count))
-                if result.stop and not batch.is_last:
-                    self._interrupt(network, group, trainable, here)
-                    return
+                state = dataclasses.replace(state, stream_epoch=batch.epoch.number, path=batch.epoch.path,
+                                            position=batch.position, sums=result.added_to(state.sums))
+                if batch.is_last:
+                    continue
+                if result.stop:
+                    break
                 if group.is_master:
                     pace.tell(self._tell, batch.position)
                     if self._spec.checkpoint.every and time.perf_counter() - saved > self._spec.checkpoint.every:
                         saved = time.perf_counter()
-                        self._save(network, trainable, here)
+                        self._save(training, state)
 
-            # What each rank gathered by itself must be one thing before it is judged, or saved.
-            trainable.average_statistics()
-            judged = self._evaluate(network, group, trainable)
-            record = EpochRecord(
-                epoch=state.epoch + 1, stream_epoch=epoch.number,
-                loss=loss / max(count, 1), accuracy=correct / max(count, 1),
-                val_loss=judged.loss / judged.count if judged.count else math.nan,
-                val_accuracy=judged.correct / judged.count if judged.count else math.nan,
-                learning_rate=trainable.learning_rate(), samples=int(count), gpus=group.size,
-                seconds=time.perf_counter() - began, waited_s=source.waited_s - waited,
-                path=write_path(epoch.path))
-            history = (*state.history, record)
-            verdict = standing(history, converge)
-            state = State(arrays={}, identity=state.identity, history=history, final=verdict.reason)
-            if group.is_master:
-                self._save(network, trainable, state, is_best=verdict.best_epoch == record.epoch)
-                self._tell(EpochDone(network.name, record, self._writer.blocked_s - blocked, verdict.reason))
+            # What each rank gathered by itself must be one thing before it is judged, saved or handed on. It is
+            # running means, hence linear: to average them within an epoch and again at its end is to do it once.
+            training.trainable.average_statistics()
+            if batch.is_last:
+                state = self._end_epoch(training, state, began)
+            elif group.is_master:
+                self._tell(Paused(network.name, state.stream_epoch))
 
+            paused = time.perf_counter()
             order = self._next_order(group)
             if isinstance(order, Stop):
-                self._finish(network, group, trainable, final=order.final)
+                if group.is_master and state.position:
+                    self._save(training, state)
+                self._finish(training, order.final)
                 return
+            if isinstance(order, Regroup):
+                state, failure = self._hand_over(group, order, state)
+                if self._world.rank not in order.ranks:
+                    return
+                self._regroup(training, order, state, failure)
+                if training.group.is_master:
+                    self._tell(Regrouped(network.name, state.position, time.perf_counter() - paused))
             stream_epoch = order.stream_epoch
 
-    def _step(self, group: Group, trainable: Trainable, images: np.ndarray, labels: np.ndarray, size: int,
-              stop: bool = False) -> StepResult:
+    def _step(self, training: Training, images: np.ndarray, labels: np.ndarray, size: int, stop: bool = False
+              ) -> StepResult:
         try:
-            return trainable.step(images, labels, size, stop)
+            return training.trainable.step(images, labels, size, stop)
         except Exception as error:
             # An engine raises on all ranks of the group or on none: so all of them are here.
-            raise agree(group, error) from error
+            raise agree(training.group, error) from error
 
-    def _evaluate(self, network: NetworkSpec, group: Group, trainable: Trainable) -> StepResult:
+    def _is_asked(self) -> bool:
+        """Whether the group should pause; nothing else is said inside an epoch."""
+        return self._world.hear(Tag.TRAINER) is not None
+
+    def _end_epoch(self, training: Training, state: State, began: _Clock) -> State:
+        """Judge the network, save it and tell of it; returns its state before the next epoch."""
+        network, group, trainable = training.network, training.group, training.trainable
+        judged = self._evaluate(training)
+        loss, correct, count = state.sums
+        now = self._clock()
+        record = EpochRecord(
+            epoch=state.epoch + 1, stream_epoch=state.stream_epoch, loss=loss / max(count, 1),
+            accuracy=correct / max(count, 1),
+            val_loss=judged.loss / judged.count if judged.count else math.nan,
+            val_accuracy=judged.correct / judged.count if judged.count else math.nan,
+            learning_rate=trainable.learning_rate(), samples=int(count), gpus=group.size,
+            seconds=now.time - began.time, waited_s=now.waited_s - began.waited_s, path=write_path(state.path))
+        history = (*state.history, record)
+        verdict = standing(history, network.train.converge)
+        state = State(arrays={}, identity=state.identity, history=history, final=verdict.reason)
+        if group.is_master:
+            self._save(training, state, is_best=verdict.best_epoch == record.epoch)
+            self._tell(EpochDone(network.name, record, self._writer.blocked_s - began.blocked_s, verdict.reason))
+        return state
+
+    def _evaluate(self, training: Training) -> StepResult:
         """Sums over all validation samples, shared among the group's ranks."""
-        validation = self._sources.validation
+        validation, group, batch = self._sources.validation, training.group, training.network.train.batch.size
         if validation is None:
             return StepResult(0, 0, 0)
 
         def mine() -> np.ndarray:
             total = np.zeros(3)
-            for images, labels in validation.batches(network.train.batch.size, group.rank, group.size):
-                result = trainable.evaluate(images, labels)
+            for images, labels in validation.batches(batch, group.rank, group.size):
+                result = training.trainable.evaluate(images, labels)
                 total += (result.loss, result.correct, result.count)
             return total
 
@@ -289,57 +370,82 @@ class Trainer:
         loss, correct, count = map(float, total)
         return StepResult(loss, correct, count)
 
-    def _next_order(self, group: Group) -> GoOn | Stop:
+    def _next_order(self, group: Group) -> GoOn | Regroup | Stop:
         def hear() -> Message | None:
             group.check()  # of a group that was struck the coordinator takes no epoch, and answers nothing
             return self._world.hear(Tag.TRAINER)
 
         heard = None
-        while group.is_master and not isinstance(heard, GoOn | Stop):  # an Interrupt comes too late: Stop will follow
+        while group.is_master and not isinstance(heard, GoOn | Regroup | Stop):  # a Pause comes too late
             heard = self._world.wait(hear)
         order = group.from_master(heard)
-        if not isinstance(order, GoOn | Stop):
+        if not isinstance(order, GoOn | Regroup | Stop):
             raise InfrastructureError(f"rank {self._world.rank} did not expect {order}")
         return order
 
-    def _is_interrupted(self) -> bool:
-        """Whether this rank has been told to stop inside an epoch; nothing else is said there."""
-        return self._world.hear(Tag.TRAINER) is not None
+    # ---- changing the group ----
+
+    def _hand_over(self, group: Group, order: Regroup, state: State) -> tuple[State, NetworkFailed | None]:
+        """The state as the master has it, for the next one; and how it failed to write what it had in hand."""
+        failure = None
+        if group.is_master and order.ranks[0] != self._world.rank:  # the next one will write to the same files
+            try:
+                self._writer.flush()
+            except CheckpointError as error:
+                failure = NetworkFailed(*_said(error))
+        return group.from_master((state, failure))
+
+    def _regroup(self, training: Training, order: Regroup, state: State | None, failure: Exception | None = None
+                 ) -> State:
+        """Go over to another group; returns the network's state, on the ranks that are new to it as well.
+
+        Args:
+            state: None on a rank that is new.
+            failure: of this rank, for all to hear now that they have met.
+        """
+
+        def check() -> None:
+            if failure is not None:
+                raise failure
+
+        group = self._world.group(order.ranks, order.group)
+        training.group.free()
+        training.group = group
+        together(group, check)
+        training.trainable.regroup(group)
+        if order.stay < group.size:
+            state = self._share(training, state)
+        assert state is not None
+        log.info("%s: goes on with ranks %s after epoch %d, sample %d", training.network.name, order.ranks, state.epoch,
+                 state.position)
+        return state
 
     # ---- saving ----
 
-    def _save(self, network: NetworkSpec, trainable: Trainable, state: State, is_best: bool = False) -> None:
+    def _save(self, training: Training, state: State, is_best: bool = False) -> None:
         began = time.perf_counter()
-        arrays = trainable.state()
+        arrays = training.trainable.state()
         self._writer.blocked_s += time.perf_counter() - began
-        self._writer.save(network.name, dataclasses.replace(state, arrays=arrays), is_best)
+        self._writer.save(training.network.name, dataclasses.replace(state, arrays=arrays), is_best)
 
-    def _interrupt(self, network: NetworkSpec, group: Group, trainable: Trainable, state: State) -> None:
-        """Save in the middle of an epoch, and let go.
-
-        Averaging the ranks' statistics here, and again at the epoch's end, comes to what averaging once would:
-        they are running means, hence linear.
-        """
-        trainable.average_statistics()
-        if group.is_master:
-            self._save(network, trainable, state)
-        self._finish(network, group, trainable, final=False)
-
-    def _finish(self, network: NetworkSpec, group: Group, trainable: Trainable, final: bool) -> None:
+    def _finish(self, training: Training, final: bool) -> None:
         """Put everything on disk before the coordinator hears that the ranks are free."""
+        name, group = training.network.name, training.group
+
         def close() -> str:
             if not group.is_master:
                 return ""
             self._writer.flush()
-            return self._export(network, trainable) if final else ""
+            return self._export(training) if final else ""
 
         began = time.perf_counter()
         damage = together(group, close)
         if group.is_master:
-            self._tell(Stopped(network.name, time.perf_counter() - began, damage))
+            self._tell(Stopped(name, time.perf_counter() - began, damage))
 
-    def _export(self, network: NetworkSpec, trainable: Trainable) -> str:
+    def _export(self, training: Training) -> str:
         """Write the best network for use without FLEET; returns why it is not the best, where it is not."""
+        network = training.network
         with storing(self._paths.previous(network.name)):  # nobody goes on from there any more
             self._paths.previous(network.name).unlink(missing_ok=True)
         found = best_state(self._paths, network.name, network.train.converge, self._spec.checkpoint.keep)
@@ -348,8 +454,11 @@ class Trainer:
             log.warning("%s: %s", network.name, found.damage)
             write_state(self._paths.best(network.name), found.state)
         self._quota.make_room(self._paths.exported(network.name), found.state.size)
-        trainable.export(found.state.arrays, self._paths.exported(network.name))
+        training.trainable.export(found.state.arrays, self._paths.exported(network.name))
         return found.damage
+
+    def _clock(self) -> _Clock:
+        return _Clock(time.perf_counter(), self._sources.waited_s, self._writer.blocked_s)
 
     # ---- measuring ----
 
@@ -358,10 +467,11 @@ class Trainer:
         network, profile = self._spec.by_name[order.network], self._spec.profile
         began = time.perf_counter()
         rate, reason, passing = 0.0, "", False
+        training = Training(network, reads_from=0)
         try:
-            group = self._world.group(order.ranks, order.group)
-            with self._built(network, group) as trainable:
-                rate = self._time_steps(network, group, trainable, profile.batches, profile.timed)
+            training.group = group = self._world.group(order.ranks, order.group)
+            with self._built(network, group) as training.trainable:
+                rate = self._time_steps(training, profile.batches, profile.timed)
         except NetworkFailed as failure:
             reason, passing = failure.reason, failure.may_pass
             log.error("%s could not be measured: %s\n%s", network.name, failure.reason, failure.detail)
@@ -372,9 +482,8 @@ class Trainer:
             self._tell(Measured(network.name, group.size, rate, time.perf_counter() - began, reason, passing))
         group.free()
 
-    def _time_steps(self, network: NetworkSpec, group: Group, trainable: Trainable, batches: int, timed: int
-                    ) -> float:
-        size = network.global_batch(group.size)
+    def _time_steps(self, training: Training, batches: int, timed: int) -> float:
+        group, size = training.group, training.network.global_batch(training.group.size)
         rows = len(range(group.rank, size, group.size))
         random = np.random.default_rng(0)
         shape = (rows, *self._inputs.shape)
@@ -386,8 +495,17 @@ class Trainer:
         for batch in range(batches):
             if batch == batches - timed:
                 began = time.perf_counter()
-            self._step(group, trainable, images, labels, size)
+            self._step(training, images, labels, size)
         return timed * size / (time.perf_counter() - began)
+
+
+@dataclass(frozen=True)
+class _Clock:
+    """Seconds of this rank: of the clock, waited for data, waited for checkpoints."""
+
+    time: float
+    waited_s: float
+    blocked_s: float
 
 
 class _Pace:
@@ -439,10 +557,16 @@ def agree(group: Group, error: Exception) -> NetworkFailed:
 def _agreed(group: Group, error: Exception | None) -> NetworkFailed | None:
     said = None
     if error is not None:
-        detail = "".join(traceback.format_exception(error))
-        said = (isinstance(error, PeerFailed), reason_of(error), detail, may_pass(error))
+        said = (isinstance(error, PeerFailed), *_said(error))
     failures = sorted((failure for failure in group.exchange(said) if failure is not None), key=lambda f: f[0])
     return NetworkFailed(*failures[0][1:]) if failures else None
+
+
+def _said(error: Exception) -> tuple[str, str, bool]:
+    """What there is to say of an error: the reason, its traceback, whether it may pass."""
+    if isinstance(error, NetworkFailed):
+        return error.reason, error.detail, error.may_pass
+    return reason_of(error), "".join(traceback.format_exception(error)), may_pass(error)
 
 
 def reason_of(error: Exception) -> str:

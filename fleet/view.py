@@ -52,6 +52,9 @@ def describe(event: str, fields: dict[str, Any], max_epochs: dict[str, int]) -> 
             return f"round {fields['round']}: {', '.join(fields['members'])}"
         case "group":
             return f"  {fields['network']} on devices {fields['devices']}"
+        case "regroup":
+            return (f"  {fields['network']} on devices {fields['devices']} instead of {fields['before']}, after "
+                    f"{format_duration(fields['seconds'])}")
         case "epoch":
             judged = "" if fields["val_loss"] != fields["val_loss"] else (
                 f", validation {fields['val_loss']:.4f} {fields['val_accuracy']:.2%}")
@@ -140,6 +143,8 @@ class LiveView:
         elif event == "group":
             row = self._rows.setdefault(fields["network"], {"epoch": 0})
             row.update(devices=fields["devices"], rate=0.0, part=0.0)
+        elif event == "regroup":
+            self._rows[fields["network"]]["devices"] = fields["devices"]
         elif event == "epoch" and fields["network"] in self._rows:  # not one that an earlier launch did not log
             row = self._rows[fields["network"]]
             row.update(epoch=fields["epoch"], part=0.0, loss=fields["loss"], val=fields["val_accuracy"],

@@ -136,7 +136,7 @@ class World:
     def __init__(self, launch, rank, size):
         self.rank, self.size, self.host = rank, size, f"host{rank}"
         self.duties = []
-        self.lost = frozenset()
+        self.lost, self.outlives = frozenset(), False
         self.actor = None
         self._launch = launch
         self._everybody = Group(self, launch.groups.setdefault("all", _Shared(size, launch.random)), rank)
@@ -226,8 +226,8 @@ class Group:
     def from_master(self, value):
         return self.exchange(value)[0]
 
-    def broadcast(self, buffer):
-        begun = self.start_broadcast([buffer], root=0)
+    def broadcast(self, buffers):
+        begun = self.start_broadcast(buffers, root=0)
         self._world.wait(lambda: begun.is_done() or None)
 
     def start_broadcast(self, buffers, root):

@@ -6,6 +6,7 @@ import json
 import warnings
 from collections import defaultdict
 from dataclasses import dataclass
+from random import Random
 from typing import ClassVar
 
 import numpy as np
@@ -20,14 +21,15 @@ from fleet.checkpoint import CheckpointWriter, newest
 from fleet.engine_numpy import NumpyEngine, SoftmaxRegression
 from fleet.errors import ExitStatus, StorageError
 from fleet.eventlog import logged_epochs, read_events
-from fleet.messages import Start
+from fleet.messages import Join, Start
 from fleet.order import Epoch, read_path
 from fleet.prepare import prepare
 from fleet.results import Results, Status, read_results, recover
 from fleet.roles import assign
 from fleet.session import Session
 from fleet.stream import split_rows
-from scheduler.policies import POLICIES
+from scheduler.base import Member, Round
+from scheduler.policies import POLICIES, adaptive
 from tests.fleet.one_process import Launch
 from tests.sources import Numbered
 
@@ -160,6 +162,9 @@ class Runner:
     def results(self):
         return {row.name: row for row in read_results(self.folder / "run")}
 
+    def events(self, kind):
+        return [event for event in read_events(self.prepared.paths.events) if event["event"] == kind]
+
     def history(self, name):
         state = newest(self.prepared.paths, name, with_arrays=False).state
         return state.history if state else ()
@@ -192,7 +197,7 @@ class _Session(Session):
 
         def hear_and_note(tag):
             message = hear(tag)
-            if isinstance(message, Start):
+            if isinstance(message, Start | Join):
                 self._serving[0] = message.network
             return message
 
@@ -256,31 +261,33 @@ FAILING = {"tests.sources:broken": "no such layer", "tests.sources:not_a_number"
 
 
 @st.composite
-def cases(draw, failing=False):
+def cases(draw, failing=False, regroups=False):
     nodes = draw(st.integers(1, 2))
-    on_each = draw(st.integers(2, 4))
+    on_each = draw(st.integers(3 if regroups else 2, 4))
     node_of = tuple(node for node in range(nodes) for _ in range(on_each))
-    preprocessors = draw(st.integers(nodes, nodes * (on_each - 1)))
-    if draw(st.integers(0, 4)) == 0:
+    preprocessors = nodes if regroups else draw(st.integers(nodes, nodes * (on_each - 1)))
+    if not regroups and draw(st.integers(0, 4)) == 0:
         node_of, preprocessors = (0,), "auto"
-    policy = draw(st.sampled_from(sorted(POLICIES)))
+    policy = "adaptive" if regroups else draw(st.sampled_from(sorted(POLICIES)))
     roles = assign(node_of, None if preprocessors == "auto" else preprocessors, None, policy == "baseline")
     trainers, samples = len(roles.trainers), draw(st.integers(4, 40))
     models = []
-    for place in range(draw(st.integers(1, 4))):
-        least = draw(st.integers(1, trainers))
+    for place in range(draw(st.integers(2 if regroups else 1, 4))):
+        least = draw(st.integers(1, 2 if regroups else trainers))
         what = {"build": draw(st.sampled_from(sorted(FAILING)))} if failing and draw(st.booleans()) else {
             "family": "softmax"}
-        models.append({**what, "name": f"n{place}", "gpus": [least, draw(st.integers(least, trainers))],
-                       "train": {"batch": {"size": draw(st.integers(1, samples))},
+        most = trainers if regroups else draw(st.integers(least, trainers))
+        models.append({**what, "name": f"n{place}", "gpus": [least, most],
+                       "train": {"batch": {"size": draw(st.integers(1, samples // 4 if regroups else samples))},
                                  "converge": {"max_epochs": draw(st.integers(1, 3))}}})
-    rates = [{"name": model["name"], "rates": draw(st.lists(st.floats(1, 50), min_size=1, max_size=trainers))}
-             for model in models]
+    curve = (st.floats(1, 50).map(lambda rate: [rate * gpus**0.9 for gpus in range(1, trainers + 1)]) if regroups else
+             st.lists(st.floats(1, 50), min_size=1, max_size=trainers))  # with the first, devices are always of use
+    rates = [{"name": model["name"], "rates": draw(curve)} for model in models]
     content = {
         "seed": 5, "models": models,
         "data": {"source": "tests.sources:numbered", "path": str(samples), **draw(st.sampled_from(
-                     [{}, {"order": "ring", "shards": draw(st.integers(2, 9))}, {"cache": "memory"},
-                      {"cache": "file"}])),
+                     [{}, {"cache": "memory"}, {"cache": "file"},
+                      {"order": "ring", "shards": draw(st.integers(2, 9))}][:3 if regroups and nodes > 1 else 4])),
                  "transforms": [{"center_crop": {"size": [4, 4]}}, "tests.sources:noise",
                                 {"scale": {"mean": 0.5, "std": 0.5}}]},
         "train": {"optimizer": {"learning_rate": 0.02, "momentum": 0.5}},
@@ -290,7 +297,8 @@ def cases(draw, failing=False):
     return Case(content, node_of, draw(st.integers(1, 8)), draw(st.integers(1, 5)), draw(st.integers(0, 10**6)))
 
 
-few = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+few = settings(max_examples=10, deadline=None,
+               suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 
 
 @few
@@ -465,3 +473,78 @@ def test_a_run_whose_checkpoints_are_damaged_goes_on_from_those_that_are_whole(f
         assert len(runner.prepared.paths.history(name).read_text().splitlines()) == 1 + len(history)
         assert logged_epochs(runner.prepared.paths.events) >= {
             (name, record.epoch, record.stream_epoch) for record in history}
+
+
+# ---- groups that change their devices while they train -----------------------------------------
+
+
+def restless(seed):
+    """A policy that deals all devices anew after every epoch: groups grow, shrink, move, stop and start."""
+
+    def policy(rates, progress, cluster, options):
+        random = Random(repr((seed, sorted(progress.epochs_done.items()), sorted(progress.finished))))
+        devices, members = random.sample(cluster.devices, cluster.gpus), []
+        waiting = [network for network in rates.models if network.name not in progress.finished]
+        for network in random.sample(waiting, len(waiting)):
+            if network.min_gpus <= len(devices):
+                count = random.randint(network.min_gpus, len(devices))
+                members.append(Member(network.name, tuple(devices[:count])))
+                del devices[:count]
+        return Round(tuple(members))
+
+    return policy
+
+
+@pytest.fixture(params=["adaptive", "restless"])
+def regrouping(request):
+    """Whole runs of a case under a policy that changes running groups."""
+
+    def runner(case, folder):
+        patch.setitem(POLICIES, "adaptive", restless(case.seed) if request.param == "restless" else adaptive)
+        return Runner(case, folder)
+
+    with pytest.MonkeyPatch.context() as patch:
+        yield runner
+
+
+@few
+@given(cases(regroups=True))
+def test_groups_that_grow_and_shrink_train_as_if_alone(regrouping, folders, case):
+    runner = regrouping(case, folders())
+    assert runner.launch() is ExitStatus.OK
+    runner.check_epochs()
+    for regroup in runner.events("regroup"):
+        assert set(regroup["before"]) != set(regroup["devices"])
+        assert regroup["devices"][0] in regroup["before"]
+
+
+@few
+@given(cases(regroups=True, failing=True))
+def test_networks_that_fail_while_groups_change_are_rows(regrouping, folders, case):
+    runner = regrouping(case, folders())
+    failing = {model["name"] for model in case.content["models"] if "build" in model}
+    assert runner.launch() is (ExitStatus.NETWORK_FAILED if failing else ExitStatus.OK)
+    assert {name for name, row in runner.results().items() if row.status is Status.FAILED} == failing
+    runner.check_epochs()
+
+
+@few
+@given(cases(regroups=True), st.lists(st.integers(0, 200), min_size=1, max_size=3))
+def test_a_run_may_be_interrupted_while_its_groups_change(regrouping, folders, case, moments):
+    runner = regrouping(case, folders())
+    for moment in moments:
+        assert runner.launch(Interruption(moment)) in (ExitStatus.RESUMABLE, ExitStatus.OK)
+    assert runner.launch() is ExitStatus.OK
+    runner.check_epochs()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@few
+@given(cases(regroups=True), st.lists(st.integers(1, 300), min_size=1, max_size=3))
+def test_a_run_may_be_killed_while_its_groups_change(regrouping, folders, case, moments):
+    runner = regrouping(case, folders())
+    for turns in moments:
+        runner.launch(turns=turns)
+        runner.forget_what_was_not_saved()
+    assert runner.launch() is ExitStatus.OK
+    runner.check_epochs()

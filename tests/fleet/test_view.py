@@ -47,6 +47,8 @@ EVENTS = [
     ("plan", {"members": [], "scheduling_s": 0.1}, ""),
     ("round", {"round": 2, "members": ["a", "b"]}, "round 2: a, b"),
     ("group", {"network": "a", "devices": [0, 1], "stream_epoch": 3, "round": 2}, "  a on devices [0, 1]"),
+    ("regroup", {"network": "a", "before": [0], "devices": [0, 1], "position": 8, "seconds": 0.25},
+     "  a on devices [0, 1] instead of [0], after 0.2 s"),
     ("epoch", EPOCH, "a epoch 2/9: loss 0.5000 75.00%, validation 0.2500 87.50% (300 samples/s)"),
     ("epoch", {**EPOCH, "val_loss": math.nan, "val_accuracy": math.nan},
      "a epoch 2/9: loss 0.5000 75.00% (300 samples/s)"),

@@ -38,13 +38,14 @@ def _record(stream_class):
 
 
 def _note_network():
-    original = trainer.Trainer._serve
+    for name in ("_serve", "_join"):
+        original = getattr(trainer.Trainer, name)
 
-    def serve(self, order):
-        _serving["name"] = order.network
-        return original(self, order)
+        def serve(self, order, original=original):
+            _serving["name"] = order.network
+            return original(self, order)
 
-    trainer.Trainer._serve = serve
+        setattr(trainer.Trainer, name, serve)
 
 
 _record(stream.SharedStream)

@@ -1,0 +1,144 @@
+"""What it costs a group to change its ranks: regrouped while it trains, and by a checkpoint and a restart.
+
+    mpirun -n 4 python benchmarks/regroup.py [--engine keras] [--exchange horovod] [--filters 32 64]
+
+For each change of the group's size, medians in milliseconds: `regroup`, for which the group stands still (communicator,
+exchange, broadcast of the network); `restart`, the same by way of a checkpoint (write, build, read, broadcast); `first`
+step after either, in which ranks trace their graphs where they have none for such a group; and any other `step`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from fleet.checkpoint import State, read_state, write_state
+from fleet.engine import Engine, InputSpec, Trainable, make_engine
+from fleet.mpi import Group, World
+from fleet.show import print_table
+from fleet.spec import Spec, parse
+from preprocess.transforms import Affine
+
+INPUTS = InputSpec((32, 32, 3), "uint8", 10, Affine(0.5, 0.5))
+SIZES, BATCH = (1, 2, 4, 2, 1), 64
+
+
+class Bench:
+    """This rank's part: the network that it trains, while it is in the group."""
+
+    def __init__(self, world: World, spec: Spec, engine: Engine, path: Path) -> None:
+        self.world, self.network, self.engine, self.path = world, spec.networks[0], engine, path
+        self.trainable: Trainable | None = None
+        random = np.random.default_rng(0)
+        self.images = random.integers(0, 256, (BATCH, *INPUTS.shape), np.uint8)
+        self.labels = random.integers(0, INPUTS.classes, BATCH)
+
+    def share(self, group: Group, trainable: Trainable) -> None:
+        """Give all ranks the master's network."""
+        arrays = trainable.state()
+        group.broadcast(list(arrays.values()))
+        trainable.load(arrays)
+
+    def step(self, trainable: Trainable, group: Group) -> float:
+        """Train on a batch; returns the milliseconds."""
+        began = time.perf_counter()
+        mine = slice(group.rank, None, group.size)
+        trainable.step(self.images[mine], self.labels[mine], BATCH)
+        return 1e3 * (time.perf_counter() - began)
+
+    def regroup(self, before: int, size: int) -> list[float]:
+        """Change the group as a trainer does; the milliseconds of regroup, first step, step."""
+        alone = self.world.group((self.world.rank,), 1)
+        if before <= self.world.rank < size:
+            self.trainable = self.engine.build(self.network, alone)
+        self.world.gather(None)
+        if self.world.rank >= size:
+            if self.trainable is not None:
+                self.trainable.close()
+            self.trainable = None
+            return []
+        began = time.perf_counter()
+        group = self.world.group(range(size), 1)
+        assert self.trainable is not None
+        self.trainable.regroup(group)
+        if size > before:
+            self.share(group, self.trainable)
+        group.exchange(None)
+        took = 1e3 * (time.perf_counter() - began)
+        return [took, self.step(self.trainable, group), self.step(self.trainable, group)]
+
+    def restart(self, before: int, size: int) -> list[float]:
+        """The same by way of a checkpoint."""
+        if self.world.rank == 0:
+            assert self.trainable is not None
+            state = State(arrays=self.trainable.state(), identity="")
+        self.world.gather(None)
+        began = time.perf_counter()
+        if self.trainable is not None:
+            self.trainable.close()
+            self.trainable = None
+        if self.world.rank == 0:
+            write_state(self.path, state)
+        if self.world.rank >= size:
+            return []
+        group = self.world.group(range(size), 1)
+        self.trainable = self.engine.build(self.network, group)
+        if group.is_master:
+            self.trainable.load(read_state(self.path).arrays)
+        self.share(group, self.trainable)
+        group.exchange(None)
+        took = 1e3 * (time.perf_counter() - began)
+        return [took, self.step(self.trainable, group), self.step(self.trainable, group)]
+
+
+def main() -> None:
+    """Change the group again and again, either way."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engine", choices=["keras", "numpy"], default="keras")
+    parser.add_argument("--exchange", choices=["horovod", "mpi"], default="horovod")
+    parser.add_argument("--filters", type=int, nargs="+", default=[32, 64])
+    parser.add_argument("--repeat", type=int, default=5)
+    arguments = parser.parse_args()
+    world = World()
+    model = {"family": "softmax"} if arguments.engine == "numpy" else {
+        "family": "cnn", "args": {"filters": arguments.filters, "dense": [128], "norm": "none"}}
+    spec = parse({"models": [model], "train": {"optimizer": {"learning_rate": 0.01, "momentum": 0.9}},
+                  "resources": {"engine": arguments.engine, "exchange": arguments.exchange}})
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(world, spec, make_engine(spec, INPUTS, None, world.rank, world.size), Path(folder) / "last.h5")
+        changes = list(pairwise(SIZES))
+        times: dict[tuple, list] = {}
+        for way in (bench.regroup, bench.restart):
+            if world.rank == 0:  # the group that is changed first
+                alone = world.group((0,), 1)
+                bench.trainable = bench.engine.build(bench.network, alone)
+                bench.step(bench.trainable, alone)
+            for _ in range(arguments.repeat):
+                for before, size in changes:
+                    times.setdefault((way.__name__, before, size), []).append(way(before, size))
+                    world.gather(None)
+            if bench.trainable is not None:
+                bench.trainable.close()
+                bench.trainable = None
+    if world.rank == 0:
+        rows = []
+        for before, size in changes:
+            row = [f"{before} to {size}"]
+            for way in ("regroup", "restart"):
+                row += [f"{statistics.median(column):.1f}" for column in zip(*times[way, before, size], strict=True)]
+            rows.append(row)
+        print_table(["GPUs", "regroup", "first", "step", "restart", "first", "step"], rows,
+                    title=f"{arguments.engine}, {arguments.exchange}: medians of {arguments.repeat}, ms")
+    world.finish()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    main()

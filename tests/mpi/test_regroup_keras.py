@@ -1,0 +1,40 @@
+"""Real TensorFlow in groups that change their ranks while they train: the losses are those of one rank alone."""
+
+import json
+
+import pytest
+
+from fleet.paths import RunPaths
+from fleet.replay import largest_difference
+from tests.mpi.conftest import ROOT, spec
+
+pytestmark = pytest.mark.tensorflow
+
+# Without batch normalisation and dropout: how a batch is split changes nothing but the order of sums.
+PLAIN = {"filters": [4], "dense": [8], "norm": "none"}
+
+
+def test_eight_networks_on_four_trainers_train_as_if_alone(launch, tmp_path):
+    adam, sgd = {"name": "adam", "learning_rate": 0.01}, {"name": "sgd", "learning_rate": 0.01, "momentum": 0.9}
+    models = [{"family": "cnn", "name": f"n{place}", "args": PLAIN,
+               "train": {"optimizer": adam if place % 2 else sgd, "converge": {"max_epochs": epochs}}}
+              for place, epochs in enumerate([1, 1, 1, 1, 2, 2, 25, 30])]
+    rates = [{"name": model["name"], "rates": [100.0, 190.0, 270.0, 340.0]} for model in models]
+    (tmp_path / "rates.json").write_text(json.dumps({"samples_per_epoch": 96, "gpus_per_node": 4, "models": rates}))
+    content = spec(tmp_path, models, samples=96, source="slow", train={"batch": {"size": 16}},
+                   resources={"engine": "keras"},
+                   schedule={"policy": "adaptive", "rates": str(tmp_path / "rates.json")})
+    run = launch(5, content, timeout=240)
+    assert run.status == 0, run.output
+    regroups = run.events("regroup")
+    assert len(regroups) >= 2
+    assert any(event["position"] for event in regroups)
+
+    names = [model["name"] for model in models]
+    again = launch(1, content, str(run.paths.root), *names, timeout=240,
+                   program=(str(ROOT / "tests/mpi/replay_all.py"),),
+                   environment={"TF_NUM_INTRAOP_THREADS": "2"})
+    assert again.status == 0, again.output
+    for name in names:
+        other = type(run)(0, "", 0, RunPaths(run.paths.replay(name)))
+        assert largest_difference(run.history(name), other.history(name)) < 1e-4
