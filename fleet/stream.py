@@ -229,18 +229,22 @@ class RingStream(SharedStream):
 
     def _take(self, lacks: Container[int], group: Members, taken: Container[int]) -> int:
         """Agree on the next chunk, and hold it on all nodes of the group."""
+        refused: set[int] = set()  # they are gone on another node, for good
         while True:
             self.leave()  # what this rank has held is needed no more
-            offered = self._wait(self._window.newest(), lambda: self._find(lacks, taken)) if group.rank == 0 else None
+            offered = (self._wait(self._window.newest(), lambda: self._find(lacks, taken, refused))
+                       if group.rank == 0 else None)
             sequence = group.from_master(offered)
             held = group.rank == 0 or self._hold(sequence)
             if group.size == 1 or all(group.exchange(held)):
                 return sequence
+            refused.add(sequence)
 
-    def _find(self, lacks: Container[int], taken: Container[int]) -> int | None:
+    def _find(self, lacks: Container[int], taken: Container[int], refused: Container[int]) -> int | None:
         """The oldest chunk of use on this node, held."""
         for sequence in self._window.complete():
-            if sequence not in taken and self._order.shard(sequence) in lacks and self._holds(sequence):
+            is_of_use = self._order.shard(sequence) in lacks and sequence not in taken and sequence not in refused
+            if is_of_use and self._holds(sequence):
                 return sequence
         self._need(self._window.newest())  # so the ring turns further
         return None

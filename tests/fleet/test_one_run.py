@@ -286,8 +286,8 @@ def cases(draw, failing=False, regroups=False):
     content = {
         "seed": 5, "models": models,
         "data": {"source": "tests.sources:numbered", "path": str(samples), **draw(st.sampled_from(
-                     [{}, {"cache": "memory"}, {"cache": "file"},
-                      {"order": "ring", "shards": draw(st.integers(2, 9))}][:3 if regroups and nodes > 1 else 4])),
+                     [{}, {"order": "ring", "shards": draw(st.integers(2, 9))}, {"cache": "memory"},
+                      {"cache": "file"}])),
                  "transforms": [{"center_crop": {"size": [4, 4]}}, "tests.sources:noise",
                                 {"scale": {"mean": 0.5, "std": 0.5}}]},
         "train": {"optimizer": {"learning_rate": 0.02, "momentum": 0.5}},
