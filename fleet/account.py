@@ -182,8 +182,10 @@ def _spent(events: Sequence[Event], stints: Sequence[Stint]) -> Spent:
         elif kind in ("group", "regroup"):
             gpus[event["network"]] = len(event["devices"])
         elif kind == "epoch":
-            training += (event["seconds"] - event["waited_s"]) * event["gpus"]
-            data += event["waited_s"] * event["gpus"]
+            took, waited = event["seconds"], event["waited_s"]
+            held = _gpu_seconds(stints, event["network"], event["t_s"] - took, event["t_s"])
+            training += held * (took - waited) / max(took, 1e-9)
+            data += held * waited / max(took, 1e-9)
             checkpointing += event["blocked_s"] * event["gpus"]
         elif kind == "stopped":
             checkpointing += event["checkpoint_s"] * gpus.get(event["network"], 0)
@@ -197,6 +199,12 @@ def _spent(events: Sequence[Event], stints: Sequence[Stint]) -> Spent:
     moving = max(0.0, held - training - data - checkpointing)
     waiting = max(0.0, total - held - scheduling - profiling)
     return Spent(training, data, checkpointing, moving, waiting, scheduling, profiling)
+
+
+def _gpu_seconds(stints: Sequence[Stint], network: str, begin: float, end: float) -> float:
+    """What a network had of its devices in some time, though it may have changed them."""
+    return sum(max(0.0, min(end, stint.end_s) - max(begin, stint.start_s)) * len(stint.devices)
+               for stint in stints if stint.name == network)
 
 
 def _costs(events: Sequence[Event], is_lockstep: bool) -> tuple[Costs, float]:

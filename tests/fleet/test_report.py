@@ -92,6 +92,7 @@ def test_a_group_that_changed_has_a_bar_for_each_shape():
     told = account(events)
     assert [(stint.devices, stint.end_s, stint.epochs) for stint in told.stints] == [((0,), 12.0, 1), ((0, 1), 16.0, 1)]
     assert told.costs.regroup_s == pytest.approx((0.1 + 0.2) / 2)
+    assert told.spent.training == pytest.approx(9.9 + 2 + 2 * 4)  # the second epoch: 2 s on one device, 4 s on two
 
 
 @pytest.mark.parametrize("events", [[], [{"t_s": 0.0, **START}], EVENTS[:4]])
