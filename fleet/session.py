@@ -224,9 +224,11 @@ class _Board:
 
 
 def _parameters(prepared: Prepared) -> dict[str, int]:
-    """The parameter counts that are known without building a network."""
+    """The parameter counts that are known without building a network; those of emulated ones are not asked for."""
     from fleet.families import count_parameters
 
+    if prepared.spec.resources.engine == "emulated":
+        return {}  # their images may be too small for them
     inputs = prepared.inputs
     return {network.name: count_parameters(network.architecture.settings, inputs.shape, inputs.classes)
             for network in prepared.spec.networks if network.architecture.kind == "family"}

@@ -16,8 +16,8 @@ RATES = {"samples_per_epoch": 1, "gpus_per_node": 2,
 
 @pytest.mark.parametrize("policy", ["global", "adaptive"])
 def test_a_spec_goes_through_all_of_its_run_on_nodes_that_are_pretended(launch, tmp_path, policy):
-    spec = {"models": [{"family": "cnn", "name": network["name"]} for network in RATES["models"]],
-            "data": {"source": "builtin:noise", "options": {"samples": 500, "size": 16}},
+    spec = {"models": [{"family": "resnet", "name": network["name"]} for network in RATES["models"]],
+            "data": {"source": "builtin:noise", "options": {"samples": 500, "size": 32}},
             "schedule": {"policy": policy}, "output": str(tmp_path / "real")}
     (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec))
     (tmp_path / "rates.json").write_text(json.dumps(RATES))
