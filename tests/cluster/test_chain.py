@@ -22,7 +22,7 @@ class Ensemble:
         samples: of an epoch, a millisecond each to prepare.
     """
 
-    def __init__(self, slurm, folder, samples=400, epochs=15):
+    def __init__(self, slurm, folder, samples=400, epochs=8):
         self.slurm, self.folder, self.planned = slurm, folder, epochs
         self.content = spec(folder, MODELS, samples=samples, source="slow", train={"converge": {"max_epochs": epochs}},
                             resources={"engine": "numpy", "preprocessors": 2})
@@ -78,7 +78,7 @@ def ensemble(slurm, tmp_path):
 
 
 def test_a_walltime_that_is_too_short_warns_the_job_and_another_finishes(slurm, tmp_path):
-    ensemble = Ensemble(slurm, tmp_path, samples=800, epochs=25)
+    ensemble = Ensemble(slurm, tmp_path, samples=1600, epochs=12)
     ensemble.submit("--warn=55s", walltime="1min")  # Slurm looks every half a minute whether a warning is due
     ensemble.wait_for_end()
     *before, last = ensemble.stops()
@@ -91,7 +91,7 @@ def test_a_walltime_that_is_too_short_warns_the_job_and_another_finishes(slurm, 
 
 def test_a_signal_to_the_batch_script_stops_the_job_and_another_finishes(ensemble):
     ensemble.submit()
-    ensemble.wait_for_epochs(6)
+    ensemble.wait_for_epochs(4)
     ensemble.slurm.call("scancel", "--batch", "--signal=TERM", ensemble.job)
     ensemble.wait_for_end()
     assert [(stop["status"], stop["warned"]) for stop in ensemble.stops()] == [(75, True), (0, False)]
@@ -100,7 +100,7 @@ def test_a_signal_to_the_batch_script_stops_the_job_and_another_finishes(ensembl
 
 def test_a_job_that_is_preempted_is_followed_by_another_and_no_failure_is_counted(ensemble):
     ensemble.submit("--retries=0")
-    ensemble.wait_for_epochs(6)
+    ensemble.wait_for_epochs(4)
     other = ensemble.slurm.submit("#!/bin/sh\n", "--partition=high", "--nodes=4", "--exclusive")
     assert ensemble.slurm.wait_for(other).state == "COMPLETED"
     ensemble.wait_for_end()
@@ -110,7 +110,7 @@ def test_a_job_that_is_preempted_is_followed_by_another_and_no_failure_is_counte
 
 def test_a_job_whose_node_dies_goes_on_elsewhere_from_its_checkpoints(ensemble):
     ensemble.submit()
-    ensemble.wait_for_epochs(6)
+    ensemble.wait_for_epochs(4)
     ensemble.slurm.take_down("n2")
     try:
         ensemble.wait_for_end()
@@ -124,7 +124,7 @@ def test_a_job_whose_node_dies_goes_on_elsewhere_from_its_checkpoints(ensemble):
 
 def test_a_job_whose_first_node_dies_with_its_script_is_started_again_by_slurm(ensemble):
     ensemble.submit()
-    ensemble.wait_for_epochs(6)
+    ensemble.wait_for_epochs(4)
     ensemble.slurm.take_down("n1")
     try:
         ensemble.wait_for_end()
