@@ -33,6 +33,7 @@ check: env
 # Speeds and ratios; DATA is the folder of the published traces, where there is one.
 bench: env
 	$(BIN)/python benchmarks/training.py
+	$(BIN)/python benchmarks/planning.py
 	$(BIN)/python benchmarks/reservations.py
 	$(BIN)/python benchmarks/eviction.py
 	$(BIN)/python benchmarks/elastic.py
