@@ -19,7 +19,7 @@ from scheduler.base import Cluster, Delta, Network, Options, RateTable
 _STEPS = 16  # of the largest batch in an emulated epoch, at most
 _SIZE = 8  # pixels of a side of the samples that are made up
 _SECONDS = 30.0  # that a rehearsal takes, unless its steps are too many for this machine
-_STEP_S = 4e-4  # of a core, for each rank and step: what an emulated step costs
+_STEP_S, _EPOCH_S = 4e-4, 0.05  # of a core: what a step costs each rank, and an epoch's end a group
 _LOAD = 0.5  # share of the cores that this may take
 # A network that nobody has measured: on one GPU, and how much of every further GPU is lost.
 _ESTIMATED_RATE, _LOST_PER_GPU = 100.0, 0.03
@@ -69,11 +69,11 @@ def rehearse(spec: Spec, rates: RateTable, cluster: Cluster, makespan_s: float, 
 
 
 def _least_s(spec: Spec, rates: RateTable, samples: int, gpus: int, cores: int) -> float:
-    """Seconds that this machine needs for the steps alone, if each network had its share of the GPUs."""
+    """Seconds that this machine needs for what is not emulated, if each network had its share of the GPUs."""
     ranks = max(1.0, gpus / len(rates.models))
-    steps = sum((network.epochs or 1) * samples / spec.by_name[network.name].train.batch.size
-                for network in rates.models)
-    return steps * ranks * _STEP_S / (_LOAD * cores)
+    work = sum((network.epochs or 1) * (_EPOCH_S + ranks * _STEP_S * samples
+                                        / spec.by_name[network.name].train.batch.size) for network in rates.models)
+    return work / (_LOAD * cores)
 
 
 def _data(data: Data, samples: int, real: int, largest: int, inputs: InputSpec) -> Data:
