@@ -1,12 +1,14 @@
 """The main job, in which ranks die at given moments: run by test_survival.py under mpirun.
 
-``FLEET_TEST_DEATHS='{"2": ["trainer.Trainer._step", 30]}'`` kills rank 2 when it calls that for the 30th time.
+``FLEET_TEST_DEATHS='{"2": ["trainer.Trainer._step", 30]}'`` kills rank 2 when it calls that for the 30th time;
+with ``FLEET_TEST_STOPS=2`` it is stopped for two seconds instead.
 """
 
 import importlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 
@@ -25,7 +27,9 @@ def _die(where, calls):
         left[0] -= 1
         if not left[0]:
             print(f"rank {os.environ['OMPI_COMM_WORLD_RANK']} dies at {time.time():.6f}", flush=True)
-            os.kill(os.getpid(), signal.SIGKILL)
+            if seconds := os.environ.get("FLEET_TEST_STOPS"):
+                subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {os.getpid()}"])
+            os.kill(os.getpid(), signal.SIGSTOP if seconds else signal.SIGKILL)
         return original(*args, **kwargs)
 
     setattr(owner, function, counted)

@@ -13,7 +13,7 @@ EPOCHS = 6
 RATES = {"pair": [10.0, 19.0], "one": [19.0], "two": [19.0]}
 
 
-def run_dying(launch, tmp_path, deaths, ranks=5, survive=True, engine="numpy", **parts):
+def run_dying(launch, tmp_path, deaths, ranks=5, survive=True, environment=None, **parts):
     """One preprocessor, and a network of two ranks beside two of one each."""
     rates = tmp_path / "rates.json"
     rates.write_text(json.dumps({"samples_per_epoch": 100, "gpus_per_node": 4,
@@ -22,7 +22,7 @@ def run_dying(launch, tmp_path, deaths, ranks=5, survive=True, engine="numpy", *
     content = spec(tmp_path, models, samples=100, source="slow", schedule={"rates": str(rates)},
                    **{"train": {"converge": {"max_epochs": EPOCHS}}, **parts})
     run = launch(ranks, content, program=DYING, survive=survive, timeout=300,
-                 environment={"FLEET_TEST_DEATHS": json.dumps(deaths)})
+                 environment={"FLEET_TEST_DEATHS": json.dumps(deaths), **(environment or {})})
     return run, content
 
 
@@ -70,3 +70,48 @@ def test_ranks_may_die_one_after_another(launch, tmp_path):
     again, content = run_dying(launch, tmp_path, {})
     assert again.status == 0, again.output
     check(launch, again, content)
+
+
+def test_a_trainer_that_waits_for_work_is_not_missed(launch, tmp_path):
+    run, content = run_dying(launch, tmp_path, {"5": ("trainer.Trainer.run", 1)}, ranks=6)
+    assert run.status == 0, run.output
+    assert not run.events("struck")
+    check(launch, run, content, names=())
+
+
+def test_a_rank_that_is_stopped_for_a_while_is_not_taken_for_dead(launch, tmp_path):
+    run, content = run_dying(launch, tmp_path, {"2": ("trainer.Trainer._step", 30)},
+                             environment={"FLEET_TEST_STOPS": "2"})
+    assert run.status == 0, run.output
+    assert not run.events("lost")
+    check(launch, run, content)
+
+
+@pytest.mark.parametrize("rank", ["0", "2"])
+def test_without_a_coordinator_or_ulfm_all_ranks_end_at_once_and_the_job_resumes(launch, tmp_path, rank):
+    where = ("coordinator.Coordinator._on_epoch_done", 4) if rank == "0" else ("trainer.Trainer._step", 30)
+    run, content = run_dying(launch, tmp_path, {rank: where}, survive=rank == "0")
+    assert run.status not in (0, 2, 3, 75)
+    assert run.output.count("all ranks end") == (rank == "0")
+    again, content = run_dying(launch, tmp_path, {})
+    assert again.status == 0, again.output
+    check(launch, again, content)
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("exchange", ["horovod", "mpi"])
+def test_a_member_of_a_tensorflow_group_dies(launch, tmp_path, exchange):
+    if exchange == "horovod":
+        pytest.importorskip("horovod")
+    family = {"family": "cnn", "args": {"filters": [4], "dense": [8], "norm": "none"}}
+    rates = {"samples_per_epoch": 100, "gpus_per_node": 3,
+             "models": [{"name": "pair", "rates": [10.0, 19.0]}, {"name": "one", "rates": [19.0]}]}
+    (tmp_path / "rates.json").write_text(json.dumps(rates))
+    content = spec(tmp_path, [{**family, "name": "pair", "gpus": 2}, {**family, "name": "one"}], samples=100,
+                   schedule={"rates": str(tmp_path / "rates.json")}, train={"converge": {"max_epochs": EPOCHS}},
+                   resources={"engine": "keras", "exchange": exchange})
+    run = launch(4, content, program=DYING, survive=True, timeout=600,
+                 environment={"FLEET_TEST_DEATHS": json.dumps({"2": ("trainer.Trainer._step", 30)})})
+    assert run.status == 0, run.output
+    assert [event["network"] for event in run.events("struck")] == ["pair"]
+    check(launch, run, content, names=())

@@ -1,0 +1,116 @@
+"""Faults at random moments, and what became of them: ``python -m tests.chaos --document docs/reliability.md``.
+
+Every case is repeatable by its seed: ``python -m tests.chaos --seeds 17``.
+"""
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from tests.chaos.faults import FAULTS, MOST_LAUNCHES, TENSORFLOW_FAULTS, TRAINED, Case, Trial
+
+
+def main():
+    """Returns 0 when every case came to a good end."""
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser.add_argument("--cases", type=int, default=100, help="with the numpy engine")
+    parser.add_argument("--tensorflow", type=int, default=10, help="cases with TensorFlow")
+    parser.add_argument("--seeds", type=int, nargs="+", help="these cases of the numpy engine alone")
+    parser.add_argument("--minutes", type=float, help="begin no case after so long")
+    parser.add_argument("--document", type=Path, help="where to write what came out")
+    arguments = parser.parse_args()
+    cases = [Case.draw(seed) for seed in arguments.seeds or range(arguments.cases)]
+    if not arguments.seeds:
+        cases += [Case.draw(seed, "keras") for seed in range(arguments.tensorflow)]
+    began, outcomes = time.monotonic(), []
+    for case in cases:
+        if arguments.minutes and time.monotonic() - began > 60 * arguments.minutes:
+            print(f"{len(cases) - len(outcomes)} cases are left out: the time is over")
+            break
+        outcomes.append(_carry_out(case))
+    if arguments.document:
+        arguments.document.write_text(document(outcomes))
+    return 1 if any(outcome.broken for outcome in outcomes) else 0
+
+
+def _carry_out(case):
+    folder = Path(tempfile.mkdtemp(prefix=f"chaos-{case.engine}-{case.seed}-"))
+    outcome = Trial(case, folder).run()
+    print(f"{case.engine} {case.seed}: {case.fault}{', under ULFM' if case.outlives else ''} at {case.moment_s:.1f} s, "
+          f"{case.ranks} ranks, {case.policy}: statuses {outcome.statuses}, {outcome.twice} samples twice, "
+          f"{outcome.seconds:.0f} s{f', pause {outcome.pause_s:.3f} s' if outcome.pause_s is not None else ''}"
+          f"{f'; BROKEN: {outcome.broken}; see {folder}' if outcome.broken else ''}", flush=True)
+    if not outcome.broken:
+        _delete(folder)
+    return outcome
+
+
+def _delete(folder):
+    for path in sorted(folder.rglob("*"), reverse=True):
+        if path.is_dir():
+            path.rmdir()
+        else:
+            path.unlink()
+    folder.rmdir()
+
+
+def document(outcomes):
+    """The page, made of what was measured."""
+    lines = [
+        "# Reliability: what was done to runs, and what became of them", "",
+        "Made by `make chaos` (`python -m tests.chaos --document docs/reliability.md`); do not edit.", "",
+        "Each case is a small ensemble (three networks, 3 to 5 ranks, 108 training samples) that one fault strikes at",
+        "a random moment. The same command is given again until all networks are done. Then every network must have",
+        "finished each epoch once, with all samples; one of them is trained again alone, and must come to the same",
+        "losses (1e-9, with TensorFlow 1e-4); after every launch each checkpoint and table must be whole. A case",
+        "without any sign of life for 60 s (TensorFlow 180 s) fails.", ""]
+    for engine, title, faults in (("numpy", "The numpy engine", FAULTS), ("keras", "TensorFlow", TENSORFLOW_FAULTS)):
+        mine = [outcome for outcome in outcomes if outcome.case.engine == engine]
+        if mine:
+            good = sum(not outcome.broken for outcome in mine)
+            lines += [f"## {title}: {len(mine)} cases, {good} came to a good end", "", *_table(mine, faults), ""]
+    lines += _pauses(outcomes)
+    if broken := [outcome for outcome in outcomes if outcome.broken]:
+        lines += ["## What broke", ""]
+        lines += [f"- {outcome.case.engine}, seed {outcome.case.seed}, {outcome.case.fault}: {outcome.broken}"
+                  for outcome in broken] + [""]
+    return "\n".join(lines)
+
+
+def _table(outcomes, faults):
+    rows = ["| fault | cases | good end | in the same launch | launches, most | samples trained twice, median | most |",
+            "| --- | --- | --- | --- | --- | --- | --- |"]
+    for fault in faults:
+        mine = [outcome for outcome in outcomes if outcome.case.fault == fault]
+        if not mine:
+            continue
+        twice = [outcome.twice for outcome in mine]
+        rows.append(f"| {fault} | {len(mine)} | {sum(not outcome.broken for outcome in mine)} "
+                    f"| {sum(outcome.outlived for outcome in mine)} "
+                    f"| {max(len(outcome.statuses) for outcome in mine)} of {MOST_LAUNCHES} "
+                    f"| {statistics.median(twice):.0f} | {max(twice)} |")
+    statuses = Counter(status for outcome in outcomes for status in outcome.statuses[:-1])
+    ended = ", ".join(f"{status} ({count})" for status, count in sorted(statuses.items()))
+    return [*rows, "", f"An epoch of a network is {TRAINED} samples; at most three are trained at a time. Launches "
+                       f"that were not the last ended with status {ended}." if ended else ""]
+
+
+def _pauses(outcomes):
+    lines = []
+    for engine, name in (("numpy", "the numpy engine"), ("keras", "TensorFlow")):
+        pauses = [outcome.pause_s for outcome in outcomes
+                  if outcome.pause_s is not None and outcome.case.engine == engine]
+        if pauses:
+            lines.append(f"- {name}: median {statistics.median(pauses):.3f} s, most {max(pauses):.3f} s "
+                         f"({len(pauses)} deaths)")
+    return ["## From a rank's death to the survivors' next step", "",
+            "Under `mpirun --with-ft ulfm`, for the ranks that trained in one group with the dead one:", "", *lines,
+            ""] if lines else []
+
+
+if __name__ == "__main__":
+    sys.exit(main())

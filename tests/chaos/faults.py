@@ -1,0 +1,379 @@
+"""One case of chaos: a small ensemble, one fault at a random moment, the same command until all is done.
+
+Everything about a case follows from its seed, but for what the machine adds to the moment.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import yaml
+from PIL import Image
+
+from fleet.api import mpirun
+from fleet.checkpoint import newest, read_state
+from fleet.errors import CheckpointError
+from fleet.eventlog import read_events
+from fleet.paths import RunPaths
+from fleet.replay import largest_difference
+from fleet.results import read_results
+
+ROOT = Path(__file__).parents[2]
+KILLS = ("trainer, outlived", "trainer", "preprocessor", "coordinator", "all ranks")
+FAULTS = (*KILLS, "stopped for 3 s", "disk full", "checkpoint damaged", "source file gone")
+TENSORFLOW_FAULTS = ("trainer, outlived", "trainer", "all ranks", "stopped for 3 s", "checkpoint damaged")
+MOST_LAUNCHES = 6
+SAMPLES, CLASSES, DISK_BYTES = 120, 3, 2**22
+TRAINED = 108  # of them; a tenth is for validation
+
+
+class Broken(Exception):
+    """An invariant does not hold, or a launch hangs; says which."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is done in one case.
+
+    Attributes:
+        moment_s: of the fault, after the first group was formed.
+        outlives: whether ranks are started under ULFM.
+    """
+
+    seed: int
+    engine: str
+    fault: str
+    trainers: int
+    preprocessors: int
+    policy: str
+    every: str | None
+    epochs: int
+    moment_s: float
+    outlives: bool
+    patience_s: float
+
+    @classmethod
+    def draw(cls, seed, engine="numpy", fault=None):
+        """A case from its seed; every ninth has the same fault."""
+        rng = random.Random(seed)
+        is_numpy = engine == "numpy"
+        kinds = FAULTS if is_numpy else TENSORFLOW_FAULTS
+        fault = fault or kinds[seed % len(kinds)]
+        return cls(seed, engine, fault, trainers=rng.choice((2, 3)),
+                   preprocessors=2 if fault == "preprocessor" else rng.choice((1, 2)) if is_numpy else 1,
+                   policy=rng.choice(("global", "adaptive", "local")), every=rng.choice((None, "0.2s")),
+                   epochs=8 if is_numpy else 6, moment_s=rng.uniform(0.1, 2.5) * (1 if is_numpy else 3),
+                   outlives=fault == "trainer, outlived" or (fault != "trainer" and rng.random() < 0.5),
+                   patience_s=60 if is_numpy else 180)
+
+    @property
+    def ranks(self):
+        return self.trainers + self.preprocessors
+
+
+@dataclass
+class Outcome:
+    """What came of a case.
+
+    Attributes:
+        statuses: of all launches, in order.
+        twice: samples that were trained more than once.
+        pause_s: from the death of a rank to the next step of one that it trained with; None where there was none.
+        broken: which invariant, or nothing.
+    """
+
+    case: Case
+    statuses: list[int] = field(default_factory=list)
+    twice: int = 0
+    pause_s: float | None = None
+    failed: dict[str, str] = field(default_factory=dict)
+    broken: str = ""
+    seconds: float = 0.0
+
+    @property
+    def outlived(self):
+        """Whether the launch that was struck came to its end."""
+        return len(self.statuses) == 1
+
+
+class Trial:
+    """Carries a case out in a folder of its own."""
+
+    def __init__(self, case, folder):
+        self.case, self.folder = case, folder
+        self.random = random.Random(-case.seed)
+        self.output = folder / "run"
+        self.paths = RunPaths(self.output)
+        self.steps = folder / "steps"
+        self.outcome = Outcome(case)
+        self._undo = []
+        self._struck_at = None  # wall-clock time, and the ranks that were hit
+        self._hit = ()
+
+    def run(self):
+        """Returns the outcome; whatever is wrong is in it."""
+        began = time.monotonic()
+        self._write_images()
+        if self.case.fault == "disk full":
+            self.output.mkdir()
+            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "chaos", self.output], check=True)
+        try:
+            self._write_spec()
+            self._launch(self._strike)
+            while not self._is_over():
+                if len(self.outcome.statuses) == MOST_LAUNCHES:
+                    raise Broken(f"not done after {MOST_LAUNCHES} launches: {self.outcome.statuses}")
+                self._launch()
+            self._check_results()
+            self._account()
+            for undo in self._undo:
+                undo()
+            self._check_replay()
+        except Broken as broken:
+            self.outcome.broken = str(broken)
+        finally:
+            if self.case.fault == "disk full":
+                subprocess.run(["umount", "-l", self.output], check=True)
+        self.outcome.seconds = time.monotonic() - began
+        return self.outcome
+
+    # ---- the ensemble ----
+
+    def _write_images(self):
+        pixels = np.random.default_rng(self.case.seed)
+        for number in range(SAMPLES):
+            image = pixels.integers(0, 100, (6, 6, 3), np.uint8)
+            image[2 * (number % CLASSES):2 * (number % CLASSES) + 2] += 100  # two rows say the class
+            path = self.folder / "images" / f"class-{number % CLASSES}" / f"{number:03d}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image).save(path)
+
+    def _write_spec(self):
+        case = self.case
+        model = {"family": "softmax"} if case.engine == "numpy" else {
+            "family": "cnn", "args": {"filters": [4], "dense": [8], "norm": "none"}}
+        models = [{**model, "name": "pair", "gpus": [1, 2], "train": {"batch": {"size": 7}}},
+                  {**model, "name": "one"}, {**model, "name": "two"}]
+        rates = {"samples_per_epoch": SAMPLES, "gpus_per_node": case.trainers, "models": [
+            {"name": "pair", "rates": [10.0, 19.0]}, {"name": "one", "rates": [20.0]},
+            {"name": "two", "rates": [19.0]}]}
+        (self.folder / "rates.json").write_text(json.dumps(rates))
+        schedule = {"policy": case.policy}
+        if case.seed % 4 or case.engine == "keras":  # one in four measures its rates
+            schedule["rates"] = str(self.folder / "rates.json")
+        spec = {"name": "chaos", "seed": case.seed, "output": str(self.output),
+                "data": {"source": "image_folder", "path": str(self.folder / "images"), "validation": 0.1,
+                         "max_bad": "10%", "transforms": [
+                             "decode", "tests.chaos.sources:linger", {"flip": {"horizontal": True}},
+                             {"scale": {"mean": 0.5, "std": 0.5}}]},
+                "models": models, "schedule": schedule, "checkpoint": {"every": case.every} if case.every else {},
+                "train": {"batch": {"size": 16}, "converge": {"max_epochs": case.epochs},
+                          "optimizer": {"name": "sgd", "learning_rate": 0.02, "momentum": 0.5}},
+                "resources": {"engine": case.engine, "preprocessors": case.preprocessors}}
+        (self.folder / "spec.yaml").write_text(yaml.safe_dump(spec))
+
+    # ---- launches ----
+
+    def _start(self, ranks, *arguments, program=("-m", "tests.chaos.job"), outlives=False):
+        plain = {key: value for key, value in os.environ.items() if not key.startswith(("OMPI_", "PMIX_", "PRTE_"))}
+        environment = {**plain, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+                       "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(self.folder / "cache"),
+                       "CHAOS_STEPS": str(self.steps)}
+        with open(self.folder / "output.txt", "ab") as output:
+            return subprocess.Popen(
+                [*mpirun(ranks, outlives), *program, str(self.folder / "spec.yaml"), *arguments], env=environment,
+                cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+
+    def _launch(self, strike=None):
+        """Start, do the fault to it, and wait for its end, as long as it shows signs of life."""
+        process = self._start(self.case.ranks, outlives=self.case.outlives)
+        life, seen, strike_at = None, time.monotonic(), None
+        while process.poll() is None:
+            time.sleep(0.01)
+            now = time.monotonic()
+            if life != (life := [path.stat().st_size if path.exists() else 0 for path in (
+                    self.paths.events, self.steps, self.folder / "output.txt")]):
+                seen = now
+            if now - seen > self.case.patience_s:
+                self._kill(_ranks_of(process).values())
+                process.kill()
+                raise Broken(f"no event for {self.case.patience_s} s")
+            if strike and strike_at is None and self._has_begun():
+                strike_at = now + self.case.moment_s
+            if strike and strike_at is not None and now >= strike_at:
+                strike(process)
+                strike = None
+        self.outcome.statuses.append(process.returncode)
+        self._check_files()
+        for undo in self._undo:
+            if self.case.fault == "disk full":
+                undo()
+
+    def _is_over(self):
+        """Whether all networks are done: mpirun may end with 0 when all of its ranks have died."""
+        events = [event["event"] for event in read_events(self.paths.events)] if self.paths.events.exists() else []
+        return self.outcome.statuses[-1] in (0, 3) and events[-1:] == ["end"]
+
+    def _has_begun(self):
+        return self.paths.events.exists() and any(event["event"] == "group" for event in read_events(self.paths.events))
+
+    # ---- faults ----
+
+    def _strike(self, process):
+        ranks = _ranks_of(process)
+        case, fault = self.case, self.case.fault
+        trainers = [rank for rank in ranks if rank >= case.preprocessors]
+        self._struck_at = time.time()
+        if fault in ("trainer", "trainer, outlived"):
+            self._hit = (self.random.choice(trainers),) if trainers else ()
+            self._kill(ranks[rank] for rank in self._hit)
+        elif fault == "preprocessor":
+            self._kill([ranks[case.preprocessors - 1]] if case.preprocessors - 1 in ranks else [])
+        elif fault == "coordinator":
+            self._kill([ranks[0]] if 0 in ranks else [])
+        elif fault == "all ranks":
+            self._kill(ranks.values())
+        elif fault == "stopped for 3 s":
+            self._stop(self.random.choice(list(ranks.values()))) if ranks else None
+        elif fault == "disk full":
+            self._fill_disk()
+        elif fault == "checkpoint damaged":
+            self._kill(ranks.values())
+            process.wait()
+            self._damage()
+        elif fault == "source file gone":
+            self._remove_image()
+
+    @staticmethod
+    def _kill(pids):
+        for pid in list(pids):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:  # it has ended by itself
+                continue
+
+    @staticmethod
+    def _stop(pid):
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(3)
+        os.kill(pid, signal.SIGCONT)
+
+    def _fill_disk(self):
+        ballast = self.output / "logs" / "ballast"
+        with suppress(OSError), open(ballast, "wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        self._undo = [lambda: ballast.unlink(missing_ok=True)]
+
+    def _damage(self):
+        files = sorted(self.paths.root.glob("models/*/last.h5"))
+        if files:
+            path = self.random.choice(files)
+            content = bytearray(path.read_bytes())
+            for _ in range(8):
+                content[self.random.randrange(len(content))] ^= 1 << self.random.randrange(8)
+            path.write_bytes(content)
+
+    def _remove_image(self):
+        path = self.random.choice(sorted(self.folder.glob("images/*/*.png")))
+        hidden = self.folder / path.name
+        path.rename(hidden)
+        self._undo = [lambda: hidden.rename(path)]
+
+    # ---- what always holds ----
+
+    def _check_files(self):
+        """Invariant 5: files never half exist; only checkpoints that we ourselves have damaged may be."""
+        for path in self.paths.root.glob("models/*/[!.]*.h5"):  # without what a killed rank was writing
+            try:
+                read_state(path)
+            except CheckpointError as error:
+                if self.case.fault != "checkpoint damaged":
+                    raise Broken(f"{path.name} is damaged: {error}") from None
+        if self.paths.results.exists():
+            read_results(self.paths.root)
+        if foreign := [path for path in self.paths.foreign() if path.name != "ballast"]:
+            raise Broken(f"files that nobody knows: {foreign}")
+
+    def _histories(self):
+        return {row.name: newest(self.paths, row.name, with_arrays=False).state.history
+                for row in read_results(self.paths.root) if row.status == "finished"}
+
+    def _check_results(self):
+        """All networks are finished, or failed for a reason; every epoch was all samples (invariant 1)."""
+        rows = read_results(self.paths.root)
+        self.outcome.failed = {row.name: row.reason for row in rows if row.status == "failed"}
+        if bad := [row.name for row in rows if row.status not in ("finished", "failed")] or any(
+                not reason for reason in self.outcome.failed.values()):
+            raise Broken(f"neither finished nor failed for a reason: {bad}")
+        lacks = 1 if self.case.fault == "source file gone" else 0
+        for name, history in self._histories().items():
+            if [record.epoch for record in history] != list(range(1, self.case.epochs + 1)):
+                raise Broken(f"{name} has the epochs {[record.epoch for record in history]}")
+            if len({record.stream_epoch for record in history}) < len(history):
+                raise Broken(f"{name} has trained on an epoch of the stream twice")
+            if wrong := {record.samples for record in history} - set(range(TRAINED - lacks, TRAINED + 1)):
+                raise Broken(f"{name} has seen {wrong} samples in an epoch")
+
+    def _check_replay(self):
+        """Invariant 2: a network trained alone on the epochs of its history has the same losses."""
+        histories = self._histories()
+        if not histories:
+            return
+        name = self.random.choice(sorted(histories))
+        process = self._start(1, "--replay", str(self.paths.root), "--only", name, program=("-m", "fleet.run"))
+        try:
+            process.wait(20 * self.case.patience_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise Broken("the replay hangs") from None
+        if process.returncode != 0:
+            raise Broken(f"the replay of {name} ends with {process.returncode}")
+        again = newest(RunPaths(self.paths.replay(name)), name, with_arrays=False).state.history
+        # Where a file was gone for a while, what was trained without it cannot be trained again.
+        whole = next((place for place, record in enumerate(histories[name]) if record.samples < TRAINED), len(again))
+        difference = largest_difference(histories[name][:whole], again[:whole])
+        if difference > (1e-9 if self.case.engine == "numpy" else 1e-4):
+            raise Broken(f"{name} differs from its replay by {difference:.1e}")
+
+    # ---- what it cost ----
+
+    def _account(self):
+        lines = [line.split() for line in self.steps.read_text().splitlines()]
+        trained = sum(int(size) for _, _, size in lines)
+        kept = sum(TRAINED * len(history) for history in self._histories().values())
+        self.outcome.twice = max(0, trained - kept) if not self.outcome.failed else 0
+        struck = [event for event in read_events(self.paths.events) if event["event"] == "struck"]
+        if self._hit and struck:
+            after = [float(when) for when, rank, _ in lines if int(rank) in self._mates(struck[0])
+                     and float(when) > self._struck_at]
+            self.outcome.pause_s = min(after) - self._struck_at if after else None
+
+    def _mates(self, struck):
+        """The ranks that trained with the one that died."""
+        devices = next((event["devices"] for event in reversed([
+            event for event in read_events(self.paths.events) if event["event"] == "group"
+            and event["network"] == struck["network"] and event["t_s"] < struck["t_s"]])), [])
+        return {device + self.case.preprocessors for device in devices} - set(self._hit)
+
+
+def _ranks_of(process):
+    """Rank -> process id of a launch's living ranks."""
+    ranks = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            session = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[3])
+            if session == process.pid:
+                variables = (folder / "environ").read_bytes().split(b"\0")
+                ranks.update({int(value.split(b"=")[1]): int(folder.name) for value in variables
+                              if value.startswith(b"OMPI_COMM_WORLD_RANK=")})
+        except (OSError, IndexError, ValueError):  # it has ended meanwhile
+            continue
+    return ranks
