@@ -1,4 +1,4 @@
-# make env | demo | test | test-cluster | check | bench | clean
+# make env | demo | test | test-cluster | chaos | check | bench | clean
 # VENV=dir puts the environment elsewhere; PYTHON=interpreter makes it with another Python 3.11.
 
 VENV ?= .venv
@@ -10,7 +10,7 @@ export OMPI_ALLOW_RUN_AS_ROOT ?= 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: env demo test test-cluster check bench clean
+.PHONY: env demo test test-cluster chaos check bench clean
 
 env:
 	@tools/env.sh
@@ -25,6 +25,10 @@ test: env
 # On the four virtual nodes of a Slurm of its own, which it installs where it is missing: root and apt-get are wanted.
 test-cluster: env
 	$(BIN)/python -m pytest -rs tests/cluster $(PYTEST_ARGS)
+
+# Faults at random moments; an hour, and it writes docs/reliability.md. As root, for it fills up disks of its own.
+chaos: env
+	$(BIN)/python -m tests.chaos $(or $(CHAOS_ARGS),--document docs/reliability.md)
 
 check: env
 	$(BIN)/ruff check .

@@ -8,6 +8,7 @@ FleetError
  |    +-- DamagedError        a checkpoint is torn or corrupted: the one before takes its place
  +-- InfrastructureError      MPI, the stream or a rank failed: ends all ranks
       +-- StorageError        a file cannot be written: the disk is full, the folder read-only, ...
+      +-- CoordinatorLost     rank 0 died; the others end as well
       +-- GroupStruck         a rank of this one's group died: its network goes back to its last checkpoint
 
 The leaves (preprocess, scheduler, launch) do not import this module; for bad
@@ -89,6 +90,10 @@ class InfrastructureError(FleetError):
 
 class StorageError(InfrastructureError):
     """A file cannot be written; the message says which, why, and what to do: no traceback would add to it."""
+
+
+class CoordinatorLost(InfrastructureError):
+    """Rank 0 died; it is raised where the launch would outlive it."""
 
 
 class GroupStruck(InfrastructureError):

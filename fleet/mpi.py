@@ -11,6 +11,7 @@ others. Otherwise mpirun ends all ranks when one dies.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
@@ -26,7 +27,7 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 from mpi4py import MPI
 
-from fleet.errors import GroupStruck, InfrastructureError
+from fleet.errors import CoordinatorLost, GroupStruck, InfrastructureError
 from fleet.messages import Message, Tag
 
 T = TypeVar("T")
@@ -37,8 +38,9 @@ _RANKS_PER_CORE = 4  # that may wake up so often: each costs a core about 2 % th
 
 # What Open MPI's mpirun gives its ranks under --with-ft ulfm.
 _FT_ENABLED = "OMPI_MCA_mpi_ft_enable"
-# Tags beside those of roles: a rank stands ready to make a group; a rank is done, and may go.
-_READY_TAG, _DONE_TAG = 101, 102
+_PR_SET_PDEATHSIG = 1
+# Tags beside those of roles: a rank is ready to make a group; is done, and may go; has failed, so that all end.
+_READY_TAG, _DONE_TAG, _FAILED_TAG = 101, 102, 103
 # How long a call that cannot be interrupted may go on waiting for a rank that has died.
 _PATIENCE_S = 3.0
 # Requests of collectives that a death has cut short. MPI may still write into their buffers: nothing frees them.
@@ -79,6 +81,8 @@ class World:
         self.host = socket.gethostname()
         self.duties: list[Callable[[], bool]] = []
         self.outlives = os.environ.get(_FT_ENABLED, "0").lower() in ("1", "true")
+        if self.outlives:
+            _die_with_launcher()
         self._lost: frozenset[int] = frozenset()
         self._pending: list[MPI.Request] = []
         self._longest_pause = _LONGEST_S
@@ -125,16 +129,23 @@ class World:
         """The ranks that this one knows to have died.
 
         Raises:
-            InfrastructureError: rank 0 is among them; without a coordinator no rank can go on.
+            CoordinatorLost: rank 0 is among them; without it no rank can go on.
         """
         if self.outlives:
-            failed = self.comm.Get_failed()
-            if failed.size > len(self._lost):
-                self._lost = frozenset(MPI.Group.Translate_ranks(failed, range(failed.size), self.comm.group))
-            failed.Free()
+            if (told := self._hear_of_ends()) is not None:
+                self.end(told, is_told=True)
             if 0 in self._lost:
-                raise InfrastructureError("rank 0, which coordinates, has died")
+                raise CoordinatorLost("rank 0, which coordinates, has died")
         return self._lost
+
+    def _hear_of_ends(self) -> int | None:
+        """Find out which ranks have died, and whether all are to end; then with which status."""
+        told: int | None = self._receive(_FAILED_TAG)  # without a call of this kind MPI hears of no death
+        failed = self.comm.Get_failed()
+        if failed.size > len(self._lost):
+            self._lost = frozenset(MPI.Group.Translate_ranks(failed, range(failed.size), self.comm.group))
+        failed.Free()
+        return told
 
     def check(self, ranks: Sequence[int]) -> None:
         """Raise GroupStruck when one of some ranks has died."""
@@ -304,11 +315,48 @@ class World:
 
     def abort(self, error: BaseException, status: int = 1) -> NoReturn:
         """End all ranks at once, after one report that says who, where and why."""
-        report = "".join(traceback.format_exception(error))
-        print(f"\nfleet: rank {self.rank} of {self.size} on {self.host} failed; all ranks end.\n{report}",
-              file=sys.stderr, flush=True)
-        self.comm.Abort(status)
-        raise SystemExit(status)
+        if not isinstance(error, CoordinatorLost) or self.rank == self._heir:  # that all have noticed
+            report = "".join(traceback.format_exception(error))
+            print(f"\nfleet: rank {self.rank} of {self.size} on {self.host} failed; all ranks end.\n{report}",
+                  file=sys.stderr, flush=True)
+        self.end(status)
+
+    @property
+    def _heir(self) -> int:
+        """Rank 0, or who comes after it when it has died."""
+        return min(set(range(self.size)) - self._lost)
+
+    def end(self, status: int, is_told: bool = False) -> NoReturn:
+        """End all ranks at once.
+
+        Args:
+            is_told: whether another rank has asked for it.
+
+        Under ULFM (Open MPI 5.0.11) MPI_Abort does not reach all ranks, and no rank hears of one that exits by itself:
+        so the heir tells all others, and they kill themselves, which is heard of even inside a library.
+        """
+        if not self.outlives:
+            self.comm.Abort(status)
+        others = {self._heir} if not is_told else set()
+        if self.rank == self._heir:
+            others = set(range(self.size)) - {self.rank}
+        self._pending += [self.comm.isend(status, dest=rank, tag=_FAILED_TAG) for rank in others - self._lost]
+        deadline = time.monotonic() + _PATIENCE_S
+        while not others <= self._lost and time.monotonic() < deadline:
+            told = self._hear_of_ends()
+            if told is not None and self.rank != self._heir:
+                break
+            time.sleep(_LONGEST_S)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if self.rank != self._heir:
+            os.kill(os.getpid(), signal.SIGKILL)
+        os._exit(status)
+
+
+def _die_with_launcher() -> None:
+    """Have the kernel end this process when its launcher is no more: under ULFM mpirun may go without it."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # Linux, like /dev/shm
 
 
 def _is_over(request: MPI.Request) -> bool:

@@ -84,17 +84,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return world.leave(_run(world, request, batch_left, began))
     except KeyboardInterrupt:
-        world.comm.Abort(130)
-        raise
+        world.end(130)
     except UserError as error:
         print(f"fleet: {error}", file=sys.stderr, flush=True)
-        world.comm.Abort(int(ExitStatus.BAD_INPUT))
-        raise
+        world.end(int(ExitStatus.BAD_INPUT))
     except StorageError as error:  # a disk is full: where in the program that was noticed helps nobody
         logging.getLogger("fleet").critical("rank %d failed: %s", world.rank, error)
         print(f"fleet: rank {world.rank} on {world.host}: {error}", file=sys.stderr, flush=True)
-        world.comm.Abort(int(ExitStatus.INFRASTRUCTURE))
-        raise
+        world.end(int(ExitStatus.INFRASTRUCTURE))
     except BaseException as error:
         logging.getLogger("fleet").critical("rank %d failed", world.rank, exc_info=True)
         world.abort(error)
