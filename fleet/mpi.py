@@ -315,11 +315,12 @@ class World:
 
     def abort(self, error: BaseException, status: int = 1) -> NoReturn:
         """End all ranks at once, after one report that says who, where and why."""
-        if not isinstance(error, CoordinatorLost) or self.rank == self._heir:  # that all have noticed
+        all_know = isinstance(error, CoordinatorLost)
+        if not all_know or self.rank == self._heir:
             report = "".join(traceback.format_exception(error))
             print(f"\nfleet: rank {self.rank} of {self.size} on {self.host} failed; all ranks end.\n{report}",
                   file=sys.stderr, flush=True)
-        self.end(status)
+        self.end(status, is_told=all_know)
 
     @property
     def _heir(self) -> int:
@@ -330,7 +331,7 @@ class World:
         """End all ranks at once.
 
         Args:
-            is_told: whether another rank has asked for it.
+            is_told: whether the heir need not be told.
 
         Under ULFM (Open MPI 5.0.11) MPI_Abort does not reach all ranks, and no rank hears of one that exits by itself:
         so the heir tells all others, and they kill themselves, which is heard of even inside a library.
