@@ -43,7 +43,7 @@ class Case:
     """What is done in one case.
 
     Attributes:
-        moment_s: of the fault, after the first group was formed.
+        after_epochs, moment_s: of the fault: so many epochs of any network, and so many seconds later.
         outlives: whether ranks are started under ULFM.
     """
 
@@ -55,6 +55,7 @@ class Case:
     policy: str
     every: str | None
     epochs: int
+    after_epochs: int
     moment_s: float
     outlives: bool
     patience_s: float
@@ -69,7 +70,7 @@ class Case:
         return cls(seed, engine, fault, trainers=rng.choice((2, 3)),
                    preprocessors=2 if fault == "preprocessor" else rng.choice((1, 2)) if is_numpy else 1,
                    policy=rng.choice(("global", "adaptive", "local")), every=rng.choice((None, "0.2s")),
-                   epochs=8 if is_numpy else 6, moment_s=rng.uniform(0.1, 2.5) * (1 if is_numpy else 3),
+                   epochs=10, after_epochs=rng.randrange(24), moment_s=rng.uniform(0, 0.15),
                    outlives=fault == "trainer, outlived" or (fault != "trainer" and rng.random() < 0.5),
                    patience_s=60 if is_numpy else 180)
 
@@ -205,7 +206,7 @@ class Trial:
                 self._kill(_ranks_of(process).values())
                 process.kill()
                 raise Broken(f"no event for {self.case.patience_s} s")
-            if strike and strike_at is None and self._has_begun():
+            if strike and strike_at is None and self._has_come():
                 strike_at = now + self.case.moment_s
             if strike and strike_at is not None and now >= strike_at:
                 strike(process)
@@ -221,8 +222,10 @@ class Trial:
         events = [event["event"] for event in read_events(self.paths.events)] if self.paths.events.exists() else []
         return self.outcome.statuses[-1] in (0, 3) and events[-1:] == ["end"]
 
-    def _has_begun(self):
-        return self.paths.events.exists() and any(event["event"] == "group" for event in read_events(self.paths.events))
+    def _has_come(self):
+        """Whether the fault is near."""
+        events = [event["event"] for event in read_events(self.paths.events)] if self.paths.events.exists() else []
+        return "group" in events and events.count("epoch") >= self.case.after_epochs
 
     # ---- faults ----
 
