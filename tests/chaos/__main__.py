@@ -40,7 +40,8 @@ def main():
 def _carry_out(case):
     folder = Path(tempfile.mkdtemp(prefix=f"chaos-{case.engine}-{case.seed}-"))
     outcome = Trial(case, folder).run()
-    print(f"{case.engine} {case.seed}: {case.fault}{', under ULFM' if case.outlives else ''} after {case.after_epochs} epochs, "
+    under = ", under ULFM" if case.outlives else ""
+    print(f"{case.engine} {case.seed}: {case.fault}{under} after {case.after_epochs} epochs, "
           f"{case.ranks} ranks, {case.policy}: statuses {outcome.statuses}, {outcome.twice} samples twice, "
           f"{outcome.seconds:.0f} s{f', pause {outcome.pause_s:.3f} s' if outcome.pause_s is not None else ''}"
           f"{f'; BROKEN: {outcome.broken}; see {folder}' if outcome.broken else ''}", flush=True)

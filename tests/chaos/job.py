@@ -13,11 +13,11 @@ _steps = os.open(os.environ["CHAOS_STEPS"], os.O_WRONLY | os.O_APPEND | os.O_CRE
 def _note_steps():
     step, measure = trainer.Trainer._step, trainer.Trainer._measure
 
-    def noted(self, group, trainable, images, labels, size, *rest):
-        result = step(self, group, trainable, images, labels, size, *rest)
+    def noted(self, training, images, labels, size, *rest):
+        result = step(self, training, images, labels, size, *rest)
         if not getattr(self, "measures", False):  # one write, which no other rank's can come into
             rank = os.environ["OMPI_COMM_WORLD_RANK"]
-            os.write(_steps, f"{time.time():.6f} {rank} {size if group.is_master else 0}\n".encode())
+            os.write(_steps, f"{time.time():.6f} {rank} {size if training.group.is_master else 0}\n".encode())
         return result
 
     def measured(self, order):
