@@ -89,7 +89,8 @@ def run(spec: str | Path, ranks: int, *arguments: str, launcher: Sequence[str] |
         spec: a spec file.
         ranks: processes; one preprocessor and the rest trainers, unless the spec says otherwise.
         arguments: further arguments of ``python -m fleet.run``, such as ``--fresh``.
-        launcher: what to start it with instead of :func:`mpirun`, up to the Python interpreter.
+        launcher: what to start it with instead of :func:`mpirun`, up to the Python interpreter;
+            ``mpirun(ranks, survive=True)`` for a launch that outlives trainers that die.
         log: where it prints instead of here.
         environment: further variables.
 
