@@ -13,12 +13,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
 
-from fleet.errors import ExitStatus, UserError
+from fleet.errors import ExitStatus, StorageError, UserError
 from fleet.eventlog import launch_status, log_mark, read_events
 from fleet.paths import RunPaths, storing
 from launch.base import InputError
@@ -26,6 +27,7 @@ from launch.systems import System, continue_job, is_preempted
 
 # What batch systems send; SIGUSR2 is what launchers pass on to the ranks (mpirun ends them at once upon SIGTERM).
 _WARNINGS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
+_PROBE_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -177,11 +179,26 @@ class Keeper:
             self._warning = "a preemption"
         stop = Stop(status, bool(self._warning))
         decision = decide([*stops, stop], self._limits)
+        if stop.is_failure and (refusal := self._refusal()):
+            decision = Decision(False, refusal)
         following, then = self._follow(decision)
         note(self._paths, "stopped", self._job, **asdict(stop), why=self._why(status, ended), next=following,
              then=then)
         print(f"fleet job: status {status}; {then}", file=sys.stderr, flush=True)
         return status, following is not None
+
+    def _refusal(self) -> str:
+        """What the file system says to a mebibyte, where it refuses: until that is mended no job would do better."""
+        probe = self._paths.jobs / ".probe.tmp"
+        try:
+            with storing(probe, _PROBE_BYTES):
+                probe.write_bytes(bytes(_PROBE_BYTES))
+        except StorageError as error:
+            return str(error)
+        finally:
+            with suppress(OSError):
+                probe.unlink(missing_ok=True)
+        return ""
 
     def _wait(self, command: Sequence[str]) -> int:
         timer = threading.Timer(self._warn_after or 0, self._warn, ["the walltime is nearly over"])

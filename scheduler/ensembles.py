@@ -66,7 +66,7 @@ def generate(networks: int = 100, seed: int = 0, heavy_tail: bool = False) -> Ra
         InputError: fewer than one network, or very many, or a negative seed.
     """
     if not 1 <= networks <= _MOST_NETWORKS or seed < 0:
-        raise InputError(f"{networks} networks with seed {seed}: at least 1, at most {_MOST_NETWORKS}, and a seed from 0")
+        raise InputError(f"{networks} networks with seed {seed}: at least 1, at most {_MOST_NETWORKS}, a seed from 0")
     rng = np.random.default_rng(seed)
     drawn = [_draw(index, rng) for index in range(networks)]
     single = _into_range(-np.log([network.operations for network in drawn]), RATES)

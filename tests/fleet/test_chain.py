@@ -89,12 +89,12 @@ def job(tmp_path):
     root.mkdir()
     (tmp_path / "played.py").write_text(LAUNCH)
 
-    def start(*launches, arguments=(), system="local", **environment):
+    def start(*launches, arguments=(), system="local", prefix=(), **environment):
         (root / "script").write_text("\n".join(launches))
         command = [sys.executable, "-m", "fleet", "job", "run", "--system", system, "--jobs=5", "--retries=1",
                    *arguments, "--", sys.executable, "played.py", str(root)]
-        return subprocess.Popen(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-                                stderr=subprocess.PIPE, text=True)
+        return subprocess.Popen([*prefix, *command], cwd=tmp_path, stderr=subprocess.PIPE, text=True,
+                                env={**os.environ, "PYTHONPATH": str(ROOT), **environment})
 
     def finished(*launches, **options):
         process = start(*launches, **options)
@@ -113,6 +113,14 @@ def test_on_this_machine_a_job_launches_until_all_networks_are_done(job):
     ended = job("75 75", "75 75", "0 0", "never")
     assert ended.returncode == 0, ended.stderr_text
     assert [stop["status"] for stop in job.stops()] == [75, 75, 0]
+
+
+def test_a_job_that_a_full_disk_ended_is_not_followed_by_another(job):
+    ended = job("1 -", "0 0", prefix=["bash", "-c", 'ulimit -f 500; exec "$@"', "-"])  # files of 500 KiB at most
+    assert ended.returncode == 1
+    stop, = job.stops()
+    assert "cannot be written: File too large" in stop["then"]
+    assert not list(job.root.rglob("*.tmp"))
 
 
 def test_a_launcher_that_ends_well_while_its_run_did_not_end_has_failed(job):
