@@ -1,11 +1,10 @@
 """Whatever stands on a command line, in a spec or in a file: a message and status 2, never a traceback.
 
-# ruff: noqa: E501 - tables of what people and accidents write
-
-
 Each command is called with something that works, of which parts are changed: an argument is replaced or added, a
 file is torn, overwritten, emptied, missing, a folder, or what is in it is replaced by what nobody would write.
 """
+
+# ruff: noqa: E501 - tables of what people and accidents write
 
 import argparse
 import contextlib
