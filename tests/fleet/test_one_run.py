@@ -580,3 +580,31 @@ def test_a_network_that_cannot_be_built_on_a_rank_that_joins_fails_on_all_of_its
         "ends": Status.FINISHED, "grows": Status.FAILED, "waits": Status.FINISHED}
     assert "out of memory: MemoryError: wanted 3 GB" in rows["grows"].reason
     assert rows["grows"].epochs < 200
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_in_lockstep_the_groups_of_a_round_begin_and_end_on_the_same_epochs_of_the_stream(folders, seed):
+    epochs = {"n0": 1, "n1": 4, "n2": 2, "n3": 3, "n4": 2}
+    content = {"models": [{"family": "softmax", "name": name, "train": {"converge": {"max_epochs": count}}}
+                          for name, count in epochs.items()],
+               "schedule": {"policy": "global", "rates": {
+                   "samples_per_epoch": 24, "gpus_per_node": 4,
+                   "models": [{"name": name, "rates": [10.0, 19.0]} for name in epochs]}},
+               "resources": {"engine": "numpy"}, "train": {"batch": {"size": 4}},
+               "data": {"source": "tests.sources:numbered", "path": "24",
+                        "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}]}}
+    runner = Runner(Case(content, (0,) * 5, 4, 1, seed), folders())
+    assert runner.launch() is ExitStatus.OK
+    began, last, final = {}, {}, set()  # network -> epochs of the stream
+    for event in read_events(runner.prepared.paths.events):
+        if event["event"] == "group":
+            began[event["network"]] = event["stream_epoch"]
+            final.discard(event["network"])
+        elif event["event"] == "epoch":
+            last[event["network"]] = event["stream_epoch"]
+        elif event["event"] == "final":
+            final.add(event["network"])
+        elif event["event"] in ("round", "end"):
+            assert len(set(began.values())) <= 1
+            assert len({last[name] for name in began.keys() - final}) <= 1
+            began.clear()
