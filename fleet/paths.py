@@ -155,6 +155,9 @@ _ADVICE = {errno.ENOSPC: "make room", errno.EDQUOT: "make room", errno.EROFS: "m
            errno.EACCES: "make it writable", errno.EPERM: "make it writable"}
 
 
+STDOUT = Path("standard output")  # for messages; a batch log may lie on the disk that is full
+
+
 @contextmanager
 def storing(path: Path, wanted: int = 0) -> Iterator[None]:
     """Write a file inside, and say what helps where the file system refuses.

@@ -10,12 +10,13 @@ import numpy as np
 
 from fleet.coordinator import Coordinator, Observer
 from fleet.engine import Engine, make_engine
-from fleet.errors import ExitStatus
+from fleet.errors import ExitStatus, UserError
 from fleet.eventlog import EventLog, logged_epochs
 from fleet.identity import speed_identity
 from fleet.interrupt import Interruption
 from fleet.messages import Bad, Tag
 from fleet.order import RingOrder
+from fleet.paths import STDOUT, storing
 from fleet.prepare import Prepared
 from fleet.preprocessor import Preprocessor, Shared
 from fleet.replay import compare
@@ -208,6 +209,13 @@ class _Board:
         write_cache(self._cache, self._survey.known)
         self.coordinator.stop()
         self.results.write()
+        self._events.close()
+        self._tensorboard.close()
+        with storing(STDOUT):
+            self._print()
+        return int(self.coordinator.status or 0)
+
+    def _print(self) -> None:
         rows = self.results.rows()
         print_table(*leaderboard(rows), title=f"{self._prepared.spec.document.name}: the best network first")
         print(self.coordinator.summary())
@@ -216,11 +224,12 @@ class _Board:
             print(compare(self._prepared.replayed, replayed))
         if self.results.bad:
             print(f"{len(self.results.bad)} samples could not be read: {self._prepared.paths.bad_samples}")
-        self._events.close()
-        write_report(self._prepared.paths)
-        print(f"Everything is in {self._prepared.paths.root}; report.html shows it.", flush=True)
-        self._tensorboard.close()
-        return int(self.coordinator.status or 0)
+        shown = "report.html shows it"
+        try:
+            write_report(self._prepared.paths)
+        except UserError as error:  # a log that was damaged is no reason to fail after all else went well
+            shown = f"without a report, for {error}"
+        print(f"Everything is in {self._prepared.paths.root}; {shown}.", flush=True)
 
 
 def _parameters(prepared: Prepared) -> dict[str, int]:

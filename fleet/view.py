@@ -6,6 +6,7 @@ import sys
 import time
 from typing import IO, Any
 
+from fleet.paths import STDOUT, storing
 from fleet.show import terminal, terminal_width
 from fleet.spec import Spec
 from fleet.units import format_duration
@@ -22,7 +23,8 @@ class PlainView:
         """Say what happened."""
         line = describe(event, fields, self._max_epochs)
         if line:
-            print(f"[{format_duration(time.monotonic() - self._start):>12}] {line}", file=self._out, flush=True)
+            with storing(STDOUT):
+                print(f"[{format_duration(time.monotonic() - self._start):>12}] {line}", file=self._out, flush=True)
 
     def on_pace(self, network: str, samples: int, samples_per_s: float) -> None:
         """Too often for a log."""

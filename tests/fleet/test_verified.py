@@ -113,3 +113,18 @@ def test_a_full_disk_is_told_with_what_was_wanted_and_what_is_free(full_disk):
         write_verified(path, {"large": np.zeros(10**6)}, {"number": 2}, full_disk / "previous.h5")
     assert read_verified(path)[1] == {"number": 1}
     assert os.listdir(full_disk) == ["file.h5"]
+
+
+def test_wherever_in_a_file_the_disk_is_full_the_last_file_is_whole_and_nothing_else_is_left(full_disk):
+    """HDF5's library, where it was told of that itself, crashed in some of these."""
+    path, previous, written = full_disk / "file.h5", full_disk / "previous.h5", []
+    for number in range(60):
+        arrays = {str(k): np.zeros(317 * number + k) for k in range(1 + number % 5)}
+        try:
+            write_verified(path, arrays, {"number": number}, previous)
+            written.append(number)
+        except StorageError:
+            pass
+    assert 0 < len(written) < 60
+    assert [read_verified(each)[1]["number"] for each in (path, previous)] == [written[-1], written[-2]]
+    assert sorted(os.listdir(full_disk)) == ["file.h5", "previous.h5"]

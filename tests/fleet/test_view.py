@@ -1,6 +1,7 @@
 """What a person sees of a run."""
 
 import ast
+import errno
 import inspect
 import io
 import math
@@ -8,6 +9,7 @@ import math
 import pytest
 
 from fleet import coordinator
+from fleet.errors import StorageError
 from fleet.view import LiveView, PlainView, describe
 from tests.fleet.histories import spec
 
@@ -133,3 +135,16 @@ def test_the_live_table_follows_networks_from_start_to_end(network, monkeypatch)
     finally:
         view.close()
     assert "a FAILED: no room" in screen.getvalue()
+
+
+class Full(io.StringIO):
+    """A batch log on a disk that is full."""
+
+    def flush(self):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_under_a_batch_log_is_told_as_any_other():
+    view = PlainView(spec({"family": "softmax", "name": "a"}), Full())
+    with pytest.raises(StorageError, match="standard output cannot be written: No space left"):
+        view.on_event("final", {"network": "a", "reason": "9 epochs", "epochs": 9})
