@@ -30,7 +30,7 @@ class Spent:
         data: waiting for samples.
         checkpointing: training blocked by a checkpoint.
         moving: groups that have their devices and do not train: they start, change, wait for orders between
-            epochs, or did what a kill undid.
+            epochs, export a network, or did what a kill undid.
         waiting: devices without a group.
         scheduling, profiling: all devices wait for these.
     """

@@ -342,7 +342,8 @@ class Coordinator:
     def _on_stopped(self, stopped: Stopped) -> None:
         group = self._groups.pop(stopped.network)
         self.overheads.checkpointing += stopped.checkpoint_s * group.member.gpus
-        self._log("stopped", network=stopped.network, checkpoint_s=round(stopped.checkpoint_s, 6))
+        self._log("stopped", network=stopped.network, checkpoint_s=round(stopped.checkpoint_s, 6),
+                  export_s=round(stopped.export_s, 6))
         if stopped.damage:
             self._log("best_lost", network=stopped.network, damage=stopped.damage)
         self._is_stale = True

@@ -164,7 +164,8 @@ class Stopped(NamedTuple):
     """A group has stopped; its checkpoint is written, its ranks are free."""
 
     network: str
-    checkpoint_s: float
+    checkpoint_s: float  # that it took until the last checkpoint was on disk
+    export_s: float = 0.0  # and then until the network was exported
     damage: str = ""  # why another epoch than the best is exported
 
 

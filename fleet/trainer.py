@@ -432,16 +432,12 @@ class Trainer:
         """Put everything on disk before the coordinator hears that the ranks are free."""
         name, group = training.network.name, training.group
 
-        def close() -> str:
-            if not group.is_master:
-                return ""
-            self._writer.flush()
-            return self._export(training) if final else ""
-
         began = time.perf_counter()
-        damage = together(group, close)
+        together(group, lambda: self._writer.flush() if group.is_master else None)
+        saved = time.perf_counter()
+        damage = together(group, lambda: self._export(training) if group.is_master and final else "")
         if group.is_master:
-            self._tell(Stopped(name, time.perf_counter() - began, damage))
+            self._tell(Stopped(name, saved - began, time.perf_counter() - saved, damage))
 
     def _export(self, training: Training) -> str:
         """Write the best network for use without FLEET; returns why it is not the best, where it is not."""
