@@ -52,7 +52,7 @@ def main() -> None:
     if args.jpegs is not None:
         make_jpegs(args.jpegs, args.folder)
     rates = measure(ways(ImageFolder(args.folder)), args.images, args.repeats)
-    rates |= tensorflow_apart(args)
+    rates |= tensorflow_apart(args.folder, args.images, args.repeats)
     show(rates)
     print(f"\nsetting the generator of a sample: {generator_cost():.2f} us")
 
@@ -160,9 +160,9 @@ def measure_tensorflow(folder: Path, images: int, repeats: int) -> dict[str, flo
     return {name: images / statistics.median(times[1:]) for name, times in seconds.items()}  # the first warms up
 
 
-def tensorflow_apart(args: argparse.Namespace) -> dict[str, float]:
-    command = [sys.executable, __file__, "--tensorflow", "--folder", str(args.folder),
-               "--images", str(args.images), "--repeats", str(args.repeats)]
+def tensorflow_apart(folder: Path, images: int, repeats: int) -> dict[str, float]:
+    command = [sys.executable, __file__, "--tensorflow", "--folder", str(folder), "--images", str(images),
+               "--repeats", str(repeats)]
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -1,0 +1,54 @@
+"""How fast consumers went, from the moments at which they had each batch; the standard library alone, so that it
+works in any environment.
+
+All processes of a machine have one monotonic clock: their records can be compared. A measurement is cut into
+slices of equal length, after a warm-up, in which all consumers were at work; a slice gives one number.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+
+WARM_UP_S = 1.0
+
+
+def record(batches: Iterable[object], seconds: float) -> list[float]:
+    """Take batches for so long; returns when each was there."""
+    until = time.monotonic() + WARM_UP_S + seconds
+    times = []
+    for _ in batches:
+        times.append(time.monotonic())
+        if times[-1] > until:
+            break
+    return times
+
+
+def slices(records: Sequence[Sequence[float]], count: int) -> list[tuple[float, float]]:
+    """Where to cut: ``count`` spans of time, in all of which every record goes on."""
+    begin, end = max(times[0] for times in records) + WARM_UP_S, min(times[-1] for times in records)
+    if end <= begin:
+        raise RuntimeError("the consumers were not at work at the same time: give them more seconds")
+    length = (end - begin) / count
+    return [(begin + place * length, begin + (place + 1) * length) for place in range(count)]
+
+
+def value_at(time_s: float, times: Sequence[float], values: Sequence[float]) -> float:
+    """A value that was noted now and then, at any moment; straight lines in between."""
+    after = min(max(bisect_right(times, time_s), 1), len(times) - 1)
+    weight = (time_s - times[after - 1]) / (times[after] - times[after - 1])
+    return values[after - 1] + weight * (values[after] - values[after - 1])
+
+
+def growth(times: Sequence[float], values: Sequence[float]) -> Callable[[tuple[float, float]], float]:
+    """By how much a value that was noted now and then grew in a span."""
+    return lambda span: value_at(span[1], times, values) - value_at(span[0], times, values)
+
+
+def each_consumer(records: Sequence[Sequence[float]], batch: int, count: int = 5) -> float:
+    """Samples/s that each consumer had, on average over them; the median of the slices."""
+    rates = [statistics.mean(batch * growth(times, range(len(times)))(span) for times in records) / (span[1] - span[0])
+             for span in slices(records, count)]
+    return statistics.median(rates)

@@ -1,0 +1,75 @@
+"""What the ranks of a run hold in memory, as the kernel counts it.
+
+RSS counts a page for every process that has touched it, PSS divides it by their number: so the PSS of all ranks
+together is what the machine has given them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_MAPPING = re.compile(r"[0-9a-f]+-[0-9a-f]+ ")
+_SIZES = re.compile(r"(Size|Rss|Pss): +(\d+) kB")
+
+
+@dataclass(frozen=True)
+class Resident:
+    """Bytes of several processes together.
+
+    Attributes:
+        processes: those that have mapped the window.
+        window: what was mapped.
+        window_rss, window_pss: of it.
+        rss, pss: of everything.
+    """
+
+    processes: int
+    window: int
+    window_rss: int
+    window_pss: int
+    rss: int
+    pss: int
+
+
+def resident(root: int, window: re.Pattern[str]) -> Resident:
+    """Look at a process and its descendants.
+
+    Args:
+        root: its number.
+        window: of the path of the mapping that counts as the window.
+    """
+    processes = mapped = window_rss = window_pss = rss = pss = 0
+    for process in _descendants(root):
+        try:
+            lines = Path(f"/proc/{process}/smaps").read_text().splitlines()
+        except OSError:  # it has ended
+            continue
+        mine = {"Size": 0, "Rss": 0, "Pss": 0}
+        every = dict(mine)
+        inside = False
+        for line in lines:
+            if _MAPPING.match(line):
+                inside = window.search(line) is not None
+            elif found := _SIZES.match(line):
+                size = 1024 * int(found[2])
+                every[found[1]] += size
+                if inside:
+                    mine[found[1]] += size
+        if mine["Size"]:
+            processes, mapped = processes + 1, mine["Size"]
+            window_rss, window_pss = window_rss + mine["Rss"], window_pss + mine["Pss"]
+            rss, pss = rss + every["Rss"], pss + every["Pss"]
+    return Resident(processes, mapped, window_rss, window_pss, rss, pss)
+
+
+def _descendants(process: int) -> Iterator[int]:
+    yield process
+    try:
+        for task in Path(f"/proc/{process}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                yield from _descendants(int(child))
+    except OSError:  # it has ended
+        return

@@ -1,0 +1,202 @@
+"""The stream by itself: real ranks that prepare images, and real ranks that do nothing but read them.
+
+stream.py starts it: mpirun -n PREPROCESSORS+READERS python benchmarks/stream_ranks.py JOB, where JOB is a
+:class:`Job` in JSON. Prints one :class:`Outcome` in JSON.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from pace import record  # beside this file
+
+from fleet.messages import NO_LIMIT, Exit, Produce, Ready, Tag
+from fleet.order import Epoch, StrictOrder
+from fleet.preprocessor import Preprocessor, Shared
+from fleet.roles import Roles, assign
+from fleet.segment import Window, plan_layout
+from fleet.stream import SharedStream
+from preprocess.base import RandomAccess
+from preprocess.image_folder import ImageFolder
+from preprocess.pipeline import Pipeline
+from preprocess.transforms import Affine, parse_transforms
+
+if TYPE_CHECKING:  # MPI starts when it is imported
+    from fleet.mpi import World
+
+MEMORY = "memory"
+_NOTED_EVERY_S = 0.02
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to do.
+
+    Attributes:
+        source: a folder of images, or MEMORY: samples that are ready.
+        transforms: of the images; a scale at the end is left to the readers.
+        dtype: what a reader makes of every batch, in memory of its own: uint8 is copied, float32 scaled.
+        seconds: after the warm-up.
+        window: in bytes.
+    """
+
+    source: str
+    transforms: list
+    preprocessors: int
+    readers: int
+    dtype: str
+    batch: int
+    seconds: float
+    window: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of it.
+
+    Attributes:
+        sample_bytes: of a sample in the window.
+        reads: when each reader had each batch, seconds of the machine's clock.
+        work: of each preprocessor what it noted now and then: (time, its CPU seconds, samples of the stream that all
+            preprocessors had made).
+    """
+
+    sample_bytes: int
+    reads: list[list[float]]
+    work: list[list[tuple[float, float, int]]]
+
+
+class ReadySamples(RandomAccess):
+    """Samples that need no preparation; more of them than a processor's cache holds."""
+
+    classes = ("any",)
+
+    def __init__(self, shape: tuple[int, int, int] = (224, 224, 3), samples: int = 512) -> None:
+        self._images = np.random.default_rng(0).integers(0, 256, (samples, *shape), np.uint8)
+        self.labels = np.zeros(samples, np.int64)
+
+    def read(self, index: int) -> np.ndarray:
+        return self._images[index]
+
+    def name(self, index: int) -> str:
+        return f"sample {index}"
+
+
+class Chief:
+    """The coordinator's part: lets the stream run when all read, and ends it when none does."""
+
+    def __init__(self, world: World, roles: Roles) -> None:
+        self._world, self._roles, self._reading = world, roles, len(roles.trainers)
+        self._tell(Produce(NO_LIMIT, NO_LIMIT, first=0, turns=roles.preprocessors))
+
+    def step(self) -> bool:
+        if self._world.hear(Tag.COORDINATOR) is None:
+            return False
+        self._reading -= 1
+        if not self._reading:
+            self._tell(Exit(0))
+        return True
+
+    def _tell(self, message: Produce | Exit) -> None:
+        for rank in self._roles.preprocessors:
+            self._world.tell(rank, Tag.PREPROCESSOR, message)
+
+
+def main() -> None:
+    from fleet.mpi import World
+
+    job = Job(**json.loads(sys.argv[1]))
+    world = World()
+    try:
+        outcome = run(world, job)
+    except BaseException as error:
+        world.abort(error)
+    if world.rank == 0:
+        print(json.dumps(asdict(outcome)))
+
+
+def run(world: World, job: Job) -> Outcome:
+    roles = assign(world.node_of(), job.preprocessors, None)
+    source = ReadySamples() if job.source == MEMORY else ImageFolder(job.source)
+    pipeline = Pipeline(source, parse_transforms(job.transforms), seed=0)
+    layout = plan_layout(pipeline.shape, str(pipeline.dtype), pipeline.samples, job.window, job.batch, job.readers)
+    name = f"fleet-benchmark-{world.share(os.getpid() if world.rank == 0 else None)}"
+    window = Window(layout, name, create=True) if world.rank == 0 else None
+    world.gather(None)
+    window = window or Window(layout, name, create=False)
+    world.gather(None)
+    if world.rank == 0:
+        window.segment.unlink()
+    if world.rank in roles.trainers:
+        reads, work = read(world, roles, window, pipeline, job), None
+    else:
+        reads, work = None, serve(world, roles, window, pipeline)
+    everything = world.gather((reads, work))
+    world.finish()
+    return Outcome(layout.sample_bytes, [reads for reads, _ in everything if reads],
+                   [work for _, work in everything if work])
+
+
+def serve(world: World, roles: Roles, window: Window, pipeline: Pipeline) -> list[tuple[float, float, int]]:
+    """A preprocessor; rank 0 also coordinates."""
+    order = StrictOrder(pipeline, window.layout.chunk)
+    preprocessor = Preprocessor(world, roles, Shared(window), order, pipeline, None)
+    world.gather(None)  # the readers have joined
+    if world.rank == 0:
+        world.duties.append(Chief(world, roles).step)
+    world.duties.append(preprocessor.step)
+    notes: list[tuple[float, float, int]] = []
+
+    def is_done() -> bool | None:
+        now = time.monotonic()
+        if not notes or now - notes[-1][0] > _NOTED_EVERY_S:
+            notes.append((now, time.process_time(), window.newest() * window.layout.chunk))
+        return preprocessor.is_done or None
+
+    world.wait(is_done)
+    world.duties.clear()
+    return notes
+
+
+def read(world: World, roles: Roles, window: Window, pipeline: Pipeline, job: Job) -> list[float]:
+    """A trainer that only reads."""
+    stream = SharedStream(window, roles.trainers.index(world.rank), world)
+    group = world.group([world.rank], world.rank)
+    stream.join(0)
+    world.gather(None)
+    private = np.empty((job.batch, *pipeline.shape), job.dtype)
+
+    def batches() -> Iterator[None]:
+        for epoch in itertools.count():
+            for batch in stream.batches(Epoch(epoch), 0, job.batch, group):
+                take(batch.images, private, pipeline.affine)
+                yield
+
+    times = record(batches(), job.seconds)
+    stream.leave()
+    world.tell(0, Tag.COORDINATOR, Ready(world.rank))
+    return times
+
+
+def take(images: np.ndarray, private: np.ndarray, affine: Affine | None) -> None:
+    """What a framework does first: copy, or scale, into memory of its own."""
+    if private.dtype == images.dtype:
+        np.copyto(private[:len(images)], images)
+        return
+    assert affine is not None
+    for image, own in zip(images, private, strict=False):  # one by one: it stays in the processor's cache
+        np.copyto(own, image)
+        own *= affine.multiplier
+        own += affine.offset
+
+
+if __name__ == "__main__":
+    main()

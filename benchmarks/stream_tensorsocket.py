@@ -1,0 +1,109 @@
+"""TensorSocket over a PyTorch `DataLoader`, in an environment of its own (torch, tensorsocket, simplejpeg, Pillow).
+
+stream.py starts this in each role; see `rivals.py` for how they meet.
+
+    python benchmarks/stream_tensorsocket.py serve|consume FOLDER uint8|float32 BATCH SECONDS
+
+TensorSocket pickles the memory of CPU tensors into every message, once for each consumer; so tensors are sent by
+its hooks `pack_fn` and `unpack_fn` as PyTorch sends them between processes: by the name of their shared memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import threading
+from collections import deque
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+
+import numpy as np
+import simplejpeg
+import tensorsocket
+import torch
+from pace import record  # beside this file
+
+CROP = 224
+LONG = 10**6  # samples of an epoch: TensorSocket pauses half a second between epochs
+
+
+class Images(torch.utils.data.Dataset):
+    """Read, decode, crop, flip, scale."""
+
+    def __init__(self, folder: str, dtype: str) -> None:
+        self._paths = sorted(map(str, Path(folder).glob("*/*.jpg")))
+        classes = sorted({Path(path).parent.name for path in self._paths})
+        self._labels = [classes.index(Path(path).parent.name) for path in self._paths]
+        self._dtype = dtype
+
+    def __len__(self) -> int:
+        return LONG
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        index = random.randrange(len(self._paths))
+        with open(self._paths[index], "rb", buffering=0) as file:
+            image = simplejpeg.decode_jpeg(file.read())
+        top, left = random.randrange(image.shape[0] - CROP + 1), random.randrange(image.shape[1] - CROP + 1)
+        image = image[top:top + CROP, left:left + CROP]
+        if random.random() < 0.5:
+            image = image[:, ::-1]
+        if self._dtype == "float32":
+            image = image.astype(np.float32)
+            image *= 1 / (255 * 0.25)
+            image -= 0.5 / 0.25
+        return np.ascontiguousarray(image), self._labels[index]
+
+
+def pack(tensors: tuple) -> tuple:
+    return tuple(bytes(ForkingPickler.dumps(tensor)) for tensor in tensors)
+
+
+class Unpack:
+    """Maps what was packed; what is mapped stays mapped for a while, for it comes again."""
+
+    def __init__(self) -> None:
+        self._mapped: deque = deque(maxlen=64)
+
+    def __call__(self, packed: tuple) -> tuple:
+        tensors = tuple(map(ForkingPickler.loads, packed))
+        self._mapped.append([tensor.untyped_storage() for tensor in tensors])
+        return tensors
+
+
+def serve(folder: str, dtype: str, batch: int) -> None:
+    loader = torch.utils.data.DataLoader(Images(folder, dtype), batch, num_workers=len(os.sched_getaffinity(0)),
+                                         drop_last=True)
+    producer = tensorsocket.TensorProducer(loader, pack_fn=pack, producer_batch_size=4)
+    threading.Thread(target=lambda: [None for _ in producer], daemon=True).start()
+    print("ready", flush=True)
+    threading.Event().wait()
+
+
+def consume(batch: int, seconds: float) -> None:
+    private: list[torch.Tensor] = []
+
+    def batches():
+        for images, _ in tensorsocket.TensorConsumer(batch_size=batch, unpack_fn=Unpack()):
+            if not private:
+                private.append(torch.empty_like(images))
+            yield private[0].copy_(images)
+
+    print("ready", flush=True)
+    sys.stdin.readline()
+    print(json.dumps(record(batches(), seconds)), flush=True)
+    os._exit(0)
+
+
+def main(role: str, folder: str, dtype: str, batch: str, seconds: str) -> None:
+    torch.multiprocessing.set_sharing_strategy("file_system")
+    torch.set_num_threads(1)
+    if role == "serve":
+        serve(folder, dtype, int(batch))
+    else:
+        consume(int(batch), float(seconds))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
