@@ -34,7 +34,7 @@ check: env
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# Speeds and ratios; DATA is the folder of the published traces, where there is one.
+# Speeds and ratios; DATA is the folder of the published traces and of CIFAR-10 as JPEG files, where there is one.
 bench: env
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/planning.py
@@ -42,6 +42,7 @@ bench: env
 	$(BIN)/python benchmarks/eviction.py
 	$(BIN)/python benchmarks/elastic.py
 	$(if $(DATA),$(BIN)/python benchmarks/idle_nodes.py --data $(DATA)/idle_nodes)
+	$(if $(DATA),$(BIN)/python benchmarks/stream.py --jpegs $(DATA)/cifar10_jpeg.tar)
 
 clean:
 	rm -rf build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -16,12 +16,11 @@ WARM_UP_S = 1.0
 
 
 def record(batches: Iterable[object], seconds: float) -> list[float]:
-    """Take batches for so long; returns when each was there."""
-    until = time.monotonic() + WARM_UP_S + seconds
-    times = []
+    """Take batches for so long after the first, and the warm-up; returns when each was there."""
+    times: list[float] = []
     for _ in batches:
         times.append(time.monotonic())
-        if times[-1] > until:
+        if times[-1] - times[0] > WARM_UP_S + seconds:
             break
     return times
 

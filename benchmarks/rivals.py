@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+_PATIENCE_S = 120
 _HERE = Path(__file__).parent
 _ALONE = ["unshare", "--map-root-user", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
 
@@ -43,6 +45,11 @@ def consumed(python: str, program: str, servers: Sequence[Sequence[str]], consum
 
 
 def main() -> None:
+    def give_up(*_: object) -> None:
+        raise SystemExit(f"{program} took too long")
+
+    signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(_PATIENCE_S)
     python, program, servers, consumers = json.loads(sys.argv[1])
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONWARNINGS": "ignore"}
 

@@ -109,28 +109,32 @@ class Bench:
     def _others(self, dtype: str) -> list[tuple[str, float, float]]:
         """(what, target of the ratio, samples/s of each consumer)."""
         work = [str(self._folder), dtype, str(BATCH), str(self._seconds)]
-        four = list(map(str, range(CONSUMERS)))
+        four = range(CONSUMERS)
         if not can_isolate():
             self.notes.append("no tf.data and no TensorSocket: `unshare --net` is not allowed here, and their servers "
                               "would listen on all addresses")
             return []
 
-        def rate(python: str, program: str, servers: Sequence[Sequence[str]], *consumers: Sequence[str]) -> float:
-            return each_consumer(consumed(python, program, servers, consumers), BATCH, self._count)
+        found = []
+
+        def add(what: str, target: float, python: str, program: str, servers: Sequence[Sequence[str]],
+                *consumers: Sequence[str]) -> None:
+            _say(f"{what}, {dtype}")
+            try:
+                found.append((what, target, each_consumer(consumed(python, program, servers, consumers), BATCH,
+                                                          self._count)))
+            except RuntimeError as error:
+                self.notes.append(f"no {what}, {dtype}: {error}")
 
         tensorflow = (sys.executable, "stream_tfdata.py")
-        found = [("one tf.data pipeline alone", 0.85, rate(*tensorflow, [], ["alone", *work])),
-                 ("4 independent tf.data pipelines", 3.5,
-                  rate(*tensorflow, [], *(["alone", *work] for _ in four)))]
-        for compression, name in (("AUTO", ""), ("NONE", ", compression off")):
-            found.append((f"tf.data service{name}", 5.0, rate(
-                *tensorflow, [["serve"]], *(["consume", *work, number, compression] for number in four))))
+        add("one tf.data pipeline alone", 0.85, *tensorflow, [], ["alone", *work])
+        add("4 independent tf.data pipelines", 3.5, *tensorflow, [], *(["alone", *work] for _ in four))
+        add("tf.data service", 5.0, *tensorflow, [["serve"]], *(["consume", *work, str(number)] for number in four))
         if self._tensorsocket is None:
             self.notes.append("no TensorSocket: --tensorsocket-python names no environment that has it")
         else:
-            found.append(("TensorSocket", 1.3, rate(
-                self._tensorsocket, "stream_tensorsocket.py", [["serve", *work]],
-                *(["consume", *work] for _ in four))))
+            add("TensorSocket", 1.3, self._tensorsocket, "stream_tensorsocket.py", [["serve", *work]],
+                *(["consume", *work] for _ in four))
         return found
 
     # ---- 3: from the ring to readers ----
@@ -147,6 +151,7 @@ class Bench:
         """What real ranks do; measured once."""
         key = (source, readers, dtype)
         if key not in self._kept:
+            _say(f"{readers} readers of {source}, {dtype}")
             transforms = [] if source == MEMORY else decode.TRAIN + decode.SCALE
             job = Job(source, transforms, PREPROCESSORS, readers, dtype, BATCH, self._seconds, WINDOW)
             program = str(ROOT / "benchmarks/stream_ranks.py")
@@ -159,6 +164,7 @@ class Bench:
 
     def decoding(self) -> list[Row]:
         """Images/s per core of the whole transform."""
+        _say("decoding")
         ways = {name: way for name, way in decode.ways(ImageFolder(self._folder)).items() if name.startswith("train")}
         images = min(500, len(ImageFolder(self._folder)))
         rates = decode.measure(ways, images, self._count) | decode.tensorflow_apart(self._folder, images, self._count)
@@ -174,6 +180,7 @@ class Bench:
 
     def training(self) -> list[Row]:
         """Four networks, four trainers and a preprocessor."""
+        _say("training")
         with tempfile.TemporaryDirectory() as name:
             largest, stall = train(self._folder, Path(name))
         self.notes.append(f"training: {largest.processes} ranks; RSS {largest.rss / 1e6:.0f} MB in all, "
@@ -185,6 +192,10 @@ class Bench:
                     largest.window_pss / 1e6, largest.window / 1e6, counted, *_judge(counted <= 1.05, "once")),
                 Row(6, f"MB of the window in the RSS of {largest.processes} ranks; against its size",
                     largest.window_rss / 1e6, largest.window / 1e6, largest.window_rss / largest.window)]
+
+
+def _say(what: str) -> None:
+    print(f"[{time.strftime('%H:%M:%S')}, load {os.getloadavg()[0]:.1f}] {what}", file=sys.stderr, flush=True)
 
 
 def _judge(is_met: bool, target: str) -> tuple[str, bool]:

@@ -2,7 +2,7 @@
 
 stream.py starts this in each role; see `rivals.py` for how they meet.
 
-    python benchmarks/stream_tfdata.py alone|serve|consume FOLDER uint8|float32 BATCH SECONDS [NUMBER COMPRESSION]
+    python benchmarks/stream_tfdata.py alone|serve|consume FOLDER uint8|float32 BATCH SECONDS [NUMBER]
 """
 
 from __future__ import annotations
@@ -53,11 +53,10 @@ def consume(data: tf.data.Dataset, seconds: float) -> None:
     print(json.dumps(record(data, seconds)), flush=True)
 
 
-def shared(data: tf.data.Dataset, consumer: str, compression: str) -> tf.data.Dataset:
+def shared(data: tf.data.Dataset, consumer: str) -> tf.data.Dataset:
     """The same batches for all consumers: the service keeps those that not all have had."""
     return data.apply(SERVICE.distribute(
         SERVICE.ShardingPolicy.OFF, f"grpc://localhost:{PORT}", job_name="shared",
-        compression=None if compression == "NONE" else compression,
         cross_trainer_cache=SERVICE.CrossTrainerCache(trainer_id=consumer)))
 
 
