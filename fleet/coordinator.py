@@ -494,7 +494,7 @@ class Coordinator:
         elif startable and not self._is_about_to_be_ready():
             self._start(startable)
         for group in self._groups.values():
-            if not group.is_stopping:
+            if not (group.is_stopping or group.is_struck):
                 self._recruit(group)
         if not self._groups and not self._wanted.members and not self._resting:
             left = sorted({network.name for network in self._spec.networks} - self._results.finished())
@@ -575,7 +575,9 @@ class Coordinator:
         """Have devices prepare to join a group, and tell it when they are ready."""
         self._dismiss(group, keep=self._wanted_devices(group))
         if self._kept(group):
-            for device in [device for device in self._wanted_devices(group) if device in self._idle]:
+            # A device of its own is idle where the group has been struck, and nobody here knows of that yet.
+            new = set(self._wanted_devices(group)) - set(group.member.devices)
+            for device in sorted(new & self._idle):
                 self._idle.remove(device)
                 group.coming[device] = False
                 self._world.tell(self._roles.rank_of[device], Tag.TRAINER,

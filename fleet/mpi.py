@@ -374,6 +374,11 @@ def _tells_of_a_death(error: MPI.Exception) -> bool:
     return error.Get_error_class() in (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
 
 
+def _are_done(requests: Sequence[MPI.Request]) -> bool:
+    """Whether all are done; one after another, for Testall does not say of which kind an error is."""
+    return all(request.Test() for request in requests)
+
+
 class Group:
     """The ranks that train one network together.
 
@@ -395,7 +400,7 @@ class Group:
 
     def _complete(self, *requests: MPI.Request) -> None:
         def is_done() -> bool | None:
-            if MPI.Request.Testall(requests):
+            if _are_done(requests):
                 return True
             self.check()
             return None
@@ -468,7 +473,7 @@ class Broadcast:
 
     def is_done(self) -> bool:
         """Whether this rank's part is done; never waits."""
-        return MPI.Request.Testall(self._requests)
+        return _are_done(self._requests)
 
 
 def _as_bytes(buffer: np.ndarray) -> np.ndarray:
