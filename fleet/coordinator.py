@@ -386,8 +386,13 @@ class Coordinator:
         """Take ranks that died out of what is planned with, and plan what they did anew."""
         for rank in sorted(self._world.lost - self._lost):
             self._lost.add(rank)
-            if rank not in self._roles.device_of or self._replayed:
+            # What a preprocessor of several nodes, of a ring or of kept samples leaves undone nobody takes up.
+            is_missed = rank not in self._roles.device_of and (self._roles.nodes > 1 or not self._in_step)
+            if is_missed or self._replayed:
                 raise InfrastructureError(f"rank {rank} has died")
+            if rank not in self._roles.device_of:
+                self._log("lost", rank=rank, device=None)
+                continue
             device = self._roles.device_of[rank]
             self._idle.discard(device)
             self._cluster = self._cluster.without([device])
@@ -458,7 +463,7 @@ class Coordinator:
 
     def _may_train(self) -> bool:
         """Whether all preprocessors have said how fast they are."""
-        return len(self._throughput) == len(self._roles.preprocessors)
+        return len(self._throughput) >= len(set(self._roles.preprocessors) - self._lost)
 
     def _ask_policy(self) -> None:
         assert self._rates is not None

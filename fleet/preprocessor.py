@@ -55,7 +55,7 @@ class Preprocessor:
 
     def __init__(self, world: World, roles: Roles, shared: Shared, order: Order, training: Pipeline,
                  evaluation: Pipeline | None) -> None:
-        self._world, self._roles, self._training = world, roles, training
+        self._world, self._training, self._turns = world, training, roles.preprocessors
         node = roles.node_of[world.rank]
         leads = roles.nodes > 1 and roles.leader(node) == world.rank
         self._window = _WindowFiller(world, roles, shared.window, order, training, leads) if shared.window else None
@@ -89,6 +89,8 @@ class Preprocessor:
         elif isinstance(message, Exit):
             self.is_done = True
             return False
+        if self._world.lost.intersection(self._turns):
+            return message is not None  # trainers prepare their samples themselves now
         worked = self._window is not None and self._window.step()
         for one in self._sets:
             worked |= one.step()
@@ -96,6 +98,8 @@ class Preprocessor:
 
     def stop(self) -> None:
         """Leave the stream in order; collective over the leaders."""
+        if self._world.lost.intersection(self._turns):
+            return
         for filler in (self._window, *self._sets):
             if filler is not None:
                 filler.stop()

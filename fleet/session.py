@@ -36,6 +36,7 @@ from fleet.stream import (
     Validation,
 )
 from fleet.survey import Survey, cache_path, hardware, read_cache, write_cache
+from fleet.survival import OutlivingStream, OutlivingValidation
 from fleet.tensorboard import TensorBoardObserver
 from fleet.trainer import Sources, Trainer
 from fleet.view import make_view
@@ -145,19 +146,25 @@ class Session:
         own = OwnStream(FromSource(training) if shared.kept is None else FromKept(training, shared.kept), order,
                         self._world, lambda bad: self._report(bad, training=True))
         stream: Stream = own
+        writers = self._roles.preprocessors
         if shared.window is not None:
             reader, stall_s = self._roles.place(self._world.rank), self._prepared.spec.data.stall
-            stream = (RingStream(shared.window, reader, self._world, order, stall_s)
-                      if isinstance(order, RingOrder)
-                      else SharedStream(shared.window, reader, self._world, stall_s))
+            if isinstance(order, RingOrder):
+                stream = RingStream(shared.window, reader, self._world, order, stall_s)
+            else:
+                strict = SharedStream(shared.window, reader, self._world, stall_s, writers)
+                stream = OutlivingStream(strict, own, writers, self._world)
         return Sources(stream, own, self._validation())
 
     def _validation(self) -> Validation | None:
-        if self._shared.validation is not None:
-            return SharedValidation(self._shared.validation, self._world)
         evaluation = self._prepared.evaluation()
-        return None if evaluation is None else OwnValidation(
-            evaluation, lambda bad: self._report(bad, training=False))
+        if evaluation is None:
+            return None
+        own = OwnValidation(evaluation, lambda bad: self._report(bad, training=False))
+        if self._shared.validation is None:
+            return own
+        shared = SharedValidation(self._shared.validation, self._world, self._roles.preprocessors)
+        return OutlivingValidation(shared, own)
 
     def _report(self, bad: BadSample, training: bool) -> None:
         self._world.tell(0, Tag.COORDINATOR, Bad(bad.name, bad.reason, training))

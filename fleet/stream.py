@@ -84,7 +84,9 @@ class Members(Protocol):
 class Stream(Protocol):
     """The seam between how samples arrive and how a network trains on them."""
 
-    waited_s: float  # what trainers have waited for data so far
+    @property
+    def waited_s(self) -> float:
+        """What this rank has waited for data so far."""
 
     def join(self, epoch: int) -> None:
         """Promise to read from the start of a stream epoch on."""
@@ -101,6 +103,25 @@ class Stream(Protocol):
         """Read no further."""
 
 
+class WriterLost(InfrastructureError):
+    """A rank that fills what a node shares has died, and what was waited for will not come."""
+
+
+def await_written(world: World, writers: Container[int], ready: Callable[[], T | None]) -> T:
+    """Wait for what other ranks write.
+
+    Raises:
+        WriterLost: one of them has died, so that it may never come.
+    """
+
+    def look() -> T | None:
+        if (found := ready()) is None and (dead := [rank for rank in world.lost if rank in writers]):
+            raise WriterLost(f"rank {dead[0]}, which prepared samples, has died")
+        return found
+
+    return world.wait(look)
+
+
 class SharedStream:
     """Reads the window of this node, in the order of the stream.
 
@@ -109,10 +130,12 @@ class SharedStream:
         reader: the place of this rank among the node's readers.
         world: to wait with.
         stall_s: a wait so long is an error: whoever should read or write has stopped.
+        writers: the ranks that fill the window.
     """
 
-    def __init__(self, window: Window, reader: int, world: World, stall_s: float = math.inf) -> None:
-        self.waited_s = 0.0
+    def __init__(self, window: Window, reader: int, world: World, stall_s: float = math.inf,
+                 writers: Container[int] = ()) -> None:
+        self.waited_s, self._writers = 0.0, writers
         self._window, self._reader, self._world, self._stall_s = window, reader, world, stall_s
 
     def join(self, epoch: int) -> None:  # noqa: D102 - Stream says it
@@ -165,7 +188,7 @@ class SharedStream:
                 raise InfrastructureError(self._stalled(sequence))
             return found
 
-        found = self._world.wait(watch)
+        found = await_written(self._world, self._writers, watch)
         self.waited_s += time.perf_counter() - began
         return found
 
@@ -442,12 +465,16 @@ class Validation(Protocol):
 class SharedValidation:
     """Reads the validation samples of this node."""
 
-    def __init__(self, shared: SampleSet, world: World) -> None:
+    def __init__(self, shared: SampleSet, world: World, writers: Container[int] = ()) -> None:
         self.samples = shared.samples
-        self._shared, self._world = shared, world
+        self._shared, self._world, self._writers = shared, world, writers
+
+    def await_all(self) -> None:
+        """Wait until all samples are there."""
+        await_written(self._world, self._writers, lambda: self._shared.is_complete() or None)
 
     def batches(self, batch: int, rank: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:  # noqa: D102
-        self._world.wait(lambda: self._shared.is_complete() or None)
+        self.await_all()
         yield from _slices(self._shared.images, self._shared.labels, batch, rank, size)
 
 

@@ -160,7 +160,7 @@ class Trial:
         case = self.case
         model = {"family": "softmax"} if case.engine == "numpy" else {
             "family": "cnn", "args": {"filters": [4], "dense": [8], "norm": "none"}}
-        models = [{**model, "name": "pair", "gpus": [1, 2], "train": {"batch": {"size": 7}}},
+        models = [{**model, "name": "pair", "gpus": 2, "train": {"batch": {"size": 7}}},
                   {**model, "name": "one"}, {**model, "name": "two"}]
         rates = {"samples_per_epoch": SAMPLES, "gpus_per_node": case.trainers, "models": [
             {"name": "pair", "rates": [10.0, 19.0]}, {"name": "one", "rates": [20.0]},

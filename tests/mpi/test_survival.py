@@ -72,6 +72,19 @@ def test_ranks_may_die_one_after_another(launch, tmp_path):
     check(launch, again, content)
 
 
+@pytest.mark.parametrize("death", [
+    pytest.param(("preprocessor._WindowFiller._produce", 200), id="inside the stream"),
+    pytest.param(("preprocessor.Preprocessor.step", 1), id="before it has prepared anything"),
+])
+def test_trainers_prepare_their_samples_when_a_preprocessor_dies(launch, tmp_path, death):
+    run, content = run_dying(launch, tmp_path, {"1": death}, ranks=6,
+                             resources={"engine": "numpy", "preprocessors": 2})
+    assert run.status == 0, run.output
+    assert [event["rank"] for event in run.events("lost")] == [1]
+    assert not run.events("struck")
+    check(launch, run, content)
+
+
 def test_a_trainer_that_waits_for_work_is_not_missed(launch, tmp_path):
     run, content = run_dying(launch, tmp_path, {"5": ("trainer.Trainer.run", 1)}, ranks=6)
     assert run.status == 0, run.output
