@@ -53,8 +53,8 @@ def test_a_folder_that_may_not_be_written_any_more_ends_the_run_before_it_begins
 def test_a_full_disk_under_the_batch_log_ends_the_run_and_what_was_saved_goes_on(launch, tmp_path):
     spec_file = launch.write(content(tmp_path))
     with open("/dev/full", "w") as full:
-        done = subprocess.run([PYTHON, "-m", "fleet.run", str(spec_file)], stdout=full, stderr=subprocess.PIPE, text=True,
-                              cwd=ROOT, env=launch.environment({}), timeout=90, check=False)
+        done = subprocess.run([PYTHON, "-m", "fleet.run", str(spec_file)], stdout=full, stderr=subprocess.PIPE,
+                              text=True, cwd=ROOT, env=launch.environment({}), timeout=90, check=False)
     assert done.returncode == 1
     assert "standard output cannot be written: No space left on device" in done.stderr
     assert "Traceback" not in done.stderr
