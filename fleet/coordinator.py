@@ -275,8 +275,10 @@ class Coordinator:
         self.overheads.checkpointing += done.blocked_s * group.member.gpus
         self._log("epoch", network=done.network, **dataclasses.asdict(done.record),
                   blocked_s=round(done.blocked_s, 6))
-        if done.record.stream_epoch == group.next_epoch or self._replayed:
-            group.next_epoch += 1
+        if self._in_step or self._replayed:
+            group.next_epoch += done.record.stream_epoch == group.next_epoch or bool(self._replayed)
+        else:  # beyond all that the network has consumed
+            group.next_epoch = self._results.next_own_epoch(done.network)
         self._is_stale = True
         if done.final:
             self._finish(done.network, done.final)
@@ -386,11 +388,9 @@ class Coordinator:
         """Take ranks that died out of what is planned with, and plan what they did anew."""
         for rank in sorted(self._world.lost - self._lost):
             self._lost.add(rank)
-            # What a preprocessor of several nodes, of a ring or of kept samples leaves undone nobody takes up.
-            is_missed = rank not in self._roles.device_of and (self._roles.nodes > 1 or not self._in_step)
-            if is_missed or self._replayed:
+            if self._replayed:
                 raise InfrastructureError(f"rank {rank} has died")
-            if rank not in self._roles.device_of:
+            if rank not in self._roles.device_of:  # trainers prepare their samples themselves from now on
                 self._log("lost", rank=rank, device=None)
                 continue
             device = self._roles.device_of[rank]

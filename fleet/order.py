@@ -14,7 +14,7 @@ part of any epoch again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -57,8 +57,12 @@ class Order(Protocol):
     def chunk(self, sequence: int) -> tuple[int, np.ndarray]:
         """The production of a chunk of the stream, and its samples in order."""
 
-    def itinerary(self, epoch: Epoch) -> Itinerary:
-        """All of an epoch, for a rank that prepares it itself."""
+    def itinerary(self, epoch: Epoch, taken: Container[int] = ()) -> Itinerary:
+        """All of an epoch, for a rank that prepares it itself.
+
+        Args:
+            taken: chunks of the ring that the network has consumed in other epochs.
+        """
 
 
 class Orders(Protocol):
@@ -92,7 +96,7 @@ class StrictOrder:
         epoch, place = divmod(sequence, -(-len(self._latest[1]) // self._size))
         return epoch, self._order(epoch)[place * self._size:(place + 1) * self._size]
 
-    def itinerary(self, epoch: Epoch) -> Itinerary:  # noqa: D102
+    def itinerary(self, epoch: Epoch, taken: Container[int] = ()) -> Itinerary:  # noqa: D102
         indices = self._order(epoch.number)
         return Itinerary(np.full(len(indices), epoch.number), indices)
 
@@ -131,13 +135,13 @@ class RingOrder:
         samples = self._samples[shard * self._size:(shard + 1) * self._size]
         return production, rng_for(self._seed, ORDER, production, 2, shard).permutation(samples)
 
-    def itinerary(self, epoch: Epoch) -> Itinerary:  # noqa: D102
-        path = self._complete(epoch)
+    def itinerary(self, epoch: Epoch, taken: Container[int] = ()) -> Itinerary:  # noqa: D102
+        path = self._complete(epoch, taken)
         parts = [self.chunk(sequence) for sequence in path]
         productions = np.concatenate([np.full(len(samples), production) for production, samples in parts])
         return Itinerary(productions, np.concatenate([samples for _, samples in parts]), path)
 
-    def _complete(self, epoch: Epoch) -> tuple[int, ...]:
+    def _complete(self, epoch: Epoch, taken: Container[int]) -> tuple[int, ...]:
         """A path to its end: with the next chunks that hold the shards it lacks."""
         if not epoch.path and epoch.number < len(self._recorded):
             return self._recorded[epoch.number]
@@ -146,7 +150,7 @@ class RingOrder:
         sequence = max(path) + 1 if path else epoch.number * self.shards
         while lacks:
             shard = self.shard(sequence)
-            if shard in lacks:
+            if shard in lacks and sequence not in taken:
                 lacks.remove(shard)
                 path.append(sequence)
             sequence += 1

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fleet.errors import GroupStruck
 from fleet.messages import Bad, Demand, Exit, Produce, Tag, Throughput
 from fleet.order import Order
 from fleet.relay import Relay
@@ -91,18 +93,22 @@ class Preprocessor:
             return False
         if self._world.lost.intersection(self._turns):
             return message is not None  # trainers prepare their samples themselves now
-        worked = self._window is not None and self._window.step()
-        for one in self._sets:
-            worked |= one.step()
+        try:
+            worked = self._window is not None and self._window.step()
+            for one in self._sets:
+                worked |= one.step()
+        except GroupStruck:  # a leader that relayed has died, which all will know in a moment
+            return message is not None
         return worked | (message is not None)
 
     def stop(self) -> None:
         """Leave the stream in order; collective over the leaders."""
         if self._world.lost.intersection(self._turns):
             return
-        for filler in (self._window, *self._sets):
-            if filler is not None:
-                filler.stop()
+        with suppress(GroupStruck):
+            for filler in (self._window, *self._sets):
+                if filler is not None:
+                    filler.stop()
 
     def _measure(self) -> float:
         """Samples/s of this rank, on the first samples of the data set."""

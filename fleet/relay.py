@@ -64,8 +64,12 @@ class Relay:
 
         Args:
             claim: whether a chunk of another node may be written here; it then will be.
+
+        Raises:
+            GroupStruck: the leader of another node has died.
         """
-        return self._complete() | self._begin(claim)
+        with self._group.striking():
+            return self._complete() | self._begin(claim)
 
     def _is_mine(self, sequence: int) -> bool:
         return self._node_of_turn[sequence % len(self._node_of_turn)] == self._node

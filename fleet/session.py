@@ -143,17 +143,16 @@ class Session:
     def _sources(self) -> Sources:
         training, shared = self._prepared.training(), self._shared
         order = self._prepared.order(training)
-        own = OwnStream(FromSource(training) if shared.kept is None else FromKept(training, shared.kept), order,
-                        self._world, lambda bad: self._report(bad, training=True))
-        stream: Stream = own
         writers = self._roles.preprocessors
+        own = OwnStream(FromSource(training) if shared.kept is None else FromKept(training, shared.kept), order,
+                        self._world, lambda bad: self._report(bad, training=True), writers)
+        stream: Stream = own
         if shared.window is not None:
             reader, stall_s = self._roles.place(self._world.rank), self._prepared.spec.data.stall
-            if isinstance(order, RingOrder):
-                stream = RingStream(shared.window, reader, self._world, order, stall_s)
-            else:
-                strict = SharedStream(shared.window, reader, self._world, stall_s, writers)
-                stream = OutlivingStream(strict, own, writers, self._world)
+            window = (RingStream(shared.window, reader, self._world, order, stall_s, writers)
+                      if isinstance(order, RingOrder)
+                      else SharedStream(shared.window, reader, self._world, stall_s, writers))
+            stream = OutlivingStream(window, own)
         return Sources(stream, own, self._validation())
 
     def _validation(self) -> Validation | None:

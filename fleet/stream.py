@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 
 from fleet.errors import InfrastructureError
-from fleet.order import Epoch, Order, RingOrder
+from fleet.order import Epoch, Itinerary, Order, RingOrder
 from fleet.segment import NOT_READING, SampleSet, Window, fence
 from preprocess.base import BadSample
 from preprocess.pipeline import Pipeline
@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # MPI starts when it is imported
 T = TypeVar("T")
 
 _POLL_S = 0.001
+_NEVER = -1  # in place of a chunk that will not come any more
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Members(Protocol):
     rank: int
     size: int
 
-    def exchange(self, value: bool) -> list[bool]:
+    def exchange(self, value: bool | None) -> list[bool | None]:
         """Give every rank the values of all."""
 
     def from_master(self, value: int | None) -> int:
@@ -209,8 +210,9 @@ class RingStream(SharedStream):
     The master chooses, and all ranks of the group make sure that the chunk is there, and stays, on their nodes.
     """
 
-    def __init__(self, window: Window, reader: int, world: World, order: RingOrder, stall_s: float = math.inf) -> None:
-        super().__init__(window, reader, world, stall_s)
+    def __init__(self, window: Window, reader: int, world: World, order: RingOrder, stall_s: float = math.inf,
+                 writers: Container[int] = ()) -> None:
+        super().__init__(window, reader, world, stall_s, writers)
         self._order = order
 
     def join(self, epoch: int) -> None:
@@ -255,13 +257,21 @@ class RingStream(SharedStream):
         refused: set[int] = set()  # they are gone on another node, for good
         while True:
             self.leave()  # what this rank has held is needed no more
-            offered = (self._wait(self._window.newest(), lambda: self._find(lacks, taken, refused))
-                       if group.rank == 0 else None)
+            offered = self._offer(lacks, taken, refused) if group.rank == 0 else None
             sequence = group.from_master(offered)
             held = group.rank == 0 or self._hold(sequence)
-            if group.size == 1 or all(group.exchange(held)):
+            if sequence == _NEVER or (group.size > 1 and None in (answers := group.exchange(held))):
+                raise WriterLost("a rank that prepared samples has died")
+            if group.size == 1 or all(answers):
                 return sequence
             refused.add(sequence)
+
+    def _offer(self, lacks: Container[int], taken: Container[int], refused: Container[int]) -> int:
+        """The chunk that the master would take next; none where it will not come any more."""
+        try:
+            return self._wait(self._window.newest(), lambda: self._find(lacks, taken, refused))
+        except WriterLost:
+            return _NEVER
 
     def _find(self, lacks: Container[int], taken: Container[int], refused: Container[int]) -> int | None:
         """The oldest chunk of use on this node, held."""
@@ -278,14 +288,17 @@ class RingStream(SharedStream):
         fence()
         return self._window.has(sequence)
 
-    def _hold(self, sequence: int) -> bool:
-        """Hold a chunk that the master has; on another node it may still be on its way, or gone already."""
+    def _hold(self, sequence: int) -> bool | None:
+        """Hold a chunk that the master has; on another node it may still be on its way, gone, or never come (None)."""
         def settled() -> bool | None:
             if self._holds(sequence):
                 return True
             return False if self._window.is_gone(sequence) else None
 
-        return self._wait(sequence, settled)
+        try:
+            return self._wait(sequence, settled)
+        except WriterLost:
+            return None
 
 
 def _joined(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
@@ -311,6 +324,9 @@ class Samples(Protocol):
     def is_ready(self, indices: np.ndarray) -> bool:
         """Whether these can be had without waiting."""
 
+    def give_up(self) -> None:
+        """Wait for nobody any more: a rank that prepared samples for others has died."""
+
     def load(self, indices: np.ndarray, production: int, images: np.ndarray, labels: np.ndarray) -> list[BadSample]:
         """Put samples into arrays; see :meth:`preprocess.pipeline.Pipeline.load`."""
 
@@ -327,6 +343,9 @@ class FromSource:
         """A file can always be read."""
         return True
 
+    def give_up(self) -> None:
+        """It waits for nobody."""
+
     def load(self, indices: np.ndarray, production: int, images: np.ndarray,  # noqa: D102 - Samples says it
              labels: np.ndarray) -> list[BadSample]:
         return self._pipeline.load(indices, production, images, labels)
@@ -340,13 +359,20 @@ class FromKept:
         self.shape: tuple[int, ...] = pipeline.shape
         self.dtype = pipeline.dtype
         self._row = np.argsort(pipeline.order(0))  # they lie in the order of epoch 0
+        self._is_alone = False  # whether what is not there yet will not come
 
     def is_ready(self, indices: np.ndarray) -> bool:  # noqa: D102
-        return self._kept.has_rows(self._row[indices])
+        return self._is_alone or self._kept.has_rows(self._row[indices])
+
+    def give_up(self) -> None:
+        """Decode what is not there yet."""
+        self._is_alone = True
 
     def load(self, indices: np.ndarray, production: int, images: np.ndarray,  # noqa: D102
              labels: np.ndarray) -> list[BadSample]:
         rows = self._row[indices]
+        if not self._kept.has_rows(rows):
+            return self._pipeline.load(indices, production, images, labels)
         return self._pipeline.finish_kept(self._kept.images[rows], self._kept.labels[rows], indices, production,
                                           images, labels)
 
@@ -362,10 +388,12 @@ class OwnStream:
         samples: where they come from.
         order: of the epochs.
         on_bad: is told of samples that cannot be read, in the thread that iterates.
+        writers: the ranks that prepare some of the samples.
     """
 
-    def __init__(self, samples: Samples, order: Order, world: World, on_bad: Callable[[BadSample], None]) -> None:
-        self.waited_s = 0.0
+    def __init__(self, samples: Samples, order: Order, world: World, on_bad: Callable[[BadSample], None],
+                 writers: Container[int] = ()) -> None:
+        self.waited_s, self._writers = 0.0, writers
         self._samples, self._order, self._world, self._on_bad = samples, order, world, on_bad
 
     def join(self, epoch: int) -> None:  # noqa: D102 - Stream says it
@@ -378,13 +406,14 @@ class OwnStream:
                 taken: Container[int] = ()) -> Iterator[Batch]:
         ahead: queue.Queue[Any] = queue.Queue(Q_D)
         stop = threading.Event()
-        worker = threading.Thread(target=self._prepare, args=(ahead, stop, epoch, start, batch, group.rank, group.size),
+        whole = self._order.itinerary(epoch, taken)
+        worker = threading.Thread(target=self._prepare, args=(ahead, stop, whole, start, batch, group.rank, group.size),
                                   name="own-stream", daemon=True)
         worker.start()
         try:
             while True:
                 began = time.perf_counter()
-                item: Any = self._world.wait(lambda: _get(ahead))
+                item: Any = self._world.wait(lambda: self._next(ahead))
                 self.waited_s += time.perf_counter() - began
                 if item is _END:
                     return
@@ -398,10 +427,14 @@ class OwnStream:
             stop.set()
             worker.join()
 
-    def _prepare(self, ahead: queue.Queue, stop: threading.Event, epoch: Epoch, start: int, batch: int,
+    def _next(self, ahead: queue.Queue) -> Any:
+        if (item := _get(ahead)) is None and any(rank in self._writers for rank in self._world.lost):
+            self._samples.give_up()
+        return item
+
+    def _prepare(self, ahead: queue.Queue, stop: threading.Event, whole: Itinerary, start: int, batch: int,
                  rank: int, size: int) -> None:
         try:
-            whole = self._order.itinerary(epoch)
             samples = len(whole.indices)
             number = int(whole.productions.max())
             for first in range(start, samples, batch):

@@ -1,21 +1,17 @@
 """What trainers do when a preprocessor dies and the launch outlives it: they prepare their samples themselves.
 
 What a sample looks like depends on the seed, the epoch of the stream and its index alone; so nothing else changes, and
-the ranks of a group need not even change over at the same batch.
+in the strict order the ranks of a group need not even change over at the same batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Container, Iterator
 
 import numpy as np
 
 from fleet.order import Epoch
 from fleet.stream import Batch, Members, OwnStream, OwnValidation, SharedStream, SharedValidation, WriterLost
-
-if TYPE_CHECKING:  # MPI starts when it is imported
-    from fleet.mpi import World
 
 
 class OutlivingStream:
@@ -24,11 +20,10 @@ class OutlivingStream:
     Args:
         shared: which raises WriterLost when it waits for what will not come.
         own: the same samples.
-        writers: the ranks that fill the window.
     """
 
-    def __init__(self, shared: SharedStream, own: OwnStream, writers: Sequence[int], world: World) -> None:
-        self._shared, self._own, self._writers, self._world = shared, own, frozenset(writers), world
+    def __init__(self, shared: SharedStream, own: OwnStream) -> None:
+        self._shared, self._own = shared, own
 
     @property
     def waited_s(self) -> float:
@@ -43,15 +38,14 @@ class OutlivingStream:
 
     def batches(self, epoch: Epoch, start: int, batch: int, group: Members,  # noqa: D102
                 taken: Container[int] = ()) -> Iterator[Batch]:
-        if not self._world.lost & self._writers:
-            try:
-                for one in self._shared.batches(epoch, start, batch, group, taken):
-                    yield one
-                    start = one.position
-                return
-            except WriterLost:
-                pass
-        self._shared.leave()
+        # Whether somebody has died the shared stream finds out: a ring's ranks must do so together.
+        try:
+            for one in self._shared.batches(epoch, start, batch, group, taken):
+                yield one
+                epoch, start = one.epoch, one.position
+            return
+        except WriterLost:
+            self._shared.leave()
         yield from self._own.batches(epoch, start, batch, group, taken)
 
 

@@ -6,6 +6,7 @@ once rather than after a timeout. The messages and collectives have MPI's promis
 overtakes none of the same sender and tag; a broadcast may be carried out as late as MPI allows.
 """
 
+import contextlib
 import pickle
 import random
 import sys
@@ -210,6 +211,10 @@ class Group:
     def _next(self):
         self._number += 1
         return self._shared.parts[self._number]
+
+    def striking(self):
+        """Nobody dies here."""
+        return contextlib.nullcontext()
 
     def exchange(self, value):
         parts = self._next()

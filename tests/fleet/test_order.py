@@ -59,6 +59,8 @@ def test_any_path_through_a_ring_in_which_each_shard_comes_once_is_an_epoch_and_
     assert completed.path[:len(begun)] == begun
     assert min(completed.path[len(begun):], default=max(begun) + 1) > max(begun)
     assert sorted(completed.indices) == list(range(samples))
+    others = set(data.draw(st.lists(st.sampled_from(completed.path)))) - set(begun)
+    assert not others & set(order.itinerary(Epoch(0, begun), others).path)
     assert order.itinerary(Epoch(0, completed.path)).indices.tolist() == completed.indices.tolist()
 
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from fleet.order import read_path
 from tests.mpi.conftest import ROOT, spec
 from tests.mpi.test_training import replayed
 
@@ -33,7 +34,8 @@ def check(launch, run, content, names=("pair",)):
         history = run.history(name)
         assert [record.epoch for record in history] == list(range(1, EPOCHS + 1))
         assert {record.samples for record in history} == {100}
-        assert len({record.stream_epoch for record in history}) == EPOCHS
+        consumed = [chunk for record in history for chunk in read_path(record.path) or [record.stream_epoch]]
+        assert len(set(consumed)) == len(consumed)
         logged = {(event["epoch"], event["stream_epoch"]) for event in run.events("epoch")
                   if event["network"] == name}
         assert logged >= {(record.epoch, record.stream_epoch) for record in history}
@@ -81,6 +83,21 @@ def test_trainers_prepare_their_samples_when_a_preprocessor_dies(launch, tmp_pat
                              resources={"engine": "numpy", "preprocessors": 2})
     assert run.status == 0, run.output
     assert [event["rank"] for event in run.events("lost")] == [1]
+    assert not run.events("struck")
+    check(launch, run, content)
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("data", [{}, {"order": "ring", "shards": 10}, {"cache": "memory"}],
+                         ids=["strict", "ring", "kept"])
+def test_it_does_not_matter_in_which_order_or_on_how_many_nodes_it_prepared(launch, tmp_path, data, nodes):
+    dies = (1, 3)[nodes - 1]
+    moment = ("preprocessor._SetFiller.step", 5) if "cache" in data else ("preprocessor._WindowFiller._produce", 20)
+    run, content = run_dying(launch, tmp_path, {str(dies): moment}, ranks=6, data=data,
+                             resources={"engine": "numpy", "preprocessors": 2},
+                             environment={"FLEET_RANKS_PER_NODE": str(6 // nodes)})
+    assert run.status == 0, run.output
+    assert [event["rank"] for event in run.events("lost")] == [dies]
     assert not run.events("struck")
     check(launch, run, content)
 
