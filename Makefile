@@ -28,7 +28,7 @@ test-cluster: env
 
 # Faults at random moments; an hour, and it writes docs/reliability.md. As root, for it fills up disks of its own.
 chaos: env
-	$(BIN)/python -m tests.chaos $(or $(CHAOS_ARGS),--document docs/reliability.md)
+	$(BIN)/python -m tests.chaos $(or $(CHAOS_ARGS),--document docs/reliability.md $(if $(wildcard runs/digits/events.jsonl),--run runs/digits))
 
 check: env
 	$(BIN)/ruff check .
