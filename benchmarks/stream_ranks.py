@@ -193,9 +193,7 @@ def take(images: np.ndarray, private: np.ndarray, affine: Affine | None) -> None
         return
     assert affine is not None
     for image, own in zip(images, private, strict=False):  # one by one: it stays in the processor's cache
-        np.copyto(own, image)
-        own *= affine.multiplier
-        own += affine.offset
+        affine.apply(image, out=own)
 
 
 if __name__ == "__main__":

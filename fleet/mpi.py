@@ -177,12 +177,15 @@ class World:
             self.comm.Ack_failed()  # until then no message is given out that might come from anywhere
             return None
 
-    def wait(self, ready: Callable[[], T | None]) -> T:
+    def wait(self, ready: Callable[[], T | None], patience: float = 1.0) -> T:
         """Poll until ``ready`` gives something, doing this rank's duties meanwhile.
 
         They are done once at least: a rank that is never kept waiting owes them as well.
+
+        Args:
+            patience: how much longer than otherwise to sleep between two looks, at most.
         """
-        backoff = Backoff(self._longest_pause)
+        backoff = Backoff(self._longest_pause * patience)
         while True:
             busy = sum(duty() for duty in self.duties)  # all of them, even after one has done something
             if (value := ready()) is not None:

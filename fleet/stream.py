@@ -34,6 +34,8 @@ if TYPE_CHECKING:  # MPI starts when it is imported
 T = TypeVar("T")
 
 _POLL_S = 0.001
+# Who waits for samples has time: the preprocessor is the bottleneck, and wants the core that a look costs.
+_PATIENCE = 4.0
 _NEVER = -1  # in place of a chunk that will not come any more
 
 
@@ -120,7 +122,7 @@ def await_written(world: World, writers: Container[int], ready: Callable[[], T |
             raise WriterLost(f"rank {dead[0]}, which prepared samples, has died")
         return found
 
-    return world.wait(look)
+    return world.wait(look, _PATIENCE)
 
 
 class SharedStream:

@@ -302,12 +302,10 @@ class Affine:
         if numbers not in (1, channels):
             raise InputError(f"scale: {numbers} numbers, one for each channel; the samples have {channels} channels")
 
-    def apply(self, images: np.ndarray) -> np.ndarray:
-        """Scale images whose last axis is the channels, to float32."""
-        scaled = images.astype(np.float32)
-        scaled *= self.multiplier
-        scaled += self.offset
-        return scaled
+    def apply(self, images: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        """Scale images whose last axis is the channels, to float32; into ``out`` where it is given."""
+        scaled = np.multiply(images, self.multiplier, out=out, dtype=np.float32)
+        return np.add(scaled, self.offset, out=scaled)
 
 
 @dataclasses.dataclass(frozen=True)
