@@ -150,7 +150,7 @@ class World:
         mail = self._launch.mail[self.rank, tag]
         return pickle.loads(mail.popleft()) if mail else None
 
-    def wait(self, ready):
+    def wait(self, ready, patience=1.0):
         while True:
             busy = sum(duty() for duty in self.duties)
             if (value := ready()) is not None:
