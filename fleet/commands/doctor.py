@@ -87,7 +87,7 @@ def _examine(world: World, args: argparse.Namespace) -> int:
         findings += [*wrong, *check_ranks(facts, node_of, trainers, uses_gpus), *check_data(facts)]
         if spec is not None:
             findings += check_libraries(facts, spec.resources.exchange)
-            findings += check_disk(_disk(spec, inputs))
+            findings += _check_room(spec, inputs)
         _show(findings, f"ranks: {world.size}, nodes: {max(node_of) + 1}", args.json)
     return int(ExitStatus.INFRASTRUCTURE if world.share(findings) else ExitStatus.OK)
 
@@ -157,6 +157,14 @@ def _trainers(spec: Spec | None, facts: Sequence[RankFacts], node_of: Sequence[i
     except UserError as error:
         what, _, remedy = str(error).rpartition(": ")
         return (), [Finding(what, remedy)]
+
+
+def _check_room(spec: Spec, inputs: InputSpec | None) -> list[Finding]:
+    """Whether the checkpoints have room; of networks that cannot be built nobody knows how large theirs would be."""
+    try:
+        return check_disk(_disk(spec, inputs))
+    except UserError as error:
+        return [Finding(str(error), "change the network, or its images")]
 
 
 def _disk(spec: Spec, inputs: InputSpec | None) -> Disk:

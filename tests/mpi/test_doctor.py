@@ -136,6 +136,14 @@ def test_horovod_built_for_another_tensorflow_and_a_disk_that_is_too_small_are_f
     assert "free, and the checkpoints want about" in lines[1]
 
 
+@pytest.mark.tensorflow
+def test_a_network_that_cannot_be_built_is_found_and_keeps_no_rank_waiting(doctor):
+    content = spec(doctor.folder, [{"family": "cnn", "args": {"filters": [1] * 6}}], resources={"engine": "keras"})
+    status, lines, _ = doctor(content, mpirun(2))
+    assert status == 1
+    assert "cnn halves the image 6 times and wants at least 64x64 pixels, not 4x4: change the network" in lines[-1]
+
+
 def test_json_is_one_object(tmp_path):
     done = subprocess.run([sys.executable, "-m", "fleet", "doctor", "--json"], cwd=ROOT, check=False,
                           env={**Launcher(tmp_path).environment({}), "PMI_SIZE": "3"}, capture_output=True, text=True)
