@@ -58,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
     if args.time_scale is not None and not 0 < args.time_scale < float("inf"):
         raise UserError(f"--time-scale {args.time_scale}: a number above 0, such as 0.001")
     spec = load(args.spec)
+    if args.output is not None:
+        _check_output(args.output)
     data, _, inputs = open_inputs(spec)
     cluster = _cluster(args, spec)
     found, origin = _rates(args, spec, inputs, cluster)
@@ -74,6 +76,19 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print(told, rehearsal)
     return ExitStatus.OK
+
+
+def _check_output(folder: Path) -> None:
+    """Refuse the folder of a real run: what an earlier rehearsal has left there is deleted."""
+    from fleet.paths import RunPaths
+    from fleet.spec import read_yaml
+
+    paths = RunPaths(folder)
+    if not paths.marker.exists():  # nothing is there, or nothing that the launch would delete
+        return
+    resources = read_yaml(paths.spec)[0].get("resources") if paths.spec.exists() else None
+    if not isinstance(resources, dict) or resources.get("engine") != "emulated":
+        raise UserError(f"--output {folder}: a run is there that is no rehearsal; name another folder")
 
 
 def _cluster(args: argparse.Namespace, spec: Spec) -> Cluster:

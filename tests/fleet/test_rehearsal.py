@@ -6,6 +6,7 @@ import pytest
 
 from fleet.__main__ import main
 from fleet.engine import InputSpec
+from fleet.paths import RunPaths
 from fleet.rehearsal import estimated_rates, known_rates, rehearse, with_epochs
 from fleet.spec import parse
 from preprocess.source import open_data
@@ -128,3 +129,15 @@ def test_a_clusters_shape_follows_from_gpus_or_ranks():
     assert (shape(gpus=6), shape(ranks=7)) == ((6, 6), (6, 6))
     assert (shape(gpus=8, gpus_per_node=4), shape(on_nodes, gpus=8), shape(on_nodes, ranks=10)) == ((8, 4),) * 3
     assert shape(on_nodes, gpus=2) == (2, 2)
+
+
+@pytest.mark.parametrize("left", ["models: [{family: softmax}]\n", "resources: {engine: numpy}\n", None])
+def test_a_rehearsal_does_not_take_the_folder_of_a_real_run(spec_file, tmp_path, capsys, left):
+    paths = RunPaths(tmp_path / "real")
+    paths.root.mkdir()
+    paths.marker.touch()
+    if left is not None:
+        paths.spec.write_text(left)
+    assert main(["rehearse", str(spec_file), "--gpus", "1", "--output", str(paths.root)]) == 2
+    assert "a run is there that is no rehearsal" in capsys.readouterr().err
+    assert paths.marker.exists()
