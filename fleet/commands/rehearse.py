@@ -17,11 +17,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
-from fleet.errors import ExitStatus, UserError
+from fleet.errors import ExitStatus, FleetError, InfrastructureError, UserError
 from fleet.show import add_json, print_json, print_table
 from fleet.units import format_duration
 from scheduler.base import Cluster, RateTable
@@ -70,12 +71,12 @@ def run(args: argparse.Namespace) -> int:
     rehearsal = rehearse(spec, rates, cluster, planned.makespan_s, os.cpu_count() or 1, inputs, args.time_scale)
     if not args.json:
         _announce(spec, cluster, origin, outcomes, rehearsal)
-    told = _perform(args, rehearsal, cluster)
+    status, told = _perform(args, rehearsal, cluster)
     if args.json:
         print_json(_numbers(spec, cluster, origin, outcomes, rehearsal, told))
     else:
         _print(told, rehearsal)
-    return ExitStatus.OK
+    return status
 
 
 def _check_output(folder: Path) -> None:
@@ -126,8 +127,8 @@ def _rates(args: argparse.Namespace, spec: Spec, inputs: InputSpec, cluster: Clu
     return estimated_rates(spec, inputs, cluster.gpus_per_node), "estimated"
 
 
-def _perform(args: argparse.Namespace, rehearsal: Rehearsal, cluster: Cluster) -> Account:
-    """Run it; its own lines go to a file beside it."""
+def _perform(args: argparse.Namespace, rehearsal: Rehearsal, cluster: Cluster) -> tuple[ExitStatus, Account]:
+    """Run it; its own lines go to a file beside it, of which the last ones are shown where it does not end well."""
     from fleet.api import run as launch
     from fleet.api import write_spec
     from fleet.paths import RunPaths, write_json
@@ -143,12 +144,19 @@ def _perform(args: argparse.Namespace, rehearsal: Rehearsal, cluster: Cluster) -
         nodes = cluster.gpus // cluster.gpus_per_node
         with open(folder / "log", "w+", encoding="utf-8") as log:
             try:
-                launch(folder / "spec.yaml", cluster.gpus + nodes, "--plain", "--fresh", log=log,
-                       environment={"FLEET_RANKS_PER_NODE": str(cluster.gpus_per_node + 1)})
-            except UserError as error:
-                log.seek(0)
-                raise UserError(f"{error}: {log.read().strip()[-2000:]}") from None
-        return read_report(RunPaths(output)).account
+                status = launch(folder / "spec.yaml", cluster.gpus + nodes, "--plain", "--fresh", log=log,
+                                environment={"FLEET_RANKS_PER_NODE": str(cluster.gpus_per_node + 1)})
+            except FleetError as error:
+                kind = UserError if isinstance(error, UserError) else InfrastructureError
+                raise kind(f"{error}: {_tail(log)}") from None
+            if status != ExitStatus.OK:
+                print(f"The rehearsal ended with status {int(status)}: {_tail(log)}", file=sys.stderr)
+        return status, read_report(RunPaths(output)).account
+
+
+def _tail(log: IO[str]) -> str:
+    log.seek(0)
+    return log.read().strip()[-2000:]
 
 
 def _announce(spec: Spec, cluster: Cluster, origin: str, outcomes: list[Simulated], rehearsal: Rehearsal) -> None:
@@ -179,8 +187,8 @@ def _print(told: Account, rehearsal: Rehearsal) -> None:
           + ", ".join(f"{name} {seconds / total:.1%}" for name, seconds in spent.items() if seconds / total >= 0.0005))
     if told.measured_s is not None and told.simulated_s is not None:
         per_group, per_epoch = 1000 * told.costs.regroup_s, 1000 * told.epoch_s
-        print(f"It took {format_duration(told.measured_s)}, {told.measured_s / told.simulated_s:.3f} of the simulation "
-              f"says ({per_group:.0f} ms to form a group, {per_epoch:.0f} ms between epochs): "
+        print(f"It took {format_duration(told.measured_s)}, {told.measured_s / told.simulated_s:.3f} times what the "
+              f"simulation says ({per_group:.0f} ms to form a group, {per_epoch:.0f} ms between epochs): "
               f"{format_duration(told.measured_s / rehearsal.scale)} of the run's own time.")
 
 

@@ -1,11 +1,13 @@
 """What is run in a rehearsal, and at which rates."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from fleet.__main__ import main
 from fleet.engine import InputSpec
+from fleet.errors import ExitStatus, InfrastructureError, UserError
 from fleet.paths import RunPaths
 from fleet.rehearsal import estimated_rates, known_rates, rehearse, with_epochs
 from fleet.spec import parse
@@ -141,3 +143,19 @@ def test_a_rehearsal_does_not_take_the_folder_of_a_real_run(spec_file, tmp_path,
     assert main(["rehearse", str(spec_file), "--gpus", "1", "--output", str(paths.root)]) == 2
     assert "a run is there that is no rehearsal" in capsys.readouterr().err
     assert paths.marker.exists()
+
+
+@pytest.mark.parametrize(("ended", "status"), [
+    (InfrastructureError("it broke off"), 1), (UserError("it cannot be run"), 2), (ExitStatus.NETWORK_FAILED, 3)])
+def test_a_rehearsal_that_does_not_end_well_says_so_and_shows_why(spec_file, capsys, monkeypatch, ended, status):
+    def launch(spec, ranks, *arguments, log, environment):
+        log.write("a rank has died")
+        if isinstance(ended, Exception):
+            raise ended
+        return ended
+
+    monkeypatch.setattr("fleet.api.run", launch)
+    monkeypatch.setattr("fleet.report.read_report", lambda paths: SimpleNamespace(account=None))
+    monkeypatch.setattr("fleet.commands.rehearse._print", lambda told, rehearsal: None)
+    assert main(["rehearse", str(spec_file), "--gpus", "1"]) == status
+    assert capsys.readouterr().err.endswith("a rank has died\n")
