@@ -21,6 +21,7 @@ from types import FrameType
 
 from fleet.errors import ExitStatus, StorageError, UserError
 from fleet.eventlog import launch_status, log_mark, read_events
+from fleet.lock import FolderLock
 from fleet.paths import RunPaths, storing
 from launch.base import InputError
 from launch.systems import System, continue_job, is_preempted
@@ -153,7 +154,17 @@ class Keeper:
         self._signalled = False  # whether it came from outside
 
     def run(self, command: Sequence[str]) -> int:
-        """Launch, until this job is over; returns the status that it should end with."""
+        """Launch, until this job is over; returns the status that it should end with.
+
+        Raises:
+            UserError: the launcher is not there, or another job is at work on the same run.
+            StorageError: nothing can be noted.
+        """
+        with FolderLock() as lock:
+            lock.take(self._paths.jobs_lock)
+            return self._run(command)
+
+    def _run(self, command: Sequence[str]) -> int:
         if (lost := _unfinished(self._paths.stops)) is not None:
             note(self._paths, "stopped", lost, status=None, warned=False, next=self._job if lost == self._job else None,
                  why="it ended without a word: preempted, killed, or its node died")

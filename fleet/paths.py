@@ -19,7 +19,7 @@ from fleet.units import format_size
 
 # Every file above and below, what a killed launch has left of one (`.tmp`), and the runs inside `replay`.
 _WRITTEN = re.compile(
-    r"(replay/[^/]+/)?(\.fleet-run|spec\.yaml|profile\.json|events\.jsonl|results\.csv|bad_samples\.csv|report\.html"
+    r"(replay/[^/]+/)?(\.fleet-run|\.fleet-lock|spec\.yaml|profile\.json|events\.jsonl|results\.csv|bad_samples\.csv|report\.html"
     r"|logs/rank-\d+\.log|decoded\.h5|models/[^/]+/(history\.csv|(last|previous|best)\.h5|best\.keras|failure\.json)"
     r"|jobs/[^/]+|tensorboard/[^/]+/events\.out\.tfevents\.[^/]+|(models/[^/]+/)?\.[^/]+\.tmp(\.[^/]+)?)")
 
@@ -43,6 +43,11 @@ class RunPaths:
     def marker(self) -> Path:
         """A file that says: FLEET wrote this folder, so FLEET may delete it."""
         return self.root / ".fleet-run"
+
+    @property
+    def lock(self) -> Path:
+        """A file that rank 0 holds, so that no other launch works here at the same time."""
+        return self.root / ".fleet-lock"
 
     @property
     def spec(self) -> Path:
@@ -88,6 +93,11 @@ class RunPaths:
     def stops(self) -> Path:
         """Every job, why it stopped and what came next, a JSON object a line."""
         return self.jobs / "stops.jsonl"
+
+    @property
+    def jobs_lock(self) -> Path:
+        """The same for the jobs of a chain, of which each waits for the one before."""
+        return self.jobs / ".lock"
 
     def log(self, rank: int) -> Path:
         """What one rank logs."""

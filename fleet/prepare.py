@@ -16,6 +16,7 @@ from fleet.engine import InputSpec
 from fleet.errors import StorageError, UserError
 from fleet.families import check_input
 from fleet.identity import identity
+from fleet.lock import FolderLock
 from fleet.order import Order, RingOrder, StrictOrder, read_path
 from fleet.paths import RunPaths, is_of_the_name, replacing, storing
 from fleet.quota import check_quota
@@ -84,8 +85,9 @@ class Prepared:
 
 
 def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh: bool = False,
-            replay: str | None = None, only: str | None = None, plain: bool = False) -> Prepared:
-    """Read and check everything; nothing is written before all of it is right.
+            replay: str | None = None, only: str | None = None, plain: bool = False, lock: FolderLock | None = None
+            ) -> Prepared:
+    """Read and check everything; only what decoding once, which writes, would find is found after the folder is taken.
 
     Args:
         path: of the spec.
@@ -93,6 +95,7 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
         gpus_per_node: as the nodes show them, None without GPUs.
         fresh: start over.
         replay, only: train one network of a run again.
+        lock: keeps other launches out of the run's folder from now on.
 
     Raises:
         UserError, InputError: what is wrong, and what would be right.
@@ -117,7 +120,7 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
     rates = _equal_rates(spec, roles) if needless else _rates(spec, len(data.train), roles)
     if replayed:
         _check_identity(asked.by_name[str(only)], asked, inputs, RunPaths(Path(str(replay))))
-    _take_folder(spec, paths, inputs, fresh)
+    _take_folder(spec, paths, inputs, fresh, lock)
     left_out: tuple[BadSample, ...] = ()
     if spec.data.cache == "file":
         decoded = RunPaths(Path(str(replay))).decoded if replayed else paths.decoded
@@ -303,10 +306,12 @@ def check_folder(paths: RunPaths) -> None:
         raise UserError(f"output: {root} holds files that FLEET did not write; name another folder")
 
 
-def _take_folder(spec: Spec, paths: RunPaths, inputs: InputSpec, fresh: bool) -> None:
+def _take_folder(spec: Spec, paths: RunPaths, inputs: InputSpec, fresh: bool, lock: FolderLock | None) -> None:
     check_folder(paths)
-    root = paths.root
-    if fresh and root.exists():
+    if lock is not None:
+        with writing_into(paths):
+            lock.take(paths.lock)
+    if fresh and paths.root.exists():
         _empty(paths)
     for network in spec.networks:
         _check_checkpoint(network, spec, paths, inputs)
@@ -341,7 +346,7 @@ def _empty(paths: RunPaths) -> None:
         raise UserError(f"--fresh: {paths.root} also holds what FLEET did not write: {shown}{more}; move it away, or "
                         "name another output")
     try:
-        for path in paths.root.iterdir():
+        for path in set(paths.root.iterdir()) - {paths.marker, paths.lock}:  # they say whose it is, and who is in it
             if path.is_dir():
                 shutil.rmtree(path)
             else:

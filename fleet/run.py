@@ -20,6 +20,7 @@ from fleet.binding import BINDING_REMEDY, binding_problem, my_cores
 from fleet.devices import gpus_per_node, visible_gpus
 from fleet.errors import ExitStatus, FleetError, StorageError, UserError, shortened
 from fleet.interrupt import Interruption
+from fleet.lock import FolderLock
 from fleet.paths import storing
 from fleet.units import parse_duration
 from launch.environment import is_first
@@ -82,7 +83,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.getLogger("fleet").addHandler(logging.NullHandler())  # until this rank's file is known
     world = World()
     try:
-        return world.leave(_run(world, request, batch_left, began))
+        with FolderLock() as lock:
+            return world.leave(_run(world, request, batch_left, began, lock))
     except KeyboardInterrupt:
         world.end(130)
     except UserError as error:
@@ -97,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         world.abort(error)
 
 
-def _run(world: World, request: Request, batch_left: float | None, began: float) -> int:
+def _run(world: World, request: Request, batch_left: float | None, began: float, lock: FolderLock) -> int:
     from fleet.prepare import prepare
 
     # Rank 0 finds all that is wrong with the input; then either all ranks go on or none does.
@@ -109,7 +111,7 @@ def _run(world: World, request: Request, batch_left: float | None, began: float)
     if world.rank == 0:
         try:
             prepared = prepare(request.spec, node_of, gpus_per_node(shown, node_of), request.fresh, request.replay,
-                               request.only, request.plain)
+                               request.only, request.plain, lock)
         except FleetError as error:
             problem = str(error)
             status = ExitStatus.BAD_INPUT if isinstance(error, UserError) else ExitStatus.INFRASTRUCTURE

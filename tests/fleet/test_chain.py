@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.chain import Limits, Stop, decide, note, stops_before
+from fleet.lock import FolderLock
 from fleet.paths import RunPaths
 from tests.mpi.conftest import ROOT
 
@@ -218,6 +219,15 @@ def test_a_job_that_cannot_be_followed_says_why(job, scontrol, tmp_path):
     (tmp_path / "sbatch").chmod(0o755)
     assert job("75 75", system="slurm", **scontrol).returncode == 75
     assert job.stops()[-1]["then"].endswith("no job could be made to follow: sbatch failed: no such partition")
+
+
+def test_a_second_chain_in_the_same_folder_is_refused_and_notes_nothing(job):
+    with FolderLock() as lock:
+        lock.take(RunPaths(job.root).jobs_lock)
+        ended = job("0 0")
+    assert ended.returncode == 2
+    assert "another launch is at work in this folder" in ended.stderr_text
+    assert not RunPaths(job.root).stops.exists()
 
 
 def test_where_nothing_can_be_noted_nothing_is_launched(job):

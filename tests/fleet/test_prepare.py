@@ -8,6 +8,7 @@ import yaml
 from fleet.checkpoint import State, write_state
 from fleet.errors import UserError
 from fleet.identity import identity
+from fleet.lock import FolderLock
 from fleet.paths import RunPaths
 from fleet.prepare import prepare
 from preprocess.base import InputError
@@ -154,6 +155,19 @@ def test_fresh_deletes_what_earlier_launches_have_written(asking):
     RunPaths(asking.run.replay("a")).last("a").touch()
     asking(fresh=True)
     assert sorted(path.name for path in asking.run.root.rglob("*")) == [".fleet-run", "spec.yaml"]
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_folder_in_which_a_launch_is_at_work_is_left_alone(asking, fresh):
+    asking.leave_checkpoint()
+    with FolderLock() as first, FolderLock(patience_s=0) as second:
+        asking(fresh=fresh, lock=first)
+        asking.run.events.touch()
+        assert "another launch is at work in this folder" in asking.refused(fresh=True, lock=second)
+        assert asking.run.events.exists()
+    with FolderLock() as third:
+        asking(fresh=True, lock=third)
+    assert asking.run.foreign() == []
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "models/a/plot.png", "models/a/old/last.h5", "spec.yaml.orig"])

@@ -57,6 +57,25 @@ def test_a_bug_in_a_trainer_ends_all_ranks_and_leaves_no_process(launch, tmp_pat
     assert not session_members(process.pid)
 
 
+def test_a_launch_where_another_is_at_work_is_refused_until_that_is_killed(launch, tmp_path):
+    content = spec(tmp_path, [GOOD], samples=600, source="slow", train={"converge": {"max_epochs": 99}})
+    first = launch.start(2, content)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "run" / "events.jsonl").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    second = launch(2, content, "--fresh")
+    assert second.status == 2
+    assert "another launch is at work in this folder (process " in second.output
+    assert second.events("epoch")
+    first.kill()  # the launcher alone: the ranks are a moment in dying
+    content["train"]["converge"]["max_epochs"] = 1
+    third = launch(2, content)
+    first.communicate()
+    assert third.status == 0, third.output
+    assert third.results()["good"].status == "finished"
+
+
 @pytest.mark.parametrize(("stopped", "data", "said"), [
     (2, {"window": 3 * 64 * 16}, "reads no further and the window is full"),
     (0, {}, "the preprocessor that should write it does not"),
