@@ -26,7 +26,7 @@ class Job:
         name: of the job.
         spec: the spec, as the user named it.
         folder: where it is named from; all nodes see it.
-        programs: the folder of the Python interpreter, and of mpirun where there is one beside it.
+        python: the interpreter; where there is an mpirun beside it, that one is meant.
         run: the folder of the run.
         outputs: the folder for what jobs print.
         nodes: how many.
@@ -40,7 +40,7 @@ class Job:
     name: str
     spec: str
     folder: Path
-    programs: Path
+    python: Path
     run: Path
     outputs: Path
     nodes: int
@@ -70,7 +70,7 @@ def render(job: Job, system: System, site: Site) -> str:
     minutes = max(1, math.ceil((job.walltime or 0) / 60))
     values = {
         "name": job.name, "outputs": str(job.outputs), "folder": shlex.quote(str(job.folder)),
-        "programs": shlex.quote(str(job.programs)),
+        "programs": shlex.quote(str(job.python.parent)),
         "hh_mm": f"{minutes // 60:02d}:{minutes % 60:02d}",
         "warning": str(math.ceil(job.warning)), "warning_minutes": str(max(1, math.ceil(job.warning / 60))),
         "directives": "\n".join(system.directive + line for line in _directives(job, system, site, counts)),
@@ -105,14 +105,15 @@ def _setup(site: Site) -> Sequence[str]:
 
 def _command(job: Job, system: System, site: Site, ranks: int, counts: dict[str, int]) -> list[list[str]]:
     """The words of the launch, a list for each line."""
-    keeper = ["python", "-m", "fleet", "job", shlex.quote(str(job.run)), f"--system={system.name}",
+    python = shlex.quote(str(job.python))  # modules of the site bring others into PATH
+    keeper = [python, "-m", "fleet", "job", shlex.quote(str(job.run)), f"--system={system.name}",
               f"--jobs={job.jobs}", f"--retries={job.retries}"]
     if not system.warns and job.walltime is not None:
         keeper.append(f"--warn-after={math.floor(max(1.0, job.walltime - job.warning))}")
     cpus = places(site, ranks, "the site")
-    placed = [["python", "-m", "launch.place", ":".join(cpus)]] if cpus else []
+    placed = [[python, "-m", "launch.place", ":".join(cpus)]] if cpus else []
     return [[*keeper, "--"], [site.launcher.format(**counts)], *placed,
-            ["python", "-m", "fleet.run", shlex.quote(job.spec)]]
+            [python, "-m", "fleet.run", shlex.quote(job.spec)]]
 
 
 def _wrapped(lines: Sequence[Sequence[str]]) -> str:

@@ -115,7 +115,7 @@ def _job(args: argparse.Namespace, spec: Spec, paths: RunPaths, system: System, 
     warning = _duration("--warn", args.warn) or min(_WARNING_S, _WARNING_SHARE * (walltime or math.inf))
     if walltime is not None and warning >= walltime:
         raise UserError(f"--warn {args.warn} should be less than the walltime")
-    return Job(spec.document.name, args.spec, Path.cwd(), Path(sys.executable).parent, paths.root,
+    return Job(spec.document.name, args.spec, Path.cwd(), Path(sys.executable), paths.root,
                paths.jobs, _whole("--nodes", args.nodes, 1) or 1, walltime, warning, _ranks(args, spec, site), jobs,
                retries, args.account, args.queue)
 

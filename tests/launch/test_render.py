@@ -13,7 +13,7 @@ from launch.sites import SITES, Site
 from launch.systems import SYSTEMS
 
 SCRIPTS = Path(__file__).with_name("scripts")
-JOB = Job(name="photos", spec="photos.yaml", folder=Path("/home/me/my work"), programs=Path("/home/me/env/bin"),
+JOB = Job(name="photos", spec="photos.yaml", folder=Path("/home/me/my work"), python=Path("/home/me/env/bin/python3"),
           run=Path("/home/me/runs/photos"), outputs=Path("/home/me/runs/photos/jobs"), nodes=2, walltime=7200,
           warning=120)
 CHAIN = replace(JOB, jobs=20, retries=2, account="m1234")
@@ -61,6 +61,13 @@ def test_an_existing_choice_of_gpus_is_kept(tmp_path):
         assert shown.strip() == after
 
 
+def test_the_interpreter_is_the_users_whatever_a_module_puts_into_path():
+    script = lines(JOB, "slurm", replace(SITES["generic"], setup=("module load tensorflow",)))
+    assert script.index("module load tensorflow") < script.index('export PATH=/home/me/env/bin:"$PATH"')
+    text = "\n".join(script)
+    assert text.count("-m fleet") == text.count("/home/me/env/bin/python3 -m fleet") == 2
+
+
 def test_the_queue_of_the_user_goes_before_the_sites():
     assert "#PBS -q debug" in lines(replace(JOB, queue="debug"), "pbs", SITES["polaris"])
     assert "#SBATCH --qos=debug" in lines(replace(JOB, queue="debug"), "slurm", SITES["perlmutter"])
@@ -95,7 +102,7 @@ def test_a_folder_that_directives_cannot_name_is_refused_by_batch_systems_alone(
 def test_words_of_the_shell_in_names_are_quoted():
     job = replace(JOB, spec="a; rm b.yaml", folder=Path("/x/$HOME"))
     assert "cd '/x/$HOME' || exit 2" in lines(job)
-    assert lines(job)[-1] == "    python -m fleet.run 'a; rm b.yaml'"
+    assert lines(job)[-1] == "    /home/me/env/bin/python3 -m fleet.run 'a; rm b.yaml'"
 
 
 if __name__ == "__main__":

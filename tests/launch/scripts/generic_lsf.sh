@@ -13,6 +13,6 @@ export PATH=/home/me/env/bin:"$PATH"
 # It passes the signals of the batch system on to the ranks, and decides what comes after this job; one that comes
 # before it listens is lost, rather than the job.
 trap '' USR2 TERM
-exec python -m fleet job /home/me/runs/photos --system=lsf --jobs=1 --retries=0 -- \
+exec /home/me/env/bin/python3 -m fleet job /home/me/runs/photos --system=lsf --jobs=1 --retries=0 -- \
     mpirun -n 8 --map-by ppr:4:node:oversubscribe --bind-to none \
-    python -m fleet.run photos.yaml
+    /home/me/env/bin/python3 -m fleet.run photos.yaml

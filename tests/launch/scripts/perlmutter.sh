@@ -17,7 +17,7 @@ export PATH=/home/me/env/bin:"$PATH"
 # It passes the signals of the batch system on to the ranks, and decides what comes after this job; one that comes
 # before it listens is lost, rather than the job.
 trap '' USR2 TERM
-exec python -m fleet job /home/me/runs/photos --system=slurm --jobs=20 --retries=2 -- \
+exec /home/me/env/bin/python3 -m fleet job /home/me/runs/photos --system=slurm --jobs=20 --retries=2 -- \
     srun --nodes=2 --ntasks-per-node=12 --gpus-per-node=4 --gpu-bind=none --cpu-bind=none --kill-on-bad-exit=1 \
-    python -m launch.place 63:47:31:15:62:46:30:14:48-61:32-45:16-29:0-13 \
-    python -m fleet.run photos.yaml
+    /home/me/env/bin/python3 -m launch.place 63:47:31:15:62:46:30:14:48-61:32-45:16-29:0-13 \
+    /home/me/env/bin/python3 -m fleet.run photos.yaml

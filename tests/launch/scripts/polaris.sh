@@ -14,7 +14,7 @@ export PATH=/home/me/env/bin:"$PATH"
 # It passes the signals of the batch system on to the ranks, and decides what comes after this job; one that comes
 # before it listens is lost, rather than the job.
 trap '' USR2 TERM
-exec python -m fleet job /home/me/runs/photos --system=pbs --jobs=20 --retries=2 --warn-after=7080 -- \
+exec /home/me/env/bin/python3 -m fleet job /home/me/runs/photos --system=pbs --jobs=20 --retries=2 --warn-after=7080 -- \
     mpiexec -n 24 --ppn 12 --cpu-bind none \
-    python -m launch.place 31:23:15:7:30:22:14:6:24-29:16-21:8-13:0-5 \
-    python -m fleet.run photos.yaml
+    /home/me/env/bin/python3 -m launch.place 31:23:15:7:30:22:14:6:24-29:16-21:8-13:0-5 \
+    /home/me/env/bin/python3 -m fleet.run photos.yaml
