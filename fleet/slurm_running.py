@@ -14,7 +14,6 @@ nearer to the job it was said, the more it counts:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 
 from fleet.errors import UserError
 from launch.slurm_jobs import SlurmJob
+from scheduler.base import is_number
 from scheduler.eviction import RunningJob, round_up
 from scheduler.ratesfile import read_json
 from scheduler.running_jobs import RESOLUTION, Checkpointing, FileSystem
@@ -118,6 +118,6 @@ def _said(value: Any, place: str) -> dict[str, float]:
     for name, number in _mapping(value, place).items():
         if name not in KNOWN:
             raise UserError(f"{place}: {name!r} is not known here; there are {', '.join(KNOWN)}")
-        if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
-            raise UserError(f"{place}: {name} is {number!r}, a finite number is wanted")
+        if not is_number(number):
+            raise UserError(f"{place}: {name} is {repr(number)[:40]}, a finite number is wanted")
     return dict(value)

@@ -24,8 +24,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 
-from scheduler.base import InputError
+from scheduler.base import InputError, check_range
 from scheduler.elastic import Curve, allocate
+
+MOST_MIN = 1e5  # of a setting: ten weeks; decisions go on for as long as a job stands still
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,8 @@ class Autoscaling:
             raise InputError(f"gpus is {self.gpus}: a cluster has at least 1")
         for name in ("interval_min", "rescale_cost_min", "hold_min"):
             value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value >= 0):
-                raise InputError(f"{name} is {value}: it is a number of minutes, 0 or more")
+            if value is not None:
+                check_range(name, value, 0, MOST_MIN, "min")
         if 0 < self.interval_min < 1e-3:
             raise InputError(f"interval_min is {self.interval_min}: 0 for every event, or a thousandth of a minute "
                              "at least")

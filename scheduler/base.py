@@ -9,12 +9,44 @@ and answers with a :class:`Round`, the assignment that should hold now.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 
 class InputError(ValueError):
     """Input that no algorithm can work on; the message names the place and what would be right."""
+
+
+# What a machine may have; sums, products and quotients of such numbers are numbers as well.
+LEAST, MOST = 1e-12, 1e15
+MOST_NODES = 1_000_000  # more would only cost memory
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value, such as JSON has, is a finite number within the range of floats.
+
+    >>> is_number(3), is_number(True), is_number(10**400), is_number(math.inf), is_number("3")
+    (True, False, False, False, False)
+    """
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def check_range(what: str, value: float, least: float, most: float, unit: str = "") -> None:
+    """See that a number is within bounds that keep time and memory within bounds.
+
+    Raises:
+        InputError: it is not; the message tells both.
+
+    >>> check_range("--points", 10**12, 1, 10**6)
+    Traceback (most recent call last):
+    ...
+    scheduler.base.InputError: --points is 1000000000000: a number from 1 to 1e+06 is wanted
+    """
+    if not least <= value <= most:
+        shown = f"{str(value)[:40]} {unit}".rstrip()
+        raise InputError(f"{what} is {shown}: a number from {least:g} to {most:g} is wanted")
 
 
 @dataclass(frozen=True)
@@ -99,6 +131,7 @@ class Cluster:
         """
         if gpus < 1:
             raise InputError(f"gpus is {gpus}: a cluster has at least 1")
+        check_range("gpus", gpus, 1, MOST_NODES)
         if gpus_per_node > gpus:
             raise InputError(f"gpus_per_node is {gpus_per_node}: the whole cluster has {gpus} GPUs")
         return cls(tuple(range(gpus)), gpus_per_node)

@@ -18,9 +18,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from scheduler.base import InputError
+from scheduler.base import MOST, InputError, check_range
 
 Array = NDArray[np.float64]
+
+MOST_POINTS = 1_000_000  # that a law is put on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +51,7 @@ class Law:
         if not 0 <= self.low < self.high:
             raise InputError(f"{self.name}: low is {self.low} and high is {self.high}, "
                              "they must be 0 <= low < high")
+        check_range(f"{self.name}: high", self.high, 0, MOST)
         if not self._inside > 1e-9 * abs(self._below):  # a difference without digits is no probability
             raise InputError(f"{self.name}: there is no probability between {self.low} and {self.high}")
 
@@ -330,13 +333,12 @@ def discretise(law: Law, points: int) -> Discrete:
         points: number of intervals, n in the paper.
 
     Raises:
-        InputError: ``points`` is below 1.
+        InputError: ``points`` is below 1 or above a million.
 
     >>> discretise(make_law("uniform", low=0, high=4), 4).probabilities
     array([0.  , 0.25, 0.25, 0.25, 0.25])
     """
-    if points < 1:
-        raise InputError(f"a law is put on at least 1 point, not {points}")
+    check_range("the number of points", points, 1, MOST_POINTS)
     values = np.linspace(law.low, law.high, points + 1)
     mass = np.diff(law.cdf(values), prepend=0.0)
     return Discrete(values, mass / mass.sum())

@@ -14,7 +14,6 @@ cannot run. Random ones are drawn from the four categories of [ELASTIC] Table I
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from scheduler.autoscale_simulation import ElasticJob
-from scheduler.base import CommTime, InputError, Network, StepTime
+from scheduler.base import CommTime, InputError, Network, StepTime, is_number
 from scheduler.elastic import BatchRange, Curve, scaling
 from scheduler.ratesfile import read_json
 
@@ -98,7 +97,7 @@ def _record(value: Any, place: str, keys: Sequence[str]) -> dict[str, Any]:
 
 
 def _number(value: Any, place: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
+    if not is_number(value):
         raise InputError(f"{place} is {value!r}: a number is wanted")
     return float(value)
 

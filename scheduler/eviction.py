@@ -27,7 +27,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.base import InputError
+from scheduler.base import MOST_NODES, InputError, check_range
 
 Action = Literal["kill", "app", "sys"]
 CHECKPOINTS: tuple[Action, ...] = ("app", "sys")  # in the order in which ties are broken
@@ -35,6 +35,7 @@ Number = int | float
 
 COMPILE_FROM = 200_000_000  # cells from which loading the compiler pays
 MOST_BYTES = 4_000_000_000  # of the table and its choices; a larger one is refused
+MOST_AMOUNT = 1e30  # node-seconds; minutes
 MOST_DEADLINES = 1_000_000
 CACHED_CELLS = 2**14 - 1  # that numpy works on at once: they stay in the cache, and in malloc's own memory
 
@@ -65,6 +66,7 @@ class RunningJob:
             raise InputError("a job has no id")
         if not _is_whole(self.nodes) or self.nodes < 1:
             raise InputError(f"job {self.id}: nodes is {self.nodes}, a whole number above 0 is wanted")
+        check_range(f"job {self.id}: nodes", self.nodes, 1, MOST_NODES)
         _check_amount(f"job {self.id}: loss", self.loss)
         for name, time in (("app_time", self.app_time), ("sys_time", self.sys_time)):
             if time is not None:
@@ -213,9 +215,14 @@ class Spectrum:
     def losses(self) -> NDArray[np.float64]:
         """The least loss, node-seconds, of shape (nodes of all jobs + 1, deadlines)."""
         problem = self._problem
-        units = np.array([self._table.least(row)[0] for row in range(problem.rows + 1)]).astype(float)
+        if 8 * (problem.nodes + 1) * len(self.deadlines) > MOST_BYTES:
+            raise InputError(f"a spectrum of {problem.nodes} nodes and {len(self.deadlines)} deadlines would fill more "
+                             f"than {MOST_BYTES / 1e9:g} GB; a coarser step makes it less")
+        units = np.array([self._table.least(row)[0] for row in range(problem.rows + 1)])
         row_of = -(-np.arange(problem.nodes + 1) // problem.block)
-        return units[row_of] * float(problem.loss_unit)
+        if units.dtype == object:  # too many of them for a machine's integer, and maybe for a float
+            return np.asarray((units * problem.loss_unit).astype(float)[row_of])
+        return units.astype(float)[row_of] * float(problem.loss_unit)
 
     def plans(self, nodes: int) -> list[Plan]:
         """The best plan for each deadline when ``nodes`` are to come free.
@@ -299,8 +306,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def _check_amount(what: str, value: Number) -> None:
-    if not 0 <= value < math.inf:  # NaN is not either
-        raise InputError(f"{what} is {value}, it must be finite and at least 0")
+    check_range(what, value, 0, MOST_AMOUNT)
 
 
 def _common_unit(values: Iterable[Number]) -> int | Fraction:

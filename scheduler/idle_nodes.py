@@ -39,7 +39,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.base import InputError
+from scheduler.base import MOST_NODES, InputError, check_range
 
 Counts = tuple[int, ...]
 FloatArray = NDArray[np.float64]
@@ -130,6 +130,7 @@ class Trainer:
         if self.n_max > self.objective.nodes[-1]:
             raise InputError(f"n_max {self.n_max} is beyond the curve, which ends at "
                              f"{self.objective.nodes[-1]} nodes")
+        check_range("n_max", self.n_max, 1, MOST_NODES)  # what a trainer gains is tabulated
         for name, seconds in (("up_s", self.up_s), ("down_s", self.down_s)):
             if not (math.isfinite(seconds) and seconds >= 0):
                 raise InputError(f"{name} {seconds}: must be a number of seconds, 0 or more")

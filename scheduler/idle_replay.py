@@ -31,7 +31,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from scheduler.base import InputError
+from scheduler.base import MOST, InputError, check_range
 from scheduler.idle_nodes import (
     BUSY,
     FREE,
@@ -75,8 +75,7 @@ class Settings:
     def __post_init__(self) -> None:
         if self.max_parallel < 1:
             raise InputError(f"max_parallel is {self.max_parallel}; at least 1 trainer must take part")
-        if not (math.isfinite(self.horizon_s) and self.horizon_s >= 0):
-            raise InputError(f"the horizon is {self.horizon_s}; it must be a number of seconds, 0 or more")
+        check_range("the horizon", self.horizon_s, 0, MOST, "s")
 
 
 @dataclass(frozen=True)

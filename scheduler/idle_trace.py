@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from scheduler.base import InputError
+from scheduler.base import MOST, InputError, check_range, is_number
 from scheduler.idle_nodes import Curve, FloatArray, IntArray, Trainer
 
 HEADING = "t_s,node,delta"
@@ -80,8 +80,9 @@ class Trace:
         end_s = self.end_s if end_s is None else end_s
         if not 0 <= first < last:
             raise InputError(f"nodes {first}:{last} select none of the nodes 0:{self.size}")
-        if not (math.isfinite(end_s) and end_s > 0):
+        if not end_s > 0:
             raise InputError(f"a replay of {end_s:g} s shows nothing; it must last longer than that")
+        check_range("the end of a replay", end_s, 0, MOST, "s")
         times = np.repeat(self.times_s, np.diff(self.starts))
         mine = (self.nodes >= first) & (self.nodes < last) & (times <= end_s)
         return Trace.of(times[mine], self.nodes[mine] - first, self.joined[mine], last - first, end_s)
@@ -165,10 +166,8 @@ def with_objective(jobs: Sequence[Job], objective: str, weights: Mapping[str, fl
         if name not in known:
             raise InputError(f"a weight for {name!r}, which no trainer is; there are: "
                              + ", ".join(sorted(known)))
-        if not (math.isfinite(weight) and weight >= 0):
-            raise InputError(f"the weight of {name} is {weight}; it must be a number, 0 or more")
-    if not (math.isfinite(rescale_factor) and rescale_factor >= 0):
-        raise InputError(f"the rescale factor is {rescale_factor}; it must be a number, 0 or more")
+        check_range(f"the weight of {name}", weight, 0, MOST)
+    check_range("the rescale factor", rescale_factor, 0, MOST)
 
     def changed(job: Job) -> Job:
         curve = OBJECTIVES[objective](job).scaled(weights.get(job.curve, 1.0))
@@ -235,7 +234,7 @@ def _check_rows(path: str | Path, rows: FloatArray) -> None:
     times, nodes, deltas = rows.T
     back = np.diff(times, prepend=0.0) < 0
     for wrong, what in (
-        (~np.isfinite(rows).all(axis=1), "t_s, node and delta must be finite numbers"),
+        (~(np.abs(rows) <= MOST).all(axis=1), f"t_s, node and delta must be numbers up to {MOST:g}"),
         (times < 0, "t_s is negative"),
         (back, "t_s goes back; events must be sorted by time"),
         ((nodes < 0) | (nodes != np.floor(nodes)) | (nodes >= _MOST_NODES), "node must be 0, 1, 2, ..."),
@@ -305,8 +304,8 @@ def _curves(path: str | Path, name: str, value: Any) -> tuple[Curve, Curve]:
     place = f"curves.{name}"
     value = _object(path, place, value, {"nodes", "samples_per_s"}, {"objective"})
     for key, items in value.items():
-        if not isinstance(items, list) or not all(map(_is_number, items)):
-            raise InputError(f"{path}: {place}.{key} must be a list of numbers")
+        if not isinstance(items, list) or not all(is_number(item) and abs(item) <= MOST for item in items):
+            raise InputError(f"{path}: {place}.{key} must be a list of numbers up to {MOST:g}")
     if not all(float(count).is_integer() for count in value["nodes"]):
         raise InputError(f"{path}: {place}.nodes must be whole numbers")
     nodes = tuple(map(int, value["nodes"]))
@@ -326,8 +325,9 @@ def _job(path: str | Path, place: str, value: Any, curves: Mapping[str, tuple[Cu
     if name not in list(curves):  # a list, for the name may be anything
         raise InputError(f"{path}: {place}: no curve {name!r}; there are: {', '.join(curves)}")
     for column, number in zip(JOB_COLUMNS[1:], numbers, strict=True):
-        if not (_is_number(number) and math.isfinite(number) and number >= 0):
-            raise InputError(f"{path}: {place}: {column} is {number!r}; it must be a number, 0 or more")
+        if not (is_number(number) and 0 <= number <= MOST):
+            raise InputError(f"{path}: {place}: {column} is {repr(number)[:40]}; it must be a number from 0 to "
+                             f"{MOST:g}")
     submit_s, up_s, down_s, n_min, n_max, total = map(float, numbers)
     if not (n_min.is_integer() and n_max.is_integer()):
         raise InputError(f"{path}: {place}: n_min and n_max must be whole numbers")
@@ -350,10 +350,6 @@ def _object(path: str | Path, place: str, value: Any, required: set[str],
     for key in sorted(required - value.keys()):
         raise InputError(f"{path}: {place}: {key!r} is missing")
     return value
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def read_node_names(path: str | Path) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.base import InputError
+from scheduler.base import LEAST, InputError
 
 Floats = NDArray[np.float64]
 
@@ -68,8 +68,8 @@ class Stream:
     def __post_init__(self) -> None:
         if self.count < 0:
             raise InputError(f"{self.count} streams: 1 is lockstep, 0 is free pace")
-        if not self.rate > 0:
-            raise InputError(f"the stream's rate is {self.rate}: samples/s above 0")
+        if not self.rate >= LEAST:
+            raise InputError(f"the stream's rate is {self.rate}: samples/s, {LEAST} or more")
 
     @classmethod
     def parse(cls, text: str, rate: float = math.inf) -> Stream:

@@ -12,12 +12,11 @@ analyzer reads. Unknown keys are mistakes.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from scheduler.base import CommTime, InputError, Network, RateTable, StepTime
+from scheduler.base import LEAST, MOST, CommTime, InputError, Network, RateTable, StepTime, is_number
 
 MOST_MISTAKES = 8  # named in one line; the rest are counted
 
@@ -132,9 +131,6 @@ def _comm_time(read: MistakeReader, value: Any, place: str) -> CommTime:
                     read.positive(record.get("seconds", 1.0), f"{place}.seconds", "seconds"))
 
 
-_LEAST, _MOST = 1e-12, 1e15
-
-
 class MistakeReader:
     """Takes values out of what JSON said and collects what is wrong with them.
 
@@ -181,7 +177,7 @@ class MistakeReader:
 
     def positive(self, value: Any, place: str, unit: str) -> float:
         """A number above 0, of a size that a machine may have: sums and quotients of such are numbers as well."""
-        return self._number(value, place, lambda x: _LEAST <= x <= _MOST, f"{unit} above 0, from {_LEAST} to {_MOST}")
+        return self._number(value, place, lambda x: LEAST <= x <= MOST, f"{unit} above 0, from {LEAST} to {MOST}")
 
     def count(self, record: dict[str, Any], key: str, place: str) -> int:
         """A whole number from 1 to 1e12."""
@@ -191,8 +187,7 @@ class MistakeReader:
                                 "a whole number from 1"))
 
     def _number(self, value: Any, place: str, right: Callable[[float], bool], wanted: str) -> float:
-        if (isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-                and right(value)):
+        if is_number(value) and right(value):
             return value
         self.mistake(place, f"{_short(value)}: {wanted}")
         return 1.0

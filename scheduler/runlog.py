@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from scheduler.base import InputError
+from scheduler.base import MOST, InputError
 from scheduler.distributions import Array, Discrete
 
 
@@ -62,7 +61,7 @@ def _number(place: str, text: str, what: str, *, above_zero: bool = False) -> fl
         value = float(text)
     except ValueError:
         raise InputError(f"{place}: {text.strip()!r} is not a number; {what} is wanted") from None
-    if not math.isfinite(value) or value < 0 or (above_zero and value == 0):
+    if not 0 <= value <= MOST or (above_zero and value == 0):
         raise InputError(f"{place}: {text.strip()} is not {what}: "
-                         f"it must be finite and {'above' if above_zero else 'at least'} 0")
+                         f"it must be {'above' if above_zero else 'at least'} 0 and at most {MOST:g}")
     return value

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scheduler.base import InputError
+from scheduler.base import LEAST, MOST, InputError, check_range, is_number
 from scheduler.eviction import Action, Number, RunningJob, exact, plain, round_up
 
 DIRECT = ("id", "nodes", "loss", "app_time", "sys_time")
@@ -41,8 +41,7 @@ class FileSystem:
 
     def __post_init__(self) -> None:
         for name, value in (("aggregate", self.aggregate_gbps), ("node", self.node_gbps)):
-            if not 0 < value < math.inf:
-                raise InputError(f"the {name} bandwidth is {value} GB/s, it must be finite and above 0")
+            check_range(f"the {name} bandwidth", value, LEAST, MOST, "GB/s")
 
     def seconds(self, node_gb: Sequence[float]) -> float:
         """How long a job takes to write a checkpoint ([COSIM] Eq. 1).
@@ -132,9 +131,7 @@ class Checkpointing:
 
 
 def _check(id_: str, name: str, value: Number, *, above_zero: bool = False) -> None:
-    if not 0 <= value < math.inf or (above_zero and value == 0):
-        raise InputError(f"job {id_}: {name} is {value}, it must be finite and "
-                         f"{'above' if above_zero else 'at least'} 0")
+    check_range(f"job {id_}: {name}", value, LEAST if above_zero else 0, MOST)
 
 
 # ---------------------------------------------------------------- files
@@ -152,8 +149,8 @@ def read_jobs(path: str | Path, storage: FileSystem | None = None,
     Raises:
         InputError: the file cannot be read, or something in it is wrong; the message names file and line.
     """
-    if resolution is not None and not 0 < resolution < math.inf:
-        raise InputError(f"the resolution is {resolution} min, it must be finite and above 0")
+    if resolution is not None:
+        check_range("the resolution", resolution, LEAST, MOST, "min")
     jobs = []
     first: dict[str, str] = {}
     for place, record in _records(Path(path)):
@@ -282,6 +279,6 @@ def _cell(name: str, text: str) -> Number:
 def _value(name: str, value: Any) -> Any:
     if name in ("critical_gb", "memory_gb") and isinstance(value, list):
         return [_value(name, size) for size in value]
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InputError(f"{name} is {json.dumps(value)}, a number is wanted")
+    if not is_number(value):
+        raise InputError(f"{name} is {json.dumps(value)[:40]}, a number is wanted")
     return value

@@ -11,11 +11,12 @@ from __future__ import annotations
 import gzip
 import math
 import os
+import zlib
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
 
-from scheduler.base import InputError
+from scheduler.base import MOST, InputError
 
 UNKNOWN = -1
 PARTIAL = (2, 3, 4)  # status of the lines that tell parts of a job told as a whole elsewhere
@@ -72,7 +73,7 @@ class Trace:
         """Processors of the machine as the header tells them, None where it does not."""
         for key in ("MaxProcs", "MaxNodes"):
             number = self.header.get(key, "").split()
-            if number and number[0].isdigit() and int(number[0]) > 0:
+            if number and number[0].isdecimal() and len(number[0]) <= 15 and int(number[0]) > 0:
                 return int(number[0])
         return None
 
@@ -130,7 +131,7 @@ def _text(path: str | Path) -> str:
     try:
         data = Path(path).read_bytes()
         return (gzip.decompress(data) if str(path).endswith(".gz") else data).decode("utf-8", "replace")
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
@@ -143,9 +144,9 @@ def _job(place: str, cells: list[str]) -> SwfJob:
             value = float(cell)
         except ValueError:
             value = math.nan
-        if not math.isfinite(value) or (column in INTEGERS and not value.is_integer()):
+        if not abs(value) <= MOST or (column in INTEGERS and not value.is_integer()):
             wanted = "a whole number" if column in INTEGERS else "a number"
-            raise InputError(f"{place}: {column} is {cell!r}, {wanted} is wanted")
+            raise InputError(f"{place}: {column} is {cell[:40]!r}, {wanted} up to {MOST:g} is wanted")
         values.append(int(value) if column in INTEGERS else value)
     job = SwfJob(*values)  # type: ignore[arg-type]  # each value has the type of its column by now
     if job.submit_s < 0:

@@ -19,7 +19,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.base import InputError
+from scheduler.base import MOST, InputError, check_range
 from scheduler.batchqueue import Job, Run, Schedule, Stream
 from scheduler.distributions import Discrete, Law, discretise, empirical, make_law
 from scheduler.reservation import optimal_requests, too_few
@@ -27,6 +27,7 @@ from scheduler.swf import SwfJob, Trace
 
 RECENT = 10  # runs that the rule ``recent`` looks back on; [SPEC] section 5.3 finds 10 best
 HISTORY = 200  # latest runs of an application that its law is learnt from
+MOST_JOBS = 1_000_000  # drawn at random
 STREAM_SCALE = 100  # jobs of the stream are so many times shorter ([SPEC] section 5.2)
 
 
@@ -98,8 +99,8 @@ def draw_jobs(law: Law, count: int, processors: int, sizes: Sizes, rule: Rule, r
         points: of the law as the algorithms see it.
         submit: when they arrive.
     """
-    if count < 1:
-        raise InputError(f"{count} jobs were asked for, at least 1 is wanted")
+    check_range("the number of jobs", count, 1, MOST_JOBS)
+    check_range("the number of processors", processors, 1, MOST)
     known = discretise(law, points)
     runs, wanted = law.sample(rng, count), draw_sizes(sizes, processors, count, rng)
     recent = law.sample(rng, count * RECENT).reshape(count, RECENT)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from fleet.errors import ExitStatus, UserError
 from fleet.show import add_json, bar, print_json, print_table
-from scheduler.base import InputError
+from scheduler.base import InputError, is_number
 from scheduler.eviction import Action, Number, Plan, RunningJob, Spectrum, check_jobs, plan_evictions
 from scheduler.running_jobs import RESOLUTION, FileSystem, read_jobs
 
@@ -78,14 +78,14 @@ def run(args: argparse.Namespace) -> int:
 
 def _number(option: str, text: str) -> Number:
     """Whole numbers stay whole, so that they print as they were written."""
-    try:
-        return int(text)
-    except ValueError:
-        pass
-    try:
-        return float(text)
-    except ValueError:
-        raise UserError(f"{option} is {text[:40]!r}, a number is wanted") from None
+    for kind in (int, float):
+        try:
+            value: Number = kind(text)
+        except ValueError:
+            continue
+        if is_number(value):
+            return value
+    raise UserError(f"{option} is {text[:40]!r}, a number is wanted")
 
 
 def _jobs(args: argparse.Namespace) -> list[RunningJob]:

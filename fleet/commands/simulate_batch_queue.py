@@ -29,6 +29,7 @@ from scheduler.swf import Trace, read_swf, write_swf
 from scheduler.workload import Rule, Sizes, draw_jobs, jobs_from_trace, schedule_to_trace, small_stream
 
 HOUR_S = 3600.0
+MOST_RUNS = 10_000
 PROCESSORS = 100  # of the machine, where no trace tells
 
 
@@ -81,6 +82,8 @@ def run(args: argparse.Namespace) -> int:
     law = law_of(args)
     if (law is None) == (args.trace is None):
         raise UserError("name either a trace or a --distribution")
+    if args.seed < 0:
+        raise UserError(f"--seed is {args.seed}, at least 0 is wanted")
     trace = None if args.trace is None else read_swf(args.trace)
     if args.fit:
         if trace is None:
@@ -130,8 +133,8 @@ def _runs(args: argparse.Namespace) -> int:
     if args.trace is not None:
         return 1  # nothing is drawn
     runs = 20 if args.runs is None else args.runs
-    if runs < 1:
-        raise UserError(f"--runs is {runs}, at least 1 is wanted")
+    if not 1 <= runs <= MOST_RUNS:
+        raise UserError(f"--runs is {runs}, a number from 1 to {MOST_RUNS} is wanted")
     return runs
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from fleet.errors import ExitStatus, UserError
 from fleet.show import add_json, print_json, print_table
+from scheduler.base import LEAST, MOST, check_range
 from scheduler.eviction import Plan, RunningJob, plan_evictions
 from scheduler.eviction_baselines import greedy
 from scheduler.on_demand import Outcome, simulate
@@ -50,10 +51,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Simulate and print."""
-    if args.draws < 1:
-        raise UserError(f"--draws is {args.draws}, at least 1 is wanted")
-    if not 0 < args.length < float("inf"):
-        raise UserError(f"--length is {args.length:g}, it must be finite and above 0")
+    check_range("--draws", args.draws, 1, 10_000)
+    check_range("--length", args.length, LEAST, MOST)
     machines = [_machine(args, seed) for seed in range(args.seed, args.seed + args.draws)]
     results = [_mean(same_deadline) for same_deadline in zip(*machines, strict=True)]
     if args.json:

@@ -9,6 +9,7 @@ file is torn, overwritten, emptied, missing, a folder, or what is in it is repla
 import argparse
 import contextlib
 import copy
+import gzip
 import io
 import json
 import os
@@ -249,6 +250,62 @@ def test_no_command_line_makes_a_traceback(sandbox, name):
         is_told(*call(main, [*name.split(), *words]))
 
     check()
+
+
+DIGITS = "9" * 400
+HUGE_ROW = "; MaxProcs: 8\n" + "".join(f"{k} 0 0 1e308 4 -1 -1 4 1e308 -1 1 1 1 1 -1 -1 -1 -1\n" for k in range(1, 6))
+
+
+def trainers(nodes, rates, job):
+    return json.dumps({"curves": {"net": {"nodes": nodes, "samples_per_s": rates}}, "jobs": [["net", 0, 5, 2, *job]]})
+
+
+# (a command line, a file of it, what stands there instead): numbers that are no floats, or would fill time and memory.
+HUGE = [
+    ("simulate batch-queue --distribution uniform --low 1 --high 2 --seed -1", None, None),
+    *[(f"{name} --distribution uniform --low 1 --high {rest}", None, None) for name in ("reserve", "simulate batch-queue")
+      for rest in ("1e308", "2 --points 100000000000")],
+    *[(f"simulate batch-queue --distribution uniform --low 1 --high 2 --{rest}", None, None)
+      for rest in ("jobs 100000000000", "runs 100000000000", f"processors {DIGITS}")],
+    ("simulate batch-queue torn.swf.gz", "torn.swf.gz", gzip.compress(SWF.encode())[:10] + b"\xff" * 40),
+    ("simulate batch-queue trace.swf", "trace.swf", HUGE_ROW),
+    ("simulate batch-queue trace.swf", "trace.swf", SWF.replace(": 8", ": " + "9" * 5000)),
+    ("reserve --log times.txt", "times.txt", "1e308\n" * 6), ("reserve --table law.csv", "law.csv", "1e308,0.5\n1.1e308,0.5\n"),
+    ("simulate ensemble rates.json --gpus 4 --policy global", "rates.json", json.dumps(RATES).replace("20.0", DIGITS)),
+    ("simulate ensemble rates.json --gpus 4 --policy global --stream-rate 1e-305", None, None),
+    ("simulate ensemble rates.json --gpus 100000000000 --policy global", None, None),
+    ("plan --rates rates.json --gpus 100000000000", None, None),
+    *[("simulate idle-nodes --events idle.csv --trainers trainers.json", "trainers.json", text) for text in (
+        trainers([0, int(DIGITS)], [0, 20], [1, 2, 1e4]), trainers([0, 2], [0, int(DIGITS)], [1, 2, 1e4]),
+        trainers([0, 2], [0, 20], [1, 2, int(DIGITS)]), trainers([0, 10**12], [0, 20], [1, 10**12, 1e4]))],
+    ("simulate idle-nodes --events idle.csv --trainers trainers.json", "idle.csv", "t_s,node,delta\n0,0,1\n1e308,0,-1\n"),
+    *[(f"evict --jobs running.csv --nodes 4 --{option} {DIGITS} --deadline 5", None, None) for option in ("step", "resolution")],
+    (f"evict --jobs running.csv --nodes 4 --deadline {DIGITS}", None, None),
+    *[("evict --jobs big.json --spectrum --deadline 5", "big.json", json.dumps([{"id": "a", "nodes": nodes, "loss": loss}]))
+      for nodes, loss in ((10**400, 3), (10**9, 3), (1, 1e308), (1, 10**400))],
+    *[("evict --jobs running.csv --nodes 4 --deadline 5 --aggregate-bandwidth 1 --node-bandwidth 1", "running.csv",
+       f"id,nodes,memory_gb,critical_gb,since_checkpoint_min,interval_min\na,4,1,1,{since},5\n") for since in ("1e308", DIGITS)],
+    *[(f"simulate autoscale --jobs jobs.json --{option} 1e308", None, None)
+      for option in ("rescale-cost-min", "hold-min", "interval")],
+    *[(f"simulate eviction --nodes 1 --deadline 5 --{option}", None, None) for option in ("length 1e308", "draws 100000000000")],
+]
+
+
+@pytest.mark.parametrize(("words", "file", "content"), HUGE, ids=range(len(HUGE)))
+def test_a_number_that_is_no_float_or_costs_too_much_is_refused(words, file, content):
+    fill()
+    if file:
+        Path(file).write_bytes(content if isinstance(content, bytes) else content.encode())
+    status, out, err = call(main, words.split())
+    is_told(status, out, err)
+    assert status == 2
+
+
+def test_losses_too_fine_for_a_machines_integers_are_summed_all_the_same():
+    fill()
+    Path("running.csv").write_text("id,nodes,loss,app_time,sys_time\na,4,1e-300,1,\nb,4,1e15,,3\n")
+    status, out, _ = call(main, "evict --jobs running.csv --spectrum --deadline 0 --json".split())
+    assert (status, json.loads(out)["spectrum"][-1]["losses"]) == (0, [1e15])
 
 
 def test_every_command_is_tried_that_does_not_start_ranks():

@@ -84,7 +84,7 @@ def test_a_person_gets_a_table_and_the_cost_by_number_of_requests(reserve):
     ("--distribution truncnorm --mu 8 --low 0 --high 20", "truncnorm takes low, high, mu, sigma; given: mu"),
     ("--distribution uniform --low 0 --high inf", "high is inf"),
     ("--distribution uniform --low -1 --high 3", "0 <= low < high"),
-    ("--distribution uniform --low 0 --high 3 --points 0", "at least 1 point"),
+    ("--distribution uniform --low 0 --high 3 --points 0", "the number of points is 0"),
     (f"{PAPER} --backfill-rate 1", "at least 0 and below 1"),
     (f"{PAPER} --failed -3", "failed requests must be finite and above 0"),
 ])

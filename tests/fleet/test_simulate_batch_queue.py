@@ -104,7 +104,7 @@ def test_a_person_gets_tables(simulate, trace):
     (f"{LAW} trace.swf", "name either a trace or a --distribution"),
     (f"{LAW} --fit", "--fit wants a trace"),
     (f"{LAW} --runs 0", "--runs is 0"),
-    (f"{LAW} --jobs 0", "0 jobs were asked for"),
+    (f"{LAW} --jobs 0", "the number of jobs is 0"),
     (f"{LAW} --processors -3", "--processors is -3"),
     (f"{LAW} --stream 1", "work rate of the stream"),
     (f"{LAW} --requests user", "only a trace tells what users asked for"),

@@ -128,5 +128,5 @@ def test_runs_that_are_no_times_are_refused(runs):
 
 
 def test_a_law_wants_a_point():
-    with pytest.raises(InputError, match="at least 1 point"):
+    with pytest.raises(InputError, match="the number of points is 0"):
         discretise(make_law("uniform", low=0, high=1), 0)

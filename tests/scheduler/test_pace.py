@@ -60,5 +60,5 @@ def test_a_word_that_names_no_stream_is_refused(text):
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, math.nan])
 def test_a_stream_that_produces_nothing_is_refused(rate):
-    with pytest.raises(InputError, match="samples/s above 0"):
+    with pytest.raises(InputError, match="samples/s, 1e-12 or more"):
         Stream(rate=rate)

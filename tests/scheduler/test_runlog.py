@@ -24,7 +24,7 @@ def test_one_number_a_line_with_comments_and_blank_lines(written):
     ("# nothing\n", r"runs\.txt: there is no run time in it"),
     ("1\n\nten\n", r"runs\.txt:3: 'ten' is not a number; a run time is wanted"),
     ("1 2\n", r"runs\.txt:1: '1 2' is not a number"),
-    ("1\n-2\n", r"runs\.txt:2: -2 is not a run time: it must be finite and above 0"),
+    ("1\n-2\n", r"runs\.txt:2: -2 is not a run time: it must be above 0 and at most"),
     ("0\n", r"runs\.txt:1: 0 is not a run time"),
     ("1\ninf\n", r"runs\.txt:2: inf is not a run time"),
     ("1\nnan\n", r"runs\.txt:2: nan is not a run time"),

@@ -118,7 +118,7 @@ HEADER = "id,nodes,loss,app_time,sys_time\n"
     ("a.csv", HEADER + "17,1,2,3,4\n17,1,2,3,4\n", r"a.csv:3: job 17 comes twice, first at .*a.csv:2"),
     ("a.csv", HEADER + "17,1.5,2,3,4\n", r"a.csv:2: job 17: nodes is 1.5, a whole number above 0"),
     ("a.csv", HEADER + "17,0,2,3,4\n", r"a.csv:2: job 17: nodes is 0"),
-    ("a.csv", HEADER + "17,1,-2,3,4\n", r"a.csv:2: job 17: loss is -2, it must be finite"),
+    ("a.csv", HEADER + "17,1,-2,3,4\n", r"a.csv:2: job 17: loss is -2: a number from 0"),
     ("a.csv", HEADER + "17,1,2,inf,4\n", r"a.csv:2: job 17: app_time is inf"),
     ("a.csv", HEADER + "17,1,2,nan,4\n", r"a.csv:2: job 17: app_time is nan"),
     ("a.csv", HEADER + "\n17,1,2,3,soon\n", r"a.csv:3: sys_time is 'soon', a number is wanted"),
@@ -136,7 +136,7 @@ HEADER = "id,nodes,loss,app_time,sys_time\n"
     ("a.json", '[\n{"id": 1, "nodes": true, "loss": 0}]', r"a.json:2: nodes is true, a number is wanted"),
     ("a.json", '[\n{"id": 1, "nodes": "1", "loss": 0}]', r'a.json:2: nodes is "1", a number is wanted'),
     ("a.json", '[\n{"id": null, "nodes": 1, "loss": 0}]', r"a.json:2: id is empty"),
-    ("a.json", '[\n{"id": 1, "nodes": 1, "loss": NaN}]', r"a.json:2: job 1: loss is nan"),
+    ("a.json", '[\n{"id": 1, "nodes": 1, "loss": NaN}]', r"a.json:2: loss is NaN, a number is wanted"),
     ("a.csv", RAW, r"a.csv:2: a job in the raw form needs the bandwidths"),
 ])
 def test_a_mistake_is_named_with_its_file_and_line(write, name, text, message):
