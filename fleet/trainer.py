@@ -210,6 +210,7 @@ class Trainer:
             yield
         except NetworkFailed as failure:
             log.error("%s failed: %s\n%s", training.network.name, failure.reason, failure.detail)
+            self._writer.flush()  # a retry, perhaps on other ranks, goes on from there
             if training.group.is_master:
                 self._tell(Failed(training.network.name, failure.reason, failure.detail, failure.may_pass))
         except GroupStruck as strike:

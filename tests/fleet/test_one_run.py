@@ -1,8 +1,12 @@
 """Whole runs, all ranks in one process: any ranks, any networks, any order of events."""
 
 import dataclasses
+import errno
 import gc
+import itertools
 import json
+import os
+import time
 import warnings
 from collections import defaultdict
 from dataclasses import dataclass
@@ -324,7 +328,7 @@ def test_networks_that_fail_are_rows_and_the_others_are_trained_to_their_end(fol
     runner.check_epochs()
 
 
-def shaky(folder, failures, retries, **rest):
+def shaky(folder, failures, retries, epochs=1, **rest):
     """A run of one network on one rank whose file system fails so many times."""
     (folder / "tries").mkdir()
     model = {"build": "tests.sources:shaky", "name": "n0",
@@ -332,7 +336,7 @@ def shaky(folder, failures, retries, **rest):
     content = {"models": [model], "retries": retries, "resources": {"engine": "numpy"}, "schedule": rest,
                "data": {"source": "tests.sources:numbered", "path": "12",
                         "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}]},
-               "train": {"batch": {"size": 4}, "converge": {"max_epochs": 1}},
+               "train": {"batch": {"size": 4}, "converge": {"max_epochs": epochs}},
                "profile": {"batches": 2, "timed": 1}}
     return Runner(Case(content, (0,), 4, 1, 0), folder)
 
@@ -348,6 +352,33 @@ def test_a_network_is_tried_again_as_often_as_the_spec_says_and_again_in_the_nex
     events = [event["event"] for event in read_events(runner.prepared.paths.events)]
     assert events.count("retry") == 2 + 1
     assert events.count("failed") == 1
+
+
+def failing_once(function, at):
+    """The same function, but for one call, in which the file system fails."""
+    calls = itertools.count(1)
+
+    def fails(*arguments, **options):
+        if next(calls) == at:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return function(*arguments, **options)
+
+    return fails
+
+
+def test_a_network_that_is_tried_again_goes_on_from_all_that_it_has_told(folders, monkeypatch):
+    def write_late(*arguments):
+        time.sleep(0.2)
+        write(*arguments)
+
+    write = _Writer._write
+    monkeypatch.setattr(_Writer, "_write", write_late)
+    monkeypatch.setattr(coordinator, "_REST_S", 0.01)
+    monkeypatch.setattr(SoftmaxRegression, "step", failing_once(SoftmaxRegression.step, at=4))
+    runner = shaky(folders(), failures=0, retries=1, epochs=2, policy="baseline")
+    assert runner.launch() is ExitStatus.OK
+    assert len(runner.events("retry")) == 1
+    assert [event["epoch"] for event in runner.events("epoch")] == [1, 2]
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
