@@ -353,6 +353,7 @@ class Coordinator:
     def _on_failed(self, failed: Failed) -> None:
         self._dismiss(self._groups.pop(failed.network))
         if self._may_retry(failed):
+            self._results.reopen(failed.network)  # it may have failed in its export
             self._resting[failed.network] = self._events.now() + _REST_S * 2 ** (self._failures[failed.network] - 1)
             self._is_stale = True
         else:

@@ -106,6 +106,11 @@ class Results:
         self._reasons[name] = reason
         self.write()
 
+    def reopen(self, name: str) -> None:
+        """A network is to be tried again, even if it was done."""
+        if self._reasons.pop(name, None) is not None:
+            self.write()
+
     def fail(self, name: str, reason: str, may_pass: bool = False) -> None:
         """A network failed, in this launch or for good."""
         self._failed[name] = reason

@@ -443,8 +443,6 @@ class Trainer:
     def _export(self, training: Training) -> str:
         """Write the best network for use without FLEET; returns why it is not the best, where it is not."""
         network = training.network
-        with storing(self._paths.previous(network.name)):  # nobody goes on from there any more
-            self._paths.previous(network.name).unlink(missing_ok=True)
         found = best_state(self._paths, network.name, network.train.converge, self._spec.checkpoint.keep)
         assert found.state is not None
         if found.damage:
@@ -452,6 +450,8 @@ class Trainer:
             write_state(self._paths.best(network.name), found.state)
         self._quota.make_room(self._paths.exported(network.name), found.state.size)
         training.trainable.export(found.state.arrays, self._paths.exported(network.name))
+        with storing(self._paths.previous(network.name)):  # nobody goes on from there any more
+            self._paths.previous(network.name).unlink(missing_ok=True)
         return found.damage
 
     def _clock(self) -> _Clock:

@@ -328,12 +328,12 @@ def test_networks_that_fail_are_rows_and_the_others_are_trained_to_their_end(fol
     runner.check_epochs()
 
 
-def shaky(folder, failures, retries, epochs=1, **rest):
+def shaky(folder, failures, retries, epochs=1, engine="numpy", **rest):
     """A run of one network on one rank whose file system fails so many times."""
     (folder / "tries").mkdir()
     model = {"build": "tests.sources:shaky", "name": "n0",
              "args": {"failures": failures, "folder": str(folder / "tries")}}
-    content = {"models": [model], "retries": retries, "resources": {"engine": "numpy"}, "schedule": rest,
+    content = {"models": [model], "retries": retries, "resources": {"engine": engine}, "schedule": rest,
                "data": {"source": "tests.sources:numbered", "path": "12",
                         "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}]},
                "train": {"batch": {"size": 4}, "converge": {"max_epochs": epochs}},
@@ -435,6 +435,23 @@ class _ExportingEngine(NumpyEngine):
         trainable = super().build(network, group)
         trainable.__class__ = _Exporting
         return trainable
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_an_export_that_fails_for_a_reason_that_may_pass_is_tried_again(folders, monkeypatch, failures):
+    monkeypatch.setattr(coordinator, "_REST_S", 0.01)
+    monkeypatch.setattr(fleet_session, "make_engine", lambda spec, inputs, *_: _ExportingEngine(inputs))
+    export = _Exporting.export
+    for _ in range(failures):
+        export = failing_once(export, at=1)
+    monkeypatch.setattr(_Exporting, "export", export)
+    runner = shaky(folders(), failures=0, retries=1, epochs=2, engine="keras", policy="baseline")
+    assert runner.launch() is (ExitStatus.OK if failures == 1 else ExitStatus.NETWORK_FAILED)
+    paths = runner.prepared.paths
+    assert (paths.exported("n0").exists(), paths.previous("n0").exists()) == (failures == 1, failures == 2)
+    assert runner.launch() is ExitStatus.OK
+    assert [event["epoch"] for event in runner.events("epoch")] == [1, 2]
+    assert paths.exported("n0").exists()
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
