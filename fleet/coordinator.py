@@ -275,10 +275,10 @@ class Coordinator:
         self.overheads.checkpointing += done.blocked_s * group.member.gpus
         self._log("epoch", network=done.network, **dataclasses.asdict(done.record),
                   blocked_s=round(done.blocked_s, 6))
-        if self._in_step or self._replayed:
-            group.next_epoch += done.record.stream_epoch == group.next_epoch or bool(self._replayed)
+        if self._in_step:
+            group.next_epoch += done.record.stream_epoch == group.next_epoch
         else:  # beyond all that the network has consumed
-            group.next_epoch = self._results.next_own_epoch(done.network)
+            group.next_epoch = self._next_own_epoch(done.network)
         self._is_stale = True
         if done.final:
             self._finish(done.network, done.final)
@@ -527,7 +527,7 @@ class Coordinator:
         epoch = self._granted + 1
         for member in members:
             self._starts.started(member.name)
-            own = epoch if self._in_step else self._results.next_own_epoch(member.name)
+            own = epoch if self._in_step else self._next_own_epoch(member.name)
             self._groups[member.name] = RunningGroup(member, own, dict.fromkeys(member.devices, own), joins=own)
             self._idle -= set(member.devices)
             ranks = self._ranks(member.devices)
@@ -643,7 +643,7 @@ class Coordinator:
     def _interrupt(self, reason: str) -> None:
         """Have all groups save and let go, wherever in an epoch they are."""
         self._interrupted = reason
-        self._log("interrupted", reason=reason)
+        self._log("interrupted", reason=reason, replay=bool(self._replayed))
         for group in self._groups.values():
             if not (group.is_stopping or group.is_pausing):
                 self._pause(group)
@@ -664,6 +664,12 @@ class Coordinator:
             self._world.tell(rank, Tag.PREPROCESSOR, Exit(self.status))
 
     # ---- the stream ----
+
+    def _next_own_epoch(self, network: str) -> int:
+        """What a network trains on next, where each counts its own epochs: a replay counts those that it repeats."""
+        if self._replayed:
+            return len(self._results.histories.get(network, ()))
+        return self._results.next_own_epoch(network)
 
     def _stream_epoch(self, number: int) -> int:
         """The stream epoch behind a granted number: itself, or the one that a replay repeats."""

@@ -80,6 +80,8 @@ def describe(event: str, fields: dict[str, Any], max_epochs: dict[str, int]) -> 
         case "best_lost":
             return f"WARNING: {fields['network']}: {fields['damage']}"
         case "interrupted":
+            if fields["replay"]:
+                return f"{fields['reason']}: stopping; a replay does not go on, the same command starts it over"
             return f"{fields['reason']}: finishing the step, saving, and stopping; the same command goes on"
         case "lost":
             return f"rank {fields['rank']} has died; the others go on"

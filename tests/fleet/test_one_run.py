@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from fleet import coordinator, trainer
 from fleet import session as fleet_session
-from fleet.checkpoint import CheckpointWriter, newest
+from fleet.checkpoint import CheckpointWriter, newest, read_state, write_state
 from fleet.engine_numpy import NumpyEngine, SoftmaxRegression
 from fleet.errors import ExitStatus, StorageError
 from fleet.eventlog import logged_epochs, read_events
@@ -128,9 +128,9 @@ class Runner:
         self.path = folder / "spec.yaml"
         self.path.write_text(yaml.safe_dump(content))
 
-    def launch(self, interruption=None, turns=None):
+    def launch(self, interruption=None, turns=None, **replay):
         """Run the ranks; returns rank 0's exit status, None where the run was killed before."""
-        self.prepared = prepare(str(self.path), self.case.node_of, None, plain=True)
+        self.prepared = prepare(str(self.path), self.case.node_of, None, plain=True, **replay)
         layout = self.prepared.layout
         if layout is not None and layout.is_ring:
             spare = dataclasses.replace(layout, slots=3 + self.case.spare_slots)
@@ -328,14 +328,14 @@ def test_networks_that_fail_are_rows_and_the_others_are_trained_to_their_end(fol
     runner.check_epochs()
 
 
-def shaky(folder, failures, retries, epochs=1, engine="numpy", **rest):
+def shaky(folder, failures, retries, epochs=1, engine="numpy", data=None, **rest):
     """A run of one network on one rank whose file system fails so many times."""
     (folder / "tries").mkdir()
     model = {"build": "tests.sources:shaky", "name": "n0",
              "args": {"failures": failures, "folder": str(folder / "tries")}}
     content = {"models": [model], "retries": retries, "resources": {"engine": engine}, "schedule": rest,
                "data": {"source": "tests.sources:numbered", "path": "12",
-                        "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}]},
+                        "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}], **(data or {})},
                "train": {"batch": {"size": 4}, "converge": {"max_epochs": epochs}},
                "profile": {"batches": 2, "timed": 1}}
     return Runner(Case(content, (0,), 4, 1, 0), folder)
@@ -379,6 +379,23 @@ def test_a_network_that_is_tried_again_goes_on_from_all_that_it_has_told(folders
     assert runner.launch() is ExitStatus.OK
     assert len(runner.events("retry")) == 1
     assert [event["epoch"] for event in runner.events("epoch")] == [1, 2]
+
+
+@pytest.mark.parametrize("data", [{}, {"order": "ring", "shards": 2}], ids=["strict", "ring"])
+def test_a_replay_that_is_tried_again_takes_the_epochs_that_are_left(folders, monkeypatch, data):
+    monkeypatch.setattr(coordinator, "_REST_S", 0.01)
+    runner = shaky(folders(), failures=0, retries=1, epochs=3, data=data, policy="global")
+    assert runner.launch() is ExitStatus.OK
+    last, taken = runner.prepared.paths.last("n0"), runner.history("n0")
+    if not data:  # as a network has them that was not in every round
+        state = read_state(last)
+        taken = tuple(dataclasses.replace(record, stream_epoch=epoch)
+                      for record, epoch in zip(state.history, (0, 2, 5), strict=True))
+        write_state(last, dataclasses.replace(state, history=taken))
+    monkeypatch.setattr(SoftmaxRegression, "step", failing_once(SoftmaxRegression.step, at=8))
+    assert runner.launch(replay=str(runner.folder / "run"), only="n0") is ExitStatus.OK
+    assert len(runner.events("retry")) == 1
+    assert [place_of(record) for record in runner.history("n0")] == [place_of(record) for record in taken]
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")

@@ -75,8 +75,10 @@ EVENTS = [
     ("struck", {"network": "a", "epochs": 3, "position": 70},
      "a lost a rank, and goes back to its last checkpoint: after epoch 3, sample 70"),
     ("bad_sample", {"name": "x.png", "reason": "torn", "training": True}, "skipped x.png: torn"),
-    ("interrupted", {"reason": "SIGTERM came"},
+    ("interrupted", {"reason": "SIGTERM came", "replay": False},
      "SIGTERM came: finishing the step, saving, and stopping; the same command goes on"),
+    ("interrupted", {"reason": "SIGTERM came", "replay": True},
+     "SIGTERM came: stopping; a replay does not go on, the same command starts it over"),
     ("end", {"status": 0, "seconds": 1.0, "rounds": 1}, ""),
 ]
 
