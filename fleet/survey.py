@@ -1,13 +1,15 @@
 """Which rates to measure, on which ranks, in which order; and what is known already (pure but for the cache).
 
 The procedure is that of [FLEET] appendix B.3: every network on one GPU first, then each on 2 to M_t GPUs;
-measurements run side by side wherever ranks are free. A rate that was measured before, for the same
-network, batch and hardware, is not measured again.
+measurements run side by side wherever ranks are free. A network is measured on no fewer GPUs than it will ever
+have: its batch may not fit on them. A rate that was measured before, for the same network, batch and hardware, is
+not measured again.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -61,8 +63,8 @@ class Survey:
     def __post_init__(self) -> None:
         for network in self.networks:
             self._twins.setdefault(self.keys[network.name], []).append(network)
-        for key in self._twins:
-            self._ask(key, 1)
+        for network in sorted(self.networks, key=lambda network: network.min_gpus):
+            self._ask(self.keys[network.name], network.min_gpus)
         self._scale()
 
     # ---- what to do next ----
@@ -114,17 +116,17 @@ class Survey:
     def _ask(self, key: str, gpus: int) -> None:
         """Ask for a rate that is not known, of the first network of this key that can tell it."""
         able = (network.name for network in self._twins[key]
-                if gpus <= (network.max_gpus or self.devices) and network.name not in self.failed)
-        if gpus not in self.known.get(key, {}) and (name := next(able, None)) is not None:
+                if network.min_gpus <= gpus <= (network.max_gpus or self.devices) and network.name not in self.failed)
+        asked = {(self.keys[task.network], task.gpus) for task in (*self._queue, *self._open)}
+        if gpus not in self.known.get(key, {}) and (key, gpus) not in asked and (name := next(able, None)) is not None:
             self._queue.append(Task(name, gpus))
 
     def _scale(self) -> None:
-        """Once all single-GPU rates are there: how far to go, and ask for it."""
+        """Once every network has a rate: how far to go, and ask for it."""
         if self._is_scaling or not self.is_done:
             return
         self._is_scaling = True
-        single = [self.known[self.keys[network.name]][1] for network in self.networks
-                  if network.name not in self.failed]
+        single = [self._rates(network)[0] for network in self._able()]
         if not single:
             return
         most = self.profile.max_gpus or counts_to_measure(single, self.gpus_per_node, self.devices)
@@ -136,15 +138,20 @@ class Survey:
 
     def table(self, samples_per_epoch: int) -> RateTable:
         """The rates of all networks that could be measured."""
-        models = []
-        for network in self.networks:
-            if network.name in self.failed:
-                continue
-            rates = self.known[self.keys[network.name]]
-            most = next(gpus for gpus in range(1, len(rates) + 2) if gpus + 1 not in rates)  # up to the first gap
-            models.append(Network(network.name, tuple(rates[gpus] for gpus in range(1, most + 1)),
-                                  min_gpus=network.min_gpus, max_gpus=network.max_gpus))
-        return RateTable(samples_per_epoch, self.gpus_per_node, tuple(models))
+        return RateTable(samples_per_epoch, self.gpus_per_node, tuple(
+            Network(network.name, self._rates(network), min_gpus=network.min_gpus, max_gpus=network.max_gpus)
+            for network in self._able()))
+
+    def _able(self) -> list[NetworkSpec]:
+        """The networks of which there are rates: too few trainers may be left for one that wants several."""
+        return [network for network in self.networks if network.name not in self.failed
+                and network.min_gpus in self.known.get(self.keys[network.name], {})]
+
+    def _rates(self, network: NetworkSpec) -> tuple[float, ...]:
+        """Samples/s on 1, 2, ... GPUs up to the first gap; in proportion on fewer than it may have."""
+        known, least = self.known[self.keys[network.name]], network.min_gpus
+        most = next(gpus for gpus in itertools.count(least) if gpus + 1 not in known)
+        return tuple(known.get(gpus, known[least] * gpus / least) for gpus in range(1, most + 1))
 
 
 def read_rates_of(spec: Spec, path: str | Path) -> RateTable:

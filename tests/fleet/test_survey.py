@@ -58,7 +58,7 @@ def test_neither_the_spec_nor_a_networks_bounds_nor_the_devices_are_exceeded():
     assert max(task.gpus for task in run(survey([network("a")], devices=3, max_gpus=8))) == 3
     tasks = run(survey([network("a", most=1), network("b", least=2, most=3)]))
     assert [task for task in tasks if task.network == "a"] == [Task("a", 1)]
-    assert [task.gpus for task in tasks if task.network == "b"] == [1, 2, 3]
+    assert [task.gpus for task in tasks if task.network == "b"] == [2, 3]
 
 
 def test_networks_that_train_at_equal_speed_are_measured_once():
@@ -113,18 +113,38 @@ def test_rates_count_up_to_the_first_gap():
     assert (table.models[0].rates, table.models[0].max_gpus) == ((10.0, 18.0), 2)
 
 
+def test_a_network_that_wants_several_gpus_is_not_measured_on_fewer_and_taken_to_scale_up_to_there():
+    whole = survey([network("a", least=2), network("b")], devices=3, max_gpus=3)
+    tasks = run(whole, lambda name, gpus: 0.0 if (name, gpus) == ("a", 1) else 6.0 + gpus, idle=3)
+    assert tasks == [Task("b", 1), Task("a", 2), Task("b", 2), Task("a", 3), Task("b", 3)]
+    assert whole.failed == {}
+    assert [(model.name, model.rates) for model in whole.table(60).models] == [
+        ("a", (4.0, 8.0, 9.0)), ("b", (7.0, 8.0, 9.0))]
+
+
+def test_a_network_for_which_too_few_trainers_are_left_has_no_rates():
+    whole = survey([network("a"), network("b", least=3)], max_gpus=2)
+    task = whole.next(1)
+    whole.lose(2)
+    whole.add(task, 10.0, "")
+    run(whole, idle=2)
+    assert [model.name for model in whole.table(60).models] == ["a"]
+
+
 @settings(max_examples=200)
-@given(st.lists(st.tuples(st.sampled_from("klm"), st.integers(1, 5)), min_size=1, max_size=5), st.integers(1, 5),
+@given(st.lists(st.tuples(st.sampled_from("klm"), st.integers(1, 5), st.integers(1, 5)), min_size=1, max_size=5),
+       st.integers(1, 5),
        st.sampled_from([None, 1, 2, 9]), st.sets(st.tuples(st.integers(0, 4), st.integers(1, 5))))
 def test_a_survey_ends_and_no_rate_is_measured_twice(made, devices, max_gpus, failing):
-    networks = [network(f"n{place}", most=most) for place, (_, most) in enumerate(made)]
-    keys = {f"n{place}": key for place, (key, _) in enumerate(made)}
+    networks = [network(f"n{place}", min(least, most, devices), most) for place, (_, least, most) in enumerate(made)]
+    keys = {f"n{place}": key for place, (key, *_) in enumerate(made)}
     whole = survey(networks, keys, devices=devices, max_gpus=max_gpus)
     fails = {(f"n{place}", gpus) for place, gpus in failing}
     tasks = run(whole, lambda name, gpus: 0.0 if (name, gpus) in fails else 10.0 * gpus, idle=devices)
     good = [(keys[task.network], task.gpus) for task in tasks if (task.network, task.gpus) not in fails]
     assert len(set(good)) == len(good)
     assert whole.measured == whole.total == len(tasks)
+    assert all(task.gpus >= one.min_gpus for task in tasks for one in networks if one.name == task.network)
     assert set(whole.failed) == {task.network for task in tasks} & {name for name, gpus in fails
                                                                   if Task(name, gpus) in tasks}
     table = whole.table(60)
