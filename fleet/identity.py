@@ -1,15 +1,18 @@
-"""What makes two networks the same to a checkpoint and to a cache of rates."""
+"""What makes two networks the same to a checkpoint, to a failure and to a cache of rates."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib.util
 import json
+from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
 
 from fleet.engine import InputSpec
+from fleet.families import Architecture
 from fleet.spec import NetworkSpec, Resources, Spec, Train
 
 
@@ -29,6 +32,26 @@ def identity(network: NetworkSpec, spec: Spec, inputs: InputSpec) -> str:
                   "transforms": data.transforms,
                   "validation": None if isinstance(data.validation, str) else data.validation,
                   "inputs": dataclasses.asdict(inputs), **ring})
+
+
+def trial_identity(network: NetworkSpec, spec: Spec, inputs: InputSpec) -> str:
+    """A fingerprint of all that may decide whether a network fails, as far as rank 0 can see it.
+
+    Beside what shapes its training that is how many GPUs share it, and the file that its model function is in.
+    """
+    return _hash({"identity": identity(network, spec, inputs), "gpus": [network.min_gpus, network.max_gpus],
+                  "source": _source(network.architecture)})
+
+
+def _source(architecture: Architecture) -> str:
+    """The text around a model function of one's own; nothing where there is none, or it cannot be read."""
+    if architecture.kind != "import":
+        return ""
+    try:  # not by importing it: that may import TensorFlow
+        found = importlib.util.find_spec(architecture.target.partition(":")[0])
+        return "" if found is None or found.origin is None else Path(found.origin).read_text(encoding="utf-8")
+    except Exception:  # the packages around the module are imported, and may raise anything
+        return ""
 
 
 def speed_identity(network: NetworkSpec, resources: Resources, inputs: InputSpec, hardware: str) -> str:

@@ -6,7 +6,7 @@ import csv
 import dataclasses
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 
 from fleet.checkpoint import EpochRecord, State, newest, standing
 from fleet.errors import UserError
-from fleet.paths import RunPaths, replacing, write_json
+from fleet.paths import RunPaths, replacing, storing, write_json
 from fleet.spec import NetworkSpec, Spec
 
 
@@ -60,12 +60,14 @@ class Results:
     Args:
         samples: training samples of the data set.
         parameters: network -> how many parameters it has, where that is known.
+        tried: a fingerprint of what is tried with a network; where another one failed, it may do better.
     """
 
     spec: Spec
     paths: RunPaths
     samples: int
     parameters: dict[str, int] = field(default_factory=dict)
+    tried: Callable[[NetworkSpec], str] = lambda network: ""
     histories: dict[str, tuple[EpochRecord, ...]] = field(default_factory=dict)
     bad: dict[str, str] = field(default_factory=dict)
     _reasons: dict[str, str] = field(default_factory=dict)
@@ -104,6 +106,8 @@ class Results:
     def finish(self, name: str, reason: str) -> None:
         """A network is done."""
         self._reasons[name] = reason
+        with storing(self.paths.failure(name)):  # of an earlier launch
+            self.paths.failure(name).unlink(missing_ok=True)
         self.write()
 
     def reopen(self, name: str) -> None:
@@ -114,7 +118,8 @@ class Results:
     def fail(self, name: str, reason: str, may_pass: bool = False) -> None:
         """A network failed, in this launch or for good."""
         self._failed[name] = reason
-        write_json(self.paths.failure(name), {"reason": reason, "may_pass": may_pass})
+        write_json(self.paths.failure(name), {"reason": reason, "may_pass": may_pass,
+                                              "tried": self.tried(self.spec.by_name[name])})
         self.write()
 
     def add_bad(self, name: str, reason: str) -> None:
@@ -168,7 +173,7 @@ def recover(results: Results) -> dict[str, State]:
     for network in results.spec.networks:
         if (state := take_up(results, network)) is not None:
             states[network.name] = state
-        if (failure := _failure(results.paths.failure(network.name))) is not None:
+        if (failure := _failure(results, network)) is not None:
             results._failed[network.name] = failure
     return states
 
@@ -192,12 +197,13 @@ def take_up(results: Results, network: NetworkSpec) -> State | None:
     return state
 
 
-def _failure(path: Path) -> str | None:
-    """Why a network failed for good; nothing where it did not, where it may pass, or where nobody can tell."""
+def _failure(results: Results, network: NetworkSpec) -> str | None:
+    """Why a network failed for good; nothing where it did not, where it may pass, or was not this one."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return None if content["may_pass"] else str(content["reason"])
-    except (OSError, ValueError, LookupError, TypeError):
+        content = json.loads(results.paths.failure(network.name).read_text(encoding="utf-8"))
+        is_final = not content["may_pass"] and content["tried"] == results.tried(network)
+        return str(content["reason"]) if is_final else None
+    except (OSError, ValueError, LookupError, TypeError):  # nobody can tell: it is tried again
         return None
 
 

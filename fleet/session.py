@@ -12,7 +12,7 @@ from fleet.coordinator import Coordinator, Observer
 from fleet.engine import Engine, make_engine
 from fleet.errors import ExitStatus, UserError
 from fleet.eventlog import EventLog, logged_epochs
-from fleet.identity import speed_identity
+from fleet.identity import speed_identity, trial_identity
 from fleet.interrupt import Interruption
 from fleet.messages import Bad, Tag
 from fleet.order import RingOrder
@@ -180,7 +180,8 @@ class _Board:
     def __init__(self, world: World, prepared: Prepared, interruption: Interruption) -> None:
         spec, paths, roles = prepared.spec, prepared.paths, prepared.roles
         self._prepared = prepared
-        self.results = Results(spec, paths, len(prepared.data.train), _parameters(prepared))
+        self.results = Results(spec, paths, len(prepared.data.train), _parameters(prepared),
+                               lambda network: trial_identity(network, spec, prepared.inputs))
         states = recover(self.results)
         self._view = make_view(spec, prepared.plain)
         self._tensorboard = TensorBoardObserver(paths)

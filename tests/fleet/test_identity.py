@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from fleet.identity import identity, speed_identity
+from fleet.identity import identity, speed_identity, trial_identity
 from preprocess.transforms import Affine
 from tests.fleet.histories import INPUTS, spec
 
@@ -65,3 +65,18 @@ def test_another_engine_has_other_checkpoints_and_another_speed():
     keras, numpy = (identities(model, resources={"engine": engine}) for engine in ("keras", "numpy"))
     assert keras[0] != numpy[0]
     assert keras[1] != numpy[1]
+
+
+def test_what_a_network_failed_with_is_its_settings_its_gpus_and_the_file_of_its_model_function(tmp_path, monkeypatch):
+    def trial(train=None, **model):
+        made = spec({"build": "mended:build", "name": "net", **model}, train=train or {})
+        return trial_identity(made.networks[0], made, INPUTS)
+
+    monkeypatch.syspath_prepend(tmp_path)
+    source = tmp_path / "mended.py"
+    source.write_text("def build(input_shape, classes): raise ValueError\n")
+    first = trial()
+    assert trial() == first
+    others = {trial(gpus=2), trial({"batch": {"size": 8}}), trial(args={"depth": 4})}
+    source.write_text("def build(input_shape, classes): return None\n")
+    assert len({first, *others, trial()}) == 5

@@ -155,7 +155,21 @@ def test_a_network_that_failed_for_a_reason_that_may_pass_is_tried_again(results
     assert again.failed() == {}
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"reason": "x"}', "\x00"])
+def test_a_failed_network_is_tried_again_when_something_else_is_tried_or_when_it_has_finished(results):
+    results.fail("b", "out of memory")
+    results.fail("c", "the loss became nan")
+    again = Results(results.spec, results.paths, 60, tried=lambda network: f"another {network.name}")
+    recover(again)
+    assert again.failed() == {}
+    again.fail("c", "the loss became inf")
+    again.finish("b", "3 epochs")
+    assert not results.paths.failure("b").exists()
+    once_more = Results(results.spec, results.paths, 60, tried=again.tried)
+    recover(once_more)
+    assert once_more.failed() == {"c": "the loss became inf"}
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"reason": "x"}', '{"reason": "x", "may_pass": false}', "\x00"])
 def test_a_network_is_tried_again_where_nobody_can_tell_why_it_failed(results, content):
     with replacing(results.paths.failure("b")) as file:
         file.write(content)
