@@ -372,6 +372,10 @@ class SampleSet:
         fence()
         return complete
 
+    def ready(self) -> int:
+        """How many chunks are there."""
+        return int(self._ready.sum())
+
     def is_complete(self) -> bool:
         """Whether all samples are there."""
         complete = bool(self._ready.all())

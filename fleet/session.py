@@ -143,12 +143,12 @@ class Session:
     def _sources(self) -> Sources:
         training, shared = self._prepared.training(), self._shared
         order = self._prepared.order(training)
-        writers = self._roles.preprocessors
-        own = OwnStream(FromSource(training) if shared.kept is None else FromKept(training, shared.kept), order,
-                        self._world, lambda bad: self._report(bad, training=True), writers)
+        writers, stall_s = self._roles.preprocessors, self._prepared.spec.data.stall
+        samples = FromSource(training) if shared.kept is None else FromKept(training, shared.kept, stall_s)
+        own = OwnStream(samples, order, self._world, lambda bad: self._report(bad, training=True), writers)
         stream: Stream = own
         if shared.window is not None:
-            reader, stall_s = self._roles.place(self._world.rank), self._prepared.spec.data.stall
+            reader = self._roles.place(self._world.rank)
             window = (RingStream(shared.window, reader, self._world, order, stall_s, writers)
                       if isinstance(order, RingOrder)
                       else SharedStream(shared.window, reader, self._world, stall_s, writers))
@@ -162,7 +162,8 @@ class Session:
         own = OwnValidation(evaluation, lambda bad: self._report(bad, training=False))
         if self._shared.validation is None:
             return own
-        shared = SharedValidation(self._shared.validation, self._world, self._roles.preprocessors)
+        shared = SharedValidation(self._shared.validation, self._world, self._prepared.spec.data.stall,
+                                  self._roles.preprocessors)
         return OutlivingValidation(shared, own)
 
     def _report(self, bad: BadSample, training: bool) -> None:

@@ -125,6 +125,39 @@ def await_written(world: World, writers: Container[int], ready: Callable[[], T |
     return world.wait(look, _PATIENCE)
 
 
+class Standstill:
+    """Ends a run in which samples that should stay, once they have come, come no more.
+
+    Args:
+        what: the samples are, for the message.
+        stall_s: a wait so long without a further chunk is an error.
+        clock: seconds, from any origin; a test may give its own.
+    """
+
+    def __init__(self, shared: SampleSet, what: str, stall_s: float, clock: Callable[[], float] = time.perf_counter
+                 ) -> None:
+        self._shared, self._what, self._stall_s, self._clock = shared, what, stall_s, clock
+        self._ready, self._since = -1, 0.0
+
+    def look(self) -> None:
+        """Somebody waits.
+
+        Raises:
+            InfrastructureError: so long that the writers must have stopped.
+        """
+        ready, now = self._shared.ready(), self._clock()
+        if ready != self._ready:
+            self._ready, self._since = ready, now
+        elif now - self._since > self._stall_s:
+            raise InfrastructureError(
+                f"no further {self._what} samples have come for {self._stall_s:.0f} s (data.stall): {ready} of "
+                f"{self._shared.chunks} chunks are there, and the preprocessors that should write the others do not")
+
+    def rest(self) -> None:
+        """Nobody waits any more."""
+        self._ready = -1
+
+
 class SharedStream:
     """Reads the window of this node, in the order of the stream.
 
@@ -354,17 +387,27 @@ class FromSource:
 
 
 class FromKept:
-    """Samples that the node keeps decoded; this rank does what differs from epoch to epoch."""
+    """Samples that the node keeps decoded; this rank does what differs from epoch to epoch.
 
-    def __init__(self, pipeline: Pipeline, kept: SampleSet) -> None:
+    Args:
+        stall_s: a wait so long without a further chunk is an error.
+    """
+
+    def __init__(self, pipeline: Pipeline, kept: SampleSet, stall_s: float = math.inf) -> None:
         self._pipeline, self._kept = pipeline, kept
         self.shape: tuple[int, ...] = pipeline.shape
         self.dtype = pipeline.dtype
         self._row = np.argsort(pipeline.order(0))  # they lie in the order of epoch 0
         self._is_alone = False  # whether what is not there yet will not come
+        self._standstill = Standstill(kept, "training", stall_s)
 
-    def is_ready(self, indices: np.ndarray) -> bool:  # noqa: D102
-        return self._is_alone or self._kept.has_rows(self._row[indices])
+    def is_ready(self, indices: np.ndarray) -> bool:
+        """Whether they are there, or will never be."""
+        if self._is_alone or self._kept.has_rows(self._row[indices]):
+            self._standstill.rest()
+            return True
+        self._standstill.look()
+        return False
 
     def give_up(self) -> None:
         """Decode what is not there yet."""
@@ -498,15 +541,29 @@ class Validation(Protocol):
 
 
 class SharedValidation:
-    """Reads the validation samples of this node."""
+    """Reads the validation samples of this node.
 
-    def __init__(self, shared: SampleSet, world: World, writers: Container[int] = ()) -> None:
+    Args:
+        stall_s: a wait so long without a further chunk is an error.
+        writers: the ranks that prepare them.
+    """
+
+    def __init__(self, shared: SampleSet, world: World, stall_s: float = math.inf, writers: Container[int] = ()
+                 ) -> None:
         self.samples = shared.samples
-        self._shared, self._world, self._writers = shared, world, writers
+        self._shared, self._world, self._stall_s, self._writers = shared, world, stall_s, writers
 
     def await_all(self) -> None:
         """Wait until all samples are there."""
-        await_written(self._world, self._writers, lambda: self._shared.is_complete() or None)
+        standstill = Standstill(self._shared, "validation", self._stall_s)
+
+        def is_complete() -> bool | None:
+            if self._shared.is_complete():
+                return True
+            standstill.look()
+            return None
+
+        await_written(self._world, self._writers, is_complete)
 
     def batches(self, batch: int, rank: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:  # noqa: D102
         self.await_all()

@@ -24,6 +24,7 @@ from fleet.stream import (
     RingStream,
     SharedStream,
     SharedValidation,
+    Standstill,
     split_rows,
 )
 from preprocess.base import BadSample, InputError
@@ -496,6 +497,41 @@ def test_a_reader_that_reads_no_further_is_named_in_an_error():
         window.need(1, 1)
 
     assert "reader 1 of this node, at chunk 1, reads no further and the window is full" in stalled(LAYOUT, prepare, 4)
+
+
+@pytest.mark.parametrize("what", ["training", "validation"])
+def test_samples_that_should_stay_and_come_no_more_are_an_error(what):
+    alone = pipeline(20)
+    shared = SampleSet((4, 4, 1), "uint8", 20, 6, f"fleet-test-{os.getpid()}-{next(_names)}", create=True)
+    shared.segment.unlink()
+    shared.publish(0)
+
+    def use(world):
+        if what == "validation":
+            return SharedValidation(shared, world, stall_s=0.05).await_all()
+        stream = OwnStream(FromKept(alone, shared, stall_s=0.05), StrictOrder(alone, 20), world, pytest.fail)
+        return list(stream.batches(Epoch(0), 0, 8, Alone()))
+
+    with pytest.raises(InfrastructureError, match=rf"no further {what} samples .* \(data.stall\): 1 of 4 chunks"):
+        alone_in_the_world(use)
+
+
+def test_samples_that_come_slowly_are_waited_for():
+    now = 0.0
+    shared = SampleSet((4, 4, 1), "uint8", 20, 6, f"fleet-test-{os.getpid()}-{next(_names)}", create=True)
+    shared.segment.unlink()
+    standstill = Standstill(shared, "training", 1.0, lambda: now)
+    for chunk in range(3):
+        standstill.look()
+        now += 0.9
+        standstill.look()
+        shared.publish(chunk)
+    standstill.rest()
+    now += 5  # nobody waits
+    standstill.look()
+    now += 1.1
+    with pytest.raises(InfrastructureError):
+        standstill.look()
 
 
 def test_a_source_that_ends_before_it_said_is_a_clear_error():
