@@ -18,7 +18,6 @@ command line treats like ``UserError``.
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -101,31 +100,6 @@ class GroupStruck(InfrastructureError):
 
     It is raised only where a launch outlives its ranks (``mpirun --with-ft ulfm``).
     """
-
-
-# What file systems and networks say of themselves in a bad moment. What they say of a name (no such file), or of what
-# somebody may do, stays as it is until somebody changes it.
-_PASSING = {
-    errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ENOLCK, errno.ENFILE,
-    errno.EMFILE, errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENOTCONN,
-    errno.EREMOTEIO, errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED, errno.EPIPE}
-
-
-def may_pass(error: BaseException | None) -> bool:
-    """Whether trying again may help: something between us and our files went wrong, and nothing in a network.
-
-    A network that is out of memory, whose loss is no number or whose model function is wrong will be so again.
-
-    Args:
-        error: with what it came from, for libraries put errors of their own around those of the system.
-    """
-    while error is not None:
-        cause = getattr(error, "reason", None)  # where urllib's errors keep what they came from
-        for each in (error, cause):
-            if isinstance(each, TimeoutError) or (isinstance(each, OSError) and each.errno in _PASSING):
-                return True
-        error = error.__cause__ if error.__suppress_context__ else error.__context__
-    return False
 
 
 def shortened(message: str, most: int = 1000) -> str:

@@ -29,7 +29,7 @@ from fleet.checkpoint import (
     write_state,
 )
 from fleet.engine import Engine, InputSpec, PeerFailed, StepResult, Trainable
-from fleet.errors import CheckpointError, FleetError, GroupStruck, InfrastructureError, ModelError, may_pass
+from fleet.errors import CheckpointError, FleetError, GroupStruck, InfrastructureError, ModelError
 from fleet.families import one_line
 from fleet.identity import identity
 from fleet.messages import (
@@ -61,6 +61,7 @@ from fleet.paths import RunPaths, storing
 from fleet.quota import Quota
 from fleet.spec import NetworkSpec, Spec
 from fleet.stream import OwnStream, Stream, Validation
+from preprocess.passing import may_pass
 
 if TYPE_CHECKING:  # MPI starts when it is imported
     from fleet.mpi import Group, World

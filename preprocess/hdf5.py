@@ -23,6 +23,7 @@ import h5py
 import numpy as np
 
 from preprocess.base import BadSample, InputError, RandomAccess, Source
+from preprocess.passing import read_patiently
 from preprocess.pipeline import Pipeline, split_transforms
 from preprocess.source import DataSet
 from preprocess.transforms import Scale, Transform
@@ -54,10 +55,8 @@ class HDF5(RandomAccess):
 
     def read(self, index: int) -> bytes | np.ndarray:
         """The encoded file or the array; see :class:`~preprocess.base.Source`."""
-        try:
-            image = self._images[index]
-        except OSError as error:
-            raise BadSample(self.name(index), f"cannot be read: {error}") from error
+        image = read_patiently(lambda: self._images[index], lambda: self.name(index),
+                               again=lambda: self.__dict__.pop("_images", None))
         return image if image.ndim == 3 else image.tobytes()
 
     def name(self, index: int) -> str:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from preprocess.base import BadSample, InputError, RandomAccess
+from preprocess.base import InputError, RandomAccess
+from preprocess.passing import read_patiently
 
 EXTENSIONS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff",
                         ".webp"})
@@ -42,15 +43,15 @@ class ImageFolder(RandomAccess):
 
     def read(self, index: int) -> bytes:
         """The bytes of the file; see :class:`~preprocess.base.Source`."""
-        try:
-            with open(self.name(index), "rb", buffering=0) as file:
-                return file.read()
-        except OSError as error:
-            raise BadSample(self.name(index), f"cannot be read: {error.strerror}") from None
+        return read_patiently(lambda: self._content(index), lambda: self.name(index))
 
     def name(self, index: int) -> str:
         """The path of the file."""
         return os.path.join(self.folder, self._files[index])
+
+    def _content(self, index: int) -> bytes:
+        with open(self.name(index), "rb", buffering=0) as file:
+            return file.read()
 
 
 def open_image_folder(path: str) -> tuple[ImageFolder, ImageFolder | None]:

@@ -24,6 +24,7 @@ import numpy as np
 
 from preprocess.base import ORDER, BadImage, BadSample, InputError, rng_for
 from preprocess.image_folder import VALIDATION_NAMES
+from preprocess.passing import read_patiently
 
 OPEN_FILES = 64  # shards that one process keeps open
 BUFFER = 1024  # records of a shuffle buffer
@@ -96,11 +97,10 @@ class Shards:
 
     def read(self, index: int) -> bytes:
         """The image file of a record; see :class:`~preprocess.base.Source`."""
-        offset, size = int(self._index.offsets[index]), int(self._index.sizes[index])
+        record = read_patiently(lambda: self._record(index), lambda: self.name(index),
+                                again=lambda: self._close(self._shard(index)))
         try:
-            return self._form.image(os.pread(self._file(self._shard(index)), size, offset))
-        except OSError as error:
-            raise BadSample(self.name(index), f"cannot be read: {error.strerror}") from None
+            return self._form.image(record)
         except BadImage as error:
             raise BadSample(self.name(index), str(error)) from None
 
@@ -125,6 +125,14 @@ class Shards:
 
     def _shard(self, index: int) -> int:
         return int(np.searchsorted(self._index.starts, index, side="right")) - 1
+
+    def _record(self, index: int) -> bytes:
+        return os.pread(self._file(self._shard(index)), int(self._index.sizes[index]), int(self._index.offsets[index]))
+
+    def _close(self, shard: int) -> None:
+        if shard in self._open:
+            with suppress(OSError):
+                os.close(self._open.pop(shard))
 
     def _file(self, shard: int) -> int:
         """A descriptor of the shard; those used longest ago are closed."""

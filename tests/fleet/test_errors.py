@@ -6,7 +6,8 @@ import urllib.error
 
 import pytest
 
-from fleet.errors import CheckpointError, DamagedError, ModelError, may_pass
+from fleet.errors import CheckpointError, DamagedError, ModelError
+from preprocess.passing import may_pass
 
 
 def after(cause, error=None):

@@ -1,0 +1,90 @@
+"""Samples that cannot be read for the moment."""
+
+import builtins
+import errno
+import os
+
+import h5py
+import pytest
+
+from preprocess import passing
+from preprocess.base import BadSample
+from preprocess.hdf5 import open_hdf5, write_hdf5
+from preprocess.image_folder import ImageFolder
+from preprocess.passing import may_pass, read_patiently
+from preprocess.source import DataSet
+from preprocess.tfrecord import open_tfrecord
+from tests.preprocess.records import labelled, write_records
+from tests.preprocess.samples import encode, pattern
+
+
+@pytest.fixture(autouse=True)
+def _without_pauses(monkeypatch):
+    monkeypatch.setattr(passing, "PAUSES_S", (0.0, 0.0, 0.0))
+
+
+class Failing:
+    """Fails so many times with an error of the system."""
+
+    def __init__(self, times, number=errno.ESTALE, then=lambda *arguments, **options: b"x"):
+        self.left, self._number, self._then = times, number, then
+
+    def __call__(self, *arguments, **options):
+        if self.left > 0:
+            self.left -= 1
+            raise OSError(self._number, os.strerror(self._number))
+        return self._then(*arguments, **options)
+
+
+def test_what_passes_is_read_again():
+    tried = []
+    assert read_patiently(Failing(3), lambda: "a", again=lambda: tried.append(1)) == b"x"
+    assert len(tried) == 3
+
+
+def test_what_does_not_pass_in_time_is_no_bad_sample():
+    with pytest.raises(OSError, match="Stale file handle: 'a'") as caught:
+        read_patiently(Failing(4), lambda: "a")
+    assert may_pass(caught.value)
+
+
+def test_what_will_never_pass_is_a_bad_sample_at_once():
+    failing = Failing(2, errno.EACCES)
+    with pytest.raises(BadSample, match="a: cannot be read: Permission denied"):
+        read_patiently(failing, lambda: "a")
+    assert failing.left == 1
+
+
+def test_files_of_a_folder_are_read_again(folder, monkeypatch):
+    source = ImageFolder(folder)
+    expected = source.read(0)
+    monkeypatch.setattr(builtins, "open", Failing(3, then=open))
+    assert source.read(0) == expected
+    monkeypatch.setattr(builtins, "open", Failing(4, then=open))
+    with pytest.raises(OSError, match="Stale file handle"):
+        source.read(0)
+
+
+def test_a_shard_whose_handle_is_stale_is_opened_again(tmp_path, monkeypatch):
+    write_records(tmp_path / "a.tfrecord", *(labelled(encode(pattern(4, 6)), label) for label in (0, 1)))
+    source, _ = open_tfrecord(str(tmp_path / "a.tfrecord"))
+    expected, stale = source.read(0), list(source._open.values())
+    monkeypatch.setattr(os, "pread", Failing(1, then=os.pread))
+    assert source.read(0) == expected
+    assert len(source._open) == len(stale) == 1
+
+
+def test_an_hdf5_file_whose_handle_is_stale_is_opened_again(folder, tmp_path):
+    write_hdf5(DataSet(ImageFolder(folder), None, ("cat", "dog")), (), tmp_path / "a.h5")
+    source, _ = open_hdf5(str(tmp_path / "a.h5"))
+    expected = source.read(0)
+
+    class Stale:
+        ndim = 1
+
+        def __getitem__(self, index):
+            raise OSError(errno.ESTALE, "Can't synchronously read data")
+
+    source._images = Stale()
+    assert source.read(0) == expected
+    assert isinstance(source._images, h5py.Dataset)
