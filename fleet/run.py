@@ -101,7 +101,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(world: World, request: Request, batch_left: float | None, began: float, lock: FolderLock) -> int:
     from fleet.prepare import prepare
+    from fleet.spec import look_beside
 
+    look_beside(request.spec)  # on all ranks: what rank 0 shares may be of modules that are found there
     # Rank 0 finds all that is wrong with the input; then either all ranks go on or none does.
     node_of = world.node_of()
     shown = world.gather(visible_gpus(os.environ, os.listdir("/dev")))

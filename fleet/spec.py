@@ -325,7 +325,15 @@ def load(path: str | Path) -> Spec:
         SpecError: with every mistake, each with file, line and key.
     """
     content, lines = read_yaml(Path(path))
+    look_beside(path)
     return _resolve(content, str(path), lines)
+
+
+def look_beside(path: str | Path) -> None:
+    """Have modules that a spec names found beside it too, after those of the working folder and installed ones."""
+    folder = str(Path(path).absolute().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
 
 
 def parse(content: Document | Mapping[str, Any]) -> Spec:
@@ -648,7 +656,7 @@ def check_import(path: str) -> None:
         found = None
     if found is None:
         raise UserError(f"build: {path}: no module {module!r} is found from {Path.cwd()}; "
-                        "it should stand there or be installed")
+                        "it should stand there, or beside the spec, or be installed")
     if found.origin and found.origin.endswith(".py"):
         names = _top_level_names(Path(found.origin))
         if names is not None and function not in names:

@@ -142,10 +142,12 @@ def _perform(args: argparse.Namespace, rehearsal: Rehearsal, cluster: Cluster) -
         schedule = dataclasses.replace(rehearsal.document.schedule, rates=str(folder / "rates.json"))
         write_spec(dataclasses.replace(rehearsal.document, schedule=schedule, output=str(output)), folder / "spec.yaml")
         nodes = cluster.gpus // cluster.gpus_per_node
+        found = (os.environ.get("PYTHONPATH"), str(Path(args.spec).absolute().parent))  # modules beside the spec, too
         with open(folder / "log", "w+", encoding="utf-8") as log:
             try:
                 status = launch(folder / "spec.yaml", cluster.gpus + nodes, "--plain", "--fresh", log=log,
-                                environment={"FLEET_RANKS_PER_NODE": str(cluster.gpus_per_node + 1)})
+                                environment={"FLEET_RANKS_PER_NODE": str(cluster.gpus_per_node + 1),
+                                             "PYTHONPATH": os.pathsep.join(filter(None, found))})
             except FleetError as error:
                 kind = UserError if isinstance(error, UserError) else InfrastructureError
                 raise kind(f"{error}: {_tail(log)}") from None

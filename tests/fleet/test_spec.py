@@ -1,6 +1,7 @@
 """Specs: what they stand for, and what is said of those that are wrong."""
 
 import copy
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.errors import SpecError
+from fleet.families import load_function
 from fleet.spec import Document, dump, json_schema, load, parse, with_output
 from tests.fleet.json_schema import complaints
 
@@ -309,6 +311,17 @@ def test_a_module_whose_package_raises_is_a_mistake(tmp_path, monkeypatch, file)
     monkeypatch.syspath_prepend(tmp_path)
     assert "no module 'broken_package.models'" in str(
         mistakes("models: [{build: 'broken_package.models:build'}]", file)[0])
+
+
+def test_modules_beside_the_spec_are_found_from_any_folder(tmp_path, monkeypatch):
+    (tmp_path / "specs").mkdir()
+    (tmp_path / "specs/models_beside_it.py").write_text("def build(input_shape, classes): ...")
+    (tmp_path / "specs/a.yaml").write_text("models: [{build: 'models_beside_it:build'}]\n"
+                                           "data: {source: digits}\ntrain: {converge: {max_epochs: 1}}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert load("specs/a.yaml").networks[0].architecture.target == "models_beside_it:build"
+    assert load_function("models_beside_it:build").__name__ == "build"
 
 
 # ---- any spec at all ---------------------------------------------------------------------------
