@@ -1,6 +1,6 @@
 """Hand an ensemble to a batch system, as one job or as a chain of jobs that ends when all networks are done.
 
-    fleet submit photos.yaml --system slurm --nodes 2 --walltime 2h --chain
+    fleet submit photos.yaml --system slurm --nodes 2 --gpus-per-node 4 --walltime 2h --chain
     fleet submit photos.yaml --site perlmutter --account m1234 --nodes 4 --walltime 6h --chain
     fleet submit photos.yaml --site my_site.yaml --nodes 1 --walltime 30min --dry-run
 
@@ -48,6 +48,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--warn", metavar="2min", help="save everything so long before the walltime ends "
                         "(2min, less of a walltime below 20min)")
     parser.add_argument("--ranks-per-node", type=int, metavar="N", help="to start (the site's)")
+    parser.add_argument("--gpus-per-node", type=int, metavar="N",
+                        help="to ask for, where the site does not tell (resources.gpus_per_node of the spec)")
     parser.add_argument("--account", metavar="NAME", help="whose time is spent")
     parser.add_argument("--queue", metavar="NAME", help="queue or partition")
     parser.add_argument("--dry-run", action="store_true", help="print the script, and do nothing")
@@ -57,11 +59,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the script and hand it in."""
     spec = load(args.spec)
-    site = _with_gpus_of(spec, _site(args.site))
+    site = _with_gpus(args, spec, _site(args.site))
     system = _system(args.system, site, args.site)
     paths = RunPaths(spec.output.absolute())
     job = _job(args, spec, paths, system, site)
     script = render(job, system, site)
+    if not site.gpus and spec.resources.engine == "keras" and system.name != "local":
+        print("fleet submit: the job asks for no GPU (--gpus-per-node, resources.gpus_per_node or --site does)",
+              file=sys.stderr)
     if args.dry_run:
         print(script, end="")
         return ExitStatus.OK
@@ -84,12 +89,16 @@ def _site(name: str) -> Site:
     return parse_site(read_yaml(Path(name))[0], name)
 
 
-def _with_gpus_of(spec: Spec, site: Site) -> Site:
-    """A site that knows nothing of GPUs, with those that the spec counts on."""
-    gpus = spec.resources.gpus_per_node
-    if gpus == "auto" or site.gpus:
+def _with_gpus(args: argparse.Namespace, spec: Spec, site: Site) -> Site:
+    """A site that knows nothing of GPUs, with those that are asked for, or that the spec counts on."""
+    asked, counted_on = _whole("--gpus-per-node", args.gpus_per_node, 1), spec.resources.gpus_per_node
+    if asked is not None and site.gpus:
+        raise UserError(f"--gpus-per-node goes with a site that does not tell; {args.site} has {site.gpus}")
+    gpus = asked if asked is not None else 0 if counted_on == "auto" else counted_on
+    if not gpus or site.gpus:
         return site
-    return replace(site, gpus=gpus, ranks=max(site.ranks, gpus + 1))
+    # One rank trains on each, two prepare; a number of ranks that the site's file names is kept if it will do.
+    return replace(site, gpus=gpus, ranks=3 * gpus if site.ranks == Site.ranks else max(site.ranks, gpus + 1))
 
 
 def _system(name: str | None, site: Site, place: str) -> System:

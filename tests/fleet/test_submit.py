@@ -32,7 +32,7 @@ def submit(tmp_path, monkeypatch, capsys):
 
 
 def test_a_job_is_handed_in_and_its_id_printed(submit, tmp_path):
-    assert submit("--system", "slurm", "--nodes", "3", "--walltime", "2h") == (0, "4711\n", "")
+    assert submit("--system", "slurm", "--nodes", "3", "--walltime", "2h")[:2] == (0, "4711\n")
     paths = RunPaths(tmp_path / "run")
     assert (tmp_path / "handed_in").read_text() == paths.job_script.read_text()
     assert paths.marker.exists()
@@ -86,7 +86,27 @@ def test_the_gpus_and_preprocessors_of_the_spec_are_asked_for(submit):
     assert "#SBATCH --ntasks-per-node=11" in out.splitlines()
 
 
+def test_a_generic_site_gets_two_ranks_beside_each_gpu_that_is_asked_for(submit, tmp_path):
+    slurm = ("--system", "slurm", "--walltime", "1h", "--dry-run")
+    _, out, error = submit(*slurm, "--gpus-per-node", "4", more="resources: {gpus_per_node: 8}")
+    assert {"#SBATCH --gpus-per-node=4", "#SBATCH --ntasks-per-node=12"} <= set(out.splitlines())
+    assert error == ""
+    (tmp_path / "own.yaml").write_text("ranks: 5\n")
+    for gpus, ranks in (("2", 5), ("8", 9)):
+        assert f"#SBATCH --ntasks-per-node={ranks}" in submit(*slurm, "--site", "own.yaml", "--gpus-per-node", gpus)[1]
+
+
+def test_a_job_that_asks_for_no_gpu_says_so(submit):
+    job = ("--system", "slurm", "--walltime", "1h", "--dry-run")
+    assert submit(*job)[2].splitlines() == [
+        "fleet submit: the job asks for no GPU (--gpus-per-node, resources.gpus_per_node or --site does)"]
+    assert submit(*job, more="resources: {engine: numpy}")[2] == ""
+    assert submit("--site", "perlmutter", *job[2:])[2] == ""
+
+
 @pytest.mark.parametrize(("arguments", "said"), [
+    (("--site", "polaris", "--walltime", "1h", "--gpus-per-node", "2"), "a site that does not tell; polaris has 4"),
+    (("--system", "slurm", "--walltime", "1h", "--gpus-per-node", "0"), "--gpus-per-node is 0"),
     (("--system", "slurm"), "--walltime (or walltime in the spec) says how long"),
     (("--walltime", "1h"), "--system says which batch system there is: slurm, lsf, pbs, local"),
     (("--site", "frontier", "--system", "pbs", "--walltime", "1h"), "--system pbs: frontier has slurm"),
