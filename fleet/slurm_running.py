@@ -14,14 +14,14 @@ nearer to the job it was said, the more it counts:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fleet.errors import UserError
 from launch.slurm_jobs import SlurmJob
-from scheduler.base import is_number
+from scheduler.base import InputError, is_number
 from scheduler.eviction import RunningJob, round_up
 from scheduler.ratesfile import read_json
 from scheduler.running_jobs import RESOLUTION, Checkpointing, FileSystem
@@ -67,10 +67,11 @@ def read_site(path: Path) -> Site:
 
 
 def running_jobs(jobs: Sequence[SlurmJob], site: Site, storage: FileSystem | None, now_s: float,
-                 resolution: float | None = None) -> list[RunningJob]:
+                 resolution: float | None = None, warn: Callable[[str], None] = lambda text: None) -> list[RunningJob]:
     """Join what Slurm knows of the running jobs with what is said of their checkpoints.
 
-    A job of which nothing is said can only be killed, and loses what it did since its start.
+    A job of which nothing is said can only be killed, and loses what it did since its start. A comment that cannot
+    be read, or says something unknown or impossible, is passed over: any user can write one.
 
     Args:
         jobs: as ``squeue`` tells.
@@ -78,17 +79,29 @@ def running_jobs(jobs: Sequence[SlurmJob], site: Site, storage: FileSystem | Non
         storage: needed where sizes are given.
         now_s: seconds since 1970.
         resolution: minutes to whose multiples times are rounded up.
+        warn: is told of each comment that is passed over.
 
     Raises:
-        UserError: a comment says something unknown, sizes are given without bandwidths, or a last
-            checkpoint lies in the future.
+        UserError: sizes are given without bandwidths, or a last checkpoint lies in the future.
         InputError: a number is out of range.
     """
     grain = RESOLUTION if resolution is None else resolution
-    return [_join(job, _said(site.of(job), f"job {job.id}"), storage, now_s, grain) for job in jobs]
+    found = []
+    for job in jobs:
+        try:
+            found.append(_join(job, site, storage, now_s, grain))
+            why = job.unread
+        except (UserError, InputError) as error:
+            # What is wrong without the comment as well is the site's, and raised again.
+            found.append(_join(replace(job, checkpoint={}), site, storage, now_s, grain))
+            why = str(error)
+        if why:
+            warn(f"{why}; its comment is passed over")
+    return found
 
 
-def _join(job: SlurmJob, said: Said, storage: FileSystem | None, now_s: float, grain: float) -> RunningJob:
+def _join(job: SlurmJob, site: Site, storage: FileSystem | None, now_s: float, grain: float) -> RunningJob:
+    said = _said(site.of(job), f"job {job.id}")
     interval = said.get("interval_min")
     since_s = float(job.elapsed_s)
     if "last_checkpoint" in said:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from launch.base import InputError
 
@@ -34,6 +34,7 @@ class SlurmJob:
         elapsed_s: since it started.
         partition, name: of the job.
         checkpoint: what its comment says after ``fleet:``.
+        unread: why that could not be read; it is its user's word, and stops nobody else.
     """
 
     id: str
@@ -42,6 +43,7 @@ class SlurmJob:
     partition: str
     name: str
     checkpoint: Mapping[str, float] = field(default_factory=dict)
+    unread: str = ""
 
 
 def running_jobs(partition: str | None = None) -> list[SlurmJob]:
@@ -72,7 +74,7 @@ def parse_squeue(text: str) -> list[SlurmJob]:
     """Read what ``squeue`` printed in the format :data:`FIELDS`.
 
     Raises:
-        InputError: a line has another format, or a comment's ``fleet:`` part cannot be read.
+        InputError: a line has another format.
 
     >>> parse_squeue("17\\t2\\t1-02:00:05\\tdebug\\trelax\\tfleet:interval_min=60\\n")[0].elapsed_s
     93605
@@ -85,7 +87,11 @@ def _job(line: str, number: int) -> SlurmJob:
     if len(fields) != FIELDS.count("\t") + 1 or not fields[1].isdecimal():
         raise InputError(f"squeue, line {number}: {line!r} is not in the format that was asked for")
     id_, nodes, elapsed, partition, name, comment = fields
-    return SlurmJob(id_, int(nodes), parse_elapsed(elapsed), partition, name, parse_comment(id_, comment))
+    job = SlurmJob(id_, int(nodes), parse_elapsed(elapsed), partition, name)
+    try:
+        return replace(job, checkpoint=parse_comment(id_, comment))
+    except InputError as error:
+        return replace(job, unread=str(error))
 
 
 def parse_elapsed(text: str) -> int:

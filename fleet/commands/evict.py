@@ -12,6 +12,7 @@ Nothing is carried out. The plan for a deadline loses the least; of those that d
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -99,7 +100,8 @@ def _jobs(args: argparse.Namespace) -> list[RunningJob]:
     from launch import slurm_jobs
 
     site = Site() if args.site is None else read_site(args.site)
-    return running_jobs(slurm_jobs.running_jobs(args.partition), site, storage, time.time(), resolution)
+    return running_jobs(slurm_jobs.running_jobs(args.partition), site, storage, time.time(), resolution,
+                        warn=lambda text: print(f"fleet evict: {text}", file=sys.stderr))
 
 
 def _storage(args: argparse.Namespace) -> FileSystem | None:

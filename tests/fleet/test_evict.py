@@ -38,6 +38,7 @@ def squeue(tmp_path, monkeypatch):
     fake.write_text(f"#!/bin/sh\ncat {RECORDED}\n")
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{fake.parent}:/usr/bin:/bin")
+    return fake
 
 
 def evict_json(capsys, *words):
@@ -203,7 +204,7 @@ def test_a_last_checkpoint_from_before_a_requeue_counts_from_the_new_start():
 def test_clocks_may_differ_a_little_but_no_checkpoint_lies_in_the_future():
     assert join(slurm({"last_checkpoint": NOW + 30})).loss == 0
     with pytest.raises(UserError, match="job 7: its last_checkpoint lies 90 s in the future"):
-        join(slurm({"last_checkpoint": NOW + 90}))
+        join(slurm(), Site({"last_checkpoint": NOW + 90}))
 
 
 def test_the_nearer_to_the_job_something_is_said_the_more_it_counts():
@@ -228,9 +229,25 @@ def test_times_that_are_said_go_before_those_that_follow_from_sizes():
     (slurm({"sys_time": float("inf")}), STORAGE, "job 7: sys_time is inf, a finite number"),
     (slurm({"sys_time": -1}), STORAGE, "job 7: sys_time is -1"),
 ])
-def test_a_job_that_says_something_wrong_is_named(job, storage, message):
-    with pytest.raises((UserError, InputError), match=message):
-        join(job, storage=storage)
+def test_a_comment_that_says_something_wrong_is_passed_over_with_a_warning(job, storage, message):
+    warned = []
+    assert join(job, storage=storage, warn=warned.append) == join(slurm(), storage=storage)
+    assert [message in text and text.endswith("; its comment is passed over") for text in warned] == [True]
+    with pytest.raises((UserError, InputError), match=message):  # but the site's operator is told
+        join(slurm(), Site(jobs={"7": job.checkpoint}), storage=storage)
+
+
+def test_any_users_comment_leaves_the_operator_a_plan(squeue, capsys):
+    (squeue.parent / "jobs").write_text(
+        "7\t2\t1:00:00\tlong\tmd\tfleet: night run\n8\t2\t30:00\tlong\tmd\tfleet:last_checkpoint=9e9\n"
+        "9\t2\t10:00\tlong\tmd\tfleet:app_time=1\n")
+    squeue.write_text(f"#!/bin/sh\ncat {squeue.parent}/jobs\n")
+    status = main(["evict", "--slurm", "--nodes", "4", "--deadline", "1", "--json"])
+    out, error = capsys.readouterr()
+    assert (status, json.loads(out)["deadlines"][1]["actions"]) == (0, {"8": "kill", "9": "app"})
+    assert [line.split(":")[0] for line in error.splitlines()] == ["fleet evict"] * 2
+    assert "the comment of job 7 says 'fleet:'" in error
+    assert "job 8: its last_checkpoint lies" in error
 
 
 @pytest.mark.parametrize(("text", "message"), [
