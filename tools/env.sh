@@ -30,8 +30,15 @@ set_done() { printf '%s' "$2" > "$VENV/.stage-$1"; }
 
 python=$(find_python)
 if ! "$VENV/bin/python" -m pip --version >/dev/null 2>&1; then
+    clear=()
+    if [ -e "$VENV/pyvenv.cfg" ]; then
+        clear=(--clear) # one that was interrupted, or whose interpreter is gone
+    elif [ -n "$(ls -A "$VENV" 2>/dev/null)" ]; then
+        say "$VENV holds something else than a virtual environment: name another folder, or empty it" >&2
+        exit 1
+    fi
     say "making the virtual environment $VENV"
-    "$python" -m venv --clear "$VENV"
+    "$python" -m venv ${clear[@]+"${clear[@]}"} "$VENV"
 fi
 pip=("$VENV/bin/python" -m pip --disable-pip-version-check -qq)
 
