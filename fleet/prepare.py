@@ -26,7 +26,7 @@ from fleet.show import progress_bar
 from fleet.spec import Batch, NetworkSpec, Spec, dump, load, with_output
 from fleet.survey import read_rates_of
 from fleet.units import format_size
-from preprocess.base import BadSample
+from preprocess.base import BadSample, CannotWrite
 from preprocess.hdf5 import decode_once
 from preprocess.pipeline import Pipeline
 from preprocess.source import DataSet, open_data
@@ -162,10 +162,15 @@ def _decode_once(spec: Spec, data: DataSet, transforms: tuple[Transform, ...], p
 
     Raises:
         UserError: too many samples cannot be decoded.
+        StorageError: the disk is full, ...
     """
     total = len(data.train) + len(data.validation or ())
     with progress_bar(total, "decoding once") as advance:
-        decoded = decode_once(data, transforms, path, advance)
+        try:
+            decoded = decode_once(data, transforms, path, advance)
+        except CannotWrite:
+            with storing(path):
+                raise
     if len(decoded.left_out) > spec.data.max_bad * len(data.train):
         raise UserError(f"{len(decoded.left_out)} of {total} samples cannot be decoded, more than data.max_bad: "
                         f"{spec.data.max_bad:.2%}; the first: {decoded.left_out[0]}")

@@ -23,6 +23,7 @@ import numpy as np
 
 from fleet.errors import CheckpointError, DamagedError
 from fleet.paths import replace_by
+from preprocess.deaf_file import DeafFile
 
 # The checksum of all that follows in the user block, the checksum of all behind it, the sizes of both in bytes.
 _HEAD = re.compile(rb"FLEET checkpoint ([0-9a-f]{8}) ([0-9a-f]{8}) ([0-9]{10}) ([0-9]{15})\n")
@@ -46,7 +47,7 @@ def write_verified(path: Path, arrays: Mapping[str, np.ndarray], record: Mapping
 
     def write(temporary: Path) -> None:
         with open(temporary, "w+b", buffering=0) as plain:
-            target = _DeafFile(plain)
+            target = DeafFile(plain)
             with h5py.File(target, "w", userblock_size=block) as file:
                 group = file.create_group("arrays", track_order=True)
                 for name, array in arrays.items():
@@ -56,59 +57,9 @@ def write_verified(path: Path, arrays: Mapping[str, np.ndarray], record: Mapping
             rest += text.ljust(block - _HEAD_BYTES, b"\0")
             target.seek(0)
             target.write(b"FLEET checkpoint %08x" % zlib.crc32(rest) + rest)
-            if target.error is not None:
-                raise target.error
+            target.check()
 
     replace_by(path, write, wanted=block + sum(array.nbytes for array in arrays.values()), previous=previous)
-
-
-class _DeafFile:
-    """A file that keeps to itself why it cannot be written.
-
-    HDF5's library, told in the middle of a file that the disk is full, may crash when it closes that file. Here it
-    writes on into nothing, and whoever made the file asks for the error.
-    """
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self.error: OSError | None = None
-
-    def write(self, data: memoryview | bytes) -> int:
-        """Write all of it, or note why not."""
-        left = memoryview(data).cast("B")
-        try:
-            while left and self.error is None:
-                left = left[self._file.write(left):]
-        except OSError as error:
-            self.error = error
-        return memoryview(data).nbytes
-
-    def truncate(self, size: int) -> int:
-        """Set the size, or note why not."""
-        try:
-            self._file.truncate(size)
-        except OSError as error:
-            self.error = self.error or error
-        return size
-
-    def read(self, size: int = -1) -> bytes:
-        """By this h5py knows a file; it calls ``readinto``."""
-        return self._file.read(size)
-
-    def readinto(self, buffer: memoryview) -> int:
-        """Read; what was not written is not there, which does not matter any more."""
-        return self._file.readinto(buffer) if self.error is None else len(buffer)  # type: ignore[attr-defined]
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        """As of any file."""
-        return self._file.seek(offset, whence)
-
-    def tell(self) -> int:
-        """As of any file."""
-        return self._file.tell()
-
-    def flush(self) -> None:
-        """Nothing is held back."""
 
 
 def read_verified(path: Path, with_arrays: bool = True) -> tuple[dict[str, np.ndarray], Any]:

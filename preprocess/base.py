@@ -1,6 +1,7 @@
 """What the modules of this package share: errors, the ``Source`` protocol, import paths.
 
 InputError (ValueError)   what the user asked for is wrong
+CannotWrite (OSError)     the file system refuses a file that is to be written
 BadImage                  one image cannot be used; who raises it does not know its name
 BadSample                 the same with the name of the file or record
 """
@@ -17,6 +18,10 @@ import numpy as np
 
 class InputError(ValueError):
     """What the user asked for is wrong; the message names the place and what would be right."""
+
+
+class CannotWrite(OSError):
+    """A file cannot be written: the disk is full, read-only, ...; other errors of the system are about what is read."""
 
 
 class BadImage(Exception):

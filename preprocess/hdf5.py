@@ -11,18 +11,21 @@ A file with ``images`` and ``labels`` at its root is read too.
 
 from __future__ import annotations
 
+import errno
 import glob
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import h5py
 import numpy as np
 
-from preprocess.base import BadSample, InputError, RandomAccess, Source
+from preprocess.base import BadSample, CannotWrite, InputError, RandomAccess, Source
+from preprocess.deaf_file import DeafFile
 from preprocess.passing import read_patiently
 from preprocess.pipeline import Pipeline, split_transforms
 from preprocess.source import DataSet
@@ -141,30 +144,57 @@ def write_hdf5(data: DataSet, transforms: Sequence[Transform], path: str | Path,
         The samples that could not be used and are left out.
 
     Raises:
-        InputError: the transforms are random, or do not end in uint8; or the file cannot be written.
+        InputError: the transforms are random, or do not end in uint8; or the file has no place there.
+        CannotWrite: the disk is full, ...
     """
-    path = Path(path)
-    if not path.name:
-        raise InputError(f"{path} is a folder; a file's name is wanted")
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    for left_over in path.parent.glob(f".{glob.escape(path.name)}.partial-*"):  # of a process that was killed
+    place = Path(path)
+    if not place.name:
+        raise InputError(f"{place} is a folder; a file's name is wanted")
+    partial = place.with_name(f".{place.name}.{os.getpid()}.tmp")
+    for left_over in place.parent.glob(f".{glob.escape(place.name)}.*.tmp"):  # of a process that was killed
         left_over.unlink(missing_ok=True)
     parts = {"train": data.train} | ({} if data.validation is None else {"validation": data.validation})
     bad = []
     try:
-        with h5py.File(partial, "w") as file:
-            file.attrs["made_from"] = made_from
-            for name, source in parts.items():
-                bad += _write_part(file.create_group(name), source, data.classes, transforms, progress)
-        with open(partial, "rb") as written:
-            os.fsync(written.fileno())
-        os.replace(partial, path)
-    except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else error
-        raise InputError(f"cannot write {path}: {reason}") from error
+        with _create(partial, place) as plain:
+            target = DeafFile(plain)
+
+            def advance(count: int) -> None:
+                with _writing(place):
+                    target.check()
+                progress(count)
+
+            with h5py.File(target, "w") as file:
+                file.attrs["made_from"] = made_from
+                for name, source in parts.items():
+                    bad += _write_part(file.create_group(name), source, data.classes, transforms, advance)
+            with _writing(place):
+                target.check()
+                os.fsync(plain.fileno())
+                os.replace(partial, place)
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # what went wrong before says more
+            partial.unlink(missing_ok=True)
     return bad
+
+
+def _create(partial: Path, path: Path) -> IO[bytes]:
+    try:
+        with _writing(path):
+            return open(partial, "w+b", buffering=0)
+    except CannotWrite as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG):
+            raise
+        raise InputError(f"cannot write {path}: {error.strerror}") from error
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Tell errors in writing from those in reading samples."""
+    try:
+        yield
+    except OSError as error:
+        raise CannotWrite(error.errno, error.strerror or str(error), str(path)) from error
 
 
 def decode_once(data: DataSet, transforms: Sequence[Transform], path: str | Path, progress: Progress = _silent
@@ -181,7 +211,8 @@ def decode_once(data: DataSet, transforms: Sequence[Transform], path: str | Path
         progress: called with the number of samples that have just been done.
 
     Raises:
-        InputError: the samples end in different shapes; or the file cannot be written.
+        InputError: the samples end in different shapes; or the file has no place there.
+        CannotWrite: the disk is full, ...
     """
     fixed, _ = split_transforms(transforms[:-1] if transforms and isinstance(transforms[-1], Scale) else transforms)
     if not fixed:

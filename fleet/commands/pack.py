@@ -9,8 +9,10 @@ from __future__ import annotations
 import argparse
 import os
 import re
+from pathlib import Path
 
 from fleet.errors import ExitStatus
+from fleet.paths import storing
 from fleet.show import add_json, print_json, progress_bar
 
 
@@ -27,6 +29,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> ExitStatus:
     """Write the file and say what is in it."""
+    from preprocess.base import CannotWrite
     from preprocess.hdf5 import open_hdf5, write_hdf5
     from preprocess.source import open_data
     from preprocess.transforms import parse_transforms
@@ -36,7 +39,11 @@ def run(args: argparse.Namespace) -> ExitStatus:
         {"decode": {"mode": args.mode}}, {"resize": {"size": size}}, {"center_crop": {"size": [size, size]}}])
     data = open_data("image_folder", args.folder, validation=None, seed=0)
     with progress_bar(len(data.train) + len(data.validation or ()), "images") as advance:
-        left_out = write_hdf5(data, transforms, args.out, advance)
+        try:
+            left_out = write_hdf5(data, transforms, args.out, advance)
+        except CannotWrite:
+            with storing(Path(args.out)):
+                raise
     train, validation = open_hdf5(args.out)
     counts = {"train": len(train), "validation": len(validation or ())}
     written = os.path.getsize(args.out)

@@ -1,17 +1,18 @@
 """What is checked before any rank waits."""
 
+import errno
 import pickle
 
 import pytest
 import yaml
 
 from fleet.checkpoint import State, write_state
-from fleet.errors import UserError
+from fleet.errors import StorageError, UserError
 from fleet.identity import identity
 from fleet.lock import FolderLock
 from fleet.paths import RunPaths
 from fleet.prepare import prepare
-from preprocess.base import InputError
+from preprocess.base import CannotWrite, InputError
 from tests.fleet.histories import history, record
 from tests.sources import Numbered
 
@@ -131,6 +132,17 @@ def test_with_baseline_every_trainer_prepares_its_own_samples_and_nothing_is_mea
     assert [model.name for model in prepared.rates.models] == ["a"]
 
 
+def test_a_disk_that_is_full_of_decoded_images_is_not_the_users_mistake(asking, monkeypatch):
+    def full(data, transforms, path, advance):
+        raise CannotWrite(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr("fleet.prepare.decode_once", full)
+    asking.content["data"]["cache"] = "file"
+    asking.content["data"]["transforms"] = [{"resize": {"size": [4, 4]}}]
+    with pytest.raises(StorageError, match=r"decoded.h5 cannot be written: No space left on device .* make room"):
+        asking()
+
+
 # ---- the run's folder --------------------------------------------------------------------------
 
 
@@ -150,6 +162,7 @@ def test_an_empty_folder_is_taken(asking):
 def test_fresh_deletes_what_earlier_launches_have_written(asking):
     asking.leave_checkpoint()
     (asking.run.root / ".results.csv.123.tmp").touch()  # of a launch that was killed
+    (asking.run.root / ".decoded.h5.123.tmp").touch()
     (asking.run.model("a") / ".123.tmp.last.h5").touch()
     RunPaths(asking.run.replay("a")).last("a").parent.mkdir(parents=True)
     RunPaths(asking.run.replay("a")).last("a").touch()

@@ -1,5 +1,7 @@
 """One HDF5 file instead of many images."""
 
+import errno
+import io
 import os
 import pickle
 
@@ -7,7 +9,7 @@ import h5py
 import numpy as np
 import pytest
 
-from preprocess.base import BadSample, InputError
+from preprocess.base import BadSample, CannotWrite, InputError
 from preprocess.hdf5 import decode_once, open_hdf5, write_hdf5
 from preprocess.pipeline import Pipeline
 from preprocess.source import open_data
@@ -93,7 +95,7 @@ def test_an_interrupted_write_leaves_the_old_file_and_no_other(data, path, tmp_p
 
 
 def test_what_a_killed_write_has_left_is_swept_away(data, path, tmp_path):
-    (tmp_path / ".packed.h5.partial-1").touch()
+    (tmp_path / ".packed.h5.1.tmp").touch()
     write_hdf5(data, (), path)
     assert [file.name for file in tmp_path.iterdir() if file.is_file()] == ["packed.h5"]
 
@@ -101,6 +103,30 @@ def test_what_a_killed_write_has_left_is_swept_away(data, path, tmp_path):
 def test_a_place_that_does_not_exist_is_named(data, tmp_path):
     with pytest.raises(InputError, match="cannot write .*nowhere/x.h5: No such file"):
         write_hdf5(data, (), tmp_path / "nowhere/x.h5")
+
+
+class FullDisk(io.FileIO):
+    """A file for which there is room for the first bytes only."""
+
+    left = 4000
+
+    def write(self, data):
+        if self.left <= 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.left -= len(data)
+        return super().write(data)
+
+
+@pytest.mark.parametrize("left", range(0, 12000, 3000))
+def test_a_full_disk_is_no_wrong_input_and_leaves_the_old_file_and_no_other(data, path, tmp_path, monkeypatch, left):
+    write_hdf5(data, (), path)
+    monkeypatch.setattr(FullDisk, "left", left)
+    monkeypatch.setattr("builtins.open", lambda name, mode, **options: FullDisk(name, mode))
+    with pytest.raises(CannotWrite, match="No space left"):
+        write_hdf5(data, parse_transforms(["decode", {"resize": {"size": [64, 64]}}]), path)
+    monkeypatch.undo()
+    assert isinstance(open_hdf5(path)[0].read(0), bytes)
+    assert [file.name for file in tmp_path.iterdir() if file.is_file()] == ["packed.h5"]
 
 
 def test_a_file_of_nothing_is_not_written(data, path):
