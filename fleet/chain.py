@@ -7,7 +7,6 @@ from which the next job knows how many there were; nothing else is remembered be
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 from fleet.errors import ExitStatus, StorageError, UserError
-from fleet.eventlog import launch_status, log_mark, read_events
+from fleet.eventlog import add_line, launch_status, log_mark, open_lines, read_events
 from fleet.lock import FolderLock
 from fleet.paths import RunPaths, storing
 from launch.base import InputError
@@ -108,8 +107,8 @@ def note(paths: RunPaths, event: str, job: str, **more: object) -> None:
     line = {"time": datetime.now().astimezone().isoformat(timespec="seconds"), "event": event, "job": job, **more}
     with storing(paths.stops):
         paths.jobs.mkdir(parents=True, exist_ok=True)
-        with open(paths.stops, "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        with open_lines(paths.stops) as file:
+            add_line(file, paths.stops, line)
 
 
 def stops_before(path: Path, job: str) -> list[Stop]:
@@ -184,7 +183,13 @@ class Keeper:
         before = log_mark(self._paths.events)
         note(self._paths, "begun", self._job)
         self._warning = ""
-        ended = self._wait(command)
+        try:
+            ended = self._wait(command)
+        except UserError as error:  # what has begun without a stop would be taken for killed
+            stop = Stop(int(ExitStatus.BAD_INPUT))
+            note(self._paths, "stopped", self._job, **asdict(stop), why=str(error), next=None,
+                 then=decide([stop], self._limits).why)
+            raise
         status = launch_status(ended, self._paths.events, before)
         if Stop(status).is_failure and not self._warning and is_preempted(self._system, self._job):
             self._warning = "a preemption"

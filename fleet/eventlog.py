@@ -6,6 +6,7 @@ the simulator and to draw the report. A run that is resumed goes on in the same 
 
 from __future__ import annotations
 
+import io
 import json
 import time
 from collections.abc import Iterator
@@ -29,10 +30,7 @@ class EventLog:
         self._path = path
         with storing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Without a buffer: what the disk had no room for is not tried again when the file is closed.
-            self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - it is open as long as the run
-            if _is_torn(path):
-                self._file.write(b"\n")
+            self._file = open_lines(path)
         self._clock, self._start = clock, clock()
 
     def add(self, event: str, **fields: Any) -> None:
@@ -42,10 +40,7 @@ class EventLog:
             StorageError: the disk is full, ...
         """
         record = {"t_s": round(self.now(), 6), "event": event, **fields}
-        line = (json.dumps(as_json(record), allow_nan=False) + "\n").encode()
-        with storing(self._path, wanted=len(line)):
-            while line:  # a disk that has just filled up takes a part, and refuses the rest
-                line = line[self._file.write(line):]
+        add_line(self._file, self._path, as_json(record))
 
     def close(self) -> None:
         """The run is over."""
@@ -54,6 +49,27 @@ class EventLog:
     def now(self) -> float:
         """Seconds since this launch began."""
         return self._clock() - self._start
+
+
+def open_lines(path: Path) -> io.FileIO:
+    """Open a file of JSON lines to add some; half a line, left by a killed process, is ended."""
+    # Without a buffer: what the disk had no room for is not tried again when the file is closed.
+    file = open(path, "ab", buffering=0)  # noqa: SIM115 - the caller closes it
+    if _is_torn(path):
+        file.write(b"\n")
+    return file
+
+
+def add_line(file: io.FileIO, path: Path, record: Any) -> None:
+    """Add a line.
+
+    Raises:
+        StorageError: the disk is full, ...
+    """
+    line = (json.dumps(record, allow_nan=False) + "\n").encode()
+    with storing(path, wanted=len(line)):
+        while line:  # a disk that has just filled up takes a part, and refuses the rest
+            line = line[file.write(line):]
 
 
 def logged_epochs(path: Path) -> set[tuple[str, int, int]]:
@@ -69,7 +85,7 @@ def logged_epochs(path: Path) -> set[tuple[str, int, int]]:
 
 
 def _is_torn(path: Path) -> bool:
-    """Whether a killed run left half a line at the end."""
+    """Whether a killed process left half a line at the end."""
     with open(path, "rb") as file:
         if not file.seek(0, 2):
             return False

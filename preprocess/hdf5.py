@@ -148,7 +148,7 @@ def write_hdf5(data: DataSet, transforms: Sequence[Transform], path: str | Path,
         CannotWrite: the disk is full, ...
     """
     place = Path(path)
-    if not place.name:
+    if not place.name or place.is_dir():
         raise InputError(f"{place} is a folder; a file's name is wanted")
     partial = place.with_name(f".{place.name}.{os.getpid()}.tmp")
     for left_over in place.parent.glob(f".{glob.escape(place.name)}.*.tmp"):  # of a process that was killed

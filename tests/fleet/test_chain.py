@@ -221,6 +221,25 @@ def test_a_job_that_cannot_be_followed_says_why(job, scontrol, tmp_path):
     assert job.stops()[-1]["then"].endswith("no job could be made to follow: sbatch failed: no such partition")
 
 
+def test_half_a_line_that_a_full_disk_left_swallows_no_other(tmp_path):
+    paths = RunPaths(tmp_path)
+    note(paths, "begun", "1")
+    with open(paths.stops, "a") as file:
+        file.write('{"time": "2026-')
+    note(paths, "stopped", "1", status=75, warned=False, next="2")
+    assert stops_before(paths.stops, "2") == [Stop(75)]
+
+
+def test_a_launcher_that_is_not_there_is_noted_as_such(job):
+    command = [sys.executable, "-m", "fleet", "job", str(job.root), "--system", "local", "--", "no-such-launcher"]
+    for count in (1, 2):
+        ended = subprocess.run(command, cwd=job.root.parent, capture_output=True, text=True, check=False,
+                               env={**os.environ, "PYTHONPATH": str(ROOT)})
+        assert ended.returncode == 2
+        assert [(stop["status"], stop["why"], stop["next"]) for stop in job.stops()] == [
+            (2, "no-such-launcher cannot be started: No such file or directory", None)] * count
+
+
 def test_a_second_chain_in_the_same_folder_is_refused_and_notes_nothing(job):
     with FolderLock() as lock:
         lock.take(RunPaths(job.root).jobs_lock)
