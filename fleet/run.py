@@ -134,10 +134,19 @@ def _run(world: World, request: Request, batch_left: float | None, began: float,
 
     from fleet.session import Session
 
-    walltime = request.walltime if request.walltime is not None else prepared.spec.document.walltime
-    interruption = Interruption(batch_left if walltime is None else walltime, began=began)
+    given = request.walltime if request.walltime is not None else prepared.spec.document.walltime
+    interruption = Interruption(shortest(given, batch_left), began=began)
     interruption.watch()
     return Session(world, prepared, interruption).run()
+
+
+def shortest(*walltimes: float | None) -> float | None:
+    """What is left of the time, by all who say something of it: a batch system ends a job whatever a spec says.
+
+    >>> shortest(7200.0, 600.0), shortest(None, 600.0), shortest(None, None)
+    (600.0, 600.0, None)
+    """
+    return min((seconds for seconds in walltimes if seconds is not None), default=None)
 
 
 def start_logging(path: Path, rank: int, host: str) -> None:
