@@ -68,8 +68,13 @@ def run(args: argparse.Namespace) -> int:
         print("fleet submit: the job asks for no GPU (--gpus-per-node, resources.gpus_per_node or --site does)",
               file=sys.stderr)
     if args.dry_run:
-        print(script, end="")
+        if args.json:
+            print_json({"script": script})
+        else:
+            print(script, end="")
         return ExitStatus.OK
+    if args.json and system.name == "local":
+        raise UserError("--json: with --system local the run itself prints; --dry-run --json gives the script")
     _write(script, paths)
     if system.name == "local":
         return subprocess.run(["bash", str(paths.job_script)], check=False).returncode

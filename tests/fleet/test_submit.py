@@ -51,6 +51,15 @@ def test_json_tells_where_everything_is(submit, tmp_path):
                                "stops": f"{tmp_path}/run/jobs/stops.jsonl"}
 
 
+def test_json_gives_the_script_of_a_dry_run_and_does_not_go_with_a_run_that_prints(submit):
+    _, script, _ = submit("--system", "slurm", "--walltime", "2h", "--dry-run")
+    _, out, _ = submit("--system", "slurm", "--walltime", "2h", "--dry-run", "--json")
+    assert json.loads(out) == {"script": script}
+    status, out, err = submit("--system", "local", "--json")
+    assert (status, out) == (2, "")
+    assert "--system local" in err
+
+
 def test_a_dry_run_prints_the_script_and_touches_nothing(submit, tmp_path):
     status, out, _ = submit("--system", "slurm", "--walltime", "2h", "--chain", "--dry-run")
     assert status == 0
