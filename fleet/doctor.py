@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from fleet.binding import BINDING_REMEDY, Cores, binding_problem
 from fleet.engine_facts import Libraries
-from fleet.units import format_size
+from fleet.units import counted, format_size
 
 # What says how many threads a process uses, beside its own choice.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
@@ -131,7 +131,7 @@ def _check_threads(node: int, ranks: Sequence[RankFacts]) -> Iterator[Finding]:
     threads = sum(rank.threads for rank in ranks)
     if threads > cores:
         told = f" ({' or '.join(THREAD_VARIABLES)} makes that {threads} threads)" if threads > len(ranks) else ""
-        yield Finding(f"node {node} has {_count(len(ranks), 'rank')}{told} on {_count(cores, 'core')}",
+        yield Finding(f"node {node} has {counted(len(ranks), 'rank')}{told} on {counted(cores, 'core')}",
                       "start fewer ranks there, or let them use fewer threads")
 
 
@@ -139,7 +139,7 @@ def _check_gpus(node: int, ranks: Sequence[RankFacts], trainers: Sequence[RankFa
     there, shown = max(rank.gpu_files for rank in ranks), {gpu for rank in ranks for gpu in rank.gpus}
     if not shown:
         if there:
-            yield Finding(f"node {node} has {_count(there, 'GPU')}, and its ranks are shown none",
+            yield Finding(f"node {node} has {counted(there, 'GPU')}, and its ranks are shown none",
                           "look at CUDA_VISIBLE_DEVICES and its like, and at what the job asks for")
         return
     # As the engine chooses: the one that a rank is shown alone, otherwise that of its place among the trainers.
@@ -152,7 +152,7 @@ def _check_gpus(node: int, ranks: Sequence[RankFacts], trainers: Sequence[RankFa
                       "show every rank all GPUs of its node (srun --gpu-bind=none, no --gpus-per-task): FLEET gives "
                       "them out")
     if missing := len(trainers) - sum(map(bool, taken)):
-        yield Finding(f"{_count(missing, 'trainer')} of node {node} are shown no GPU of their own",
+        yield Finding(f"{counted(missing, 'trainer')} of node {node} are shown no GPU of their own",
                       "start fewer ranks there, or set resources.gpus_per_node")
 
 
@@ -162,7 +162,7 @@ def _check_libraries(host: str, found: Libraries, gpus: Sequence[str], exchange:
                       "install it on every node: pip install 'tensorflow[and-cuda]==2.18.*', or load its module")
         return
     if gpus and not found.gpus:
-        yield Finding(f"{host}: {_count(len(gpus), 'GPU')} shown, and TensorFlow {found.tensorflow} sees none",
+        yield Finding(f"{host}: {counted(len(gpus), 'GPU')} shown, and TensorFlow {found.tensorflow} sees none",
                       "it wants the CUDA libraries: pip install 'tensorflow[and-cuda]==2.18.*', or load its module")
     build = "HOROVOD_WITH_MPI=1 pip install --no-cache-dir --no-build-isolation --force-reinstall --no-deps horovod"
     if found.horovod not in ("ready", "missing") and exchange != "mpi":
@@ -170,7 +170,3 @@ def _check_libraries(host: str, found: Libraries, gpus: Sequence[str], exchange:
                       f"build it anew: {build}; or set resources.exchange: mpi")
     elif found.horovod == "missing" and (exchange == "horovod" or (exchange == "auto" and found.gpus)):
         yield Finding(f"{host}: Horovod is not installed", f"{build}; or set resources.exchange: mpi, which is slower")
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -71,13 +71,13 @@ def read_report(paths: RunPaths) -> Report:
     return Report(paths.root.resolve().name, tuple(rows), curves, told)
 
 
-def write_report(paths: RunPaths) -> None:
+def write_report(paths: RunPaths, report: Report) -> None:
     """Write ``report.html``.
 
     Raises:
-        UserError: as :func:`read_report`.
+        StorageError: it cannot be written there.
     """
-    page = render(read_report(paths))
+    page = render(report)
     with replacing(paths.report) as file:
         file.write(page)
 

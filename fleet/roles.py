@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fleet.errors import UserError
+from fleet.units import counted
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def assign(node_of: Sequence[int], preprocessors: int | None, gpus_per_node: int
             wanted = max(1, len(ranks) // 8)
         if wanted >= len(ranks):
             raise UserError(
-                f"node {node} has {_count(len(ranks), 'rank')}, and {_count(wanted, 'preprocessor')} would leave no "
+                f"node {node} has {counted(len(ranks), 'rank')}, and {counted(wanted, 'preprocessor')} would leave no "
                 f"trainer there: start at least {wanted + 1} ranks on each node (mpirun -n {nodes * (wanted + 1)}) "
                 "or lower resources.preprocessors")
         chosen += ranks[:wanted]
@@ -113,7 +114,7 @@ def assign(node_of: Sequence[int], preprocessors: int | None, gpus_per_node: int
         if gpus_per_node is not None and len(rest) > gpus_per_node:
             raise UserError(
                 f"node {node} has {len(rest)} ranks for {gpus_per_node} GPUs beside "
-                f"{_count(wanted, 'preprocessor')}: start {gpus_per_node + wanted} ranks there or raise "
+                f"{counted(wanted, 'preprocessor')}: start {gpus_per_node + wanted} ranks there or raise "
                 "resources.preprocessors")
         trainers_list += rest
     # Preprocessors take turns over the nodes, so that each node prepares an equal share.
@@ -125,7 +126,3 @@ def assign(node_of: Sequence[int], preprocessors: int | None, gpus_per_node: int
 def _most_on_a_node(node_of: Sequence[int], trainers: Sequence[int]) -> int:
     counts = [sum(node_of[rank] == node for rank in trainers) for node in range(max(node_of) + 1)]
     return max(counts)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" + ("" if number == 1 else "s")

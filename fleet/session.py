@@ -20,7 +20,7 @@ from fleet.paths import STDOUT, storing
 from fleet.prepare import Prepared
 from fleet.preprocessor import Preprocessor, Shared
 from fleet.replay import compare
-from fleet.report import write_report
+from fleet.report import read_report, write_report
 from fleet.results import Results, leaderboard, recover
 from fleet.segment import SampleSet, Window, chunk_size
 from fleet.show import print_table
@@ -234,7 +234,7 @@ class _Board:
             print(f"{len(self.results.bad)} samples could not be read: {self._prepared.paths.bad_samples}")
         shown = "report.html shows it"
         try:
-            write_report(self._prepared.paths)
+            write_report(self._prepared.paths, read_report(self._prepared.paths))
         except UserError as error:  # a log that was damaged is no reason to fail after all else went well
             shown = f"without a report, for {error}"
         print(f"Everything is in {self._prepared.paths.root}; {shown}.", flush=True)

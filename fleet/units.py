@@ -55,6 +55,15 @@ def parse_share(value: object) -> float:
     return _split(value, {"": 1}, "15% or 0.15")
 
 
+def counted(number: int, what: str) -> str:
+    """So many of something.
+
+    >>> counted(1, "GPU"), counted(2, "GPU")
+    ('1 GPU', '2 GPUs')
+    """
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def format_duration(seconds: float) -> str:
     """A duration as a person reads it.
 

@@ -9,7 +9,7 @@ from typing import IO, Any
 from fleet.paths import STDOUT, storing
 from fleet.show import terminal, terminal_width
 from fleet.spec import Spec
-from fleet.units import format_duration
+from fleet.units import counted, format_duration
 
 
 class PlainView:
@@ -38,13 +38,13 @@ def describe(event: str, fields: dict[str, Any], max_epochs: dict[str, int]) -> 
     match event:
         case "start":
             done = f", {len(fields['finished'])} of them done before" if fields["finished"] else ""
-            return (f"{_count(fields['networks'], 'network')}{done}; {_count(fields['trainers'], 'trainer')}, "
-                    f"{_count(fields['preprocessors'], 'preprocessor')} on {_count(fields['nodes'], 'node')}; "
+            return (f"{counted(fields['networks'], 'network')}{done}; {counted(fields['trainers'], 'trainer')}, "
+                    f"{counted(fields['preprocessors'], 'preprocessor')} on {counted(fields['nodes'], 'node')}; "
                     f"policy {fields['policy']}")
         case "measured":
             result = fields.get("reason") or f"{fields['rate']:.0f} samples/s"
             return (f"measured {fields['done']}/{fields['total']}: {fields['network']} on "
-                    f"{_count(fields['gpus'], 'GPU')}: {result}")
+                    f"{counted(fields['gpus'], 'GPU')}: {result}")
         case "profiled":
             after = f" after {format_duration(fields['seconds'])}" if fields["measurements"] else ", measured before"
             return f"rates known{after}"
@@ -97,7 +97,7 @@ def describe(event: str, fields: dict[str, Any], max_epochs: dict[str, int]) -> 
 def describe_stream(fields: dict[str, Any]) -> str:
     """Whether input or training is the bottleneck, and what to change."""
     rates = (f"input {fields['supply_samples_per_s']:.0f} samples/s by "
-             f"{_count(fields['preprocessors'], 'preprocessor')}, the fastest network takes "
+             f"{counted(fields['preprocessors'], 'preprocessor')}, the fastest network takes "
              f"{fields['demand_samples_per_s']:.0f}: ")
     if fields["kept"]:
         return rates + "decoded in the first epoch, kept from then on"
@@ -105,14 +105,10 @@ def describe_stream(fields: dict[str, Any]) -> str:
         return rates + ("input is the bottleneck (more preprocessors: start more ranks, raise resources.preprocessors; "
                         "or decode once: data.cache: memory, or file)")
     spare = fields["of"] - fields["preprocessors"]
-    advice = f" ({_count(spare, 'preprocessor')} of {fields['of']} could train instead)" if spare else ""
+    advice = f" ({counted(spare, 'preprocessor')} of {fields['of']} could train instead)" if spare else ""
     if fields["policy"] == "adaptive" and fields["pace"] == "shared":
         advice += "; adaptive is faster where networks go at their own pace: data.cache: memory, or data.order: ring"
     return f"{rates}training is the bottleneck{advice}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" + ("" if number == 1 else "s")
 
 
 # What stays on the screen above the live table.

@@ -3,22 +3,23 @@
   fleet report runs/digits
   fleet report runs/digits --json
 
-Writes RUN/report.html, one file that wants no server and no internet: leaderboard, learning curves, who had which GPU,
-where the time went, and the same run simulated.
+Writes RUN/report.html where it may, one file that wants no server and no internet: leaderboard, learning curves, who
+had which GPU, where the time went, and the same run simulated.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
 from pathlib import Path
 
-from fleet.errors import ExitStatus
+from fleet.errors import ExitStatus, StorageError
 from fleet.paths import RunPaths
-from fleet.report import read_report, write_report
+from fleet.report import Report, read_report, write_report
 from fleet.results import leaderboard
 from fleet.show import add_json, print_json, print_table
-from fleet.units import format_duration
+from fleet.units import counted, format_duration
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -28,21 +29,30 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the report, and print its numbers."""
+    """Print the numbers of a report, and write it where that is allowed."""
     paths = RunPaths(args.run)
     report = read_report(paths)
-    write_report(paths)
     if args.json:
         print_json(report.numbers())
+    else:
+        _print(report)
+    try:
+        write_report(paths, report)
+    except StorageError as error:  # a run of somebody else's may be looked at
+        print(f"fleet report: {error}", file=sys.stderr)
         return ExitStatus.OK
+    if not args.json:
+        print(f"{paths.report} shows it.")
+    return ExitStatus.OK
+
+
+def _print(report: Report) -> None:
     told = report.account
     print_table(*leaderboard(report.rows), title=f"{report.name}: the best network first")
     spent = dataclasses.asdict(told.spent)
     total = max(sum(spent.values()), 1e-9)
-    print(f"{format_duration(told.seconds)} on {len(told.devices)} GPUs: "
+    print(f"{format_duration(told.seconds)} on {counted(len(told.devices), 'GPU')}: "
           + ", ".join(f"{name} {seconds / total:.1%}" for name, seconds in spent.items()))
     if told.measured_s is not None and told.simulated_s is not None:
         print(f"makespan {told.measured_s:.1f} s, simulated {told.simulated_s:.1f} s: "
               f"{told.measured_s / told.simulated_s:.3f}")
-    print(f"{paths.report} shows it.")
-    return ExitStatus.OK

@@ -151,6 +151,18 @@ def test_the_command_writes_the_page_and_prints_the_numbers(run, capsys):
     assert {row["name"]: row["status"] for row in found["networks"]} == {"a": "finished", "b<1>": "waiting"}
 
 
+def test_a_run_in_whose_folder_nothing_may_be_written_is_shown_too(run, capsys):
+    run.report.mkdir()
+    (run.report / "in the way").touch()
+    assert main(["report", str(run.root)]) == 0
+    out, err = capsys.readouterr()
+    assert "makespan 21.1 s" in out
+    assert "shows it" not in out
+    assert "cannot be written" in err
+    assert main(["report", str(run.root), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["gpus"] == 2
+
+
 @pytest.mark.parametrize("lacks", ["results.csv", "events.jsonl", "launches"])
 def test_what_is_no_run_is_one_line_and_status_2(run, lacks, capsys):
     if lacks == "launches":
