@@ -4,8 +4,8 @@ Jobs arrive, wait, run and leave. At certain moments the autoscaler decides
 anew: it admits waiting jobs one by one, in order of arrival, as long as every
 admitted job can have the GPUs that it needs at least, and has
 :func:`scheduler.elastic.allocate` share all GPUs among the running and the
-admitted. The functions here know neither a clock nor an event queue: a live
-run and a simulation call the same ones.
+admitted. The functions here know neither a clock nor an event queue: the
+simulation calls them, and a live run could call the same ones.
 
 Resizing a job means to halt it and to resume it from a checkpoint, which takes
 time, so that resizes must not follow each other too fast. Decisions are

@@ -158,6 +158,7 @@ def convert(value: Any, place: str = "ensemble") -> RateTable:
                                            if "params_mb" in record else None)))
     if "dnns" in top and not networks:
         read.mistake("dnns", "empty: an ensemble has at least one network")
+    read.own_names("dnns", networks)
     gpus = read.count(top, "gpus_per_node", "gpus_per_node") if "gpus_per_node" in top else GPUS_PER_NODE
     table = RateTable(read.count(top, "images_per_epoch", "images_per_epoch"), gpus, tuple(networks))
     read.refuse_mistakes(place)

@@ -8,8 +8,8 @@ join or leave (or a trainer ends), the pool is shared out anew, in two decisions
    model below, or :func:`equal`, the heuristic it is compared with;
 2. *which* nodes: :func:`place_by_index` or :func:`place_in_order`.
 
-All are functions of their arguments: a replay of a trace and a live batch system
-call the same ones.
+All are functions of their arguments: a replay of a trace calls them, and a live
+batch system could call the same ones.
 
 The model is that of BFTrainer (Liu et al., arXiv:2106.12091, section 3). Trainer
 ``j`` gains ``O_j(n)`` per second on ``n`` nodes, a piecewise linear curve. It runs on

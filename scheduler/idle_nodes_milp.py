@@ -50,7 +50,7 @@ class Solution:
 
 
 def allocate_nodes(trainers: Sequence[Trainer], held: Sequence[frozenset[int]], nodes: int, horizon_s: float,
-                   *, migration_m: int | None = None, time_limit_s: float | None = None) -> Solution | None:
+                   *, migration_m: int | None = None) -> Solution | None:
     """Solve the published program over nodes.
 
     Args:
@@ -59,7 +59,6 @@ def allocate_nodes(trainers: Sequence[Trainer], held: Sequence[frozenset[int]], 
         nodes: how many are idle.
         horizon_s: the forward-looking time T.
         migration_m: M of Eq. 10; 2 x nodes by default. For showing what a smaller one does.
-        time_limit_s: give up after so long.
 
     Returns:
         The best allocation found; None if there is none (which no valid M brings about).
@@ -81,7 +80,7 @@ def allocate_nodes(trainers: Sequence[Trainer], held: Sequence[frozenset[int]], 
         taken.append(has)
     for node in range(nodes):
         program.add({int(has[node]): 1.0 for has in taken}, upper=1.0)       # Eq. 5
-    found = program.solve(time_limit_s)
+    found = program.solve()
     if found is None:
         return None
     values, optimal, gap = found
@@ -89,8 +88,7 @@ def allocate_nodes(trainers: Sequence[Trainer], held: Sequence[frozenset[int]], 
     return Solution(sets, tuple(map(len, sets)), optimal, gap)
 
 
-def allocate_counts(trainers: Sequence[Trainer], current: Sequence[int], nodes: int, horizon_s: float,
-                    *, time_limit_s: float | None = None) -> Solution:
+def allocate_counts(trainers: Sequence[Trainer], current: Sequence[int], nodes: int, horizon_s: float) -> Solution:
     """Solve the same program with one integer variable for each trainer's count.
 
     Args:
@@ -98,7 +96,6 @@ def allocate_counts(trainers: Sequence[Trainer], current: Sequence[int], nodes: 
         current: as there.
         nodes: as there.
         horizon_s: as there.
-        time_limit_s: give up after so long, with the best found.
 
     Returns:
         The best allocation found.
@@ -112,7 +109,7 @@ def allocate_counts(trainers: Sequence[Trainer], current: Sequence[int], nodes: 
     for trainer, had, count in zip(trainers, current, counts.tolist(), strict=True):
         _share(program, trainer, had, nodes, horizon_s, {count: 1.0})
     program.add(dict.fromkeys(counts.tolist(), 1.0), upper=nodes)
-    found = program.solve(time_limit_s)
+    found = program.solve()
     assert found is not None, "waiting on no nodes is always feasible"
     values, optimal, gap = found
     return Solution(None, tuple(int(round(value)) for value in values[counts]), optimal, gap)
@@ -199,7 +196,7 @@ class _Program:
         """A constraint: lower <= sum of coefficient x variable <= upper."""
         self._rows.append((row, lower, upper))
 
-    def solve(self, time_limit_s: float | None) -> tuple[np.ndarray, bool, float] | None:
+    def solve(self) -> tuple[np.ndarray, bool, float] | None:
         """Maximise. The values, whether they are optimal, and the gap; None where nothing was found."""
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csr_array
@@ -211,9 +208,8 @@ class _Program:
                             np.array([column for row, _, _ in self._rows for column in row]), starts),
                            shape=(len(self._rows), len(self._gain)))
         scale = max(map(abs, self._gain)) or 1.0  # the solver's tolerances are absolute
-        options = {"mip_rel_gap": 0.0} | ({} if time_limit_s is None else {"time_limit": time_limit_s})
         result = milp(-np.array(self._gain) / scale * _SCALE, integrality=np.array(self._integer, dtype=int),
-                      bounds=Bounds(0, np.array(self._upper)), options=options,
+                      bounds=Bounds(0, np.array(self._upper)), options={"mip_rel_gap": 0.0},
                       constraints=LinearConstraint(matrix, [low for _, low, _ in self._rows],
                                                    [high for _, _, high in self._rows]))
         if result.x is None:

@@ -12,7 +12,8 @@ analyzer reads. Unknown keys are mistakes.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +65,7 @@ def parse_rates(value: Any, place: str = "rates") -> RateTable:
                    for i, item in enumerate(read.items(top, "models", "models")))
     if "models" in top and not models:
         read.mistake("models", "empty: an ensemble has at least one network")
-    names = [network.name for network in models]
-    for name in sorted({name for name in names if names.count(name) > 1}):
-        read.mistake("models", f"wrong in that {names.count(name)} networks are named {name!r}: each has its own name")
+    read.own_names("models", models)
     comm = tuple(_comm_time(read, item, f"comm_s[{i}]")
                  for i, item in enumerate(read.items(top, "comm_s", "comm_s")))
     table = RateTable(read.count(top, "samples_per_epoch", "samples_per_epoch"),
@@ -166,6 +165,12 @@ class MistakeReader:
             if key not in value:
                 self.mistake(prefix + key, "missing")
         return value
+
+    def own_names(self, place: str, networks: Sequence[Network]) -> None:
+        """Each network has a name of its own."""
+        for name, count in sorted(Counter(network.name for network in networks).items()):
+            if count > 1:
+                self.mistake(place, f"wrong in that {count} networks are named {name!r}: each has its own name")
 
     def items(self, record: dict[str, Any], key: str, place: str) -> list[Any]:
         """The list under a key; empty where there is none."""

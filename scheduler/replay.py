@@ -52,11 +52,6 @@ class Replay:
     stints: tuple[Stint, ...]
     simulated: Simulated
 
-    @property
-    def measured_over_simulated(self) -> float:
-        """1 where the run took what the simulation says."""
-        return self.measured_s / self.simulated.makespan_s
-
 
 def replay(records: Iterable[Record], rates: RateTable, cluster: Cluster, policy: str, options: Options,
            costs: Costs, stream: Stream, epoch_s: float = 0.0) -> Replay:

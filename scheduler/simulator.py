@@ -52,7 +52,6 @@ class Simulator:
     def __init__(self, start: float = 0.0, seed: int = 0) -> None:
         self.now = float(start)
         self.rng = np.random.default_rng(seed)
-        self.happened = 0
         self._queue: list[Event] = []
         self._sequence = 0
 
@@ -88,7 +87,6 @@ class Simulator:
         self.peek()
         event = heapq.heappop(self._queue)
         self.now = event.time
-        self.happened += 1
         event.action()
 
     def run(self, until: float = math.inf) -> None:

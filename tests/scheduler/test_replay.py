@@ -20,7 +20,7 @@ def test_a_run_is_simulated_with_the_epochs_that_it_needed():
                  Record(31.0, "stopped", "b")])
     assert found.measured_s == 28.0
     assert found.simulated.makespan_s == pytest.approx(2 * 10 + 5)  # c never trained, and is left out
-    assert found.measured_over_simulated == pytest.approx(28 / 25)
+    assert found.measured_s / found.simulated.makespan_s == pytest.approx(28 / 25)
     assert [stint.name for stint in found.stints] == ["a", "b"]
 
 
