@@ -52,7 +52,7 @@ def measure(policy: str, folder: Path, args: argparse.Namespace) -> Account:
     rates, output = folder / "rates.json", folder / policy
     write_json(rates, write_rates(table))
     write_spec(spec(policy, rates, output, args), folder / f"{policy}.yaml")
-    run(folder / f"{policy}.yaml", args.ranks, "--plain", "--fresh")
+    run(folder / f"{policy}.yaml", args.ranks, "--plain", "--fresh", log=sys.stderr)
     return read_report(RunPaths(output)).account
 
 

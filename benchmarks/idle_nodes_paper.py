@@ -135,7 +135,7 @@ def picture(path: Path, size: tuple[float, float], columns: int, draw: Callable[
 
 def targets_block(data: Data) -> str:
     rows: list[tuple[Any, Summary]] = efficiencies(data)
-    return table(["replay", "efficiency", "expected", "paper", "trainers done", "samples lost to departures, 1e9",
+    return table(["replay", "efficiency", "target", "paper", "trainers done", "samples lost to departures, 1e9",
                   "to rescaling, 1e9"],
                  [[target.name, summary.efficiency, target.target,
                    None if target.paper is None else f"{target.paper:.2f}", summary.completed,

@@ -115,8 +115,10 @@ def saving(cost: float, reference: float) -> str:
 def introduction(seeds: int) -> str:
     return f"""# Reservations: how long to ask for
 
-Written by `python benchmarks/reservations_document.py`; every number below was measured by it. Source: Gainaru
-et al., Speculative Scheduling for Stochastic HPC Applications, ICPP 2019 (*the paper*).
+Written by `python benchmarks/reservations_document.py --logs FOLDER`; every number below was measured by it. FOLDER
+holds logs of the run times of real applications, NAME.log with one number a line; they are no part of this repository
+(`--speeds` measures the section Speed alone, without them). Source: Gainaru et al., Speculative Scheduling for Stochastic
+HPC Applications, ICPP 2019 (*the paper*). Targets are the project's own.
 
 A job whose run time X is uncertain asks for a walltime, is stopped when that was too short, and asks again.
 With S the time of its failed requests and t the one that was enough, the machine is busy for
@@ -461,6 +463,8 @@ ASSUMPTIONS = """## What the paper leaves open, and what was assumed
   machine, so only the number of small ones changes with it.
 - Scenario 4: the paper does not say how many nodes its applications used, nor when they arrived. Sizes drawn from
   the beta law of Scenario 1 make the two weeks about full and give the 300 short jobs the work rate of the paper.
+- A live job that asks for one walltime at a time would call `scheduler.reservation.next_request(runs, failed)`; the
+  command `fleet reserve` prints all requests at once.
 - Figures of the paper that show no number in their text (its Fig. 4: how many past runs to look at) were not redone.
 """
 

@@ -42,7 +42,6 @@ TABLE_4 = {20: (55200.1, 20.1, 1496.0), 40: (30204.8, 15.8, 1156.0), 60: (24495.
 TABLE_3 = {"baseline": (10372.2, 4178.9), "local": (6213.0, 3580.0)}
 TABLE_3_FLOTILLAS = ((2067.9, 54.7), (335.6, 48.4), (2291.9, 26.0), (415.5, 51.9), (1072.2, 364.0), (2322.3, 216.0))
 TARGETS = (1.03, 1.03, 1.04, 1.05, 1.06, 1.07, 1.08, 1.09)  # adaptive over the bound
-REFERENCE = (1.07, 1.06, 0.955, 0.85, 0.99, 1.00, 1.01, 1.01)  # another simulation's totals over Table 4's
 
 
 @dataclass(frozen=True)
@@ -227,12 +226,10 @@ def overheads(table: RateTable) -> str:
     """The paper's Table 4, and how the choices beyond the peak of Eq. 5 matter."""
     letter = {gpus: MAIN["`global` to the letter"].run(table, gpus, None) for gpus in GPUS}
     limited = {gpus: MAIN["`global`"].run(table, gpus, None) for gpus in GPUS}
-    reference = dict(zip(GPUS, REFERENCE, strict=True))
     return by_gpus("GPUs", GPUS, {
         "paper: total, s": lambda gpus: f"{TABLE_4[gpus][0]:.0f}",
         "here, to the letter": lambda gpus: f"{letter[gpus].makespan_s:.0f}",
         "here / paper": lambda gpus: f"{letter[gpus].makespan_s / TABLE_4[gpus][0]:.3f}",
-        "another simulation / paper": lambda gpus: f"{reference[gpus]:.2f}",
         "peak-limited / paper": lambda gpus: f"{limited[gpus].makespan_s / TABLE_4[gpus][0]:.3f}",
         "paper: flotillas": lambda gpus: f"{TABLE_4[gpus][2] / 34:.0f}",
         "here: rounds": lambda gpus: f"{len(letter[gpus].rounds)}",

@@ -1,1 +1,1 @@
-"""Batch systems: templates, submission, walltime, idle nodes."""
+"""Batch systems: templates, submission, walltime, the jobs that run now."""
