@@ -17,7 +17,7 @@ env:
 
 # The main job on scikit-learn's digits: 1 rank prepares, 4 train ten networks.
 demo: env
-	$(BIN)/mpirun -n 5 --oversubscribe --bind-to none $(BIN)/python -m fleet.run examples/digits.yaml --fresh
+	$(BIN)/mpirun -n 5 --oversubscribe --bind-to none $(BIN)/python -m fleet.run examples/digits.yaml
 
 test: env
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
