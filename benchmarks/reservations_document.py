@@ -117,8 +117,8 @@ def introduction(seeds: int) -> str:
 
 Written by `python benchmarks/reservations_document.py --logs FOLDER`; every number below was measured by it. FOLDER
 holds logs of the run times of real applications, NAME.log with one number a line; they are no part of this repository
-(`--speeds` measures the section Speed alone, without them). Source: Gainaru et al., Speculative Scheduling for Stochastic
-HPC Applications, ICPP 2019 (*the paper*). Targets are the project's own.
+(`--speeds` measures the section Speed alone, without them). Source: Gainaru et al., Speculative Scheduling for
+Stochastic HPC Applications, ICPP 2019 (*the paper*). Targets are the project's own.
 
 A job whose run time X is uncertain asks for a walltime, is stopped when that was too short, and asks again.
 With S the time of its failed requests and t the one that was enough, the machine is busy for
