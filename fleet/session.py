@@ -184,7 +184,8 @@ class _Board:
         self.results = Results(spec, paths, len(prepared.data.train), _parameters(prepared),
                                lambda network: trial_identity(network, spec, prepared.inputs))
         states = recover(self.results)
-        self._view = make_view(spec, prepared.plain)
+        self._view = make_view(spec, prepared.plain,
+                               {name: len(history) for name, history in self.results.histories.items()})
         self._tensorboard = TensorBoardObserver(paths)
         observers: list[Observer] = [self._view, self._tensorboard]
         self._cache = cache_path()

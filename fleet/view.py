@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import sys
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import IO, Any
 
 from fleet.paths import STDOUT, storing
@@ -116,15 +120,49 @@ _STAYING = {"start", "profiled", "stream", "final", "failed", "too_late", "retry
             "struck", "interrupted", "bad_sample"}
 
 
-class LiveView:
-    """A table that is drawn anew a few times a second; the lines above it scroll away."""
+@dataclass(frozen=True)
+class _Row:
+    """What the table shows of a network; it is replaced whole, for another thread draws the table.
 
-    def __init__(self, spec: Spec, screen: IO[str]) -> None:
+    Attributes:
+        devices: that train it; none while it is not shown.
+        part: of the epoch after ``epoch``.
+    """
+
+    most: int
+    epoch: int
+    devices: tuple[int, ...] = ()
+    part: float = 0.0
+    rate: float = 0.0
+    loss: float = math.nan
+    val: float = math.nan
+    epoch_s: float = math.nan
+
+    def cells(self) -> list[str]:
+        """The text of it, without the bar."""
+        left = (self.most - self.epoch - self.part) * self.epoch_s
+        return [",".join(map(str, self.devices)), f"{self.epoch}/{self.most}", _shown(self.loss, "{:.4f}"),
+                _shown(self.val, "{:.2%}"), f"{self.rate:.0f}", "" if math.isnan(left) else format_duration(left)]
+
+
+def _shown(number: float, form: str) -> str:
+    return "" if math.isnan(number) else form.format(number)
+
+
+class LiveView:
+    """A table that is drawn anew a few times a second; the lines above it scroll away.
+
+    Args:
+        epochs: that networks have trained in earlier launches.
+    """
+
+    def __init__(self, spec: Spec, screen: IO[str], epochs: Mapping[str, int]) -> None:
         from rich.console import Console
         from rich.live import Live
 
-        self._networks = {network.name: {"max": network.train.converge.max_epochs} for network in spec.networks}
-        self._rows: dict[str, dict[str, Any]] = {}
+        # Of all networks from the beginning, so that the table never changes its size while it is drawn.
+        self._rows = {network.name: _Row(network.train.converge.max_epochs, epochs.get(network.name, 0))
+                      for network in spec.networks}
         self._title = "starting: TensorFlow takes some seconds"
         self._samples, self._start = 1, time.monotonic()
         console = Console(file=screen, force_terminal=True, width=terminal_width(screen))
@@ -133,7 +171,7 @@ class LiveView:
 
     def on_event(self, event: str, fields: dict[str, Any]) -> None:
         """Change the table; what should stay on the screen is printed above it."""
-        max_epochs = {name: row["max"] for name, row in self._networks.items()}
+        max_epochs = {name: row.most for name, row in self._rows.items()}
         if event in _STAYING:
             self._live.console.print(describe(event, fields, max_epochs), highlight=False)
         elif event == "measured":
@@ -141,26 +179,30 @@ class LiveView:
         elif event == "round":
             self._title = f"round {fields['round']}"
         elif event == "group":
-            row = self._rows.setdefault(fields["network"], {"epoch": 0})
-            row.update(devices=fields["devices"], rate=0.0, part=0.0)
+            self._change(fields["network"], devices=tuple(fields["devices"]), rate=0.0, part=0.0)
         elif event == "regroup":
-            self._rows[fields["network"]]["devices"] = fields["devices"]
-        elif event == "epoch" and fields["network"] in self._rows:  # not one that an earlier launch did not log
-            row = self._rows[fields["network"]]
-            row.update(epoch=fields["epoch"], part=0.0, loss=fields["loss"], val=fields["val_accuracy"],
-                       rate=fields["samples"] / max(fields["seconds"], 1e-9), epoch_s=fields["seconds"])
+            self._change(fields["network"], devices=tuple(fields["devices"]))
+        elif event == "epoch":
+            self._change(fields["network"], epoch=fields["epoch"], part=0.0, loss=fields["loss"],
+                         val=fields["val_accuracy"], rate=fields["samples"] / max(fields["seconds"], 1e-9),
+                         epoch_s=fields["seconds"])
             self._samples = max(fields["samples"], 1)
+        if event in ("fell_back", "struck"):
+            self._change(fields["network"], epoch=fields["epochs"])
         if event in ("final", "failed", "retry", "stopped", "struck"):
-            self._rows.pop(fields["network"], None)
+            self._change(fields["network"], devices=())
 
     def on_pace(self, network: str, samples: int, samples_per_s: float) -> None:
         """Move a network's bar."""
         if network in self._rows:
-            self._rows[network].update(part=samples / max(self._samples, samples), rate=samples_per_s)
+            self._change(network, part=samples / max(self._samples, samples), rate=samples_per_s)
 
     def close(self) -> None:
         """Leave the last table on the screen."""
         self._live.stop()
+
+    def _change(self, network: str, **values: Any) -> None:
+        self._rows[network] = dataclasses.replace(self._rows[network], **values)
 
     def _table(self) -> Any:
         from rich import box
@@ -172,17 +214,18 @@ class LiveView:
         for header in ("network", "devices", "epochs", "", "loss", "val acc", "samples/s", "at most"):
             table.add_column(header)
         for name, row in self._rows.items():
-            most = self._networks[name]["max"]
-            done = row["epoch"] + row["part"]
-            left = (most - done) * row["epoch_s"] if "epoch_s" in row else None
-            table.add_row(name, ",".join(map(str, row["devices"])), f"{row['epoch']}/{most}",
-                          ProgressBar(total=most, completed=done, width=20),
-                          f"{row['loss']:.4f}" if "loss" in row else "", f"{row['val']:.2%}" if "val" in row else "",
-                          f"{row['rate']:.0f}", format_duration(left) if left is not None else "")
+            if row.devices:
+                devices, epochs, *more = row.cells()
+                table.add_row(name, devices, epochs,
+                              ProgressBar(total=row.most, completed=row.epoch + row.part, width=20), *more)
         return table
 
 
-def make_view(spec: Spec, plain: bool) -> PlainView | LiveView:
-    """The view that fits where the output goes."""
+def make_view(spec: Spec, plain: bool, epochs: Mapping[str, int]) -> PlainView | LiveView:
+    """The view that fits where the output goes.
+
+    Args:
+        epochs: that networks have trained in earlier launches.
+    """
     screen = None if plain else terminal()
-    return PlainView(spec) if screen is None else LiveView(spec, screen)
+    return PlainView(spec) if screen is None else LiveView(spec, screen, epochs)

@@ -114,7 +114,7 @@ def test_a_batch_log_has_a_line_for_each_thing_that_happens_with_its_time(networ
 def test_the_live_table_follows_networks_from_start_to_end(network, monkeypatch):
     monkeypatch.setattr("fleet.view.terminal_width", lambda screen: 120)
     screen = io.StringIO()
-    view = LiveView(network, screen)
+    view = LiveView(network, screen, {})
 
     def shown():
         view._live.refresh()
@@ -137,6 +137,55 @@ def test_the_live_table_follows_networks_from_start_to_end(network, monkeypatch)
     finally:
         view.close()
     assert "a FAILED: no room" in screen.getvalue()
+
+
+GROUP = {"network": "a", "devices": [0], "stream_epoch": 3, "round": 1}
+
+
+@pytest.fixture
+def live(network, monkeypatch):
+    """A live view of a network that has trained four epochs in an earlier launch, and how its table looks."""
+    monkeypatch.setattr("fleet.view.terminal_width", lambda screen: 120)
+    screen = io.StringIO()
+    view = LiveView(network, screen, {"a": 4})
+
+    def shown():
+        view._live.refresh()
+        return screen.getvalue().split("network")[-1]
+
+    yield view, shown
+    view.close()
+
+
+def test_the_live_table_goes_on_counting_epochs_where_a_network_goes_on(live):
+    view, shown = live
+    view.on_event("group", GROUP)
+    assert "4/9" in shown()
+    view.on_event("epoch", {**EPOCH, "epoch": 5})
+    view.on_event("stopped", {"network": "a", "checkpoint_s": 0.1})
+    view.on_event("group", GROUP)
+    assert "5/9" in shown()
+    view.on_event("struck", {"network": "a", "epochs": 3, "position": 0})
+    view.on_event("group", GROUP)
+    assert "3/9" in shown()
+
+
+def test_without_validation_data_the_live_table_shows_no_accuracy_of_it(live):
+    view, shown = live
+    view.on_event("group", GROUP)
+    view.on_event("epoch", {**EPOCH, "val_loss": math.nan, "val_accuracy": math.nan})
+    assert "0.5000" in shown()
+    assert "nan" not in shown()
+
+
+def test_the_live_table_may_change_while_it_is_drawn(live):
+    view, _ = live
+    drawing = iter(view._rows.items())
+    view.on_event("group", GROUP)
+    assert dict(drawing)["a"].cells()
+    drawing = iter(view._rows.items())
+    view.on_event("final", {"network": "a", "reason": "9 epochs"})
+    assert len(list(drawing)) == 1
 
 
 class Full(io.StringIO):
