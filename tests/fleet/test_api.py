@@ -84,6 +84,11 @@ def test_a_wrong_spec_and_a_breakdown_are_raised(path):
         run(path, 3, launcher=ends_with(7))
 
 
+def test_an_argument_that_there_is_not_is_raised_like_a_wrong_spec(path):
+    with pytest.raises(UserError, match="fleet.run does not take --typo"):
+        run(path, 3, "--typo", launcher=ends_with(0))
+
+
 def test_ranks_are_started_by_the_mpirun_beside_this_python_or_on_the_path(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", "")
