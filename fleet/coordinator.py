@@ -57,7 +57,7 @@ from fleet.segment import Layout
 from fleet.spec import Spec
 from fleet.survey import Survey, Task
 from fleet.units import format_duration
-from scheduler.base import Cluster, Delta, Member, Options, Progress, RateTable, Round
+from scheduler.base import Cluster, Member, Progress, RateTable, Round
 from scheduler.policies import decide
 from scheduler.rates import preprocessors_needed
 from scheduler.ratesfile import write_rates
@@ -139,8 +139,7 @@ class Coordinator:
         self._survey, self._rates, self._results, self._events = survey, rates, results, events
         self._profile = profile  # where measured rates are written
         self._observers, self._replayed, self._unlogged = tuple(observers), tuple(replayed), unlogged
-        self._options = Options(alpha=spec.schedule.alpha, delta=Delta.parse(spec.schedule.delta),
-                                peak_limited=spec.schedule.peak_limited, seed=spec.seed)
+        self._options = spec.options
         self._cluster = Cluster(tuple(sorted(roles.rank_of)), roles.gpus_per_node)
         self._idle: set[int] = set()  # devices whose trainer waits for work
         self._groups: dict[str, RunningGroup] = {}

@@ -87,7 +87,7 @@ class Prepared:
 def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh: bool = False,
             replay: str | None = None, only: str | None = None, plain: bool = False, lock: FolderLock | None = None
             ) -> Prepared:
-    """Read and check everything; only what decoding once, which writes, would find is found after the folder is taken.
+    """Read and check everything; nothing is written before all of it is right, but for what only decoding once finds.
 
     Args:
         path: of the spec.

@@ -83,12 +83,16 @@ def check_quota(spec: Spec, inputs: InputSpec) -> None:
 
 
 def _state_bytes(network: NetworkSpec, spec: Spec, inputs: InputSpec) -> int:
-    """Bytes of a checkpoint's arrays: the weights and what the optimizer keeps of each; 0 where nobody knows."""
-    engine, optimizer = spec.resources.engine, network.train.optimizer
-    if network.architecture.kind != "family" or engine == "emulated":
+    """Bytes of a checkpoint's arrays, without building the network; 0 where nobody knows."""
+    if network.architecture.kind != "family" or spec.resources.engine == "emulated":
         return 0
-    parameters = count_parameters(network.architecture.settings, inputs.shape, inputs.classes)
-    if engine == "numpy":
+    return array_bytes(count_parameters(network.architecture.settings, inputs.shape, inputs.classes), network, spec)
+
+
+def array_bytes(parameters: int, network: NetworkSpec, spec: Spec) -> int:
+    """Bytes of a checkpoint's arrays: the weights, so many, and what the optimizer keeps of each."""
+    optimizer = network.train.optimizer
+    if spec.resources.engine == "numpy":
         return parameters * 2 * 8
     slots = 2 if optimizer.name in ("adam", "adamw") else 1 if optimizer.momentum else 0
     return parameters * (1 + slots) * 4

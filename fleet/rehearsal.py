@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from fleet.engine import InputSpec
 from fleet.families import count_parameters
 from fleet.spec import Data, Document, Spec
-from scheduler.base import Cluster, Delta, Network, Options, RateTable
+from fleet.survey import up_to_gap
+from scheduler.base import Cluster, Network, RateTable
 
 _STEPS = 16  # of the largest batch in an emulated epoch, at most
 _SIZE = 8  # pixels of a side of the samples that are made up
@@ -90,12 +91,6 @@ def _data(data: Data, samples: int, real: int, largest: int, inputs: InputSpec) 
                 cache="memory" if data.cache == "memory" else "none", window=max(least, round(share * samples * size)))
 
 
-def options_of(spec: Spec) -> Options:
-    """What the spec tells its policy."""
-    settings = spec.schedule
-    return Options(settings.alpha, Delta.parse(settings.delta), settings.peak_limited, spec.seed)
-
-
 # ---- rates -------------------------------------------------------------------------------------
 
 
@@ -119,9 +114,7 @@ def known_rates(spec: Spec, keys: Mapping[str, str], known: Mapping[str, Mapping
         measured = known.get(keys[network.name], {})
         if 1 not in measured:
             return None
-        most = next(gpus for gpus in range(1, len(measured) + 1) if gpus + 1 not in measured)
-        models.append(Network(network.name, tuple(measured[gpus] for gpus in range(1, most + 1)),
-                              min_gpus=network.min_gpus, max_gpus=network.max_gpus))
+        models.append(Network(network.name, up_to_gap(measured), min_gpus=network.min_gpus, max_gpus=network.max_gpus))
     return RateTable(1, gpus_per_node, tuple(models))
 
 

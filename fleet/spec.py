@@ -43,7 +43,7 @@ from fleet.search import Grid, Range, Space, draw, grid, override
 from fleet.units import Duration, Share, Size
 from preprocess.base import InputError
 from preprocess.transforms import item_schema, parse_transform
-from scheduler.base import Delta
+from scheduler.base import Delta, Options
 from scheduler.policies import POLICIES
 
 T = TypeVar("T")
@@ -303,6 +303,12 @@ class Spec:
     @property
     def seed(self) -> int:  # noqa: D102
         return self.document.seed
+
+    @property
+    def options(self) -> Options:
+        """What the policy is told."""
+        settings = self.schedule
+        return Options(settings.alpha, Delta.parse(settings.delta), settings.peak_limited, self.seed)
 
     @property
     def output(self) -> Path:

@@ -148,10 +148,20 @@ class Survey:
                 and network.min_gpus in self.known.get(self.keys[network.name], {})]
 
     def _rates(self, network: NetworkSpec) -> tuple[float, ...]:
-        """Samples/s on 1, 2, ... GPUs up to the first gap; in proportion on fewer than it may have."""
-        known, least = self.known[self.keys[network.name]], network.min_gpus
-        most = next(gpus for gpus in itertools.count(least) if gpus + 1 not in known)
-        return tuple(known.get(gpus, known[least] * gpus / least) for gpus in range(1, most + 1))
+        return up_to_gap(self.known[self.keys[network.name]], network.min_gpus)
+
+
+def up_to_gap(known: Mapping[int, float], least: int = 1) -> tuple[float, ...]:
+    """Samples/s on 1, 2, ... GPUs up to the first gap; in proportion on fewer than a network may have.
+
+    Args:
+        known: GPUs -> samples/s; ``least`` is among them.
+
+    >>> up_to_gap({2: 30.0, 3: 40.0, 5: 60.0}, least=2)
+    (15.0, 30.0, 40.0)
+    """
+    most = next(gpus for gpus in itertools.count(least) if gpus + 1 not in known)
+    return tuple(known.get(gpus, known[least] * gpus / least) for gpus in range(1, most + 1))
 
 
 def read_rates_of(spec: Spec, path: str | Path) -> RateTable:

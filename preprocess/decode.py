@@ -24,7 +24,7 @@ from preprocess.base import BadImage
 
 try:
     import simplejpeg
-except ImportError:  # optional: 1.4 times as fast as Pillow
+except ImportError:  # optional: faster than Pillow
     simplejpeg = None
 
 Mode = Literal["RGB", "L"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 from typing import Any
 
 from fleet.errors import ExitStatus, UserError
@@ -54,7 +55,7 @@ def parameters_of(network: NetworkSpec, spec: Spec, inputs: Any) -> int:
     if network.architecture.kind == "family":
         return count_parameters(network.architecture.settings, inputs.shape, inputs.classes)
     if spec.resources.engine == "numpy":
-        return (inputs.sample_bytes + 1) * inputs.classes
+        return (math.prod(inputs.shape) + 1) * inputs.classes
     from fleet.engine_models import build_model
 
     try:

@@ -34,6 +34,7 @@ from fleet.doctor import (
 from fleet.engine import InputSpec
 from fleet.errors import ExitStatus, UserError
 from fleet.prepare import open_inputs
+from fleet.quota import array_bytes
 from fleet.roles import assign
 from fleet.show import add_json, print_json
 from fleet.spec import NetworkSpec, Spec, load
@@ -182,11 +183,9 @@ def _disk(spec: Spec, inputs: InputSpec | None) -> Disk:
 
 
 def _checkpoint_bytes(network: NetworkSpec, spec: Spec, inputs: InputSpec) -> int:
-    """The last checkpoint, the one before, the best, one that is being written, and the network that is exported."""
-    optimizer = network.train.optimizer
+    """The last checkpoint, the one before, one that is being written, the best, and the network that is exported."""
     if spec.resources.engine == "emulated":  # learns nothing, so there is nothing to keep
         return 0
-    if spec.resources.engine == "numpy":
-        return parameters_of(network, spec, inputs) * 8 * 2 * 4
-    slots = 2 if optimizer.name != "sgd" else 1 if optimizer.momentum else 0
-    return parameters_of(network, spec, inputs) * 4 * (4 * (1 + slots) + 1)
+    parameters = parameters_of(network, spec, inputs)
+    copies = 3 if spec.checkpoint.keep == "last" else 4
+    return copies * array_bytes(parameters, network, spec) + 4 * parameters

@@ -156,7 +156,7 @@ def _draw(plans: Sequence[Plan], nodes: int, path: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise UserError("--plot wants matplotlib: pip install matplotlib") from None
+        raise UserError("--plot wants matplotlib: pip install 'fleet-ensemble[plots]'") from None
 
     figure = Figure(figsize=(6, 3.5), layout="constrained")
     axes = figure.add_subplot()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from fleet.errors import ExitStatus, UserError
 from fleet.schedule_options import add_cluster, add_options, cluster_of, options_of
 from fleet.show import add_json, bar, print_json, print_table
-from scheduler.base import Cluster, Delta, Options, Progress, RateTable, Round
+from scheduler.base import Cluster, Progress, RateTable, Round
 from scheduler.placement import score
 from scheduler.policies import POLICIES, decide
 from scheduler.rates import rate
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the first round."""
     spec = _load(args.spec)
     rates = _rates(args, spec)
-    options = options_of(args, _options(spec))
+    options = options_of(args, None if spec is None else spec.options)
     cluster = cluster_of(args, rates.gpus_per_node)
     policy = args.policy or (spec.schedule.policy if spec else "global")
     planned = decide(policy, rates, Progress(), cluster, options)
@@ -74,13 +74,6 @@ def _rates(args: argparse.Namespace, spec: Spec | None) -> RateTable:
     if args.rates is None and spec.schedule.rates is None and not file.exists():
         raise UserError(f"{args.spec} has not been profiled yet (there is no {file}): name a rates file with --rates")
     return read_rates_of(spec, file)
-
-
-def _options(spec: Spec | None) -> Options | None:
-    if spec is None:
-        return None
-    settings = spec.schedule
-    return Options(settings.alpha, Delta.parse(settings.delta), settings.peak_limited, spec.seed)
 
 
 def _print(policy: str, rates: RateTable, planned: Round, cluster: Cluster) -> None:

@@ -53,7 +53,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Simulate, rehearse, and print how both came out."""
     from fleet.prepare import open_inputs
-    from fleet.rehearsal import options_of, rehearse, with_epochs
+    from fleet.rehearsal import rehearse, with_epochs
     from fleet.spec import load
 
     if args.time_scale is not None and not 0 < args.time_scale < float("inf"):
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     cluster = _cluster(args, spec)
     found, origin = _rates(args, spec, inputs, cluster)
     rates = with_epochs(spec, found, len(data.train))
-    outcomes = [simulate(rates, cluster, policy, options_of(spec), Costs(), stream_of(policy))
+    outcomes = [simulate(rates, cluster, policy, spec.options, Costs(), stream_of(policy))
                 for policy in POLICIES]
     planned = next(outcome for outcome in outcomes if outcome.policy == spec.schedule.policy)
     rehearsal = rehearse(spec, rates, cluster, planned.makespan_s, os.cpu_count() or 1, inputs, args.time_scale)

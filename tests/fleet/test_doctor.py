@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fleet.binding import Cores
+from fleet.commands.doctor import _checkpoint_bytes
 from fleet.doctor import (
     Disk,
     RankFacts,
@@ -14,7 +15,9 @@ from fleet.doctor import (
     check_libraries,
     check_ranks,
 )
+from fleet.engine import InputSpec
 from fleet.engine_facts import Libraries
+from tests.fleet.histories import spec
 
 WHOLE = Cores(frozenset(range(16)), 16)
 RANK = RankFacts("n1", WHOLE, 1, ("0", "1"), 2)
@@ -113,3 +116,12 @@ def test_checkpoints_want_room_in_a_folder_that_can_be_written():
 def test_a_node_that_cannot_read_the_data_is_named():
     assert said(check_data([RANK, replace(RANK, host="n2", data_problem="a.jpg: Permission denied")])) == [
         "n2 cannot read the data: a.jpg: Permission denied"]
+
+
+@pytest.mark.parametrize(("keep", "copies"), [("best+last", 4), ("last", 3)])
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+def test_as_much_room_is_wanted_as_is_kept(keep, copies, dtype):
+    asked = spec({"build": "tests.sources:zeros"}, checkpoint={"keep": keep})
+    parameters = (4 * 4 + 1) * 3
+    wanted = _checkpoint_bytes(asked.networks[0], asked, InputSpec((4, 4, 1), dtype, 3, None))
+    assert wanted == copies * parameters * 2 * 8 + 4 * parameters
