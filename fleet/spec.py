@@ -72,10 +72,10 @@ class Data:
     """Where samples come from and what happens to them before a network sees them."""
 
     source: str = "image_folder"  # image_folder | hdf5 | tfrecord | webdataset | builtin:digits|noise | import path
-    path: str | None = None
+    path: str | None = None  # file or folder of the samples
     options: dict[str, Any] = Field(default_factory=dict)  # further arguments of the source
     validation: Annotated[float, Field(gt=0, lt=1)] | str | None = 0.1  # a fraction, or a path
-    transforms: tuple[TransformItem, ...] = ("decode",)
+    transforms: tuple[TransformItem, ...] = ("decode",)  # what is done to each sample, in this order
     window: Size = 2 * 10**9  # bytes of preprocessed samples that a node holds
     order: Literal["strict", "ring"] = "strict"  # ring: every network at its own pace, shard by shard
     shards: Annotated[int, Field(ge=2)] = 50  # of a ring
@@ -95,7 +95,7 @@ class Data:
 class Batch:
     """The global batch: how many samples go into one step, over all GPUs of the group."""
 
-    size: Annotated[int, Field(ge=1)] = 128
+    size: Annotated[int, Field(ge=1)] = 128  # samples in a step
     # fixed: the group splits the batch. per_gpu: the batch is size x GPUs, and the learning
     # rate is multiplied by the GPUs (the linear scaling rule).
     when_scaled: Literal["fixed", "per_gpu"] = "fixed"
@@ -105,7 +105,7 @@ class Batch:
 class Optimizer:
     """A Keras optimizer; a parameter that is not given keeps Keras' default."""
 
-    name: Literal["sgd", "adam", "adamw"] = "sgd"
+    name: Literal["sgd", "adam", "adamw"] = "sgd"  # which one
     # A number, or a Keras schedule: {name: CosineDecay, initial_learning_rate: 0.1, decay_steps: 1000}.
     learning_rate: Annotated[float, Field(gt=0)] | dict[str, Any] = 0.01
     momentum: Annotated[float, Field(ge=0, lt=1)] | None = None  # sgd
@@ -113,8 +113,8 @@ class Optimizer:
     beta_1: Annotated[float, Field(ge=0, lt=1)] | None = None  # adam, adamw
     beta_2: Annotated[float, Field(ge=0, lt=1)] | None = None  # adam, adamw
     epsilon: Annotated[float, Field(gt=0)] | None = None  # adam, adamw
-    weight_decay: Annotated[float, Field(ge=0)] | None = None
-    global_clipnorm: Annotated[float, Field(gt=0)] | None = None
+    weight_decay: Annotated[float, Field(ge=0)] | None = None  # of the weights, as Keras has it
+    global_clipnorm: Annotated[float, Field(gt=0)] | None = None  # most that the norm of all gradients may be
 
     @model_validator(mode="after")
     def _fits_the_name(self) -> Optimizer:
@@ -138,9 +138,9 @@ LEARNING_RATE_SCHEDULES = ("CosineDecay", "CosineDecayRestarts", "ExponentialDec
 class Converge:
     """When a network is done; whatever comes first."""
 
-    max_epochs: Annotated[int, Field(ge=1)] = 60
+    max_epochs: Annotated[int, Field(ge=1)] = 60  # at most so many
     patience: Annotated[int, Field(ge=1)] | None = None  # epochs without an improvement of `monitor`
-    monitor: Literal["val_accuracy", "val_loss", "accuracy", "loss"] = "val_accuracy"
+    monitor: Literal["val_accuracy", "val_loss", "accuracy", "loss"] = "val_accuracy"  # what is watched
     min_delta: Annotated[float, Field(ge=0)] = 0.0  # what counts as an improvement
     target: float | None = None  # a value of `monitor` that is good enough
 
@@ -149,11 +149,11 @@ class Converge:
 class Train:
     """How a network is trained."""
 
-    batch: Batch = Batch()
-    optimizer: Optimizer = Optimizer()
-    converge: Converge = Converge()
-    precision: Literal["float32", "mixed_float16", "mixed_bfloat16"] = "float32"
-    xla: bool = False
+    batch: Batch = Batch()  # see there
+    optimizer: Optimizer = Optimizer()  # see there
+    converge: Converge = Converge()  # see there
+    precision: Literal["float32", "mixed_float16", "mixed_bfloat16"] = "float32"  # the dtype policy of Keras
+    xla: bool = False  # whether steps are compiled by XLA
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -162,11 +162,12 @@ class ModelEntry:
 
     family: str | None = None  # resnet | densenet | cnn | softmax | a keras.applications name
     build: str | None = None  # module:function
-    name: str | None = None
-    args: dict[str, Any] = Field(default_factory=dict)
-    count: Annotated[int, Field(ge=1, le=_MOST_NETWORKS)] | None = None
-    space: Space | None = None
-    grid: Grid | None = None
+    name: str | None = None  # of the network, numbered where there are several; else that of the family or function
+    args: dict[str, Any] = Field(default_factory=dict)  # of the family or function
+    count: Annotated[int, Field(ge=1, le=_MOST_NETWORKS)] | None = None  # networks drawn from the space
+    space: Space | None = None  # argument, or train.*, -> a list of values, or {low, high, log, integer}
+    grid: Grid | None = None  # argument, or train.*, -> a list of values, of which all combinations are trained
+    # So many GPUs, or [least, most]; as many as are useful unless said.
     gpus: Annotated[int, Field(ge=1)] | tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] | None = None
     train: dict[str, Any] = Field(default_factory=dict)  # replaces parts of the top-level `train`
 
@@ -188,10 +189,11 @@ class ModelEntry:
 class Schedule:
     """Which networks train when, and on how many GPUs."""
 
-    policy: str = "global"
-    delta: Annotated[float, Field(gt=0)] | str = "15%"  # of the reference rate; a number is samples/s
-    alpha: Annotated[float, Field(gt=0, le=1)] = 0.8
-    peak_limited: bool = True
+    policy: str = "global"  # global | adaptive | local | homogeneous | baseline
+    # How close to the fastest the rates of a flotilla are, as a share of it; a number is samples/s.
+    delta: Annotated[float, Field(gt=0)] | str = "15%"
+    alpha: Annotated[float, Field(gt=0, le=1)] = 0.8  # share of the GPUs below which a round of `global` ends
+    peak_limited: bool = True  # give a network no GPU that does not make it faster
     rates: str | None = None  # a rates file instead of profiling
 
 
@@ -199,9 +201,9 @@ class Schedule:
 class Profile:
     """How training rates are measured."""
 
-    batches: Annotated[int, Field(ge=2)] = 48
-    timed: Annotated[int, Field(ge=1)] = 20
-    max_gpus: Annotated[int, Field(ge=1)] | None = None  # M_t of the paper's appendix B.3 unless said
+    batches: Annotated[int, Field(ge=2)] = 48  # steps of a measurement
+    timed: Annotated[int, Field(ge=1)] = 20  # the last of them, which count
+    max_gpus: Annotated[int, Field(ge=1)] | None = None  # measured so far; M_t of the paper's appendix B.3 unless said
 
     @model_validator(mode="after")
     def _timed_is_a_part(self) -> Profile:
@@ -215,11 +217,11 @@ class Profile:
 class Resources:
     """How the ranks of the launch are used."""
 
-    engine: Literal["keras", "numpy", "emulated"] = "keras"
+    engine: Literal["keras", "numpy", "emulated"] = "keras"  # what trains; emulated: ranks sleep instead
     time_scale: Annotated[float, Field(gt=0)] = 1.0  # emulated: seconds that a second of training takes
-    preprocessors: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
-    gpus_per_node: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
-    exchange: Literal["auto", "horovod", "mpi"] = "auto"
+    preprocessors: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"  # ranks of the launch that prepare samples
+    gpus_per_node: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"  # ranks of a node that train; auto: its GPUs
+    exchange: Literal["auto", "horovod", "mpi"] = "auto"  # of gradients; auto: Horovod where there is one
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -237,18 +239,18 @@ class Checkpoint:
 class Document:
     """What stands in the YAML file, before networks are drawn."""
 
-    models: Annotated[tuple[ModelEntry, ...], Field(min_length=1)]
-    name: str = "ensemble"
-    seed: Annotated[int, Field(ge=0, lt=2**64)] = 0
-    data: Data = Data()
-    train: Train = Train()
-    schedule: Schedule = Schedule()
-    profile: Profile = Profile()
-    resources: Resources = Resources()
-    checkpoint: Checkpoint = Checkpoint()
+    models: Annotated[tuple[ModelEntry, ...], Field(min_length=1)]  # entries, of one network or many each
+    name: str = "ensemble"  # of the run
+    seed: Annotated[int, Field(ge=0, lt=2**64)] = 0  # of all that is random
+    data: Data = Data()  # see there
+    train: Train = Train()  # see there
+    schedule: Schedule = Schedule()  # see there
+    profile: Profile = Profile()  # see there
+    resources: Resources = Resources()  # see there
+    checkpoint: Checkpoint = Checkpoint()  # see there
     walltime: Annotated[Duration, Field(gt=0)] | None = None  # seconds; save and stop shortly before
     retries: Annotated[int, Field(ge=0, le=100)] = 2  # of a network that failed for a reason that may pass (I/O)
-    output: str = ""
+    output: str = ""  # folder of the run; runs/NAME unless said
 
 
 @dataclass(frozen=True, config=_STRICT)

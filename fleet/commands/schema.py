@@ -1,6 +1,7 @@
 """Print the JSON Schema of a spec, with which editors complete and check YAML.
 
     fleet schema > fleet.schema.json
+    fleet schema --markdown            all keys as a page for people: docs/spec.md
 
 In VS Code with the YAML extension, the first line of a spec then says
 # yaml-language-server: $schema=fleet.schema.json
@@ -13,13 +14,18 @@ import argparse
 from fleet.errors import ExitStatus
 from fleet.show import print_json
 from fleet.spec import json_schema
+from fleet.spec_page import page
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """There are no arguments."""
+    """Declare the argument."""
+    parser.add_argument("--markdown", action="store_true", help="the keys as a page in Markdown")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the schema."""
+    """Print the schema, or the page."""
+    if args.markdown:
+        print(page(), end="")
+        return ExitStatus.OK
     print_json(json_schema())
     return ExitStatus.OK

@@ -9,9 +9,11 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fleet.__main__ import main
 from fleet.errors import SpecError
 from fleet.families import load_function
 from fleet.spec import Document, dump, json_schema, load, parse, with_output
+from fleet.spec_page import PARTS, meanings
 from tests.fleet.json_schema import complaints
 
 ROOT = Path(__file__).parents[2]
@@ -322,6 +324,17 @@ def test_modules_beside_the_spec_are_found_from_any_folder(tmp_path, monkeypatch
     monkeypatch.setattr(sys, "path", [*sys.path])
     assert load("specs/a.yaml").networks[0].architecture.target == "models_beside_it:build"
     assert load_function("models_beside_it:build").__name__ == "build"
+
+
+def test_the_page_of_keys_is_what_the_command_prints(capsys):
+    assert main(["schema", "--markdown"]) == 0
+    assert capsys.readouterr().out == (ROOT / "docs/spec.md").read_text(encoding="utf-8"), (
+        "if that is meant: fleet schema --markdown > docs/spec.md")
+
+
+@pytest.mark.parametrize("part", PARTS.values(), ids=PARTS)
+def test_every_key_says_what_it_means(part):
+    assert [key for key, meaning in meanings(part).items() if not meaning] == []
 
 
 # ---- any spec at all ---------------------------------------------------------------------------
