@@ -68,6 +68,7 @@ class State:
         position: samples of that epoch that it has consumed.
         path: the chunks of the ring that it consumes in that epoch; empty in strict order.
         sums: of that epoch so far: loss, correct, count.
+        seconds, waited_s: of that epoch so far, as in its record.
         final: why it is done, or nothing.
     """
 
@@ -78,6 +79,8 @@ class State:
     position: int = 0
     path: tuple[int, ...] = ()
     sums: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    seconds: float = 0.0
+    waited_s: float = 0.0
     final: str = ""
 
     @property

@@ -295,6 +295,7 @@ class Trainer:
                     pace.tell(self._tell, batch.position)
                     if self._spec.checkpoint.every and time.perf_counter() - saved > self._spec.checkpoint.every:
                         saved = time.perf_counter()
+                        state, began = self._timed(state, began)
                         self._save(training, state)
 
             # What each rank gathered by itself must be one thing before it is judged, saved or handed on. It is
@@ -302,8 +303,10 @@ class Trainer:
             training.trainable.average_statistics()
             if batch.is_last:
                 state = self._end_epoch(training, state, began)
-            elif group.is_master:
-                self._tell(Paused(network.name, state.stream_epoch))
+            else:
+                state, began = self._timed(state, began)
+                if group.is_master:
+                    self._tell(Paused(network.name, state.stream_epoch))
 
             paused = time.perf_counter()
             order = self._next_order(group)
@@ -338,14 +341,14 @@ class Trainer:
         network, group, trainable = training.network, training.group, training.trainable
         judged = self._evaluate(training)
         loss, correct, count = state.sums
-        now = self._clock()
+        state, began = self._timed(state, began)
         record = EpochRecord(
             epoch=state.epoch + 1, stream_epoch=state.stream_epoch, loss=loss / max(count, 1),
             accuracy=correct / max(count, 1),
             val_loss=judged.loss / judged.count if judged.count else math.nan,
             val_accuracy=judged.correct / judged.count if judged.count else math.nan,
             learning_rate=trainable.learning_rate(), samples=int(count), gpus=group.size,
-            seconds=now.time - began.time, waited_s=now.waited_s - began.waited_s, path=write_path(state.path))
+            seconds=state.seconds, waited_s=state.waited_s, path=write_path(state.path))
         history = (*state.history, record)
         verdict = standing(history, network.train.converge)
         state = State(arrays={}, identity=state.identity, history=history, final=verdict.reason)
@@ -454,6 +457,13 @@ class Trainer:
         with storing(self._paths.previous(network.name)):  # nobody goes on from there any more
             self._paths.previous(network.name).unlink(missing_ok=True)
         return found.damage
+
+    def _timed(self, state: State, began: _Clock) -> tuple[State, _Clock]:
+        """A state with what has passed of its epoch since the clock was read, and the clock from which to go on."""
+        now = self._clock()
+        state = dataclasses.replace(state, seconds=state.seconds + now.time - began.time,
+                                    waited_s=state.waited_s + now.waited_s - began.waited_s)
+        return state, dataclasses.replace(now, blocked_s=began.blocked_s)  # that is told of an epoch as a whole
 
     def _clock(self) -> _Clock:
         return _Clock(time.perf_counter(), self._sources.waited_s, self._writer.blocked_s)

@@ -160,6 +160,14 @@ def test_a_record_of_another_form_is_an_error(tmp_path, record):
         read_state(path)
 
 
+def test_a_checkpoint_from_before_there_were_seconds_in_it_is_read(tmp_path):
+    record = {"identity": "i", "history": [], "stream_epoch": 2, "position": 8, "path": [], "sums": [1, 2, 8],
+              "final": ""}
+    write_verified(tmp_path / "last.h5", {}, record)
+    state = read_state(tmp_path / "last.h5")
+    assert (state.position, state.seconds, state.waited_s) == (8, 0.0, 0.0)
+
+
 def test_what_is_no_checkpoint_is_an_error(tmp_path):
     (tmp_path / "text.h5").write_text("hello")
     with h5py.File(tmp_path / "other.h5", "w") as file:

@@ -328,7 +328,7 @@ def test_networks_that_fail_are_rows_and_the_others_are_trained_to_their_end(fol
     runner.check_epochs()
 
 
-def shaky(folder, failures, retries, epochs=1, engine="numpy", data=None, **rest):
+def shaky(folder, failures, retries, epochs=1, engine="numpy", data=None, checkpoint=None, **rest):
     """A run of one network on one rank whose file system fails so many times."""
     (folder / "tries").mkdir()
     model = {"build": "tests.sources:shaky", "name": "n0",
@@ -337,7 +337,7 @@ def shaky(folder, failures, retries, epochs=1, engine="numpy", data=None, **rest
                "data": {"source": "tests.sources:numbered", "path": "12",
                         "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}], **(data or {})},
                "train": {"batch": {"size": 4}, "converge": {"max_epochs": epochs}},
-               "profile": {"batches": 2, "timed": 1}}
+               "profile": {"batches": 2, "timed": 1}, "checkpoint": checkpoint or {}}
     return Runner(Case(content, (0,), 4, 1, 0), folder)
 
 
@@ -496,6 +496,44 @@ def test_a_run_that_is_interrupted_goes_on_and_nothing_is_trained_twice(folders,
         assert runner.launch(Interruption(moment)) in (ExitStatus.RESUMABLE, ExitStatus.OK)
     assert runner.launch() is ExitStatus.OK
     runner.check_epochs()
+
+
+class Moment(Interruption):
+    """A signal that comes when a test says so."""
+
+    def __init__(self):
+        super().__init__()
+        self.has_come = False
+
+    def reason(self):
+        return "SIGTERM came" if self.has_come else ""
+
+
+def counting(function, calls):
+    """The same function, which does something in some of its calls: number -> what."""
+    numbers = itertools.count(1)
+
+    def counts(*arguments, **options):
+        calls.get(next(numbers), lambda: None)()
+        return function(*arguments, **options)
+
+    return counts
+
+
+@pytest.mark.parametrize("checkpoint", [{}, {"every": "0.001s"}], ids=["between", "within"])
+def test_an_epoch_that_was_interrupted_took_as_long_as_all_of_its_pieces(folders, monkeypatch, checkpoint):
+    signal = Moment()
+    monkeypatch.setattr(SoftmaxRegression, "step", counting(SoftmaxRegression.step, {
+        1: lambda: time.sleep(0.3), 2: lambda: setattr(signal, "has_come", True)}))
+    runner = shaky(folders(), failures=0, retries=0, data={"path": "24"}, policy="baseline", checkpoint=checkpoint)
+    spent = 0.0
+    for interruption, status in ((signal, ExitStatus.RESUMABLE), (None, ExitStatus.OK)):
+        began = time.perf_counter()
+        assert runner.launch(interruption) is status
+        spent += time.perf_counter() - began
+    record, = runner.history("n0")
+    assert 0.3 <= record.seconds < spent
+    assert 0 < record.waited_s < record.seconds
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
