@@ -600,7 +600,7 @@ class Coordinator:
 
     def _pause(self, group: RunningGroup) -> None:
         group.is_pausing = True
-        self._tell_master(group, Pause())
+        self._tell_master(group, Pause(ends=bool(self._interrupted)))
 
     def _stop(self, group: RunningGroup) -> None:
         """Answer a group that waits for orders: let go."""
@@ -644,7 +644,7 @@ class Coordinator:
         self._interrupted = reason
         self._log("interrupted", reason=reason, replay=bool(self._replayed))
         for group in self._groups.values():
-            if not (group.is_stopping or group.is_pausing):
+            if not group.is_stopping:
                 self._pause(group)
 
     def _wind_up(self) -> None:

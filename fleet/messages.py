@@ -48,7 +48,9 @@ class Join(NamedTuple):
 
 
 class Pause(NamedTuple):
-    """Finish the step and wait for what comes next; void when the epoch ends before."""
+    """Finish the step and wait for what comes next; void when the epoch ends before, unless the run ends."""
+
+    ends: bool  # whether the run does: then a network that is being judged will be judged when it goes on
 
 
 class GoOn(NamedTuple):

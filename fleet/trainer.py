@@ -71,6 +71,7 @@ log = logging.getLogger("fleet.trainer")
 T = TypeVar("T")
 
 _PACE_EVERY_S = 1.0
+_JUDGED_AT_ONCE_S = 1.0  # of validation; then a group looks whether the run ends
 
 
 class NetworkFailed(ModelError):
@@ -278,6 +279,7 @@ class Trainer:
             taken = {chunk for record in state.history for chunk in read_path(record.path)}
             batch_size = network.global_batch(group.size)
             pace, saved = _Pace(network.name, state.position), time.perf_counter()
+            is_over = True  # as it is where nothing is left of the epoch: the launch before ended while it was judged
 
             for batch in source.batches(epoch, state.position, batch_size, group, taken):
                 stop = group.is_master and self._is_asked()
@@ -287,7 +289,8 @@ class Trainer:
                                         f"within the first {batch.position} samples")
                 state = dataclasses.replace(state, stream_epoch=batch.epoch.number, path=batch.epoch.path,
                                             position=batch.position, sums=result.added_to(state.sums))
-                if batch.is_last:
+                is_over = batch.is_last
+                if is_over:
                     continue
                 if result.stop:
                     break
@@ -301,8 +304,9 @@ class Trainer:
             # What each rank gathered by itself must be one thing before it is judged, saved or handed on. It is
             # running means, hence linear: to average them within an epoch and again at its end is to do it once.
             training.trainable.average_statistics()
-            if batch.is_last:
-                state = self._end_epoch(training, state, began)
+            judged = self._evaluate(training) if is_over else None
+            if judged is not None:
+                state = self._end_epoch(training, state, began, judged)
             else:
                 state, began = self._timed(state, began)
                 if group.is_master:
@@ -336,10 +340,9 @@ class Trainer:
         """Whether the group should pause; nothing else is said inside an epoch."""
         return self._world.hear(Tag.TRAINER) is not None
 
-    def _end_epoch(self, training: Training, state: State, began: _Clock) -> State:
-        """Judge the network, save it and tell of it; returns its state before the next epoch."""
+    def _end_epoch(self, training: Training, state: State, began: _Clock, judged: StepResult) -> State:
+        """Save the network and tell of it; returns its state before the next epoch."""
         network, group, trainable = training.network, training.group, training.trainable
-        judged = self._evaluate(training)
         loss, correct, count = state.sums
         state, began = self._timed(state, began)
         record = EpochRecord(
@@ -357,23 +360,39 @@ class Trainer:
             self._tell(EpochDone(network.name, record, self._writer.blocked_s - began.blocked_s, verdict.reason))
         return state
 
-    def _evaluate(self, training: Training) -> StepResult:
-        """Sums over all validation samples, shared among the group's ranks."""
+    def _evaluate(self, training: Training) -> StepResult | None:
+        """Sums over all validation samples, shared among the group's ranks; None where the run ends meanwhile."""
         validation, group, batch = self._sources.validation, training.group, training.network.train.batch.size
         if validation is None:
             return StepResult(0, 0, 0)
+        total, mine = np.zeros(3), validation.batches(batch, group.rank, group.size)
 
-        def mine() -> np.ndarray:
-            total = np.zeros(3)
-            for images, labels in validation.batches(batch, group.rank, group.size):
+        def judge() -> bool:
+            """Go on for a while; returns whether this rank's share is done."""
+            began = time.perf_counter()
+            for images, labels in mine:
                 result = training.trainable.evaluate(images, labels)
-                total += (result.loss, result.correct, result.count)
-            return total
+                total[:] += (result.loss, result.correct, result.count)
+                if time.perf_counter() - began >= _JUDGED_AT_ONCE_S:
+                    return False
+            return True
 
-        total = together(group, mine)
-        group.sum(total)
-        loss, correct, count = map(float, total)
-        return StepResult(loss, correct, count)
+        while True:  # as often on each rank: those that are done wait for the others
+            is_done = together(group, judge)
+            ends = group.is_master and not is_done and self._is_told_of_the_end()
+            seen = np.array([*total, not is_done, ends], float)
+            group.sum(seen)
+            loss, correct, count, busy, ending = map(float, seen)
+            if not busy:
+                return StepResult(loss, correct, count)
+            if ending:
+                return None
+
+    def _is_told_of_the_end(self) -> bool:
+        """Whether the run ends: a pause of another kind comes too late, as it does at the epoch's end."""
+        self._world.wait(lambda: True)  # this may be the rank that coordinates
+        heard = self._world.hear(Tag.TRAINER)
+        return isinstance(heard, Pause) and heard.ends
 
     def _next_order(self, group: Group) -> GoOn | Regroup | Stop:
         def hear() -> Message | None:

@@ -46,6 +46,7 @@ def _quick(tmp_path_factory):
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         patch.setattr(fleet_session, "write_cache", lambda path, known: None)
         patch.setattr(trainer, "CheckpointWriter", _Writer)
+        patch.setattr(trainer, "_JUDGED_AT_ONCE_S", 0.0)  # an interruption may come between any two batches
         yield
 
 
@@ -328,17 +329,17 @@ def test_networks_that_fail_are_rows_and_the_others_are_trained_to_their_end(fol
     runner.check_epochs()
 
 
-def shaky(folder, failures, retries, epochs=1, engine="numpy", data=None, checkpoint=None, **rest):
-    """A run of one network on one rank whose file system fails so many times."""
+def shaky(folder, failures, retries, epochs=1, engine="numpy", data=None, checkpoint=None, gpus=1, **rest):
+    """A run of one network, on no more ranks than it needs, whose file system fails so many times."""
     (folder / "tries").mkdir()
-    model = {"build": "tests.sources:shaky", "name": "n0",
+    model = {"build": "tests.sources:shaky", "name": "n0", "gpus": gpus,
              "args": {"failures": failures, "folder": str(folder / "tries")}}
     content = {"models": [model], "retries": retries, "resources": {"engine": engine}, "schedule": rest,
                "data": {"source": "tests.sources:numbered", "path": "12",
                         "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}], **(data or {})},
                "train": {"batch": {"size": 4}, "converge": {"max_epochs": epochs}},
                "profile": {"batches": 2, "timed": 1}, "checkpoint": checkpoint or {}}
-    return Runner(Case(content, (0,), 4, 1, 0), folder)
+    return Runner(Case(content, (0,) * (gpus + (gpus > 1)), 4, 1, 0), folder)
 
 
 @pytest.mark.parametrize("policy", ["global", "baseline"])  # with baseline nothing is measured before
@@ -534,6 +535,22 @@ def test_an_epoch_that_was_interrupted_took_as_long_as_all_of_its_pieces(folders
     record, = runner.history("n0")
     assert 0.3 <= record.seconds < spent
     assert 0 < record.waited_s < record.seconds
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_an_epoch_whose_judgement_was_interrupted_is_judged_again_and_not_trained(folders, monkeypatch, gpus):
+    signal, steps = Moment(), []
+    monkeypatch.setattr(SoftmaxRegression, "evaluate", counting(SoftmaxRegression.evaluate, {
+        2: lambda: setattr(signal, "has_come", True)}))
+    runner = shaky(folders(), failures=0, retries=0, epochs=2, gpus=gpus, policy="baseline")
+    assert runner.launch(signal) is ExitStatus.RESUMABLE
+    state = newest(runner.prepared.paths, "n0", with_arrays=False).state
+    assert (state.history, state.position) == ((), 12)
+    step = SoftmaxRegression.step
+    monkeypatch.setattr(SoftmaxRegression, "step", lambda *given: (steps.append(1), step(*given))[1])
+    assert runner.launch() is ExitStatus.OK
+    assert len(steps) == 3 * gpus  # of the second epoch
+    runner.check_epochs()
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
