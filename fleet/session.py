@@ -186,8 +186,7 @@ class _Board:
         states = recover(self.results)
         self._view = make_view(spec, prepared.plain,
                                {name: len(history) for name, history in self.results.histories.items()})
-        self._tensorboard = TensorBoardObserver(paths)
-        observers: list[Observer] = [self._view, self._tensorboard]
+        observers: list[Observer] = [self._view, TensorBoardObserver(paths)]
         self._cache = cache_path()
         machine = hardware()
         unfinished = [network for network in spec.networks if network.name not in self.results.finished()]
@@ -219,7 +218,6 @@ class _Board:
         self.coordinator.stop()
         self.results.write()
         self._events.close()
-        self._tensorboard.close()
         with storing(STDOUT):
             self._print()
         return int(self.coordinator.status or 0)

@@ -19,8 +19,8 @@ class TensorBoardObserver:
 
     def __init__(self, paths: RunPaths) -> None:
         self._paths = paths
-        self._files: dict[str, Any] = {}
-        self._writers: dict[str, Any] = {}
+        # What TensorBoard looks for, as the reference writers name it.
+        self._name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
         try:
             from tensorboard.compat.proto import event_pb2, summary_pb2
             from tensorboard.summary.writer.record_writer import RecordWriter
@@ -44,19 +44,13 @@ class TensorBoardObserver:
     def on_pace(self, network: str, samples: int, samples_per_s: float) -> None:
         """Only whole epochs are written."""
 
-    def close(self) -> None:
-        """The run is over."""
-        for file in self._files.values():
-            file.close()
-
     def _write(self, network: str, event: Any) -> None:
-        if network not in self._writers:
-            folder = self._paths.tensorboard(network)
-            folder.mkdir(parents=True, exist_ok=True)
-            # The name that TensorBoard looks for, as the reference writers make it.
-            name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
-            self._files[network] = open(folder / name, "ab", buffering=0)  # noqa: SIM115 - it is open as long as the run
-            self._writers[network] = self._record_writer(self._files[network])
-            self._write(network, self._make_event(wall_time=time.time(), file_version="brain.Event:2"))
-        self._writers[network].write(event.SerializeToString())
-        self._writers[network].flush()
+        # Nothing stays open: a run may have more networks than a process may have open files.
+        folder = self._paths.tensorboard(network)
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(folder / self._name, "ab", buffering=0) as file:
+            events = [event] if file.tell() else [self._make_event(wall_time=time.time(),
+                                                                   file_version="brain.Event:2"), event]
+            writer = self._record_writer(file)
+            for each in events:
+                writer.write(each.SerializeToString())
