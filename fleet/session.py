@@ -186,7 +186,7 @@ class _Board:
         states = recover(self.results)
         self._view = make_view(spec, prepared.plain,
                                {name: len(history) for name, history in self.results.histories.items()})
-        observers: list[Observer] = [self._view, TensorBoardObserver(paths)]
+        observers: list[Observer] = [self._view, TensorBoardObserver(paths), self]
         self._cache = cache_path()
         machine = hardware()
         unfinished = [network for network in spec.networks if network.name not in self.results.finished()]
@@ -207,6 +207,14 @@ class _Board:
         for sample in prepared.left_out:
             self.results.add_bad(sample.name, sample.reason)
         self.results.write()
+
+    def on_event(self, event: str, fields: dict) -> None:
+        """Keep what was measured as soon as it is, whatever becomes of this launch."""
+        if event == "profiled":
+            write_cache(self._cache, self._survey.known)
+
+    def on_pace(self, network: str, samples: int, samples_per_s: float) -> None:
+        """Nothing is kept of that."""
 
     def close(self) -> None:
         """Leave the terminal as it was."""

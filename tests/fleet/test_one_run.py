@@ -382,6 +382,15 @@ def test_a_network_that_is_tried_again_goes_on_from_all_that_it_has_told(folders
     assert [event["epoch"] for event in runner.events("epoch")] == [1, 2]
 
 
+def test_measured_rates_are_kept_before_anything_is_trained(folders, monkeypatch):
+    kept = []
+    runner = shaky(folders(), failures=0, retries=0, policy="global")
+    monkeypatch.setattr(fleet_session, "write_cache", lambda path, known: kept.append(
+        (list(read_events(runner.prepared.paths.events))[-1]["event"], [list(rates) for rates in known.values()])))
+    assert runner.launch() is ExitStatus.OK
+    assert kept[0] == ("profiled", [[1]])
+
+
 @pytest.mark.parametrize("data", [{}, {"order": "ring", "shards": 2}], ids=["strict", "ring"])
 def test_a_replay_that_is_tried_again_takes_the_epochs_that_are_left(folders, monkeypatch, data):
     monkeypatch.setattr(coordinator, "_REST_S", 0.01)
