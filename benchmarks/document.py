@@ -1,10 +1,11 @@
-"""What the scripts that write pages of docs/ share: tables in Markdown, and places that are filled."""
+"""What the scripts that write pages of docs/ share: tables in Markdown, figures, and places that are filled."""
 
 from __future__ import annotations
 
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 
@@ -31,3 +32,13 @@ def fill(text: str, blocks: Mapping[str, Callable[[], str]], only: Sequence[str]
         return f"<!-- measured: {match[1]} -->\n{blocks[match[1]]()}\n<!-- end -->"
 
     return re.sub(r"<!-- measured: (\w+) -->.*?<!-- end -->", measured, text, flags=re.DOTALL)
+
+
+def picture(path: Path, size: tuple[float, float], rows: int, columns: int, draw: Callable[[Any], None]) -> None:
+    """Write a figure of rows x columns panels, which ``draw`` gets as an array."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    draw(figure.subplots(rows, columns, squeeze=False))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=80, metadata={"Software": None})

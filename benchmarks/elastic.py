@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import multiprocessing
 import statistics
 import sys
 import time
@@ -25,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
 
+from benchmarks.apart import within
 from fleet.show import print_json, print_table
 from scheduler.autoscale_simulation import Outcome, simulate
 from scheduler.autoscaler import Autoscaling
@@ -116,13 +116,7 @@ def cpu(method: Callable[[Sequence[Curve], int], object], name: str, jobs: int, 
 
 def timed_solver(name: str, jobs: int, gpus: int, limit_s: float) -> tuple[float, float] | None:
     """CPU seconds and objective of HiGHS on instance 0; None where it took longer than the limit."""
-    here, there = multiprocessing.Pipe(duplex=False)
-    process = multiprocessing.get_context("spawn").Process(target=_solve, args=(name, jobs, gpus, there))
-    process.start()
-    there.close()
-    found = here.recv() if here.poll(limit_s) else None
-    process.terminate()
-    process.join()
+    found: tuple[float, float] | None = within(limit_s, _solve, name, jobs, gpus)
     return found
 
 

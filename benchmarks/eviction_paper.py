@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import eviction as speed
-from benchmarks.document import fill, table
+from benchmarks.document import fill, picture, table
 from scheduler.eviction import RunningJob, plan_evictions
 from scheduler.eviction_baselines import branch_and_bound, greedy
 from scheduler.on_demand import simulate
@@ -167,16 +167,6 @@ def speed_block() -> str:
     loading = ["loading the compiled kernel in a fresh process", f"{speed.digits(1000 * speed.loading_s())} (wall)"]
     return "\n\n".join([table(speed.HEADERS, rows),
                         table(["24 jobs, 4,352 nodes, 15 steps, 1,024 to free", "CPU ms"], [*beside, loading])])
-
-
-def picture(path: Path, size: tuple[float, float], rows: int, columns: int,
-            draw: Callable[[NDArray[Any]], None]) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=size, layout="constrained")
-    draw(figure.subplots(rows, columns, squeeze=False))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=80, metadata={"Software": None})
 
 
 def main() -> None:

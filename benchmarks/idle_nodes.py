@@ -12,7 +12,6 @@ ended after the limit.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import statistics
 import sys
 import time
@@ -26,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
 
+from benchmarks.apart import within
 from fleet.show import print_json, print_table
 from scheduler.idle_nodes import Curve, Trainer, allocate, equal, name_order, place_in_order, worth
 from scheduler.idle_nodes_milp import allocate_counts, allocate_nodes
@@ -181,13 +181,7 @@ def problem(size: tuple[int, int, int], seed: int) -> tuple[list[Trainer], list[
 
 def timed_solver(solver: str, size: tuple[int, int, int], limit_s: float) -> tuple[float, float] | None:
     """CPU seconds and objective of HiGHS on instance 0; None where it took longer than the limit."""
-    here, there = multiprocessing.Pipe(duplex=False)
-    process = multiprocessing.get_context("spawn").Process(target=_solve, args=(solver, size, there))
-    process.start()
-    there.close()
-    found = here.recv() if here.poll(limit_s) else None
-    process.terminate()
-    process.join()
+    found: tuple[float, float] | None = within(limit_s, _solve, solver, size)
     return found
 
 

@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
 
+from benchmarks import document
 from benchmarks.document import fill, table
 from benchmarks.idle_nodes import Data, decisions, efficiencies, two_weeks
 from scheduler.idle_nodes import equal, place_in_order
@@ -125,12 +126,7 @@ def trials_of(jobs: Sequence[Job], like: Sequence[Job]) -> dict[str, tuple[Job, 
 
 
 def picture(path: Path, size: tuple[float, float], columns: int, draw: Callable[..., None]) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=size, layout="constrained")
-    draw(*np.atleast_1d(figure.subplots(1, columns)))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=80, metadata={"Software": None})
+    document.picture(path, size, 1, columns, lambda axes: draw(*axes[0]))
 
 
 def targets_block(data: Data) -> str:
