@@ -658,9 +658,9 @@ class Coordinator:
         else:
             self.status = ExitStatus.NETWORK_FAILED if self._results.failed() else ExitStatus.OK
         for rank in self._roles.trainers:
-            self._world.tell(rank, Tag.TRAINER, Exit(self.status))
+            self._world.tell(rank, Tag.TRAINER, Exit())
         for rank in self._roles.preprocessors:
-            self._world.tell(rank, Tag.PREPROCESSOR, Exit(self.status))
+            self._world.tell(rank, Tag.PREPROCESSOR, Exit())
 
     # ---- the stream ----
 

@@ -29,7 +29,6 @@ from fleet.families import (
     Architecture,
     DenseNet,
     ResNet,
-    Softmax,
     check_input,
     check_target,
     compressed,
@@ -100,12 +99,10 @@ def _build_family(model: Architecture, input_shape: tuple[int, int, int], classe
         features = _resnet(settings, inputs)
     elif isinstance(settings, DenseNet):
         features = _densenet(settings, inputs)
-    elif isinstance(settings, Softmax):
-        features = layers.Flatten()(inputs)
     elif isinstance(settings, CNN):
         features = _cnn(settings, inputs)
     else:
-        features = layers.Flatten(name="flatten")(inputs)
+        features = layers.Flatten()(inputs)
     return keras.Model(inputs, layers.Dense(classes, name="logits")(features), name=model.target)
 
 

@@ -283,8 +283,6 @@ def count_parameters(settings: Settings, input_shape: tuple[int, int, int], clas
     47
     """
     check_input(settings, input_shape)
-    if isinstance(settings, Softmax):
-        return (math.prod(input_shape) + 1) * classes
     if isinstance(settings, ResNet):
         return _count_resnet(settings, input_shape, classes)
     if isinstance(settings, DenseNet):

@@ -78,8 +78,6 @@ class Stop(NamedTuple):
 class Exit(NamedTuple):
     """The run is over."""
 
-    status: int
-
 
 # ---- trainers to the coordinator ---------------------------------------------------------------
 

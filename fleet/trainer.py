@@ -29,7 +29,7 @@ from fleet.checkpoint import (
     write_state,
 )
 from fleet.engine import Engine, InputSpec, PeerFailed, StepResult, Trainable
-from fleet.errors import CheckpointError, FleetError, GroupStruck, InfrastructureError, ModelError
+from fleet.errors import FleetError, GroupStruck, InfrastructureError, ModelError
 from fleet.families import one_line
 from fleet.identity import identity
 from fleet.messages import (
@@ -320,10 +320,10 @@ class Trainer:
                 self._finish(training, order.final)
                 return
             if isinstance(order, Regroup):
-                state, failure = self._hand_over(group, order, state)
+                state = self._hand_over(group, order, state)
                 if self._world.rank not in order.ranks:
                     return
-                self._regroup(training, order, state, failure)
+                self._regroup(training, order, state)
                 if training.group.is_master:
                     self._tell(Regrouped(network.name, state.position, time.perf_counter() - paused))
             stream_epoch = order.stream_epoch
@@ -409,15 +409,11 @@ class Trainer:
 
     # ---- changing the group ----
 
-    def _hand_over(self, group: Group, order: Regroup, state: State) -> tuple[State, NetworkFailed | None]:
-        """The state as the master has it, for the next one; and how it failed to write what it had in hand."""
-        failure = None
+    def _hand_over(self, group: Group, order: Regroup, state: State) -> State:
+        """The state as the master has it, for the next one."""
         if group.is_master and order.ranks[0] != self._world.rank:  # the next one will write to the same files
-            try:
-                self._writer.flush()
-            except CheckpointError as error:
-                failure = NetworkFailed(*_said(error))
-        return group.from_master((state, failure))
+            self._writer.flush()
+        return group.from_master(state)
 
     def _regroup(self, training: Training, order: Regroup, state: State | None, failure: Exception | None = None
                  ) -> State:
@@ -425,7 +421,7 @@ class Trainer:
 
         Args:
             state: None on a rank that is new.
-            failure: of this rank, for all to hear now that they have met.
+            failure: of a rank that is new, for all to hear now that they have met.
         """
 
         def check() -> None:

@@ -288,7 +288,7 @@ class Granter:
             hold = min([*joining, self._granted + 1]) * self._layout.chunks
         order = Produce(limit, hold, first=0, turns=self._roles.preprocessors)
         if len(self._left) == len(self._groups):
-            order = Exit(0)
+            order = Exit()
         if order != self._told:
             self._told = order
             for rank in self._roles.preprocessors:
@@ -424,7 +424,7 @@ def test_samples_that_are_kept_are_decoded_once_and_finished_by_whoever_reads_th
                 left += 1
                 if left == len(roles.trainers):
                     for rank in roles.preprocessors:
-                        world.tell(rank, Tag.PREPROCESSOR, Exit(0))
+                        world.tell(rank, Tag.PREPROCESSOR, Exit())
             world.rest(preprocessor.step())
         preprocessor.stop()
 
