@@ -1,6 +1,7 @@
 """Keras 3 on TensorFlow: the engine that trains real networks.
 
-Besides :mod:`fleet.engine_models` this is the only module that imports TensorFlow, Keras or Horovod.
+Besides :mod:`fleet.engine_models`, and :mod:`fleet.engine_facts` for the doctor, this is the only module that
+imports TensorFlow, Keras or Horovod.
 
 A step is one ``tf.function``. Each rank sums the losses of its own rows and divides by the rows of the
 *global* batch; the exchange sums over the ranks; what could not be read is corrected for afterwards.

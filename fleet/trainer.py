@@ -301,8 +301,9 @@ class Trainer:
                         state, began = self._timed(state, began)
                         self._save(training, state)
 
-            # What each rank gathered by itself must be one thing before it is judged, saved or handed on. It is
-            # running means, hence linear: to average them within an epoch and again at its end is to do it once.
+            # What each rank gathered by itself must be one thing before it is judged, handed on, or saved where all
+            # stand still; a save on the way has the master's. It is running means, hence linear: to average them
+            # within an epoch and again at its end is to do it once.
             training.trainable.average_statistics()
             judged = self._evaluate(training) if is_over else None
             if judged is not None:
