@@ -28,6 +28,7 @@ from PIL import Image
 from fleet import run as fleet_run
 from fleet import session
 from fleet.__main__ import COMMANDS, main
+from fleet.lock import FolderLock
 from tests.fleet.test_report import EVENTS as REPORTED
 
 SPEC = {
@@ -195,7 +196,8 @@ def call(function, *arguments):
 
 def train(path):
     """``fleet.run`` up to where it would train."""
-    return fleet_run._run(OneRank(), fleet_run.parse_arguments([path]), None, 0.0)
+    with FolderLock() as lock:
+        return fleet_run._run(OneRank(), fleet_run.parse_arguments([path]), None, 0.0, lock)
 
 
 def is_told(status, out, err, most_lines=30):
