@@ -102,7 +102,7 @@ class Chief:
             return False
         self._reading -= 1
         if not self._reading:
-            self._tell(Exit(0))
+            self._tell(Exit())
         return True
 
     def _tell(self, message: Produce | Exit) -> None:
