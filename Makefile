@@ -33,6 +33,7 @@ chaos: env
 check: env
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	cd benchmarks && $(BIN)/mypy --config-file ../pyproject.toml --cache-dir ../.mypy_cache *.py
 
 # Speeds and ratios; DATA is the folder of the published traces and of CIFAR-10 as JPEG files, where there is one.
 bench: env

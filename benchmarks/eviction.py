@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -65,14 +66,14 @@ def in_seconds(job: BatchJob) -> RunningJob:
     return RunningJob(known.id, known.nodes, known.loss, math.ceil(60 * (known.wait_min or 0) + app), math.ceil(system))
 
 
-THETA = {"jobs": 24, "machine": 4352, "steps": 15, "step": "1 min"}
-LARGE = {"jobs": 100, "machine": 10_000}
+THETA = partial(Case, jobs=24, machine=4352, steps=15, step="1 min", target_ms=2)
+LARGE = partial(Case, jobs=100, machine=10_000)
 CASES = (
-    *(Case(**THETA, nodes=nodes, target_ms=2) for nodes in (512, 1024, 2048)),
-    Case(**THETA, nodes=1024, granularity=128, target_ms=2),
-    *(Case(**LARGE, steps=60, step="1 min", nodes=nodes, target_ms=100) for nodes in (2500, 5000)),
-    *(Case(**LARGE, steps=3600, step="1 s", nodes=nodes, target_ms=3000, kernel="compiled") for nodes in (2500, 5000)),
-    Case(**LARGE, steps=3600, step="1 s", nodes=5000, granularity=8, target_ms=3000),
+    *(THETA(nodes=nodes) for nodes in (512, 1024, 2048)),
+    THETA(nodes=1024, granularity=128),
+    *(LARGE(steps=60, step="1 min", nodes=nodes, target_ms=100) for nodes in (2500, 5000)),
+    *(LARGE(steps=3600, step="1 s", nodes=nodes, target_ms=3000, kernel="compiled") for nodes in (2500, 5000)),
+    LARGE(steps=3600, step="1 s", nodes=5000, granularity=8, target_ms=3000),
 )
 
 
@@ -94,7 +95,7 @@ def measure(case: Case, draws: int, kernel: str) -> Speed:
     times = []
     for seed in range(draws):
         jobs = case.draw(seed)
-        times.append(cpu_ms(lambda jobs=jobs: plan_evictions(jobs, case.nodes, case.steps), runs))
+        times.append(cpu_ms(partial(plan_evictions, jobs, case.nodes, case.steps), runs))
     return Speed(case, kernel, statistics.median(times), max(times))
 
 
@@ -115,7 +116,7 @@ def others(draws: int) -> dict[str, float]:
     jobs = [case.draw(seed) for seed in range(draws)]
 
     def median(method: Callable[[Sequence[RunningJob]], object], runs: int) -> float:
-        return statistics.median(cpu_ms(lambda own=own: method(own), runs) for own in jobs)
+        return statistics.median(cpu_ms(partial(method, own), runs) for own in jobs)
 
     eviction.COMPILE_FROM = sys.maxsize
     return {"every count of nodes, 0 to 4,352, numpy": median(lambda own: Spectrum(own, case.steps), 5),

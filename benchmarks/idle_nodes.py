@@ -152,7 +152,8 @@ def instance(trainers: int, nodes: int, n_max: int, seed: int) -> tuple[list[Tra
     """Trainers like those of the paper's Table 2, each on some nodes."""
     rng = np.random.default_rng(seed)
     bends = [bend for bend in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 800) if bend <= n_max]
-    team, current = [], []
+    team: list[Trainer] = []
+    current: list[int] = []
     for _ in range(trainers):
         speeds = rng.uniform(1000, 7000) * np.array(bends) ** rng.uniform(0.85, 1.0)
         team.append(Trainer(Curve(tuple(bends), tuple(speeds.tolist())), 1, n_max, 18.0, 12.0))

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -60,9 +61,9 @@ def rows() -> list[Row]:
     for policy, options in settings:
         name = policy + (" to the letter" if options is LITERAL else "")
         measured.append(Row("plan 1,000 networks on 1,000 GPUs", name, median_s(
-            lambda p=policy, o=options: decide(p, large, Progress(), Cluster.of(1000, 4), o))))
+            partial(decide, policy, large, Progress(), Cluster.of(1000, 4), options))))
         measured.append(Row("simulate 100 networks on 160 GPUs", name, median_s(
-            lambda p=policy, o=options: simulate(small, Cluster.of(160, 4), p, o, costs_of(p), stream_of(p)))))
+            partial(simulate, small, Cluster.of(160, 4), policy, options, costs_of(policy), stream_of(policy)))))
     return sorted(measured, key=lambda row: row.what)
 
 

@@ -16,6 +16,7 @@ import tempfile
 import time
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -107,7 +108,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=5)
     arguments = parser.parse_args()
     world = World()
-    model = {"family": "softmax"} if arguments.engine == "numpy" else {
+    model: dict[str, Any] = {"family": "softmax"} if arguments.engine == "numpy" else {
         "family": "cnn", "args": {"filters": arguments.filters, "dense": [128], "norm": "none"}}
     spec = parse({"models": [model], "train": {"optimizer": {"learning_rate": 0.01, "momentum": 0.9}},
                   "resources": {"engine": arguments.engine, "exchange": arguments.exchange}})
@@ -131,8 +132,8 @@ def main() -> None:
         rows = []
         for before, size in changes:
             row = [f"{before} to {size}"]
-            for way in ("regroup", "restart"):
-                row += [f"{statistics.median(column):.1f}" for column in zip(*times[way, before, size], strict=True)]
+            for name in ("regroup", "restart"):
+                row += [f"{statistics.median(column):.1f}" for column in zip(*times[name, before, size], strict=True)]
             rows.append(row)
         print_table(["GPUs", "regroup", "first", "step", "restart", "first", "step"], rows,
                     title=f"{arguments.engine}, {arguments.exchange}: medians of {arguments.repeat}, ms")

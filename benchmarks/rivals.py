@@ -82,7 +82,7 @@ def _answer(process: subprocess.Popen) -> str:
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
-        raise SystemExit(f"{process.args[1:3]} ended early")  # type: ignore[index]
+        raise SystemExit(f"{process.args!r} ended early")
     return line
 
 

@@ -16,6 +16,7 @@ import random
 import sys
 import threading
 from collections import deque
+from collections.abc import Iterator
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
@@ -84,7 +85,7 @@ def serve(folder: str, dtype: str, batch: int) -> None:
 def consume(batch: int, seconds: float) -> None:
     private: list[torch.Tensor] = []
 
-    def batches():
+    def batches() -> Iterator[torch.Tensor]:
         for images, _ in tensorsocket.TensorConsumer(batch_size=batch, unpack_fn=Unpack()):
             if not private:
                 private.append(torch.empty_like(images))
