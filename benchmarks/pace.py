@@ -1,8 +1,8 @@
 """How fast consumers went, from the moments at which they had each batch; the standard library alone, so that it
 works in any environment.
 
-All processes of a machine have one monotonic clock: their records can be compared. A measurement is cut into
-slices of equal length, after a warm-up, in which all consumers were at work; a slice gives one number.
+All processes of a machine have one monotonic clock: their records can be compared. A measurement is the time after a
+warm-up in which all consumers were at work.
 """
 
 from __future__ import annotations
@@ -25,13 +25,12 @@ def record(batches: Iterable[object], seconds: float) -> list[float]:
     return times
 
 
-def slices(records: Sequence[Sequence[float]], count: int) -> list[tuple[float, float]]:
-    """Where to cut: ``count`` spans of time, in all of which every record goes on."""
+def span_of(records: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """From when to when all consumers were at work, after the warm-up."""
     begin, end = max(times[0] for times in records) + WARM_UP_S, min(times[-1] for times in records)
     if end <= begin:
         raise RuntimeError("the consumers were not at work at the same time: give them more seconds")
-    length = (end - begin) / count
-    return [(begin + place * length, begin + (place + 1) * length) for place in range(count)]
+    return begin, end
 
 
 def value_at(time_s: float, times: Sequence[float], values: Sequence[float]) -> float:
@@ -46,8 +45,7 @@ def growth(times: Sequence[float], values: Sequence[float]) -> Callable[[tuple[f
     return lambda span: value_at(span[1], times, values) - value_at(span[0], times, values)
 
 
-def each_consumer(records: Sequence[Sequence[float]], batch: int, count: int = 5) -> float:
-    """Samples/s that each consumer had, on average over them; the median of the slices."""
-    rates = [statistics.mean(batch * growth(times, range(len(times)))(span) for times in records) / (span[1] - span[0])
-             for span in slices(records, count)]
-    return statistics.median(rates)
+def each_consumer(records: Sequence[Sequence[float]], batch: int) -> float:
+    """Samples/s that each consumer had, on average over them."""
+    span = span_of(records)
+    return statistics.mean(batch * growth(times, range(len(times)))(span) for times in records) / (span[1] - span[0])

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-_PATIENCE_S = 120
+_PATIENCE_S = 60
 _HERE = Path(__file__).parent
 _ALONE = ["unshare", "--map-root-user", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
 

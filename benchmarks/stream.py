@@ -12,14 +12,16 @@
 
 The images are 256 x 256 JPEGs made of CIFAR-10's; the work is decode, random crop to 224, flip, scale. Consumers
 end with each batch in memory of their own: what a loader gives them as a view of shared memory, they copy. With
-float32, tf.data and TensorSocket scale where they decode; FLEET's consumers scale, as its trainers do. Each rate is the
-median of --slices spans of a measurement of --seconds, after a second of warm-up.
+float32, tf.data and TensorSocket scale where they decode; FLEET's consumers scale, as its trainers do. All sides are
+measured in turns, --rounds times for --seconds after a second of warm-up: a machine that others use as well is faster
+in one minute than in the next. Numbers are medians over the rounds, and so are ratios.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import statistics
@@ -36,7 +38,7 @@ import decode  # this, images, pace, resident, rivals and stream_ranks are besid
 import numpy as np
 import yaml
 from images import make_jpegs
-from pace import each_consumer, growth, slices
+from pace import each_consumer, growth, span_of
 from resident import Resident, resident
 from rivals import can_isolate, consumed
 from stream_ranks import MEMORY, Job, Outcome
@@ -75,94 +77,121 @@ class Row:
     is_met: bool | None = None
 
 
+@dataclass(frozen=True)
+class Other:
+    """Another way to feed consumers.
+
+    Attributes:
+        what: it is.
+        target: of the ratio.
+        python, program, servers, consumers: see :func:`rivals.consumed`.
+    """
+
+    what: str
+    target: float
+    python: str
+    program: str
+    servers: tuple[tuple[str, ...], ...]
+    consumers: tuple[tuple[str, ...], ...]
+
+
 class Bench:
     """The measurements, with the images and the patience that they have in common."""
 
-    def __init__(self, folder: Path, seconds: float, count: int, tensorsocket: str | None) -> None:
-        self._folder, self._seconds, self._count, self._tensorsocket = folder, seconds, count, tensorsocket
+    def __init__(self, folder: Path, seconds: float, rounds: int, tensorsocket: str | None) -> None:
+        self._folder, self._seconds, self._rounds, self._tensorsocket = folder, seconds, rounds, tensorsocket
         self.notes: list[str] = []
-        self._kept: dict[tuple[str, int, str], Outcome] = {}
 
     # ---- 1: the cost of preprocessing ----
 
     def cost(self) -> list[Row]:
         """CPU seconds per epoch, whoever reads."""
         samples = len(ImageFolder(self._folder))
-        seconds = {}
-        for readers in (1, 2, 4, 8):
-            outcome = self._stream(str(self._folder), readers, "uint8")
-            seconds[readers] = samples * statistics.median(_cpu_per_sample(outcome, self._count))
-        return [Row(1, f"CPU s of preprocessing per epoch, {readers} consumers; against 1", value, seconds[1],
-                    value / seconds[1], *_judge(0.9 <= value / seconds[1] <= 1.1, "within 10 %"))
-                for readers, value in seconds.items()]
+        seconds: dict[int, list[float]] = {readers: [] for readers in (1, 2, 4, 8)}
+        for _ in range(self._rounds):
+            for readers, found in seconds.items():
+                found.append(samples * _cpu_per_sample(self._stream(str(self._folder), readers, "uint8")))
+        rows = []
+        for readers, found in seconds.items():
+            ratio = _ratio(found, seconds[1])
+            rows.append(Row(1, f"CPU s of preprocessing per epoch, {readers} consumers; against 1",
+                            statistics.median(found), statistics.median(seconds[1]), ratio,
+                            *_judge(0.9 <= ratio <= 1.1, "within 10 %")))
+        return rows
 
     # ---- 2: what consumers get ----
 
     def delivery(self) -> list[Row]:
         """Samples/s of each consumer, by all sides."""
-        rows = []
-        for dtype in ("uint8", "float32"):
-            mine = each_consumer(self._stream(str(self._folder), CONSUMERS, dtype).reads, BATCH, self._count)
-            for what, target, rate in self._others(dtype):
-                rows.append(Row(2, f"samples/s of each of {CONSUMERS} consumers, {dtype}; against {what}", mine, rate,
-                                mine / rate, *_judge(mine / rate >= target, f"at least {target}")))
-        return rows
-
-    def _others(self, dtype: str) -> list[tuple[str, float, float]]:
-        """(what, target of the ratio, samples/s of each consumer)."""
-        work = [str(self._folder), dtype, str(BATCH), str(self._seconds)]
-        four = range(CONSUMERS)
         if not can_isolate():
             self.notes.append("no tf.data and no TensorSocket: `unshare --net` is not allowed here, and their servers "
                               "would listen on all addresses")
             return []
-
-        found = []
-
-        def add(what: str, target: float, python: str, program: str, servers: Sequence[Sequence[str]],
-                *consumers: Sequence[str]) -> None:
-            for left in reversed(range(_TRIES)):
-                _say(f"{what}, {dtype}")
-                try:
-                    found.append((what, target, each_consumer(consumed(python, program, servers, consumers), BATCH,
-                                                              self._count)))
-                    return
-                except RuntimeError as error:
-                    self.notes.append(f"{what}, {dtype}: {error}; {f'{left} tries left' if left else 'given up'}")
-
-        tensorflow = (sys.executable, "stream_tfdata.py")
-        add("one tf.data pipeline alone", 0.85, *tensorflow, [], ["alone", *work])
-        add("4 independent tf.data pipelines", 3.5, *tensorflow, [], *(["alone", *work] for _ in four))
-        add("tf.data service", 5.0, *tensorflow, [["serve"]], *(["consume", *work, str(number)] for number in four))
         if self._tensorsocket is None:
             self.notes.append("no TensorSocket: --tensorsocket-python names no environment that has it")
-        else:
-            add("TensorSocket", 1.3, self._tensorsocket, "stream_tensorsocket.py", [["serve", *work]],
-                *(["consume", *work] for _ in four))
+        return [row for dtype in ("uint8", "float32") for row in self._deliveries(dtype)]
+
+    def _deliveries(self, dtype: str) -> list[Row]:
+        mine: list[float] = []
+        others: dict[Other, list[float]] = {other: [] for other in self._others(dtype)}
+        for _ in range(self._rounds):
+            mine.append(each_consumer(self._stream(str(self._folder), CONSUMERS, dtype).reads, BATCH))
+            for other, found in others.items():
+                found.append(self._rate(other, dtype))
+        rows = []
+        for other, found in others.items():
+            ratio = _ratio(mine, found)
+            rows.append(Row(2, f"samples/s of each of {CONSUMERS} consumers, {dtype}; against {other.what}",
+                            statistics.median(mine), _median(found), ratio,
+                            *_judge(ratio >= other.target, f"at least {other.target}")))
+        return rows
+
+    def _others(self, dtype: str) -> list[Other]:
+        work = (str(self._folder), dtype, str(BATCH), str(self._seconds))
+        here, four = (sys.executable, "stream_tfdata.py"), range(CONSUMERS)
+        found = [
+            Other("one tf.data pipeline alone", 0.85, *here, (), (("alone", *work),)),
+            Other("4 independent tf.data pipelines", 3.5, *here, (), tuple(("alone", *work) for _ in four)),
+            Other("tf.data service", 5.0, *here, (("serve",),), tuple(("consume", *work, str(number))
+                                                                      for number in four))]
+        if self._tensorsocket is not None:
+            found.append(Other("TensorSocket", 1.3, self._tensorsocket, "stream_tensorsocket.py", (("serve", *work),),
+                               tuple(("consume", *work) for _ in four)))
         return found
+
+    def _rate(self, other: Other, dtype: str) -> float:
+        """Samples/s of each consumer of another loader."""
+        for left in reversed(range(_TRIES)):
+            _say(f"{other.what}, {dtype}")
+            try:
+                return each_consumer(consumed(other.python, other.program, other.servers, other.consumers), BATCH)
+            except RuntimeError as error:
+                self.notes.append(f"{other.what}, {dtype}: {error}; {f'{left} tries left' if left else 'given up'}")
+        return math.nan
 
     # ---- 3: from the ring to readers ----
 
     def ring(self) -> list[Row]:
         """Bytes/s of all readers together."""
-        outcome = self._stream(MEMORY, CONSUMERS, "uint8")
-        rate = each_consumer(outcome.reads, BATCH, self._count) * CONSUMERS * outcome.sample_bytes / 1e9
-        alone = memcpy(outcome.sample_bytes, self._count)
-        return [Row(3, f"GB/s from the ring to {CONSUMERS} readers together; against memcpy", rate, alone, rate / alone,
-                    *_judge(rate / alone >= 0.6, "at least 0.6"))]
+        together, alone = [], []
+        for _ in range(self._rounds):
+            outcome = self._stream(MEMORY, CONSUMERS, "uint8")
+            together.append(each_consumer(outcome.reads, BATCH) * CONSUMERS * outcome.sample_bytes / 1e9)
+            alone.append(memcpy(outcome.sample_bytes))
+        ratio = _ratio(together, alone)
+        return [Row(3, f"GB/s from the ring to {CONSUMERS} readers together; against memcpy",
+                    statistics.median(together), statistics.median(alone), ratio,
+                    *_judge(ratio >= 0.6, "at least 0.6"))]
 
     def _stream(self, source: str, readers: int, dtype: str) -> Outcome:
-        """What real ranks do; measured once."""
-        key = (source, readers, dtype)
-        if key not in self._kept:
-            _say(f"{readers} readers of {source}, {dtype}")
-            transforms = [] if source == MEMORY else decode.TRAIN + decode.SCALE
-            job = Job(source, transforms, PREPROCESSORS, readers, dtype, BATCH, self._seconds, WINDOW)
-            program = str(ROOT / "benchmarks/stream_ranks.py")
-            done = subprocess.run([*mpirun(PREPROCESSORS + readers), program, json.dumps(vars(job))], cwd=ROOT,
-                                  check=True, stdout=subprocess.PIPE, text=True)
-            self._kept[key] = Outcome(**json.loads(done.stdout.splitlines()[-1]))
-        return self._kept[key]
+        """What real ranks do."""
+        _say(f"{readers} readers of {source}, {dtype}")
+        transforms = [] if source == MEMORY else decode.TRAIN + decode.SCALE
+        job = Job(source, transforms, PREPROCESSORS, readers, dtype, BATCH, self._seconds, WINDOW)
+        program = str(ROOT / "benchmarks/stream_ranks.py")
+        done = subprocess.run([*mpirun(PREPROCESSORS + readers), program, json.dumps(vars(job))], cwd=ROOT, check=True,
+                              stdout=subprocess.PIPE, text=True)
+        return Outcome(**json.loads(done.stdout.splitlines()[-1]))
 
     # ---- 4: decoding ----
 
@@ -171,7 +200,8 @@ class Bench:
         _say("decoding")
         ways = {name: way for name, way in decode.ways(ImageFolder(self._folder)).items() if name.startswith("train")}
         images = min(500, len(ImageFolder(self._folder)))
-        rates = decode.measure(ways, images, self._count) | decode.tensorflow_apart(self._folder, images, self._count)
+        rates = decode.measure(ways, images, self._rounds)
+        rates |= decode.tensorflow_apart(self._folder, images, self._rounds)
         rows = []
         for dtype in ("uint8", "float32"):
             of_dtype = {name.split(": ")[1]: rate for name, rate in rates.items() if name.startswith(f"train, {dtype}")}
@@ -206,25 +236,33 @@ def _judge(is_met: bool, target: str) -> tuple[str, bool]:
     return target, is_met
 
 
-def _cpu_per_sample(outcome: Outcome, count: int) -> list[float]:
-    """CPU seconds of all preprocessors for a sample of the stream, in each slice."""
+def _ratio(mine: Sequence[float], others: Sequence[float]) -> float:
+    """Of what was measured in turns."""
+    return _median([one / other for one, other in zip(mine, others, strict=True)])
+
+
+def _median(found: Sequence[float]) -> float:
+    """Rounds in which a side gave nothing do not count."""
+    numbers = [number for number in found if not math.isnan(number)]
+    return statistics.median(numbers) if numbers else math.nan
+
+
+def _cpu_per_sample(outcome: Outcome) -> float:
+    """CPU seconds of all preprocessors for a sample of the stream."""
+    span = span_of(outcome.reads)
     notes = [list(zip(*work, strict=True)) for work in outcome.work]  # of each: times, CPU seconds, samples made
-    return [sum(growth(times, seconds)(span) for times, seconds, _ in notes) / growth(notes[0][0], notes[0][2])(span)
-            for span in slices(outcome.reads, count)]
+    return sum(growth(times, seconds)(span) for times, seconds, _ in notes) / growth(notes[0][0], notes[0][2])(span)
 
 
-def memcpy(sample_bytes: int, count: int, total: int = WINDOW) -> float:
+def memcpy(sample_bytes: int, total: int = WINDOW) -> float:
     """GB/s of numpy in one process, from as much memory as the window has, a batch at a time into one place."""
     rows = total // (BATCH * sample_bytes)
     source = np.ones((rows, BATCH, sample_bytes), np.uint8)
-    private = np.empty((BATCH, sample_bytes), np.uint8)
-    rates = []
-    for _ in range(count + 1):
-        began = time.perf_counter()
-        for batch in source:
-            np.copyto(private, batch)
-        rates.append(source.nbytes / (time.perf_counter() - began) / 1e9)
-    return statistics.median(rates[1:])
+    private = np.zeros((BATCH, sample_bytes), np.uint8)
+    began = time.perf_counter()
+    for batch in source:
+        np.copyto(private, batch)
+    return source.nbytes / (time.perf_counter() - began) / 1e9
 
 
 def train(images: Path, folder: Path, epochs: int = 1) -> tuple[Resident, float, str]:
@@ -267,8 +305,8 @@ def main() -> None:
     parser.add_argument("--jpegs", help="tar file of CIFAR-10 as JPEG files, train/<class>/<number>.jpg")
     parser.add_argument("--data", type=Path, help="where the images are made, and stay (else they go when it ends)")
     parser.add_argument("--images", type=int, default=4000)
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement of a rate")
-    parser.add_argument("--slices", type=int, default=5, help="that a measurement is cut into")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement of a rate")
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cores", type=int, default=2, help="for all processes of a side together")
     parser.add_argument("--tensorsocket-python", help="of an environment with torch, tensorsocket and simplejpeg")
     parser.add_argument("--points", type=int, nargs="+", default=[1, 2, 3, 4, 5, 6])
@@ -281,7 +319,7 @@ def main() -> None:
         folder = args.data or Path(temporary)
         if args.jpegs is not None:
             make_jpegs(args.jpegs, folder, args.images)
-        bench = Bench(folder.resolve(), args.seconds, args.slices, args.tensorsocket_python)
+        bench = Bench(folder.resolve(), args.seconds, args.rounds, args.tensorsocket_python)
         began, load = time.perf_counter(), os.getloadavg()[0]
         rows = []
         for points, measure in (({1}, bench.cost), ({2}, bench.delivery), ({3}, bench.ring), ({4}, bench.decoding),
