@@ -44,7 +44,7 @@ class DeafFile:
         return self._file.read(size)
 
     def readinto(self, buffer: memoryview) -> int:
-        """Read; what was not written is not there, which does not matter any more."""
+        """Read; what was not written is not there, and HDF5's library may complain of what it finds in its place."""
         return self._file.readinto(buffer) if self.error is None else len(buffer)  # type: ignore[attr-defined]
 
     def seek(self, offset: int, whence: int = 0) -> int:

@@ -164,10 +164,15 @@ def write_hdf5(data: DataSet, transforms: Sequence[Transform], path: str | Path,
                     target.check()
                 progress(count)
 
-            with h5py.File(target, "w") as file:
-                file.attrs["made_from"] = made_from
-                for name, source in parts.items():
-                    bad += _write_part(file.create_group(name), source, data.classes, transforms, advance)
+            try:
+                with h5py.File(target, "w") as file:
+                    file.attrs["made_from"] = made_from
+                    for name, source in parts.items():
+                        bad += _write_part(file.create_group(name), source, data.classes, transforms, advance)
+            except Exception:
+                with _writing(place):
+                    target.check()  # the cause, where HDF5 has read back what could not be written
+                raise
             with _writing(place):
                 target.check()
                 os.fsync(plain.fileno())

@@ -78,7 +78,7 @@ def ensemble(slurm, tmp_path):
 
 
 def test_a_walltime_that_is_too_short_warns_the_job_and_another_finishes(slurm, tmp_path):
-    ensemble = Ensemble(slurm, tmp_path, samples=1600, epochs=12)
+    ensemble = Ensemble(slurm, tmp_path, samples=1600, epochs=24)  # 40 s at least
     ensemble.submit("--warn=55s", walltime="1min")  # Slurm looks every half a minute whether a warning is due
     ensemble.wait_for_end()
     *before, last = ensemble.stops()

@@ -59,5 +59,7 @@ def test_a_group_grows_onto_another_node(launch, tmp_path):
     run = launch(6, content, program=(str(ROOT / "tests/mpi/scripted.py"),),
                  environment={"FLEET_TEST_ROUNDS": json.dumps(rounds), "FLEET_RANKS_PER_NODE": "3"})
     assert run.status == 0, run.output
-    assert [event["devices"] for event in run.events("regroup")] == [[0, 2], [0, 2, 3, 1]]
+    first, second = (event["devices"] for event in run.events("regroup"))
+    assert first == [0, 2]
+    assert second in ([0, 2, 3, 1], [0, 2, 1, 3])  # device 3 may come to be free after device 1 has joined
     assert replayed(launch, content, run, "long") < 1e-9

@@ -129,6 +129,18 @@ def test_a_full_disk_is_no_wrong_input_and_leaves_the_old_file_and_no_other(data
     assert [file.name for file in tmp_path.iterdir() if file.is_file()] == ["packed.h5"]
 
 
+def test_a_full_disk_is_told_of_even_where_hdf5_stumbles_over_what_is_not_there(data, path, monkeypatch):
+    def garbage(self, buffer):
+        buffer[:] = b"\xff" * len(buffer)
+        return len(buffer)
+
+    monkeypatch.setattr(FullDisk, "left", 0)
+    monkeypatch.setattr("preprocess.deaf_file.DeafFile.readinto", garbage)
+    monkeypatch.setattr("builtins.open", lambda name, mode, **options: FullDisk(name, mode))
+    with pytest.raises(CannotWrite, match="No space left"):
+        write_hdf5(data, (), path)
+
+
 def test_a_file_of_nothing_is_not_written(data, path):
     for part in (data.train, data.validation):
         for index in range(len(part)):
