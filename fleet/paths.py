@@ -169,18 +169,19 @@ STDOUT = Path("standard output")  # for messages; a batch log may lie on the dis
 
 
 @contextmanager
-def storing(path: Path, wanted: int = 0) -> Iterator[None]:
+def storing(path: Path, wanted: int = 0, kind: type[OSError] = OSError) -> Iterator[None]:
     """Write a file inside, and say what helps where the file system refuses.
 
     Args:
         wanted: bytes that are to be written, where that is known.
+        kind: of the errors that are meant, where files are read inside as well.
 
     Raises:
         StorageError: the file system refused.
     """
     try:
         yield
-    except OSError as error:
+    except kind as error:
         raise StorageError(_explain(path, wanted, error)) from error
 
 

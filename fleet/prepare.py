@@ -165,12 +165,8 @@ def _decode_once(spec: Spec, data: DataSet, transforms: tuple[Transform, ...], p
         StorageError: the disk is full, ...
     """
     total = len(data.train) + len(data.validation or ())
-    with progress_bar(total, "decoding once") as advance:
-        try:
-            decoded = decode_once(data, transforms, path, advance)
-        except CannotWrite:
-            with storing(path):
-                raise
+    with progress_bar(total, "decoding once") as advance, storing(path, kind=CannotWrite):
+        decoded = decode_once(data, transforms, path, advance)
     if len(decoded.left_out) > spec.data.max_bad * len(data.train):
         raise UserError(f"{len(decoded.left_out)} of {total} samples cannot be decoded, more than data.max_bad: "
                         f"{spec.data.max_bad:.2%}; the first: {decoded.left_out[0]}")

@@ -38,12 +38,9 @@ def run(args: argparse.Namespace) -> ExitStatus:
     transforms = parse_transforms([] if size is None else [
         {"decode": {"mode": args.mode}}, {"resize": {"size": size}}, {"center_crop": {"size": [size, size]}}])
     data = open_data("image_folder", args.folder, validation=None, seed=0)
-    with progress_bar(len(data.train) + len(data.validation or ()), "images") as advance:
-        try:
-            left_out = write_hdf5(data, transforms, args.out, advance)
-        except CannotWrite:
-            with storing(Path(args.out)):
-                raise
+    total = len(data.train) + len(data.validation or ())
+    with progress_bar(total, "images") as advance, storing(Path(args.out), kind=CannotWrite):
+        left_out = write_hdf5(data, transforms, args.out, advance)
     train, validation = open_hdf5(args.out)
     counts = {"train": len(train), "validation": len(validation or ())}
     written = os.path.getsize(args.out)
