@@ -24,8 +24,8 @@ from images import make_jpegs  # beside this file
 from PIL import Image
 
 from preprocess import decode as decoders
-from preprocess.image_folder import ImageFolder
 from preprocess.pipeline import Pipeline, _Generators
+from preprocess.sources.image_folder import ImageFolder
 from preprocess.transforms import parse_transforms
 
 CROP, SMALL = 224, 64

@@ -25,12 +25,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import numpy as np
 
 from benchmarks.apart import within
-from fleet.show import print_json, print_table
-from scheduler.autoscale_simulation import Outcome, simulate
-from scheduler.autoscaler import Autoscaling
-from scheduler.elastic import Curve, allocate, dynamic_programme
-from scheduler.elastic_jobs import generate
-from scheduler.elastic_milp import integer_programme
+from fleet.terminal import print_json, print_table
+from scheduler.elastic.allocate import Curve, allocate, dynamic_programme
+from scheduler.elastic.autoscaler import Autoscaling
+from scheduler.elastic.jobs import generate
+from scheduler.elastic.milp import integer_programme
+from scheduler.elastic.simulation import Outcome, simulate
 
 # --- How fast -----------------------------------------------------------------------------------
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from document import table
 from elastic import SPEED_HEADERS, TABLE_HEADERS, Reached, Speed, speed_cells
 
-from fleet.commands.simulate_autoscale import draw_counts, moments
-from scheduler.autoscale_simulation import Outcome, simulate
-from scheduler.autoscaler import Autoscaling
-from scheduler.elastic import scaling
-from scheduler.elastic_jobs import CATEGORIES, PATTERNS, POLICIES, Workload, generate, workload
-from scheduler.ratesfile import read_json
+from fleet.commands.simulate.autoscale import draw_counts, moments
+from scheduler.elastic.allocate import scaling
+from scheduler.elastic.autoscaler import Autoscaling
+from scheduler.elastic.jobs import CATEGORIES, PATTERNS, POLICIES, Workload, generate, workload
+from scheduler.elastic.simulation import Outcome, simulate
+from scheduler.ensemble.rates_file import read_json
 
 # A quarter of Table IV's cluster, so that the page is made in minutes.
 GPUS, MINUTES = 100, 480.0

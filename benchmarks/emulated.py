@@ -19,13 +19,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from fleet.account import Account
 from fleet.api import run, write_spec
-from fleet.paths import RunPaths, write_json
-from fleet.report import read_report
-from scheduler.ensembles import generate
-from scheduler.policies import POLICIES
-from scheduler.ratesfile import write_rates
+from fleet.monitor.account import Account
+from fleet.monitor.report import read_report
+from fleet.storage.paths import RunPaths, write_json
+from scheduler.ensemble.draw import generate
+from scheduler.ensemble.policies import POLICIES
+from scheduler.ensemble.rates_file import write_rates
 
 BATCH = 100
 

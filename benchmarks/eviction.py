@@ -22,11 +22,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from fleet.show import print_json, print_table
-from scheduler import eviction
-from scheduler.eviction import Plan, RunningJob, Spectrum, plan_evictions
-from scheduler.eviction_baselines import algorithm_1, greedy
-from scheduler.theta import STORAGE, BatchJob, theta_like
+from fleet.terminal import print_json, print_table
+from scheduler.eviction import plan as eviction
+from scheduler.eviction.baselines import algorithm_1, greedy
+from scheduler.eviction.plan import Plan, RunningJob, Spectrum, plan_evictions
+from scheduler.eviction.theta import STORAGE, BatchJob, theta_like
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def others(draws: int) -> dict[str, float]:
 
 LOAD = """
 import time; start = time.perf_counter()
-from scheduler import eviction
+from scheduler.eviction import plan as eviction
 eviction.COMPILE_FROM = 0
 eviction.plan_evictions([eviction.RunningJob("a", 1, 1, 1)], 1, 1)
 print(time.perf_counter() - start)

@@ -26,11 +26,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import numpy as np
 
 from benchmarks.apart import within
-from fleet.show import print_json, print_table
-from scheduler.idle_nodes import Curve, Trainer, allocate, equal, name_order, place_in_order, worth
-from scheduler.idle_nodes_milp import allocate_counts, allocate_nodes
-from scheduler.idle_replay import Settings, Summary, replay, summarise
-from scheduler.idle_trace import Job, Trace, read_events, read_node_names, read_trainers, with_objective
+from fleet.terminal import print_json, print_table
+from scheduler.idle.allocate import Curve, Trainer, allocate, equal, name_order, place_in_order, worth
+from scheduler.idle.milp import allocate_counts, allocate_nodes
+from scheduler.idle.replay import Settings, Summary, replay, summarise
+from scheduler.idle.trace import Job, Trace, read_events, read_node_names, read_trainers, with_objective
 
 WEEK_S, NODES = 168 * 3600.0, 1024
 

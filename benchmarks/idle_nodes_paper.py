@@ -23,9 +23,9 @@ import numpy as np
 from benchmarks import document
 from benchmarks.document import fill, table
 from benchmarks.idle_nodes import Data, decisions, efficiencies, two_weeks
-from scheduler.idle_nodes import equal, place_in_order
-from scheduler.idle_replay import Settings, Summary, efficiency, replay, static_outcome
-from scheduler.idle_trace import Job, Trace
+from scheduler.idle.allocate import equal, place_in_order
+from scheduler.idle.replay import Settings, Summary, efficiency, replay, static_outcome
+from scheduler.idle.trace import Job, Trace
 
 PUBLISHED = Settings()  # decisions at changes of the trace only, nodes by index, T = 120 s, ten at a time
 BEST = Settings(completions_are_events=True, placement=place_in_order)

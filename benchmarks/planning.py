@@ -19,12 +19,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from fleet.show import print_json, print_table
-from scheduler import rates, waterfill
+from fleet.terminal import print_json, print_table
 from scheduler.base import Cluster, Delta, Options, Progress
-from scheduler.ensemble_simulation import costs_of, simulate, stream_of
-from scheduler.ensembles import generate
-from scheduler.policies import POLICIES, decide
+from scheduler.ensemble import rates, waterfill
+from scheduler.ensemble.draw import generate
+from scheduler.ensemble.policies import POLICIES, decide
+from scheduler.ensemble.simulation import costs_of, simulate, stream_of
 
 TARGET_S = 1.0
 REPETITIONS = 5

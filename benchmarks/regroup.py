@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from fleet.checkpoint import State, read_state, write_state
-from fleet.engine import Engine, InputSpec, Trainable, make_engine
-from fleet.mpi import Group, World
-from fleet.show import print_table
+from fleet.comm.world import Group, World
+from fleet.engines.base import Engine, InputSpec, Trainable, make_engine
 from fleet.spec import Spec, parse
+from fleet.storage.checkpoint import State, read_state, write_state
+from fleet.terminal import print_table
 from preprocess.transforms import Affine
 
 INPUTS = InputSpec((32, 32, 3), "uint8", 10, Affine(0.5, 0.5))

@@ -16,11 +16,11 @@ from functools import partial
 
 import numpy as np
 
-from fleet.show import print_table
-from scheduler.batchqueue import Convention, simulate
-from scheduler.distributions import discretise, make_law
-from scheduler.reservation import at_optimal, t_optimal
-from scheduler.workload import Rule, Sizes, draw_jobs
+from fleet.terminal import print_table
+from scheduler.reservation.laws import discretise, make_law
+from scheduler.reservation.queue import Convention, simulate
+from scheduler.reservation.requests import at_optimal, t_optimal
+from scheduler.reservation.workload import Rule, Sizes, draw_jobs
 
 LAW = make_law("truncnorm", mu=8, sigma=2, low=0, high=20)
 REPEATS = 9

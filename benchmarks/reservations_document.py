@@ -39,9 +39,10 @@ from reservations_scenarios import (  # beside this file
     scenario_4,
 )
 
-from scheduler.batchqueue import Convention
-from scheduler.distributions import discretise, empirical, make_law
-from scheduler.reservation import (
+from scheduler.reservation.laws import discretise, empirical, make_law
+from scheduler.reservation.log import read_runs
+from scheduler.reservation.queue import Convention
+from scheduler.reservation.requests import (
     RequestSequence,
     at_optimal,
     expected_makespan,
@@ -50,8 +51,7 @@ from scheduler.reservation import (
     requests_from_runs,
     t_optimal,
 )
-from scheduler.runlog import read_runs
-from scheduler.workload import Rule, Sizes
+from scheduler.reservation.workload import Rule, Sizes
 
 TABLE_1 = make_law("truncnorm", mu=8, sigma=2, low=0, high=20)
 PUBLISHED = {0.0: "10.8, 13.4, 15.4, 17.1, 18.7, 20.0", 0.1: "10.86, 13.91, 18.69, 20.0", 0.5: "13.04, 20.0",
@@ -463,8 +463,8 @@ ASSUMPTIONS = """## What the paper leaves open, and what was assumed
   machine, so only the number of small ones changes with it.
 - Scenario 4: the paper does not say how many nodes its applications used, nor when they arrived. Sizes drawn from
   the beta law of Scenario 1 make the two weeks about full and give the 300 short jobs the work rate of the paper.
-- A live job that asks for one walltime at a time would call `scheduler.reservation.next_request(runs, failed)`; the
-  command `fleet reserve` prints all requests at once.
+- A live job that asks for one walltime at a time would call
+  `scheduler.reservation.requests.next_request(runs, failed)`; the command `fleet reserve` prints all requests at once.
 - Figures of the paper that show no number in their text (its Fig. 4: how many past runs to look at) were not redone.
 """
 

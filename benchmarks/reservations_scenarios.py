@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from scheduler.batchqueue import Convention, Job, Schedule, Stream, simulate
-from scheduler.distributions import Law, make_law
-from scheduler.workload import Rule, Sizes, draw_jobs, small_stream
+from scheduler.reservation.laws import Law, make_law
+from scheduler.reservation.queue import Convention, Job, Schedule, Stream, simulate
+from scheduler.reservation.workload import Rule, Sizes, draw_jobs, small_stream
 
 PROCESSORS = 100
 LAWS = {

@@ -20,12 +20,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from scheduler.base import Cluster, Delta, Options, RateTable
-from scheduler.ensemble_simulation import PAPER_COSTS, REGROUPING_COSTS, Costs, Simulated, simulate
-from scheduler.ensembles import convert, redraw_epochs, with_errors
-from scheduler.pace import Ring, Stream
-from scheduler.placement import greedy, place, score
-from scheduler.rates import curve, steadied
-from scheduler.ratesfile import read_json
+from scheduler.ensemble.draw import convert, redraw_epochs, with_errors
+from scheduler.ensemble.pace import Ring, Stream
+from scheduler.ensemble.placement import greedy, place, score
+from scheduler.ensemble.rates import curve, steadied
+from scheduler.ensemble.rates_file import read_json
+from scheduler.ensemble.simulation import PAPER_COSTS, REGROUPING_COSTS, Costs, Simulated, simulate
 
 GPUS = (20, 40, 60, 80, 100, 120, 140, 160)
 FEW_GPUS = (20, 60, 100, 160)

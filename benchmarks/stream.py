@@ -44,10 +44,10 @@ from rivals import can_isolate, consumed
 from stream_ranks import MEMORY, Job, Outcome
 
 from fleet.api import mpirun
-from fleet.eventlog import read_events
-from fleet.paths import RunPaths
-from fleet.show import print_json, print_table
-from preprocess.image_folder import ImageFolder
+from fleet.storage.events import read_events
+from fleet.storage.paths import RunPaths
+from fleet.terminal import print_json, print_table
+from preprocess.sources.image_folder import ImageFolder
 
 ROOT = Path(__file__).parents[1]
 BATCH, CONSUMERS, PREPROCESSORS = 64, 4, 2

@@ -18,19 +18,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pace import record  # beside this file
 
-from fleet.messages import NO_LIMIT, Exit, Produce, Ready, Tag
-from fleet.order import Epoch, StrictOrder
-from fleet.preprocessor import Preprocessor, Shared
-from fleet.roles import Roles, assign
-from fleet.segment import Window, plan_layout
-from fleet.stream import SharedStream
+from fleet.comm.messages import NO_LIMIT, Exit, Produce, Ready, Tag
+from fleet.comm.roles import Roles, assign
+from fleet.runtime.preprocessor import Preprocessor, Shared
+from fleet.stream.layout import Window, plan_layout
+from fleet.stream.order import Epoch, StrictOrder
+from fleet.stream.reader import SharedStream
 from preprocess.base import RandomAccess
-from preprocess.image_folder import ImageFolder
 from preprocess.pipeline import Pipeline
+from preprocess.sources.image_folder import ImageFolder
 from preprocess.transforms import Affine, parse_transforms
 
 if TYPE_CHECKING:  # MPI starts when it is imported
-    from fleet.mpi import World
+    from fleet.comm.world import World
 
 MEMORY = "memory"
 _NOTED_EVERY_S = 0.02
@@ -111,7 +111,7 @@ class Chief:
 
 
 def main() -> None:
-    from fleet.mpi import World
+    from fleet.comm.world import World
 
     job = Job(**json.loads(sys.argv[1]))
     world = World()

@@ -21,9 +21,9 @@ from pathlib import Path
 import yaml
 
 from fleet.api import mpirun
-from fleet.eventlog import read_events
-from fleet.paths import RunPaths
-from fleet.show import print_json, print_table
+from fleet.storage.events import read_events
+from fleet.storage.paths import RunPaths
+from fleet.terminal import print_json, print_table
 
 ROOT = Path(__file__).parents[1]
 EPOCHS, BATCH = 8, 64
@@ -34,8 +34,8 @@ TRANSFORMS = [{"decode": {"mode": "L"}}, {"scale": {"mean": 0.5, "std": 0.5}}]
 FIT = f"""
 import json, sys, time
 import numpy as np
-from fleet.families import Architecture
-from fleet.engine_models import build_model
+from fleet.spec.model import Architecture
+from fleet.engines.models import build_model
 from preprocess.pipeline import Pipeline
 from preprocess.source import open_data
 from preprocess.transforms import parse_transforms

@@ -4,7 +4,7 @@
 """
 
 from scheduler.base import Cluster, Delta, Network, Options, Progress, RateTable
-from scheduler.policies import decide
+from scheduler.ensemble.policies import decide
 
 # samples/s on 1, 2, 3 and 4 GPUs: two fast networks, one of half their pace, one that is slow
 rates = RateTable(samples_per_epoch=30_000, gpus_per_node=4, models=(

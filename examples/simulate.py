@@ -4,9 +4,9 @@
 """
 
 from scheduler.base import Cluster, Options
-from scheduler.ensemble_simulation import costs_of, simulate, stream_of
-from scheduler.ensembles import generate
-from scheduler.policies import POLICIES
+from scheduler.ensemble.draw import generate
+from scheduler.ensemble.policies import POLICIES
+from scheduler.ensemble.simulation import costs_of, simulate, stream_of
 
 ensemble = generate(networks=30, seed=1)  # rates and epochs like those of the paper's networks
 cluster = Cluster.of(gpus=16, gpus_per_node=4)

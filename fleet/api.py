@@ -18,9 +18,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from fleet.errors import ExitStatus, FleetError, InfrastructureError, SpecError, UserError
-from fleet.eventlog import launch_status, log_mark
-from fleet.paths import RunPaths, replacing
-from fleet.results import NetworkResult, Status, read_results
 from fleet.run import parse_arguments
 from fleet.spec import (
     Batch,
@@ -39,6 +36,9 @@ from fleet.spec import (
     load,
     parse,
 )
+from fleet.storage.events import launch_status, log_mark
+from fleet.storage.paths import RunPaths, replacing
+from fleet.storage.results import NetworkResult, Status, read_results
 
 __all__ = ["Batch", "Checkpoint", "Converge", "Data", "Document", "ExitStatus", "FleetError", "ModelEntry",
            "NetworkResult", "Optimizer", "Profile", "Resources", "Schedule", "Spec", "SpecError", "Status", "Train",

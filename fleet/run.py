@@ -16,19 +16,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fleet.binding import BINDING_REMEDY, binding_problem, my_cores
-from fleet.devices import gpus_per_node, visible_gpus
 from fleet.errors import ExitStatus, FleetError, StorageError, UserError, shortened
-from fleet.interrupt import Interruption
-from fleet.lock import FolderLock
-from fleet.paths import storing
+from fleet.runtime.interrupt import Interruption
+from fleet.storage.lock import FolderLock
+from fleet.storage.paths import storing
 from fleet.units import parse_duration
+from launch.binding import BINDING_REMEDY, binding_problem, my_cores
+from launch.devices import gpus_per_node, visible_gpus
 from launch.environment import is_first
 from launch.walltime import seconds_left
 
 if TYPE_CHECKING:  # MPI starts when it is imported, and --help should work where it does not
-    from fleet.mpi import World
-    from fleet.prepare import Prepared
+    from fleet.comm.world import World
+    from fleet.runtime.prepare import Prepared
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     began = time.monotonic()
     # Before MPI starts, for after that no process should be forked.
     batch_left = seconds_left(os.environ) if is_first(os.environ) else None
-    from fleet.mpi import World
+    from fleet.comm.world import World
 
     logging.getLogger("fleet").addHandler(logging.NullHandler())  # until this rank's file is known
     world = World()
@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(world: World, request: Request, batch_left: float | None, began: float, lock: FolderLock) -> int:
-    from fleet.prepare import prepare
+    from fleet.runtime.prepare import prepare
     from fleet.spec import look_beside
 
     look_beside(request.spec)  # on all ranks: what rank 0 shares may be of modules that are found there
@@ -132,7 +132,7 @@ def _run(world: World, request: Request, batch_left: float | None, began: float,
         print(f"fleet: {binding}: {BINDING_REMEDY}", file=sys.stderr, flush=True)
     start_logging(prepared.paths.log(world.rank), world.rank, world.host)
 
-    from fleet.session import Session
+    from fleet.runtime.session import Session
 
     given = request.walltime if request.walltime is not None else prepared.spec.document.walltime
     interruption = Interruption(shortest(given, batch_left), began=began)

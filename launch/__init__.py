@@ -1,1 +1,3 @@
-"""Batch systems: templates, submission, walltime, the jobs that run now."""
+"""Batch systems and the machine beneath a rank: scripts, submission, walltime, cores, GPUs; imports the standard
+library.
+"""

@@ -1,1 +1,1 @@
-"""Data sets and sample transforms, without TensorFlow and without MPI."""
+"""Data sets and sample transforms; imports neither TensorFlow, nor MPI, nor the other packages."""

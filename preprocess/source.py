@@ -20,12 +20,12 @@ __all__ = ["SOURCES", "DataSet", "RandomAccess", "Source", "View", "open_data", 
 
 # name -> module:function, which takes (path, **options) and returns (training, validation or None)
 SOURCES: dict[str, str] = {
-    "image_folder": "preprocess.image_folder:open_image_folder",
-    "hdf5": "preprocess.hdf5:open_hdf5",
-    "tfrecord": "preprocess.tfrecord:open_tfrecord",
-    "webdataset": "preprocess.webdataset:open_webdataset",
-    "builtin:digits": "preprocess.digits:open_digits",
-    "builtin:noise": "preprocess.noise:open_noise",
+    "image_folder": "preprocess.sources.image_folder:open_image_folder",
+    "hdf5": "preprocess.sources.hdf5:open_hdf5",
+    "tfrecord": "preprocess.sources.tfrecord:open_tfrecord",
+    "webdataset": "preprocess.sources.webdataset:open_webdataset",
+    "builtin:digits": "preprocess.sources.digits:open_digits",
+    "builtin:noise": "preprocess.sources.noise:open_noise",
 }
 NO_PATH = ("builtin:digits", "builtin:noise")  # sources that can do without
 

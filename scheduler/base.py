@@ -72,7 +72,7 @@ class Network:
 
     Args:
         name: unique in the ensemble.
-        rates: samples/s on 1, 2, ... GPUs; beyond the last, see :mod:`scheduler.rates`.
+        rates: samples/s on 1, 2, ... GPUs; beyond the last, see :mod:`scheduler.ensemble.rates`.
         epochs: how many it trains; a simulation needs it, a policy is not told.
         params_mb: size of its weights.
         min_gpus, max_gpus: the bounds of its training group.

@@ -2,13 +2,13 @@
 
 import doctest
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.places import ROOT
+
 # Loading these starts MPI or TensorFlow.
-HEAVY = {"fleet.mpi", "fleet.engine_keras", "fleet.engine_models"}
+HEAVY = {"fleet.comm.world", "fleet.engines.keras.network", "fleet.engines.models"}
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path
            for package in ("fleet", "preprocess", "scheduler", "launch") for path in (ROOT / package).rglob("*.py")}
 

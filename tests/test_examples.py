@@ -4,11 +4,11 @@ import doctest
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.places import ROOT
+
 EXAMPLES = ROOT / "examples"
 
 

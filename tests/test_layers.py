@@ -1,46 +1,227 @@
-"""Who may import whom: one root, three leaves, one door for MPI and one for TensorFlow.
+"""Who may import whom: one table, held against every import of the four packages.
 
-The files are read, not run, so that an import inside a function counts as well.
+The files are read, not run, so an import inside a function counts as well, and so does one for type checkers, one
+through a package's ``__init__``, and a module that is named in a text (the tables of commands, sources and engines).
 """
 
 import ast
+import graphlib
 import json
+import re
 import subprocess
 import sys
-from pathlib import Path
+from dataclasses import dataclass
 
 import pytest
 
 from fleet.__main__ import COMMANDS
+from tests.places import ROOT
 
-ROOT = Path(__file__).parents[1]
-LEAVES = ("preprocess", "scheduler", "launch")
+PACKAGES = ("fleet", "preprocess", "scheduler", "launch")
 TENSORFLOW = {"tensorflow", "keras", "horovod"}
 
+# A room is a folder, or a module that stands in none. Each may import itself, and what stands behind it here.
+_BELOW_SPEC = "fleet fleet.errors fleet.units fleet.terminal preprocess scheduler"
+_SPEC = f"fleet.spec {_BELOW_SPEC}"
+_STORAGE = f"fleet.storage {_SPEC}"
+_COMM = f"fleet.comm {_STORAGE}"
+_RUNTIME = f"fleet.stream fleet.engines fleet.monitor {_COMM} launch"
+_RUN = f"fleet.runtime {_RUNTIME}"
+_FAMILY = "scheduler.base scheduler.files scheduler.simulator"
 
-def imported(source):
-    """The top-level names of all packages that a module's text imports anywhere, also by their name as a text."""
-    for node in ast.walk(ast.parse(source)):
+MAY_IMPORT = {
+    "launch": "",
+    "preprocess.base": "",
+    "preprocess.files": "",
+    "preprocess.decode": "preprocess.base",
+    "preprocess.passing": "preprocess.base",
+    "preprocess.transforms": "preprocess.base preprocess.decode",
+    "preprocess.pipeline": "preprocess.base preprocess.transforms",
+    "preprocess.sources": "preprocess.base preprocess.files preprocess.decode preprocess.passing "
+                          "preprocess.transforms preprocess.pipeline",
+    "preprocess.source": "preprocess.base preprocess.sources",
+    "scheduler.base": "",
+    "scheduler.files": "scheduler.base",
+    "scheduler.simulator": "scheduler.base",
+    "scheduler.ensemble": _FAMILY,
+    "scheduler.idle": _FAMILY,
+    "scheduler.elastic": _FAMILY,
+    "scheduler.reservation": _FAMILY,
+    "scheduler.eviction": _FAMILY,
+    "fleet": "",
+    "fleet.errors": "",
+    "fleet.units": "",
+    "fleet.terminal": "fleet.errors fleet.units",
+    "fleet.spec": _BELOW_SPEC,
+    "fleet.storage": _SPEC,
+    "fleet.comm": _STORAGE,
+    "fleet.engines": _COMM,
+    "fleet.stream": _COMM,
+    "fleet.monitor": _STORAGE,
+    "fleet.runtime": _RUNTIME,
+    "fleet.jobs": f"fleet.engines {_STORAGE} launch",
+    "fleet.run": _RUN,
+    "fleet.api": f"fleet.run {_RUN}",
+    "fleet.commands": f"fleet.api fleet.run fleet.jobs {_RUN}",
+    "fleet.__main__": f"fleet.commands {_BELOW_SPEC}",
+}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import of a module of ours, or of a package of others."""
+
+    source: str  # the module that imports
+    line: int
+    target: str  # the module that is imported
+
+    @property
+    def place(self):
+        return f"{path_of(self.source).relative_to(ROOT)}:{self.line}"
+
+
+# ---- reading imports ---------------------------------------------------------------------------
+
+
+def _modules():
+    """Module name -> its file; a package goes by its own name."""
+    files = {path: path.relative_to(ROOT).with_suffix("") for package in PACKAGES
+             for path in (ROOT / package).rglob("*.py")}
+    return {".".join(place.parts).removesuffix(".__init__"): path for path, place in files.items()}
+
+
+MODULES = _modules()
+
+
+def path_of(module):
+    return MODULES[module]
+
+
+def room(module):
+    """The room of a module: its folder, of those directly below a package; or itself, where it stands in none."""
+    package, _, rest = module.partition(".")
+    first = rest.partition(".")[0]
+    if package == "launch" or not first:
+        return package
+    return f"{package}.{first}"
+
+
+def imported(text, module="m", is_package=False):
+    """(line, name) of all that a module's text imports anywhere, also by its name as a text."""
+    own = module if is_package else module.rpartition(".")[0]
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
-            yield from (alias.name.split(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            yield str(node.module).split(".")[0]
-        elif isinstance(node, ast.Call) and _called(node.func) in ("import_module", "__import__"):
-            yield from (argument.value.split(".")[0] for argument in node.args
-                        if isinstance(argument, ast.Constant) and isinstance(argument.value, str))
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = own.rsplit(".", node.level - 1)[0] if node.level else ""
+            origin = ".".join(filter(None, [base, node.module]))
+            yield from ((node.lineno, f"{origin}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if re.fullmatch(r"[a-z_0-9]+(\.[a-z_0-9]+)*(:\w+)?", node.value):
+                yield node.lineno, node.value.partition(":")[0]
 
 
-def _called(function):
-    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+def _resolved(name, behind):
+    """The modules that a dotted name leads to: through an ``__init__`` it leads to where the name comes from too."""
+    module = name
+    while module and module not in MODULES:
+        module = module.rpartition(".")[0]
+    if not module:
+        return []
+    through = behind.get(module, {}).get(name.removeprefix(f"{module}.").partition(".")[0], "")
+    return [module, *(_resolved(through, behind) if through else [])]
 
 
-def files(package):
-    return sorted((ROOT / package).rglob("*.py"))
+def _imports():
+    texts = {module: path.read_text(encoding="utf-8") for module, path in MODULES.items()}
+    named = {module: list(imported(text, module, path_of(module).name == "__init__.py"))
+             for module, text in texts.items()}
+    behind = {module: {name.rpartition(".")[2]: name for _, name in named[module]} for module, path in MODULES.items()
+              if path.name == "__init__.py"}
+    ours = [Import(module, line, target) for module, names in named.items() for line, name in names
+            for target in _resolved(name, behind) if name.partition(".")[2] or name in PACKAGES]
+    return [found for found in ours if found.source != found.target and not _is_word(found)], named
 
 
-def wrong(paths, forbidden):
-    return [f"{path.relative_to(ROOT)} imports {name}" for path in paths
-            for name in sorted(set(imported(path.read_text(encoding="utf-8"))) & set(forbidden))]
+def _is_word(found):
+    """Whether a text only happens to be a package's name."""
+    return found.target in PACKAGES
+
+
+IMPORTS, NAMED = _imports()
+
+
+# ---- the rule ----------------------------------------------------------------------------------
+
+
+def test_every_room_has_its_line_in_the_table():
+    assert {room(module) for module in MODULES} - {"preprocess", "scheduler"} == set(MAY_IMPORT)
+
+
+def test_a_room_imports_only_what_the_table_says():
+    def allowed(found):
+        mine, theirs = room(found.source), room(found.target)
+        words = MAY_IMPORT.get(mine, "").split()
+        return mine == theirs or theirs in words or theirs.partition(".")[0] in set(words) - {"fleet"}
+
+    assert [f"{found.place}: {room(found.source)} may not import {found.target}" for found in IMPORTS
+            if not allowed(found)] == []
+
+
+def circle(edges):
+    """A circle among (from, to) pairs, as a list whose first is its last; empty where there is none."""
+    before = {}
+    for source, target in edges:
+        before.setdefault(source, set()).add(target)
+    try:
+        graphlib.TopologicalSorter(before).prepare()
+    except graphlib.CycleError as error:
+        return error.args[1][::-1]
+    return []
+
+
+def test_there_is_no_circle_of_files():
+    found = circle((found.source, found.target) for found in IMPORTS)
+    lines = [next(i.place for i in IMPORTS if (i.source, i.target) == pair) for pair in zip(found, found[1:], strict=False)]
+    assert (found, lines) == ([], [])
+
+
+def test_there_is_no_circle_of_rooms():
+    pairs = {(room(found.source), room(found.target)): found.place for found in IMPORTS
+             if room(found.source) != room(found.target)}
+    found = circle(pairs)
+    assert [pairs[pair] for pair in zip(found, found[1:], strict=False)] == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_folder_holds_more_than_20_modules_and_no_module_more_than_600_lines(package):
+    counts = {}
+    for path in (ROOT / package).rglob("*.py"):
+        counts[path.parent] = counts.get(path.parent, 0) + (path.name != "__init__.py")
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= 600, path
+    assert {str(folder): count for folder, count in counts.items() if count > 20} == {}
+
+
+def test_every_folder_says_what_it_is_and_what_it_may_import():
+    docs = {module: ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "" for module, path in MODULES.items()
+            if path.name == "__init__.py" and module != "fleet"}
+    assert [module for module, text in docs.items() if not re.search(r"\bimports?\b", text)] == []
+
+
+# ---- what comes from outside -------------------------------------------------------------------
+
+
+def _importing(names, rooms):
+    """The places of modules outside of some rooms that import one of some packages of others."""
+    return [f"{path_of(module).relative_to(ROOT)}:{line}: {name}" for module, found in NAMED.items()
+            for line, name in found if name.partition(".")[0] in names and not module.startswith(rooms)
+            and not _is_text(path_of(module), line, name)]
+
+
+def _is_text(path, line, name):
+    """Whether a name stands on its line in quotes, and not in a call that imports it."""
+    text = path.read_text(encoding="utf-8").splitlines()[line - 1]
+    return bool(re.search(rf"['\"]{re.escape(name)}\b", text)) and not re.search(r"import_module|__import__", text)
 
 
 @pytest.mark.parametrize("text", [
@@ -48,27 +229,21 @@ def wrong(paths, forbidden):
     "importlib.import_module('mpi4py.MPI')", "def function():\n    if True:\n        from mpi4py import MPI",
     "if TYPE_CHECKING:\n    from mpi4py import MPI"])
 def test_an_import_is_found_wherever_it_stands(text):
-    assert "mpi4py" in set(imported(text))
-
-
-@pytest.mark.parametrize("leaf", LEAVES)
-def test_a_leaf_imports_neither_fleet_nor_another_leaf_nor_what_fleet_stands_on(leaf):
-    forbidden = {"fleet", "mpi4py", *TENSORFLOW, *LEAVES} - {leaf}
-    assert files(leaf)
-    assert wrong(files(leaf), forbidden) == []
-
-
-def test_launch_stands_on_the_standard_library():
-    others = {name for path in files("launch") for name in imported(path.read_text(encoding="utf-8"))}
-    assert others - {"launch"} <= sys.stdlib_module_names
+    assert "mpi4py" in {name.partition(".")[0] for _, name in imported(text)}
 
 
 def test_mpi_comes_in_by_one_door():
-    assert wrong([path for path in files("fleet") if path.name != "mpi.py"], {"mpi4py"}) == []
+    assert _importing({"mpi4py"}, ("fleet.comm.",)) == []
 
 
 def test_tensorflow_comes_in_by_the_engines_alone():
-    assert wrong([path for path in files("fleet") if not path.name.startswith("engine_")], TENSORFLOW) == []
+    assert _importing(TENSORFLOW, ("fleet.engines.",)) == []
+
+
+def test_launch_stands_on_the_standard_library():
+    others = {name.partition(".")[0] for module, found in NAMED.items() if room(module) == "launch"
+              for line, name in found if not _is_text(path_of(module), line, name)}
+    assert others - {"launch"} <= sys.stdlib_module_names
 
 
 # ---- what a command loads ----------------------------------------------------------------------

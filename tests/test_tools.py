@@ -3,9 +3,10 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
-ENV = Path(__file__).parents[1] / "tools/env.sh"
+from tests.places import ROOT
+
+ENV = ROOT / "tools/env.sh"
 
 
 def test_a_folder_that_is_no_environment_is_not_emptied(tmp_path):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import NamedTuple, TypeAlias
 
-from fleet.checkpoint import EpochRecord
+from fleet.storage.checkpoint import EpochRecord
 
 
 class Tag(IntEnum):
@@ -187,7 +187,7 @@ NO_LIMIT = 2**62
 class Produce(NamedTuple):
     """How far the stream may be produced, and from where on groups may still join.
 
-    ``limit``, ``hold`` and ``first`` are chunk numbers of the stream (see :mod:`fleet.segment`); ``first``
+    ``limit``, ``hold`` and ``first`` are chunk numbers of the stream (see :mod:`fleet.stream.layout`); ``first``
     is the stream's first chunk and ``turns`` the ranks that produce in turn: both are the same in every
     message of a run. In a ring, which turns as far as readers want it to, there is no limit and nothing to hold.
     """

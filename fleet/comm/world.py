@@ -27,8 +27,8 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 from mpi4py import MPI
 
+from fleet.comm.messages import Message, Tag
 from fleet.errors import CoordinatorLost, GroupStruck, InfrastructureError
-from fleet.messages import Message, Tag
 
 T = TypeVar("T")
 

@@ -1,1 +1,1 @@
-"""One module for each ``fleet`` command; ``fleet.__main__`` holds the table."""
+"""One module for each ``fleet`` command; may import everything but ``fleet.__main__``, which holds their table."""

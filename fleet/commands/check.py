@@ -12,10 +12,10 @@ import math
 from typing import Any
 
 from fleet.errors import ExitStatus, UserError
-from fleet.families import FAMILIES, count_parameters, one_line
-from fleet.prepare import open_inputs
-from fleet.show import add_json, print_json, print_table
+from fleet.runtime.prepare import open_inputs
 from fleet.spec import NetworkSpec, Spec, load
+from fleet.spec.model import FAMILIES, count_parameters, one_line
+from fleet.terminal import add_json, print_json, print_table
 from fleet.units import format_size
 
 
@@ -56,7 +56,7 @@ def parameters_of(network: NetworkSpec, spec: Spec, inputs: Any) -> int:
         return count_parameters(network.architecture.settings, inputs.shape, inputs.classes)
     if spec.resources.engine == "numpy":
         return (math.prod(inputs.shape) + 1) * inputs.classes
-    from fleet.engine_models import build_model
+    from fleet.engines.models import build_model
 
     try:
         return build_model(network.architecture, inputs.shape, inputs.classes, network.seed).count_params()

@@ -17,10 +17,11 @@ import tempfile
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fleet.binding import my_cores
+from fleet.comm.roles import assign
 from fleet.commands.check import parameters_of
-from fleet.devices import gpus_per_node, visible_gpus
-from fleet.doctor import (
+from fleet.engines.base import InputSpec
+from fleet.errors import ExitStatus, UserError
+from fleet.jobs.findings import (
     THREAD_VARIABLES,
     Disk,
     Finding,
@@ -31,18 +32,17 @@ from fleet.doctor import (
     check_libraries,
     check_ranks,
 )
-from fleet.engine import InputSpec
-from fleet.errors import ExitStatus, UserError
-from fleet.prepare import open_inputs
-from fleet.quota import array_bytes
-from fleet.roles import assign
-from fleet.show import add_json, print_json
+from fleet.runtime.prepare import open_inputs
 from fleet.spec import NetworkSpec, Spec, load
+from fleet.storage.quota import array_bytes
+from fleet.terminal import add_json, print_json
+from launch.binding import my_cores
+from launch.devices import gpus_per_node, visible_gpus
 from launch.environment import find_launcher, launched_ranks, local_rank
 from preprocess.source import DataSet
 
 if TYPE_CHECKING:  # MPI starts when it is imported
-    from fleet.mpi import World
+    from fleet.comm.world import World
 
 _MPI4PY = "MPICC=mpicc pip install --no-cache-dir --no-binary mpi4py mpi4py"
 
@@ -56,7 +56,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Look, gather and print."""
     try:
-        from fleet.mpi import World
+        from fleet.comm.world import World
     except (ImportError, RuntimeError) as error:
         finding = Finding(f"MPI cannot be loaded ({' '.join(str(error).split())[:200]})",
                           f"load an MPI module, and build mpi4py for it: {_MPI4PY}")
@@ -125,7 +125,7 @@ def _facts(world: World, node_of: Sequence[int], spec: Spec | None, data: DataSe
     leads = node_of.index(node_of[world.rank]) == world.rank  # what is the same on all ranks of a node
     libraries = None
     if leads and spec is not None and spec.resources.engine == "keras":
-        from fleet.engine_facts import libraries as look
+        from fleet.engines.facts import libraries as look
 
         libraries = look()
     return RankFacts(world.host, my_cores(), max([int(text) for text in told if text.isdecimal()], default=1),

@@ -15,10 +15,10 @@ import argparse
 from pathlib import Path
 
 from fleet.errors import ExitStatus, StorageError, UserError
-from fleet.paths import write_json
-from fleet.show import print_json
-from scheduler.ensembles import convert, generate
-from scheduler.ratesfile import read_json, write_rates
+from fleet.storage.paths import write_json
+from fleet.terminal import print_json
+from scheduler.ensemble.draw import convert, generate
+from scheduler.ensemble.rates_file import read_json, write_rates
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -19,10 +19,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fleet.errors import ExitStatus, UserError
-from fleet.show import add_json, bar, print_json, print_table
+from fleet.terminal import add_json, bar, print_json, print_table
 from scheduler.base import InputError, is_number
-from scheduler.eviction import Action, Number, Plan, RunningJob, Spectrum, check_jobs, plan_evictions
-from scheduler.running_jobs import RESOLUTION, FileSystem, read_jobs
+from scheduler.eviction.plan import Action, Number, Plan, RunningJob, Spectrum, check_jobs, plan_evictions
+from scheduler.eviction.running_jobs import RESOLUTION, FileSystem, read_jobs
 
 MOST_ROWS = 31  # of a table on a terminal
 LETTERS: dict[Action, str] = {"kill": "K", "app": "a", "sys": "s"}
@@ -96,7 +96,7 @@ def _jobs(args: argparse.Namespace) -> list[RunningJob]:
         if args.site is not None or args.partition is not None:
             raise UserError("--site and --partition go with --slurm")
         return read_jobs(args.jobs, storage, resolution)
-    from fleet.slurm_running import Site, read_site, running_jobs
+    from fleet.jobs.slurm_running import Site, read_site, running_jobs
     from launch import slurm_jobs
 
     site = Site() if args.site is None else read_site(args.site)

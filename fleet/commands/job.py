@@ -12,9 +12,9 @@ import argparse
 import os
 from pathlib import Path
 
-from fleet.chain import Keeper, Limits
 from fleet.errors import UserError
-from fleet.paths import RunPaths
+from fleet.jobs.chain import Keeper, Limits
+from fleet.storage.paths import RunPaths
 from launch.systems import SYSTEMS, System
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from fleet.errors import UserError
-from scheduler.distributions import LAWS, Law, make_law
+from scheduler.reservation.laws import LAWS, Law, make_law
 
 POINTS = 200  # intervals that a law is cut into unless said
 

@@ -12,8 +12,8 @@ import re
 from pathlib import Path
 
 from fleet.errors import ExitStatus
-from fleet.paths import storing
-from fleet.show import add_json, print_json, progress_bar
+from fleet.storage.paths import storing
+from fleet.terminal import add_json, print_json, progress_bar
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -30,8 +30,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> ExitStatus:
     """Write the file and say what is in it."""
     from preprocess.base import CannotWrite
-    from preprocess.hdf5 import open_hdf5, write_hdf5
     from preprocess.source import open_data
+    from preprocess.sources.hdf5 import open_hdf5, write_hdf5
     from preprocess.transforms import parse_transforms
 
     size = args.decoded

@@ -13,14 +13,14 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fleet.commands.schedule_options import add_cluster, add_options, cluster_of, options_of
 from fleet.errors import ExitStatus, UserError
-from fleet.schedule_options import add_cluster, add_options, cluster_of, options_of
-from fleet.show import add_json, bar, print_json, print_table
+from fleet.terminal import add_json, bar, print_json, print_table
 from scheduler.base import Cluster, Progress, RateTable, Round
-from scheduler.placement import score
-from scheduler.policies import POLICIES, decide
-from scheduler.rates import rate
-from scheduler.ratesfile import read_rates
+from scheduler.ensemble.placement import score
+from scheduler.ensemble.policies import POLICIES, decide
+from scheduler.ensemble.rates import rate
+from scheduler.ensemble.rates_file import read_rates
 
 if TYPE_CHECKING:
     from fleet.spec import Spec
@@ -67,8 +67,8 @@ def _rates(args: argparse.Namespace, spec: Spec | None) -> RateTable:
         if args.rates is None:
             raise UserError("name a spec, or a rates file with --rates")
         return read_rates(args.rates)
-    from fleet.paths import RunPaths
-    from fleet.survey import read_rates_of
+    from fleet.runtime.survey import read_rates_of
+    from fleet.storage.paths import RunPaths
 
     file = Path(args.rates or spec.schedule.rates or RunPaths(spec.output).profile)
     if args.rates is None and spec.schedule.rates is None and not file.exists():

@@ -23,16 +23,16 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from fleet.errors import ExitStatus, FleetError, InfrastructureError, UserError
-from fleet.show import add_json, print_json, print_table
+from fleet.terminal import add_json, print_json, print_table
 from fleet.units import format_duration
 from scheduler.base import Cluster, RateTable
-from scheduler.ensemble_simulation import Costs, Simulated, simulate, stream_of
-from scheduler.policies import POLICIES
+from scheduler.ensemble.policies import POLICIES
+from scheduler.ensemble.simulation import Costs, Simulated, simulate, stream_of
 
 if TYPE_CHECKING:
-    from fleet.account import Account
-    from fleet.engine import InputSpec
-    from fleet.rehearsal import Rehearsal
+    from fleet.engines.base import InputSpec
+    from fleet.jobs.rehearsal import Rehearsal
+    from fleet.monitor.account import Account
     from fleet.spec import Spec
 
 
@@ -52,8 +52,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Simulate, rehearse, and print how both came out."""
-    from fleet.prepare import open_inputs
-    from fleet.rehearsal import rehearse, with_epochs
+    from fleet.jobs.rehearsal import rehearse, with_epochs
+    from fleet.runtime.prepare import open_inputs
     from fleet.spec import load
 
     if args.time_scale is not None and not 0 < args.time_scale < float("inf"):
@@ -81,8 +81,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_output(folder: Path) -> None:
     """Refuse the folder of a real run: what an earlier rehearsal has left there is deleted."""
-    from fleet.paths import RunPaths
     from fleet.spec import read_yaml
+    from fleet.storage.paths import RunPaths
 
     paths = RunPaths(folder)
     if not paths.marker.exists():  # nothing is there, or nothing that the launch would delete
@@ -111,10 +111,10 @@ def _cluster(args: argparse.Namespace, spec: Spec) -> Cluster:
 
 def _rates(args: argparse.Namespace, spec: Spec, inputs: InputSpec, cluster: Cluster) -> tuple[RateTable, str]:
     """The best rates that there are, and where they come from."""
-    from fleet.identity import speed_identity
-    from fleet.paths import RunPaths
-    from fleet.rehearsal import estimated_rates, known_rates
-    from fleet.survey import cache_path, hardware, read_cache, read_rates_of
+    from fleet.jobs.rehearsal import estimated_rates, known_rates
+    from fleet.runtime.survey import cache_path, hardware, read_cache, read_rates_of
+    from fleet.storage.identity import speed_identity
+    from fleet.storage.paths import RunPaths
 
     profile = RunPaths(spec.output).profile
     file = args.rates or spec.schedule.rates or (str(profile) if profile.exists() else None)
@@ -131,9 +131,9 @@ def _perform(args: argparse.Namespace, rehearsal: Rehearsal, cluster: Cluster) -
     """Run it; its own lines go to a file beside it, of which the last ones are shown where it does not end well."""
     from fleet.api import run as launch
     from fleet.api import write_spec
-    from fleet.paths import RunPaths, write_json
-    from fleet.report import read_report
-    from scheduler.ratesfile import write_rates
+    from fleet.monitor.report import read_report
+    from fleet.storage.paths import RunPaths, write_json
+    from scheduler.ensemble.rates_file import write_rates
 
     with tempfile.TemporaryDirectory(prefix="fleet-rehearsal-") as temporary:
         folder = Path(temporary)
@@ -162,7 +162,7 @@ def _tail(log: IO[str]) -> str:
 
 
 def _announce(spec: Spec, cluster: Cluster, origin: str, outcomes: list[Simulated], rehearsal: Rehearsal) -> None:
-    from fleet.commands.simulate_ensemble import print_all
+    from fleet.commands.simulate.ensemble import print_all
 
     policy = spec.schedule.policy
     planned = next(outcome for outcome in outcomes if outcome.policy == policy)

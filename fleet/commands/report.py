@@ -15,10 +15,10 @@ import sys
 from pathlib import Path
 
 from fleet.errors import ExitStatus, StorageError
-from fleet.paths import RunPaths
-from fleet.report import Report, read_report, write_report
-from fleet.results import leaderboard
-from fleet.show import add_json, print_json, print_table
+from fleet.monitor.report import Report, read_report, write_report
+from fleet.storage.paths import RunPaths
+from fleet.storage.results import leaderboard
+from fleet.terminal import add_json, print_json, print_table
 from fleet.units import counted, format_duration
 
 

@@ -15,11 +15,12 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from fleet.commands.law_options import add_law_parameters, law_of
 from fleet.errors import ExitStatus
-from fleet.law_options import add_law_parameters, law_of
-from fleet.show import add_json, bar, print_json, print_table
-from scheduler.distributions import LAWS, Discrete, discretise, empirical
-from scheduler.reservation import (
+from fleet.terminal import add_json, bar, print_json, print_table
+from scheduler.reservation.laws import LAWS, Discrete, discretise, empirical
+from scheduler.reservation.log import read_runs, read_table
+from scheduler.reservation.requests import (
     FEWEST_RUNS,
     expected_makespan,
     makespan_by_count,
@@ -27,7 +28,6 @@ from scheduler.reservation import (
     requests_from_runs,
     too_few,
 )
-from scheduler.runlog import read_runs, read_table
 
 PLOT_UP_TO = 2000  # values of a law: the costs by number of requests take time quadratic in them
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 import argparse
 
 from fleet.errors import ExitStatus
-from fleet.show import print_json
 from fleet.spec import json_schema
-from fleet.spec_page import page
+from fleet.spec.page import page
+from fleet.terminal import print_json
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -19,7 +19,7 @@ from preprocess.transforms import Affine
 from scheduler.base import RateTable
 
 if TYPE_CHECKING:  # MPI starts when it is imported
-    from fleet.mpi import Group
+    from fleet.comm.world import Group
 
 # What a checkpoint holds of a network: arrays by name.
 Arrays = Mapping[str, np.ndarray]
@@ -148,14 +148,14 @@ def make_engine(spec: Spec, inputs: InputSpec, rates: RateTable | None, index: i
         trainers: on this node; without GPUs they share its cores.
     """
     if spec.resources.engine == "numpy":
-        from fleet.engine_numpy import NumpyEngine
+        from fleet.engines.softmax import NumpyEngine
 
         return NumpyEngine(inputs)
     if spec.resources.engine == "emulated":
-        from fleet.engine_emulated import EmulatedEngine
+        from fleet.engines.emulated import EmulatedEngine
 
         assert rates is not None  # a spec that emulates says where they are
         return EmulatedEngine(inputs, rates, spec.resources.time_scale)
-    from fleet.engine_keras import KerasEngine
+    from fleet.engines.keras.network import KerasEngine
 
     return KerasEngine(inputs, spec.resources.exchange, index, trainers)

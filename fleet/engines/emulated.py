@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fleet.engine import Arrays, InputSpec, StepResult
+from fleet.engines.base import Arrays, InputSpec, StepResult
 from fleet.errors import CheckpointError
 from fleet.spec import NetworkSpec
 from scheduler.base import RateTable
-from scheduler.rates import rate
+from scheduler.ensemble.rates import rate
 
 if TYPE_CHECKING:  # MPI starts when it is imported
-    from fleet.mpi import Group
+    from fleet.comm.world import Group
 
 WEIGHTS = 512  # 4 kB
 _JITTER_S = 0.02  # between two steps: this machine's, rather than a wait for samples

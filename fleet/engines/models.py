@@ -5,7 +5,7 @@ softmax itself, as log-sum-exp, which is exact where a probability would
 already have been rounded to 0 or 1; and one rule for all networks leaves one
 loss function. ``keras.ops.softmax(model(images))`` gives probabilities.
 
-Besides :mod:`fleet.engine_keras` this is the only module that imports Keras.
+Besides :mod:`fleet.engines.keras.network` this is the only module that imports Keras.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 from keras import layers
 
 from fleet.errors import ModelError, UserError
-from fleet.families import (
+from fleet.spec.model import (
     CNN,
     Architecture,
     DenseNet,

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fleet.engine import Arrays, InputSpec, PeerFailed, StepResult
+from fleet.engines.base import Arrays, InputSpec, PeerFailed, StepResult
 from fleet.errors import CheckpointError, ModelError
-from fleet.families import load_function
 from fleet.spec import NetworkSpec
+from fleet.spec.model import load_function
 
 if TYPE_CHECKING:  # MPI starts when it is imported
-    from fleet.mpi import Group
+    from fleet.comm.world import Group
 
 
 class NumpyEngine:

@@ -1,8 +1,8 @@
 """Jobs after jobs: one launch, why it stopped, and what comes next.
 
 A job script ends in ``fleet job``, which is this module: it starts the launcher, passes the batch system's
-signals on to it, waits, and decides. Every launch has two lines in one file, :attr:`fleet.paths.RunPaths.stops`,
-from which the next job knows how many there were; nothing else is remembered between jobs.
+signals on to it, waits, and decides. Every launch has two lines in one file,
+:attr:`fleet.storage.paths.RunPaths.stops`, from which the next job knows how many there were; nothing else is remembered between jobs.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pathlib import Path
 from types import FrameType
 
 from fleet.errors import ExitStatus, StorageError, UserError
-from fleet.eventlog import add_line, launch_status, log_mark, open_lines, read_events
-from fleet.lock import FolderLock
-from fleet.paths import RunPaths, storing
+from fleet.storage.events import add_line, launch_status, log_mark, open_lines, read_events
+from fleet.storage.lock import FolderLock
+from fleet.storage.paths import RunPaths, storing
 from launch.base import InputError
 from launch.systems import System, continue_job, is_preempted
 

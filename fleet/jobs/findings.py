@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from fleet.binding import BINDING_REMEDY, Cores, binding_problem
-from fleet.engine_facts import Libraries
+from fleet.engines.facts import Libraries
 from fleet.units import counted, format_size
+from launch.binding import BINDING_REMEDY, Cores, binding_problem
 
 # What says how many threads a process uses, beside its own choice.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")

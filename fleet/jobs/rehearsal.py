@@ -1,6 +1,6 @@
 """A rehearsal: a spec's run without its data, its models and its GPUs, in a fraction of its time (pure).
 
-The same networks under the same policy on as many ranks; only training is emulated (:mod:`fleet.engine_emulated`), on
+The same networks under the same policy on as many ranks; only training is emulated (:mod:`fleet.engines.emulated`), on
 samples that are made up. An epoch has fewer of them, so that a large data set is rehearsed in little time as well.
 """
 
@@ -11,10 +11,10 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fleet.engine import InputSpec
-from fleet.families import count_parameters
+from fleet.engines.base import InputSpec
+from fleet.runtime.survey import up_to_gap
 from fleet.spec import Data, Document, Spec
-from fleet.survey import up_to_gap
+from fleet.spec.model import count_parameters
 from scheduler.base import Cluster, Network, RateTable
 
 _STEPS = 16  # of the largest batch in an emulated epoch, at most

@@ -14,9 +14,9 @@ from itertools import takewhile
 from typing import Any
 
 from scheduler.base import Cluster, Delta, InputError, Network, Options, RateTable
-from scheduler.ensemble_simulation import Costs, Stint
-from scheduler.pace import Stream
-from scheduler.replay import Record, Replay, replay, stints_of
+from scheduler.ensemble.pace import Stream
+from scheduler.ensemble.replay import Record, Replay, replay, stints_of
+from scheduler.ensemble.simulation import Costs, Stint
 
 Event = dict[str, Any]
 

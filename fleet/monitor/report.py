@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from fleet.account import Account, Event, account
 from fleet.errors import UserError
-from fleet.eventlog import read_events
-from fleet.families import one_line
-from fleet.paths import RunPaths, replacing
-from fleet.results import NetworkResult, Status, leaderboard, read_results
+from fleet.monitor.account import Account, Event, account
+from fleet.spec.model import one_line
+from fleet.storage.events import read_events
+from fleet.storage.paths import RunPaths, replacing
+from fleet.storage.results import NetworkResult, Status, leaderboard, read_results
 from fleet.units import format_duration
-from scheduler.ensemble_simulation import Stint
+from scheduler.ensemble.simulation import Stint
 
 _CURVES = 10  # networks whose curves have a colour and a name; the others are grey
 _WIDTH = 960  # of the timelines, in pixels

@@ -11,7 +11,7 @@ import socket
 import time
 from typing import Any
 
-from fleet.paths import RunPaths, storing
+from fleet.storage.paths import RunPaths, storing
 
 
 class TensorBoardObserver:

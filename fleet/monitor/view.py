@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import IO, Any
 
-from fleet.paths import STDOUT, storing
-from fleet.show import terminal, terminal_width
 from fleet.spec import Spec
+from fleet.storage.paths import STDOUT, storing
+from fleet.terminal import terminal, terminal_width
 from fleet.units import counted, format_duration
 
 

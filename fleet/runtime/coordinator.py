@@ -18,11 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from fleet.checkpoint import EpochRecord
-from fleet.errors import ExitStatus, InfrastructureError, UserError
-from fleet.eventlog import EventLog
-from fleet.interrupt import Interruption, Starts
-from fleet.messages import (
+from fleet.comm.messages import (
     NO_LIMIT,
     Bad,
     Built,
@@ -50,22 +46,26 @@ from fleet.messages import (
     Tag,
     Throughput,
 )
-from fleet.paths import write_json
-from fleet.results import Results, take_up
-from fleet.roles import Roles
-from fleet.segment import Layout
+from fleet.comm.roles import Roles
+from fleet.errors import ExitStatus, InfrastructureError, UserError
+from fleet.runtime.interrupt import Interruption, Starts
+from fleet.runtime.survey import Survey, Task
 from fleet.spec import Spec
-from fleet.survey import Survey, Task
+from fleet.storage.checkpoint import EpochRecord
+from fleet.storage.events import EventLog
+from fleet.storage.paths import write_json
+from fleet.storage.results import Results, take_up
+from fleet.stream.layout import Layout
 from fleet.units import format_duration
 from scheduler.base import Cluster, Member, Progress, RateTable, Round
-from scheduler.policies import decide
-from scheduler.rates import preprocessors_needed
-from scheduler.ratesfile import write_rates
+from scheduler.ensemble.policies import decide
+from scheduler.ensemble.rates import preprocessors_needed
+from scheduler.ensemble.rates_file import write_rates
 
 if TYPE_CHECKING:  # MPI starts when it is imported
-    from fleet.mpi import World
+    from fleet.comm.world import World
 
-log = logging.getLogger("fleet.coordinator")
+log = logging.getLogger("fleet.runtime.coordinator")
 
 _REST_S = 5.0  # before a network is tried again; twice as long each time
 
@@ -221,7 +221,7 @@ class Coordinator:
                 f"{over.regrouping / gpu_seconds:.2%} of it")
 
     def _pace(self) -> str:
-        """How groups depend on each other's pace, as a simulation takes it (:meth:`scheduler.pace.Stream.parse`)."""
+        """How groups depend on each other's pace, as :meth:`scheduler.ensemble.pace.Stream.parse` takes it."""
         if self._layout is None or self._layout.slots >= self._layout.chunks:
             return "free"
         return f"ring:{self._layout.slots / self._layout.chunks:.2%}" if self._layout.is_ring else "lockstep"

@@ -11,28 +11,28 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleet.checkpoint import EpochRecord, State, newest
-from fleet.engine import InputSpec
+from fleet.comm.roles import Roles, assign
+from fleet.engines.base import InputSpec
 from fleet.errors import StorageError, UserError
-from fleet.families import check_input
-from fleet.identity import identity
-from fleet.lock import FolderLock
-from fleet.order import Order, RingOrder, StrictOrder, read_path
-from fleet.paths import RunPaths, is_of_the_name, replacing, storing
-from fleet.quota import check_quota
-from fleet.roles import Roles, assign
-from fleet.segment import Layout, plan_layout, plan_ring
-from fleet.show import progress_bar
+from fleet.runtime.survey import read_rates_of
 from fleet.spec import Batch, NetworkSpec, Spec, dump, load, with_output
-from fleet.survey import read_rates_of
+from fleet.spec.model import check_input
+from fleet.storage.checkpoint import EpochRecord, State, newest
+from fleet.storage.identity import identity
+from fleet.storage.lock import FolderLock
+from fleet.storage.paths import RunPaths, is_of_the_name, replacing, storing
+from fleet.storage.quota import check_quota
+from fleet.stream.layout import Layout, plan_layout, plan_ring
+from fleet.stream.order import Order, RingOrder, StrictOrder, read_path
+from fleet.terminal import progress_bar
 from fleet.units import format_size
 from preprocess.base import BadSample, CannotWrite
-from preprocess.hdf5 import decode_once
 from preprocess.pipeline import Pipeline
 from preprocess.source import DataSet, open_data
+from preprocess.sources.hdf5 import decode_once
 from preprocess.transforms import Transform, parse_transforms
 from scheduler.base import Network, RateTable
-from scheduler.ratesfile import read_rates
+from scheduler.ensemble.rates_file import read_rates
 
 
 @dataclass(frozen=True)

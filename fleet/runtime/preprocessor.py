@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fleet.comm.messages import Bad, Demand, Exit, Produce, Tag, Throughput
+from fleet.comm.roles import Roles
 from fleet.errors import GroupStruck
-from fleet.messages import Bad, Demand, Exit, Produce, Tag, Throughput
-from fleet.order import Order
-from fleet.relay import Relay
-from fleet.roles import Roles
-from fleet.segment import NOT_READING, SampleSet, Window
+from fleet.stream.layout import NOT_READING, SampleSet, Window
+from fleet.stream.order import Order
+from fleet.stream.relay import Relay
 from preprocess.base import BadSample
 from preprocess.pipeline import Pipeline
 
 if TYPE_CHECKING:  # MPI starts when it is imported
-    from fleet.mpi import World
+    from fleet.comm.world import World
 
 _SAMPLES_A_STEP = 8  # some milliseconds of work: what the coordinator on rank 0 may be kept waiting
 _MEASURED_SAMPLES = 64

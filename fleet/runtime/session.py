@@ -8,23 +8,27 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fleet.coordinator import Coordinator, Observer
-from fleet.engine import Engine, make_engine
+from fleet.comm.messages import Bad, Tag
+from fleet.engines.base import Engine, make_engine
 from fleet.errors import ExitStatus, UserError
-from fleet.eventlog import EventLog, logged_epochs
-from fleet.identity import speed_identity, trial_identity
-from fleet.interrupt import Interruption
-from fleet.messages import Bad, Tag
-from fleet.order import RingOrder
-from fleet.paths import STDOUT, storing
-from fleet.prepare import Prepared
-from fleet.preprocessor import Preprocessor, Shared
-from fleet.replay import compare
-from fleet.report import read_report, write_report
-from fleet.results import Results, leaderboard, recover
-from fleet.segment import SampleSet, Window, chunk_size
-from fleet.show import print_table
-from fleet.stream import (
+from fleet.monitor.report import read_report, write_report
+from fleet.monitor.tensorboard import TensorBoardObserver
+from fleet.monitor.view import make_view
+from fleet.runtime.coordinator import Coordinator, Observer
+from fleet.runtime.interrupt import Interruption
+from fleet.runtime.prepare import Prepared
+from fleet.runtime.preprocessor import Preprocessor, Shared
+from fleet.runtime.replay import compare
+from fleet.runtime.survey import Survey, cache_path, hardware, read_cache, write_cache
+from fleet.runtime.trainer import Sources, Trainer
+from fleet.storage.events import EventLog, logged_epochs
+from fleet.storage.identity import speed_identity, trial_identity
+from fleet.storage.paths import STDOUT, storing
+from fleet.storage.results import Results, leaderboard, recover
+from fleet.stream.failover import OutlivingStream, OutlivingValidation
+from fleet.stream.layout import SampleSet, Window, chunk_size
+from fleet.stream.order import RingOrder
+from fleet.stream.reader import (
     FromKept,
     FromSource,
     OwnStream,
@@ -35,18 +39,14 @@ from fleet.stream import (
     Stream,
     Validation,
 )
-from fleet.survey import Survey, cache_path, hardware, read_cache, write_cache
-from fleet.survival import OutlivingStream, OutlivingValidation
-from fleet.tensorboard import TensorBoardObserver
-from fleet.trainer import Sources, Trainer
-from fleet.view import make_view
+from fleet.terminal import print_table
 from preprocess.base import BadSample
 from preprocess.decode import decoder_name
 
 if TYPE_CHECKING:  # MPI starts when it is imported
-    from fleet.mpi import World
+    from fleet.comm.world import World
 
-log = logging.getLogger("fleet.session")
+log = logging.getLogger("fleet.runtime.session")
 
 
 class Session:
@@ -249,7 +249,7 @@ class _Board:
 
 def _parameters(prepared: Prepared) -> dict[str, int]:
     """The parameter counts that are known without building a network; those of emulated ones are not asked for."""
-    from fleet.families import count_parameters
+    from fleet.spec.model import count_parameters
 
     if prepared.spec.resources.engine == "emulated":
         return {}  # their images may be too small for them

@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fleet.errors import StorageError, UserError
-from fleet.paths import write_json
 from fleet.spec import NetworkSpec, Profile, Spec
+from fleet.storage.paths import write_json
 from scheduler.base import Network, RateTable
-from scheduler.rates import counts_to_measure
-from scheduler.ratesfile import read_rates
+from scheduler.ensemble.rates import counts_to_measure
+from scheduler.ensemble.rates_file import read_rates
 
 
 @dataclass(frozen=True)

@@ -17,22 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from fleet.checkpoint import (
-    CheckpointWriter,
-    EpochRecord,
-    Found,
-    State,
-    best_state,
-    newest,
-    settle,
-    standing,
-    write_state,
-)
-from fleet.engine import Engine, InputSpec, PeerFailed, StepResult, Trainable
-from fleet.errors import FleetError, GroupStruck, InfrastructureError, ModelError
-from fleet.families import one_line
-from fleet.identity import identity
-from fleet.messages import (
+from fleet.comm.messages import (
     Built,
     Converged,
     EpochDone,
@@ -56,17 +41,32 @@ from fleet.messages import (
     Stopped,
     Tag,
 )
-from fleet.order import Epoch, read_path, write_path
-from fleet.paths import RunPaths, storing
-from fleet.quota import Quota
+from fleet.engines.base import Engine, InputSpec, PeerFailed, StepResult, Trainable
+from fleet.errors import FleetError, GroupStruck, InfrastructureError, ModelError
 from fleet.spec import NetworkSpec, Spec
-from fleet.stream import OwnStream, Stream, Validation
+from fleet.spec.model import one_line
+from fleet.storage.checkpoint import (
+    CheckpointWriter,
+    EpochRecord,
+    Found,
+    State,
+    best_state,
+    newest,
+    settle,
+    standing,
+    write_state,
+)
+from fleet.storage.identity import identity
+from fleet.storage.paths import RunPaths, storing
+from fleet.storage.quota import Quota
+from fleet.stream.order import Epoch, read_path, write_path
+from fleet.stream.reader import OwnStream, Stream, Validation
 from preprocess.passing import may_pass
 
 if TYPE_CHECKING:  # MPI starts when it is imported
-    from fleet.mpi import Group, World
+    from fleet.comm.world import Group, World
 
-log = logging.getLogger("fleet.trainer")
+log = logging.getLogger("fleet.runtime.trainer")
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""The keys of a spec as a page in Markdown. What a key means is the comment beside its field in fleet/spec.py."""
+"""The keys of a spec as a page in Markdown. What a key means is the comment beside its field."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import re
 from typing import Any
 
-from fleet import spec
+from fleet.spec import schema as spec
 
 _HEAD = """# The keys of a spec
 

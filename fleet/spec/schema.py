@@ -38,13 +38,13 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from fleet.errors import SpecError, SpecMistake, UserError
-from fleet.families import FAMILIES, Architecture, check_target
-from fleet.search import Grid, Range, Space, draw, grid, override
+from fleet.spec.model import FAMILIES, Architecture, check_target
+from fleet.spec.space import Grid, Range, Space, draw, grid, override
 from fleet.units import Duration, Share, Size
 from preprocess.base import InputError
 from preprocess.transforms import item_schema, parse_transform
 from scheduler.base import Delta, Options
-from scheduler.policies import POLICIES
+from scheduler.ensemble.policies import POLICIES
 
 T = TypeVar("T")
 

@@ -1,7 +1,7 @@
 """Checkpoints: what a network needs to go on, written in one place and read in one place.
 
 A checkpoint is an HDF5 file of arrays (weights, optimizer, random state) and one record (a JSON text), verified
-when it is read (see :mod:`fleet.verified`). It is written by a background thread while training goes on, to a
+when it is read (see :mod:`fleet.storage.verified`). It is written by a background thread while training goes on, to a
 temporary name that is then renamed; the one before is kept, and takes its place where the newest is damaged.
 Nothing in it is unpickled.
 """
@@ -23,10 +23,10 @@ from pathlib import Path
 import numpy as np
 
 from fleet.errors import CheckpointError, DamagedError, InfrastructureError
-from fleet.paths import RunPaths, replacing, storing
-from fleet.quota import Quota
 from fleet.spec import Checkpoint, Converge
-from fleet.verified import read_verified, write_verified
+from fleet.storage.paths import RunPaths, replacing, storing
+from fleet.storage.quota import Quota
+from fleet.storage.verified import read_verified, write_verified
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class EpochRecord:
         samples: that counted; the others could not be read.
         seconds: of training and validation.
         waited_s: of them, what the group's master waited for data.
-        path: the chunks of the ring that were consumed, see :func:`fleet.order.write_path`; empty in strict order.
+        path: the chunks of the ring that were consumed (:func:`fleet.stream.order.write_path`); empty in strict order.
     """
 
     epoch: int

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from fleet.errors import ExitStatus
-from fleet.paths import storing
-from fleet.show import as_json
+from fleet.storage.paths import storing
+from fleet.terminal import as_json
 
 
 class EventLog:

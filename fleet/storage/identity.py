@@ -11,9 +11,9 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from fleet.engine import InputSpec
-from fleet.families import Architecture
+from fleet.engines.base import InputSpec
 from fleet.spec import NetworkSpec, Resources, Spec, Train
+from fleet.spec.model import Architecture
 
 
 def identity(network: NetworkSpec, spec: Spec, inputs: InputSpec) -> str:

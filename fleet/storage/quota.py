@@ -10,14 +10,14 @@ import logging
 import os
 from pathlib import Path
 
-from fleet.engine import InputSpec
+from fleet.engines.base import InputSpec
 from fleet.errors import StorageError, UserError
-from fleet.families import count_parameters
-from fleet.paths import RunPaths
 from fleet.spec import Checkpoint, NetworkSpec, Spec
+from fleet.spec.model import count_parameters
+from fleet.storage.paths import RunPaths
 from fleet.units import format_size
 
-log = logging.getLogger("fleet.quota")
+log = logging.getLogger("fleet.storage.quota")
 
 
 class Quota:

@@ -12,10 +12,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from fleet.checkpoint import EpochRecord, State, newest, standing
 from fleet.errors import UserError
-from fleet.paths import RunPaths, replacing, storing, write_json
 from fleet.spec import NetworkSpec, Spec
+from fleet.storage.checkpoint import EpochRecord, State, newest, standing
+from fleet.storage.paths import RunPaths, replacing, storing, write_json
 
 
 class Status(StrEnum):

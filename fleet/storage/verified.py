@@ -22,8 +22,8 @@ import h5py
 import numpy as np
 
 from fleet.errors import CheckpointError, DamagedError
-from fleet.paths import replace_by
-from preprocess.deaf_file import DeafFile
+from fleet.storage.paths import replace_by
+from preprocess.files.deaf_file import DeafFile
 
 # The checksum of all that follows in the user block, the checksum of all behind it, the sizes of both in bytes.
 _HEAD = re.compile(rb"FLEET checkpoint ([0-9a-f]{8}) ([0-9a-f]{8}) ([0-9]{10}) ([0-9]{15})\n")

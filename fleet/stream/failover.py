@@ -10,8 +10,8 @@ from collections.abc import Container, Iterator
 
 import numpy as np
 
-from fleet.order import Epoch
-from fleet.stream import Batch, Members, OwnStream, OwnValidation, SharedStream, SharedValidation, WriterLost
+from fleet.stream.order import Epoch
+from fleet.stream.reader import Batch, Members, OwnStream, OwnValidation, SharedStream, SharedValidation, WriterLost
 
 
 class OutlivingStream:

@@ -15,7 +15,7 @@ Ranks agree through a few 64-bit words in the segment, each with one writer:
   an old one must not put it over a new one.
 - ``demand``: how far the readers of other nodes are; written by the node's leader.
 
-A *ring* (see fleet/order.py) is a window from which readers take chunks in orders of their own. There a cursor is
+A *ring* (see :mod:`fleet.stream.order`) is a window from which readers take chunks in orders of their own. There a cursor is
 the one chunk that a reader reads, or else how far it would like the ring to turn; and any slot that no cursor is
 on may be filled with any chunk, so that a slow reader stops nobody. Which one, the node's leader decides:
 
@@ -220,7 +220,7 @@ class Window:
         self.segment = Segment(name, images_at + layout.window_bytes, create)
         memory = self.segment.memory
         header = np.frombuffer(memory, np.int64, words)
-        self.cursors = header[:cursors]  # the last one is the relay's, see fleet/relay.py
+        self.cursors = header[:cursors]  # the last one is the relay's, see fleet/stream/relay.py
         self.demand = header[cursors:cursors + 1]
         self.assigned_until = header[cursors + 1:cursors + 2]
         self.stamps = header[cursors + 2:cursors + 2 + layout.slots]

@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 
 from fleet.errors import InfrastructureError
-from fleet.order import Epoch, Itinerary, Order, RingOrder
-from fleet.segment import NOT_READING, SampleSet, Window, fence
+from fleet.stream.layout import NOT_READING, SampleSet, Window, fence
+from fleet.stream.order import Epoch, Itinerary, Order, RingOrder
 from preprocess.base import BadSample
 from preprocess.pipeline import Pipeline
 
 if TYPE_CHECKING:  # MPI starts when it is imported
-    from fleet.mpi import World
+    from fleet.comm.world import World
 
 T = TypeVar("T")
 

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fleet.roles import Roles
-from fleet.segment import SampleSet, Window
+from fleet.comm.roles import Roles
+from fleet.stream.layout import SampleSet, Window
 
 if TYPE_CHECKING:  # MPI starts when it is imported
-    from fleet.mpi import Broadcast, World
+    from fleet.comm.world import Broadcast, World
 
 _UNDER_WAY = 4
 _LAST_GROUP = 31999  # numbers of groups, from the end: training groups count from 1

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from preprocess.base import InputError
-from preprocess.image_folder import ImageFolder, open_image_folder
+from preprocess.sources.image_folder import ImageFolder, open_image_folder
 
 FOLDER = "data/digits"  # where it goes unless said
 COUNT = 1797

@@ -25,7 +25,7 @@ import h5py
 import numpy as np
 
 from preprocess.base import BadSample, CannotWrite, InputError, RandomAccess, Source
-from preprocess.deaf_file import DeafFile
+from preprocess.files.deaf_file import DeafFile
 from preprocess.passing import read_patiently
 from preprocess.pipeline import Pipeline, split_transforms
 from preprocess.source import DataSet

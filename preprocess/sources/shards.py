@@ -23,8 +23,8 @@ from zipfile import BadZipFile
 import numpy as np
 
 from preprocess.base import ORDER, BadImage, BadSample, InputError, rng_for
-from preprocess.image_folder import VALIDATION_NAMES
 from preprocess.passing import read_patiently
+from preprocess.sources.image_folder import VALIDATION_NAMES
 
 OPEN_FILES = 64  # shards that one process keeps open
 BUFFER = 1024  # records of a shuffle buffer

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from preprocess.base import BadImage, InputError
-from preprocess.crc32c import crc32c, masked
-from preprocess.shards import BUFFER, Record, Shards, opener
+from preprocess.files.crc32c import crc32c, masked
+from preprocess.sources.shards import BUFFER, Record, Shards, opener
 
 _BYTES, _FLOAT, _INT64 = 1, 2, 3  # the field numbers of Feature
 _VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5  # wire types
@@ -86,7 +86,7 @@ class TFRecord:
 
 def open_tfrecord(path: str, image_key: str = TFRecord.image_key, label_key: str = TFRecord.label_key,
                   buffer: int = BUFFER) -> tuple[Shards, Shards | None]:
-    """The records at a path; see :func:`preprocess.shards.find_shards`.
+    """The records at a path; see :func:`preprocess.sources.shards.find_shards`.
 
     Args:
         path: a file, a pattern or a folder.

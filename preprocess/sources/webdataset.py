@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from preprocess.base import InputError
-from preprocess.shards import BUFFER, Record, Shards, opener
+from preprocess.sources.shards import BUFFER, Record, Shards, opener
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class WebDataset:
 
 def open_webdataset(path: str, image_key: str = WebDataset.image_key, label_key: str = WebDataset.label_key,
                     buffer: int = BUFFER) -> tuple[Shards, Shards | None]:
-    """The samples of the shards at a path; see :func:`preprocess.shards.find_shards`.
+    """The samples of the shards at a path; see :func:`preprocess.sources.shards.find_shards`.
 
     Args:
         path: a file, a pattern or a folder.

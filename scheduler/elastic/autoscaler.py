@@ -3,7 +3,7 @@
 Jobs arrive, wait, run and leave. At certain moments the autoscaler decides
 anew: it admits waiting jobs one by one, in order of arrival, as long as every
 admitted job can have the GPUs that it needs at least, and has
-:func:`scheduler.elastic.allocate` share all GPUs among the running and the
+:func:`scheduler.elastic.allocate.allocate` share all GPUs among the running and the
 admitted. The functions here know neither a clock nor an event queue: the
 simulation calls them, and a live run could call the same ones.
 
@@ -25,7 +25,7 @@ from functools import lru_cache
 from typing import Protocol
 
 from scheduler.base import InputError, check_range
-from scheduler.elastic import Curve, allocate
+from scheduler.elastic.allocate import Curve, allocate
 
 MOST_MIN = 1e5  # of a setting: ten weeks; decisions go on for as long as a job stands still
 

@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 
-from scheduler.autoscale_simulation import ElasticJob
 from scheduler.base import CommTime, InputError, Network, StepTime, is_number
-from scheduler.elastic import BatchRange, Curve, scaling
-from scheduler.ratesfile import read_json
+from scheduler.elastic.allocate import BatchRange, Curve, scaling
+from scheduler.elastic.simulation import ElasticJob
+from scheduler.ensemble.rates_file import read_json
 
-CATEGORIES = Path(__file__).parent / "data" / "elastic_categories.json"
+CATEGORIES = Path(__file__).parents[1] / "data" / "elastic_categories.json"
 LONGEST_MIN = 1e8  # of an arrival or a job: two centuries
 MOST_JOBS = 1e6  # drawn at random
 

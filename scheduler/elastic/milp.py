@@ -1,4 +1,4 @@
-"""GPUs for elastic jobs by a general solver: the oracle beside :mod:`scheduler.elastic`.
+"""GPUs for elastic jobs by a general solver: the oracle beside :mod:`scheduler.elastic.allocate`.
 
 [ELASTIC] section III-C mentions this program and replaces it by a dynamic
 programme. It stays here to test and to time that against: HiGHS (through
@@ -14,11 +14,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from scheduler.elastic import Allocation, Curve
+from scheduler.elastic.allocate import Allocation, Curve
 
 
 def integer_programme(curves: Sequence[Curve], gpus: int) -> Allocation | None:
-    """As :func:`scheduler.elastic.allocate`, solved by HiGHS to a gap of 0.
+    """As :func:`scheduler.elastic.allocate.allocate`, solved by HiGHS to a gap of 0.
 
     >>> integer_programme([Curve((1.0, 1.1, 3.0)), Curve((1.0, 1.5))], gpus=3)
     Allocation(gpus=(1, 2), throughput=2.5, method='integer programme')

@@ -3,7 +3,7 @@
     outcome = simulate(jobs, Autoscaling(gpus=400, interval_min=0))
 
 The event kernel is :mod:`scheduler.simulator`; all decisions are
-:func:`scheduler.autoscaler.decide`'s. A job progresses at its scaling factor:
+:func:`scheduler.elastic.autoscaler.decide`'s. A job progresses at its scaling factor:
 one of length 30 min on a factor of 1.5 ends after 20. A finished run is
 audited: :func:`audit` works out anew, from who held how many GPUs when, that
 no rule was broken.
@@ -19,8 +19,8 @@ from enum import IntEnum
 from functools import partial
 from itertools import pairwise
 
-from scheduler.autoscaler import Autoscaling, decide, next_decision
-from scheduler.elastic import Curve
+from scheduler.elastic.allocate import Curve
+from scheduler.elastic.autoscaler import Autoscaling, decide, next_decision
 from scheduler.simulator import Event, Simulator
 
 # Two moments closer than this (min) are one: what rounding does to the end of a job.

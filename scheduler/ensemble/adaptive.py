@@ -2,7 +2,7 @@
 
 When a network finishes, the others share its devices. Nobody knows how many
 epochs each still needs, so all are taken to need equally many: then the shares
-that water-filling gives (:mod:`scheduler.waterfill`) keep them all at one pace,
+that water-filling gives (:mod:`scheduler.ensemble.waterfill`) keep them all at one pace,
 and the GPUs each gets are used as efficiently as its rate curve allows, for the
 hulls of the curves are concave. Shares become group sizes by largest remainder.
 
@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler.base import Cluster, Progress, RateTable
-from scheduler.rates import Curves, curves
-from scheduler.waterfill import hulls, water_fill
+from scheduler.ensemble.rates import Curves, curves
+from scheduler.ensemble.waterfill import hulls, water_fill
 
 HOLDER_BONUS = 1.0  # added to the remainder of a network that has the larger size already
 

@@ -10,7 +10,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from scheduler.base import InputError, Network, RateTable
-from scheduler.ratesfile import MistakeReader
+from scheduler.ensemble.rates_file import MistakeReader
 
 Floats = NDArray[np.float64]
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from scheduler.base import Options, RateTable
-from scheduler.rates import Curves, curves
+from scheduler.ensemble.rates import Curves, curves
 
 
 def flotilla(rates: RateTable, candidates: Sequence[str], gpus: int, options: Options) -> dict[str, int]:

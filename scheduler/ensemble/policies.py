@@ -22,10 +22,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from scheduler.adaptive import group_sizes
 from scheduler.base import Cluster, InputError, Member, Options, Progress, RateTable, Round
-from scheduler.flotilla import flotilla
-from scheduler.placement import place, rearrange
+from scheduler.ensemble.adaptive import group_sizes
+from scheduler.ensemble.flotilla import flotilla
+from scheduler.ensemble.placement import place, rearrange
 
 Policy = Callable[[RateTable, Progress, Cluster, Options], Round]
 
@@ -79,7 +79,7 @@ def local(rates: RateTable, progress: Progress, cluster: Cluster, options: Optio
 
 
 def adaptive(rates: RateTable, progress: Progress, cluster: Cluster, options: Options) -> Round:
-    """Share the devices anew whenever a network finishes; see :mod:`scheduler.adaptive`.
+    """Share the devices anew whenever a network finishes; see :mod:`scheduler.ensemble.adaptive`.
 
     Until then the last answer stands, even where groups are still on their way to it.
     """

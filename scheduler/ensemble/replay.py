@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from scheduler.base import Cluster, InputError, Options, RateTable
-from scheduler.ensemble_simulation import Costs, Simulated, Stint, simulate
-from scheduler.pace import Stream
-from scheduler.rates import curve
+from scheduler.ensemble.pace import Stream
+from scheduler.ensemble.rates import curve
+from scheduler.ensemble.simulation import Costs, Simulated, Stint, simulate
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,11 @@ from enum import Enum, IntEnum, auto
 from functools import partial
 
 from scheduler.base import Cluster, InputError, Member, Options, Progress, RateTable, Round
-from scheduler.pace import Stream
-from scheduler.policies import decide
-from scheduler.rates import curves
+from scheduler.ensemble.pace import Stream
+from scheduler.ensemble.policies import decide
+from scheduler.ensemble.rates import curves
+from scheduler.ensemble.waterfill import lower_bound
 from scheduler.simulator import Event, Simulator
-from scheduler.waterfill import lower_bound
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Simulated:
     Args:
         policy: its name.
         makespan_s: until the last network finished.
-        lower_bound_s: what no schedule can beat (:func:`scheduler.waterfill.lower_bound`).
+        lower_bound_s: what no schedule can beat (:func:`scheduler.ensemble.waterfill.lower_bound`).
         waiting_s_per_gpu: average time that a GPU neither trained nor moved groups.
         scheduling_s: time spent deciding, in all.
         checkpoint_s: time in which any group wrote a checkpoint.

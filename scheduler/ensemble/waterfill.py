@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler.base import InputError, RateTable
-from scheduler.rates import curves
+from scheduler.ensemble.rates import curves
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]

@@ -2,7 +2,7 @@
 
 Each answers for one deadline and knows nothing of the others, except
 :func:`algorithm_1`. They are here to be measured, and to check
-:mod:`scheduler.eviction`; nobody who wants a plan needs them.
+:mod:`scheduler.eviction.plan`; nobody who wants a plan needs them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fractions import Fraction
 from itertools import accumulate
 from typing import NamedTuple
 
-from scheduler.eviction import CHECKPOINTS, Action, Number, Plan, RunningJob, check_jobs, exact
+from scheduler.eviction.plan import CHECKPOINTS, Action, Number, Plan, RunningJob, check_jobs, exact
 
 
 def greedy(jobs: Sequence[RunningJob], nodes: int, deadline: Number) -> Plan:
@@ -59,7 +59,7 @@ def branch_and_bound(jobs: Sequence[RunningJob], nodes: int, deadline: Number,
     number of jobs.
 
     Args:
-        jobs: as for :func:`scheduler.eviction.plan_evictions`; decided on in their order, which makes a
+        jobs: as for :func:`scheduler.eviction.plan.plan_evictions`; decided on in their order, which makes a
             great difference: the largest first is best.
         nodes, deadline: as there.
         most_visits: branches after which to give up; None is never.

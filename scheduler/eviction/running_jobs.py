@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from scheduler.base import LEAST, MOST, InputError, check_range, is_number
-from scheduler.eviction import Action, Number, RunningJob, exact, plain, round_up
+from scheduler.eviction.plan import Action, Number, RunningJob, exact, plain, round_up
 
 DIRECT = ("id", "nodes", "loss", "app_time", "sys_time")
 RAW = ("id", "nodes", "memory_gb", "critical_gb", "since_checkpoint_min", "interval_min")

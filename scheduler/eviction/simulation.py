@@ -21,10 +21,10 @@ from enum import IntEnum
 from functools import partial
 
 from scheduler.base import InputError
-from scheduler.eviction import Action
-from scheduler.running_jobs import FileSystem
+from scheduler.eviction.plan import Action
+from scheduler.eviction.running_jobs import FileSystem
+from scheduler.eviction.theta import BatchJob
 from scheduler.simulator import Event, Simulator
-from scheduler.theta import BatchJob
 
 ON_DEMAND = "on-demand"
 SAME_MIN = 1e-6  # closer moments are one

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler.base import InputError
-from scheduler.running_jobs import Checkpointing, FileSystem
+from scheduler.eviction.running_jobs import Checkpointing, FileSystem
 
 NODES = 4352
 STORAGE = FileSystem(aggregate_gbps=250, node_gbps=2)

@@ -2,7 +2,7 @@
 
 :func:`allocate_nodes` is the program that BFTrainer publishes (Liu et al.,
 arXiv:2106.12091, section 3, Eqs. 1-16), one binary variable for each node and
-trainer. It is the oracle that :func:`scheduler.idle_nodes.allocate` is tested
+trainer. It is the oracle that :func:`scheduler.idle.allocate.allocate` is tested
 against, and too slow to decide with. :func:`allocate_counts` is the same program
 with one integer for each trainer in place of its nodes; it shows how much of the
 speed comes from the smaller program and how much from leaving the solver.
@@ -29,7 +29,7 @@ from itertools import pairwise
 import numpy as np
 
 from scheduler.base import InputError
-from scheduler.idle_nodes import Counts, Curve, Trainer, check
+from scheduler.idle.allocate import Counts, Curve, Trainer, check
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def allocate_nodes(trainers: Sequence[Trainer], held: Sequence[frozenset[int]], 
     """Solve the published program over nodes.
 
     Args:
-        trainers: as in :func:`scheduler.idle_nodes.allocate`.
+        trainers: as in :func:`scheduler.idle.allocate.allocate`.
         held: the nodes that each has now, numbers 0..nodes - 1.
         nodes: how many are idle.
         horizon_s: the forward-looking time T.
@@ -92,7 +92,7 @@ def allocate_counts(trainers: Sequence[Trainer], current: Sequence[int], nodes: 
     """Solve the same program with one integer variable for each trainer's count.
 
     Args:
-        trainers: as in :func:`scheduler.idle_nodes.allocate`.
+        trainers: as in :func:`scheduler.idle.allocate.allocate`.
         current: as there.
         nodes: as there.
         horizon_s: as there.

@@ -1,6 +1,6 @@
 """Replay of a trace of idle nodes: what would trainers have done on them?
 
-The decisions of :mod:`scheduler.idle_nodes` are taken at each change of the trace,
+The decisions of :mod:`scheduler.idle.allocate` are taken at each change of the trace,
 on the event kernel of the project. What is counted, and how, follows BFTrainer
 (Liu et al., arXiv:2106.12091, section 4) and its published replayer:
 
@@ -32,7 +32,7 @@ from enum import IntEnum
 import numpy as np
 
 from scheduler.base import MOST, InputError, check_range
-from scheduler.idle_nodes import (
+from scheduler.idle.allocate import (
     BUSY,
     FREE,
     Counts,
@@ -44,7 +44,7 @@ from scheduler.idle_nodes import (
     place_by_index,
     place_in_order,
 )
-from scheduler.idle_trace import Job, Trace, with_objective
+from scheduler.idle.trace import Job, Trace, with_objective
 from scheduler.simulator import Event, Simulator
 
 Policy = Callable[[Sequence[Trainer], Sequence[int], int, float], Counts]

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from scheduler.base import MOST, InputError, check_range, is_number
-from scheduler.idle_nodes import Curve, FloatArray, IntArray, Trainer
+from scheduler.idle.allocate import Curve, FloatArray, IntArray, Trainer
 
 HEADING = "t_s,node,delta"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from scheduler.base import MOST, InputError
-from scheduler.distributions import Array, Discrete
+from scheduler.reservation.laws import Array, Discrete
 
 
 def read_runs(path: str | Path) -> Array:

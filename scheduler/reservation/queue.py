@@ -33,10 +33,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from scheduler.availability import Availability
 from scheduler.base import InputError
-from scheduler.distributions import Discrete
-from scheduler.reservation import SAFETY
+from scheduler.reservation.availability import Availability
+from scheduler.reservation.laws import Discrete
+from scheduler.reservation.requests import SAFETY
 from scheduler.simulator import Event, Simulator
 
 DEPTH = 256  # so many waiting jobs are looked at: the best ones for a plan, the first small ones for a gap

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from scheduler.base import InputError
-from scheduler.distributions import Array, Discrete, empirical
+from scheduler.reservation.laws import Array, Discrete, empirical
 
 FEWEST_RUNS = 5  # with fewer past runs their law says too little of the longest run to come
 SAFETY = 2.0  # what is asked for then, and after everything known has failed: so many times the longest time

@@ -4,7 +4,7 @@ What a job asks for is decided by one of five rules:
 
 - ``classical``: the longest run time known; where a law is given, its upper bound.
 - ``recent``: the longest of the application's last ten runs, and the classical request when that fails.
-- ``toptimal``, ``atoptimal``: the optimal sequence (:mod:`scheduler.reservation`) for what is known.
+- ``toptimal``, ``atoptimal``: the optimal sequence (:mod:`scheduler.reservation.requests`) for what is known.
 - ``user``: what the trace says the user asked for (traces only).
 """
 
@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler.base import MOST, InputError, check_range
-from scheduler.batchqueue import Job, Run, Schedule, Stream
-from scheduler.distributions import Discrete, Law, discretise, empirical, make_law
-from scheduler.reservation import optimal_requests, too_few
-from scheduler.swf import SwfJob, Trace
+from scheduler.reservation.laws import Discrete, Law, discretise, empirical, make_law
+from scheduler.reservation.queue import Job, Run, Schedule, Stream
+from scheduler.reservation.requests import optimal_requests, too_few
+from scheduler.reservation.swf import SwfJob, Trace
 
 RECENT = 10  # runs that the rule ``recent`` looks back on; [SPEC] section 5.3 finds 10 best
 HISTORY = 200  # latest runs of an application that its law is learnt from

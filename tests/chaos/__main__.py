@@ -13,10 +13,10 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from fleet.account import account
-from fleet.eventlog import read_events
-from fleet.paths import RunPaths
+from fleet.monitor.account import account
 from fleet.spec import load
+from fleet.storage.events import read_events
+from fleet.storage.paths import RunPaths
 from tests.chaos.faults import FAULTS, MOST_LAUNCHES, TENSORFLOW_FAULTS, TRAINED, Case, Trial
 
 

@@ -18,14 +18,14 @@ import yaml
 from PIL import Image
 
 from fleet.api import mpirun
-from fleet.checkpoint import newest, read_state
 from fleet.errors import CheckpointError
-from fleet.eventlog import read_events
-from fleet.paths import RunPaths
-from fleet.replay import largest_difference
-from fleet.results import read_results
+from fleet.runtime.replay import largest_difference
+from fleet.storage.checkpoint import newest, read_state
+from fleet.storage.events import read_events
+from fleet.storage.paths import RunPaths
+from fleet.storage.results import read_results
+from tests.places import ROOT
 
-ROOT = Path(__file__).parents[2]
 KILLS = ("trainer, outlived", "trainer", "preprocessor", "coordinator", "all ranks")
 FAULTS = (*KILLS, "stopped for 3 s", "disk full", "checkpoint damaged", "source file gone")
 TENSORFLOW_FAULTS = ("trainer, outlived", "trainer", "all ranks", "stopped for 3 s", "checkpoint damaged")

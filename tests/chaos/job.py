@@ -4,8 +4,8 @@ import os
 import sys
 import time
 
-from fleet import trainer
 from fleet.run import main
+from fleet.runtime import trainer
 
 _steps = os.open(os.environ["CHAOS_STEPS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 

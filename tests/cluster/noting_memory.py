@@ -5,7 +5,7 @@ import os
 import runpy
 from pathlib import Path
 
-from fleet.session import Session
+from fleet.runtime.session import Session
 from tests.cluster.slurm import shared_memory
 
 _folder = Path(os.environ["FLEET_TEST_MEMORY"])

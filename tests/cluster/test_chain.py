@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from fleet.eventlog import read_events
-from fleet.paths import RunPaths
+from fleet.storage.events import read_events
+from fleet.storage.paths import RunPaths
 from tests.mpi.conftest import ROOT, Launch, Launcher, spec
 from tests.mpi.test_training import replayed
 

@@ -132,7 +132,7 @@ class Launch:
 
 
 class World:
-    """What fleet.mpi.World is to a rank."""
+    """What fleet.comm.world.World is to a rank."""
 
     def __init__(self, launch, rank, size):
         self.rank, self.size, self.host = rank, size, f"host{rank}"
@@ -194,7 +194,7 @@ class _Shared:
 
 
 class Group:
-    """What fleet.mpi.Group is to a rank."""
+    """What fleet.comm.world.Group is to a rank."""
 
     def __init__(self, world, shared, rank):
         self.rank, self.size = rank, shared.size
@@ -243,7 +243,7 @@ class Group:
 
 
 class Broadcast:
-    """What fleet.mpi.Broadcast is: carried out eagerly, or not before the last rank has come for it."""
+    """What fleet.comm.world.Broadcast is: carried out eagerly, or not before the last rank has come for it."""
 
     def __init__(self, parts, group, buffers, root):
         assert all(buffer.flags.c_contiguous for buffer in buffers)

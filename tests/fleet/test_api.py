@@ -9,9 +9,9 @@ import yaml
 from fleet import api
 from fleet.api import Document, ModelEntry, Optimizer, Train, load, mpirun, run, write_spec
 from fleet.errors import ExitStatus, InfrastructureError, SpecError, UserError
-from fleet.eventlog import EventLog
-from fleet.paths import RunPaths
-from fleet.search import Range
+from fleet.spec.space import Range
+from fleet.storage.events import EventLog
+from fleet.storage.paths import RunPaths
 
 DOCUMENT = Document(
     name="search", seed=3, train=Train(optimizer=Optimizer(name="adam", learning_rate=0.001)),

@@ -26,9 +26,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fleet import run as fleet_run
-from fleet import session
 from fleet.__main__ import COMMANDS, main
-from fleet.lock import FolderLock
+from fleet.runtime import session
+from fleet.storage.lock import FolderLock
 from tests.fleet.test_report import EVENTS as REPORTED
 
 SPEC = {

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fleet.binding import Cores, binding_problem, my_cores
+from launch.binding import Cores, binding_problem, my_cores
 
 
 def cores(*sets, of_node=8):

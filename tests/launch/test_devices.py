@@ -2,7 +2,7 @@
 
 import pytest
 
-from fleet.devices import VARIABLES, gpus_per_node, visible_gpus
+from launch.devices import VARIABLES, gpus_per_node, visible_gpus
 
 FOUR = ["nvidia0", "nvidia1", "nvidia2", "nvidia3", "nvidiactl", "nvidia-uvm", "null"]
 

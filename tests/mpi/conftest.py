@@ -13,12 +13,11 @@ import pytest
 import yaml
 
 from fleet.api import mpirun
-from fleet.checkpoint import read_state
-from fleet.eventlog import read_events
-from fleet.paths import RunPaths
-from fleet.results import read_results
-
-ROOT = Path(__file__).parents[2]
+from fleet.storage.checkpoint import read_state
+from fleet.storage.events import read_events
+from fleet.storage.paths import RunPaths
+from fleet.storage.results import read_results
+from tests.places import ROOT
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The main job, in which ranks die at given moments: run by test_survival.py under mpirun.
 
-``FLEET_TEST_DEATHS='{"2": ["trainer.Trainer._step", 30]}'`` kills rank 2 when it calls that for the 30th time;
+``FLEET_TEST_DEATHS='{"2": ["runtime.trainer:Trainer._step", 30]}'`` kills rank 2 when it calls that for the 30th time;
 with ``FLEET_TEST_STOPS=2`` it is stopped for two seconds instead.
 """
 
@@ -16,7 +16,8 @@ from fleet.run import main
 
 
 def _die(where, calls):
-    module, *path, function = where.split(".")
+    module, _, inside = where.partition(":")
+    *path, function = inside.split(".")
     owner = importlib.import_module(f"fleet.{module}")
     for name in path:
         owner = getattr(owner, name)

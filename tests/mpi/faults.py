@@ -3,8 +3,8 @@
 import os
 import sys
 
-from fleet import stream
 from fleet.run import main
+from fleet.stream import reader as stream
 
 
 def _break_trainer():

@@ -6,8 +6,9 @@ import sys
 import zlib
 from pathlib import Path
 
-from fleet import stream, trainer
 from fleet.run import main
+from fleet.runtime import trainer
+from fleet.stream import reader as stream
 from tests.sources import Numbered
 
 _folder = Path(os.environ["FLEET_TEST_RECORDS"])

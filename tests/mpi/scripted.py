@@ -10,7 +10,7 @@ import sys
 
 from fleet.run import main
 from scheduler.base import Member, Round
-from scheduler.policies import POLICIES
+from scheduler.ensemble.policies import POLICIES
 
 _rounds = json.loads(os.environ["FLEET_TEST_ROUNDS"])
 

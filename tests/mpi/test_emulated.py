@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from fleet.checkpoint import read_state
-from scheduler.policies import POLICIES
-from scheduler.rates import rate
-from scheduler.ratesfile import parse_rates
+from fleet.storage.checkpoint import read_state
+from scheduler.ensemble.policies import POLICIES
+from scheduler.ensemble.rates import rate
+from scheduler.ensemble.rates_file import parse_rates
 from tests.mpi.conftest import spec
 
 SCALE = 0.05

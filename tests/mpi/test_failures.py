@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from fleet.eventlog import read_events
-from fleet.paths import RunPaths
+from fleet.storage.events import read_events
+from fleet.storage.paths import RunPaths
 from tests.mpi.conftest import ROOT, rank_process, session_members, spec
 
 GOOD = {"family": "softmax", "name": "good"}

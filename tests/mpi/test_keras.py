@@ -2,19 +2,19 @@
 
 import importlib.util
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fleet.paths import RunPaths
-from fleet.replay import largest_difference
-from tests.mpi.conftest import ROOT, spec
+from fleet.runtime.replay import largest_difference
+from fleet.storage.paths import RunPaths
+from tests.mpi.conftest import spec
+from tests.places import ROOT
 from tests.sources import numbered
 
 pytestmark = pytest.mark.tensorflow
 
-GOLDEN = Path(__file__).parents[1] / "golden"
+GOLDEN = ROOT / "tests/golden"
 PLAIN = {"filters": [4], "dense": [8], "norm": "none"}
 
 

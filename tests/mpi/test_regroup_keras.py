@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from fleet.paths import RunPaths
-from fleet.replay import largest_difference
+from fleet.runtime.replay import largest_difference
+from fleet.storage.paths import RunPaths
 from tests.mpi.conftest import ROOT, spec
 
 pytestmark = pytest.mark.tensorflow

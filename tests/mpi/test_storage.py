@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from fleet.checkpoint import read_state
+from fleet.storage.checkpoint import read_state
 from tests.mpi.conftest import PYTHON, ROOT, spec
 
 MODELS = [{"family": "softmax", "name": name} for name in ("a", "b")]

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fleet.order import Epoch, RingOrder, StrictOrder, read_path
+from fleet.stream.order import Epoch, RingOrder, StrictOrder, read_path
 from preprocess.pipeline import Pipeline
 from preprocess.transforms import parse_transforms
 from tests.mpi.conftest import ROOT, read_lines, spec

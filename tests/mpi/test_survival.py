@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fleet.order import read_path
+from fleet.stream.order import read_path
 from tests.mpi.conftest import ROOT, spec
 from tests.mpi.test_training import replayed
 
@@ -44,14 +44,15 @@ def check(launch, run, content, names=("pair",)):
 
 
 @pytest.mark.parametrize("deaths", [
-    pytest.param({"1": ("trainer.Trainer._step", 30)}, id="the master inside an epoch"),
-    pytest.param({"2": ("trainer.Trainer._step", 30)}, id="a worker inside an epoch"),
-    pytest.param({"2": ("trainer.Trainer._evaluate", 2)}, id="a worker that the master waits for"),
-    pytest.param({"1": ("trainer.Trainer._next_order", 2)}, id="the master between two epochs"),
+    pytest.param({"1": ("runtime.trainer:Trainer._step", 30)}, id="the master inside an epoch"),
+    pytest.param({"2": ("runtime.trainer:Trainer._step", 30)}, id="a worker inside an epoch"),
+    pytest.param({"2": ("runtime.trainer:Trainer._evaluate", 2)}, id="a worker that the master waits for"),
+    pytest.param({"1": ("runtime.trainer:Trainer._next_order", 2)}, id="the master between two epochs"),
     pytest.param({"2": ("mpi.World.group", 1)}, id="a worker before there is a group"),
-    pytest.param({"1": ("checkpoint.CheckpointWriter._write", 3)}, id="the master before it has written"),
-    pytest.param({"1": ("checkpoint.write_history", 3)}, id="the master when it has written"),
-    pytest.param({"1": ("trainer.Trainer._step", 30), "2": ("trainer.Trainer._step", 30)}, id="all of a group"),
+    pytest.param({"1": ("storage.checkpoint:CheckpointWriter._write", 3)}, id="the master before it has written"),
+    pytest.param({"1": ("storage.checkpoint:write_history", 3)}, id="the master when it has written"),
+    pytest.param({"1": ("runtime.trainer:Trainer._step", 30), "2": ("runtime.trainer:Trainer._step", 30)},
+                 id="all of a group"),
 ])
 def test_only_the_struck_network_falls_back(launch, tmp_path, deaths):
     run, content = run_dying(launch, tmp_path, deaths)
@@ -65,7 +66,8 @@ def test_only_the_struck_network_falls_back(launch, tmp_path, deaths):
 
 
 def test_ranks_may_die_one_after_another(launch, tmp_path):
-    deaths = {"2": ("trainer.Trainer._step", 20), "3": ("trainer.Trainer._step", 60), "4": ("trainer.Trainer.run", 1)}
+    deaths = {"2": ("runtime.trainer:Trainer._step", 20), "3": ("runtime.trainer:Trainer._step", 60),
+              "4": ("runtime.trainer:Trainer.run", 1)}
     run, content = run_dying(launch, tmp_path, deaths)
     assert run.status == 75, run.output  # one trainer is left, and the pair wants two
     assert "3 ranks have died, and 1 trainer is too few for pair" in run.output
@@ -75,8 +77,8 @@ def test_ranks_may_die_one_after_another(launch, tmp_path):
 
 
 @pytest.mark.parametrize("death", [
-    pytest.param(("preprocessor._WindowFiller._produce", 200), id="inside the stream"),
-    pytest.param(("preprocessor.Preprocessor.step", 1), id="before it has prepared anything"),
+    pytest.param(("runtime.preprocessor:_WindowFiller._produce", 200), id="inside the stream"),
+    pytest.param(("runtime.preprocessor:Preprocessor.step", 1), id="before it has prepared anything"),
 ])
 def test_trainers_prepare_their_samples_when_a_preprocessor_dies(launch, tmp_path, death):
     run, content = run_dying(launch, tmp_path, {"1": death}, ranks=6,
@@ -92,7 +94,8 @@ def test_trainers_prepare_their_samples_when_a_preprocessor_dies(launch, tmp_pat
                          ids=["strict", "ring", "kept"])
 def test_it_does_not_matter_in_which_order_or_on_how_many_nodes_it_prepared(launch, tmp_path, data, nodes):
     dies = (1, 3)[nodes - 1]
-    moment = ("preprocessor._SetFiller.step", 5) if "cache" in data else ("preprocessor._WindowFiller._produce", 20)
+    filler, calls = ("_SetFiller.step", 5) if "cache" in data else ("_WindowFiller._produce", 20)
+    moment = (f"runtime.preprocessor:{filler}", calls)
     run, content = run_dying(launch, tmp_path, {str(dies): moment}, ranks=6, data=data,
                              resources={"engine": "numpy", "preprocessors": 2},
                              environment={"FLEET_RANKS_PER_NODE": str(6 // nodes)})
@@ -103,14 +106,14 @@ def test_it_does_not_matter_in_which_order_or_on_how_many_nodes_it_prepared(laun
 
 
 def test_a_trainer_that_waits_for_work_is_not_missed(launch, tmp_path):
-    run, content = run_dying(launch, tmp_path, {"5": ("trainer.Trainer.run", 1)}, ranks=6)
+    run, content = run_dying(launch, tmp_path, {"5": ("runtime.trainer:Trainer.run", 1)}, ranks=6)
     assert run.status == 0, run.output
     assert not run.events("struck")
     check(launch, run, content, names=())
 
 
 def test_a_rank_that_is_stopped_for_a_while_is_not_taken_for_dead(launch, tmp_path):
-    run, content = run_dying(launch, tmp_path, {"2": ("trainer.Trainer._step", 30)},
+    run, content = run_dying(launch, tmp_path, {"2": ("runtime.trainer:Trainer._step", 30)},
                              environment={"FLEET_TEST_STOPS": "2"})
     assert run.status == 0, run.output
     assert not run.events("lost")
@@ -119,7 +122,8 @@ def test_a_rank_that_is_stopped_for_a_while_is_not_taken_for_dead(launch, tmp_pa
 
 @pytest.mark.parametrize("rank", ["0", "2"])
 def test_without_a_coordinator_or_ulfm_all_ranks_end_at_once_and_the_job_resumes(launch, tmp_path, rank):
-    where = ("coordinator.Coordinator._on_epoch_done", 4) if rank == "0" else ("trainer.Trainer._step", 30)
+    where = (("runtime.coordinator:Coordinator._on_epoch_done", 4) if rank == "0"
+             else ("runtime.trainer:Trainer._step", 30))
     run, content = run_dying(launch, tmp_path, {rank: where}, survive=rank == "0")
     assert run.status not in (0, 2, 3, 75)
     assert run.output.count("all ranks end") == (rank == "0")
@@ -141,7 +145,7 @@ def test_a_member_of_a_tensorflow_group_dies(launch, tmp_path, exchange):
                    schedule={"rates": str(tmp_path / "rates.json")}, train={"converge": {"max_epochs": EPOCHS}},
                    resources={"engine": "keras", "exchange": exchange})
     run = launch(4, content, program=DYING, survive=True, timeout=600,
-                 environment={"FLEET_TEST_DEATHS": json.dumps({"2": ("trainer.Trainer._step", 30)})})
+                 environment={"FLEET_TEST_DEATHS": json.dumps({"2": ("runtime.trainer:Trainer._step", 30)})})
     assert run.status == 0, run.output
     assert [event["network"] for event in run.events("struck")] == ["pair"]
     check(launch, run, content, names=())

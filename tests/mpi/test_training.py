@@ -3,17 +3,17 @@
 import json
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
-from fleet.checkpoint import read_state
-from fleet.eventlog import read_events
-from fleet.paths import RunPaths
-from fleet.replay import largest_difference
+from fleet.runtime.replay import largest_difference
+from fleet.storage.checkpoint import read_state
+from fleet.storage.events import read_events
+from fleet.storage.paths import RunPaths
 from tests.mpi.conftest import kill, spec
+from tests.places import ROOT
 
-GOLDEN = Path(__file__).parents[1] / "golden"
+GOLDEN = ROOT / "tests/golden"
 
 
 def replayed(launch, content, run, name, ranks=1):

@@ -14,7 +14,7 @@ def run_alone(program, launcher):
 
 def test_a_rank_that_is_never_kept_waiting_does_its_duties_all_the_same(launch):
     run_alone("""
-from fleet.mpi import World
+from fleet.comm.world import World
 world, done = World(), []
 world.duties.append(lambda: done.append(1) or True)
 for count in range(5):
@@ -26,7 +26,7 @@ for count in range(5):
 def test_a_broadcast_carries_types_that_mpi_does_not_know(launch):
     run_alone("""
 import numpy as np
-from fleet.mpi import World
+from fleet.comm.world import World
 group = World().group([0], 1)
 for dtype in ("float16", "bool", "uint8", "float64"):
     buffers = [np.ones((2, 3), dtype), np.array(1, dtype)]

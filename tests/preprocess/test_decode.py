@@ -2,7 +2,6 @@
 
 import io
 import tarfile
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,9 +12,10 @@ from PIL import Image
 from preprocess import decode as decoders
 from preprocess.base import BadImage
 from preprocess.decode import decode, decoder_name
+from tests.places import SHARED
 from tests.preprocess.samples import encode, pattern, smooth
 
-CIFAR = Path(__file__).parents[2].parent / "shared/data/cifar10_jpeg.tar"
+CIFAR = SHARED / "cifar10_jpeg.tar"
 
 
 @pytest.fixture

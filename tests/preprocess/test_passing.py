@@ -9,11 +9,11 @@ import pytest
 
 from preprocess import passing
 from preprocess.base import BadSample
-from preprocess.hdf5 import open_hdf5, write_hdf5
-from preprocess.image_folder import ImageFolder
 from preprocess.passing import may_pass, read_patiently
 from preprocess.source import DataSet
-from preprocess.tfrecord import open_tfrecord
+from preprocess.sources.hdf5 import open_hdf5, write_hdf5
+from preprocess.sources.image_folder import ImageFolder
+from preprocess.sources.tfrecord import open_tfrecord
 from tests.preprocess.records import labelled, write_records
 from tests.preprocess.samples import encode, pattern
 

@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from fleet.errors import ExitStatus, UserError
-from fleet.show import add_json, bar, print_json, print_table
-from scheduler.autoscale_simulation import ElasticJob, Outcome, simulate
-from scheduler.autoscaler import Autoscaling
-from scheduler.elastic_jobs import PATTERNS, POLICIES, generate, job_record, read_jobs
+from fleet.terminal import add_json, bar, print_json, print_table
+from scheduler.elastic.autoscaler import Autoscaling
+from scheduler.elastic.jobs import PATTERNS, POLICIES, generate, job_record, read_jobs
+from scheduler.elastic.simulation import ElasticJob, Outcome, simulate
 
 # What --json prints of an outcome.
 PRINTED = ("sjs_efficiency", "drop_ratio", "mean_completion_min", "completed", "completion_min")

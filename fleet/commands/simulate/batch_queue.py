@@ -19,14 +19,14 @@ from pathlib import Path
 
 import numpy as np
 
+from fleet.commands.law_options import add_law_parameters, law_of
 from fleet.errors import ExitStatus, UserError
-from fleet.law_options import add_law_parameters, law_of
-from fleet.show import add_json, print_json, print_table
-from scheduler.batchqueue import Convention, Schedule, simulate
-from scheduler.distributions import LAWS, Law
-from scheduler.fit import fit_laws
-from scheduler.swf import Trace, read_swf, write_swf
-from scheduler.workload import Rule, Sizes, draw_jobs, jobs_from_trace, schedule_to_trace, small_stream
+from fleet.terminal import add_json, print_json, print_table
+from scheduler.reservation.fit import fit_laws
+from scheduler.reservation.laws import LAWS, Law
+from scheduler.reservation.queue import Convention, Schedule, simulate
+from scheduler.reservation.swf import Trace, read_swf, write_swf
+from scheduler.reservation.workload import Rule, Sizes, draw_jobs, jobs_from_trace, schedule_to_trace, small_stream
 
 HOUR_S = 3600.0
 MOST_RUNS = 10_000

@@ -20,16 +20,16 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from fleet.commands.schedule_options import add_cluster, add_options, cluster_of, options_of
 from fleet.errors import ExitStatus, UserError
-from fleet.schedule_options import add_cluster, add_options, cluster_of, options_of
-from fleet.show import add_json, bar, print_json, print_table
+from fleet.terminal import add_json, bar, print_json, print_table
 from scheduler.base import Cluster, Options, RateTable
-from scheduler.ensemble_simulation import Costs, Simulated, costs_of, simulate, stream_of
-from scheduler.ensembles import redraw_epochs, with_errors
-from scheduler.pace import Stream
-from scheduler.policies import POLICIES
-from scheduler.rates import steadied
-from scheduler.ratesfile import read_rates
+from scheduler.ensemble.draw import redraw_epochs, with_errors
+from scheduler.ensemble.pace import Stream
+from scheduler.ensemble.policies import POLICIES
+from scheduler.ensemble.rates import steadied
+from scheduler.ensemble.rates_file import read_rates
+from scheduler.ensemble.simulation import Costs, Simulated, costs_of, simulate, stream_of
 
 # What --json prints of a simulation.
 PRINTED = ("policy", "makespan_s", "lower_bound_s", "waiting_s_per_gpu", "scheduling_s", "checkpoint_s", "rounds")

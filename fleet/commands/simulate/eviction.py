@@ -13,12 +13,12 @@ import statistics
 from dataclasses import dataclass
 
 from fleet.errors import ExitStatus, UserError
-from fleet.show import add_json, print_json, print_table
+from fleet.terminal import add_json, print_json, print_table
 from scheduler.base import LEAST, MOST, check_range
-from scheduler.eviction import Plan, RunningJob, plan_evictions
-from scheduler.eviction_baselines import greedy
-from scheduler.on_demand import Outcome, simulate
-from scheduler.theta import NODES, STORAGE, theta_like
+from scheduler.eviction.baselines import greedy
+from scheduler.eviction.plan import Plan, RunningJob, plan_evictions
+from scheduler.eviction.simulation import Outcome, simulate
+from scheduler.eviction.theta import NODES, STORAGE, theta_like
 
 
 @dataclass(frozen=True)

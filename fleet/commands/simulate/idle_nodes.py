@@ -13,10 +13,10 @@ import time
 from pathlib import Path
 
 from fleet.errors import ExitStatus, UserError
-from fleet.show import add_json, print_json, print_table
-from scheduler.idle_nodes import name_order
-from scheduler.idle_replay import PLACEMENTS, POLICIES, Replayed, Settings, Summary, replay, summarise
-from scheduler.idle_trace import (
+from fleet.terminal import add_json, print_json, print_table
+from scheduler.idle.allocate import name_order
+from scheduler.idle.replay import PLACEMENTS, POLICIES, Replayed, Settings, Summary, replay, summarise
+from scheduler.idle.trace import (
     OBJECTIVES,
     Trace,
     read_events,

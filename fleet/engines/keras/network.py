@@ -1,6 +1,6 @@
 """Keras 3 on TensorFlow: the engine that trains real networks.
 
-Besides :mod:`fleet.engine_models`, and :mod:`fleet.engine_facts` for the doctor, this is the only module that
+Besides :mod:`fleet.engines.models`, and :mod:`fleet.engines.facts` for the doctor, this is the only module that
 imports TensorFlow, Keras or Horovod.
 
 A step is one ``tf.function``. Each rank sums the losses of its own rows and divides by the rows of the
@@ -25,14 +25,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from fleet.engine import Arrays, InputSpec, PeerFailed, StepResult
-from fleet.engine_models import build_model
+from fleet.comm.world import Group, communicator_for_library
+from fleet.engines.base import Arrays, InputSpec, PeerFailed, StepResult
+from fleet.engines.models import build_model
 from fleet.errors import CheckpointError, UserError
-from fleet.mpi import Group, communicator_for_library
-from fleet.paths import replace_by
 from fleet.spec import NetworkSpec, Optimizer
+from fleet.storage.paths import replace_by
 
-log = logging.getLogger("fleet.engine")
+log = logging.getLogger("fleet.engines.base")
 
 
 class KerasEngine:

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fleet.comm.roles import assign
 from fleet.errors import UserError
-from fleet.roles import assign
 
 
 @st.composite

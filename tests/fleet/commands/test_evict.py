@@ -7,13 +7,14 @@ import pytest
 
 from fleet.__main__ import main
 from fleet.errors import UserError
-from fleet.slurm_running import Site, read_site, running_jobs
+from fleet.jobs.slurm_running import Site, read_site, running_jobs
 from launch.slurm_jobs import SlurmJob
 from scheduler.base import InputError
-from scheduler.eviction import RunningJob
-from scheduler.running_jobs import FileSystem
+from scheduler.eviction.plan import RunningJob
+from scheduler.eviction.running_jobs import FileSystem
+from tests.places import ROOT
 
-RECORDED = Path(__file__).parents[1] / "launch/squeue.txt"
+RECORDED = ROOT / "tests/launch/squeue.txt"
 DIRECT = """id,nodes,loss,app_time,sys_time
 a,4,900,9,
 b,4,200,,3

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fleet.__main__ import main
-from preprocess.hdf5 import open_hdf5
+from preprocess.sources.hdf5 import open_hdf5
 from tests.preprocess.samples import pattern, write
 
 

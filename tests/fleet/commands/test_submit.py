@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fleet.__main__ import main
-from fleet.paths import RunPaths
+from fleet.storage.paths import RunPaths
 
 SPEC = "models: [{{family: softmax}}]\nname: photos\noutput: {run}\n{more}"
 

@@ -5,8 +5,8 @@ import time
 import numpy as np
 import pytest
 
-from fleet.engine import InputSpec
-from fleet.engine_emulated import WEIGHTS, EmulatedEngine
+from fleet.engines.base import InputSpec
+from fleet.engines.emulated import WEIGHTS, EmulatedEngine
 from fleet.errors import CheckpointError
 from fleet.spec import parse
 from scheduler.base import Network, RateTable

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fleet.errors import ModelError, UserError
-from fleet.families import Architecture, application_names, count_parameters
+from fleet.spec.model import Architecture, application_names, count_parameters
 
 pytestmark = pytest.mark.tensorflow
 
@@ -90,7 +90,7 @@ def keras():
 
 @pytest.fixture(scope="module")
 def build(keras):
-    from fleet.engine_models import build_model
+    from fleet.engines.models import build_model
     return build_model
 
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.engine import PeerFailed
-from fleet.engine_numpy import NumpyEngine
+from fleet.engines.base import PeerFailed
+from fleet.engines.softmax import NumpyEngine
 from fleet.errors import CheckpointError, ModelError
-from fleet.stream import split_rows
+from fleet.stream.reader import split_rows
 from preprocess.transforms import Affine
 from tests.fleet.histories import INPUTS, spec
 from tests.fleet.one_process import Launch

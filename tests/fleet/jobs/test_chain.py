@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.chain import Limits, Stop, decide, note, stops_before
-from fleet.lock import FolderLock
-from fleet.paths import RunPaths
+from fleet.jobs.chain import Limits, Stop, decide, note, stops_before
+from fleet.storage.lock import FolderLock
+from fleet.storage.paths import RunPaths
 from tests.mpi.conftest import ROOT
 
 LIMITS = Limits(jobs=5, retries=2)

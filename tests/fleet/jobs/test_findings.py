@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from fleet.binding import Cores
 from fleet.commands.doctor import _checkpoint_bytes
-from fleet.doctor import (
+from fleet.engines.base import InputSpec
+from fleet.engines.facts import Libraries
+from fleet.jobs.findings import (
     Disk,
     RankFacts,
     check_data,
@@ -15,8 +16,7 @@ from fleet.doctor import (
     check_libraries,
     check_ranks,
 )
-from fleet.engine import InputSpec
-from fleet.engine_facts import Libraries
+from launch.binding import Cores
 from tests.fleet.histories import spec
 
 WHOLE = Cores(frozenset(range(16)), 16)

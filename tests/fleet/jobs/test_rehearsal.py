@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 
 from fleet.__main__ import main
-from fleet.engine import InputSpec
+from fleet.engines.base import InputSpec
 from fleet.errors import ExitStatus, InfrastructureError, UserError
-from fleet.paths import RunPaths
-from fleet.rehearsal import estimated_rates, known_rates, rehearse, with_epochs
+from fleet.jobs.rehearsal import estimated_rates, known_rates, rehearse, with_epochs
 from fleet.spec import parse
+from fleet.storage.paths import RunPaths
 from preprocess.source import open_data
 from scheduler.base import Cluster, Network, RateTable
 
@@ -155,7 +155,7 @@ def test_a_rehearsal_that_does_not_end_well_says_so_and_shows_why(spec_file, cap
         return ended
 
     monkeypatch.setattr("fleet.api.run", launch)
-    monkeypatch.setattr("fleet.report.read_report", lambda paths: SimpleNamespace(account=None))
+    monkeypatch.setattr("fleet.monitor.report.read_report", lambda paths: SimpleNamespace(account=None))
     monkeypatch.setattr("fleet.commands.rehearse._print", lambda told, rehearsal: None)
     assert main(["rehearse", str(spec_file), "--gpus", "1"]) == status
     assert capsys.readouterr().err.endswith("a rank has died\n")

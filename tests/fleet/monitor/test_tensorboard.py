@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fleet.paths import RunPaths
-from fleet.tensorboard import TensorBoardObserver
+from fleet.monitor.tensorboard import TensorBoardObserver
+from fleet.storage.paths import RunPaths
 from tests.fleet.histories import record
 
 loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")

@@ -8,9 +8,9 @@ import math
 
 import pytest
 
-from fleet import coordinator
 from fleet.errors import StorageError
-from fleet.view import LiveView, PlainView, describe
+from fleet.monitor.view import LiveView, PlainView, describe
+from fleet.runtime import coordinator
 from tests.fleet.histories import spec
 
 EPOCH = {"network": "a", "epoch": 2, "stream_epoch": 7, "loss": 0.5, "accuracy": 0.75, "val_loss": 0.25,
@@ -112,7 +112,7 @@ def test_a_batch_log_has_a_line_for_each_thing_that_happens_with_its_time(networ
 
 
 def test_the_live_table_follows_networks_from_start_to_end(network, monkeypatch):
-    monkeypatch.setattr("fleet.view.terminal_width", lambda screen: 120)
+    monkeypatch.setattr("fleet.monitor.view.terminal_width", lambda screen: 120)
     screen = io.StringIO()
     view = LiveView(network, screen, {})
 
@@ -145,7 +145,7 @@ GROUP = {"network": "a", "devices": [0], "stream_epoch": 3, "round": 1}
 @pytest.fixture
 def live(network, monkeypatch):
     """A live view of a network that has trained four epochs in an earlier launch, and how its table looks."""
-    monkeypatch.setattr("fleet.view.terminal_width", lambda screen: 120)
+    monkeypatch.setattr("fleet.monitor.view.terminal_width", lambda screen: 120)
     screen = io.StringIO()
     view = LiveView(network, screen, {"a": 4})
 

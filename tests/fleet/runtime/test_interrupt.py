@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from fleet.interrupt import SIGNALS, Interruption, Starts
+from fleet.runtime.interrupt import SIGNALS, Interruption, Starts
 
 
 class Clock:

@@ -19,21 +19,21 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fleet import coordinator, trainer
-from fleet import session as fleet_session
-from fleet.checkpoint import CheckpointWriter, newest, read_state, write_state
-from fleet.engine_numpy import NumpyEngine, SoftmaxRegression
+from fleet.comm.messages import Join, Start
+from fleet.comm.roles import assign
+from fleet.engines.softmax import NumpyEngine, SoftmaxRegression
 from fleet.errors import ExitStatus, StorageError
-from fleet.eventlog import logged_epochs, read_events
-from fleet.messages import Join, Start
-from fleet.order import Epoch, read_path
-from fleet.prepare import prepare
-from fleet.results import Results, Status, read_results, recover
-from fleet.roles import assign
-from fleet.session import Session
-from fleet.stream import split_rows
+from fleet.runtime import coordinator, trainer
+from fleet.runtime import session as fleet_session
+from fleet.runtime.prepare import prepare
+from fleet.runtime.session import Session
+from fleet.storage.checkpoint import CheckpointWriter, newest, read_state, write_state
+from fleet.storage.events import logged_epochs, read_events
+from fleet.storage.results import Results, Status, read_results, recover
+from fleet.stream.order import Epoch, read_path
+from fleet.stream.reader import split_rows
 from scheduler.base import Member, Round
-from scheduler.policies import POLICIES, adaptive
+from scheduler.ensemble.policies import POLICIES, adaptive
 from tests.fleet.one_process import Launch
 from tests.sources import Numbered
 

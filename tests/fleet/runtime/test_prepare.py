@@ -6,12 +6,12 @@ import pickle
 import pytest
 import yaml
 
-from fleet.checkpoint import State, write_state
 from fleet.errors import StorageError, UserError
-from fleet.identity import identity
-from fleet.lock import FolderLock
-from fleet.paths import RunPaths
-from fleet.prepare import prepare
+from fleet.runtime.prepare import prepare
+from fleet.storage.checkpoint import State, write_state
+from fleet.storage.identity import identity
+from fleet.storage.lock import FolderLock
+from fleet.storage.paths import RunPaths
 from preprocess.base import CannotWrite, InputError
 from tests.fleet.histories import history, record
 from tests.sources import Numbered
@@ -136,7 +136,7 @@ def test_a_disk_that_is_full_of_decoded_images_is_not_the_users_mistake(asking, 
     def full(data, transforms, path, advance):
         raise CannotWrite(errno.ENOSPC, "No space left on device", str(path))
 
-    monkeypatch.setattr("fleet.prepare.decode_once", full)
+    monkeypatch.setattr("fleet.runtime.prepare.decode_once", full)
     asking.content["data"]["cache"] = "file"
     asking.content["data"]["transforms"] = [{"resize": {"size": [4, 4]}}]
     with pytest.raises(StorageError, match=r"decoded.h5 cannot be written: No space left on device .* make room"):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.replay import compare, largest_difference
+from fleet.runtime.replay import compare, largest_difference
 from tests.fleet.histories import history, record
 
 NAN, INF = math.nan, math.inf

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.errors import UserError
+from fleet.runtime.survey import Survey, Task, read_cache, read_rates_of, write_cache
 from fleet.spec import NetworkSpec, Profile
-from fleet.survey import Survey, Task, read_cache, read_rates_of, write_cache
 from tests.fleet.histories import spec
 
 NETWORK = spec().networks[0]

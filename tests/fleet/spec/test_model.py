@@ -8,7 +8,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from fleet.errors import UserError
-from fleet.families import (
+from fleet.spec.model import (
     CNN,
     FAMILIES,
     Architecture,
@@ -131,7 +131,7 @@ def test_a_function_that_cannot_be_loaded_is_named_in_one_line(path, message, tm
 
 
 def test_families_and_application_names_load_no_keras():
-    code = ("import sys, fleet.families as f, fleet.search; f.application_names(); "
+    code = ("import sys, fleet.spec.model as f, fleet.spec.space; f.application_names(); "
             "f.count_parameters(f.ResNet(), (32, 32, 3), 10); "
             "sys.exit(any(name.split('.')[0] in ('keras', 'tensorflow', 'mpi4py') for name in sys.modules))")
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from fleet.__main__ import main
 from fleet.errors import SpecError
-from fleet.families import load_function
 from fleet.spec import Document, dump, json_schema, load, parse, with_output
-from fleet.spec_page import PARTS, meanings
+from fleet.spec.model import load_function
+from fleet.spec.page import PARTS, meanings
 from tests.fleet.json_schema import complaints
+from tests.places import ROOT
 
-ROOT = Path(__file__).parents[2]
 SOFTMAX = {"models": [{"family": "softmax"}]}
 
 

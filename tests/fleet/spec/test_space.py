@@ -2,7 +2,6 @@
 
 import json
 import math
-from pathlib import Path
 
 import pytest
 import yaml
@@ -10,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.errors import UserError
-from fleet.families import Architecture
-from fleet.search import Range, draw, grid, override
+from fleet.spec.model import Architecture
+from fleet.spec.space import Range, draw, grid, override
+from tests.places import ROOT
 
 choices = st.lists(st.one_of(st.integers(0, 3), st.lists(st.integers(1, 2), max_size=2)),
                    min_size=1, max_size=4)
@@ -141,7 +141,7 @@ def test_an_override_of_what_is_not_there_is_refused(name, message):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_paper_s_example_stands_for_a_hundred_different_networks(seed):
-    entries = yaml.safe_load((Path(__file__).parents[2] / "examples/paper.yaml").read_text())["models"]
+    entries = yaml.safe_load((ROOT / "examples/paper.yaml").read_text())["models"]
     networks = [Architecture(entry["family"], override(entry["args"], member))
                 for entry in entries for member in draw(entry["space"], entry["count"], seed)]
     families = [network.target for network in set(networks)]

@@ -13,8 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fleet import checkpoint
-from fleet.checkpoint import (
+from fleet.errors import CheckpointError, InfrastructureError, StorageError
+from fleet.spec import Checkpoint, Converge
+from fleet.storage import checkpoint
+from fleet.storage.checkpoint import (
     CheckpointWriter,
     Found,
     State,
@@ -26,10 +28,8 @@ from fleet.checkpoint import (
     write_history,
     write_state,
 )
-from fleet.errors import CheckpointError, InfrastructureError, StorageError
-from fleet.paths import RunPaths
-from fleet.spec import Checkpoint, Converge
-from fleet.verified import write_verified
+from fleet.storage.paths import RunPaths
+from fleet.storage.verified import write_verified
 from tests.fleet.histories import history, record
 
 # ---- convergence -------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fleet.eventlog import EventLog, read_events
+from fleet.storage.events import EventLog, read_events
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from fleet.identity import identity, speed_identity, trial_identity
+from fleet.storage.identity import identity, speed_identity, trial_identity
 from preprocess.transforms import Affine
 from tests.fleet.histories import INPUTS, spec
 

@@ -10,11 +10,11 @@ import sys
 import pytest
 
 from fleet.errors import StorageError, UserError
-from fleet.lock import FolderLock
+from fleet.storage.lock import FolderLock
 
 HOLDER = """
 import pathlib, subprocess, sys, time
-from fleet.lock import FolderLock
+from fleet.storage.lock import FolderLock
 lock = FolderLock()
 lock.take(pathlib.Path(sys.argv[1]))
 child = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL)

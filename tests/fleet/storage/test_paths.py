@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from fleet.paths import RunPaths, replace_by, replacing, write_json
+from fleet.storage.paths import RunPaths, replace_by, replacing, write_json
 
 
 class Torn(Exception):

@@ -3,9 +3,9 @@
 import pytest
 
 from fleet.errors import StorageError, UserError
-from fleet.paths import RunPaths
-from fleet.quota import Quota, check_quota
 from fleet.spec import Checkpoint
+from fleet.storage.paths import RunPaths
+from fleet.storage.quota import Quota, check_quota
 from tests.fleet.histories import INPUTS, spec
 
 
@@ -64,7 +64,7 @@ def test_what_the_optimizer_keeps_counts(optimizer, copies):
         return spec({"family": "cnn"}, resources={"engine": "keras"}, train={"optimizer": optimizer},
                     checkpoint={"quota": quota})
 
-    from fleet.families import count_parameters
+    from fleet.spec.model import count_parameters
 
     settings = asked(1).networks[0].architecture.settings
     least = 3 * 4 * copies * count_parameters(settings, (32, 32, 3), 3)

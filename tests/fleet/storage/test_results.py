@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.checkpoint import State, write_state
 from fleet.errors import UserError
-from fleet.paths import RunPaths, replacing
-from fleet.results import Results, Status, leaderboard, read_results, recover
+from fleet.storage.checkpoint import State, write_state
+from fleet.storage.paths import RunPaths, replacing
+from fleet.storage.results import Results, Status, leaderboard, read_results, recover
 from tests.fleet.histories import history, record, spec
 
 MODELS = [{"family": "softmax", "name": name} for name in ("a", "b", "c")]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.errors import CheckpointError, DamagedError, StorageError
-from fleet.verified import read_verified, write_verified
+from fleet.storage.verified import read_verified, write_verified
 
 ARRAYS = {"weights": np.arange(50.0), "a/b": np.zeros((2, 3), np.float16)}
 RECORD = {"history": [1, 2], "text": "\u00e9" * 90}

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.order import Epoch, RingOrder, StrictOrder, read_path, write_path
+from fleet.stream.order import Epoch, RingOrder, StrictOrder, read_path, write_path
 from preprocess.base import RandomAccess
 
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fleet.comm.messages import NO_LIMIT, Exit, Produce, Tag
+from fleet.comm.roles import assign
 from fleet.errors import InfrastructureError, UserError
-from fleet.messages import NO_LIMIT, Exit, Produce, Tag
-from fleet.order import Epoch, RingOrder, StrictOrder
-from fleet.preprocessor import Preprocessor, Shared
-from fleet.roles import assign
-from fleet.segment import NOT_READING, Layout, SampleSet, Segment, Window, plan_layout, plan_ring
-from fleet.stream import (
+from fleet.runtime.preprocessor import Preprocessor, Shared
+from fleet.stream.layout import NOT_READING, Layout, SampleSet, Segment, Window, plan_layout, plan_ring
+from fleet.stream.order import Epoch, RingOrder, StrictOrder
+from fleet.stream.reader import (
     FromKept,
     FromSource,
     OwnStream,

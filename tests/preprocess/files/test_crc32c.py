@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preprocess.crc32c import crc32c, masked
+from preprocess.files.crc32c import crc32c, masked
 from tests.preprocess.records import crc32c_bit_by_bit
 
 

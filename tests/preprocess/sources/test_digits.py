@@ -5,10 +5,10 @@ import shutil
 import numpy as np
 import pytest
 
-from preprocess import digits
 from preprocess.base import InputError
 from preprocess.decode import decode
 from preprocess.source import open_data
+from preprocess.sources import digits
 
 pytest.importorskip("sklearn")
 

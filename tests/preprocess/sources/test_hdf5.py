@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from preprocess.base import BadSample, CannotWrite, InputError
-from preprocess.hdf5 import decode_once, open_hdf5, write_hdf5
 from preprocess.pipeline import Pipeline
 from preprocess.source import open_data
+from preprocess.sources.hdf5 import decode_once, open_hdf5, write_hdf5
 from preprocess.transforms import parse_transforms
 from tests.preprocess.samples import pattern, write
 
@@ -135,7 +135,7 @@ def test_a_full_disk_is_told_of_even_where_hdf5_stumbles_over_what_is_not_there(
         return len(buffer)
 
     monkeypatch.setattr(FullDisk, "left", 0)
-    monkeypatch.setattr("preprocess.deaf_file.DeafFile.readinto", garbage)
+    monkeypatch.setattr("preprocess.files.deaf_file.DeafFile.readinto", garbage)
     monkeypatch.setattr("builtins.open", lambda name, mode, **options: FullDisk(name, mode))
     with pytest.raises(CannotWrite, match="No space left"):
         write_hdf5(data, (), path)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from preprocess.base import BadSample, InputError
-from preprocess.image_folder import ImageFolder, open_image_folder
+from preprocess.sources.image_folder import ImageFolder, open_image_folder
 from tests.preprocess.samples import encode, pattern, write
 
 

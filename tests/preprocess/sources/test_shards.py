@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preprocess import shards as module
 from preprocess.base import BadSample, InputError, Source
-from preprocess.shards import Shards, find_shards, load_index, shuffle
+from preprocess.sources import shards as module
+from preprocess.sources.shards import Shards, find_shards, load_index, shuffle
 
 # ---- the shuffle buffer -----------------------------------------------------------------------
 

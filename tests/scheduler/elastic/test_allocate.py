@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.base import CommTime, InputError, Network, StepTime
-from scheduler.elastic import (
+from scheduler.elastic.allocate import (
     BatchRange,
     Curve,
     allocate,
@@ -18,8 +18,8 @@ from scheduler.elastic import (
     scaling,
     step_seconds,
 )
-from scheduler.elastic_milp import integer_programme
-from scheduler.ratesfile import parse_rates
+from scheduler.elastic.milp import integer_programme
+from scheduler.ensemble.rates_file import parse_rates
 from tests.scheduler.contracts import AllocatorContract, Table
 
 STEPS = (StepTime(32, 1.8), StepTime(8, 0.6), StepTime(16, 1.0))

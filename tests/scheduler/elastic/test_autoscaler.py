@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from scheduler.autoscaler import Autoscaling, decide, next_decision
 from scheduler.base import InputError
-from scheduler.elastic import Curve
+from scheduler.elastic.allocate import Curve
+from scheduler.elastic.autoscaler import Autoscaling, decide, next_decision
 
 RISING = Curve((1.0, 1.5, 1.8, 2.0))
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.autoscale_simulation import ElasticJob, Holding, audit, simulate
-from scheduler.autoscaler import Autoscaling
-from scheduler.elastic import Curve
+from scheduler.elastic.allocate import Curve
+from scheduler.elastic.autoscaler import Autoscaling
+from scheduler.elastic.simulation import ElasticJob, Holding, audit, simulate
 
 RISING = Curve((1.0, 1.5))
 EVENTS = Autoscaling(gpus=2, interval_min=0)

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.base import Delta, InputError, Network, Options, RateTable
-from scheduler.flotilla import flotilla
-from scheduler.rates import rate
+from scheduler.ensemble.flotilla import flotilla
+from scheduler.ensemble.rates import rate
 from tests.scheduler.strategies import ensembles
 
 

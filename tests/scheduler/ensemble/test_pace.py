@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.base import InputError
-from scheduler.pace import Ring, Stream
+from scheduler.ensemble.pace import Ring, Stream
 
 GROUPS = st.lists(st.tuples(st.floats(1, 100), st.integers(1, 4)), min_size=1, max_size=6)
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.base import InputError, Member
-from scheduler.placement import greedy, place, rearrange, score
+from scheduler.ensemble.placement import greedy, place, rearrange, score
 
 
 @st.composite

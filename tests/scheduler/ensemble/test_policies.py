@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scheduler.base import Cluster, Delta, InputError, Member, Network, Options, Progress, RateTable, Round
-from scheduler.policies import POLICIES, decide
-from scheduler.rates import curve, rate
+from scheduler.ensemble.policies import POLICIES, decide
+from scheduler.ensemble.rates import curve, rate
 from tests.scheduler.strategies import ensembles
 
 

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.base import InputError, Network, RateTable
-from scheduler.ensembles import with_errors
-from scheduler.rates import counts_to_measure, curve, curves, preprocessors_needed, rate, steadied
+from scheduler.ensemble.draw import with_errors
+from scheduler.ensemble.rates import counts_to_measure, curve, curves, preprocessors_needed, rate, steadied
 from tests.scheduler.strategies import ensembles
 
 

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from scheduler.base import CommTime, InputError, Network, RateTable, StepTime
-from scheduler.ratesfile import parse_rates, read_rates, write_rates
+from scheduler.ensemble.rates_file import parse_rates, read_rates, write_rates
 
 RIGHT = {"samples_per_epoch": 30606, "gpus_per_node": 4,
          "models": [{"name": "m0", "rates": [22.5, 44.9], "epochs": 8, "params_mb": 1179.0},

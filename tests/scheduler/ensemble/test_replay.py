@@ -3,9 +3,9 @@
 import pytest
 
 from scheduler.base import Cluster, InputError, Network, Options, RateTable
-from scheduler.ensemble_simulation import Costs, Stint
-from scheduler.pace import Stream
-from scheduler.replay import Record, replay, stints_of
+from scheduler.ensemble.pace import Stream
+from scheduler.ensemble.replay import Record, replay, stints_of
+from scheduler.ensemble.simulation import Costs, Stint
 
 RATES = RateTable(100, 2, (Network("a", (10.0,)), Network("b", (20.0,)), Network("c", (5.0,))))
 

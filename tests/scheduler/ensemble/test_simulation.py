@@ -4,23 +4,23 @@ import itertools
 import math
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler import policies
 from scheduler.base import Cluster, Delta, InputError, Member, Network, Options, RateTable, Round
-from scheduler.ensemble_simulation import PAPER_COSTS, REGROUPING_COSTS, Costs, costs_of, simulate, stream_of
-from scheduler.ensembles import convert, redraw_epochs, with_errors
-from scheduler.pace import Ring, Stream
-from scheduler.rates import steadied
-from scheduler.ratesfile import read_json
-from scheduler.waterfill import lower_bound
+from scheduler.ensemble import policies
+from scheduler.ensemble.draw import convert, redraw_epochs, with_errors
+from scheduler.ensemble.pace import Ring, Stream
+from scheduler.ensemble.rates import steadied
+from scheduler.ensemble.rates_file import read_json
+from scheduler.ensemble.simulation import PAPER_COSTS, REGROUPING_COSTS, Costs, costs_of, simulate, stream_of
+from scheduler.ensemble.waterfill import lower_bound
+from tests.places import SHARED
 from tests.scheduler.strategies import ensembles
 
-FLEET100 = Path(__file__).parents[2].parent / "shared/data/ensembles/fleet100.json"
+FLEET100 = SHARED / "ensembles/fleet100.json"
 
 
 def table(*networks, samples=100):

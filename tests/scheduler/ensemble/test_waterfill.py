@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from scheduler.base import InputError, Network, RateTable
-from scheduler.rates import curves
-from scheduler.waterfill import hulls, lower_bound, water_fill
+from scheduler.ensemble.rates import curves
+from scheduler.ensemble.waterfill import hulls, lower_bound, water_fill
 from tests.scheduler.strategies import ensembles
 
 

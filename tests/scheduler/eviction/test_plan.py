@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler import eviction
 from scheduler.base import InputError
-from scheduler.eviction import Plan, RunningJob, Spectrum, groups_to_stop, plan_evictions, round_up
-from scheduler.eviction_baselines import algorithm_1, branch_and_bound, greedy
+from scheduler.eviction import plan as eviction
+from scheduler.eviction.baselines import algorithm_1, branch_and_bound, greedy
+from scheduler.eviction.plan import Plan, RunningJob, Spectrum, groups_to_stop, plan_evictions, round_up
 
 LOSS, TIME, FREE_KILLS, SYSTEM, STOPPED, NODES = range(6)  # what a plan is judged by, in this order, and its nodes
 HUNDREDTHS = np.array([100, 100, 1, 1, 1, 1])

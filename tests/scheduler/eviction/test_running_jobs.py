@@ -5,8 +5,8 @@ import json
 import pytest
 
 from scheduler.base import InputError
-from scheduler.eviction import RunningJob
-from scheduler.running_jobs import Checkpointing, FileSystem, read_jobs
+from scheduler.eviction.plan import RunningJob
+from scheduler.eviction.running_jobs import Checkpointing, FileSystem, read_jobs
 
 STORAGE = FileSystem(aggregate_gbps=100, node_gbps=2)
 JOBS = [RunningJob("17", 4, 9600, 20, None), RunningJob("md", 2, 0.5, None, 1.5)]

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.base import InputError
-from scheduler.eviction import plan_evictions
-from scheduler.eviction_baselines import greedy
-from scheduler.on_demand import ON_DEMAND, Use, audit, simulate
-from scheduler.running_jobs import Checkpointing, FileSystem
-from scheduler.theta import NODES, STORAGE, BatchJob, theta_like
+from scheduler.eviction.baselines import greedy
+from scheduler.eviction.plan import plan_evictions
+from scheduler.eviction.running_jobs import Checkpointing, FileSystem
+from scheduler.eviction.simulation import ON_DEMAND, Use, audit, simulate
+from scheduler.eviction.theta import NODES, STORAGE, BatchJob, theta_like
 
 SLOW = FileSystem(aggregate_gbps=1, node_gbps=1)  # a GB takes a second
 

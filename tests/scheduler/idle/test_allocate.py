@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.base import InputError
-from scheduler.idle_nodes import (
+from scheduler.idle.allocate import (
     BUSY,
     FREE,
     Curve,
@@ -22,7 +22,7 @@ from scheduler.idle_nodes import (
     place_in_order,
     worth,
 )
-from scheduler.idle_nodes_milp import allocate_counts, allocate_nodes
+from scheduler.idle.milp import allocate_counts, allocate_nodes
 from tests.scheduler.contracts import AllocatorContract, Table
 
 

@@ -1,7 +1,6 @@
 """Replays of idle nodes: small ones by hand, random ones by their audit, Summit's by the paper."""
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.base import InputError
-from scheduler.idle_nodes import BUSY, FREE, Curve, Trainer, name_order, place_by_index, place_in_order
-from scheduler.idle_replay import (
+from scheduler.idle.allocate import BUSY, FREE, Curve, Trainer, name_order, place_by_index, place_in_order
+from scheduler.idle.replay import (
     PLACEMENTS,
     POLICIES,
     Settings,
@@ -19,9 +18,10 @@ from scheduler.idle_replay import (
     static_outcome,
     summarise,
 )
-from scheduler.idle_trace import Job, Trace, read_events, read_node_names, read_trainers
+from scheduler.idle.trace import Job, Trace, read_events, read_node_names, read_trainers
+from tests.places import SHARED
 
-SUMMIT = Path(__file__).parents[2].parent / "shared/data/idle_nodes"
+SUMMIT = SHARED / "idle_nodes"
 needs_summit = pytest.mark.skipif(not SUMMIT.exists(), reason="the Summit trace is not here")
 
 

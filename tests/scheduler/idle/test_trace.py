@@ -2,7 +2,6 @@
 
 import gzip
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.base import InputError
-from scheduler.idle_nodes import Curve
-from scheduler.idle_trace import Trace, read_events, read_node_names, read_trainers, with_objective
+from scheduler.idle.allocate import Curve
+from scheduler.idle.trace import Trace, read_events, read_node_names, read_trainers, with_objective
+from tests.places import SHARED
 
-SUMMIT = Path(__file__).parents[2].parent / "shared/data/idle_nodes"
+SUMMIT = SHARED / "idle_nodes"
 needs_summit = pytest.mark.skipif(not SUMMIT.exists(), reason="the Summit trace is not here")
 
 TRAINERS = {

@@ -1,16 +1,16 @@
 """Fitting the laws to run times."""
 
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from scheduler.base import InputError
-from scheduler.distributions import LAWS, make_law
-from scheduler.fit import fit_laws
-from scheduler.runlog import read_runs
+from scheduler.reservation.fit import fit_laws
+from scheduler.reservation.laws import LAWS, make_law
+from scheduler.reservation.log import read_runs
+from tests.places import SHARED
 
-WALLTIMES = Path(__file__).parents[2].parent / "shared/data/walltimes"
+WALLTIMES = SHARED / "walltimes"
 
 TRUTHS = {
     "truncnorm": {"mu": 8, "sigma": 2, "low": 2, "high": 16},

@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from scheduler.base import InputError
-from scheduler.distributions import Discrete, discretise, empirical, make_law
+from scheduler.reservation.laws import Discrete, discretise, empirical, make_law
 
 LAWS = {
     "truncnorm": ({"mu": 8, "sigma": 2, "low": 6, "high": 16}, stats.norm(8, 2)),

@@ -3,7 +3,7 @@
 import pytest
 
 from scheduler.base import InputError
-from scheduler.runlog import read_runs, read_table
+from scheduler.reservation.log import read_runs, read_table
 
 
 @pytest.fixture

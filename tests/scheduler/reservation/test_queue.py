@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.base import InputError
-from scheduler.batchqueue import AuditError, Convention, Job, Run, Schedule, Stream, audit, simulate
-from scheduler.distributions import Discrete, empirical
+from scheduler.reservation.laws import Discrete, empirical
+from scheduler.reservation.queue import AuditError, Convention, Job, Run, Schedule, Stream, audit, simulate
 
 PLANNED, BACKFILL, CONSERVING = Convention
 LAW = Discrete([1, 4, 8], [0.5, 0.25, 0.25])

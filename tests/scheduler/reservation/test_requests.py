@@ -3,17 +3,17 @@
 import math
 from functools import cache
 from itertools import combinations
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler import reservation
 from scheduler.base import InputError
-from scheduler.distributions import Discrete, discretise, empirical, make_law
-from scheduler.reservation import (
+from scheduler.reservation import requests as reservation
+from scheduler.reservation.laws import Discrete, discretise, empirical, make_law
+from scheduler.reservation.log import read_runs
+from scheduler.reservation.requests import (
     at_optimal,
     expected_makespan,
     makespan_by_count,
@@ -22,9 +22,9 @@ from scheduler.reservation import (
     requests_from_runs,
     t_optimal,
 )
-from scheduler.runlog import read_runs
+from tests.places import SHARED
 
-WALLTIMES = Path(__file__).parents[2].parent / "shared/data/walltimes"
+WALLTIMES = SHARED / "walltimes"
 PAPER = make_law("truncnorm", mu=8, sigma=2, low=0, high=20)
 
 rates = st.sampled_from([0.0, 0.01, 0.1, 0.25, 1 / 3, 0.5, 0.75, 0.9, 0.99])

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from scheduler.base import InputError
-from scheduler.batchqueue import Job, simulate
-from scheduler.distributions import Discrete, make_law
-from scheduler.reservation import t_optimal
-from scheduler.swf import SwfJob, Trace, read_swf, write_swf
-from scheduler.workload import (
+from scheduler.reservation.laws import Discrete, make_law
+from scheduler.reservation.queue import Job, simulate
+from scheduler.reservation.requests import t_optimal
+from scheduler.reservation.swf import SwfJob, Trace, read_swf, write_swf
+from scheduler.reservation.workload import (
     Rule,
     Sizes,
     draw_jobs,

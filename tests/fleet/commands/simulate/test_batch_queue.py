@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fleet.__main__ import main
-from scheduler.swf import read_swf
+from scheduler.reservation.swf import read_swf
 
 LAW = "--distribution truncnorm --mu 8 --sigma 2 --low 6 --high 16"
 KEYS = {"requests", "convention", "speculative", "processors", "jobs", "runs", "utilisation", "lost",

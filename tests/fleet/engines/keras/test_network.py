@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fleet.engine import InputSpec
+from fleet.engines.base import InputSpec
 from fleet.errors import CheckpointError, UserError
 from fleet.spec import parse
 from preprocess.transforms import Affine
@@ -28,7 +28,7 @@ INPUTS = InputSpec((8, 8, 1), "uint8", 3, Affine(0.5, 0.5))
 
 @pytest.fixture(scope="module")
 def engine():
-    from fleet.engine_keras import KerasEngine
+    from fleet.engines.keras.network import KerasEngine
 
     return KerasEngine(INPUTS, "mpi", 0, 1)
 
@@ -44,7 +44,7 @@ class FakeGpus:
     """What TensorFlow would be told and asked of GPUs."""
 
     def __init__(self, monkeypatch, count):
-        from fleet import engine_keras
+        from fleet.engines.keras import network as engine_keras
 
         self.chosen, self.grows = None, []
         config = engine_keras.tf.config
@@ -55,7 +55,7 @@ class FakeGpus:
 
 @pytest.mark.parametrize(("shown", "index", "chosen"), [(4, 2, "gpu2"), (1, 0, "gpu0"), (1, 3, "gpu0")])
 def test_a_trainer_takes_the_gpu_of_its_place_or_the_only_one_it_is_shown(monkeypatch, shown, index, chosen):
-    from fleet.engine_keras import take_device
+    from fleet.engines.keras.network import take_device
 
     gpus = FakeGpus(monkeypatch, shown)
     take_device(index, 4)
@@ -63,7 +63,7 @@ def test_a_trainer_takes_the_gpu_of_its_place_or_the_only_one_it_is_shown(monkey
 
 
 def test_more_trainers_than_gpus_are_refused(monkeypatch):
-    from fleet.engine_keras import take_device
+    from fleet.engines.keras.network import take_device
 
     FakeGpus(monkeypatch, 2)
     with pytest.raises(UserError, match="this node shows 2 GPUs, and this rank is its trainer number 3"):
@@ -87,7 +87,7 @@ def test_a_network_learns_with_every_setting(engine, batch, train):
 
 
 def test_a_schedule_is_multiplied_with_the_batch_that_follows_the_gpus(engine):
-    from fleet.engine_keras import make_optimizer
+    from fleet.engines.keras.network import make_optimizer
 
     settings = network(optimizer={"learning_rate": {"name": "PolynomialDecay", "initial_learning_rate": 0.1,
                                                     "decay_steps": 10, "end_learning_rate": 0.0}}).train.optimizer

@@ -1,0 +1,1 @@
+"""One module for each ``fleet simulate`` command; imports what ``fleet.commands`` may import."""

@@ -1,0 +1,28 @@
+"""The spec of a run, from YAML to networks fully said; imports errors, units, terminal, and two leaves."""
+
+from fleet.spec.schema import (
+    Batch,
+    Checkpoint,
+    Converge,
+    Data,
+    Document,
+    ModelEntry,
+    NetworkSpec,
+    Optimizer,
+    Profile,
+    Resources,
+    Schedule,
+    Spec,
+    Train,
+    dump,
+    json_schema,
+    load,
+    look_beside,
+    parse,
+    read_yaml,
+    with_output,
+)
+
+__all__ = ["Batch", "Checkpoint", "Converge", "Data", "Document", "ModelEntry", "NetworkSpec", "Optimizer", "Profile",
+           "Resources", "Schedule", "Spec", "Train", "dump", "json_schema", "load", "look_beside", "parse", "read_yaml",
+           "with_output"]

@@ -1,0 +1,3 @@
+"""Where samples come from, one module for each kind; imports the modules of ``preprocess`` but
+``preprocess.source``.
+"""

@@ -1,0 +1,1 @@
+"""Jobs whose GPUs and batch follow the load ([ELASTIC]); imports base, files and simulator."""

@@ -1,0 +1,1 @@
+"""Which walltimes to ask for ([SPEC]); imports base, files and simulator."""
