@@ -2,7 +2,8 @@
 
 A job script ends in ``fleet job``, which is this module: it starts the launcher, passes the batch system's
 signals on to it, waits, and decides. Every launch has two lines in one file,
-:attr:`fleet.storage.paths.RunPaths.stops`, from which the next job knows how many there were; nothing else is remembered between jobs.
+:attr:`fleet.storage.paths.RunPaths.stops`, from which the next job knows how many there were; nothing else is
+remembered between jobs.
 """
 
 from __future__ import annotations

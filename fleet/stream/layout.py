@@ -15,9 +15,9 @@ Ranks agree through a few 64-bit words in the segment, each with one writer:
   an old one must not put it over a new one.
 - ``demand``: how far the readers of other nodes are; written by the node's leader.
 
-A *ring* (see :mod:`fleet.stream.order`) is a window from which readers take chunks in orders of their own. There a cursor is
-the one chunk that a reader reads, or else how far it would like the ring to turn; and any slot that no cursor is
-on may be filled with any chunk, so that a slow reader stops nobody. Which one, the node's leader decides:
+A *ring* (see :mod:`fleet.stream.order`) is a window from which readers take chunks in orders of their own. There a
+cursor is the one chunk that a reader reads, or else how far it would like the ring to turn; and any slot that no
+cursor is on may be filled with any chunk, so that a slow reader stops nobody. Which one, the node's leader decides:
 
 - ``assigned[slot] = s + 1``: chunk ``s`` is there, or is being written.
 - ``assigned_until``: one past the last chunk that was given a slot.

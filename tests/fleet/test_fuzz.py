@@ -29,7 +29,7 @@ from fleet import run as fleet_run
 from fleet.__main__ import COMMANDS, main
 from fleet.runtime import session
 from fleet.storage.lock import FolderLock
-from tests.fleet.test_report import EVENTS as REPORTED
+from tests.fleet.monitor.test_report import EVENTS as REPORTED
 
 SPEC = {
     "name": "fuzz", "seed": 3,
