@@ -25,7 +25,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import numpy as np
 
 from benchmarks.apart import within
-from fleet.terminal import print_json, print_table
+from fleet.commands.options import print_json
+from fleet.terminal import print_table
 from scheduler.elastic.allocate import Curve, allocate, dynamic_programme
 from scheduler.elastic.autoscaler import Autoscaling
 from scheduler.elastic.jobs import generate

@@ -17,7 +17,7 @@ from scheduler.elastic.allocate import scaling
 from scheduler.elastic.autoscaler import Autoscaling
 from scheduler.elastic.jobs import CATEGORIES, PATTERNS, POLICIES, Workload, generate, workload
 from scheduler.elastic.simulation import Outcome, simulate
-from scheduler.ensemble.rates_file import read_json
+from scheduler.files import read_json
 
 # A quarter of Table IV's cluster, so that the page is made in minutes.
 GPUS, MINUTES = 100, 480.0

@@ -22,7 +22,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from fleet.api import run, write_spec
 from fleet.monitor.account import Account
 from fleet.monitor.report import read_report
-from fleet.storage.paths import RunPaths, write_json
+from fleet.storage.files import write_json
+from fleet.storage.paths import RunPaths
 from scheduler.ensemble.draw import generate
 from scheduler.ensemble.policies import POLICIES
 from scheduler.ensemble.rates_file import write_rates

@@ -26,7 +26,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import numpy as np
 
 from benchmarks.apart import within
-from fleet.terminal import print_json, print_table
+from fleet.commands.options import print_json
+from fleet.terminal import print_table
 from scheduler.idle.allocate import Curve, Trainer, allocate, equal, name_order, place_in_order, worth
 from scheduler.idle.milp import allocate_counts, allocate_nodes
 from scheduler.idle.replay import Settings, Summary, replay, summarise

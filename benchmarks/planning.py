@@ -19,7 +19,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from fleet.terminal import print_json, print_table
+from fleet.commands.options import print_json
+from fleet.terminal import print_table
 from scheduler.base import Cluster, Delta, Options, Progress
 from scheduler.ensemble import rates, waterfill
 from scheduler.ensemble.draw import generate

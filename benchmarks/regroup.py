@@ -21,10 +21,13 @@ from typing import Any
 import numpy as np
 
 from fleet.comm.world import Group, World
-from fleet.engines.base import Engine, InputSpec, Trainable, make_engine
+from fleet.engines.base import Engine, Trainable
+from fleet.engines.registry import make_engine
 from fleet.spec import Spec, parse
-from fleet.storage.checkpoint import State, read_state, write_state
+from fleet.storage.checkpoint import read_state, write_state
+from fleet.storage.state import State
 from fleet.terminal import print_table
+from preprocess.pipeline import InputSpec
 from preprocess.transforms import Affine
 
 INPUTS = InputSpec((32, 32, 3), "uint8", 10, Affine(0.5, 0.5))

@@ -24,8 +24,8 @@ from scheduler.ensemble.draw import convert, redraw_epochs, with_errors
 from scheduler.ensemble.pace import Ring, Stream
 from scheduler.ensemble.placement import greedy, place, score
 from scheduler.ensemble.rates import curve, steadied
-from scheduler.ensemble.rates_file import read_json
 from scheduler.ensemble.simulation import PAPER_COSTS, REGROUPING_COSTS, Costs, Simulated, simulate
+from scheduler.files import read_json
 
 GPUS = (20, 40, 60, 80, 100, 120, 140, 160)
 FEW_GPUS = (20, 60, 100, 160)

@@ -44,9 +44,10 @@ from rivals import can_isolate, consumed
 from stream_ranks import MEMORY, Job, Outcome
 
 from fleet.api import mpirun
+from fleet.commands.options import print_json
 from fleet.storage.events import read_events
 from fleet.storage.paths import RunPaths
-from fleet.terminal import print_json, print_table
+from fleet.terminal import print_table
 from preprocess.sources.image_folder import ImageFolder
 
 ROOT = Path(__file__).parents[1]

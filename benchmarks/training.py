@@ -21,9 +21,10 @@ from pathlib import Path
 import yaml
 
 from fleet.api import mpirun
+from fleet.commands.options import print_json
 from fleet.storage.events import read_events
 from fleet.storage.paths import RunPaths
-from fleet.terminal import print_json, print_table
+from fleet.terminal import print_table
 
 ROOT = Path(__file__).parents[1]
 EPOCHS, BATCH = 8, 64

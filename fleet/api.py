@@ -37,7 +37,8 @@ from fleet.spec import (
     parse,
 )
 from fleet.storage.events import launch_status, log_mark
-from fleet.storage.paths import RunPaths, replacing
+from fleet.storage.files import replacing
+from fleet.storage.paths import RunPaths
 from fleet.storage.results import NetworkResult, Status, read_results
 
 __all__ = ["Batch", "Checkpoint", "Converge", "Data", "Document", "ExitStatus", "FleetError", "ModelEntry",

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from fleet.errors import ExitStatus, FleetError, StorageError, UserError, shortened
 from fleet.runtime.interrupt import Interruption
+from fleet.storage.files import storing
 from fleet.storage.lock import FolderLock
-from fleet.storage.paths import storing
 from fleet.units import parse_duration
 from launch.binding import BINDING_REMEDY, binding_problem, my_cores
 from launch.devices import gpus_per_node, visible_gpus

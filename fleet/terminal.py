@@ -2,44 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
-import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, Any
-
-
-def add_json(parser: argparse.ArgumentParser) -> None:
-    """Give a command its ``--json`` option."""
-    parser.add_argument("--json", action="store_true",
-                        help="print one JSON object to standard output and nothing else")
-
-
-def print_json(value: Any) -> None:
-    """Print a dataclass, dict or list as JSON; what JSON cannot say (NaN, infinity) becomes null."""
-    print(json.dumps(as_json(value), indent=1, allow_nan=False))
-
-
-def as_json(value: Any) -> Any:
-    """A value in the types that JSON has; what it cannot say (NaN, infinity) becomes None.
-
-    >>> as_json({1: (float("nan"), 2.0)})
-    {'1': [None, 2.0]}
-    """
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = dataclasses.asdict(value)
-    if isinstance(value, dict):
-        return {str(key): as_json(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [as_json(item) for item in value]
-    if hasattr(value, "tolist"):  # numpy
-        return as_json(value.tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
 
 
 def print_table(headers: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:

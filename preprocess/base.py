@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
@@ -131,3 +132,12 @@ def import_function(path: str, role: str) -> Any:
     if not callable(function):
         raise InputError(f"{role} {path!r} is a {type(function).__name__}, not a function")
     return function
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """What the networks learn from and what they are judged by."""
+
+    train: Source
+    validation: Source | None
+    classes: tuple[str, ...]

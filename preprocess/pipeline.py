@@ -7,6 +7,7 @@ nothing else. So it does not matter which process prepares a sample, or when, or
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
@@ -269,3 +270,25 @@ def _wire_dtype(dtype: np.dtype) -> np.dtype:
 
 def _describe(image: np.ndarray) -> str:
     return f"{' x '.join(map(str, image.shape))} {_wire_dtype(image.dtype)}"
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """What networks are fed with.
+
+    Attributes:
+        shape: (height, width, channels) of a sample.
+        dtype: on the wire, a numpy type name.
+        classes: number of classes.
+        affine: what is done to a sample first, in the engine; None for nothing.
+    """
+
+    shape: tuple[int, int, int]
+    dtype: str
+    classes: int
+    affine: Affine | None
+
+    @property
+    def sample_bytes(self) -> int:
+        """Bytes of a sample on the wire."""
+        return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 
-from preprocess.base import SPLIT, InputError, RandomAccess, Source, import_function, rng_for
+from preprocess.base import SPLIT, DataSet, InputError, RandomAccess, Source, import_function, rng_for
 
 __all__ = ["SOURCES", "DataSet", "RandomAccess", "Source", "View", "open_data", "split"]
 
@@ -30,15 +29,6 @@ SOURCES: dict[str, str] = {
 NO_PATH = ("builtin:digits", "builtin:noise")  # sources that can do without
 
 Opener = Callable[..., tuple[Source, Source | None]]
-
-
-@dataclass(frozen=True)
-class DataSet:
-    """What the networks learn from and what they are judged by."""
-
-    train: Source
-    validation: Source | None
-    classes: tuple[str, ...]
 
 
 class View:

@@ -110,16 +110,26 @@ def room(module):
 def imported(text, module="m", is_package=False):
     """(line, name) of all that a module's text imports anywhere, also by its name as a text."""
     own = module if is_package else module.rpartition(".")[0]
-    for node in ast.walk(ast.parse(text)):
+    tree = ast.parse(text)
+    started = set(_started(tree))
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = own.rsplit(".", node.level - 1)[0] if node.level else ""
             origin = ".".join(filter(None, [base, node.module]))
             yield from ((node.lineno, f"{origin}.{alias.name}") for alias in node.names)
-        elif (isinstance(node, ast.Constant) and isinstance(node.value, str)
+        elif (isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in started
               and re.fullmatch(r"[a-z_]\w*(\.\w+)*(:\w+)?", node.value)):
             yield node.lineno, node.value.partition(":")[0]
+
+
+def _started(tree):
+    """The names of modules that a command line starts as a process of its own: what follows ``-m``."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.List | ast.Tuple):
+            yield from (name for option, name in pairwise(node.elts)
+                        if isinstance(option, ast.Constant) and option.value == "-m")
 
 
 def _resolved(name, behind):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import NamedTuple, TypeAlias
 
-from fleet.storage.checkpoint import EpochRecord
+from fleet.storage.state import EpochRecord
 
 
 class Tag(IntEnum):

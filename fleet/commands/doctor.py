@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from fleet.comm.roles import assign
 from fleet.commands.check import parameters_of
-from fleet.engines.base import InputSpec
+from fleet.commands.options import add_json, print_json
 from fleet.errors import ExitStatus, UserError
 from fleet.jobs.findings import (
     THREAD_VARIABLES,
@@ -35,11 +35,11 @@ from fleet.jobs.findings import (
 from fleet.runtime.prepare import open_inputs
 from fleet.spec import NetworkSpec, Spec, load
 from fleet.storage.quota import array_bytes
-from fleet.terminal import add_json, print_json
 from launch.binding import my_cores
 from launch.devices import gpus_per_node, visible_gpus
 from launch.environment import find_launcher, launched_ranks, local_rank
-from preprocess.source import DataSet
+from preprocess.base import DataSet
+from preprocess.pipeline import InputSpec
 
 if TYPE_CHECKING:  # MPI starts when it is imported
     from fleet.comm.world import World

@@ -14,11 +14,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from fleet.commands.options import print_json
 from fleet.errors import ExitStatus, StorageError, UserError
-from fleet.storage.paths import write_json
-from fleet.terminal import print_json
+from fleet.storage.files import write_json
 from scheduler.ensemble.draw import convert, generate
-from scheduler.ensemble.rates_file import read_json, write_rates
+from scheduler.ensemble.rates_file import write_rates
+from scheduler.files import read_json
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -18,8 +18,9 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from fleet.commands.options import add_json, print_json
 from fleet.errors import ExitStatus, UserError
-from fleet.terminal import add_json, bar, print_json, print_table
+from fleet.terminal import bar, print_table
 from scheduler.base import InputError, is_number
 from scheduler.eviction.plan import Action, Number, Plan, RunningJob, Spectrum, check_jobs, plan_evictions
 from scheduler.eviction.running_jobs import RESOLUTION, FileSystem, read_jobs

@@ -11,9 +11,10 @@ import os
 import re
 from pathlib import Path
 
+from fleet.commands.options import add_json, print_json
 from fleet.errors import ExitStatus
-from fleet.storage.paths import storing
-from fleet.terminal import add_json, print_json, progress_bar
+from fleet.storage.files import storing
+from fleet.terminal import progress_bar
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -13,9 +13,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fleet.commands.schedule_options import add_cluster, add_options, cluster_of, options_of
+from fleet.commands.options import add_cluster, add_json, add_options, cluster_of, options_of, print_json
 from fleet.errors import ExitStatus, UserError
-from fleet.terminal import add_json, bar, print_json, print_table
+from fleet.terminal import bar, print_table
 from scheduler.base import Cluster, Progress, RateTable, Round
 from scheduler.ensemble.placement import score
 from scheduler.ensemble.policies import POLICIES, decide

@@ -22,18 +22,19 @@ import tempfile
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from fleet.commands.options import add_json, print_json
 from fleet.errors import ExitStatus, FleetError, InfrastructureError, UserError
-from fleet.terminal import add_json, print_json, print_table
+from fleet.terminal import print_table
 from fleet.units import format_duration
 from scheduler.base import Cluster, RateTable
 from scheduler.ensemble.policies import POLICIES
 from scheduler.ensemble.simulation import Costs, Simulated, simulate, stream_of
 
 if TYPE_CHECKING:
-    from fleet.engines.base import InputSpec
     from fleet.jobs.rehearsal import Rehearsal
     from fleet.monitor.account import Account
     from fleet.spec import Spec
+    from preprocess.pipeline import InputSpec
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -132,7 +133,8 @@ def _perform(args: argparse.Namespace, rehearsal: Rehearsal, cluster: Cluster) -
     from fleet.api import run as launch
     from fleet.api import write_spec
     from fleet.monitor.report import read_report
-    from fleet.storage.paths import RunPaths, write_json
+    from fleet.storage.files import write_json
+    from fleet.storage.paths import RunPaths
     from scheduler.ensemble.rates_file import write_rates
 
     with tempfile.TemporaryDirectory(prefix="fleet-rehearsal-") as temporary:

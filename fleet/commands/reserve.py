@@ -15,9 +15,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleet.commands.law_options import add_law_parameters, law_of
+from fleet.commands.options import add_json, add_law_parameters, law_of, print_json
 from fleet.errors import ExitStatus
-from fleet.terminal import add_json, bar, print_json, print_table
+from fleet.terminal import bar, print_table
 from scheduler.reservation.laws import LAWS, Discrete, discretise, empirical
 from scheduler.reservation.log import read_runs, read_table
 from scheduler.reservation.requests import (

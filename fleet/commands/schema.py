@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import argparse
 
+from fleet.commands.options import print_json
 from fleet.errors import ExitStatus
 from fleet.spec import json_schema
 from fleet.spec.page import page
-from fleet.terminal import print_json
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

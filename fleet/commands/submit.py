@@ -19,11 +19,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from fleet.commands.options import add_json, print_json
 from fleet.errors import ExitStatus, UserError
 from fleet.runtime.prepare import check_folder, writing_into
 from fleet.spec import Spec, load, read_yaml
-from fleet.storage.paths import RunPaths, replacing
-from fleet.terminal import add_json, print_json
+from fleet.storage.files import replacing
+from fleet.storage.paths import RunPaths
 from fleet.units import parse_duration
 from launch.render import Job, render
 from launch.sites import SITES, Site, parse_site

@@ -14,37 +14,13 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from fleet.errors import FleetError
-from fleet.spec import NetworkSpec, Spec
-from preprocess.transforms import Affine
-from scheduler.base import RateTable
+from fleet.spec import NetworkSpec
 
 if TYPE_CHECKING:  # MPI starts when it is imported
     from fleet.comm.world import Group
 
 # What a checkpoint holds of a network: arrays by name.
 Arrays = Mapping[str, np.ndarray]
-
-
-@dataclass(frozen=True)
-class InputSpec:
-    """What networks are fed with.
-
-    Attributes:
-        shape: (height, width, channels) of a sample.
-        dtype: on the wire, a numpy type name.
-        classes: number of classes.
-        affine: what is done to a sample first, in the engine; None for nothing.
-    """
-
-    shape: tuple[int, int, int]
-    dtype: str
-    classes: int
-    affine: Affine | None
-
-    @property
-    def sample_bytes(self) -> int:
-        """Bytes of a sample on the wire."""
-        return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
 
 
 @dataclass(frozen=True)
@@ -137,25 +113,3 @@ class Engine(Protocol):
         Raises:
             Exception: whatever the model function raises.
         """
-
-
-def make_engine(spec: Spec, inputs: InputSpec, rates: RateTable | None, index: int, trainers: int) -> Engine:
-    """The engine that a spec asks for.
-
-    Args:
-        rates: of the networks, where they are known.
-        index: the place of this trainer among those of its node, which is that of its GPU.
-        trainers: on this node; without GPUs they share its cores.
-    """
-    if spec.resources.engine == "numpy":
-        from fleet.engines.softmax import NumpyEngine
-
-        return NumpyEngine(inputs)
-    if spec.resources.engine == "emulated":
-        from fleet.engines.emulated import EmulatedEngine
-
-        assert rates is not None  # a spec that emulates says where they are
-        return EmulatedEngine(inputs, rates, spec.resources.time_scale)
-    from fleet.engines.keras.network import KerasEngine
-
-    return KerasEngine(inputs, spec.resources.exchange, index, trainers)

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fleet.engines.base import Arrays, InputSpec, StepResult
+from fleet.engines.base import Arrays, StepResult
 from fleet.errors import CheckpointError
 from fleet.spec import NetworkSpec
+from preprocess.pipeline import InputSpec
 from scheduler.base import RateTable
 from scheduler.ensemble.rates import rate
 

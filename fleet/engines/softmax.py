@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fleet.engines.base import Arrays, InputSpec, PeerFailed, StepResult
+from fleet.engines.base import Arrays, PeerFailed, StepResult
 from fleet.errors import CheckpointError, ModelError
 from fleet.spec import NetworkSpec
 from fleet.spec.model import load_function
+from preprocess.pipeline import InputSpec
 
 if TYPE_CHECKING:  # MPI starts when it is imported
     from fleet.comm.world import Group

@@ -21,8 +21,9 @@ from types import FrameType
 
 from fleet.errors import ExitStatus, StorageError, UserError
 from fleet.storage.events import add_line, launch_status, log_mark, open_lines, read_events
+from fleet.storage.files import storing
 from fleet.storage.lock import FolderLock
-from fleet.storage.paths import RunPaths, storing
+from fleet.storage.paths import RunPaths
 from launch.base import InputError
 from launch.systems import System, continue_job, is_preempted
 

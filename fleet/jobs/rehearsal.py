@@ -11,11 +11,11 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fleet.engines.base import InputSpec
-from fleet.runtime.survey import up_to_gap
 from fleet.spec import Data, Document, Spec
 from fleet.spec.model import count_parameters
+from preprocess.pipeline import InputSpec
 from scheduler.base import Cluster, Network, RateTable
+from scheduler.ensemble.rates import up_to_gap
 
 _STEPS = 16  # of the largest batch in an emulated epoch, at most
 _SIZE = 8  # pixels of a side of the samples that are made up
@@ -134,3 +134,6 @@ def estimated_rates(spec: Spec, inputs: InputSpec, gpus_per_node: int) -> RateTa
 
 def _scaled(single: float, gpus: int) -> tuple[float, ...]:
     return tuple(single * count * (1 - _LOST_PER_GPU) ** (count - 1) for count in range(1, gpus + 1))
+
+
+

@@ -22,9 +22,9 @@ from typing import Any
 from fleet.errors import UserError
 from launch.slurm_jobs import SlurmJob
 from scheduler.base import InputError, is_number
-from scheduler.ensemble.rates_file import read_json
 from scheduler.eviction.plan import RunningJob, round_up
 from scheduler.eviction.running_jobs import RESOLUTION, Checkpointing, FileSystem
+from scheduler.files import read_json
 
 # GB a node; GB a node; minutes; seconds since 1970; minutes; minutes
 KNOWN = ("memory_gb", "critical_gb", "interval_min", "last_checkpoint", "app_time", "sys_time")

@@ -13,7 +13,8 @@ from fleet.errors import UserError
 from fleet.monitor.account import Account, Event, account
 from fleet.spec.model import one_line
 from fleet.storage.events import read_events
-from fleet.storage.paths import RunPaths, replacing
+from fleet.storage.files import replacing
+from fleet.storage.paths import RunPaths
 from fleet.storage.results import NetworkResult, Status, leaderboard, read_results
 from fleet.units import format_duration
 from scheduler.ensemble.simulation import Stint

@@ -11,7 +11,8 @@ import socket
 import time
 from typing import Any
 
-from fleet.storage.paths import RunPaths, storing
+from fleet.storage.files import storing
+from fleet.storage.paths import RunPaths
 
 
 class TensorBoardObserver:

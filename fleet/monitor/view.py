@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from fleet.spec import Spec
-from fleet.storage.paths import STDOUT, storing
+from fleet.storage.files import STDOUT, storing
 from fleet.terminal import terminal, terminal_width
 from fleet.units import counted, format_duration
 

@@ -51,10 +51,10 @@ from fleet.errors import ExitStatus, InfrastructureError, UserError
 from fleet.runtime.interrupt import Interruption, Starts
 from fleet.runtime.survey import Survey, Task
 from fleet.spec import Spec
-from fleet.storage.checkpoint import EpochRecord
 from fleet.storage.events import EventLog
-from fleet.storage.paths import write_json
+from fleet.storage.files import write_json
 from fleet.storage.results import Results, take_up
+from fleet.storage.state import EpochRecord
 from fleet.stream.layout import Layout
 from fleet.units import format_duration
 from scheduler.base import Cluster, Member, Progress, RateTable, Round

@@ -12,23 +12,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fleet.comm.roles import Roles, assign
-from fleet.engines.base import InputSpec
 from fleet.errors import StorageError, UserError
 from fleet.runtime.survey import read_rates_of
 from fleet.spec import Batch, NetworkSpec, Spec, dump, load, with_output
 from fleet.spec.model import check_input
-from fleet.storage.checkpoint import EpochRecord, State, newest
+from fleet.storage.checkpoint import newest
+from fleet.storage.files import is_of_the_name, replacing, storing
 from fleet.storage.identity import identity
 from fleet.storage.lock import FolderLock
-from fleet.storage.paths import RunPaths, is_of_the_name, replacing, storing
+from fleet.storage.paths import RunPaths
 from fleet.storage.quota import check_quota
+from fleet.storage.state import EpochRecord, State
 from fleet.stream.layout import Layout, plan_layout, plan_ring
 from fleet.stream.order import Order, RingOrder, StrictOrder, read_path
 from fleet.terminal import progress_bar
 from fleet.units import format_size
-from preprocess.base import BadSample, CannotWrite
-from preprocess.pipeline import Pipeline
-from preprocess.source import DataSet, open_data
+from preprocess.base import BadSample, CannotWrite, DataSet
+from preprocess.pipeline import InputSpec, Pipeline
+from preprocess.source import open_data
 from preprocess.sources.hdf5 import decode_once
 from preprocess.transforms import Transform, parse_transforms
 from scheduler.base import Network, RateTable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from fleet.storage.checkpoint import EpochRecord
+from fleet.storage.state import EpochRecord
 
 _COMPARED = ("loss", "accuracy", "val_loss", "val_accuracy")
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fleet.comm.messages import Bad, Tag
-from fleet.engines.base import Engine, make_engine
+from fleet.engines.base import Engine
+from fleet.engines.registry import make_engine
 from fleet.errors import ExitStatus, UserError
 from fleet.monitor.report import read_report, write_report
 from fleet.monitor.tensorboard import TensorBoardObserver
@@ -22,8 +23,8 @@ from fleet.runtime.replay import compare
 from fleet.runtime.survey import Survey, cache_path, hardware, read_cache, write_cache
 from fleet.runtime.trainer import Sources, Trainer
 from fleet.storage.events import EventLog, logged_epochs
+from fleet.storage.files import STDOUT, storing
 from fleet.storage.identity import speed_identity, trial_identity
-from fleet.storage.paths import STDOUT, storing
 from fleet.storage.results import Results, leaderboard, recover
 from fleet.stream.failover import OutlivingStream, OutlivingValidation
 from fleet.stream.layout import SampleSet, Window, chunk_size

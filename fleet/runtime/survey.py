@@ -9,7 +9,6 @@ not measured again.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import math
 import os
@@ -20,9 +19,9 @@ from pathlib import Path
 
 from fleet.errors import StorageError, UserError
 from fleet.spec import NetworkSpec, Profile, Spec
-from fleet.storage.paths import write_json
+from fleet.storage.files import write_json
 from scheduler.base import Network, RateTable
-from scheduler.ensemble.rates import counts_to_measure
+from scheduler.ensemble.rates import counts_to_measure, up_to_gap
 from scheduler.ensemble.rates_file import read_rates
 
 
@@ -149,19 +148,6 @@ class Survey:
 
     def _rates(self, network: NetworkSpec) -> tuple[float, ...]:
         return up_to_gap(self.known[self.keys[network.name]], network.min_gpus)
-
-
-def up_to_gap(known: Mapping[int, float], least: int = 1) -> tuple[float, ...]:
-    """Samples/s on 1, 2, ... GPUs up to the first gap; in proportion on fewer than a network may have.
-
-    Args:
-        known: GPUs -> samples/s; ``least`` is among them.
-
-    >>> up_to_gap({2: 30.0, 3: 40.0, 5: 60.0}, least=2)
-    (15.0, 30.0, 40.0)
-    """
-    most = next(gpus for gpus in itertools.count(least) if gpus + 1 not in known)
-    return tuple(known.get(gpus, known[least] * gpus / least) for gpus in range(1, most + 1))
 
 
 def read_rates_of(spec: Spec, path: str | Path) -> RateTable:

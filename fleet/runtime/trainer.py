@@ -41,27 +41,21 @@ from fleet.comm.messages import (
     Stopped,
     Tag,
 )
-from fleet.engines.base import Engine, InputSpec, PeerFailed, StepResult, Trainable
+from fleet.engines.base import Engine, PeerFailed, StepResult, Trainable
 from fleet.errors import FleetError, GroupStruck, InfrastructureError, ModelError
 from fleet.spec import NetworkSpec, Spec
 from fleet.spec.model import one_line
-from fleet.storage.checkpoint import (
-    CheckpointWriter,
-    EpochRecord,
-    Found,
-    State,
-    best_state,
-    newest,
-    settle,
-    standing,
-    write_state,
-)
+from fleet.storage.checkpoint import Found, best_state, newest, settle, write_state
+from fleet.storage.files import storing
 from fleet.storage.identity import identity
-from fleet.storage.paths import RunPaths, storing
+from fleet.storage.paths import RunPaths
 from fleet.storage.quota import Quota
+from fleet.storage.state import EpochRecord, State, standing
+from fleet.storage.writer import CheckpointWriter
 from fleet.stream.order import Epoch, read_path, write_path
 from fleet.stream.reader import OwnStream, Stream, Validation
 from preprocess.passing import may_pass
+from preprocess.pipeline import InputSpec
 
 if TYPE_CHECKING:  # MPI starts when it is imported
     from fleet.comm.world import Group, World

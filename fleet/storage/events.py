@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet.errors import ExitStatus
-from fleet.storage.paths import storing
-from fleet.terminal import as_json
+from fleet.storage.files import as_json, storing
 
 
 class EventLog:

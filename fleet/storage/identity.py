@@ -11,9 +11,9 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from fleet.engines.base import InputSpec
 from fleet.spec import NetworkSpec, Resources, Spec, Train
 from fleet.spec.model import Architecture
+from preprocess.pipeline import InputSpec
 
 
 def identity(network: NetworkSpec, spec: Spec, inputs: InputSpec) -> str:

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import IO
 
 from fleet.errors import UserError
-from fleet.storage.paths import storing
+from fleet.storage.files import storing
 
 _PATIENCE_S = 5.0  # a launch that was killed may be a moment in dying
 

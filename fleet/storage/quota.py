@@ -10,12 +10,12 @@ import logging
 import os
 from pathlib import Path
 
-from fleet.engines.base import InputSpec
 from fleet.errors import StorageError, UserError
 from fleet.spec import Checkpoint, NetworkSpec, Spec
 from fleet.spec.model import count_parameters
 from fleet.storage.paths import RunPaths
 from fleet.units import format_size
+from preprocess.pipeline import InputSpec
 
 log = logging.getLogger("fleet.storage.quota")
 

@@ -14,8 +14,10 @@ from typing import Any
 
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec, Spec
-from fleet.storage.checkpoint import EpochRecord, State, newest, standing
-from fleet.storage.paths import RunPaths, replacing, storing, write_json
+from fleet.storage.checkpoint import newest
+from fleet.storage.files import replacing, storing, write_json
+from fleet.storage.paths import RunPaths
+from fleet.storage.state import EpochRecord, State, standing
 
 
 class Status(StrEnum):

@@ -22,7 +22,7 @@ import h5py
 import numpy as np
 
 from fleet.errors import CheckpointError, DamagedError
-from fleet.storage.paths import replace_by
+from fleet.storage.files import replace_by
 from preprocess.files.deaf_file import DeafFile
 
 # The checksum of all that follows in the user block, the checksum of all behind it, the sizes of both in bytes.

@@ -24,11 +24,10 @@ from typing import IO, NamedTuple
 import h5py
 import numpy as np
 
-from preprocess.base import BadSample, CannotWrite, InputError, RandomAccess, Source
+from preprocess.base import BadSample, CannotWrite, DataSet, InputError, RandomAccess, Source
 from preprocess.files.deaf_file import DeafFile
 from preprocess.passing import read_patiently
 from preprocess.pipeline import Pipeline, split_transforms
-from preprocess.source import DataSet
 from preprocess.transforms import Scale, Transform
 
 

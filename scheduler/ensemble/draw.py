@@ -10,7 +10,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from scheduler.base import InputError, Network, RateTable
-from scheduler.ensemble.rates_file import MistakeReader
+from scheduler.files import MistakeReader
 
 Floats = NDArray[np.float64]
 

@@ -8,8 +8,9 @@ fewer GPUs; only those are worth giving.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -213,3 +214,16 @@ def preprocessors_needed(throughput: Sequence[float], demand: float) -> int:
         if reached >= demand:
             return count
     return 1 + max(range(len(throughput)), key=throughput.__getitem__)
+
+
+def up_to_gap(known: Mapping[int, float], least: int = 1) -> tuple[float, ...]:
+    """Samples/s on 1, 2, ... GPUs up to the first gap; in proportion on fewer than a network may have.
+
+    Args:
+        known: GPUs -> samples/s; ``least`` is among them.
+
+    >>> up_to_gap({2: 30.0, 3: 40.0, 5: 60.0}, least=2)
+    (15.0, 30.0, 40.0)
+    """
+    most = next(gpus for gpus in itertools.count(least) if gpus + 1 not in known)
+    return tuple(known.get(gpus, known[least] * gpus / least) for gpus in range(1, most + 1))

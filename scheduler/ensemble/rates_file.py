@@ -11,15 +11,11 @@ analyzer reads. Unknown keys are mistakes.
 
 from __future__ import annotations
 
-import json
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from scheduler.base import LEAST, MOST, CommTime, InputError, Network, RateTable, StepTime, is_number
-
-MOST_MISTAKES = 8  # named in one line; the rest are counted
+from scheduler.base import CommTime, Network, RateTable, StepTime
+from scheduler.files import MistakeReader, read_json
 
 
 def read_rates(path: str | Path) -> RateTable:
@@ -29,24 +25,6 @@ def read_rates(path: str | Path) -> RateTable:
         InputError: it cannot be read, is not JSON, or holds mistakes; all of them in one line.
     """
     return parse_rates(read_json(path), str(path))
-
-
-def read_json(path: str | Path) -> Any:
-    """Read a JSON file.
-
-    Raises:
-        InputError: there is no such file, or it is not JSON (with the line).
-    """
-    try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from None
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path}:{error.lineno}: not JSON: {error.msg}") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: not JSON: the file is not text") from None
-    except (ValueError, RecursionError):
-        raise InputError(f"{path}: not JSON: a number of thousands of digits, or too deep") from None
 
 
 def parse_rates(value: Any, place: str = "rates") -> RateTable:
@@ -128,76 +106,3 @@ def _comm_time(read: MistakeReader, value: Any, place: str) -> CommTime:
     return CommTime(read.positive(record.get("params_mb", 1.0), f"{place}.params_mb", "MB"),
                     read.count(record, "gpus", f"{place}.gpus"),
                     read.positive(record.get("seconds", 1.0), f"{place}.seconds", "seconds"))
-
-
-class MistakeReader:
-    """Takes values out of what JSON said and collects what is wrong with them.
-
-    A wrong value is read as 1, so that reading goes on to the next mistake.
-    """
-
-    def __init__(self) -> None:
-        self.mistakes: list[str] = []
-
-    def refuse_mistakes(self, place: str) -> None:
-        """Raise InputError if there was any mistake, with all of them in one line."""
-        if self.mistakes:
-            more = len(self.mistakes) - MOST_MISTAKES
-            raise InputError(f"{place}: " + "; ".join(self.mistakes[:MOST_MISTAKES])
-                             + (f"; and {more} more" if more > 0 else ""))
-
-    def mistake(self, place: str, text: str) -> None:
-        """Note what is wrong at a place."""
-        self.mistakes.append(f"{place} is {text}" if place else text)
-
-    def record(self, value: Any, place: str, required: Iterable[str],
-               optional: Iterable[str] = ()) -> dict[str, Any]:
-        """A record with no other keys than these."""
-        required, known = tuple(required), (*required, *optional)
-        if not isinstance(value, dict):
-            self.mistake(place or "the whole", f"{_short(value)}: it holds " + ", ".join(known))
-            return {}
-        prefix = f"{place}." if place else ""
-        for key in value:
-            if key not in known:
-                self.mistake(prefix + str(key), "an unknown key; there are: " + ", ".join(known))
-        for key in required:
-            if key not in value:
-                self.mistake(prefix + key, "missing")
-        return value
-
-    def own_names(self, place: str, networks: Sequence[Network]) -> None:
-        """Each network has a name of its own."""
-        for name, count in sorted(Counter(network.name for network in networks).items()):
-            if count > 1:
-                self.mistake(place, f"wrong in that {count} networks are named {name!r}: each has its own name")
-
-    def items(self, record: dict[str, Any], key: str, place: str) -> list[Any]:
-        """The list under a key; empty where there is none."""
-        value = record.get(key, [])
-        if isinstance(value, list):
-            return value
-        self.mistake(place, f"{_short(value)}: a list is wanted")
-        return []
-
-    def positive(self, value: Any, place: str, unit: str) -> float:
-        """A number above 0, of a size that a machine may have: sums and quotients of such are numbers as well."""
-        return self._number(value, place, lambda x: LEAST <= x <= MOST, f"{unit} above 0, from {LEAST} to {MOST}")
-
-    def count(self, record: dict[str, Any], key: str, place: str) -> int:
-        """A whole number from 1 to 1e12."""
-        if key not in record:
-            return 1  # that it is missing has been said
-        return int(self._number(record[key], place, lambda x: 1 <= x <= 1e12 and x == int(x),
-                                "a whole number from 1"))
-
-    def _number(self, value: Any, place: str, right: Callable[[float], bool], wanted: str) -> float:
-        if is_number(value) and right(value):
-            return value
-        self.mistake(place, f"{_short(value)}: {wanted}")
-        return 1.0
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 40 else text[:37] + "..."

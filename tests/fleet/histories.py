@@ -1,8 +1,8 @@
 """Made-up histories of networks, and what stands around them."""
 
-from fleet.engines.base import InputSpec
 from fleet.spec import parse
-from fleet.storage.checkpoint import EpochRecord
+from fleet.storage.state import EpochRecord
+from preprocess.pipeline import InputSpec
 
 
 def record(epoch, loss=1.0, accuracy=0.5, val_loss=1.0, val_accuracy=0.5, stream_epoch=None, **more):

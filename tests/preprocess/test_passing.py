@@ -8,9 +8,8 @@ import h5py
 import pytest
 
 from preprocess import passing
-from preprocess.base import BadSample
+from preprocess.base import BadSample, DataSet
 from preprocess.passing import may_pass, read_patiently
-from preprocess.source import DataSet
 from preprocess.sources.hdf5 import open_hdf5, write_hdf5
 from preprocess.sources.image_folder import ImageFolder
 from preprocess.sources.tfrecord import open_tfrecord

@@ -22,8 +22,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from fleet.commands.options import add_json, print_json
 from fleet.errors import ExitStatus, UserError
-from fleet.terminal import add_json, bar, print_json, print_table
+from fleet.terminal import bar, print_table
 from scheduler.elastic.autoscaler import Autoscaling
 from scheduler.elastic.jobs import PATTERNS, POLICIES, generate, job_record, read_jobs
 from scheduler.elastic.simulation import ElasticJob, Outcome, simulate

@@ -19,9 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fleet.commands.law_options import add_law_parameters, law_of
+from fleet.commands.options import add_json, add_law_parameters, law_of, print_json
 from fleet.errors import ExitStatus, UserError
-from fleet.terminal import add_json, print_json, print_table
+from fleet.terminal import print_table
 from scheduler.reservation.fit import fit_laws
 from scheduler.reservation.laws import LAWS, Law
 from scheduler.reservation.queue import Convention, Schedule, simulate

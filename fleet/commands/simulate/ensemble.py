@@ -20,9 +20,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from fleet.commands.schedule_options import add_cluster, add_options, cluster_of, options_of
+from fleet.commands.options import add_cluster, add_json, add_options, cluster_of, options_of, print_json
 from fleet.errors import ExitStatus, UserError
-from fleet.terminal import add_json, bar, print_json, print_table
+from fleet.terminal import bar, print_table
 from scheduler.base import Cluster, Options, RateTable
 from scheduler.ensemble.draw import redraw_epochs, with_errors
 from scheduler.ensemble.pace import Stream

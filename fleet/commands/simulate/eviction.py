@@ -12,8 +12,9 @@ import argparse
 import statistics
 from dataclasses import dataclass
 
+from fleet.commands.options import add_json, print_json
 from fleet.errors import ExitStatus, UserError
-from fleet.terminal import add_json, print_json, print_table
+from fleet.terminal import print_table
 from scheduler.base import LEAST, MOST, check_range
 from scheduler.eviction.baselines import greedy
 from scheduler.eviction.plan import Plan, RunningJob, plan_evictions

@@ -12,8 +12,9 @@ import argparse
 import time
 from pathlib import Path
 
+from fleet.commands.options import add_json, print_json
 from fleet.errors import ExitStatus, UserError
-from fleet.terminal import add_json, print_json, print_table
+from fleet.terminal import print_table
 from scheduler.idle.allocate import name_order
 from scheduler.idle.replay import PLACEMENTS, POLICIES, Replayed, Settings, Summary, replay, summarise
 from scheduler.idle.trace import (

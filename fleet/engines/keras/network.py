@@ -26,11 +26,12 @@ import numpy as np
 import tensorflow as tf
 
 from fleet.comm.world import Group, communicator_for_library
-from fleet.engines.base import Arrays, InputSpec, PeerFailed, StepResult
+from fleet.engines.base import Arrays, PeerFailed, StepResult
 from fleet.engines.models import build_model
 from fleet.errors import CheckpointError, UserError
 from fleet.spec import NetworkSpec, Optimizer
-from fleet.storage.paths import replace_by
+from fleet.storage.files import replace_by
+from preprocess.pipeline import InputSpec
 
 log = logging.getLogger("fleet.engines.base")
 

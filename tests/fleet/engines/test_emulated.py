@@ -5,10 +5,10 @@ import time
 import numpy as np
 import pytest
 
-from fleet.engines.base import InputSpec
 from fleet.engines.emulated import WEIGHTS, EmulatedEngine
 from fleet.errors import CheckpointError
 from fleet.spec import parse
+from preprocess.pipeline import InputSpec
 from scheduler.base import Network, RateTable
 from tests.fleet.one_process import Launch
 

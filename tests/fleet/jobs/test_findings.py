@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from fleet.commands.doctor import _checkpoint_bytes
-from fleet.engines.base import InputSpec
 from fleet.engines.facts import Libraries
 from fleet.jobs.findings import (
     Disk,
@@ -17,6 +16,7 @@ from fleet.jobs.findings import (
     check_ranks,
 )
 from launch.binding import Cores
+from preprocess.pipeline import InputSpec
 from tests.fleet.histories import spec
 
 WHOLE = Cores(frozenset(range(16)), 16)

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 
 from fleet.__main__ import main
-from fleet.engines.base import InputSpec
 from fleet.errors import ExitStatus, InfrastructureError, UserError
 from fleet.jobs.rehearsal import estimated_rates, known_rates, rehearse, with_epochs
 from fleet.spec import parse
 from fleet.storage.paths import RunPaths
+from preprocess.pipeline import InputSpec
 from preprocess.source import open_data
 from scheduler.base import Cluster, Network, RateTable
 

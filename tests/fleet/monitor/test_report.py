@@ -11,9 +11,9 @@ from fleet.__main__ import main
 from fleet.monitor.account import account
 from fleet.monitor.report import _ticks, read_report, render
 from fleet.spec import parse
-from fleet.storage.checkpoint import EpochRecord
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Results
+from fleet.storage.state import EpochRecord
 
 START = {"event": "start", "policy": "baseline", "devices": [0, 1], "gpus_per_node": 2, "samples": 100,
          "stream": "free", "options": {"alpha": 0.8, "delta": "15%", "peak_limited": True, "seed": 0},

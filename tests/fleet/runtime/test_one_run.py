@@ -27,9 +27,10 @@ from fleet.runtime import coordinator, trainer
 from fleet.runtime import session as fleet_session
 from fleet.runtime.prepare import prepare
 from fleet.runtime.session import Session
-from fleet.storage.checkpoint import CheckpointWriter, newest, read_state, write_state
+from fleet.storage.checkpoint import newest, read_state, write_state
 from fleet.storage.events import logged_epochs, read_events
 from fleet.storage.results import Results, Status, read_results, recover
+from fleet.storage.writer import CheckpointWriter
 from fleet.stream.order import Epoch, read_path
 from fleet.stream.reader import split_rows
 from scheduler.base import Member, Round

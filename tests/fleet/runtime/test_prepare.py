@@ -8,10 +8,11 @@ import yaml
 
 from fleet.errors import StorageError, UserError
 from fleet.runtime.prepare import prepare
-from fleet.storage.checkpoint import State, write_state
+from fleet.storage.checkpoint import write_state
 from fleet.storage.identity import identity
 from fleet.storage.lock import FolderLock
 from fleet.storage.paths import RunPaths
+from fleet.storage.state import State
 from preprocess.base import CannotWrite, InputError
 from tests.fleet.histories import history, record
 from tests.sources import Numbered

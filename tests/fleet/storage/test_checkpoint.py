@@ -16,20 +16,11 @@ from hypothesis.extra import numpy as hnp
 from fleet.errors import CheckpointError, InfrastructureError, StorageError
 from fleet.spec import Checkpoint, Converge
 from fleet.storage import checkpoint
-from fleet.storage.checkpoint import (
-    CheckpointWriter,
-    Found,
-    State,
-    best_state,
-    newest,
-    read_state,
-    settle,
-    standing,
-    write_history,
-    write_state,
-)
+from fleet.storage.checkpoint import Found, best_state, newest, read_state, settle, write_history, write_state
 from fleet.storage.paths import RunPaths
+from fleet.storage.state import State, standing
 from fleet.storage.verified import write_verified
+from fleet.storage.writer import CheckpointWriter
 from tests.fleet.histories import history, record
 
 # ---- convergence -------------------------------------------------------------------------------

@@ -5,7 +5,8 @@ import os
 
 import pytest
 
-from fleet.storage.paths import RunPaths, replace_by, replacing, write_json
+from fleet.storage.files import replace_by, replacing, write_json
+from fleet.storage.paths import RunPaths
 
 
 class Torn(Exception):

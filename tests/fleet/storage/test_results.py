@@ -8,9 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.errors import UserError
-from fleet.storage.checkpoint import State, write_state
-from fleet.storage.paths import RunPaths, replacing
+from fleet.storage.checkpoint import write_state
+from fleet.storage.files import replacing
+from fleet.storage.paths import RunPaths
 from fleet.storage.results import Results, Status, leaderboard, read_results, recover
+from fleet.storage.state import State
 from tests.fleet.histories import history, record, spec
 
 MODELS = [{"family": "softmax", "name": name} for name in ("a", "b", "c")]

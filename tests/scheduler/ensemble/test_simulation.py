@@ -14,9 +14,9 @@ from scheduler.ensemble import policies
 from scheduler.ensemble.draw import convert, redraw_epochs, with_errors
 from scheduler.ensemble.pace import Ring, Stream
 from scheduler.ensemble.rates import steadied
-from scheduler.ensemble.rates_file import read_json
 from scheduler.ensemble.simulation import PAPER_COSTS, REGROUPING_COSTS, Costs, costs_of, simulate, stream_of
 from scheduler.ensemble.waterfill import lower_bound
+from scheduler.files import read_json
 from tests.places import SHARED
 from tests.scheduler.strategies import ensembles
 

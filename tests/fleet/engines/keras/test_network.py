@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from fleet.engines.base import InputSpec
 from fleet.errors import CheckpointError, UserError
 from fleet.spec import parse
+from preprocess.pipeline import InputSpec
 from preprocess.transforms import Affine
 
 pytestmark = pytest.mark.tensorflow

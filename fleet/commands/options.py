@@ -1,11 +1,15 @@
-"""The options with which commands take rates, a cluster and the settings of a policy."""
+"""Options that several commands share: JSON output, a cluster, the settings of a policy, a law of run times."""
 
 from __future__ import annotations
 
 import argparse
+import json
+from typing import Any
 
 from fleet.errors import UserError
+from fleet.storage.files import as_json
 from scheduler.base import Cluster, Delta, Options
+from scheduler.reservation.laws import LAWS, Law, make_law
 
 
 def add_cluster(parser: argparse.ArgumentParser, default_node: str) -> None:
@@ -59,3 +63,52 @@ def options_of(args: argparse.Namespace, default: Options | None = None) -> Opti
                    delta=default.delta if args.delta is None else Delta.parse(args.delta),
                    peak_limited=default.peak_limited and not args.literal,
                    seed=default.seed if args.seed is None else args.seed)
+
+
+POINTS = 200  # intervals that a law is cut into unless said
+
+
+_OPTIONS = {
+    "mu": "mean before the cut (truncnorm), of the logarithm (lognormal)",
+    "sigma": "standard deviation before the cut (truncnorm), of the logarithm (lognormal)",
+    "alpha": "shape (beta, pareto)",
+    "beta": "second shape (beta)",
+    "rate": "one over the mean before the cut (exponential)",
+    "low": "shortest run time",
+    "high": "longest run time",
+}
+
+
+def add_law_parameters(parser: argparse.ArgumentParser) -> None:
+    """Declare the parameters of a law; ``--distribution`` itself is declared by the command."""
+    group = parser.add_argument_group("parameters of --distribution")
+    for name, text in _OPTIONS.items():
+        group.add_argument(f"--{name}", type=float, metavar="X", help=text)
+    group.add_argument("--points", type=int, default=POINTS, metavar="N",
+                       help=f"put the law on N + 1 equally spaced values ({POINTS})")
+
+
+def law_of(args: argparse.Namespace) -> Law | None:
+    """The law that the options describe, None when they describe none.
+
+    Raises:
+        UserError: there are parameters and no ``--distribution``.
+        InputError: they are not those of the law.
+    """
+    given = {name: getattr(args, name) for name in _OPTIONS if getattr(args, name) is not None}
+    if args.distribution is not None:
+        return make_law(args.distribution, **given)
+    if given:
+        raise UserError(f"--{next(iter(given))} goes with --distribution {'|'.join(LAWS)}")
+    return None
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Give a command its ``--json`` option."""
+    parser.add_argument("--json", action="store_true",
+                        help="print one JSON object to standard output and nothing else")
+
+
+def print_json(value: Any) -> None:
+    """Print a dataclass, dict or list as JSON; what JSON cannot say (NaN, infinity) becomes null."""
+    print(json.dumps(as_json(value), indent=1, allow_nan=False))

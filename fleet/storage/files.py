@@ -1,0 +1,148 @@
+"""Files that never half exist, and clear words where the file system refuses to write them."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+from fleet.errors import StorageError
+from fleet.units import format_size
+
+# What the file system says of a name rather than of itself.
+_OF_THE_NAME = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP}
+
+
+_ADVICE = {errno.ENOSPC: "make room", errno.EDQUOT: "make room", errno.EROFS: "make it writable",
+           errno.EACCES: "make it writable", errno.EPERM: "make it writable"}
+
+
+STDOUT = Path("standard output")  # for messages; a batch log may lie on the disk that is full
+
+
+@contextmanager
+def storing(path: Path, wanted: int = 0, kind: type[OSError] = OSError) -> Iterator[None]:
+    """Write a file inside, and say what helps where the file system refuses.
+
+    Args:
+        wanted: bytes that are to be written, where that is known.
+        kind: of the errors that are meant, where files are read inside as well.
+
+    Raises:
+        StorageError: the file system refused.
+    """
+    try:
+        yield
+    except kind as error:
+        raise StorageError(_explain(path, wanted, error)) from error
+
+
+def is_of_the_name(error: StorageError) -> bool:
+    """Whether what is wrong is the name that was asked for, and not the state of the disk."""
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno in _OF_THE_NAME
+
+
+def _explain(path: Path, wanted: int, error: OSError) -> str:
+    # Libraries put whole stories into their errors; their number is enough.
+    why = os.strerror(error.errno) if error.errno else str(error).partition("\n")[0]
+    sizes = [f"{format_size(wanted)} wanted"] * bool(wanted)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        sizes += [f"{format_size(free)} free" for free in _free(path)]
+    shown = f" ({', '.join(sizes)})" if sizes else ""
+    advice = "" if error.errno in _OF_THE_NAME else (
+        f"; what was saved before is whole: {_ADVICE.get(error.errno or 0, 'mend that')}, and the same command goes on")
+    return f"{path} cannot be written: {why}{shown}{advice}"
+
+
+def _free(path: Path) -> list[int]:
+    """Free bytes where a file should be, if the file system says so."""
+    try:
+        return [shutil.disk_usage(path.parent).free]
+    except OSError:
+        return []
+
+
+@contextmanager
+def replacing(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
+    """Write a file that never half exists: to a temporary name, to the disk, then renamed.
+
+    An exception inside leaves the old file as it was.
+
+    Raises:
+        StorageError: the disk is full, the folder read-only, ...
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with storing(path), _vanishing(temporary):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(temporary, mode, encoding=None if "b" in mode else "utf-8") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+
+
+def replace_by(path: Path, write: Callable[[Path], None], wanted: int = 0, previous: Path | None = None) -> None:
+    """The same for a library that wants a name rather than a file; the suffix is kept.
+
+    Args:
+        wanted: bytes that are to be written, where that is known.
+        previous: the name that the old file gets, once the new one is whole.
+
+    Raises:
+        StorageError: the disk is full, the folder read-only, ...
+    """
+    temporary = path.with_name(f".{os.getpid()}.tmp.{path.name}")
+    with storing(path, wanted), _vanishing(temporary):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(temporary)
+        descriptor = os.open(temporary, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        if previous is not None and path.exists():
+            os.replace(path, previous)
+        os.replace(temporary, path)
+
+
+@contextmanager
+def _vanishing(temporary: Path) -> Iterator[None]:
+    """Leave nothing of a temporary file, as far as the file system lets us."""
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # what went wrong before says more
+            temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a value as JSON, whole or not at all."""
+    with replacing(path) as file:
+        json.dump(value, file, indent=1)
+        file.write("\n")
+
+
+def as_json(value: Any) -> Any:
+    """A value in the types that JSON has; what it cannot say (NaN, infinity) becomes None.
+
+    >>> as_json({1: (float("nan"), 2.0)})
+    {'1': [None, 2.0]}
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = dataclasses.asdict(value)
+    if isinstance(value, dict):
+        return {str(key): as_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(item) for item in value]
+    if hasattr(value, "tolist"):  # numpy
+        return as_json(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

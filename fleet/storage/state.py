@@ -1,0 +1,115 @@
+"""What is known of a network in training: its history, its state, and what its convergence rule says of them (pure)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fleet.spec import Converge
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """One finished epoch of a network: a row of its history.
+
+    Attributes:
+        epoch: counted from 1.
+        stream_epoch: the epoch of the stream that was consumed; with it the epoch can be trained again.
+        samples: that counted; the others could not be read.
+        seconds: of training and validation.
+        waited_s: of them, what the group's master waited for data.
+        path: the chunks of the ring that were consumed (:func:`fleet.stream.order.write_path`); empty in strict order.
+    """
+
+    epoch: int
+    stream_epoch: int
+    loss: float
+    accuracy: float
+    val_loss: float
+    val_accuracy: float
+    learning_rate: float
+    samples: int
+    gpus: int
+    seconds: float
+    waited_s: float
+    path: str = ""
+
+
+@dataclass(frozen=True)
+class State:
+    """A network in the middle of its training.
+
+    Attributes:
+        arrays: weights, optimizer and random state, by name.
+        identity: of the architecture and the training settings; a checkpoint of another network is refused.
+        history: its finished epochs.
+        stream_epoch: the epoch of the stream that it is in the middle of, where ``position`` is above 0.
+        position: samples of that epoch that it has consumed.
+        path: the chunks of the ring that it consumes in that epoch; empty in strict order.
+        sums: of that epoch so far: loss, correct, count.
+        seconds, waited_s: of that epoch so far, as in its record.
+        final: why it is done, or nothing.
+    """
+
+    arrays: Mapping[str, np.ndarray] = field(repr=False)
+    identity: str
+    history: tuple[EpochRecord, ...] = ()
+    stream_epoch: int = -1
+    position: int = 0
+    path: tuple[int, ...] = ()
+    sums: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    seconds: float = 0.0
+    waited_s: float = 0.0
+    final: str = ""
+
+    @property
+    def epoch(self) -> int:
+        """How many epochs are finished."""
+        return len(self.history)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the arrays."""
+        return sum(array.nbytes for array in self.arrays.values())
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What a network's history says of its convergence.
+
+    Attributes:
+        best_epoch: counted from 1; 0 when there is none.
+        best: the monitored value of that epoch.
+        reason: why training is over, or nothing.
+    """
+
+    best_epoch: int
+    best: float
+    reason: str
+
+
+def standing(history: Sequence[EpochRecord], converge: Converge) -> Standing:
+    """Judge a history. Early stopping has no state of its own: a resumed network stops where it would have.
+
+    Args:
+        history: the finished epochs.
+        converge: when to stop.
+    """
+    sign = 1 if converge.monitor.endswith("accuracy") else -1
+    best, best_epoch = -math.inf, 0
+    for record in history:
+        value = sign * getattr(record, converge.monitor)
+        # The first epoch is the best so far whatever it is; one that is no number gives way to any that is.
+        if not best_epoch or value > best + converge.min_delta or (math.isnan(best) and not math.isnan(value)):
+            best, best_epoch = value, record.epoch
+    reason = ""
+    if converge.target is not None and best_epoch and best >= sign * converge.target:
+        reason = f"{converge.monitor} reached {sign * best:.4g}"
+    elif converge.patience is not None and len(history) - best_epoch >= converge.patience:
+        reason = f"no better {converge.monitor} for {converge.patience} epochs"
+    elif len(history) >= converge.max_epochs:
+        reason = f"{converge.max_epochs} epochs"
+    return Standing(best_epoch, sign * best if best_epoch else math.nan, reason)

@@ -1,0 +1,97 @@
+"""The thread that writes a trainer's checkpoints while training goes on."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+from fleet.errors import InfrastructureError
+from fleet.spec import Checkpoint
+from fleet.storage.checkpoint import write_history, write_state
+from fleet.storage.paths import RunPaths
+from fleet.storage.quota import Quota
+from fleet.storage.state import State
+
+
+class CheckpointWriter:
+    """Writes checkpoints in a thread of its own.
+
+    ``blocked_s`` is what training has waited for it. At most one checkpoint waits its turn: a disk that
+    is slower than the epochs slows training down rather than filling the memory.
+
+    Args:
+        settings: what is kept, and how much of the disk that may take.
+    """
+
+    def __init__(self, paths: RunPaths, settings: Checkpoint) -> None:
+        self.blocked_s = 0.0
+        self._paths = paths
+        self._settings, self._quota = settings, Quota(paths, settings)
+        self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue(1)
+        self._error: Exception | None = None
+        threading.Thread(target=self._work, name="checkpoint-writer", daemon=True).start()
+
+    def save(self, name: str, state: State, is_best: bool) -> None:
+        """Write a network's state as its last checkpoint, and as its best one if it is.
+
+        Raises:
+            InfrastructureError: an earlier checkpoint could not be written.
+        """
+        self._raise()
+        began = time.perf_counter()
+        self._jobs.put(lambda: self._write(name, state, is_best))
+        self.blocked_s += time.perf_counter() - began
+
+    def flush(self) -> None:
+        """Wait until everything is on disk.
+
+        Raises:
+            InfrastructureError: something could not be written.
+        """
+        began = time.perf_counter()
+        self._jobs.join()
+        self.blocked_s += time.perf_counter() - began
+        self._raise()
+
+    def close(self) -> None:
+        """Flush, and end the thread.
+
+        Raises:
+            InfrastructureError: something could not be written.
+        """
+        try:
+            self.flush()
+        finally:
+            self._jobs.put(None)
+
+    def _write(self, name: str, state: State, is_best: bool) -> None:
+        best, last = self._paths.best(name), self._paths.last(name)
+        if self._settings.keep == "last":
+            best.unlink(missing_ok=True)
+        elif is_best:  # before `last`, which says by its history that this epoch was the best
+            self._quota.make_room(best, state.size)
+            write_state(best, state)
+        self._quota.make_room(last, state.size)
+        write_state(last, state, previous=self._paths.previous(name))
+        write_history(self._paths.history(name), state.history)
+
+    def _work(self) -> None:
+        while True:
+            job = self._jobs.get()
+            try:
+                if job is None:
+                    return
+                job()
+            except Exception as error:  # it is raised where training can stop for it
+                self._error = error
+            finally:
+                self._jobs.task_done()
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            error, self._error = self._error, None
+            if isinstance(error, InfrastructureError):
+                raise error
+            raise InfrastructureError(f"a checkpoint cannot be written: {error}") from error
