@@ -20,10 +20,12 @@ from pace import record  # beside this file
 
 from fleet.comm.messages import NO_LIMIT, Exit, Produce, Ready, Tag
 from fleet.comm.roles import Roles, assign
-from fleet.runtime.preprocessor import Preprocessor, Shared
-from fleet.stream.layout import Window, plan_layout
+from fleet.runtime.preprocessor import Preprocessor
+from fleet.stream.filler import NodeMemory
+from fleet.stream.layout import plan_layout
 from fleet.stream.order import Epoch, StrictOrder
 from fleet.stream.reader import SharedStream
+from fleet.stream.window import Window
 from preprocess.base import RandomAccess
 from preprocess.pipeline import Pipeline
 from preprocess.sources.image_folder import ImageFolder
@@ -148,7 +150,7 @@ def run(world: World, job: Job) -> Outcome:
 def serve(world: World, roles: Roles, window: Window, pipeline: Pipeline) -> list[tuple[float, float, int]]:
     """A preprocessor; rank 0 also coordinates."""
     order = StrictOrder(pipeline, window.layout.chunk)
-    preprocessor = Preprocessor(world, roles, Shared(window), order, pipeline, None)
+    preprocessor = Preprocessor(world, roles, NodeMemory(window), order, pipeline, None)
     world.gather(None)  # the readers have joined
     if world.rank == 0:
         world.duties.append(Chief(world, roles).step)

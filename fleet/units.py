@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Annotated
-
-from pydantic import BeforeValidator, WithJsonSchema
 
 _SIZES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
           "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
@@ -89,12 +86,3 @@ def format_size(count: float) -> str:
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:.3g} TB" if count < 999.5 else f"{count:.0f} TB"
-
-
-def _schema(example: str) -> WithJsonSchema:
-    return WithJsonSchema({"type": ["string", "number"], "examples": [example]})
-
-
-Size = Annotated[int, BeforeValidator(parse_size), _schema("2GB")]
-Duration = Annotated[float, BeforeValidator(parse_duration), _schema("10min")]
-Share = Annotated[float, BeforeValidator(parse_share), _schema("15%")]

@@ -15,7 +15,8 @@ from fleet.commands.options import add_json, print_json
 from fleet.errors import ExitStatus, UserError
 from fleet.runtime.prepare import open_inputs
 from fleet.spec import NetworkSpec, Spec, load
-from fleet.spec.model import FAMILIES, count_parameters, one_line
+from fleet.spec.model import FAMILIES, one_line
+from fleet.spec.parameters import count_parameters
 from fleet.terminal import print_table
 from fleet.units import format_size
 

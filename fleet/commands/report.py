@@ -16,7 +16,8 @@ from pathlib import Path
 
 from fleet.commands.options import add_json, print_json
 from fleet.errors import ExitStatus, StorageError
-from fleet.monitor.report import Report, read_report, write_report
+from fleet.monitor.html import write_report
+from fleet.monitor.report import Report, read_report
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import leaderboard
 from fleet.terminal import print_table

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from fleet.commands.options import add_json, print_json
 from fleet.errors import ExitStatus, UserError
-from fleet.runtime.prepare import check_folder, writing_into
+from fleet.runtime.folder import check_folder, writing_into
 from fleet.spec import Spec, load, read_yaml
 from fleet.storage.files import replacing
 from fleet.storage.paths import RunPaths

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fleet.spec import Data, Document, Spec
-from fleet.spec.model import count_parameters
+from fleet.spec.parameters import count_parameters
 from preprocess.pipeline import InputSpec
 from scheduler.base import Cluster, Network, RateTable
 from scheduler.ensemble.rates import up_to_gap

@@ -48,7 +48,7 @@ from fleet.comm.messages import (
 )
 from fleet.comm.roles import Roles
 from fleet.errors import ExitStatus, InfrastructureError, UserError
-from fleet.runtime.interrupt import Interruption, Starts
+from fleet.runtime.interrupt import Interruption, StartupTimes
 from fleet.runtime.survey import Survey, Task
 from fleet.spec import Spec
 from fleet.storage.events import EventLog
@@ -157,7 +157,7 @@ class Coordinator:
         self._round = 0
         self._group_number = 0
         self._measure_began: float | None = None
-        self._interruption, self._starts = interruption, Starts(interruption)
+        self._interruption, self._starts = interruption, StartupTimes(interruption)
         self._was_too_late = False
         self._interrupted = ""  # why, once it is
         self._failures: Counter[str] = Counter()  # of each network, for reasons that may pass
@@ -192,7 +192,7 @@ class Coordinator:
         if message is not None:
             self._receive(message)
         else:
-            self._bury()  # when all that the dead have said is heard
+            self._drop_dead_ranks()  # when all that the dead have said is heard
         if not self._interrupted and (reason := self._interruption.reason()):
             self._interrupt(reason)
         self._answer_ended()
@@ -384,7 +384,7 @@ class Coordinator:
 
     # ---- survive ----
 
-    def _bury(self) -> None:
+    def _drop_dead_ranks(self) -> None:
         """Take ranks that died out of what is planned with, and plan what they did anew."""
         for rank in sorted(self._world.lost - self._lost):
             self._lost.add(rank)

@@ -58,7 +58,7 @@ class Interruption:
         return max(0.0, self._began + self._walltime - reserve - self._clock())
 
 
-class Starts:
+class StartupTimes:
     """Knows when it is too late to start a training group.
 
     A group that is interrupted saves wherever it is in an epoch, so all that it needs to have come further is to

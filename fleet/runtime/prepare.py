@@ -5,24 +5,22 @@ from __future__ import annotations
 import dataclasses
 import math
 import pickle
-import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fleet.comm.roles import Roles, assign
-from fleet.errors import StorageError, UserError
+from fleet.errors import UserError
+from fleet.runtime.folder import _take_folder
+from fleet.runtime.replay import _check_identity, _replaying
 from fleet.runtime.survey import read_rates_of
-from fleet.spec import Batch, NetworkSpec, Spec, dump, load, with_output
+from fleet.spec import NetworkSpec, Spec, load
 from fleet.spec.model import check_input
-from fleet.storage.checkpoint import newest
-from fleet.storage.files import is_of_the_name, replacing, storing
-from fleet.storage.identity import identity
+from fleet.storage.files import storing
 from fleet.storage.lock import FolderLock
 from fleet.storage.paths import RunPaths
 from fleet.storage.quota import check_quota
-from fleet.storage.state import EpochRecord, State
+from fleet.storage.state import EpochRecord
 from fleet.stream.layout import Layout, plan_layout, plan_ring
 from fleet.stream.order import Order, RingOrder, StrictOrder, read_path
 from fleet.terminal import progress_bar
@@ -255,111 +253,4 @@ def _equal_rates(spec: Spec, roles: Roles) -> RateTable:
 # ---- replaying ---------------------------------------------------------------------------------
 
 
-def _replaying(spec: Spec, paths: RunPaths, name: str) -> tuple[Spec, tuple[EpochRecord, ...]]:
-    """A spec of one network, trained for as many epochs as its history has."""
-    if name not in spec.by_name:
-        raise UserError(f"--only {name}: the spec has no such network; it has {', '.join(spec.by_name)}")
-    history = _left_by(name, paths).history
-    if not history:
-        raise UserError(f"--replay {paths.root}: {name} has not finished an epoch there")
-    network = spec.by_name[name]
-    batch, optimizer = network.train.batch, network.train.optimizer
-    if batch.when_scaled == "per_gpu":
-        gpus = {record.gpus for record in history}
-        if len(gpus) > 1 or not isinstance(optimizer.learning_rate, float):
-            raise UserError(f"{name} cannot be replayed: its batch followed the GPUs (when_scaled: per_gpu), and their "
-                            f"number changed ({sorted(gpus)}) or its learning rate is a schedule")
-        scale = gpus.pop()
-        batch = Batch(batch.size * scale)
-        optimizer = dataclasses.replace(optimizer, learning_rate=optimizer.learning_rate * scale)
-    converge = dataclasses.replace(network.train.converge, max_epochs=len(history), patience=None, target=None)
-    train = dataclasses.replace(network.train, batch=batch, optimizer=optimizer, converge=converge)
-    alone = dataclasses.replace(network, train=train, min_gpus=1, max_gpus=1)
-    return dataclasses.replace(with_output(spec, paths.replay(name)), networks=(alone,)), history
-
-
-def _left_by(name: str, paths: RunPaths) -> State:
-    """The record of a network of the run that is replayed."""
-    found = newest(paths, name, with_arrays=False)
-    if found.state is None:
-        raise UserError(f"--replay {paths.root}: {found.damage or f'{name} has no checkpoint there'}")
-    return found.state
-
-
-def _check_identity(network: NetworkSpec, spec: Spec, inputs: InputSpec, paths: RunPaths) -> None:
-    if _left_by(network.name, paths).identity != identity(network, spec, inputs):
-        raise UserError(f"--replay {paths.root}: {network.name} was trained there with other settings than this spec "
-                        f"has; the spec of that run is {paths.spec}")
-
-
 # ---- the run's folder --------------------------------------------------------------------------
-
-
-def check_folder(paths: RunPaths) -> None:
-    """Refuse a folder that is somebody else's.
-
-    Raises:
-        UserError: it is.
-    """
-    root = paths.root
-    if root.exists() and not root.is_dir():
-        raise UserError(f"output: {root} is a file; it should be a folder, or nothing yet")
-    if root.exists() and any(root.iterdir()) and not paths.marker.exists():
-        raise UserError(f"output: {root} holds files that FLEET did not write; name another folder")
-
-
-def _take_folder(spec: Spec, paths: RunPaths, inputs: InputSpec, fresh: bool, lock: FolderLock | None) -> None:
-    check_folder(paths)
-    if lock is not None:
-        with writing_into(paths):
-            lock.take(paths.lock)
-    if fresh and paths.root.exists():
-        _empty(paths)
-    for network in spec.networks:
-        _check_checkpoint(network, spec, paths, inputs)
-    with writing_into(paths), replacing(paths.spec) as file:
-        file.write(dump(spec.document))
-
-
-@contextmanager
-def writing_into(paths: RunPaths) -> Iterator[None]:
-    """Make a run's folder, and write its first file inside.
-
-    Raises:
-        UserError: its name cannot be a folder's.
-        StorageError: the disk is full, ...
-    """
-    try:
-        with storing(paths.root):
-            paths.root.mkdir(parents=True, exist_ok=True)
-            paths.marker.touch()
-        yield
-    except StorageError as error:
-        if not is_of_the_name(error):
-            raise
-        raise UserError(f"output: {error}") from None
-
-
-def _empty(paths: RunPaths) -> None:
-    """Delete what earlier launches have written, and nothing else."""
-    if foreign := paths.foreign():
-        shown = ", ".join(str(path.relative_to(paths.root)) for path in foreign[:5])
-        more = f" and {len(foreign) - 5} more" if len(foreign) > 5 else ""
-        raise UserError(f"--fresh: {paths.root} also holds what FLEET did not write: {shown}{more}; move it away, or "
-                        "name another output")
-    try:
-        for path in set(paths.root.iterdir()) - {paths.marker, paths.lock}:  # they say whose it is, and who is in it
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
-    except OSError as error:
-        raise UserError(f"--fresh: {paths.root} cannot be emptied: {error}") from None
-
-
-def _check_checkpoint(network: NetworkSpec, spec: Spec, paths: RunPaths, inputs: InputSpec) -> None:
-    state = newest(paths, network.name, with_arrays=False).state
-    if state is not None and state.identity != identity(network, spec, inputs):
-        raise UserError(f"{paths.root} holds a checkpoint of {network.name} that was trained with other settings "
-                        "(model, data, transforms, batch, optimizer, engine or seed): go back to them, name another "
-                        "output, or start over with --fresh")

@@ -11,36 +11,22 @@ import numpy as np
 from fleet.comm.messages import Bad, Tag
 from fleet.engines.base import Engine
 from fleet.engines.registry import make_engine
-from fleet.errors import ExitStatus, UserError
-from fleet.monitor.report import read_report, write_report
-from fleet.monitor.tensorboard import TensorBoardObserver
-from fleet.monitor.view import make_view
-from fleet.runtime.coordinator import Coordinator, Observer
+from fleet.errors import ExitStatus
+from fleet.runtime.board import CoordinatorSide
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.prepare import Prepared
-from fleet.runtime.preprocessor import Preprocessor, Shared
-from fleet.runtime.replay import compare
-from fleet.runtime.survey import Survey, cache_path, hardware, read_cache, write_cache
+from fleet.runtime.preprocessor import Preprocessor
 from fleet.runtime.trainer import Sources, Trainer
-from fleet.storage.events import EventLog, logged_epochs
-from fleet.storage.files import STDOUT, storing
-from fleet.storage.identity import speed_identity, trial_identity
-from fleet.storage.results import Results, leaderboard, recover
+from fleet.stream.base import Stream
 from fleet.stream.failover import OutlivingStream, OutlivingValidation
-from fleet.stream.layout import SampleSet, Window, chunk_size
+from fleet.stream.filler import NodeMemory
+from fleet.stream.layout import chunk_size
 from fleet.stream.order import RingOrder
-from fleet.stream.reader import (
-    FromKept,
-    FromSource,
-    OwnStream,
-    OwnValidation,
-    RingStream,
-    SharedStream,
-    SharedValidation,
-    Stream,
-    Validation,
-)
-from fleet.terminal import print_table
+from fleet.stream.own import FromKept, FromSource, OwnStream
+from fleet.stream.reader import RingStream, SharedStream
+from fleet.stream.sample_set import SampleSet
+from fleet.stream.validation import OwnValidation, SharedValidation, Validation
+from fleet.stream.window import Window
 from preprocess.base import BadSample
 from preprocess.decode import decoder_name
 
@@ -61,14 +47,14 @@ class Session:
     def __init__(self, world: World, prepared: Prepared, interruption: Interruption) -> None:
         self._world, self._prepared, self._interruption = world, prepared, interruption
         self._roles = prepared.roles
-        self._shared = Shared()
+        self._shared = NodeMemory()
 
     def run(self) -> int:
         """Do this rank's part; returns the exit status that this rank should end with."""
         log.info("%s; JPEG by %s", self._world.library(), decoder_name())
         if self._roles.shared:
             self._map_memory()
-        board = _Board(self._world, self._prepared, self._interruption) if self._world.rank == 0 else None
+        board = CoordinatorSide(self._world, self._prepared, self._interruption) if self._world.rank == 0 else None
         try:
             if self._world.rank in self._roles.trainers:
                 self._train(board)
@@ -80,7 +66,7 @@ class Session:
         self._world.finish()
         return board.end() if board is not None else int(ExitStatus.OK)
 
-    def _train(self, board: _Board | None) -> None:
+    def _train(self, board: CoordinatorSide | None) -> None:
         """A trainer; on a launch of one rank it coordinates while it waits."""
         if board is not None:
             self._world.duties.append(board.coordinator.step)
@@ -91,7 +77,7 @@ class Session:
         trainer.run()
         trainer.stop()
 
-    def _serve(self, board: _Board | None) -> None:
+    def _serve(self, board: CoordinatorSide | None) -> None:
         """A preprocessor, or rank 0 that coordinates, or both."""
         preprocessor = self._preprocessor() if self._world.rank in self._roles.preprocessors else None
         if preprocessor is not None:
@@ -118,7 +104,7 @@ class Session:
         name = f"{prepared.paths.segment_name}-{node}"
         for create in (True, False):
             if leads == create:
-                self._shared = Shared(
+                self._shared = NodeMemory(
                     None if prepared.layout is None else Window(prepared.layout, f"{name}-train", create,
                                                                 is_relayed=roles.nodes > 1),
                     None if prepared.kept is None else _sample_set(prepared.kept, "uint8", len(prepared.data.train),
@@ -174,86 +160,3 @@ class Session:
 def _sample_set(shape: tuple[int, ...], dtype: str, samples: int, name: str, create: bool) -> SampleSet:
     sample_bytes = math.prod(shape) * np.dtype(dtype).itemsize
     return SampleSet(shape, dtype, samples, chunk_size(sample_bytes), name, create)
-
-
-class _Board:
-    """What rank 0 has beside its roles: the coordinator and everything that watches it."""
-
-    def __init__(self, world: World, prepared: Prepared, interruption: Interruption) -> None:
-        spec, paths, roles = prepared.spec, prepared.paths, prepared.roles
-        self._prepared = prepared
-        self.results = Results(spec, paths, len(prepared.data.train), _parameters(prepared),
-                               lambda network: trial_identity(network, spec, prepared.inputs))
-        states = recover(self.results)
-        self._view = make_view(spec, prepared.plain,
-                               {name: len(history) for name, history in self.results.histories.items()})
-        observers: list[Observer] = [self._view, TensorBoardObserver(paths), self]
-        self._cache = cache_path()
-        machine = hardware()
-        unfinished = [network for network in spec.networks if network.name not in self.results.finished()]
-        self._survey = Survey(
-            unfinished, {network.name: speed_identity(network, spec.resources, prepared.inputs, machine)
-                         for network in unfinished},
-            spec.profile, len(roles.trainers), roles.gpus_per_node, read_cache(self._cache))
-        consumed = [record.stream_epoch for history in self.results.histories.values() for record in history]
-        consumed += [state.stream_epoch for state in states.values()]
-        logged = logged_epochs(paths.events)
-        unlogged = [(name, record) for name, history in self.results.histories.items() for record in history
-                    if (name, record.epoch, record.stream_epoch) not in logged]
-        self._events = EventLog(paths.events)
-        self.coordinator = Coordinator(
-            world, spec, roles, prepared.layout, self._survey, prepared.rates, self.results, self._events,
-            paths.profile, observers, interruption, first_epoch=1 + max(consumed, default=-1),
-            replayed=prepared.replayed_epochs(), unlogged=unlogged)
-        for sample in prepared.left_out:
-            self.results.add_bad(sample.name, sample.reason)
-        self.results.write()
-
-    def on_event(self, event: str, fields: dict) -> None:
-        """Keep what was measured as soon as it is, whatever becomes of this launch."""
-        if event == "profiled":
-            write_cache(self._cache, self._survey.known)
-
-    def on_pace(self, network: str, samples: int, samples_per_s: float) -> None:
-        """Nothing is kept of that."""
-
-    def close(self) -> None:
-        """Leave the terminal as it was."""
-        self._view.close()
-
-    def end(self) -> int:
-        """Write and print what came out; returns the exit status."""
-        write_cache(self._cache, self._survey.known)
-        self.coordinator.stop()
-        self.results.write()
-        self._events.close()
-        with storing(STDOUT):
-            self._print()
-        return int(self.coordinator.status or 0)
-
-    def _print(self) -> None:
-        rows = self.results.rows()
-        print_table(*leaderboard(rows), title=f"{self._prepared.spec.document.name}: the best network first")
-        print(self.coordinator.summary())
-        replayed = self.results.histories.get(rows[0].name, ())
-        if self._prepared.replayed and len(replayed) == len(self._prepared.replayed):  # otherwise it failed
-            print(compare(self._prepared.replayed, replayed))
-        if self.results.bad:
-            print(f"{len(self.results.bad)} samples could not be read: {self._prepared.paths.bad_samples}")
-        shown = "report.html shows it"
-        try:
-            write_report(self._prepared.paths, read_report(self._prepared.paths))
-        except UserError as error:  # a log that was damaged is no reason to fail after all else went well
-            shown = f"without a report, for {error}"
-        print(f"Everything is in {self._prepared.paths.root}; {shown}.", flush=True)
-
-
-def _parameters(prepared: Prepared) -> dict[str, int]:
-    """The parameter counts that are known without building a network; those of emulated ones are not asked for."""
-    from fleet.spec.model import count_parameters
-
-    if prepared.spec.resources.engine == "emulated":
-        return {}  # their images may be too small for them
-    inputs = prepared.inputs
-    return {network.name: count_parameters(network.architecture.settings, inputs.shape, inputs.classes)
-            for network in prepared.spec.networks if network.architecture.kind == "family"}

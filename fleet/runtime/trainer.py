@@ -9,7 +9,6 @@ import dataclasses
 import logging
 import math
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
@@ -41,20 +40,21 @@ from fleet.comm.messages import (
     Stopped,
     Tag,
 )
-from fleet.engines.base import Engine, PeerFailed, StepResult, Trainable
-from fleet.errors import FleetError, GroupStruck, InfrastructureError, ModelError
+from fleet.engines.base import Engine, StepResult, Trainable
+from fleet.errors import GroupStruck, InfrastructureError
+from fleet.runtime.all_or_none import NetworkFailed, agree, all_or_none
 from fleet.spec import NetworkSpec, Spec
-from fleet.spec.model import one_line
-from fleet.storage.checkpoint import Found, best_state, newest, settle, write_state
+from fleet.storage.checkpoint import CheckpointLookup, best_state, newest, promote_previous, write_state
 from fleet.storage.files import storing
 from fleet.storage.identity import identity
 from fleet.storage.paths import RunPaths
 from fleet.storage.quota import Quota
-from fleet.storage.state import EpochRecord, State, standing
+from fleet.storage.state import EpochRecord, State, convergence
 from fleet.storage.writer import CheckpointWriter
+from fleet.stream.base import Stream
 from fleet.stream.order import Epoch, read_path, write_path
-from fleet.stream.reader import OwnStream, Stream, Validation
-from preprocess.passing import may_pass
+from fleet.stream.own import OwnStream
+from fleet.stream.validation import Validation
 from preprocess.pipeline import InputSpec
 
 if TYPE_CHECKING:  # MPI starts when it is imported
@@ -66,20 +66,6 @@ T = TypeVar("T")
 
 _PACE_EVERY_S = 1.0
 _JUDGED_AT_ONCE_S = 1.0  # of validation; then a group looks whether the run ends
-
-
-class NetworkFailed(ModelError):
-    """The network of this group failed; every rank of the group raises it, with the same reason.
-
-    Attributes:
-        reason: in one line.
-        detail: a traceback, where there is one.
-        may_pass: whether trying again may help.
-    """
-
-    def __init__(self, reason: str, detail: str = "", may_pass: bool = False) -> None:
-        super().__init__(reason)
-        self.reason, self.detail, self.may_pass = reason, detail, may_pass
 
 
 @dataclass(frozen=True)
@@ -172,7 +158,7 @@ class Trainer:
             with self._built(network, group) as training.trainable:
                 state = self._resume(training)
                 log.info("%s: goes on after epoch %d, sample %d", network.name, state.epoch, state.position)
-                over = standing(state.history, network.train.converge).reason if not state.position else ""
+                over = convergence(state.history, network.train.converge).reason if not state.position else ""
                 if over:
                     self._hand_in(training, over)
                 else:
@@ -219,24 +205,24 @@ class Trainer:
 
     @contextmanager
     def _built(self, network: NetworkSpec, group: Group) -> Iterator[Trainable]:
-        with closing(together(group, lambda: self._engine.build(network, group))) as trainable:
+        with closing(all_or_none(group, lambda: self._engine.build(network, group))) as trainable:
             yield trainable
 
     def _resume(self, training: Training) -> State:
         """The master's state, on every rank: from the last checkpoint, or from the start."""
         network, group = training.network, training.group
         state = State(arrays={}, identity=identity(network, self._spec, self._inputs))
-        found = together(group, lambda: self._load(training) if group.is_master else Found(None))
+        found = all_or_none(group, lambda: self._load(training) if group.is_master else CheckpointLookup(None))
         if found.state is not None:
             state = found.state
         if found.damage:
             log.warning("%s goes on after epoch %d, sample %d: %s", network.name, state.epoch, state.position,
                         found.damage)
-            settle(self._paths, network.name, found)
+            promote_previous(self._paths, network.name, found)
             self._tell(FellBack(network.name, found.damage, state.history, state.position))
         return self._share(training, dataclasses.replace(state, arrays={}))
 
-    def _load(self, training: Training) -> Found:
+    def _load(self, training: Training) -> CheckpointLookup:
         found = newest(self._paths, training.network.name)
         if found.state is not None:
             training.trainable.load(found.state.arrays)
@@ -348,7 +334,7 @@ class Trainer:
             learning_rate=trainable.learning_rate(), samples=int(count), gpus=group.size,
             seconds=state.seconds, waited_s=state.waited_s, path=write_path(state.path))
         history = (*state.history, record)
-        verdict = standing(history, network.train.converge)
+        verdict = convergence(history, network.train.converge)
         state = State(arrays={}, identity=state.identity, history=history, final=verdict.reason)
         if group.is_master:
             self._save(training, state, is_best=verdict.best_epoch == record.epoch)
@@ -373,7 +359,7 @@ class Trainer:
             return True
 
         while True:  # as often on each rank: those that are done wait for the others
-            is_done = together(group, judge)
+            is_done = all_or_none(group, judge)
             ends = group.is_master and not is_done and self._is_told_of_the_end()
             seen = np.array([*total, not is_done, ends], float)
             group.sum(seen)
@@ -426,7 +412,7 @@ class Trainer:
         group = self._world.group(order.ranks, order.group)
         training.group.free()
         training.group = group
-        together(group, check)
+        all_or_none(group, check)
         training.trainable.regroup(group)
         if order.stay < group.size:
             state = self._share(training, state)
@@ -448,9 +434,9 @@ class Trainer:
         name, group = training.network.name, training.group
 
         began = time.perf_counter()
-        together(group, lambda: self._writer.flush() if group.is_master else None)
+        all_or_none(group, lambda: self._writer.flush() if group.is_master else None)
         saved = time.perf_counter()
-        damage = together(group, lambda: self._export(training) if group.is_master and final else "")
+        damage = all_or_none(group, lambda: self._export(training) if group.is_master and final else "")
         if group.is_master:
             self._tell(Stopped(name, saved - began, time.perf_counter() - saved, damage))
 
@@ -542,68 +528,3 @@ class _Pace:
 
 
 # ---- failing together --------------------------------------------------------------------------
-
-
-def together(group: Group, action: Callable[[], T]) -> T:
-    """Do something on every rank of a group; when it fails on one, it fails on all.
-
-    Raises:
-        NetworkFailed: on every rank, with the reason of the first that failed.
-        InfrastructureError: this is no fault of the network, and ends the run.
-    """
-    error: Exception | None = None
-    try:
-        result = action()
-    except InfrastructureError:
-        raise
-    except Exception as caught:
-        error = caught
-    if (failure := _agreed(group, error)) is not None:
-        raise failure from error
-    return result
-
-
-def agree(group: Group, error: Exception) -> NetworkFailed:
-    """What all ranks of a group say after a step that raised on all of them."""
-    if isinstance(error, InfrastructureError):
-        raise error
-    failure = _agreed(group, error)
-    assert failure is not None  # this rank failed, so there is one
-    return failure
-
-
-def _agreed(group: Group, error: Exception | None) -> NetworkFailed | None:
-    said = None
-    if error is not None:
-        said = (isinstance(error, PeerFailed), *_said(error))
-    failures = sorted((failure for failure in group.exchange(said) if failure is not None), key=lambda f: f[0])
-    return NetworkFailed(*failures[0][1:]) if failures else None
-
-
-def _said(error: Exception) -> tuple[str, str, bool]:
-    """What there is to say of an error: the reason, its traceback, whether it may pass."""
-    if isinstance(error, NetworkFailed):
-        return error.reason, error.detail, error.may_pass
-    return reason_of(error), "".join(traceback.format_exception(error)), may_pass(error)
-
-
-def reason_of(error: Exception) -> str:
-    """An exception in one line, in words that a user of the network understands."""
-    if isinstance(error, MemoryError) or type(error).__name__ == "ResourceExhaustedError":
-        return "out of memory: " + one_line(error)[:300]
-    if isinstance(error, FleetError):
-        return str(error)
-    return f"{type(error).__name__}: {_without_frames(str(error))}".removesuffix(": ")[:500]
-
-
-def _without_frames(text: str) -> str:
-    """An error's own words in one line: those that TensorFlow and Keras repeat from the traceback are in the log."""
-    kept, skips = [], 0
-    for line in text.partition("Arguments received by")[0].splitlines():
-        if line.lstrip().startswith("File "):
-            skips = 2  # the frame, and the code that stands under it
-        if skips:
-            skips -= 1
-        elif line.strip() and line.strip() != "in user code:":
-            kept.append(line.strip())
-    return " ".join(kept)

@@ -1,5 +1,6 @@
 """The spec of a run, from YAML to networks fully said; imports errors, units, terminal, and two leaves."""
 
+from fleet.spec.resolve import load, look_beside, parse
 from fleet.spec.schema import (
     Batch,
     Checkpoint,
@@ -14,14 +15,10 @@ from fleet.spec.schema import (
     Schedule,
     Spec,
     Train,
-    dump,
     json_schema,
-    load,
-    look_beside,
-    parse,
-    read_yaml,
     with_output,
 )
+from fleet.spec.yaml_file import dump, read_yaml
 
 __all__ = ["Batch", "Checkpoint", "Converge", "Data", "Document", "ModelEntry", "NetworkSpec", "Optimizer", "Profile",
            "Resources", "Schedule", "Spec", "Train", "dump", "json_schema", "load", "look_beside", "parse", "read_yaml",

@@ -1,59 +1,45 @@
-"""The spec of a run: YAML in, frozen dataclasses out, every mistake named at once.
-
-:func:`load` reads a file, :func:`parse` a mapping (for specs that are made in
-code). Both give a :class:`Spec` whose networks are resolved: drawn from their
-spaces, named, seeded. :func:`dump` writes a spec that reads back as the same one.
-"""
+"""The keys of a spec file and what they mean: frozen dataclasses, from the document down to one network."""
 
 from __future__ import annotations
 
-import ast
-import difflib
-import importlib.util
-import math
-import os
-import re
-import sys
-import zlib
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields as dataclass_fields
-from dataclasses import is_dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
     TypeAdapter,
-    ValidationError,
     WithJsonSchema,
     model_validator,
 )
 from pydantic.dataclasses import dataclass
-from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails
 
-from fleet.errors import SpecError, SpecMistake, UserError
-from fleet.spec.model import FAMILIES, Architecture, check_target
-from fleet.spec.space import Grid, Range, Space, draw, grid, override
-from fleet.units import Duration, Share, Size
+from fleet.spec.model import Architecture
+from fleet.spec.space import Grid, Space
+from fleet.units import parse_duration, parse_share, parse_size
 from preprocess.base import InputError
 from preprocess.transforms import item_schema, parse_transform
 from scheduler.base import Delta, Options
-from scheduler.ensemble.policies import POLICIES
-
-T = TypeVar("T")
 
 _STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
 
-# A network's name is a folder's name.
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+MOST_NETWORKS = 10_000  # of one entry; more are a slip of the keyboard, and would fill the memory
 
-_MOST_NETWORKS = 10_000  # of one entry; more are a slip of the keyboard, and would fill the memory
+
+def _schema(example: str) -> WithJsonSchema:
+    return WithJsonSchema({"type": ["string", "number"], "examples": [example]})
+
+
+Size = Annotated[int, BeforeValidator(parse_size), _schema("2GB")]
+
+
+Duration = Annotated[float, BeforeValidator(parse_duration), _schema("10min")]
+
+
+Share = Annotated[float, BeforeValidator(parse_share), _schema("15%")]
 
 
 def _check_transform(item: object) -> object:
@@ -164,7 +150,7 @@ class ModelEntry:
     build: str | None = None  # module:function
     name: str | None = None  # of the network, numbered where there are several; else that of the family or function
     args: dict[str, Any] = Field(default_factory=dict)  # of the family or function
-    count: Annotated[int, Field(ge=1, le=_MOST_NETWORKS)] | None = None  # networks drawn from the space
+    count: Annotated[int, Field(ge=1, le=MOST_NETWORKS)] | None = None  # networks drawn from the space
     space: Space | None = None  # argument, or train.*, -> a list of values, or {low, high, log, integer}
     grid: Grid | None = None  # argument, or train.*, -> a list of values, of which all combinations are trained
     # So many GPUs, or [least, most]; as many as are useful unless said.
@@ -323,505 +309,10 @@ class Spec:
         return {network.name: network for network in self.networks}
 
 
-# ---- reading -----------------------------------------------------------------------------------
-
-
-def load(path: str | Path) -> Spec:
-    """Read and resolve a spec file.
-
-    Raises:
-        SpecError: with every mistake, each with file, line and key.
-    """
-    content, lines = read_yaml(Path(path))
-    look_beside(path)
-    return _resolve(content, str(path), lines)
-
-
-def look_beside(path: str | Path) -> None:
-    """Have modules that a spec names found beside it too, after those of the working folder and installed ones."""
-    folder = str(Path(path).absolute().parent)
-    if folder not in sys.path:
-        sys.path.append(folder)
-
-
-def parse(content: Document | Mapping[str, Any]) -> Spec:
-    """Resolve a spec that was made in code.
-
-    Args:
-        content: a document, or a mapping with the keys of a spec file.
-
-    Raises:
-        SpecError: with every mistake, each with its key.
-    """
-    return _resolve(_plain(content), "spec", {})
-
-
-def dump(document: Document) -> str:
-    """The spec as YAML, without what has its default value."""
-    return yaml.dump(_without_defaults(document), Dumper=_Dumper, sort_keys=False, allow_unicode=True,
-                     default_flow_style=None, width=100)
-
-
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of a spec file, for editors."""
     schema = TypeAdapter(Document).json_schema()
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "FLEET spec"}
-
-
-class _Loader(yaml.SafeLoader):
-    """The safe loader; it reads ``1e-4`` as the number that everybody means by it, and a date as text."""
-
-
-class _Dumper(yaml.SafeDumper):
-    """Puts text in quotes that :class:`_Loader` would read as a number."""
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()}
-for _class in (_Loader, _Dumper):
-    _class.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+"),
-                                 list("-+0123456789"))
-
-# A spec is a page of text, numbers, lists and mappings; more is an attack or an accident.
-_MAX_YAML_NODES = 100_000  # after aliases are unfolded
-_MAX_YAML_DEPTH = 50
-_MAX_YAML_TEXT = 3000  # longer than a path; and Python does not write integers of more than 4300 digits
-_YAML_TYPES = {f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str", "seq", "map")}
-_YAML_KEYS = {"tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"}
-_NO_TEXT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")  # what no file name and no terminal takes
-
-
-def read_yaml(path: Path) -> tuple[dict[str, Any], dict[tuple, int]]:
-    """The mapping that a YAML file holds, and the line of each key path.
-
-    Raises:
-        SpecError: there is no such file, or it holds something else.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise SpecError([SpecMistake(str(path), None, "", f"cannot be read: {error.strerror}", "an existing YAML file")]
-                        ) from None
-    except UnicodeDecodeError:
-        raise SpecError([SpecMistake(str(path), None, "", "is not UTF-8 text", "a YAML file")]) from None
-    return _read_yaml(text, str(path))
-
-
-def _read_yaml(text: str, file: str) -> tuple[dict[str, Any], dict[tuple, int]]:
-    try:
-        node = yaml.compose(text, Loader=_Loader)
-    except (yaml.YAMLError, RecursionError) as error:
-        raise SpecError([_no_yaml(file, error)]) from None
-    if not isinstance(node, yaml.MappingNode):
-        raise SpecError([SpecMistake(file, 1, "", "is not a mapping",
-                                     "keys such as `models:` and `data:` at the top level")])
-    lines: dict[tuple, int] = {}
-    mistakes: list[SpecMistake] = []
-    for count, (where, line, wrong, right) in enumerate(_walk(node, ())):
-        if count > _MAX_YAML_NODES or len(where) > _MAX_YAML_DEPTH:
-            raise SpecError([SpecMistake(
-                file, line, "", f"unfolds to more than {_MAX_YAML_NODES} values or {_MAX_YAML_DEPTH} levels",
-                "a page of YAML without aliases of aliases")])
-        lines.setdefault(where, line)
-        if wrong:
-            mistakes.append(SpecMistake(file, line, _key(where), wrong, right))
-    if mistakes:
-        raise SpecError(mistakes)
-    try:
-        return yaml.load(text, Loader=_Loader), lines
-    except (yaml.YAMLError, ValueError, LookupError) as error:  # a tag such as !!int before what is none
-        raise SpecError([_no_yaml(file, error)]) from None
-
-
-def _no_yaml(file: str, error: Exception) -> SpecMistake:
-    mark = getattr(error, "problem_mark", None)
-    what = ("it is nested too deeply" if isinstance(error, RecursionError)
-            else " ".join(str(getattr(error, "problem", None) or error).split()))
-    return SpecMistake(file, mark.line + 1 if mark else None, "", f"is not YAML: {what}", "valid YAML")
-
-
-def _walk(node: yaml.Node, where: tuple) -> Iterator[tuple[tuple, int, str, str]]:
-    """Every place of a document: its key path, its line, what is wrong with it as YAML, what would be right."""
-    yield where, node.start_mark.line + 1, *_fault(node)
-    if isinstance(node, yaml.MappingNode):
-        seen = set()
-        for key, value in node.value:
-            place = (*where, str(key.value) if isinstance(key, yaml.ScalarNode) else "?")
-            if key.tag not in _YAML_KEYS:
-                yield place, key.start_mark.line + 1, "is a key and no text", "text, perhaps in quotes"
-            elif place in seen:
-                yield place, key.start_mark.line + 1, "stands here twice", "each key once"
-            else:
-                yield place, key.start_mark.line + 1, *_fault(key)
-            seen.add(place)
-            yield from _walk(value, place)
-    elif isinstance(node, yaml.SequenceNode):
-        for index, value in enumerate(node.value):
-            yield from _walk(value, (*where, index))
-
-
-def _fault(node: yaml.Node) -> tuple[str, str]:
-    """What is wrong with one value as YAML, and what would be right; nothing where nothing is."""
-    if node.tag not in _YAML_TYPES | _YAML_KEYS:
-        return f"has the YAML type {node.tag.removeprefix('tag:yaml.org,2002:')}", "text, numbers, lists and mappings"
-    if isinstance(node, yaml.ScalarNode) and len(node.value) > _MAX_YAML_TEXT:
-        return f"has {len(node.value)} characters", f"at most {_MAX_YAML_TEXT}"
-    if isinstance(node, yaml.ScalarNode) and _NO_TEXT.search(node.value):
-        return "holds a control character", "text that can be printed"
-    return "", ""
-
-
-# ---- resolving ---------------------------------------------------------------------------------
-
-
-def _resolve(content: Any, file: str, lines: Mapping[tuple, int]) -> Spec:
-    def mistake(where: Sequence[Any], what: str, right: str = "") -> SpecMistake:
-        return SpecMistake(file, _line(lines, where), _key(where), what, right)
-
-    mistakes: list[SpecMistake] = []
-    try:
-        document = TypeAdapter(Document).validate_python(content)
-        entries = list(enumerate(document.models))
-    except ValidationError as error:
-        mistakes += _explain(error, content, mistake)
-        document, entries = _salvage(content)
-    mistakes += [mistake(*problem) for problem in _problems(document)]
-    networks: list[NetworkSpec] = []
-    for index, entry in entries:
-        problems: list[Exception] = []
-        networks += _networks(document, index, entry, problems)
-        for problem in problems:
-            if isinstance(problem, _MisfitError):
-                mistakes += _explain(problem.error, problem.content, mistake, ("models", index, problem.part),
-                                     problem.owner)
-            else:
-                mistakes.append(mistake(("models", index), str(problem)))
-    names = [network.name for network in networks]
-    mistakes += [mistake(("models",), f"{count} networks are named {name!r}", "another `name:` for one of them")
-                 for name, count in sorted(Counter(names).items()) if count > 1]
-    if mistakes:
-        raise SpecError(sorted(mistakes, key=lambda mistake: mistake.line or 0))
-    return Spec(document, tuple(networks))
-
-
-def _salvage(content: Mapping[str, Any]) -> tuple[Document, list[tuple[int, ModelEntry]]]:
-    """The parts of a wrong document that are right, so that mistakes of all kinds are found at once."""
-    parts = {}
-    for field in dataclass_fields(Document):
-        if field.name in content and field.name != "models":
-            try:
-                placeholder = {"models": [{"family": "softmax"}], field.name: content[field.name]}
-                parts[field.name] = getattr(TypeAdapter(Document).validate_python(placeholder), field.name)
-            except ValidationError:
-                continue
-    entries = []
-    models = content.get("models")
-    for index, item in enumerate(models if isinstance(models, list | tuple) else []):
-        try:
-            entries.append((index, TypeAdapter(ModelEntry).validate_python(item)))
-        except ValidationError:
-            continue
-    return Document(models=(ModelEntry(family="softmax"),), **parts), entries
-
-
-def _problems(document: Document) -> Iterator[tuple[tuple, str, str]]:
-    """What the types cannot say: (key path, what is wrong, what would be right)."""
-    if not _NAME.fullmatch(document.name):
-        yield ("name",), f"{document.name!r} cannot name a folder", "letters, digits, '.', '_' and '-'"
-    policy = document.schedule.policy
-    if policy not in POLICIES:
-        yield ("schedule", "policy"), f"no policy is named {policy!r}", f"one of {', '.join(sorted(POLICIES))}"
-    try:
-        Delta.parse(document.schedule.delta)
-    except ValueError as error:
-        yield ("schedule", "delta"), str(error), ""
-    rates = document.schedule.rates
-    if document.resources.engine == "emulated" and rates is None:
-        yield ("resources", "engine"), "emulated networks train at rates that are known", "`schedule: {rates: FILE}`"
-    if rates is not None and not os.path.isfile(rates):  # Path would raise, for a name too long
-        yield ("schedule", "rates"), f"no file {rates}", "a rates file, such as the profile.json of a run"
-
-
-class _MisfitError(Exception):
-    """A part of a model's entry, with all that was put into it, does not fit its owner's settings."""
-
-    def __init__(self, part: str, owner: type, content: Mapping[str, Any], error: ValidationError) -> None:
-        super().__init__(part)
-        self.part, self.owner, self.content, self.error = part, owner, content, error
-
-
-def _networks(document: Document, index: int, entry: ModelEntry, problems: list[Exception]) -> list[NetworkSpec]:
-    """The networks of an entry; what is wrong with it is added to ``problems``."""
-    networks: list[NetworkSpec] = []
-    draws = _tried(problems, _draws, document, index, entry) or []
-    least, most = _gpu_bounds(entry)
-    for number, drawn in enumerate(draws):
-        name = _tried(problems, _name, entry, number, len(draws))
-        train = _tried(problems, _merged, document.train, entry.train, drawn)
-        architecture = _tried(problems, _architecture, entry, drawn, document.resources.engine)
-        if name is None or train is None or architecture is None:
-            break  # the other draws will hardly be better
-        networks.append(NetworkSpec(
-            name=name, architecture=architecture, train=train, seed=zlib.crc32(f"{document.seed}/{name}".encode()),
-            min_gpus=least, max_gpus=most, parameters=dict(drawn)))
-    return networks
-
-
-def _tried(problems: list[Exception], function: Callable[..., T], *arguments: Any) -> T | None:
-    """What a function gives, or nothing, and one problem more."""
-    try:
-        return function(*arguments)
-    except (UserError, InputError, _MisfitError) as problem:
-        problems.append(problem)
-        return None
-
-
-def _draws(document: Document, index: int, entry: ModelEntry) -> list[dict[str, Any]]:
-    """What each network of an entry has of its own."""
-    if entry.space is not None and entry.count is not None:
-        # Entries draw from streams of their own: adding an entry does not change another's networks.
-        return draw(entry.space, entry.count, document.seed + 7919 * index)
-    if entry.grid is not None:
-        if (size := math.prod(map(len, entry.grid.values()))) > _MOST_NETWORKS:
-            raise UserError(f"the grid has {size} members: at most {_MOST_NETWORKS} networks of one entry")
-        return grid(entry.grid)
-    return [{}]
-
-
-def _name(entry: ModelEntry, number: int, count: int) -> str:
-    """The name of one of an entry's networks."""
-    name = entry.name or _stem(entry)
-    if count > 1:
-        name += f"-{number:0{len(str(count - 1))}d}"
-    if not _NAME.fullmatch(name):
-        raise UserError(f"{name!r} cannot name a network: it should be letters, digits, '.', '_' and '-'")
-    return name
-
-
-def _stem(entry: ModelEntry) -> str:
-    return (entry.family or str(entry.build).split(":")[-1]).lower()
-
-
-def _gpu_bounds(entry: ModelEntry) -> tuple[int, int | None]:
-    if entry.gpus is None:
-        return 1, None
-    return (entry.gpus, entry.gpus) if isinstance(entry.gpus, int) else entry.gpus
-
-
-def _merged(base: Train, own: Mapping[str, Any], drawn: Mapping[str, Any]) -> Train:
-    """The top-level training settings with an entry's own, and with what was drawn as ``train.*``."""
-    drawn_here = override({}, {key.removeprefix("train."): value for key, value in drawn.items()
-                               if key.startswith("train.")})
-    train = base
-    for settings in (own, drawn_here):
-        if settings:
-            plain = TypeAdapter(Train).dump_python(train)
-            _merge(plain, settings)
-            try:
-                train = TypeAdapter(Train).validate_python(plain)
-            except ValidationError as error:
-                raise _MisfitError("train", Train, plain, error) from None
-    return train
-
-
-def _merge(into: dict[str, Any], new: Mapping[str, Any]) -> None:
-    for key, value in new.items():
-        old = into.get(key)
-        # Another optimizer, or another schedule, does not inherit the parameters of the first one.
-        if isinstance(value, Mapping) and isinstance(old, dict) and value.get("name") in (None, old.get("name")):
-            _merge(old, value)
-        else:
-            into[key] = dict(value) if isinstance(value, Mapping) else value
-
-
-def _architecture(entry: ModelEntry, drawn: Mapping[str, Any], engine: str) -> Architecture:
-    """What to build: the entry's arguments with what was drawn."""
-    args = override(entry.args, {key: value for key, value in drawn.items() if not key.startswith("train.")})
-    if entry.build is not None:
-        check_import(entry.build)
-        return Architecture(entry.build, args)
-    target = str(entry.family)
-    check_target(target)
-    if engine == "numpy" and target != "softmax":
-        raise UserError(f"the numpy engine trains the family softmax only, not {target}")
-    try:
-        return Architecture(target, args)
-    except ValidationError as error:
-        raise _MisfitError("args", FAMILIES[target], args, error) from None
-
-
-def check_import(path: str) -> None:
-    """Refuse an import path that leads nowhere, without importing its module: that may import TensorFlow."""
-    module, _, function = path.partition(":")
-    if not module or not function.isidentifier():
-        raise UserError(f"{path!r} should be written module:function")
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))  # as `python -m` does; a console script does not
-    try:
-        found = importlib.util.find_spec(module)
-    except Exception:  # the packages around the module are imported, and may raise anything
-        found = None
-    if found is None:
-        raise UserError(f"build: {path}: no module {module!r} is found from {Path.cwd()}; "
-                        "it should stand there, or beside the spec, or be installed")
-    if found.origin and found.origin.endswith(".py"):
-        names = _top_level_names(Path(found.origin))
-        if names is not None and function not in names:
-            close = difflib.get_close_matches(function, sorted(names), n=3)
-            hint = f"; near it: {', '.join(close)}" if close else ""
-            raise UserError(f"build: {path}: {found.origin} has no function {function!r}{hint}")
-
-
-def _top_level_names(file: Path) -> set[str] | None:
-    """The names that a module binds, or None where only running it would tell."""
-    try:
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, ValueError):
-        return None
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
-            names.add(node.name)
-        elif isinstance(node, ast.ImportFrom | ast.Import):
-            if any(alias.name == "*" for alias in node.names):
-                return None
-            names.update((alias.asname or alias.name).split(".")[0] for alias in node.names)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
-    return names
-
-
-# ---- explaining --------------------------------------------------------------------------------
-
-
-def _explain(error: ValidationError, content: Any, mistake: Callable[..., SpecMistake], prefix: tuple = (),
-             owner: type | None = None) -> list[SpecMistake]:
-    """Pydantic's errors in our words.
-
-    Args:
-        content: what was validated.
-        prefix: its place in the document.
-        owner: the dataclass that stands there; nothing for the document itself.
-    """
-    found: dict[tuple, list[str]] = {}
-    items = error.errors(include_url=False)
-    for item in items:
-        depth = len(item["loc"])
-        if item["type"] == "too_short" and any(
-                len(other["loc"]) > depth and other["loc"][:depth] == item["loc"] for other in items):
-            continue  # members that are wrong were not counted
-        where = (*prefix, *_document_path(item, content))
-        wrong, right = _wrong_and_right(item, where, owner if where[:-1] == prefix else None)
-        rights = found.setdefault((where, wrong), [])
-        if right and right not in rights:
-            rights.append(right)
-    return [mistake(where, wrong, ", or ".join(rights)) for (where, wrong), rights in found.items()]
-
-
-def _wrong_and_right(item: ErrorDetails, where: tuple, owner: type | None) -> tuple[str, str]:
-    """What is wrong at a place, and what would be right."""
-    owner = owner or _owner(where[:-1])
-    if item["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-        return f"no key is named {where[-1]!r}", _valid_keys(owner, str(where[-1]))
-    if item["type"] == "missing":
-        return "is missing", _valid_keys(owner, "")
-    message = item["msg"].removeprefix("Value error, ")
-    for pydantics, ours in _IN_YAML:
-        message = re.sub(pydantics, ours, message)
-    shown = repr(item["input"])
-    return shown if len(shown) <= 60 else shown[:57] + "...", message[:1].lower() + message[1:]
-
-
-# Pydantic speaks of Python's types; whoever writes a spec thinks in YAML's.
-_IN_YAML = ((r"a valid dictionary|a dictionary or an instance of \w+", "a mapping"),
-            ("a valid tuple|a valid list", "a list"), ("^(Tuple|List) should", "The list should"),
-            (" after validation|, unable to .*", ""), ("a valid string", "text"))
-
-
-def _document_path(item: ErrorDetails, content: Any) -> tuple:
-    """The part of pydantic's location that is a path in the document: it also names union members."""
-    where: list[Any] = []
-    step: Any
-    for step in item["loc"]:
-        if (isinstance(content, Mapping) and step in content) or (
-                isinstance(content, list | tuple) and isinstance(step, int) and step < len(content)):
-            where.append(step)
-            content = content[step]
-    return (*where, item["loc"][-1]) if item["type"] == "missing" else tuple(where)
-
-
-_PARTS: dict[str, type] = {"data": Data, "train": Train, "schedule": Schedule, "profile": Profile,
-                           "resources": Resources, "checkpoint": Checkpoint, "batch": Batch, "optimizer": Optimizer,
-                           "converge": Converge}
-
-
-def _owner(place: Sequence[Any]) -> type | None:
-    """The dataclass that stands at a place of the document."""
-    if not place:
-        return Document
-    if place[0] == "models" and len(place) == 2:
-        return ModelEntry
-    if place[0] == "models" and len(place) == 4 and place[2] == "space":
-        return Range
-    return _PARTS.get(str(place[-1]))
-
-
-def _valid_keys(owner: type | None, wrong: str) -> str:
-    """The keys that a part of the spec has, with their defaults; the nearest first."""
-    if owner is None:
-        return ""
-    shown = []
-    for field in dataclass_fields(owner):
-        default = field.default
-        plain = isinstance(default, bool | int | float | str | tuple) and default not in ("", ())
-        shown.append(f"{field.name} ({default})" if plain and field.name != "transforms" else field.name)
-    close = difflib.get_close_matches(wrong, [field.name for field in dataclass_fields(owner)], n=1)
-    hint = f"{close[0]}? " if close else ""
-    return hint + "valid keys: " + ", ".join(shown)
-
-
-def _line(lines: Mapping[tuple, int], where: Sequence[Any]) -> int | None:
-    """The line of a key path, or of the nearest place above it that is written down."""
-    path = tuple(where)
-    while path and path not in lines:
-        path = path[:-1]
-    return lines.get(path)
-
-
-def _key(where: Sequence[Any]) -> str:
-    """A key path as people write it.
-
-    >>> _key(("models", 0, "gpus"))
-    'models[0].gpus'
-    """
-    text = ""
-    for step in where:
-        shown = str(step) if str(step).isprintable() else ascii(step)
-        text += f"[{shown}]" if isinstance(step, int) else f".{shown}" if text else shown
-    return text
-
-
-def _plain(value: Any) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        return _without_defaults(value)
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
-
-
-def _without_defaults(value: Any) -> dict[str, Any]:
-    plain = {}
-    for field in dataclass_fields(value):
-        item, default = getattr(value, field.name), field.default
-        if isinstance(default, FieldInfo):
-            default = default.get_default(call_default_factory=True)
-        if item == default:
-            continue
-        plain[field.name] = _plain(item)
-    return plain
 
 
 def with_output(spec: Spec, output: str | Path) -> Spec:

@@ -20,7 +20,7 @@ from fleet.errors import CheckpointError, DamagedError
 from fleet.spec import Converge
 from fleet.storage.files import replacing, storing
 from fleet.storage.paths import RunPaths
-from fleet.storage.state import EpochRecord, State, standing
+from fleet.storage.state import EpochRecord, State, convergence
 from fleet.storage.verified import read_verified, write_verified
 
 # ---- files -------------------------------------------------------------------------------------
@@ -60,7 +60,7 @@ def read_state(path: Path, with_arrays: bool = True) -> State:
 
 
 @dataclass(frozen=True)
-class Found:
+class CheckpointLookup:
     """What is left of a network.
 
     Attributes:
@@ -72,7 +72,7 @@ class Found:
     damage: str = ""
 
 
-def newest(paths: RunPaths, name: str, with_arrays: bool = True) -> Found:
+def newest(paths: RunPaths, name: str, with_arrays: bool = True) -> CheckpointLookup:
     """The newest checkpoint of a network that is whole.
 
     Args:
@@ -84,13 +84,13 @@ def newest(paths: RunPaths, name: str, with_arrays: bool = True) -> Found:
     damage: list[str] = []
     for path in (paths.last(name), paths.previous(name)):
         try:
-            return Found(read_state(path, with_arrays), "; ".join(damage))
+            return CheckpointLookup(read_state(path, with_arrays), "; ".join(damage))
         except CheckpointError as error:
             if _is_lost(error):
                 damage.append(str(error))
             elif not isinstance(error.__cause__, FileNotFoundError):
                 raise
-    return Found(None, "; ".join(damage))
+    return CheckpointLookup(None, "; ".join(damage))
 
 
 def _is_lost(error: CheckpointError) -> bool:
@@ -99,7 +99,7 @@ def _is_lost(error: CheckpointError) -> bool:
     return isinstance(error, DamagedError) or (isinstance(cause, OSError) and cause.errno == errno.EIO)
 
 
-def settle(paths: RunPaths, name: str, found: Found) -> None:
+def promote_previous(paths: RunPaths, name: str, found: CheckpointLookup) -> None:
     """Make the files of a network agree with what was found of it, once it goes on from there."""
     with storing(paths.last(name)):
         if found.state is None:
@@ -110,7 +110,7 @@ def settle(paths: RunPaths, name: str, found: Found) -> None:
     write_history(paths.history(name), () if found.state is None else found.state.history)
 
 
-def best_state(paths: RunPaths, name: str, converge: Converge, keep: str) -> Found:
+def best_state(paths: RunPaths, name: str, converge: Converge, keep: str) -> CheckpointLookup:
     """The state of a finished network's best epoch; of its last one, where the best is lost or was not to be kept.
 
     Args:
@@ -120,20 +120,20 @@ def best_state(paths: RunPaths, name: str, converge: Converge, keep: str) -> Fou
         CheckpointError: the file system does not give it, or nothing whole is left.
     """
     if keep == "last":
-        return Found(read_state(paths.last(name)))
+        return CheckpointLookup(read_state(paths.last(name)))
     history = read_state(paths.last(name), with_arrays=False).history
-    epoch = standing(history, converge).best_epoch
+    epoch = convergence(history, converge).best_epoch
     try:
         best = read_state(paths.best(name))
         # After a checkpoint was lost, an epoch may have been the best one that is in no history any more.
         if _stream_epochs(best.history) == _stream_epochs(history[:epoch]):
-            return Found(best)
+            return CheckpointLookup(best)
         damage = f"{paths.best(name)} is not of epoch {epoch}"
     except CheckpointError as error:
         if not (_is_lost(error) or isinstance(error.__cause__, FileNotFoundError)):
             raise
         damage = str(error)
-    return Found(read_state(paths.last(name)),
+    return CheckpointLookup(read_state(paths.last(name)),
                  f"{damage}; epoch {len(history)}, the last, stands in for epoch {epoch}, the best")
 
 

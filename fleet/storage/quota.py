@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fleet.errors import StorageError, UserError
 from fleet.spec import Checkpoint, NetworkSpec, Spec
-from fleet.spec.model import count_parameters
+from fleet.spec.parameters import count_parameters
 from fleet.storage.paths import RunPaths
 from fleet.units import format_size
 from preprocess.pipeline import InputSpec

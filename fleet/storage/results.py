@@ -17,7 +17,7 @@ from fleet.spec import NetworkSpec, Spec
 from fleet.storage.checkpoint import newest
 from fleet.storage.files import replacing, storing, write_json
 from fleet.storage.paths import RunPaths
-from fleet.storage.state import EpochRecord, State, standing
+from fleet.storage.state import EpochRecord, State, convergence
 
 
 class Status(StrEnum):
@@ -137,7 +137,7 @@ class Results:
     def row(self, network: NetworkSpec) -> NetworkResult:
         """The standing of one network."""
         name, history = network.name, self.histories.get(network.name, ())
-        best = standing(history, network.train.converge).best_epoch
+        best = convergence(history, network.train.converge).best_epoch
         record = history[best - 1] if best else None
         status = (Status.FAILED if name in self._failed else Status.FINISHED if name in self._reasons
                   else Status.TRAINING if history else Status.WAITING)
@@ -191,7 +191,7 @@ def take_up(results: Results, network: NetworkSpec) -> State | None:
         results.histories[name] = state.history
         # Judged anew, for the spec may now ask for more epochs than it did. A network that had converged,
         # and was not exported any more, is given to a group once again.
-        reason = standing(state.history, network.train.converge).reason
+        reason = convergence(state.history, network.train.converge).reason
         is_out = results.spec.resources.engine != "keras" or results.paths.exported(name).exists()
         is_kept = results.spec.checkpoint.keep == "last" or results.paths.best(name).exists()
         if reason and not state.position and is_kept and is_out:

@@ -77,7 +77,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Standing:
+class Convergence:
     """What a network's history says of its convergence.
 
     Attributes:
@@ -91,7 +91,7 @@ class Standing:
     reason: str
 
 
-def standing(history: Sequence[EpochRecord], converge: Converge) -> Standing:
+def convergence(history: Sequence[EpochRecord], converge: Converge) -> Convergence:
     """Judge a history. Early stopping has no state of its own: a resumed network stops where it would have.
 
     Args:
@@ -112,4 +112,4 @@ def standing(history: Sequence[EpochRecord], converge: Converge) -> Standing:
         reason = f"no better {converge.monitor} for {converge.patience} epochs"
     elif len(history) >= converge.max_epochs:
         reason = f"{converge.max_epochs} epochs"
-    return Standing(best_epoch, sign * best if best_epoch else math.nan, reason)
+    return Convergence(best_epoch, sign * best if best_epoch else math.nan, reason)

@@ -10,8 +10,12 @@ from collections.abc import Container, Iterator
 
 import numpy as np
 
+from fleet.stream.base import Batch, Members
 from fleet.stream.order import Epoch
-from fleet.stream.reader import Batch, Members, OwnStream, OwnValidation, SharedStream, SharedValidation, WriterLost
+from fleet.stream.own import OwnStream
+from fleet.stream.reader import SharedStream
+from fleet.stream.stall import WriterLost
+from fleet.stream.validation import OwnValidation, SharedValidation
 
 
 class OutlivingStream:

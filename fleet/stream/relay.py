@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fleet.comm.roles import Roles
-from fleet.stream.layout import SampleSet, Window
+from fleet.stream.sample_set import SampleSet
+from fleet.stream.window import Window
 
 if TYPE_CHECKING:  # MPI starts when it is imported
     from fleet.comm.world import Broadcast, World

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fleet.run import main
 from fleet.runtime import trainer
+from fleet.stream import own
 from fleet.stream import reader as stream
 from tests.sources import Numbered
 
@@ -51,6 +52,6 @@ def _note_network():
 
 _record(stream.SharedStream)
 _record(stream.RingStream)
-_record(stream.OwnStream)
+_record(own.OwnStream)
 _note_network()
 sys.exit(main())

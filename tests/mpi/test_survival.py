@@ -49,8 +49,8 @@ def check(launch, run, content, names=("pair",)):
     pytest.param({"2": ("runtime.trainer:Trainer._evaluate", 2)}, id="a worker that the master waits for"),
     pytest.param({"1": ("runtime.trainer:Trainer._next_order", 2)}, id="the master between two epochs"),
     pytest.param({"2": ("mpi.World.group", 1)}, id="a worker before there is a group"),
-    pytest.param({"1": ("storage.checkpoint:CheckpointWriter._write", 3)}, id="the master before it has written"),
-    pytest.param({"1": ("storage.checkpoint:write_history", 3)}, id="the master when it has written"),
+    pytest.param({"1": ("storage.writer:CheckpointWriter._write", 3)}, id="the master before it has written"),
+    pytest.param({"1": ("storage.writer:write_history", 3)}, id="the master when it has written"),
     pytest.param({"1": ("runtime.trainer:Trainer._step", 30), "2": ("runtime.trainer:Trainer._step", 30)},
                  id="all of a group"),
 ])
@@ -77,7 +77,7 @@ def test_ranks_may_die_one_after_another(launch, tmp_path):
 
 
 @pytest.mark.parametrize("death", [
-    pytest.param(("runtime.preprocessor:_WindowFiller._produce", 200), id="inside the stream"),
+    pytest.param(("stream.filler:WindowFiller._produce", 200), id="inside the stream"),
     pytest.param(("runtime.preprocessor:Preprocessor.step", 1), id="before it has prepared anything"),
 ])
 def test_trainers_prepare_their_samples_when_a_preprocessor_dies(launch, tmp_path, death):
@@ -94,8 +94,8 @@ def test_trainers_prepare_their_samples_when_a_preprocessor_dies(launch, tmp_pat
                          ids=["strict", "ring", "kept"])
 def test_it_does_not_matter_in_which_order_or_on_how_many_nodes_it_prepared(launch, tmp_path, data, nodes):
     dies = (1, 3)[nodes - 1]
-    filler, calls = ("_SetFiller.step", 5) if "cache" in data else ("_WindowFiller._produce", 20)
-    moment = (f"runtime.preprocessor:{filler}", calls)
+    filler, calls = ("SetFiller.step", 5) if "cache" in data else ("WindowFiller._produce", 20)
+    moment = (f"stream.filler:{filler}", calls)
     run, content = run_dying(launch, tmp_path, {str(dies): moment}, ranks=6, data=data,
                              resources={"engine": "numpy", "preprocessors": 2},
                              environment={"FLEET_RANKS_PER_NODE": str(6 // nodes)})

@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 # Told before TensorFlow starts; a user's own settings stand.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -25,15 +25,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from fleet.comm.world import Group, communicator_for_library
+from fleet.comm.world import Group
 from fleet.engines.base import Arrays, PeerFailed, StepResult
+from fleet.engines.keras.device import take_device
+from fleet.engines.keras.exchange import GradientExchange, HorovodExchange, NoExchange, _import_horovod, make_exchange
 from fleet.engines.models import build_model
 from fleet.errors import CheckpointError, UserError
 from fleet.spec import NetworkSpec, Optimizer
 from fleet.storage.files import replace_by
 from preprocess.pipeline import InputSpec
 
-log = logging.getLogger("fleet.engines.base")
+log = logging.getLogger("fleet.engines.keras.network")
 
 
 class KerasEngine:
@@ -74,31 +76,6 @@ class KerasEngine:
         optimizer.build(model.trainable_variables)
         return KerasNetwork(model, optimizer, self._inputs, partial(make_exchange, horovod=self._horovod), group,
                             train.xla)
-
-
-def take_device(index: int, trainers: int) -> None:
-    """Use one GPU, and of its memory only what is needed; without GPUs, a fair share of the cores.
-
-    Args:
-        index: the place of this trainer among those of its node. TensorFlow sees the GPUs that an
-            existing ``CUDA_VISIBLE_DEVICES`` leaves.
-        trainers: on this node.
-
-    Raises:
-        UserError: the node shows fewer GPUs than it has trainers.
-    """
-    gpus = tf.config.list_physical_devices("GPU")
-    if not gpus:
-        if "TF_NUM_INTRAOP_THREADS" not in os.environ:
-            tf.config.threading.set_intra_op_parallelism_threads(max(1, len(os.sched_getaffinity(0)) // trainers))
-        return
-    if len(gpus) > 1 and index >= len(gpus):
-        raise UserError(f"this node shows {len(gpus)} GPUs, and this rank is its trainer number {index + 1}: "
-                        "start fewer ranks on it, or set resources.gpus_per_node")
-    # A launcher that shows each rank its own GPU alone has chosen already.
-    chosen = gpus[0] if len(gpus) == 1 else gpus[index]
-    tf.config.set_visible_devices([chosen], "GPU")
-    tf.config.experimental.set_memory_growth(chosen, True)
 
 
 def make_optimizer(settings: Optimizer, scale: float) -> keras.optimizers.Optimizer:
@@ -329,109 +306,3 @@ def _sums(losses: tf.Tensor, logits: tf.Tensor, labels: tf.Tensor, valid: tf.Ten
 
 
 # ---- exchanging gradients ----------------------------------------------------------------------
-
-
-class GradientExchange(Protocol):
-    """Sums over the group: one seam, equal results."""
-
-    group: Group
-    is_in_graph: bool  # which of the two sums below is called
-
-    def sum(self, gradients: Sequence[Any], sums: Any, error: Exception | None) -> tuple[Sequence[Any], Any]:
-        """Sum outside of a graph; raises on all ranks when one brings an error."""
-
-    def sum_in_graph(self, gradients: Sequence[tf.Tensor], sums: tf.Tensor) -> tuple[Sequence[tf.Tensor], tf.Tensor]:
-        """Sum inside a graph, while the backward pass still runs."""
-
-    def close(self) -> None:
-        """Leave the group."""
-
-
-def make_exchange(group: Group, horovod: Any) -> GradientExchange:
-    """The exchange of a group."""
-    if group.size == 1:
-        return NoExchange(group)
-    return MpiExchange(group) if horovod is None else HorovodExchange(group, horovod)
-
-
-class NoExchange:
-    """A group of one rank has all gradients already; the whole step is one graph."""
-
-    is_in_graph = True
-
-    def __init__(self, group: Group) -> None:
-        self.group = group
-
-    def sum(self, gradients: Sequence[Any], sums: Any, error: Exception | None) -> tuple[Sequence[Any], Any]:
-        """Not used: there is nothing to leave the graph for."""
-        raise NotImplementedError
-
-    def sum_in_graph(self, gradients: Sequence[tf.Tensor], sums: tf.Tensor) -> tuple[Sequence[tf.Tensor], tf.Tensor]:  # noqa: D102
-        return gradients, sums
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-
-class MpiExchange:
-    """One MPI reduction of one buffer a step."""
-
-    is_in_graph = False
-
-    def __init__(self, group: Group) -> None:
-        self.group = group
-
-    def sum(self, gradients: Sequence[Any], sums: Any, error: Exception | None) -> tuple[Sequence[Any], Any]:  # noqa: D102
-        arrays = [np.asarray(gradient, np.float32) for gradient in gradients]
-        flat = np.concatenate([*(array.ravel() for array in arrays), np.asarray(sums), [error is not None]],
-                              dtype=np.float32)
-        self.group.sum(flat)
-        if error is not None:
-            raise error
-        if flat[-1]:
-            raise PeerFailed("another rank of the group failed in this step")
-        ends = np.cumsum([array.size for array in arrays])
-        parts = np.split(flat[:-5], ends[:-1])
-        return [part.reshape(array.shape).astype(gradient.dtype.as_numpy_dtype)
-                for part, array, gradient in zip(parts, arrays, gradients, strict=True)], flat[-5:-1]
-
-    def sum_in_graph(self, gradients: Sequence[tf.Tensor], sums: tf.Tensor) -> tuple[Sequence[tf.Tensor], tf.Tensor]:
-        """Not used: MPI is called from Python."""
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-
-class HorovodExchange:
-    """Horovod, whose whole world is the group for as long as the group lives."""
-
-    is_in_graph = True
-
-    def __init__(self, group: Group, horovod: Any) -> None:
-        self.group, self._horovod = group, horovod
-        with communicator_for_library(group) as communicator:
-            horovod.init(comm=communicator)
-
-    def sum(self, gradients: Sequence[Any], sums: Any, error: Exception | None) -> tuple[Sequence[Any], Any]:
-        """Not used: Horovod sums inside the graph."""
-        raise NotImplementedError
-
-    def sum_in_graph(self, gradients: Sequence[tf.Tensor], sums: tf.Tensor) -> tuple[Sequence[tf.Tensor], tf.Tensor]:  # noqa: D102
-        # Horovod matches tensors by name, which must not depend on the graph: a rank without rows has another one.
-        *gradients, sums = self._horovod.grouped_allreduce(
-            [*gradients, sums], op=self._horovod.Sum, name="step", ignore_name_scope=True)
-        return gradients, sums
-
-    def close(self) -> None:  # noqa: D102
-        if self._horovod.is_initialized():
-            self._horovod.shutdown()
-
-
-def _import_horovod() -> Any:
-    try:
-        import horovod.tensorflow as horovod
-    except Exception as error:  # built for another TensorFlow, it fails in many ways
-        log.info("Horovod is not usable: %s", error)
-        return None
-    return horovod if horovod.mpi_built() else None

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from fleet.errors import ModelError, UserError
-from fleet.spec.model import Architecture, application_names, count_parameters
+from fleet.spec.model import Architecture, application_names
+from fleet.spec.parameters import count_parameters
 
 pytestmark = pytest.mark.tensorflow
 

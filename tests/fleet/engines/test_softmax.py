@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fleet.engines.base import PeerFailed
 from fleet.engines.softmax import NumpyEngine
 from fleet.errors import CheckpointError, ModelError
-from fleet.stream.reader import split_rows
+from fleet.stream.base import split_rows
 from preprocess.transforms import Affine
 from tests.fleet.histories import INPUTS, spec
 from tests.fleet.one_process import Launch
@@ -155,7 +155,7 @@ def test_what_the_engine_cannot_do_is_the_networks_failure():
         network(optimizer={"name": "adam"})
     made = spec({"build": "tests.sources:zeros"})
     wrong = dataclasses.replace(made.networks[0], architecture=dataclasses.replace(
-        made.networks[0].architecture, target="tests.fleet.test_engine_numpy:two_weights"))
+        made.networks[0].architecture, target="tests.fleet.engines.test_softmax:two_weights"))
     with pytest.raises(ModelError, match=r"returned weights of shape \(2,\), not \(17, 3\)"):
         NumpyEngine(INPUTS).build(wrong, Alone())
 

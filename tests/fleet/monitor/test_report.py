@@ -9,7 +9,8 @@ import pytest
 
 from fleet.__main__ import main
 from fleet.monitor.account import account
-from fleet.monitor.report import _ticks, read_report, render
+from fleet.monitor.html import _ticks, render
+from fleet.monitor.report import read_report
 from fleet.spec import parse
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Results

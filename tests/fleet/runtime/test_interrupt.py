@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from fleet.runtime.interrupt import SIGNALS, Interruption, Starts
+from fleet.runtime.interrupt import SIGNALS, Interruption, StartupTimes
 
 
 class Clock:
@@ -59,7 +59,7 @@ def test_a_signal_is_named(clock, number):
 @pytest.fixture
 def starts(clock):
     """Of a launch of 100 seconds, of which ten are kept for the end."""
-    return Starts(Interruption(100, clock), clock)
+    return StartupTimes(Interruption(100, clock), clock)
 
 
 def test_before_any_group_has_trained_it_is_never_too_late(clock, starts):
@@ -91,7 +91,7 @@ def test_only_the_first_that_is_heard_of_a_group_ends_its_start(clock, starts):
 
 
 def test_without_a_walltime_it_is_never_too_late(clock):
-    starts = Starts(Interruption(None, clock), clock)
+    starts = StartupTimes(Interruption(None, clock), clock)
     starts.started("a")
     clock.now = 1e6
     starts.trained("a")

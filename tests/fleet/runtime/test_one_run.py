@@ -23,7 +23,7 @@ from fleet.comm.messages import Join, Start
 from fleet.comm.roles import assign
 from fleet.engines.softmax import NumpyEngine, SoftmaxRegression
 from fleet.errors import ExitStatus, StorageError
-from fleet.runtime import coordinator, trainer
+from fleet.runtime import board, coordinator, trainer
 from fleet.runtime import session as fleet_session
 from fleet.runtime.prepare import prepare
 from fleet.runtime.session import Session
@@ -31,8 +31,8 @@ from fleet.storage.checkpoint import newest, read_state, write_state
 from fleet.storage.events import logged_epochs, read_events
 from fleet.storage.results import Results, Status, read_results, recover
 from fleet.storage.writer import CheckpointWriter
+from fleet.stream.base import split_rows
 from fleet.stream.order import Epoch, read_path
-from fleet.stream.reader import split_rows
 from scheduler.base import Member, Round
 from scheduler.ensemble.policies import POLICIES, adaptive
 from tests.fleet.one_process import Launch
@@ -45,7 +45,7 @@ def _quick(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.fsync", lambda descriptor: None)
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        patch.setattr(fleet_session, "write_cache", lambda path, known: None)
+        patch.setattr(board, "write_cache", lambda path, known: None)
         patch.setattr(trainer, "CheckpointWriter", _Writer)
         patch.setattr(trainer, "_JUDGED_AT_ONCE_S", 0.0)  # an interruption may come between any two batches
         yield
@@ -61,7 +61,7 @@ class _Writer(CheckpointWriter):
         self.alive.append(self)
 
     @classmethod
-    def settle(cls):
+    def promote_previous(cls):
         while cls.alive:
             cls.alive.pop()._jobs.join()
 
@@ -149,7 +149,7 @@ class Runner:
             statuses[world.rank] = _Session(world, self.prepared, interruption or Interruption(), self.notes).run()
 
         ended = Launch(len(self.case.node_of), self.case.seed).run(rank_main, turns)
-        _Writer.settle()
+        _Writer.promote_previous()
         with warnings.catch_warnings(action="ignore"):
             gc.collect()  # who was killed closed no files: not one of them is left to warn in another test
         return ExitStatus(statuses[0]) if ended else None
@@ -189,8 +189,8 @@ class Runner:
             if not history:
                 continue
             alone = train_alone(self.prepared, name, history)
-            together = [(record.loss, record.accuracy, record.val_loss, record.val_accuracy) for record in history]
-            np.testing.assert_allclose(together, alone, rtol=1e-9)
+            all_or_none = [(record.loss, record.accuracy, record.val_loss, record.val_accuracy) for record in history]
+            np.testing.assert_allclose(all_or_none, alone, rtol=1e-9)
 
 
 class _Session(Session):
@@ -386,7 +386,7 @@ def test_a_network_that_is_tried_again_goes_on_from_all_that_it_has_told(folders
 def test_measured_rates_are_kept_before_anything_is_trained(folders, monkeypatch):
     kept = []
     runner = shaky(folders(), failures=0, retries=0, policy="global")
-    monkeypatch.setattr(fleet_session, "write_cache", lambda path, known: kept.append(
+    monkeypatch.setattr(board, "write_cache", lambda path, known: kept.append(
         (list(read_events(runner.prepared.paths.events))[-1]["event"], [list(rates) for rates in known.values()])))
     assert runner.launch() is ExitStatus.OK
     assert kept[0] == ("profiled", [[1]])

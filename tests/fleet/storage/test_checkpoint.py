@@ -16,9 +16,18 @@ from hypothesis.extra import numpy as hnp
 from fleet.errors import CheckpointError, InfrastructureError, StorageError
 from fleet.spec import Checkpoint, Converge
 from fleet.storage import checkpoint
-from fleet.storage.checkpoint import Found, best_state, newest, read_state, settle, write_history, write_state
+from fleet.storage import writer as writer_module
+from fleet.storage.checkpoint import (
+    CheckpointLookup,
+    best_state,
+    newest,
+    promote_previous,
+    read_state,
+    write_history,
+    write_state,
+)
 from fleet.storage.paths import RunPaths
-from fleet.storage.state import State, standing
+from fleet.storage.state import State, convergence
 from fleet.storage.verified import write_verified
 from fleet.storage.writer import CheckpointWriter
 from tests.fleet.histories import history, record
@@ -27,7 +36,7 @@ from tests.fleet.histories import history, record
 
 
 def judged(*values, monitor="val_accuracy", **converge):
-    return standing([record(epoch, **{monitor: value}) for epoch, value in enumerate(values, start=1)],
+    return convergence([record(epoch, **{monitor: value}) for epoch, value in enumerate(values, start=1)],
                     Converge(monitor=monitor, **converge))
 
 
@@ -100,7 +109,7 @@ def test_a_network_that_is_resumed_after_any_epoch_stops_where_it_would_have(val
     for epoch, value in enumerate(values, start=1):
         oracle.see(value)
         epochs.append(record(epoch, **{converge.monitor: value}))
-        verdict = standing(epochs, converge)  # all that a resumed run has is the history
+        verdict = convergence(epochs, converge)  # all that a resumed run has is the history
         assert (verdict.best_epoch, verdict.best, bool(verdict.reason)) == (
             oracle.best_epoch, oracle.best, oracle.is_over)
 
@@ -202,7 +211,7 @@ def test_the_last_and_the_best_checkpoint_and_the_history_are_on_disk_after_a_fl
 
 def test_the_best_is_written_before_the_last_which_says_that_it_is_there(paths, monkeypatch):
     written = []
-    monkeypatch.setattr(checkpoint, "write_state", lambda path, state, previous=None: written.append(path))
+    monkeypatch.setattr(writer_module, "write_state", lambda path, state, previous=None: written.append(path))
     writer = CheckpointWriter(paths, Checkpoint())
     writer.save("net", STATE, is_best=True)
     writer.flush()
@@ -222,7 +231,7 @@ def test_the_best_is_not_kept_where_only_the_last_is_wanted(paths):
 
 def test_training_goes_on_while_one_checkpoint_is_written_and_one_waits_but_not_three(paths, monkeypatch):
     disk = threading.Event()
-    monkeypatch.setattr(checkpoint, "write_state", lambda path, state, previous: disk.wait(10))
+    monkeypatch.setattr(writer_module, "write_state", lambda path, state, previous: disk.wait(10))
     writer = CheckpointWriter(paths, Checkpoint())
     writer.save("net", STATE, is_best=False)
     writer.save("net", STATE, is_best=False)  # neither has waited for the disk
@@ -260,7 +269,7 @@ def test_any_other_error_is_raised_too_and_at_the_next_save_already(paths, monke
     def break_down(path, state, previous):
         raise MemoryError("no room")
 
-    monkeypatch.setattr(checkpoint, "write_state", break_down)
+    monkeypatch.setattr(writer_module, "write_state", break_down)
     writer = CheckpointWriter(paths, Checkpoint())
     writer.save("net", STATE, is_best=False)
     writer._jobs.join()
@@ -301,7 +310,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(saved, hurt):
     assert found.state.epoch == 2
     assert found.state.arrays["w"].tolist() == [0, 2, 4, 6]
     assert "last.h5 cannot be read" in found.damage
-    settle(saved, "net", found)
+    promote_previous(saved, "net", found)
     assert newest(saved, "net").damage == ""
     assert not saved.previous("net").exists()
     assert len(saved.history("net").read_text().splitlines()) == 1 + 2
@@ -314,15 +323,15 @@ def test_nothing_whole_is_left_of_two_damaged_checkpoints_and_nothing_of_them_st
     assert found.state is None
     assert "last.h5" in found.damage
     assert "previous.h5" in found.damage
-    settle(saved, "net", found)
-    assert newest(saved, "net") == Found(None)
+    promote_previous(saved, "net", found)
+    assert newest(saved, "net") == CheckpointLookup(None)
     assert len(saved.history("net").read_text().splitlines()) == 1
 
 
 def test_a_launch_that_was_killed_between_two_renames_has_lost_no_more_than_the_newest(saved):
     saved.last("net").unlink()
     assert newest(saved, "net").state.epoch == 2
-    assert newest(saved, "other") == Found(None)
+    assert newest(saved, "other") == CheckpointLookup(None)
 
 
 def test_a_checkpoint_that_the_file_system_does_not_give_is_not_taken_for_lost(saved, monkeypatch):

@@ -64,7 +64,7 @@ def test_what_the_optimizer_keeps_counts(optimizer, copies):
         return spec({"family": "cnn"}, resources={"engine": "keras"}, train={"optimizer": optimizer},
                     checkpoint={"quota": quota})
 
-    from fleet.spec.model import count_parameters
+    from fleet.spec.parameters import count_parameters
 
     settings = asked(1).networks[0].architecture.settings
     least = 3 * 4 * copies * count_parameters(settings, (32, 32, 3), 3)

@@ -13,20 +13,17 @@ from hypothesis import strategies as st
 from fleet.comm.messages import NO_LIMIT, Exit, Produce, Tag
 from fleet.comm.roles import assign
 from fleet.errors import InfrastructureError, UserError
-from fleet.runtime.preprocessor import Preprocessor, Shared
-from fleet.stream.layout import NOT_READING, Layout, SampleSet, Segment, Window, plan_layout, plan_ring
+from fleet.runtime.preprocessor import Preprocessor
+from fleet.stream.base import split_rows
+from fleet.stream.filler import NodeMemory
+from fleet.stream.layout import Layout, plan_layout, plan_ring
 from fleet.stream.order import Epoch, RingOrder, StrictOrder
-from fleet.stream.reader import (
-    FromKept,
-    FromSource,
-    OwnStream,
-    OwnValidation,
-    RingStream,
-    SharedStream,
-    SharedValidation,
-    Standstill,
-    split_rows,
-)
+from fleet.stream.own import FromKept, FromSource, OwnStream
+from fleet.stream.reader import RingStream, SharedStream
+from fleet.stream.sample_set import SampleSet
+from fleet.stream.stall import Standstill
+from fleet.stream.validation import OwnValidation, SharedValidation
+from fleet.stream.window import NOT_READING, Segment, Window
 from preprocess.base import BadSample, InputError
 from preprocess.pipeline import PROBES, Pipeline
 from preprocess.transforms import parse_transforms
@@ -352,7 +349,7 @@ def test_every_group_reads_each_sample_of_its_epochs_once_in_order_bit_by_bit(ma
             return
         granter = Granter(world, roles, layout, groups) if world.rank == 0 else None
         filled = pipeline(layout.samples)
-        preprocessor = Preprocessor(world, roles, Shared(window), order_of(layout, filled), filled, None)
+        preprocessor = Preprocessor(world, roles, NodeMemory(window), order_of(layout, filled), filled, None)
         while not preprocessor.is_done:
             busy = granter is not None and granter.step()
             world.rest(busy | preprocessor.step())
@@ -414,7 +411,7 @@ def test_samples_that_are_kept_are_decoded_once_and_finished_by_whoever_reads_th
                     got.append((item, order.itinerary(Epoch(epoch))))
             world.tell(0, Tag.COORDINATOR, "left")
             return
-        preprocessor = Preprocessor(world, roles, Shared(kept=mine), StrictOrder(alone, samples), prepared, None)
+        preprocessor = Preprocessor(world, roles, NodeMemory(kept=mine), StrictOrder(alone, samples), prepared, None)
         left = 0
         if world.rank == 0:
             for rank in roles.preprocessors:
@@ -447,7 +444,7 @@ def test_a_slow_reader_stops_nobody_who_reads_a_ring():
         alone = pipeline(30)
         order = order_of(layout, alone)
         if world.rank == 0:
-            preprocessor = Preprocessor(world, roles, Shared(window), order, alone, None)
+            preprocessor = Preprocessor(world, roles, NodeMemory(window), order, alone, None)
             world.tell(0, Tag.PREPROCESSOR, Produce(NO_LIMIT, NO_LIMIT, 0, (0,)))
             while len(done) < 2:
                 world.rest(preprocessor.step())

@@ -125,6 +125,6 @@ def test_a_bad_file_is_refused_with_its_place(simulate, file):
 
 
 def test_it_imports_neither_mpi_nor_tensorflow_nor_matplotlib():
-    code = ("import sys; from fleet.commands import simulate_autoscale; "
+    code = ("import sys; import fleet.commands.simulate.autoscale; "
             "print(sorted({'mpi4py', 'tensorflow', 'matplotlib', 'scipy'} & set(sys.modules)))")
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -55,7 +55,7 @@ class FakeGpus:
 
 @pytest.mark.parametrize(("shown", "index", "chosen"), [(4, 2, "gpu2"), (1, 0, "gpu0"), (1, 3, "gpu0")])
 def test_a_trainer_takes_the_gpu_of_its_place_or_the_only_one_it_is_shown(monkeypatch, shown, index, chosen):
-    from fleet.engines.keras.network import take_device
+    from fleet.engines.keras.device import take_device
 
     gpus = FakeGpus(monkeypatch, shown)
     take_device(index, 4)
@@ -63,7 +63,7 @@ def test_a_trainer_takes_the_gpu_of_its_place_or_the_only_one_it_is_shown(monkey
 
 
 def test_more_trainers_than_gpus_are_refused(monkeypatch):
-    from fleet.engines.keras.network import take_device
+    from fleet.engines.keras.device import take_device
 
     FakeGpus(monkeypatch, 2)
     with pytest.raises(UserError, match="this node shows 2 GPUs, and this rank is its trainer number 3"):

@@ -1,0 +1,107 @@
+"""What rank 0 has beside its roles: the coordinator and everything that watches it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fleet.errors import UserError
+from fleet.monitor.html import write_report
+from fleet.monitor.report import read_report
+from fleet.monitor.tensorboard import TensorBoardObserver
+from fleet.monitor.view import make_view
+from fleet.runtime.coordinator import Coordinator, Observer
+from fleet.runtime.interrupt import Interruption
+from fleet.runtime.prepare import Prepared
+from fleet.runtime.replay import compare
+from fleet.runtime.survey import Survey, cache_path, hardware, read_cache, write_cache
+from fleet.storage.events import EventLog, logged_epochs
+from fleet.storage.files import STDOUT, storing
+from fleet.storage.identity import speed_identity, trial_identity
+from fleet.storage.results import Results, leaderboard, recover
+from fleet.terminal import print_table
+
+if TYPE_CHECKING:  # MPI starts when it is imported
+    from fleet.comm.world import World
+
+
+class CoordinatorSide:
+    """What rank 0 has beside its roles: the coordinator and everything that watches it."""
+
+    def __init__(self, world: World, prepared: Prepared, interruption: Interruption) -> None:
+        spec, paths, roles = prepared.spec, prepared.paths, prepared.roles
+        self._prepared = prepared
+        self.results = Results(spec, paths, len(prepared.data.train), _parameters(prepared),
+                               lambda network: trial_identity(network, spec, prepared.inputs))
+        states = recover(self.results)
+        self._view = make_view(spec, prepared.plain,
+                               {name: len(history) for name, history in self.results.histories.items()})
+        observers: list[Observer] = [self._view, TensorBoardObserver(paths), self]
+        self._cache = cache_path()
+        machine = hardware()
+        unfinished = [network for network in spec.networks if network.name not in self.results.finished()]
+        self._survey = Survey(
+            unfinished, {network.name: speed_identity(network, spec.resources, prepared.inputs, machine)
+                         for network in unfinished},
+            spec.profile, len(roles.trainers), roles.gpus_per_node, read_cache(self._cache))
+        consumed = [record.stream_epoch for history in self.results.histories.values() for record in history]
+        consumed += [state.stream_epoch for state in states.values()]
+        logged = logged_epochs(paths.events)
+        unlogged = [(name, record) for name, history in self.results.histories.items() for record in history
+                    if (name, record.epoch, record.stream_epoch) not in logged]
+        self._events = EventLog(paths.events)
+        self.coordinator = Coordinator(
+            world, spec, roles, prepared.layout, self._survey, prepared.rates, self.results, self._events,
+            paths.profile, observers, interruption, first_epoch=1 + max(consumed, default=-1),
+            replayed=prepared.replayed_epochs(), unlogged=unlogged)
+        for sample in prepared.left_out:
+            self.results.add_bad(sample.name, sample.reason)
+        self.results.write()
+
+    def on_event(self, event: str, fields: dict) -> None:
+        """Keep what was measured as soon as it is, whatever becomes of this launch."""
+        if event == "profiled":
+            write_cache(self._cache, self._survey.known)
+
+    def on_pace(self, network: str, samples: int, samples_per_s: float) -> None:
+        """Nothing is kept of that."""
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        self._view.close()
+
+    def end(self) -> int:
+        """Write and print what came out; returns the exit status."""
+        write_cache(self._cache, self._survey.known)
+        self.coordinator.stop()
+        self.results.write()
+        self._events.close()
+        with storing(STDOUT):
+            self._print()
+        return int(self.coordinator.status or 0)
+
+    def _print(self) -> None:
+        rows = self.results.rows()
+        print_table(*leaderboard(rows), title=f"{self._prepared.spec.document.name}: the best network first")
+        print(self.coordinator.summary())
+        replayed = self.results.histories.get(rows[0].name, ())
+        if self._prepared.replayed and len(replayed) == len(self._prepared.replayed):  # otherwise it failed
+            print(compare(self._prepared.replayed, replayed))
+        if self.results.bad:
+            print(f"{len(self.results.bad)} samples could not be read: {self._prepared.paths.bad_samples}")
+        shown = "report.html shows it"
+        try:
+            write_report(self._prepared.paths, read_report(self._prepared.paths))
+        except UserError as error:  # a log that was damaged is no reason to fail after all else went well
+            shown = f"without a report, for {error}"
+        print(f"Everything is in {self._prepared.paths.root}; {shown}.", flush=True)
+
+
+def _parameters(prepared: Prepared) -> dict[str, int]:
+    """The parameter counts that are known without building a network; those of emulated ones are not asked for."""
+    from fleet.spec.parameters import count_parameters
+
+    if prepared.spec.resources.engine == "emulated":
+        return {}  # their images may be too small for them
+    inputs = prepared.inputs
+    return {network.name: count_parameters(network.architecture.settings, inputs.shape, inputs.classes)
+            for network in prepared.spec.networks if network.architecture.kind == "family"}

@@ -1,0 +1,86 @@
+"""The folder of a run: whose it is, who may write into it, and what earlier launches have left there."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from fleet.errors import StorageError, UserError
+from fleet.spec import NetworkSpec, Spec, dump
+from fleet.storage.checkpoint import newest
+from fleet.storage.files import is_of_the_name, replacing, storing
+from fleet.storage.identity import identity
+from fleet.storage.lock import FolderLock
+from fleet.storage.paths import RunPaths
+from preprocess.pipeline import InputSpec
+
+
+def check_folder(paths: RunPaths) -> None:
+    """Refuse a folder that is somebody else's.
+
+    Raises:
+        UserError: it is.
+    """
+    root = paths.root
+    if root.exists() and not root.is_dir():
+        raise UserError(f"output: {root} is a file; it should be a folder, or nothing yet")
+    if root.exists() and any(root.iterdir()) and not paths.marker.exists():
+        raise UserError(f"output: {root} holds files that FLEET did not write; name another folder")
+
+
+def _take_folder(spec: Spec, paths: RunPaths, inputs: InputSpec, fresh: bool, lock: FolderLock | None) -> None:
+    check_folder(paths)
+    if lock is not None:
+        with writing_into(paths):
+            lock.take(paths.lock)
+    if fresh and paths.root.exists():
+        _empty(paths)
+    for network in spec.networks:
+        _check_checkpoint(network, spec, paths, inputs)
+    with writing_into(paths), replacing(paths.spec) as file:
+        file.write(dump(spec.document))
+
+
+@contextmanager
+def writing_into(paths: RunPaths) -> Iterator[None]:
+    """Make a run's folder, and write its first file inside.
+
+    Raises:
+        UserError: its name cannot be a folder's.
+        StorageError: the disk is full, ...
+    """
+    try:
+        with storing(paths.root):
+            paths.root.mkdir(parents=True, exist_ok=True)
+            paths.marker.touch()
+        yield
+    except StorageError as error:
+        if not is_of_the_name(error):
+            raise
+        raise UserError(f"output: {error}") from None
+
+
+def _empty(paths: RunPaths) -> None:
+    """Delete what earlier launches have written, and nothing else."""
+    if foreign := paths.foreign():
+        shown = ", ".join(str(path.relative_to(paths.root)) for path in foreign[:5])
+        more = f" and {len(foreign) - 5} more" if len(foreign) > 5 else ""
+        raise UserError(f"--fresh: {paths.root} also holds what FLEET did not write: {shown}{more}; move it away, or "
+                        "name another output")
+    try:
+        for path in set(paths.root.iterdir()) - {paths.marker, paths.lock}:  # they say whose it is, and who is in it
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+    except OSError as error:
+        raise UserError(f"--fresh: {paths.root} cannot be emptied: {error}") from None
+
+
+def _check_checkpoint(network: NetworkSpec, spec: Spec, paths: RunPaths, inputs: InputSpec) -> None:
+    state = newest(paths, network.name, with_arrays=False).state
+    if state is not None and state.identity != identity(network, spec, inputs):
+        raise UserError(f"{paths.root} holds a checkpoint of {network.name} that was trained with other settings "
+                        "(model, data, transforms, batch, optimizer, engine or seed): go back to them, name another "
+                        "output, or start over with --fresh")

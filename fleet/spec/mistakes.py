@@ -1,0 +1,137 @@
+"""What is wrong with a spec, in the words of whoever wrote it: the place, the mistake, what would be right."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields as dataclass_fields
+from typing import Any
+
+from pydantic import (
+    ValidationError,
+)
+from pydantic_core import ErrorDetails
+
+from fleet.errors import SpecMistake
+from fleet.spec.schema import (
+    Batch,
+    Checkpoint,
+    Converge,
+    Data,
+    Document,
+    ModelEntry,
+    Optimizer,
+    Profile,
+    Resources,
+    Schedule,
+    Train,
+)
+from fleet.spec.space import Range
+
+
+def explain(error: ValidationError, content: Any, mistake: Callable[..., SpecMistake], prefix: tuple = (),
+             owner: type | None = None) -> list[SpecMistake]:
+    """Pydantic's errors in our words.
+
+    Args:
+        content: what was validated.
+        prefix: its place in the document.
+        owner: the dataclass that stands there; nothing for the document itself.
+    """
+    found: dict[tuple, list[str]] = {}
+    items = error.errors(include_url=False)
+    for item in items:
+        depth = len(item["loc"])
+        if item["type"] == "too_short" and any(
+                len(other["loc"]) > depth and other["loc"][:depth] == item["loc"] for other in items):
+            continue  # members that are wrong were not counted
+        where = (*prefix, *_document_path(item, content))
+        wrong, right = _wrong_and_right(item, where, owner if where[:-1] == prefix else None)
+        rights = found.setdefault((where, wrong), [])
+        if right and right not in rights:
+            rights.append(right)
+    return [mistake(where, wrong, ", or ".join(rights)) for (where, wrong), rights in found.items()]
+
+
+def _wrong_and_right(item: ErrorDetails, where: tuple, owner: type | None) -> tuple[str, str]:
+    """What is wrong at a place, and what would be right."""
+    owner = owner or _owner(where[:-1])
+    if item["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        return f"no key is named {where[-1]!r}", _valid_keys(owner, str(where[-1]))
+    if item["type"] == "missing":
+        return "is missing", _valid_keys(owner, "")
+    message = item["msg"].removeprefix("Value error, ")
+    for pydantics, ours in _IN_YAML:
+        message = re.sub(pydantics, ours, message)
+    shown = repr(item["input"])
+    return shown if len(shown) <= 60 else shown[:57] + "...", message[:1].lower() + message[1:]
+
+
+# Pydantic speaks of Python's types; whoever writes a spec thinks in YAML's.
+_IN_YAML = ((r"a valid dictionary|a dictionary or an instance of \w+", "a mapping"),
+            ("a valid tuple|a valid list", "a list"), ("^(Tuple|List) should", "The list should"),
+            (" after validation|, unable to .*", ""), ("a valid string", "text"))
+
+
+def _document_path(item: ErrorDetails, content: Any) -> tuple:
+    """The part of pydantic's location that is a path in the document: it also names union members."""
+    where: list[Any] = []
+    step: Any
+    for step in item["loc"]:
+        if (isinstance(content, Mapping) and step in content) or (
+                isinstance(content, list | tuple) and isinstance(step, int) and step < len(content)):
+            where.append(step)
+            content = content[step]
+    return (*where, item["loc"][-1]) if item["type"] == "missing" else tuple(where)
+
+
+_PARTS: dict[str, type] = {"data": Data, "train": Train, "schedule": Schedule, "profile": Profile,
+                           "resources": Resources, "checkpoint": Checkpoint, "batch": Batch, "optimizer": Optimizer,
+                           "converge": Converge}
+
+
+def _owner(place: Sequence[Any]) -> type | None:
+    """The dataclass that stands at a place of the document."""
+    if not place:
+        return Document
+    if place[0] == "models" and len(place) == 2:
+        return ModelEntry
+    if place[0] == "models" and len(place) == 4 and place[2] == "space":
+        return Range
+    return _PARTS.get(str(place[-1]))
+
+
+def _valid_keys(owner: type | None, wrong: str) -> str:
+    """The keys that a part of the spec has, with their defaults; the nearest first."""
+    if owner is None:
+        return ""
+    shown = []
+    for field in dataclass_fields(owner):
+        default = field.default
+        plain = isinstance(default, bool | int | float | str | tuple) and default not in ("", ())
+        shown.append(f"{field.name} ({default})" if plain and field.name != "transforms" else field.name)
+    close = difflib.get_close_matches(wrong, [field.name for field in dataclass_fields(owner)], n=1)
+    hint = f"{close[0]}? " if close else ""
+    return hint + "valid keys: " + ", ".join(shown)
+
+
+def line_of(lines: Mapping[tuple, int], where: Sequence[Any]) -> int | None:
+    """The line of a key path, or of the nearest place above it that is written down."""
+    path = tuple(where)
+    while path and path not in lines:
+        path = path[:-1]
+    return lines.get(path)
+
+
+def key_path(where: Sequence[Any]) -> str:
+    """A key path as people write it.
+
+    >>> key_path(("models", 0, "gpus"))
+    'models[0].gpus'
+    """
+    text = ""
+    for step in where:
+        shown = str(step) if str(step).isprintable() else ascii(step)
+        text += f"[{shown}]" if isinstance(step, int) else f".{shown}" if text else shown
+    return text

@@ -1,0 +1,294 @@
+"""From a spec file, or a mapping, to networks that are fully said: drawn from their spaces, named, seeded.
+
+:func:`load` reads a file, :func:`parse` a mapping (for specs that are made in code). Both name every mistake at once.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib.util
+import math
+import os
+import re
+import sys
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields as dataclass_fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import (
+    TypeAdapter,
+    ValidationError,
+)
+
+from fleet.errors import SpecError, SpecMistake, UserError
+from fleet.spec.mistakes import explain, key_path, line_of
+from fleet.spec.model import FAMILIES, Architecture, check_target
+from fleet.spec.schema import (
+    MOST_NETWORKS,
+    Document,
+    ModelEntry,
+    NetworkSpec,
+    Spec,
+    Train,
+)
+from fleet.spec.space import draw, grid, override
+from fleet.spec.yaml_file import plain, read_yaml
+from preprocess.base import InputError
+from scheduler.base import Delta
+from scheduler.ensemble.policies import POLICIES
+
+T = TypeVar("T")
+
+# A network's name is a folder's name.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+def load(path: str | Path) -> Spec:
+    """Read and resolve a spec file.
+
+    Raises:
+        SpecError: with every mistake, each with file, line and key.
+    """
+    content, lines = read_yaml(Path(path))
+    look_beside(path)
+    return _resolve(content, str(path), lines)
+
+
+def look_beside(path: str | Path) -> None:
+    """Have modules that a spec names found beside it too, after those of the working folder and installed ones."""
+    folder = str(Path(path).absolute().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
+
+
+def parse(content: Document | Mapping[str, Any]) -> Spec:
+    """Resolve a spec that was made in code.
+
+    Args:
+        content: a document, or a mapping with the keys of a spec file.
+
+    Raises:
+        SpecError: with every mistake, each with its key.
+    """
+    return _resolve(plain(content), "spec", {})
+
+
+def _resolve(content: Any, file: str, lines: Mapping[tuple, int]) -> Spec:
+    def mistake(where: Sequence[Any], what: str, right: str = "") -> SpecMistake:
+        return SpecMistake(file, line_of(lines, where), key_path(where), what, right)
+
+    mistakes: list[SpecMistake] = []
+    try:
+        document = TypeAdapter(Document).validate_python(content)
+        entries = list(enumerate(document.models))
+    except ValidationError as error:
+        mistakes += explain(error, content, mistake)
+        document, entries = _salvage(content)
+    mistakes += [mistake(*problem) for problem in _problems(document)]
+    networks: list[NetworkSpec] = []
+    for index, entry in entries:
+        problems: list[Exception] = []
+        networks += _networks(document, index, entry, problems)
+        for problem in problems:
+            if isinstance(problem, _MisfitError):
+                mistakes += explain(problem.error, problem.content, mistake, ("models", index, problem.part),
+                                     problem.owner)
+            else:
+                mistakes.append(mistake(("models", index), str(problem)))
+    names = [network.name for network in networks]
+    mistakes += [mistake(("models",), f"{count} networks are named {name!r}", "another `name:` for one of them")
+                 for name, count in sorted(Counter(names).items()) if count > 1]
+    if mistakes:
+        raise SpecError(sorted(mistakes, key=lambda mistake: mistake.line or 0))
+    return Spec(document, tuple(networks))
+
+
+def _salvage(content: Mapping[str, Any]) -> tuple[Document, list[tuple[int, ModelEntry]]]:
+    """The parts of a wrong document that are right, so that mistakes of all kinds are found at once."""
+    parts = {}
+    for field in dataclass_fields(Document):
+        if field.name in content and field.name != "models":
+            try:
+                placeholder = {"models": [{"family": "softmax"}], field.name: content[field.name]}
+                parts[field.name] = getattr(TypeAdapter(Document).validate_python(placeholder), field.name)
+            except ValidationError:
+                continue
+    entries = []
+    models = content.get("models")
+    for index, item in enumerate(models if isinstance(models, list | tuple) else []):
+        try:
+            entries.append((index, TypeAdapter(ModelEntry).validate_python(item)))
+        except ValidationError:
+            continue
+    return Document(models=(ModelEntry(family="softmax"),), **parts), entries
+
+
+def _problems(document: Document) -> Iterator[tuple[tuple, str, str]]:
+    """What the types cannot say: (key path, what is wrong, what would be right)."""
+    if not _NAME.fullmatch(document.name):
+        yield ("name",), f"{document.name!r} cannot name a folder", "letters, digits, '.', '_' and '-'"
+    policy = document.schedule.policy
+    if policy not in POLICIES:
+        yield ("schedule", "policy"), f"no policy is named {policy!r}", f"one of {', '.join(sorted(POLICIES))}"
+    try:
+        Delta.parse(document.schedule.delta)
+    except ValueError as error:
+        yield ("schedule", "delta"), str(error), ""
+    rates = document.schedule.rates
+    if document.resources.engine == "emulated" and rates is None:
+        yield ("resources", "engine"), "emulated networks train at rates that are known", "`schedule: {rates: FILE}`"
+    if rates is not None and not os.path.isfile(rates):  # Path would raise, for a name too long
+        yield ("schedule", "rates"), f"no file {rates}", "a rates file, such as the profile.json of a run"
+
+
+class _MisfitError(Exception):
+    """A part of a model's entry, with all that was put into it, does not fit its owner's settings."""
+
+    def __init__(self, part: str, owner: type, content: Mapping[str, Any], error: ValidationError) -> None:
+        super().__init__(part)
+        self.part, self.owner, self.content, self.error = part, owner, content, error
+
+
+def _networks(document: Document, index: int, entry: ModelEntry, problems: list[Exception]) -> list[NetworkSpec]:
+    """The networks of an entry; what is wrong with it is added to ``problems``."""
+    networks: list[NetworkSpec] = []
+    draws = _tried(problems, _draws, document, index, entry) or []
+    least, most = _gpu_bounds(entry)
+    for number, drawn in enumerate(draws):
+        name = _tried(problems, _name, entry, number, len(draws))
+        train = _tried(problems, _merged, document.train, entry.train, drawn)
+        architecture = _tried(problems, _architecture, entry, drawn, document.resources.engine)
+        if name is None or train is None or architecture is None:
+            break  # the other draws will hardly be better
+        networks.append(NetworkSpec(
+            name=name, architecture=architecture, train=train, seed=zlib.crc32(f"{document.seed}/{name}".encode()),
+            min_gpus=least, max_gpus=most, parameters=dict(drawn)))
+    return networks
+
+
+def _tried(problems: list[Exception], function: Callable[..., T], *arguments: Any) -> T | None:
+    """What a function gives, or nothing, and one problem more."""
+    try:
+        return function(*arguments)
+    except (UserError, InputError, _MisfitError) as problem:
+        problems.append(problem)
+        return None
+
+
+def _draws(document: Document, index: int, entry: ModelEntry) -> list[dict[str, Any]]:
+    """What each network of an entry has of its own."""
+    if entry.space is not None and entry.count is not None:
+        # Entries draw from streams of their own: adding an entry does not change another's networks.
+        return draw(entry.space, entry.count, document.seed + 7919 * index)
+    if entry.grid is not None:
+        if (size := math.prod(map(len, entry.grid.values()))) > MOST_NETWORKS:
+            raise UserError(f"the grid has {size} members: at most {MOST_NETWORKS} networks of one entry")
+        return grid(entry.grid)
+    return [{}]
+
+
+def _name(entry: ModelEntry, number: int, count: int) -> str:
+    """The name of one of an entry's networks."""
+    name = entry.name or _stem(entry)
+    if count > 1:
+        name += f"-{number:0{len(str(count - 1))}d}"
+    if not _NAME.fullmatch(name):
+        raise UserError(f"{name!r} cannot name a network: it should be letters, digits, '.', '_' and '-'")
+    return name
+
+
+def _stem(entry: ModelEntry) -> str:
+    return (entry.family or str(entry.build).split(":")[-1]).lower()
+
+
+def _gpu_bounds(entry: ModelEntry) -> tuple[int, int | None]:
+    if entry.gpus is None:
+        return 1, None
+    return (entry.gpus, entry.gpus) if isinstance(entry.gpus, int) else entry.gpus
+
+
+def _merged(base: Train, own: Mapping[str, Any], drawn: Mapping[str, Any]) -> Train:
+    """The top-level training settings with an entry's own, and with what was drawn as ``train.*``."""
+    drawn_here = override({}, {key.removeprefix("train."): value for key, value in drawn.items()
+                               if key.startswith("train.")})
+    train = base
+    for settings in (own, drawn_here):
+        if settings:
+            plain = TypeAdapter(Train).dump_python(train)
+            _merge(plain, settings)
+            try:
+                train = TypeAdapter(Train).validate_python(plain)
+            except ValidationError as error:
+                raise _MisfitError("train", Train, plain, error) from None
+    return train
+
+
+def _merge(into: dict[str, Any], new: Mapping[str, Any]) -> None:
+    for key, value in new.items():
+        old = into.get(key)
+        # Another optimizer, or another schedule, does not inherit the parameters of the first one.
+        if isinstance(value, Mapping) and isinstance(old, dict) and value.get("name") in (None, old.get("name")):
+            _merge(old, value)
+        else:
+            into[key] = dict(value) if isinstance(value, Mapping) else value
+
+
+def _architecture(entry: ModelEntry, drawn: Mapping[str, Any], engine: str) -> Architecture:
+    """What to build: the entry's arguments with what was drawn."""
+    args = override(entry.args, {key: value for key, value in drawn.items() if not key.startswith("train.")})
+    if entry.build is not None:
+        check_import(entry.build)
+        return Architecture(entry.build, args)
+    target = str(entry.family)
+    check_target(target)
+    if engine == "numpy" and target != "softmax":
+        raise UserError(f"the numpy engine trains the family softmax only, not {target}")
+    try:
+        return Architecture(target, args)
+    except ValidationError as error:
+        raise _MisfitError("args", FAMILIES[target], args, error) from None
+
+
+def check_import(path: str) -> None:
+    """Refuse an import path that leads nowhere, without importing its module: that may import TensorFlow."""
+    module, _, function = path.partition(":")
+    if not module or not function.isidentifier():
+        raise UserError(f"{path!r} should be written module:function")
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))  # as `python -m` does; a console script does not
+    try:
+        found = importlib.util.find_spec(module)
+    except Exception:  # the packages around the module are imported, and may raise anything
+        found = None
+    if found is None:
+        raise UserError(f"build: {path}: no module {module!r} is found from {Path.cwd()}; "
+                        "it should stand there, or beside the spec, or be installed")
+    if found.origin and found.origin.endswith(".py"):
+        names = _top_level_names(Path(found.origin))
+        if names is not None and function not in names:
+            close = difflib.get_close_matches(function, sorted(names), n=3)
+            hint = f"; near it: {', '.join(close)}" if close else ""
+            raise UserError(f"build: {path}: {found.origin} has no function {function!r}{hint}")
+
+
+def _top_level_names(file: Path) -> set[str] | None:
+    """The names that a module binds, or None where only running it would tell."""
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return None
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.ImportFrom | ast.Import):
+            if any(alias.name == "*" for alias in node.names):
+                return None
+            names.update((alias.asname or alias.name).split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return names

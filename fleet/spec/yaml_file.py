@@ -1,0 +1,152 @@
+"""YAML in and out: numbers as everybody means them, the line of every key, and nothing but a page of plain values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import fields as dataclass_fields
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic.fields import FieldInfo
+
+from fleet.errors import SpecError, SpecMistake
+from fleet.spec.mistakes import key_path
+from fleet.spec.schema import (
+    Document,
+)
+
+
+def dump(document: Document) -> str:
+    """The spec as YAML, without what has its default value."""
+    return yaml.dump(_without_defaults(document), Dumper=_Dumper, sort_keys=False, allow_unicode=True,
+                     default_flow_style=None, width=100)
+
+
+class _Loader(yaml.SafeLoader):
+    """The safe loader; it reads ``1e-4`` as the number that everybody means by it, and a date as text."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Puts text in quotes that :class:`_Loader` would read as a number."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()}
+for _class in (_Loader, _Dumper):
+    _class.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+"),
+                                 list("-+0123456789"))
+
+# A spec is a page of text, numbers, lists and mappings; more is an attack or an accident.
+_MAX_YAML_NODES = 100_000  # after aliases are unfolded
+_MAX_YAML_DEPTH = 50
+_MAX_YAML_TEXT = 3000  # longer than a path; and Python does not write integers of more than 4300 digits
+_YAML_TYPES = {f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str", "seq", "map")}
+_YAML_KEYS = {"tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"}
+_NO_TEXT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")  # what no file name and no terminal takes
+
+
+def read_yaml(path: Path) -> tuple[dict[str, Any], dict[tuple, int]]:
+    """The mapping that a YAML file holds, and the line of each key path.
+
+    Raises:
+        SpecError: there is no such file, or it holds something else.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise SpecError([SpecMistake(str(path), None, "", f"cannot be read: {error.strerror}", "an existing YAML file")]
+                        ) from None
+    except UnicodeDecodeError:
+        raise SpecError([SpecMistake(str(path), None, "", "is not UTF-8 text", "a YAML file")]) from None
+    return _read_yaml(text, str(path))
+
+
+def _read_yaml(text: str, file: str) -> tuple[dict[str, Any], dict[tuple, int]]:
+    try:
+        node = yaml.compose(text, Loader=_Loader)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise SpecError([_no_yaml(file, error)]) from None
+    if not isinstance(node, yaml.MappingNode):
+        raise SpecError([SpecMistake(file, 1, "", "is not a mapping",
+                                     "keys such as `models:` and `data:` at the top level")])
+    lines: dict[tuple, int] = {}
+    mistakes: list[SpecMistake] = []
+    for count, (where, line, wrong, right) in enumerate(_walk(node, ())):
+        if count > _MAX_YAML_NODES or len(where) > _MAX_YAML_DEPTH:
+            raise SpecError([SpecMistake(
+                file, line, "", f"unfolds to more than {_MAX_YAML_NODES} values or {_MAX_YAML_DEPTH} levels",
+                "a page of YAML without aliases of aliases")])
+        lines.setdefault(where, line)
+        if wrong:
+            mistakes.append(SpecMistake(file, line, key_path(where), wrong, right))
+    if mistakes:
+        raise SpecError(mistakes)
+    try:
+        return yaml.load(text, Loader=_Loader), lines
+    except (yaml.YAMLError, ValueError, LookupError) as error:  # a tag such as !!int before what is none
+        raise SpecError([_no_yaml(file, error)]) from None
+
+
+def _no_yaml(file: str, error: Exception) -> SpecMistake:
+    mark = getattr(error, "problem_mark", None)
+    what = ("it is nested too deeply" if isinstance(error, RecursionError)
+            else " ".join(str(getattr(error, "problem", None) or error).split()))
+    return SpecMistake(file, mark.line + 1 if mark else None, "", f"is not YAML: {what}", "valid YAML")
+
+
+def _walk(node: yaml.Node, where: tuple) -> Iterator[tuple[tuple, int, str, str]]:
+    """Every place of a document: its key path, its line, what is wrong with it as YAML, what would be right."""
+    yield where, node.start_mark.line + 1, *_fault(node)
+    if isinstance(node, yaml.MappingNode):
+        seen = set()
+        for key, value in node.value:
+            place = (*where, str(key.value) if isinstance(key, yaml.ScalarNode) else "?")
+            if key.tag not in _YAML_KEYS:
+                yield place, key.start_mark.line + 1, "is a key and no text", "text, perhaps in quotes"
+            elif place in seen:
+                yield place, key.start_mark.line + 1, "stands here twice", "each key once"
+            else:
+                yield place, key.start_mark.line + 1, *_fault(key)
+            seen.add(place)
+            yield from _walk(value, place)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            yield from _walk(value, (*where, index))
+
+
+def _fault(node: yaml.Node) -> tuple[str, str]:
+    """What is wrong with one value as YAML, and what would be right; nothing where nothing is."""
+    if node.tag not in _YAML_TYPES | _YAML_KEYS:
+        return f"has the YAML type {node.tag.removeprefix('tag:yaml.org,2002:')}", "text, numbers, lists and mappings"
+    if isinstance(node, yaml.ScalarNode) and len(node.value) > _MAX_YAML_TEXT:
+        return f"has {len(node.value)} characters", f"at most {_MAX_YAML_TEXT}"
+    if isinstance(node, yaml.ScalarNode) and _NO_TEXT.search(node.value):
+        return "holds a control character", "text that can be printed"
+    return "", ""
+
+
+def plain(value: Any) -> Any:
+    """A document, or a part of one, as the mappings and lists that YAML has."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return _without_defaults(value)
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
+
+
+def _without_defaults(value: Any) -> dict[str, Any]:
+    kept = {}
+    for field in dataclass_fields(value):
+        item, default = getattr(value, field.name), field.default
+        if isinstance(default, FieldInfo):
+            default = default.get_default(call_default_factory=True)
+        if item == default:
+            continue
+        kept[field.name] = plain(item)
+    return kept

@@ -1,0 +1,81 @@
+"""The seam between how samples arrive and how a network trains on them: batches, and streams of them."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from fleet.stream.order import Epoch
+
+if TYPE_CHECKING:  # MPI starts when it is imported
+    pass
+
+
+@dataclass(frozen=True)
+class Batch:
+    """This rank's rows of one global batch.
+
+    Attributes:
+        images: (rows, height, width, channels), as they are on the wire: see ``Pipeline.affine``.
+        labels: (rows,) int64; -1 marks a sample that could not be read, and counts for nothing.
+        size: rows of the global batch.
+        position: samples of the epoch that are consumed once this batch is.
+        is_last: of the epoch.
+        epoch: what is consumed then: its number, or in a ring the latest production, and the path.
+    """
+
+    images: np.ndarray
+    labels: np.ndarray
+    size: int
+    position: int
+    is_last: bool
+    epoch: Epoch
+
+
+def split_rows(first: int, last: int, rank: int, size: int) -> tuple[int, int]:
+    """The rows of one rank: contiguous, in order of rank, no two shares differing by more than one.
+
+    >>> [split_rows(0, 10, rank, 3) for rank in range(3)]
+    [(0, 4), (4, 7), (7, 10)]
+    """
+    share, more = divmod(last - first, size)
+    start = first + rank * share + min(rank, more)
+    return start, start + share + (rank < more)
+
+
+class Members(Protocol):
+    """The ranks that share each batch: a training group, or a part of it."""
+
+    rank: int
+    size: int
+
+    def exchange(self, value: bool | None) -> list[bool | None]:
+        """Give every rank the values of all."""
+
+    def from_master(self, value: int | None) -> int:
+        """Give every rank the master's value."""
+
+
+class Stream(Protocol):
+    """The seam between how samples arrive and how a network trains on them."""
+
+    @property
+    def waited_s(self) -> float:
+        """What this rank has waited for data so far."""
+
+    def join(self, epoch: int) -> None:
+        """Promise to read from the start of a stream epoch on."""
+
+    def batches(self, epoch: Epoch, start: int, batch: int, group: Members, taken: Container[int] = ()
+                ) -> Iterator[Batch]:
+        """The batches of an epoch from position ``start``; a batch is valid until the next.
+
+        Args:
+            taken: chunks of the ring that the network has consumed in its earlier epochs.
+        """
+
+    def leave(self) -> None:
+        """Read no further."""

@@ -1,0 +1,193 @@
+"""How preprocessors fill what a node shares: the window of the stream, and samples that stay."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fleet.comm.messages import Bad, Demand, Produce, Tag
+from fleet.comm.roles import Roles
+from fleet.stream.order import Order
+from fleet.stream.relay import Relay
+from fleet.stream.sample_set import SampleSet
+from fleet.stream.window import NOT_READING, Window
+from preprocess.base import BadSample
+from preprocess.pipeline import Pipeline
+
+if TYPE_CHECKING:  # MPI starts when it is imported
+    from fleet.comm.world import World
+
+
+_SAMPLES_A_STEP = 8  # some milliseconds of work: what the coordinator on rank 0 may be kept waiting
+
+
+_TELL_EVERY_S = 0.002
+
+
+@dataclass(frozen=True)
+class NodeMemory:
+    """What the ranks of a node share.
+
+    Attributes:
+        window: of training samples that come and go, in an order; or
+        kept: all training samples, up to the first random transform, in the order of epoch 0.
+        validation: all validation samples.
+    """
+
+    window: Window | None = None
+    kept: SampleSet | None = None
+    validation: SampleSet | None = None
+
+
+class WindowFiller:
+    """Fills a window: this rank's chunks by itself, those of other nodes by the relay."""
+
+    def __init__(self, world: World, roles: Roles, window: Window, order: Order, training: Pipeline, leads: bool
+                 ) -> None:
+        self._world, self._roles, self._window = world, roles, window
+        self._order, self._training, self._leads = order, training, leads
+        self._heads_node = roles.leader(roles.node_of[world.rank]) == world.rank
+        self._limit = self._hold = self._first = 0
+        self._assigned = 0  # chunks of the ring before this one have been given slots
+        self._turns: Sequence[int] = ()
+        self._next: int | None = None  # the chunk that is mine to fill next
+        self._filled = 0  # samples of it that are there
+        self._production, self._indices = 0, np.empty(0, np.int64)  # what it holds
+        self._relay: Relay | None = None
+        self._buried: frozenset[int] = frozenset()  # ranks that died, and hold nothing of the window any more
+        self._demands: dict[int, int] = {}  # other node -> how far its readers are
+        self._told, self._told_at = 0, 0.0
+
+    def follow(self, order: Produce) -> None:
+        """Heed what the coordinator says."""
+        self._limit, self._hold = order.limit, order.hold
+        if self._turns:
+            return
+        self._turns, self._first, self._assigned = order.turns, order.first, order.first
+        if self._world.rank in self._turns:
+            # The first chunk from `first` on whose number falls to this rank.
+            self._next = order.first + (self._turns.index(self._world.rank) - order.first) % len(self._turns)
+        if self._leads:
+            self._relay = Relay(self._world, self._roles, self._window, self._turns, order.first, number=0)
+
+    def heed(self, demand: Demand) -> None:
+        """Another node's readers are that far."""
+        self._demands[demand.node] = demand.sequence
+        self._window.demand[0] = max(self._demands.values())
+
+    def step(self) -> bool:
+        """Do a bounded piece of work; returns whether there was any."""
+        self._drop_dead_ranks()
+        if self._leads:
+            self._tell_demand()
+        if self._window.layout.is_ring and self._heads_node:
+            while self._is_wanted(self._assigned) and self._window.assign(self._assigned):
+                self._assigned += 1
+        return self._produce() | (self._relay is not None and self._relay.step(self._may_write))
+
+    def stop(self) -> None:
+        """Collective over the leaders."""
+        if self._relay is not None:
+            self._relay.finish()
+
+    def _tell_demand(self) -> None:
+        """What is prepared here may be wanted elsewhere first."""
+        mine, now = self._window.fastest_reader(), time.perf_counter()
+        if mine is None or mine <= self._told or now - self._told_at < _TELL_EVERY_S:
+            return
+        self._told, self._told_at = mine, now
+        here = self._roles.node_of[self._world.rank]
+        for node in range(self._roles.nodes):
+            if node != here:
+                self._world.tell(self._roles.leader(node), Tag.PREPROCESSOR, Demand(here, mine))
+
+    def _is_wanted(self, sequence: int) -> bool:
+        """Whether chunk ``sequence`` is wanted yet."""
+        fastest = self._window.fastest_reader()
+        if fastest is None:
+            # Nobody reads on this node. No reader of another one is beyond `hold`, so it is not held back.
+            fastest = 0 if self._window.layout.is_ring else self._hold
+        ahead_of = max(fastest, self._first, int(self._window.demand[0]))
+        return sequence < min(self._limit, ahead_of + self._window.layout.lookahead)
+
+    def _drop_dead_ranks(self) -> None:
+        """What a trainer of this node would still read when it dies, it will not."""
+        lost, roles = self._world.lost, self._roles
+        for rank in lost - self._buried:
+            if rank in roles.device_of and roles.node_of[rank] == roles.node_of[self._world.rank]:
+                self._window.need(roles.place(rank), NOT_READING)
+        self._buried = lost
+
+    def _may_write(self, sequence: int) -> bool:
+        """Whether chunk ``sequence`` is wanted yet, and its slot is free."""
+        if self._window.layout.is_ring:
+            return self._window.is_assigned(sequence)
+        return self._is_wanted(sequence) and self._window.is_free(sequence, self._hold, self._first)
+
+    def _produce(self) -> bool:
+        if self._next is None or (self._filled == 0 and not self._may_write(self._next)):
+            return False
+        if self._filled == 0:
+            self._production, self._indices = self._order.chunk(self._next)
+        begin, end = self._filled, min(len(self._indices), self._filled + _SAMPLES_A_STEP)
+        row = self._window.rows(self._next).start
+        rows = slice(row + begin, row + end)
+        bad = self._training.load(self._indices[begin:end], self._production, self._window.images[rows],
+                                  self._window.labels[rows])
+        _report(self._world, bad, training=True)
+        self._filled = end
+        if end == len(self._indices):
+            self._window.publish(self._next)
+            self._next += len(self._turns)
+            self._filled = 0
+        return True
+
+
+class SetFiller:
+    """Fills a set of samples: this rank's chunks by itself, those of other nodes by the relay.
+
+    Args:
+        number: of its relay.
+        training: whether these are training samples.
+        load: prepares some rows.
+    """
+
+    def __init__(self, world: World, roles: Roles, target: SampleSet, leads: bool, number: int, training: bool,
+                 load: Callable[[range, np.ndarray, np.ndarray], list[BadSample]]) -> None:
+        self._world, self._target, self._load, self._training = world, target, load, training
+        turns = roles.preprocessors
+        self._mine = [row for chunk in range(turns.index(world.rank), target.chunks, len(turns))
+                      for row in _steps(target.rows(chunk))][::-1]
+        self._relay = Relay(world, roles, target, turns, 0, number, end=target.chunks) if leads else None
+
+    def step(self) -> bool:
+        """Do a bounded piece of work; returns whether there was any."""
+        relayed = self._relay is not None and self._relay.step(lambda sequence: True)
+        if not self._mine:
+            return relayed
+        rows = self._mine.pop()
+        part = slice(rows.start, rows.stop)
+        bad = self._load(rows, self._target.images[part], self._target.labels[part])
+        _report(self._world, bad, self._training)
+        if rows.stop == self._target.samples or rows.stop % self._target.chunk == 0:
+            self._target.publish(rows.start // self._target.chunk)
+        return True
+
+    def stop(self) -> None:
+        """Collective over the leaders."""
+        if self._relay is not None:
+            self._relay.finish()
+
+
+def _steps(rows: slice) -> list[range]:
+    return [range(first, min(first + _SAMPLES_A_STEP, rows.stop))
+            for first in range(rows.start, rows.stop, _SAMPLES_A_STEP)]
+
+
+def _report(world: World, bad: Sequence[BadSample], training: bool) -> None:
+    for sample in bad:
+        world.tell(0, Tag.COORDINATOR, Bad(sample.name, sample.reason, training))

@@ -1,0 +1,209 @@
+"""Samples that a trainer prepares, or finishes, itself, in a thread."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Container, Iterator
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from fleet.stream.base import Batch, Members, split_rows
+from fleet.stream.order import Epoch, Itinerary, Order
+from fleet.stream.sample_set import SampleSet
+from fleet.stream.stall import Standstill
+from preprocess.base import BadSample
+from preprocess.pipeline import Pipeline
+
+if TYPE_CHECKING:  # MPI starts when it is imported
+    from fleet.comm.world import World
+
+
+_POLL_S = 0.001
+
+
+class Samples(Protocol):
+    """Where :class:`OwnStream` has samples from."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of a sample."""
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of a sample."""
+
+    def is_ready(self, indices: np.ndarray) -> bool:
+        """Whether these can be had without waiting."""
+
+    def give_up(self) -> None:
+        """Wait for nobody any more: a rank that prepared samples for others has died."""
+
+    def load(self, indices: np.ndarray, production: int, images: np.ndarray, labels: np.ndarray) -> list[BadSample]:
+        """Put samples into arrays; see :meth:`preprocess.pipeline.Pipeline.load`."""
+
+
+class FromSource:
+    """Samples that this rank reads, decodes and transforms."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self.shape: tuple[int, ...] = pipeline.shape
+        self.dtype = pipeline.dtype
+
+    def is_ready(self, indices: np.ndarray) -> bool:
+        """A file can always be read."""
+        return True
+
+    def give_up(self) -> None:
+        """It waits for nobody."""
+
+    def load(self, indices: np.ndarray, production: int, images: np.ndarray,  # noqa: D102 - Samples says it
+             labels: np.ndarray) -> list[BadSample]:
+        return self._pipeline.load(indices, production, images, labels)
+
+
+class FromKept:
+    """Samples that the node keeps decoded; this rank does what differs from epoch to epoch.
+
+    Args:
+        stall_s: a wait so long without a further chunk is an error.
+    """
+
+    def __init__(self, pipeline: Pipeline, kept: SampleSet, stall_s: float = math.inf) -> None:
+        self._pipeline, self._kept = pipeline, kept
+        self.shape: tuple[int, ...] = pipeline.shape
+        self.dtype = pipeline.dtype
+        self._row = np.argsort(pipeline.order(0))  # they lie in the order of epoch 0
+        self._is_alone = False  # whether what is not there yet will not come
+        self._standstill = Standstill(kept, "training", stall_s)
+
+    def is_ready(self, indices: np.ndarray) -> bool:
+        """Whether they are there, or will never be."""
+        if self._is_alone or self._kept.has_rows(self._row[indices]):
+            self._standstill.rest()
+            return True
+        self._standstill.look()
+        return False
+
+    def give_up(self) -> None:
+        """Decode what is not there yet."""
+        self._is_alone = True
+
+    def load(self, indices: np.ndarray, production: int, images: np.ndarray,  # noqa: D102
+             labels: np.ndarray) -> list[BadSample]:
+        rows = self._row[indices]
+        if not self._kept.has_rows(rows):
+            return self._pipeline.load(indices, production, images, labels)
+        return self._pipeline.finish_kept(self._kept.images[rows], self._kept.labels[rows], indices, production,
+                                          images, labels)
+
+
+# [FLEET] Fig. 4: a trainer's queue holds 10 batches.
+Q_D = 10
+
+
+class OwnStream:
+    """Prepares this rank's own rows, in a thread, a few batches ahead.
+
+    Args:
+        samples: where they come from.
+        order: of the epochs.
+        on_bad: is told of samples that cannot be read, in the thread that iterates.
+        writers: the ranks that prepare some of the samples.
+    """
+
+    def __init__(self, samples: Samples, order: Order, world: World, on_bad: Callable[[BadSample], None],
+                 writers: Container[int] = ()) -> None:
+        self.waited_s, self._writers = 0.0, writers
+        self._samples, self._order, self._world, self._on_bad = samples, order, world, on_bad
+
+    def join(self, epoch: int) -> None:  # noqa: D102 - Stream says it
+        pass
+
+    def leave(self) -> None:  # noqa: D102
+        pass
+
+    def batches(self, epoch: Epoch, start: int, batch: int, group: Members,  # noqa: D102
+                taken: Container[int] = ()) -> Iterator[Batch]:
+        ahead: queue.Queue[Any] = queue.Queue(Q_D)
+        stop = threading.Event()
+        whole = self._order.itinerary(epoch, taken)
+        worker = threading.Thread(target=self._prepare, args=(ahead, stop, whole, start, batch, group.rank, group.size),
+                                  name="own-stream", daemon=True)
+        worker.start()
+        try:
+            while True:
+                began = time.perf_counter()
+                item: Any = self._world.wait(lambda: self._next(ahead))
+                self.waited_s += time.perf_counter() - began
+                if item is _END:
+                    return
+                if isinstance(item, BaseException):
+                    raise item
+                ready, bad = item
+                for sample in bad:
+                    self._on_bad(sample)
+                yield ready
+        finally:
+            stop.set()
+            worker.join()
+
+    def _next(self, ahead: queue.Queue) -> Any:
+        if (item := _get(ahead)) is None and any(rank in self._writers for rank in self._world.lost):
+            self._samples.give_up()
+        return item
+
+    def _prepare(self, ahead: queue.Queue, stop: threading.Event, whole: Itinerary, start: int, batch: int,
+                 rank: int, size: int) -> None:
+        try:
+            samples = len(whole.indices)
+            number = int(whole.productions.max())
+            for first in range(start, samples, batch):
+                last = min(first + batch, samples)
+                mine = slice(*split_rows(first, last, rank, size))
+                while not self._samples.is_ready(whole.indices[mine]):
+                    if stop.wait(_POLL_S):
+                        return
+                images, labels, bad = self._load(whole.indices[mine], whole.productions[mine])
+                made = Batch(images, labels, last - first, last, last == samples, Epoch(number, whole.path))
+                if not _put(ahead, (made, bad), stop):
+                    return
+            _put(ahead, _END, stop)
+        except BaseException as error:  # it belongs to the rank, not to this thread
+            _put(ahead, error, stop)
+
+    def _load(self, indices: np.ndarray, productions: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[BadSample]]:
+        images = np.empty((len(indices), *self._samples.shape), self._samples.dtype)
+        labels = np.empty(len(indices), np.int64)
+        cuts = [0, *(1 + np.flatnonzero(np.diff(productions))).tolist(), len(indices)]
+        bad = []
+        for first, last in itertools.pairwise(cuts):
+            if first < last:
+                bad += self._samples.load(indices[first:last], int(productions[first]), images[first:last],
+                                          labels[first:last])
+        return images, labels, bad
+
+
+_END = object()
+
+
+def _get(ahead: queue.Queue) -> Any:
+    try:
+        return ahead.get_nowait()
+    except queue.Empty:
+        return None
+
+
+def _put(ahead: queue.Queue, item: object, stop: threading.Event) -> bool:
+    while not stop.is_set():
+        try:
+            ahead.put(item, timeout=0.1)
+            return True
+        except queue.Full:
+            continue
+    return False

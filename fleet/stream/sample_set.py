@@ -1,0 +1,68 @@
+"""Samples that stay in a node's shared memory: those for validation, or all decoded training samples."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fleet.stream.window import Segment, _aligned, fence
+
+
+class SampleSet:
+    """Samples that stay, one copy on each node: those for validation, or all decoded training samples.
+
+    Args:
+        shape, dtype: of one sample.
+        samples: how many.
+        chunk: how many a preprocessor takes at a time.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: str, samples: int, chunk: int, name: str, create: bool) -> None:
+        self.samples, self.chunk = samples, chunk
+        self.chunks = -(-samples // chunk)
+        labels_at = _aligned(8 * self.chunks)
+        images_at = labels_at + _aligned(8 * samples)
+        size = int(np.prod(shape))
+        self.segment = Segment(name, images_at + max(1, samples * size * np.dtype(dtype).itemsize), create)
+        memory = self.segment.memory
+        self._ready = np.frombuffer(memory, np.int64, self.chunks)
+        self.labels = np.frombuffer(memory, np.int64, samples, labels_at)
+        self.images = np.frombuffer(memory, dtype, samples * size, images_at).reshape(samples, *shape)
+
+    def rows(self, chunk: int) -> slice:
+        """The rows of one chunk."""
+        return slice(chunk * self.chunk, min(self.samples, (chunk + 1) * self.chunk))
+
+    def length(self, chunk: int) -> int:
+        """The samples of one chunk."""
+        rows = self.rows(chunk)
+        return rows.stop - rows.start
+
+    def publish(self, chunk: int) -> None:
+        """Say that a chunk is complete."""
+        fence()
+        self._ready[chunk] = 1
+
+    def has(self, chunk: int) -> bool:
+        """Whether a chunk is complete."""
+        complete = bool(self._ready[chunk])
+        fence()
+        return complete
+
+    def has_rows(self, rows: np.ndarray) -> bool:
+        """Whether all of these rows are there."""
+        complete = bool(self._ready[rows // self.chunk].all())
+        fence()
+        return complete
+
+    def ready(self) -> int:
+        """How many chunks are there."""
+        return int(self._ready.sum())
+
+    def is_complete(self) -> bool:
+        """Whether all samples are there."""
+        complete = bool(self._ready.all())
+        fence()
+        return complete
+
+    def relayed(self, sequence: int) -> None:
+        """Nothing waits for it: what is there stays."""

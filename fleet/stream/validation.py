@@ -1,0 +1,82 @@
+"""The validation samples, as trainers iterate over them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container, Iterator
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from fleet.stream.base import split_rows
+from fleet.stream.sample_set import SampleSet
+from fleet.stream.stall import Standstill, await_written
+from preprocess.base import BadSample
+from preprocess.pipeline import Pipeline
+
+if TYPE_CHECKING:  # MPI starts when it is imported
+    from fleet.comm.world import World
+
+
+class Validation(Protocol):
+    """The validation samples, the same for every network."""
+
+    samples: int
+
+    def batches(self, batch: int, rank: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """This rank's share of all samples, in batches of (images, labels)."""
+
+
+class SharedValidation:
+    """Reads the validation samples of this node.
+
+    Args:
+        stall_s: a wait so long without a further chunk is an error.
+        writers: the ranks that prepare them.
+    """
+
+    def __init__(self, shared: SampleSet, world: World, stall_s: float = math.inf, writers: Container[int] = ()
+                 ) -> None:
+        self.samples = shared.samples
+        self._shared, self._world, self._stall_s, self._writers = shared, world, stall_s, writers
+
+    def await_all(self) -> None:
+        """Wait until all samples are there."""
+        standstill = Standstill(self._shared, "validation", self._stall_s)
+
+        def is_complete() -> bool | None:
+            if self._shared.is_complete():
+                return True
+            standstill.look()
+            return None
+
+        await_written(self._world, self._writers, is_complete)
+
+    def batches(self, batch: int, rank: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:  # noqa: D102
+        self.await_all()
+        yield from _slices(self._shared.images, self._shared.labels, batch, rank, size)
+
+
+class OwnValidation:
+    """Prepares all validation samples at first use, and keeps them."""
+
+    def __init__(self, pipeline: Pipeline, on_bad: Callable[[BadSample], None]) -> None:
+        self.samples = pipeline.samples
+        self._pipeline, self._on_bad = pipeline, on_bad
+        self._held: tuple[np.ndarray, np.ndarray] | None = None
+
+    def batches(self, batch: int, rank: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:  # noqa: D102
+        if self._held is None:
+            images = np.empty((self.samples, *self._pipeline.shape), self._pipeline.dtype)
+            labels = np.empty(self.samples, np.int64)
+            for sample in self._pipeline.load(np.arange(self.samples), 0, images, labels, training=False):
+                self._on_bad(sample)
+            self._held = images, labels
+        yield from _slices(*self._held, batch, rank, size)
+
+
+def _slices(images: np.ndarray, labels: np.ndarray, batch: int, rank: int, size: int
+            ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    start, stop = split_rows(0, len(labels), rank, size)
+    for first in range(start, stop, batch):
+        yield images[first:min(first + batch, stop)], labels[first:min(first + batch, stop)]
