@@ -7,14 +7,14 @@ import sys
 
 import pytest
 
-from tests.places import ROOT
+from tests.places import ON_ONE_MACHINE, ROOT
 
 EXAMPLES = ROOT / "examples"
 
 
 def printed(folder, *command):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder), "COLUMNS": "160",
-                   "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+                   **ON_ONE_MACHINE}
     done = subprocess.run([sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True,
                           timeout=120, check=False)
     assert done.returncode == 0, done.stderr

@@ -24,7 +24,7 @@ from fleet.storage.checkpoint import newest, read_state
 from fleet.storage.events import read_events
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import read_results
-from tests.places import ROOT
+from tests.places import ON_ONE_MACHINE, ROOT
 
 KILLS = ("trainer, outlived", "trainer", "preprocessor", "coordinator", "all ranks")
 FAULTS = (*KILLS, "stopped for 3 s", "disk full", "checkpoint damaged", "source file gone")
@@ -184,7 +184,7 @@ class Trial:
 
     def _start(self, ranks, *arguments, program=("-m", "tests.chaos.job"), outlives=False):
         plain = {key: value for key, value in os.environ.items() if not key.startswith(("OMPI_", "PMIX_", "PRTE_"))}
-        environment = {**plain, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        environment = {**plain, **ON_ONE_MACHINE,
                        "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(self.folder / "cache"),
                        "CHAOS_STEPS": str(self.steps)}
         with open(self.folder / "output.txt", "ab") as output:

@@ -17,7 +17,7 @@ from fleet.storage.checkpoint import read_state
 from fleet.storage.events import read_events
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import read_results
-from tests.places import ROOT
+from tests.places import ON_ONE_MACHINE, ROOT
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Launcher:
     def environment(self, extra):
         # Variables of an MPI that this process may be under would confuse another one.
         plain = {key: value for key, value in os.environ.items() if not key.startswith(("OMPI_", "PMIX_", "PRTE_"))}
-        return {**plain, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        return {**plain, **ON_ONE_MACHINE,
                 "XDG_CACHE_HOME": str(self.folder / "cache"), "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **extra}
 
     def write(self, content):
