@@ -29,7 +29,7 @@ from scheduler.ensemble.simulation import costs_of, simulate, stream_of
 
 TARGET_S = 1.0
 REPETITIONS = 5
-LITERAL = Options(delta=Delta.parse("20"), peak_limited=False)
+LITERAL = Options(delta=Delta(20.0, relative=False), peak_limited=False)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from scheduler.files import read_json
 
 GPUS = (20, 40, 60, 80, 100, 120, 140, 160)
 FEW_GPUS = (20, 60, 100, 160)
-PAPER = Options(delta=Delta.parse("20"))
+PAPER = Options(delta=Delta(20.0, relative=False))
 LETTER = replace(PAPER, peak_limited=False)
 FREE_OF_COST = Costs()
 FREE, LOCKSTEP = Stream(), Stream(count=1)

@@ -1,9 +1,16 @@
-"""Sizes, durations and shares as people write them: ``2GB``, ``10min``, ``15%``."""
+"""Quantities as people write them: ``2GB``, ``10min``, ``15%``, ``20/s``; all that is read from such text is read here.
+
+A bare number is bytes for a size, seconds for a duration, and a part of one for a share. Where it could mean two
+things, as in ``schedule.delta``, it is refused.
+"""
 
 from __future__ import annotations
 
 import math
 import re
+
+from scheduler.base import Delta
+from scheduler.ensemble.pace import Ring, Stream
 
 _SIZES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
           "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
@@ -50,6 +57,46 @@ def parse_share(value: object) -> float:
     if isinstance(value, str) and value.strip().endswith("%"):
         return _split(value.strip()[:-1], {"": 1}, "15% or 0.15") / 100
     return _split(value, {"": 1}, "15% or 0.15")
+
+
+def parse_delta(value: object) -> Delta:
+    """How close rates are to the fastest: a share of it, ``15%``, or samples per second, ``20/s``.
+
+    Raises:
+        ValueError: it is neither. A bare number is neither: it does not say which of the two it is.
+
+    >>> parse_delta("15%"), parse_delta("20/s")
+    (Delta(value=0.15, relative=True), Delta(value=20.0, relative=False))
+    """
+    example = "15% (of the fastest rate) or 20/s (samples per second)"
+    text = value.strip() if isinstance(value, str) else ""
+    if text.endswith("%"):
+        return Delta(_split(text.removesuffix("%"), {"": 1}, example) / 100, relative=True)
+    if text.endswith("/s"):
+        return Delta(_split(text.removesuffix("/s"), {"": 1}, example), relative=False)
+    raise ValueError(f"should be written like {example}")
+
+
+def parse_stream(text: str) -> Stream:
+    """How a shared stream holds networks back: ``free``, ``lockstep``, a number of streams, ``ring`` or ``ring:10%``.
+
+    Raises:
+        ValueError: it is none of these, or the window of the ring is not above 0 and at most 100 %.
+
+    >>> parse_stream("4").count, parse_stream("ring:20%").ring
+    (4, Ring(shards=50, window=0.2, surplus=4.0))
+    """
+    if text in _STREAMS:
+        return _STREAMS[text]
+    name, _, window = text.partition(":")
+    if name == "ring":
+        return Stream(ring=Ring(window=parse_share(window)))
+    if not re.fullmatch("[0-9]{1,6}", text):
+        raise ValueError("should be free, lockstep, a number of lockstep streams, ring, or ring:10% (with its window)")
+    return Stream(int(text))
+
+
+_STREAMS = {"free": Stream(), "lockstep": Stream(1), "ring": Stream(ring=Ring())}
 
 
 def counted(number: int, what: str) -> str:

@@ -213,35 +213,32 @@ class Progress:
 class Delta:
     """How far from the reference rate a network may be and still join a flotilla.
 
-    >>> Delta.parse("15%").of(200.0), Delta.parse("20").of(200.0)
+    Args:
+        value: a share of the reference rate, or samples/s.
+        relative: whether it is the share.
+
+    Raises:
+        InputError: the value is negative or not finite.
+
+    >>> Delta(0.15, relative=True).of(200.0), Delta(20.0, relative=False).of(200.0)
     (30.0, 20.0)
+    >>> str(Delta(0.15, relative=True)), str(Delta(20.0, relative=False))
+    ('15%', '20/s')
     """
 
     value: float
     relative: bool
 
-    @classmethod
-    def parse(cls, text: str | float) -> Delta:
-        """Read ``"15%"`` (of the reference rate) or ``"20"`` (samples/s).
-
-        Raises:
-            InputError: it is neither.
-        """
-        words = str(text).strip()
-        try:
-            value = float(words.removesuffix("%"))
-        except ValueError:
-            value = math.nan
-        if not (math.isfinite(value) and value >= 0):
-            raise InputError(f"delta is {words!r}: write samples/s (20) or a share of the fastest (15%)")
-        return cls(value, words.endswith("%"))
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.value) and self.value >= 0):
+            raise InputError(f"delta is {self.value}: a share of the fastest rate, or samples/s, from 0 up")
 
     def of(self, reference: float) -> float:
         """The distance in samples/s at a reference rate."""
-        return self.value * reference / 100 if self.relative else self.value
+        return self.value * reference if self.relative else self.value
 
     def __str__(self) -> str:
-        return f"{self.value:g}" + "%" * self.relative
+        return f"{100 * self.value:.12g}%" if self.relative else f"{self.value:.12g}/s"
 
 
 @dataclass(frozen=True)
@@ -250,14 +247,14 @@ class Options:
 
     Args:
         alpha: share of the GPUs below which a round of ``global`` ends ([FLEET] section 4.3.2).
-        delta: closeness of rates within a flotilla; the paper's is ``Delta.parse("20")``.
+        delta: closeness of rates within a flotilla; the paper's is ``Delta(20.0, relative=False)``.
         peak_limited: never give a network a GPU that does not make it faster; False is the
             paper's Algorithm 2 to the letter.
         seed: of the random choices of ``baseline`` and ``homogeneous``.
     """
 
     alpha: float = 0.8
-    delta: Delta = field(default_factory=lambda: Delta(15.0, relative=True))
+    delta: Delta = field(default_factory=lambda: Delta(0.15, relative=True))
     peak_limited: bool = True
     seed: int = 0
 

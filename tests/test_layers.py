@@ -51,7 +51,7 @@ MAY_IMPORT = {
     "scheduler.eviction": _FAMILY,
     "fleet": "",
     "fleet.errors": "",
-    "fleet.units": "",
+    "fleet.units": "scheduler",
     "fleet.terminal": "fleet.errors fleet.units",
     "fleet.spec": _BELOW_SPEC,
     "fleet.storage": _SPEC,

@@ -8,6 +8,7 @@ from typing import Any
 
 from fleet.errors import UserError
 from fleet.storage.files import as_json
+from fleet.units import parse_delta
 from scheduler.base import Cluster, Delta, Options
 from scheduler.reservation.laws import LAWS, Law, make_law
 
@@ -37,8 +38,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the settings of policies."""
     group = parser.add_argument_group("settings of policies")
     group.add_argument("--delta", metavar="D",
-                       help="how close to the fastest the networks of a flotilla are, in samples/s (20) or as a "
-                            "share (15%%) (15%%)")
+                       help="how close to the fastest the networks of a flotilla are: as a share of its rate, like "
+                            "15%%, or in samples per second, like 20/s (15%%)")
     group.add_argument("--alpha", type=float, metavar="A",
                        help="share of the GPUs below which a round of the policy global ends (0.8)")
     group.add_argument("--literal", action="store_true",
@@ -60,9 +61,16 @@ def options_of(args: argparse.Namespace, default: Options | None = None) -> Opti
     if args.seed is not None and args.seed < 0:
         raise UserError(f"--seed {args.seed}: 0 or more")
     return Options(alpha=default.alpha if args.alpha is None else args.alpha,
-                   delta=default.delta if args.delta is None else Delta.parse(args.delta),
+                   delta=default.delta if args.delta is None else _delta(args.delta),
                    peak_limited=default.peak_limited and not args.literal,
                    seed=default.seed if args.seed is None else args.seed)
+
+
+def _delta(text: str) -> Delta:
+    try:
+        return parse_delta(text)
+    except ValueError as error:
+        raise UserError(f"--delta is {text!r}; it {error}") from None
 
 
 POINTS = 200  # intervals that a law is cut into unless said

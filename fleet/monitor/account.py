@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
+from fleet.units import parse_delta, parse_stream
 from scheduler.base import Cluster, Delta, InputError, Network, Options, RateTable
-from scheduler.ensemble.pace import Stream
 from scheduler.ensemble.replay import Record, Replay, replay, stints_of
 from scheduler.ensemble.simulation import Costs, Stint
 
@@ -254,7 +254,7 @@ def _replay(start: Event, events: Sequence[Event], costs: Costs, epoch_s: float)
         Network(name, tuple(rates), min_gpus=bounds[name][0], max_gpus=bounds[name][1])
         for name, rates in (_told(events) or _shown(events, scale)).items() if name in bounds))
     supply = [event["supply_samples_per_s"] for event in events if event["event"] == "stream"]
-    stream = Stream.parse(start["stream"])
+    stream = parse_stream(start["stream"])
     if stream.count and supply:
         stream = dataclasses.replace(stream, rate=supply[-1] * scale)
     options = start["options"]
@@ -262,11 +262,16 @@ def _replay(start: Event, events: Sequence[Event], costs: Costs, epoch_s: float)
     records = [dataclasses.replace(record, t_s=record.t_s / scale) for record in _records(events)]
     try:
         return replay(records, told, Cluster(tuple(start["devices"]), start["gpus_per_node"]), start["policy"],
-                      Options(options["alpha"], Delta.parse(options["delta"]), options["peak_limited"],
+                      Options(options["alpha"], _delta(options["delta"]), options["peak_limited"],
                               options["seed"]),
                       scaled, stream, epoch_s / scale)
     except InputError:  # no network has ended an epoch yet, or one has no rates
         return None
+
+
+def _delta(text: str) -> Delta:
+    """The delta of a log; until 0.1.0 samples/s were written without their unit."""
+    return parse_delta(text if text.endswith(("%", "/s")) else f"{text}/s")
 
 
 def _told(events: Sequence[Event]) -> dict[str, Sequence[float]]:

@@ -221,7 +221,7 @@ class Coordinator:
                 f"{over.regrouping / gpu_seconds:.2%} of it")
 
     def _pace(self) -> str:
-        """How groups depend on each other's pace, as :meth:`scheduler.ensemble.pace.Stream.parse` takes it."""
+        """How groups depend on each other's pace, as :func:`fleet.units.parse_stream` reads it."""
         if self._layout is None or self._layout.slots >= self._layout.chunks:
             return "free"
         return f"ring:{self._layout.slots / self._layout.chunks:.2%}" if self._layout.is_ring else "lockstep"

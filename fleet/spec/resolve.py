@@ -38,7 +38,6 @@ from fleet.spec.schema import (
 from fleet.spec.space import draw, grid, override
 from fleet.spec.yaml_file import plain, read_yaml
 from preprocess.base import InputError
-from scheduler.base import Delta
 from scheduler.ensemble.policies import POLICIES
 
 T = TypeVar("T")
@@ -109,14 +108,10 @@ def _resolve(content: Any, file: str, lines: Mapping[tuple, int]) -> Spec:
 
 def _salvage(content: Mapping[str, Any]) -> tuple[Document, list[tuple[int, ModelEntry]]]:
     """The parts of a wrong document that are right, so that mistakes of all kinds are found at once."""
-    parts = {}
+    parts: dict[str, Any] = {}
     for field in dataclass_fields(Document):
         if field.name in content and field.name != "models":
-            try:
-                placeholder = {"models": [{"family": "softmax"}], field.name: content[field.name]}
-                parts[field.name] = getattr(TypeAdapter(Document).validate_python(placeholder), field.name)
-            except ValidationError:
-                continue
+            parts |= _right_part(field.name, content[field.name])
     entries = []
     models = content.get("models")
     for index, item in enumerate(models if isinstance(models, list | tuple) else []):
@@ -127,6 +122,20 @@ def _salvage(content: Mapping[str, Any]) -> tuple[Document, list[tuple[int, Mode
     return Document(models=(ModelEntry(family="softmax"),), **parts), entries
 
 
+def _right_part(name: str, value: Any) -> dict[str, Any]:
+    """One key of a document with its value, or with as much of a mapping as is right."""
+    def read(value: Any) -> dict[str, Any]:
+        try:
+            document = TypeAdapter(Document).validate_python({"models": [{"family": "softmax"}], name: value})
+        except ValidationError:
+            return {}
+        return {name: getattr(document, name)}
+
+    if (whole := read(value)) or not isinstance(value, Mapping):
+        return whole
+    return read({key: item for key, item in value.items() if read({key: item})})
+
+
 def _problems(document: Document) -> Iterator[tuple[tuple, str, str]]:
     """What the types cannot say: (key path, what is wrong, what would be right)."""
     if not _NAME.fullmatch(document.name):
@@ -134,10 +143,6 @@ def _problems(document: Document) -> Iterator[tuple[tuple, str, str]]:
     policy = document.schedule.policy
     if policy not in POLICIES:
         yield ("schedule", "policy"), f"no policy is named {policy!r}", f"one of {', '.join(sorted(POLICIES))}"
-    try:
-        Delta.parse(document.schedule.delta)
-    except ValueError as error:
-        yield ("schedule", "delta"), str(error), ""
     rates = document.schedule.rates
     if document.resources.engine == "emulated" and rates is None:
         yield ("resources", "engine"), "emulated networks train at rates that are known", "`schedule: {rates: FILE}`"

@@ -19,10 +19,10 @@ from pydantic.dataclasses import dataclass
 
 from fleet.spec.model import Architecture
 from fleet.spec.space import Grid, Space
-from fleet.units import parse_duration, parse_share, parse_size
+from fleet.units import parse_delta, parse_duration, parse_share, parse_size
 from preprocess.base import InputError
 from preprocess.transforms import item_schema, parse_transform
-from scheduler.base import Delta, Options
+from scheduler.base import Options
 
 _STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
 
@@ -40,6 +40,15 @@ Duration = Annotated[float, BeforeValidator(parse_duration), _schema("10min")]
 
 
 Share = Annotated[float, BeforeValidator(parse_share), _schema("15%")]
+
+
+def _check_delta(value: object) -> object:
+    parse_delta(value)
+    return value
+
+
+DeltaText = Annotated[str, BeforeValidator(_check_delta), WithJsonSchema(
+    {"type": "string", "pattern": r"^\s*[0-9.eE+-]+\s*(%|/s)\s*$", "examples": ["15%", "20/s"]})]
 
 
 def _check_transform(item: object) -> object:
@@ -176,8 +185,7 @@ class Schedule:
     """Which networks train when, and on how many GPUs."""
 
     policy: str = "global"  # global | adaptive | local | homogeneous | baseline
-    # How close to the fastest the rates of a flotilla are, as a share of it; a number is samples/s.
-    delta: Annotated[float, Field(gt=0)] | str = "15%"
+    delta: DeltaText = "15%"  # how close to the fastest the rates of a flotilla are: a share of it, or samples/s
     alpha: Annotated[float, Field(gt=0, le=1)] = 0.8  # share of the GPUs below which a round of `global` ends
     peak_limited: bool = True  # give a network no GPU that does not make it faster
     rates: str | None = None  # a rates file instead of profiling
@@ -296,7 +304,7 @@ class Spec:
     def options(self) -> Options:
         """What the policy is told."""
         settings = self.schedule
-        return Options(settings.alpha, Delta.parse(settings.delta), settings.peak_limited, self.seed)
+        return Options(settings.alpha, parse_delta(settings.delta), settings.peak_limited, self.seed)
 
     @property
     def output(self) -> Path:

@@ -38,7 +38,7 @@ def flotilla(rates: RateTable, candidates: Sequence[str], gpus: int, options: Op
     >>> from scheduler.base import Delta, Network
     >>> table = RateTable(100, 4, (Network("a", (40.0, 70.0)), Network("b", (30.0, 55.0)),
     ...                            Network("c", (22.0, 42.0)), Network("d", (5.0, 9.0))))
-    >>> flotilla(table, "abcd", 5, Options(delta=Delta.parse("12")))
+    >>> flotilla(table, "abcd", 5, Options(delta=Delta(12.0, relative=False)))
     {'a': 1, 'c': 2, 'b': 2}
     """
     known = curves(rates, gpus)

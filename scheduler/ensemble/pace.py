@@ -71,28 +71,6 @@ class Stream:
         if not self.rate >= LEAST:
             raise InputError(f"the stream's rate is {self.rate}: samples/s, {LEAST} or more")
 
-    @classmethod
-    def parse(cls, text: str, rate: float = math.inf) -> Stream:
-        """Read ``free``, ``lockstep``, a number of streams, ``ring`` or ``ring:10%``.
-
-        >>> Stream.parse("4").count, Stream.parse("ring:20%").ring
-        (4, Ring(shards=50, window=0.2, surplus=4.0))
-
-        Raises:
-            InputError: it is none of these.
-        """
-        name, _, share = text.partition(":")
-        try:
-            if name == "ring":
-                window = float(share.removesuffix("%")) / 100 if share else Ring.window
-                return cls(rate=rate, ring=Ring(window=window))
-            if not share:
-                return cls({"free": 0, "lockstep": 1}[name] if name.isalpha() else int(name), rate)
-        except (KeyError, ValueError) as error:
-            if isinstance(error, InputError):
-                raise
-        raise InputError(f"stream {text!r}: write free, lockstep, a number of streams, ring or ring:10%")
-
     def split(self, rates: Sequence[float], gpus: Sequence[int]) -> list[int]:
         """Which stream each network would best be in: the cut that wastes the fewest GPUs.
 

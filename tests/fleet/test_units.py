@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.units import format_duration, format_size, parse_duration, parse_share, parse_size
+from fleet.units import (
+    format_duration,
+    format_size,
+    parse_delta,
+    parse_duration,
+    parse_share,
+    parse_size,
+    parse_stream,
+)
+from scheduler.base import Delta
+from scheduler.ensemble.pace import Ring, Stream
 
 PARSERS = [parse_size, parse_duration, parse_share]
 
@@ -28,6 +38,40 @@ def test_a_duration_is_seconds(text, seconds):
 @pytest.mark.parametrize(("text", "share"), [("15%", 0.15), (" 100 % ", 1), ("0.25", 0.25), (0.01, 0.01), ("0%", 0)])
 def test_a_share_is_a_part_of_one(text, share):
     assert parse_share(text) == share
+
+
+@pytest.mark.parametrize(("text", "delta"), [
+    ("15%", Delta(0.15, relative=True)), (" 15 % ", Delta(0.15, relative=True)), ("0%", Delta(0.0, relative=True)),
+    ("20/s", Delta(20.0, relative=False)), ("1e2 /s", Delta(100.0, relative=False)), ("0/s", Delta(0, relative=False))])
+def test_a_delta_is_a_share_or_samples_per_second(text, delta):
+    assert parse_delta(text) == delta
+
+
+@pytest.mark.parametrize("value", [0.15, 20, 0, "0.15", "20", "0", "", "%", "/s", "nan%", "inf/s", "-1%", "1/min",
+                                   None])
+def test_a_number_without_a_unit_is_no_delta(value):
+    with pytest.raises(ValueError, match="15% .of the fastest rate. or 20/s .samples per second."):
+        parse_delta(value)
+
+
+@given(st.floats(0, 1e6), st.booleans())
+def test_a_delta_that_is_shown_reads_back_as_about_the_same(value, relative):
+    read = parse_delta(str(Delta(value, relative)))
+    assert (read.relative, read.value) == (relative, pytest.approx(value, rel=1e-11))
+
+
+@pytest.mark.parametrize(("text", "stream"), [
+    ("free", Stream(0)), ("lockstep", Stream(1)), ("4", Stream(4)), ("ring", Stream(ring=Ring())),
+    ("ring:25%", Stream(ring=Ring(window=0.25))), ("ring:0.25", Stream(ring=Ring(window=0.25))),
+    ("ring:12.50%", Stream(ring=Ring(window=0.125)))])
+def test_a_stream_is_read_from_a_word(text, stream):
+    assert parse_stream(text) == stream
+
+
+@pytest.mark.parametrize("text", ["fast", "-1", "ring:", "ring:0%", "ring:x%", "ring:2", "4:10%", "", "1.5", "Free"])
+def test_a_word_that_names_no_stream_is_refused(text):
+    with pytest.raises(ValueError, match="ring|should be"):
+        parse_stream(text)
 
 
 @pytest.mark.parametrize("parser", PARSERS)

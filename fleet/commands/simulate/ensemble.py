@@ -2,7 +2,7 @@
 
   fleet simulate ensemble rates.json --gpus 80 --policy adaptive
   fleet simulate ensemble rates.json --gpus 80 --policy all --draw-epochs --seed 3
-  fleet simulate ensemble rates.json --gpus 80 --policy global --literal --delta 20 --plot gantt.png
+  fleet simulate ensemble rates.json --gpus 80 --policy global --literal --delta 20/s --plot gantt.png
 
 The policies are those of the live runtime. FILE is a rates file whose networks have epochs;
 policies are not told them. Unless said otherwise, `global` trains in lockstep and the others at
@@ -23,7 +23,8 @@ from typing import Any
 from fleet.commands.options import add_cluster, add_json, add_options, cluster_of, options_of, print_json
 from fleet.errors import ExitStatus, UserError
 from fleet.terminal import bar, print_table
-from scheduler.base import Cluster, Options, RateTable
+from fleet.units import parse_share, parse_stream
+from scheduler.base import Cluster, InputError, Options, RateTable
 from scheduler.ensemble.draw import redraw_epochs, with_errors
 from scheduler.ensemble.pace import Stream
 from scheduler.ensemble.policies import POLICIES
@@ -91,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _told(args: argparse.Namespace, rates: RateTable, cluster: Cluster, options: Options) -> RateTable:
     try:
-        error = float(args.rate_error.removesuffix("%")) / (100 if args.rate_error.endswith("%") else 1)
+        error = parse_share(args.rate_error)
     except ValueError:
         error = math.nan
     if not 0 <= error < 1:
@@ -107,7 +108,12 @@ def _costs(args: argparse.Namespace, policy: str) -> Costs:
 def _stream(args: argparse.Namespace, policy: str) -> Stream:
     if args.stream is None:
         return dataclasses.replace(stream_of(policy), rate=args.stream_rate)
-    return Stream.parse(args.stream, args.stream_rate)
+    try:
+        return dataclasses.replace(parse_stream(args.stream), rate=args.stream_rate)
+    except InputError:
+        raise
+    except ValueError as error:
+        raise UserError(f"--stream is {args.stream!r}; it {error}") from None
 
 
 def _record(outcome: Simulated) -> dict[str, Any]:

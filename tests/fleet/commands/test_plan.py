@@ -51,9 +51,9 @@ def test_json_has_the_agreed_keys_and_values(plan, rates):
 def test_delta_may_be_absolute_and_literal_wastes_gpus(plan, rates):
     only_tiny = {**RATES, "models": RATES["models"][2:]}
     rates.write_text(json.dumps(only_tiny))
-    _, found, _ = plan("--rates", rates, "--gpus", 4, "--delta", 20, "--json")
+    _, found, _ = plan("--rates", rates, "--gpus", 4, "--delta", "20/s", "--json")
     assert (found["members"][0]["gpus"], found["idle_gpus"]) == (1, 3)
-    _, found, _ = plan("--rates", rates, "--gpus", 4, "--delta", 20, "--literal", "--json")
+    _, found, _ = plan("--rates", rates, "--gpus", 4, "--delta", "20/s", "--literal", "--json")
     assert (found["members"][0]["gpus"], found["idle_gpus"]) == (4, 0)
 
 
@@ -72,7 +72,9 @@ def test_the_table_names_the_groups_under_every_policy(plan, rates, policy):
     (["--gpus", 2, "--gpus-per-node", 4], "gpus_per_node is 4: the whole cluster has 2 GPUs"),
     (["--gpus", 2, "--gpus-per-node", 0], "gpus_per_node is 0"),
     (["--gpus", 2, "--alpha", 1.5], "alpha is 1.5"),
-    (["--gpus", 2, "--delta", "near"], "delta is 'near'"),
+    (["--gpus", 2, "--delta", "near"], "--delta is 'near'; it should be written like 15%"),
+    (["--gpus", 2, "--delta", "0.15"], "should be written like 15% (of the fastest rate) or 20/s (samples per second)"),
+    (["--gpus", 2, "--delta", 20], "should be written like 15% (of the fastest rate) or 20/s (samples per second)"),
     (["--gpus", 2, "--seed", -1], "--seed -1"),
 ])
 def test_bad_options_are_one_line_and_status_2(plan, rates, options, said):

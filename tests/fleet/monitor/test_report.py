@@ -69,6 +69,15 @@ def test_where_the_policy_was_told_no_rates_those_that_networks_showed_count():
     assert told.simulated_s == pytest.approx(0.51 + 2 * (10 + 0.5))
 
 
+def test_a_log_of_before_deltas_had_units_is_replayed_as_it_was_meant():
+    def simulated(delta):
+        options = {**START["options"], "delta": delta}
+        return account(with_rates(10.0, 5.0, policy="global", options=options)).simulated_s
+
+    assert simulated("6") == simulated("6/s") < simulated("4") == simulated("4/s")  # the rates are 5 samples/s apart
+    assert simulated("60%") == simulated("6/s")
+
+
 def test_a_scale_of_time_changes_nothing_but_the_scale():
     slow, fast = account(with_rates(10.0, 5.0)), account(with_rates(5.0, 2.5, time_scale=0.5))
     assert (fast.measured_s, fast.simulated_s) == pytest.approx((slow.measured_s, slow.simulated_s))

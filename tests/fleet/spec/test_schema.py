@@ -14,6 +14,7 @@ from fleet.errors import SpecError
 from fleet.spec import Document, dump, json_schema, load, parse, with_output
 from fleet.spec.model import load_function
 from fleet.spec.page import PARTS, meanings
+from scheduler.base import Delta
 from tests.fleet.json_schema import complaints
 from tests.places import ROOT
 
@@ -208,7 +209,7 @@ def test_all_mistakes_are_named_at_once_with_line_and_key_and_what_would_be_righ
         (17, "models[5].space.dropout.hihg", "no key is named 'hihg'", "high? valid keys: low, high, log (False)"),
         (19, "train.optimizer.name", "'sdg'", "input should be 'sgd', 'adam' or 'adamw'"),
         (21, "schedule.policy", "no policy is named 'golbal'", "one of "),
-        (22, "schedule.delta", "delta is 'much'", ""),
+        (22, "schedule.delta", "'much'", "should be written like 15% (of the fastest rate) or 20/s"),
     ]
     assert [mistake[:2] for mistake in found] == [mistake[:2] for mistake in expected]
     for (*_, wrong, right), (*_, in_wrong, in_right) in zip(found, expected, strict=True):
@@ -283,6 +284,21 @@ def test_a_mistake_is_named(text, line, key, words, file):
     assert words in "\n".join(map(str, found))
 
 
+@pytest.mark.parametrize("delta", ["0.15", "20", "0", "'0'", "'20'", "-5%", "15 per cent", "20/min"])
+def test_a_delta_says_whether_it_is_a_share_or_samples_per_second(delta, file):
+    found, = mistakes(f"models: [{{family: softmax}}]\nschedule: {{delta: {delta}}}", file)
+    assert (found.key, found.right) == (
+        "schedule.delta", "should be written like 15% (of the fastest rate) or 20/s (samples per second)")
+
+
+@pytest.mark.parametrize(("written", "delta"), [
+    ("15%", Delta(0.15, relative=True)), ("20/s", Delta(20.0, relative=False)), ("0%", Delta(0.0, relative=True)),
+    ("'0%'", Delta(0.0, relative=True)), ("0/s", Delta(0.0, relative=False)), ("'0/s'", Delta(0.0, relative=False))])
+def test_a_delta_means_the_same_with_and_without_quotes(written, delta, file):
+    file.write_text(f"models: [{{family: softmax}}]\nschedule: {{delta: {written}}}")
+    assert load(file).options.delta == delta
+
+
 @pytest.mark.parametrize("text", [
     "a: &a [*a]", "a: &a [*a, *a]", "models: [{family: ResNet50, args: &a {x: *a}}]",
     "a: &a [1,1,1,1,1,1,1,1,1,1]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b,*b,*b]\n"
@@ -351,7 +367,7 @@ GOOD = {
     "train": {"batch": {"size": 8, "when_scaled": "per_gpu"}, "precision": "mixed_bfloat16", "xla": True,
               "optimizer": {"learning_rate": {"name": "CosineDecay", "decay_steps": 10}, "momentum": 0.9},
               "converge": {"max_epochs": 3, "patience": 2, "monitor": "loss", "target": 0.1, "min_delta": 0.01}},
-    "schedule": {"policy": "baseline", "delta": 20, "alpha": 0.7, "peak_limited": False},
+    "schedule": {"policy": "baseline", "delta": "20/s", "alpha": 0.7, "peak_limited": False},
     "profile": {"batches": 4, "timed": 2, "max_gpus": 2},
     "resources": {"engine": "keras", "preprocessors": 2, "gpus_per_node": 2, "exchange": "mpi"},
     "checkpoint": {"every": "10min"},
@@ -469,7 +485,7 @@ documents = st.fixed_dictionaries(
             "window": st.sampled_from(["2GB", "1.5MiB", 10**6]),
             "transforms": st.sampled_from([[], ["decode", {"rotate": {"degrees": 10}}]])}),
         "schedule": st.fixed_dictionaries({}, optional={
-            "delta": st.sampled_from(["20", 20, 0.5, "15%"]), "peak_limited": st.booleans()}),
+            "delta": st.sampled_from(["20/s", "0/s", " 0.5 % ", "15%"]), "peak_limited": st.booleans()}),
         "resources": st.fixed_dictionaries({}, optional={"preprocessors": st.sampled_from([0, 1, "auto"])}),
         "checkpoint": st.sampled_from([{}, {"every": None}, {"every": "90s"}])})
 
@@ -498,7 +514,8 @@ def test_a_good_spec_is_valid_by_the_schema(content):
 @pytest.mark.parametrize(("where", "value"), [
     (("nmae",), "x"), (("seed",), -1), (("data", "window"), []), (("data", "transforms", 0), "decod"),
     (("models", 0, "gpus"), [1]), (("models", 0, "space", "kernel"), {"low": 1}), (("train", "batch", "size"), "8"),
-    (("train", "optimizer", "name"), "sdg"), (("schedule", "alpha"), 2), (("resources", "preprocessors"), "some"),
+    (("train", "optimizer", "name"), "sdg"), (("schedule", "alpha"), 2), (("schedule", "delta"), 0.15),
+    (("schedule", "delta"), "20"), (("resources", "preprocessors"), "some"),
     (("models", 0, "count"), 20000), (("models",), [])])
 def test_the_schema_refuses_what_is_wrong(where, value):
     *path, last = where

@@ -41,21 +41,10 @@ def test_nobody_is_faster_than_its_rate_or_its_stream(groups, count, supply):
                    for one in set(streams))
 
 
-@pytest.mark.parametrize(("text", "stream"), [
-    ("free", Stream(0)), ("lockstep", Stream(1)), ("4", Stream(4)), ("ring", Stream(ring=Ring())),
-    ("ring:25%", Stream(ring=Ring(window=0.25))),
-])
-def test_a_stream_is_read_from_a_word(text, stream):
-    assert Stream.parse(text) == stream
-
-
-@pytest.mark.parametrize("text", ["fast", "-1", "ring:", "ring:0%", "ring:x%", "4:10%", "", "1.5"])
-def test_a_word_that_names_no_stream_is_refused(text):
-    if text == "ring:":  # nothing said is the default
-        assert Stream.parse(text).ring == Ring()
-        return
-    with pytest.raises(InputError):
-        Stream.parse(text)
+@pytest.mark.parametrize("window", [0.0, -0.1, 1.1, math.nan])
+def test_a_ring_whose_window_is_no_part_of_it_is_refused(window):
+    with pytest.raises(InputError, match="a window above 0 %"):
+        Ring(window=window)
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, math.nan])

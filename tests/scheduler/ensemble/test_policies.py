@@ -85,7 +85,7 @@ class Trainer:
 
 runs = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
 OPTIONS = st.builds(Options, alpha=st.sampled_from((0.5, 0.8, 1.0)), peak_limited=st.booleans(),
-                    delta=st.sampled_from((Delta.parse("15%"), Delta.parse("20"), Delta.parse("0"))),
+                    delta=st.builds(Delta, st.sampled_from((0.15, 20.0, 0.0)), relative=st.booleans()),
                     seed=st.integers(0, 3))
 
 

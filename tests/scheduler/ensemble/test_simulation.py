@@ -125,7 +125,8 @@ def test_policies_are_not_told_the_epochs(monkeypatch):
 
 def test_a_policy_may_be_told_other_rates_than_the_true_ones():
     true, told = table((1, 10, 9), (1, 10, 9)), table((1, 10, 20), (1, 1, 1))
-    alone = simulate(true, Cluster.of(2, 2), "global", Options(delta=Delta.parse("0")), Costs(), Stream(), told)
+    alone = simulate(true, Cluster.of(2, 2), "global", Options(delta=Delta(0.0, relative=False)), Costs(),
+                     Stream(), told)
     assert alone.rounds[0].members[0].gpus == 2  # as the told rates suggest, and slower in truth
 
 
@@ -210,7 +211,7 @@ def calibrated():
 @needs_ensemble
 @pytest.mark.parametrize(("gpus", "total_s"), [(20, 55200.1), (40, 30204.8), (60, 24495.0)])
 def test_global_to_the_letter_takes_about_the_times_of_the_papers_table_4(calibrated, gpus, total_s):
-    options = Options(delta=Delta.parse("20"), peak_limited=False)
+    options = Options(delta=Delta(20.0, relative=False), peak_limited=False)
     found = simulate(calibrated, Cluster.of(gpus, 4), "global", options, costs_of("global"), stream_of("global"))
     assert found.makespan_s == pytest.approx(total_s, rel=0.07)
 
@@ -226,7 +227,7 @@ def test_adaptive_comes_close_to_the_bound_without_knowing_the_epochs(calibrated
 
 @needs_ensemble
 def test_adaptive_beats_global_and_global_beats_baseline(calibrated):
-    spans = [simulate(calibrated, Cluster.of(80, 4), policy, replace(Options(), delta=Delta.parse("20")),
+    spans = [simulate(calibrated, Cluster.of(80, 4), policy, replace(Options(), delta=Delta(20.0, relative=False)),
                       costs_of(policy), stream_of(policy)).makespan_s for policy in ("adaptive", "global", "baseline")]
     assert spans[0] * 1.2 < spans[1]
     assert spans[1] * 1.2 < spans[2]

@@ -64,8 +64,9 @@ def test_the_paper_pays_for_checkpoints_and_adaptive_for_regrouping_unless_said(
 
 def test_the_stream_may_hold_networks_back(simulate):
     spans = {stream: simulate("--gpus", 3, "--policy", "baseline", "--stream", stream, "--json")[1]["makespan_s"]
-             for stream in ("free", "lockstep", "2", "ring:50%")}
+             for stream in ("free", "lockstep", "2", "ring:50%", "ring:0.5")}
     assert spans["free"] == min(spans.values())
+    assert spans["ring:50%"] == spans["ring:0.5"]
     assert spans["free"] < spans["lockstep"]
     slow = simulate("--gpus", 3, "--policy", "baseline", "--stream-rate", 1, "--json")[1]
     assert slow["makespan_s"] == pytest.approx(300.0)
@@ -90,7 +91,9 @@ def test_a_gantt_chart_is_drawn(simulate, tmp_path):
 @pytest.mark.parametrize(("options", "said"), [
     (["--gpus", 0], "gpus is 0"),
     (["--gpus", 1, "--gpus-per-node", 4], "gpus_per_node is 4: the whole cluster has 1 GPUs"),
-    (["--gpus", 1, "--stream", "fast"], "stream 'fast': write free, lockstep"),
+    (["--gpus", 1, "--stream", "fast"], "--stream is 'fast'; it should be free, lockstep, a number"),
+    (["--gpus", 1, "--stream", "ring:2"], "a window above 0 % and at most 100 %"),
+    (["--gpus", 1, "--delta", "20"], "--delta is '20'; it should be written like 15%"),
     (["--gpus", 1, "--stream-rate", 0], "the stream's rate is 0.0"),
     (["--gpus", 1, "--checkpoint-s", -1], "checkpoint_s is -1.0"),
     (["--gpus", 1, "--rate-error", "much"], "--rate-error much"),
@@ -112,7 +115,7 @@ def test_bad_rates_are_one_line_and_status_2(simulate, rates, wrong):
 
 def test_to_the_letter_a_network_is_given_gpus_that_slow_it_down(simulate, rates):
     rates.write_text(json.dumps({**RATES, "models": [{"name": "a", "rates": [10.0, 8.0], "epochs": 1}]}))
-    spans = [simulate("--policy", "global", "--gpus", 2, "--delta", 20, "--checkpoint-s", 0, "--scheduling-s", 0,
+    spans = [simulate("--policy", "global", "--gpus", 2, "--delta", "20/s", "--checkpoint-s", 0, "--scheduling-s", 0,
                       *letter, "--json")[1]["makespan_s"] for letter in ([], ["--literal"])]
     assert spans == pytest.approx([100 / 10, 100 / 8])
 
