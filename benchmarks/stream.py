@@ -45,7 +45,7 @@ from stream_ranks import MEMORY, Job, Outcome
 
 from fleet.api import mpirun
 from fleet.commands.options import print_json
-from fleet.storage.events import read_events
+from fleet.storage.event_log import read_events
 from fleet.storage.paths import RunPaths
 from fleet.terminal import print_table
 from preprocess.sources.image_folder import ImageFolder

@@ -36,7 +36,7 @@ from fleet.spec import (
     load,
     parse,
 )
-from fleet.storage.events import launch_status, log_mark
+from fleet.storage.event_log import launch_status, log_mark
 from fleet.storage.files import replacing
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import NetworkResult, Status, read_results

@@ -20,8 +20,9 @@ from pathlib import Path
 from types import FrameType
 
 from fleet.errors import ExitStatus, StorageError, UserError
-from fleet.storage.events import add_line, launch_status, log_mark, open_lines, read_events
+from fleet.storage.event_log import launch_status, log_mark, read_events
 from fleet.storage.files import storing
+from fleet.storage.lines import add_line, open_lines, read_lines
 from fleet.storage.lock import FolderLock
 from fleet.storage.paths import RunPaths
 from launch.base import InputError
@@ -117,10 +118,10 @@ def stops_before(path: Path, job: str) -> list[Stop]:
     """The stops of the chain that a job goes on with: the newest one, where it was to be followed by this job."""
     stops: list[Stop] = []
     following = None
-    for line in read_events(path) if path.exists() else ():
-        if line["event"] == "begun" and line["job"] != following:
+    for line in read_lines(path) if path.exists() else ():
+        if line.get("event") == "begun" and line["job"] != following:
             stops = []
-        elif line["event"] == "stopped":
+        elif line.get("event") == "stopped":
             stops.append(Stop(line["status"], line["warned"]))
             following = line["next"]
     return stops if job == following else []
@@ -128,8 +129,8 @@ def stops_before(path: Path, job: str) -> list[Stop]:
 
 def _unfinished(path: Path) -> str | None:
     """The job whose launch has begun, and of whose stop nothing is known."""
-    lines = list(read_events(path)) if path.exists() else []
-    return lines[-1]["job"] if lines and lines[-1]["event"] == "begun" else None
+    lines = list(read_lines(path)) if path.exists() else []
+    return lines[-1]["job"] if lines and lines[-1].get("event") == "begun" else None
 
 
 # ---- one job ------------------------------------------------------------------------------------

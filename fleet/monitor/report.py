@@ -11,7 +11,7 @@ from typing import Any
 from fleet.errors import UserError
 from fleet.monitor.account import Account, Event, account
 from fleet.spec.model import one_line
-from fleet.storage.events import read_events
+from fleet.storage.event_log import read_events
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import NetworkResult, read_results
 

@@ -11,6 +11,7 @@ import socket
 import time
 from typing import Any
 
+from fleet.storage.events import EpochEnded, Event
 from fleet.storage.files import storing
 from fleet.storage.paths import RunPaths
 
@@ -30,17 +31,18 @@ class TensorBoardObserver:
             return
         self._make_event, self._summary, self._record_writer = event_pb2.Event, summary_pb2.Summary, RecordWriter
 
-    def on_event(self, event: str, fields: dict) -> None:
+    def on_event(self, event: Event) -> None:
         """Write an epoch's metrics."""
-        if event != "epoch" or self._make_event is None:
+        if not isinstance(event, EpochEnded) or self._make_event is None:
             return
         names = {"loss": "train", "accuracy": "train", "val_loss": "validation", "val_accuracy": "validation",
                  "learning_rate": "train"}
-        values = [self._summary.Value(tag=f"{part}/{name.removeprefix('val_')}", simple_value=fields[name])
+        record = event.record
+        values = [self._summary.Value(tag=f"{part}/{name.removeprefix('val_')}", simple_value=getattr(record, name))
                   for name, part in names.items()]
-        with storing(self._paths.tensorboard(fields["network"])):
-            self._write(fields["network"], self._make_event(
-                wall_time=time.time(), step=fields["epoch"], summary=self._summary(value=values)))
+        with storing(self._paths.tensorboard(event.network)):
+            self._write(event.network, self._make_event(
+                wall_time=time.time(), step=record.epoch, summary=self._summary(value=values)))
 
     def on_pace(self, network: str, samples: int, samples_per_s: float) -> None:
         """Only whole epochs are written."""

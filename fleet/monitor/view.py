@@ -11,7 +11,30 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from fleet.spec import Spec
+from fleet.storage.events import (
+    BadSample,
+    BestLost,
+    EpochEnded,
+    Event,
+    GroupChanged,
+    GroupStarted,
+    GroupStopped,
+    GroupStruck,
+    Interrupted,
+    NetworkFailed,
+    NetworkFellBack,
+    NetworkFinished,
+    NetworkRetried,
+    Profiled,
+    RankLost,
+    RateMeasured,
+    RoundStarted,
+    Started,
+    StreamStarted,
+    TooLate,
+)
 from fleet.storage.files import STDOUT, storing
+from fleet.storage.state import EpochRecord
 from fleet.terminal import terminal, terminal_width
 from fleet.units import counted, format_duration
 
@@ -23,9 +46,9 @@ class PlainView:
         self._out, self._start = out or sys.stdout, time.monotonic()
         self._max_epochs = {network.name: network.train.converge.max_epochs for network in spec.networks}
 
-    def on_event(self, event: str, fields: dict[str, Any]) -> None:
+    def on_event(self, event: Event) -> None:
         """Say what happened."""
-        line = describe(event, fields, self._max_epochs)
+        line = describe(event, self._max_epochs)
         if line:
             with storing(STDOUT):
                 print(f"[{format_duration(time.monotonic() - self._start):>12}] {line}", file=self._out, flush=True)
@@ -37,87 +60,93 @@ class PlainView:
         """Nothing is held."""
 
 
-def describe(event: str, fields: dict[str, Any], max_epochs: dict[str, int]) -> str:
+def describe(event: Event, max_epochs: Mapping[str, int]) -> str:
     """An event in a line, or nothing where it is not worth one."""
     match event:
-        case "start":
-            done = f", {len(fields['finished'])} of them done before" if fields["finished"] else ""
-            return (f"{counted(fields['networks'], 'network')}{done}; {counted(fields['trainers'], 'trainer')}, "
-                    f"{counted(fields['preprocessors'], 'preprocessor')} on {counted(fields['nodes'], 'node')}; "
-                    f"policy {fields['policy']}")
-        case "measured":
-            result = fields.get("reason") or f"{fields['rate']:.0f} samples/s"
-            return (f"measured {fields['done']}/{fields['total']}: {fields['network']} on "
-                    f"{counted(fields['gpus'], 'GPU')}: {result}")
-        case "profiled":
-            after = f" after {format_duration(fields['seconds'])}" if fields["measurements"] else ", measured before"
-            return f"rates known{after}"
-        case "stream":
-            return describe_stream(fields)
-        case "round":
-            return f"round {fields['round']}: {', '.join(fields['members'])}"
-        case "group":
-            return f"  {fields['network']} on devices {fields['devices']}"
-        case "regroup":
-            return (f"  {fields['network']} on devices {fields['devices']} instead of {fields['before']}, after "
-                    f"{format_duration(fields['seconds'])}")
-        case "epoch":
-            judged = "" if fields["val_loss"] != fields["val_loss"] else (
-                f", validation {fields['val_loss']:.4f} {fields['val_accuracy']:.2%}")
-            rate = fields["samples"] / max(fields["seconds"], 1e-9)
-            return (f"{fields['network']} epoch {fields['epoch']}/{max_epochs[fields['network']]}: "
-                    f"loss {fields['loss']:.4f} {fields['accuracy']:.2%}{judged} ({rate:.0f} samples/s)")
-        case "final":
-            return f"{fields['network']} is done: {fields['reason']}"
-        case "failed":
-            return f"{fields['network']} FAILED: {fields['reason']}"
-        case "too_late":
-            return (f"too late to start {', '.join(fields['networks'])}: {format_duration(fields['left_s'])} are left, "
-                    f"and a group has taken {format_duration(fields['needed_s'])} to start")
-        case "retry":
-            return (f"{fields['network']} failed: {fields['reason']}; that may pass: retry {fields['retry']} of "
-                    f"{fields['retries']}")
-        case "fell_back":
-            is_left = fields["epochs"] or fields["position"]
-            goes_on = f"goes on after epoch {fields['epochs']}" if is_left else "starts over"
-            return f"WARNING: {fields['network']} {goes_on}: {fields['damage']}"
-        case "best_lost":
-            return f"WARNING: {fields['network']}: {fields['damage']}"
-        case "interrupted":
-            if fields["replay"]:
-                return f"{fields['reason']}: stopping; a replay does not go on, the same command starts it over"
-            return f"{fields['reason']}: finishing the step, saving, and stopping; the same command goes on"
-        case "lost":
-            return f"rank {fields['rank']} has died; the others go on"
-        case "struck":
-            where = f"epoch {fields['epochs']}" + (f", sample {fields['position']}" if fields["position"] else "")
-            return f"{fields['network']} lost a rank, and goes back to its last checkpoint: after {where}"
-        case "bad_sample":
-            return f"skipped {fields['name']}: {fields['reason']}"
+        case Started():
+            done = f", {len(event.finished)} of them done before" if event.finished else ""
+            return (f"{counted(event.networks, 'network')}{done}; {counted(event.trainers, 'trainer')}, "
+                    f"{counted(event.preprocessors, 'preprocessor')} on {counted(event.nodes, 'node')}; "
+                    f"policy {event.policy}")
+        case RateMeasured():
+            result = event.reason or f"{event.rate:.0f} samples/s"
+            return f"measured {event.done}/{event.total}: {event.network} on {counted(event.gpus, 'GPU')}: {result}"
+        case Profiled():
+            return "rates known" + (f" after {format_duration(event.seconds)}" if event.measurements
+                                    else ", measured before")
+        case StreamStarted():
+            return _describe_stream(event)
+        case RoundStarted():
+            return f"round {event.round}: {', '.join(event.members)}"
+        case GroupStarted():
+            return f"  {event.network} on devices {list(event.devices)}"
+        case GroupChanged():
+            return (f"  {event.network} on devices {list(event.devices)} instead of {list(event.before)}, after "
+                    f"{format_duration(event.seconds)}")
+        case EpochEnded():
+            return _describe_epoch(event, max_epochs[event.network])
+        case NetworkFinished():
+            return f"{event.network} is done: {event.reason}"
+        case Interrupted():
+            if event.replay:
+                return f"{event.reason}: stopping; a replay does not go on, the same command starts it over"
+            return f"{event.reason}: finishing the step, saving, and stopping; the same command goes on"
+        case _:
+            return _describe_trouble(event)
+
+
+def _describe_trouble(event: Event) -> str:
+    match event:
+        case NetworkFailed():
+            return f"{event.network} FAILED: {event.reason}"
+        case TooLate():
+            return (f"too late to start {', '.join(event.networks)}: {format_duration(event.left_s)} are left, "
+                    f"and a group has taken {format_duration(event.needed_s)} to start")
+        case NetworkRetried():
+            return (f"{event.network} failed: {event.reason}; that may pass: retry {event.retry} of "
+                    f"{event.retries}")
+        case NetworkFellBack():
+            goes_on = f"goes on after epoch {event.epochs}" if event.epochs or event.position else "starts over"
+            return f"WARNING: {event.network} {goes_on}: {event.damage}"
+        case BestLost():
+            return f"WARNING: {event.network}: {event.damage}"
+        case RankLost():
+            return f"rank {event.rank} has died; the others go on"
+        case GroupStruck():
+            where = f"epoch {event.epochs}" + (f", sample {event.position}" if event.position else "")
+            return f"{event.network} lost a rank, and goes back to its last checkpoint: after {where}"
+        case BadSample():
+            return f"skipped {event.name}: {event.reason}"
         case _:
             return ""
 
 
-def describe_stream(fields: dict[str, Any]) -> str:
+def _describe_epoch(event: EpochEnded, max_epochs: int) -> str:
+    record = event.record
+    judged = "" if math.isnan(record.val_loss) else f", validation {record.val_loss:.4f} {record.val_accuracy:.2%}"
+    return (f"{event.network} epoch {record.epoch}/{max_epochs}: loss {record.loss:.4f} {record.accuracy:.2%}{judged} "
+            f"({record.samples / max(record.seconds, 1e-9):.0f} samples/s)")
+
+
+def _describe_stream(event: StreamStarted) -> str:
     """Whether input or training is the bottleneck, and what to change."""
-    rates = (f"input {fields['supply_samples_per_s']:.0f} samples/s by "
-             f"{counted(fields['preprocessors'], 'preprocessor')}, the fastest network takes "
-             f"{fields['demand_samples_per_s']:.0f}: ")
-    if fields["kept"]:
+    rates = (f"input {event.supply_samples_per_s:.0f} samples/s by {counted(event.preprocessors, 'preprocessor')}, "
+             f"the fastest network takes {event.demand_samples_per_s:.0f}: ")
+    if event.kept:
         return rates + "decoded in the first epoch, kept from then on"
-    if fields["bottleneck"] == "input":
+    if event.bottleneck == "input":
         return rates + ("input is the bottleneck (more preprocessors: start more ranks, raise resources.preprocessors; "
                         "or decode once: data.cache: memory, or file)")
-    spare = fields["of"] - fields["preprocessors"]
-    advice = f" ({counted(spare, 'preprocessor')} of {fields['of']} could train instead)" if spare else ""
-    if fields["policy"] == "adaptive" and fields["pace"] == "shared":
+    spare = event.of - event.preprocessors
+    advice = f" ({counted(spare, 'preprocessor')} of {event.of} could train instead)" if spare else ""
+    if event.policy == "adaptive" and event.pace == "shared":
         advice += "; adaptive is faster where networks go at their own pace: data.cache: memory, or data.order: ring"
     return f"{rates}training is the bottleneck{advice}"
 
 
 # What stays on the screen above the live table.
-_STAYING = {"start", "profiled", "stream", "final", "failed", "too_late", "retry", "fell_back", "best_lost", "lost",
-            "struck", "interrupted", "bad_sample"}
+_STAYING = (Started, Profiled, StreamStarted, NetworkFinished, NetworkFailed, TooLate, NetworkRetried, NetworkFellBack,
+            BestLost, RankLost, GroupStruck, Interrupted, BadSample)
 
 
 @dataclass(frozen=True)
@@ -169,28 +198,35 @@ class LiveView:
         self._live = Live(console=console, get_renderable=self._table, refresh_per_second=4)
         self._live.start()
 
-    def on_event(self, event: str, fields: dict[str, Any]) -> None:
+    def on_event(self, event: Event) -> None:
         """Change the table; what should stay on the screen is printed above it."""
-        max_epochs = {name: row.most for name, row in self._rows.items()}
-        if event in _STAYING:
-            self._live.console.print(describe(event, fields, max_epochs), highlight=False)
-        elif event == "measured":
-            self._title = describe(event, fields, max_epochs)
-        elif event == "round":
-            self._title = f"round {fields['round']}"
-        elif event == "group":
-            self._change(fields["network"], devices=tuple(fields["devices"]), rate=0.0, part=0.0)
-        elif event == "regroup":
-            self._change(fields["network"], devices=tuple(fields["devices"]))
-        elif event == "epoch":
-            self._change(fields["network"], epoch=fields["epoch"], part=0.0, loss=fields["loss"],
-                         val=fields["val_accuracy"], rate=fields["samples"] / max(fields["seconds"], 1e-9),
-                         epoch_s=fields["seconds"])
-            self._samples = max(fields["samples"], 1)
-        if event in ("fell_back", "struck"):
-            self._change(fields["network"], epoch=fields["epochs"])
-        if event in ("final", "failed", "retry", "stopped", "struck"):
-            self._change(fields["network"], devices=())
+        if isinstance(event, _STAYING):
+            self._live.console.print(self._describe(event), highlight=False)
+        match event:
+            case RateMeasured():
+                self._title = self._describe(event)
+            case RoundStarted():
+                self._title = f"round {event.round}"
+            case GroupStarted():
+                self._change(event.network, devices=event.devices, rate=0.0, part=0.0)
+            case GroupChanged():
+                self._change(event.network, devices=event.devices)
+            case EpochEnded():
+                self._add_epoch(event.network, event.record)
+            case NetworkFellBack():
+                self._change(event.network, epoch=event.epochs)
+            case GroupStruck():
+                self._change(event.network, epoch=event.epochs, devices=())
+            case NetworkFinished() | NetworkFailed() | NetworkRetried() | GroupStopped():
+                self._change(event.network, devices=())
+
+    def _describe(self, event: Event) -> str:
+        return describe(event, {name: row.most for name, row in self._rows.items()})
+
+    def _add_epoch(self, network: str, record: EpochRecord) -> None:
+        self._change(network, epoch=record.epoch, part=0.0, loss=record.loss, val=record.val_accuracy,
+                     rate=record.samples / max(record.seconds, 1e-9), epoch_s=record.seconds)
+        self._samples = max(record.samples, 1)
 
     def on_pace(self, network: str, samples: int, samples_per_s: float) -> None:
         """Move a network's bar."""

@@ -14,7 +14,8 @@ from fleet.runtime.interrupt import Interruption
 from fleet.runtime.prepare import Prepared
 from fleet.runtime.replay import compare
 from fleet.runtime.survey import Survey, cache_path, hardware, read_cache, write_cache
-from fleet.storage.events import EventLog, logged_epochs
+from fleet.storage.event_log import EventLog, logged_epochs
+from fleet.storage.events import Event, Profiled
 from fleet.storage.files import STDOUT, storing
 from fleet.storage.identity import speed_identity, trial_identity
 from fleet.storage.results import Results, leaderboard, recover
@@ -57,9 +58,9 @@ class CoordinatorSide:
             self.results.add_bad(sample.name, sample.reason)
         self.results.write()
 
-    def on_event(self, event: str, fields: dict) -> None:
+    def on_event(self, event: Event) -> None:
         """Keep what was measured as soon as it is, whatever becomes of this launch."""
-        if event == "profiled":
+        if isinstance(event, Profiled):
             write_cache(self._cache, self._survey.known)
 
     def on_pace(self, network: str, samples: int, samples_per_s: float) -> None:

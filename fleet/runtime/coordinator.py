@@ -9,7 +9,6 @@ built its network; so it is where a group waits for orders that all is decided. 
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import time
 from collections import Counter
@@ -51,7 +50,34 @@ from fleet.errors import ExitStatus, InfrastructureError, UserError
 from fleet.runtime.interrupt import Interruption, StartupTimes
 from fleet.runtime.survey import Survey, Task
 from fleet.spec import Spec
-from fleet.storage.events import EventLog
+from fleet.storage.event_log import EventLog
+from fleet.storage.events import (
+    BadSample,
+    BestLost,
+    Ended,
+    EpochEnded,
+    Event,
+    GroupChanged,
+    GroupStarted,
+    GroupStopped,
+    GroupStruck,
+    Interrupted,
+    NetworkFailed,
+    NetworkFellBack,
+    NetworkFinished,
+    NetworkRetried,
+    Planned,
+    PlannedGroup,
+    Profiled,
+    RankLost,
+    RateMeasured,
+    RatesGiven,
+    RoundStarted,
+    ScheduleOptions,
+    Started,
+    StreamStarted,
+    TooLate,
+)
 from fleet.storage.files import write_json
 from fleet.storage.results import Results, take_up
 from fleet.storage.state import EpochRecord
@@ -73,7 +99,7 @@ _REST_S = 5.0  # before a network is tried again; twice as long each time
 class Observer(Protocol):
     """Who is shown what happens: the live view, TensorBoard, files."""
 
-    def on_event(self, event: str, fields: dict) -> None:
+    def on_event(self, event: Event) -> None:
         """Something was decided or done; the same that goes into the event log."""
 
     def on_pace(self, network: str, samples: int, samples_per_s: float) -> None:
@@ -170,19 +196,20 @@ class Coordinator:
 
     def start(self) -> None:
         """Say what begins, and what an earlier launch did not come to say."""
-        self._log("start", networks=len(self._spec.networks), trainers=len(self._roles.trainers),
-                  preprocessors=len(self._roles.preprocessors), nodes=self._roles.nodes,
-                  gpus_per_node=self._roles.gpus_per_node, policy=self._spec.schedule.policy,
-                  finished=sorted(self._results.finished()), first_stream_epoch=self._first,
-                  samples=self._results.samples, devices=self._cluster.devices, stream=self._pace(),
-                  options={"alpha": self._options.alpha, "delta": str(self._options.delta),
-                           "peak_limited": self._options.peak_limited, "seed": self._options.seed},
-                  bounds={network.name: (network.min_gpus, network.max_gpus) for network in self._spec.networks},
-                  time_scale=self._spec.resources.time_scale)
+        options = self._options
+        self._note(Started(
+            networks=len(self._spec.networks), trainers=len(self._roles.trainers),
+            preprocessors=len(self._roles.preprocessors), nodes=self._roles.nodes,
+            gpus_per_node=self._roles.gpus_per_node, policy=self._spec.schedule.policy,
+            finished=tuple(sorted(self._results.finished())), first_stream_epoch=self._first,
+            samples=self._results.samples, devices=self._cluster.devices, stream=self._pace(),
+            options=ScheduleOptions(options.alpha, str(options.delta), options.peak_limited, options.seed),
+            bounds={network.name: (network.min_gpus, network.max_gpus) for network in self._spec.networks},
+            time_scale=self._spec.resources.time_scale))
         if self._spec.schedule.rates is not None and self._rates is not None:
-            self._log("rates", rates={network.name: network.rates for network in self._rates.models})
+            self._note(RatesGiven({network.name: network.rates for network in self._rates.models}))
         for network, record in self._unlogged:
-            self._log("epoch", network=network, **dataclasses.asdict(record), blocked_s=0.0)
+            self._note(EpochEnded(network, record))
 
     def step(self) -> bool:
         """Receive a message if there is one, decide, send; returns whether anything happened."""
@@ -207,8 +234,9 @@ class Coordinator:
     def stop(self) -> None:
         """Say what ends."""
         total = self._events.now()
-        self._log("end", status=int(self.status or 0), seconds=round(total, 3), rounds=self._round,
-                  **{f"{name}_s": round(value, 6) for name, value in dataclasses.asdict(self.overheads).items()})
+        over = self.overheads
+        self._note(Ended(int(self.status or 0), total, self._round, over.profiling, over.scheduling, over.checkpointing,
+                         over.regrouping))
 
     def summary(self) -> str:
         """How long the run took, and the shares of what is not training ([FLEET] Table 4)."""
@@ -272,8 +300,7 @@ class Coordinator:
         group = self._groups[done.network]
         self._results.add_epoch(done.network, done.record)
         self.overheads.checkpointing += done.blocked_s * group.member.gpus
-        self._log("epoch", network=done.network, **dataclasses.asdict(done.record),
-                  blocked_s=round(done.blocked_s, 6))
+        self._note(EpochEnded(done.network, done.record, done.blocked_s))
         if self._in_step:
             group.next_epoch += done.record.stream_epoch == group.next_epoch
         else:  # beyond all that the network has consumed
@@ -285,7 +312,7 @@ class Coordinator:
 
     def _finish(self, network: str, reason: str) -> None:
         self._results.finish(network, reason)
-        self._log("final", network=network, reason=reason, epochs=len(self._results.histories[network]))
+        self._note(NetworkFinished(network, reason, epochs=len(self._results.histories[network])))
 
     def _answer_ended(self) -> None:
         """Tell the groups at an epoch's end what to do.
@@ -331,22 +358,20 @@ class Coordinator:
         group = self._groups[regrouped.network]
         group.joins = None
         self.overheads.regrouping += regrouped.seconds * group.member.gpus
-        self._log("regroup", network=regrouped.network, before=list(group.before), devices=list(group.member.devices),
-                  position=regrouped.position, seconds=round(regrouped.seconds, 6))
+        self._note(GroupChanged(regrouped.network, group.before, group.member.devices, regrouped.position,
+                                regrouped.seconds))
         self._allow_production()
 
     def _on_fell_back(self, fallen: FellBack) -> None:
         self._results.fall_back(fallen.network, fallen.history)
-        self._log("fell_back", network=fallen.network, damage=fallen.damage, epochs=len(fallen.history),
-                  position=fallen.position)
+        self._note(NetworkFellBack(fallen.network, fallen.damage, len(fallen.history), fallen.position))
 
     def _on_stopped(self, stopped: Stopped) -> None:
         group = self._groups.pop(stopped.network)
         self.overheads.checkpointing += stopped.checkpoint_s * group.member.gpus
-        self._log("stopped", network=stopped.network, checkpoint_s=round(stopped.checkpoint_s, 6),
-                  export_s=round(stopped.export_s, 6))
+        self._note(GroupStopped(stopped.network, stopped.checkpoint_s, stopped.export_s))
         if stopped.damage:
-            self._log("best_lost", network=stopped.network, damage=stopped.damage)
+            self._note(BestLost(stopped.network, stopped.damage))
         self._is_stale = True
 
     def _on_failed(self, failed: Failed) -> None:
@@ -363,20 +388,20 @@ class Coordinator:
         if not failed.may_pass or self._failures[failed.network] >= self._spec.document.retries:
             return False
         self._failures[failed.network] += 1
-        self._log("retry", network=failed.network, reason=failed.reason, retry=self._failures[failed.network],
-                  retries=self._spec.document.retries)
+        self._note(NetworkRetried(failed.network, failed.reason, retry=self._failures[failed.network],
+                                  retries=self._spec.document.retries))
         return True
 
     def _fail(self, network: str, reason: str, detail: str = "", may_pass: bool = False) -> None:
         self._results.fail(network, reason, may_pass)
-        self._log("failed", network=network, reason=reason, detail=detail)
+        self._note(NetworkFailed(network, reason, detail))
         self._is_stale = True
 
     def _on_bad(self, bad: Bad) -> None:
         if bad.name in self._results.bad:  # other ranks, or other epochs, have met it too
             return
         self._results.add_bad(bad.name, bad.reason)
-        self._log("bad_sample", name=bad.name, reason=bad.reason, training=bad.training)
+        self._note(BadSample(bad.name, bad.reason, bad.training))
         share = len(self._results.bad) / self._results.samples
         if share > self._spec.data.max_bad:
             raise UserError(f"{len(self._results.bad)} of {self._results.samples} samples cannot be read, more than "
@@ -391,13 +416,13 @@ class Coordinator:
             if self._replayed:
                 raise InfrastructureError(f"rank {rank} has died")
             if rank not in self._roles.device_of:  # trainers prepare their samples themselves from now on
-                self._log("lost", rank=rank, device=None)
+                self._note(RankLost(rank, device=None))
                 continue
             device = self._roles.device_of[rank]
             self._idle.discard(device)
             self._cluster = self._cluster.without([device])
             self._is_stale = True
-            self._log("lost", rank=rank, device=device)
+            self._note(RankLost(rank, device))
             for group in self._groups.values():
                 group.is_struck |= device in group.member.devices
             for devices in [devices for devices in self._measuring if device in devices]:
@@ -419,10 +444,10 @@ class Coordinator:
         history = self._results.histories.get(name, ())
         for record in history:
             if (record.epoch, record.stream_epoch) not in had:  # saved, and then the master died
-                self._log("epoch", network=name, **dataclasses.asdict(record), blocked_s=0.0)
+                self._note(EpochEnded(name, record))
         self._results.write()
         self._is_stale = True
-        self._log("struck", network=name, epochs=len(history), position=state.position if state else 0)
+        self._note(GroupStruck(name, epochs=len(history), position=state.position if state else 0))
 
     # ---- measure ----
 
@@ -443,8 +468,8 @@ class Coordinator:
             for network, reason in self._survey.failed.items():
                 if network not in self._results.finished():
                     self._fail(network, reason, may_pass=self._passing[network])
-            self._log("profiled", measurements=self._survey.measured, seconds=round(self.overheads.profiling, 3),
-                      rates={network.name: network.rates for network in self._rates.models})
+            self._note(Profiled(self._survey.measured, self.overheads.profiling,
+                                {network.name: network.rates for network in self._rates.models}))
             write_json(self._profile, write_rates(self._rates))
 
     def _on_measured(self, measured: Measured) -> None:
@@ -455,9 +480,8 @@ class Coordinator:
             return
         self._survey.add(task, measured.rate, measured.reason)
         self._passing[measured.network] = measured.may_pass
-        self._log("measured", network=measured.network, gpus=measured.gpus, rate=round(measured.rate, 3),
-                  seconds=round(measured.seconds, 3), done=self._survey.measured, total=self._survey.total,
-                  **({"reason": measured.reason} if measured.reason else {}))
+        self._note(RateMeasured(measured.network, measured.gpus, measured.rate, measured.seconds,
+                                done=self._survey.measured, total=self._survey.total, reason=measured.reason))
 
     # ---- decide ----
 
@@ -478,8 +502,8 @@ class Coordinator:
         self._is_stale = False
         if wanted != self._wanted:
             self._wanted = wanted
-            self._log("plan", members=[{"name": m.name, "gpus": m.gpus, "devices": list(m.devices)}
-                                       for m in wanted.members], scheduling_s=round(seconds, 6))
+            self._note(Planned(tuple(PlannedGroup(member.name, member.gpus, member.devices)
+                                     for member in wanted.members), seconds))
 
     def _direct(self) -> None:
         """Make what runs like what should run."""
@@ -522,7 +546,7 @@ class Coordinator:
     def _start(self, members: Sequence[Member]) -> None:
         if all(group.is_stopping for group in self._groups.values()):
             self._round += 1
-            self._log("round", round=self._round, members=[member.name for member in members])
+            self._note(RoundStarted(self._round, tuple(member.name for member in members)))
         epoch = self._granted + 1
         for member in members:
             self._starts.started(member.name)
@@ -533,16 +557,15 @@ class Coordinator:
             order = Start(member.name, ranks, self._next_group(), self._stream_epoch(own))
             for rank in ranks:
                 self._world.tell(rank, Tag.TRAINER, order)
-            self._log("group", network=member.name, devices=list(member.devices), stream_epoch=own, round=self._round)
+            self._note(GroupStarted(member.name, member.devices, own, self._round))
         self._grant(epoch)
 
     def _hold_back(self, members: Sequence[Member]) -> None:
         """Start nothing any more; end once nothing runs."""
         if not self._was_too_late:
             self._was_too_late = True
-            self._log("too_late", networks=[member.name for member in members],
-                      left_s=round(self._interruption.seconds_left() or 0.0, 3),
-                      needed_s=round(self._starts.longest_s or 0.0, 3))
+            self._note(TooLate(tuple(member.name for member in members), self._interruption.seconds_left() or 0.0,
+                               self._starts.longest_s or 0.0))
         if not self._groups:
             self._interrupt("too little of the walltime is left for another group")
 
@@ -642,7 +665,7 @@ class Coordinator:
     def _interrupt(self, reason: str) -> None:
         """Have all groups save and let go, wherever in an epoch they are."""
         self._interrupted = reason
-        self._log("interrupted", reason=reason, replay=bool(self._replayed))
+        self._note(Interrupted(reason, replay=bool(self._replayed)))
         for group in self._groups.values():
             if not group.is_stopping:
                 self._pause(group)
@@ -715,11 +738,10 @@ class Coordinator:
         else:
             needed = len(self._roles.preprocessors)
         supply = sum(self._throughput[:needed])
-        self._log("stream", preprocessors=needed, of=len(self._roles.preprocessors),
-                  policy=self._spec.schedule.policy,
-                  pace="shared" if self._in_step else "own", kept=self._layout is None,
-                  supply_samples_per_s=round(supply, 1),
-                  demand_samples_per_s=round(demand, 1), bottleneck="input" if supply < demand else "training")
+        self._note(StreamStarted(
+            needed, len(self._roles.preprocessors), self._spec.schedule.policy,
+            pace="shared" if self._in_step else "own", kept=self._layout is None, supply_samples_per_s=supply,
+            demand_samples_per_s=demand, bottleneck="input" if supply < demand else "training"))
         return self._roles.preprocessors[:needed]
 
     # ---- small things ----
@@ -734,11 +756,11 @@ class Coordinator:
     def _tell_master(self, group: RunningGroup, message: Message) -> None:
         self._world.tell(self._roles.rank_of[group.member.devices[0]], Tag.TRAINER, message)
 
-    def _log(self, event: str, **fields: object) -> None:
-        self._events.add(event, **fields)
-        log.info("%s %s", event, fields)
+    def _note(self, event: Event) -> None:
+        self._events.add(event)
+        log.info("%s", event)
         for observer in self._observers:
-            observer.on_event(event, fields)
+            observer.on_event(event)
 
 
 def _close_together(devices: Sequence[int], count: int, gpus_per_node: int) -> tuple[int, ...]:

@@ -1,139 +1,433 @@
-"""The event log: every decision and every epoch of a run, a JSON object a line.
+"""What happens in a run, each kind of event a class: what the event log holds and what observers are shown.
 
-It is written by the coordinator alone, is only ever appended to, and says enough to replay the run in
-the simulator and to draw the report. A run that is resumed goes on in the same file.
+The coordinator makes them; nobody else does. ``word`` is the event's name in the log, the fields are its keys
+(:mod:`fleet.storage.lines` says how they are written). Seconds are real ones; where training is emulated, they are
+scaled. A device is a trainer's number, counted over all nodes; epochs of a network are counted from 1, those of the
+stream from 0.
 """
 
 from __future__ import annotations
 
-import io
-import json
-import time
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, TypeAlias, get_args
 
-from fleet.errors import ExitStatus
-from fleet.storage.files import as_json, storing
+from fleet.storage.lines import Flat, Places, Unless, from_json
+from fleet.storage.state import EpochRecord
+
+Tenths: TypeAlias = Annotated[float, Places(1)]
+Milli: TypeAlias = Annotated[float, Places(3)]
+Micro: TypeAlias = Annotated[float, Places(6)]
 
 
-class EventLog:
-    """Appends to a run's event log.
+# ---- a launch ----------------------------------------------------------------------------------
 
-    Args:
-        path: of the file.
-        clock: seconds, from any origin; a test may give its own.
+
+@dataclass(frozen=True)
+class ScheduleOptions:
+    """The settings of the policies (:class:`scheduler.base.Options`); ``delta`` as text, such as 15%."""
+
+    alpha: float
+    delta: str
+    peak_limited: bool
+    seed: int
+
+
+@dataclass(frozen=True)
+class Started:
+    """A launch has begun: the first event of each.
+
+    Attributes:
+        networks, trainers, preprocessors, nodes: how many of them.
+        finished: the networks that earlier launches have done.
+        first_stream_epoch: the first epoch of the stream in this launch.
+        samples: of the training set.
+        devices: of the trainers.
+        stream: how groups depend on each other's pace, as :meth:`scheduler.ensemble.pace.Stream.parse` takes it.
+        bounds: network -> the fewest and the most GPUs that it may have; no most where as many as are useful.
+        time_scale: seconds that a second of training takes: not 1 where training is emulated.
     """
 
-    def __init__(self, path: Path, clock: Any = time.monotonic) -> None:
-        self._path = path
-        with storing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open_lines(path)
-        self._clock, self._start = clock, clock()
-
-    def add(self, event: str, **fields: Any) -> None:
-        """Append one event; ``t_s`` is seconds since this launch began; NaN becomes null.
-
-        Raises:
-            StorageError: the disk is full, ...
-        """
-        record = {"t_s": round(self.now(), 6), "event": event, **fields}
-        add_line(self._file, self._path, as_json(record))
-
-    def close(self) -> None:
-        """The run is over."""
-        self._file.close()
-
-    def now(self) -> float:
-        """Seconds since this launch began."""
-        return self._clock() - self._start
+    word: ClassVar[str] = "start"
+    networks: int
+    trainers: int
+    preprocessors: int
+    nodes: int
+    gpus_per_node: int
+    policy: str
+    finished: tuple[str, ...]
+    first_stream_epoch: int
+    samples: int
+    devices: tuple[int, ...]
+    stream: str
+    options: ScheduleOptions
+    bounds: Mapping[str, tuple[int, int | None]]
+    time_scale: float = 1.0
 
 
-def open_lines(path: Path) -> io.FileIO:
-    """Open a file of JSON lines to add some; half a line, left by a killed process, is ended."""
-    # Without a buffer: what the disk had no room for is not tried again when the file is closed.
-    file = open(path, "ab", buffering=0)  # noqa: SIM115 - the caller closes it
-    if _is_torn(path):
-        file.write(b"\n")
-    return file
+@dataclass(frozen=True)
+class Interrupted:
+    """The launch is to end before its networks are done: all groups save where they are.
 
-
-def add_line(file: io.FileIO, path: Path, record: Any) -> None:
-    """Add a line.
-
-    Raises:
-        StorageError: the disk is full, ...
+    Attributes:
+        replay: whether a network is trained again, which begins anew in the next launch.
     """
-    line = (json.dumps(record, allow_nan=False) + "\n").encode()
-    with storing(path, wanted=len(line)):
-        while line:  # a disk that has just filled up takes a part, and refuses the rest
-            line = line[file.write(line):]
+
+    word: ClassVar[str] = "interrupted"
+    reason: str
+    replay: bool = False
 
 
-def logged_epochs(path: Path) -> set[tuple[str, int, int]]:
-    """The (network, epoch, stream epoch) that a log tells of; none where there is no log yet.
+@dataclass(frozen=True)
+class TooLate:
+    """So little of the walltime is left that no group is started any more; written once.
 
-    A run that was killed may have checkpoints of epochs that it did not come to log.
+    Attributes:
+        networks: that could have been started.
+        left_s: seconds of the walltime.
+        needed_s: what the slowest group has taken from its start to its first step.
     """
-    if not path.exists():
-        return set()
-    keys = ("network", "epoch", "stream_epoch")
-    return {(event["network"], event["epoch"], event["stream_epoch"]) for event in read_events(path)
-            if event["event"] == "epoch" and all(isinstance(event.get(key), str | int) for key in keys)}
+
+    word: ClassVar[str] = "too_late"
+    networks: tuple[str, ...]
+    left_s: Milli
+    needed_s: Milli
 
 
-def _is_torn(path: Path) -> bool:
-    """Whether a killed process left half a line at the end."""
-    with open(path, "rb") as file:
-        if not file.seek(0, 2):
-            return False
-        file.seek(-1, 2)
-        return file.read() != b"\n"
+@dataclass(frozen=True)
+class Ended:
+    """The launch came to its end: its last event, which one that breaks off lacks.
 
-
-def log_mark(path: Path) -> tuple[int, int]:
-    """What tells whether a log was written to: when it last was (nanoseconds), and its size in bytes."""
-    if not path.exists():
-        return 0, 0
-    stat = path.stat()
-    return stat.st_mtime_ns, stat.st_size
-
-
-def launch_status(status: int, path: Path, before: tuple[int, int]) -> int:
-    """How a launch ended: as it says itself in the log, and otherwise it broke off.
-
-    The launcher's word is not enough: Open MPI's mpirun ends with 0 when it loses a node.
-
-    Args:
-        status: of the launcher.
-        path: of the run's event log.
-        before: its mark from before the launch.
+    Attributes:
+        status: how it ended (:class:`fleet.errors.ExitStatus`).
+        seconds: since it began.
+        rounds: how often groups were started when none went on.
+        profiling_s, scheduling_s: seconds for which all waited for rates, and for the policy.
+        checkpointing_s, regrouping_s: GPU-seconds for which training was blocked by them.
     """
-    after = log_mark(path)
-    # A log that has become smaller is another one, of a run that was started over.
-    new = [] if after == before else list(read_events(path, before[1] if after[1] > before[1] else 0))
-    if new and new[-1]["event"] == "end":
-        return int(new[-1]["status"])
-    said = (ExitStatus.OK, ExitStatus.NETWORK_FAILED, ExitStatus.RESUMABLE)
-    return int(ExitStatus.INFRASTRUCTURE) if status in said else status
+
+    word: ClassVar[str] = "end"
+    status: int
+    seconds: Milli = 0.0
+    rounds: int = 0
+    profiling_s: Micro = 0.0
+    scheduling_s: Micro = 0.0
+    checkpointing_s: Micro = 0.0
+    regrouping_s: Micro = 0.0
 
 
-def read_events(path: Path, start: int = 0) -> Iterator[dict[str, Any]]:
-    """The events of a run, in order; half a line, left by a killed run, is passed over, and so is a damaged one.
+# ---- rates, plans, the stream ------------------------------------------------------------------
 
-    What was no number when it was logged, such as a loss of validation without validation data, is None.
 
-    Args:
-        path: of the log.
-        start: bytes to leave out: its size at some earlier time.
+@dataclass(frozen=True)
+class RatesGiven:
+    """Rates come from a file, so none are measured; written at the start.
+
+    Attributes:
+        rates: network -> samples/s on 1, 2, ... GPUs.
     """
-    with open(path, encoding="utf-8", errors="replace") as file:
-        file.seek(start)
-        for line in file:
-            try:
-                event = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(event, dict) and "event" in event:
-                yield event
+
+    word: ClassVar[str] = "rates"
+    rates: Mapping[str, tuple[float, ...]]
+
+
+@dataclass(frozen=True)
+class RateMeasured:
+    """A network's rate on a group of some size was measured, or could not be.
+
+    Attributes:
+        rate: samples/s of the whole group; 0 where there is a reason.
+        seconds: that it took.
+        done, total: measurements so far, and in all.
+        reason: why there is no rate.
+    """
+
+    word: ClassVar[str] = "measured"
+    network: str
+    gpus: int
+    rate: Milli
+    seconds: Milli
+    done: int
+    total: int
+    reason: Annotated[str, Unless] = ""
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """All rates are known; written where they were measured, in this launch or an earlier one.
+
+    Attributes:
+        measurements: that were made in this launch.
+        seconds: that they took.
+        rates: network -> samples/s on 1, 2, ... GPUs.
+    """
+
+    word: ClassVar[str] = "profiled"
+    measurements: int
+    seconds: Milli
+    rates: Mapping[str, tuple[float, ...]]
+
+
+@dataclass(frozen=True)
+class StreamStarted:
+    """Preprocessors were told to produce, and which of them; written once, before the first group trains.
+
+    Attributes:
+        preprocessors: so many produce,
+        of: of so many.
+        pace: ``shared`` where groups read the same epochs in step, ``own`` where each goes at its own.
+        kept: whether samples are decoded in the first epoch and kept from then on.
+        supply_samples_per_s: what those preprocessors reach together.
+        demand_samples_per_s: what the fastest network takes.
+        bottleneck: ``input`` or ``training``.
+    """
+
+    word: ClassVar[str] = "stream"
+    preprocessors: int
+    of: int
+    policy: str
+    pace: str
+    kept: bool
+    supply_samples_per_s: Tenths
+    demand_samples_per_s: Tenths
+    bottleneck: str
+
+
+@dataclass(frozen=True)
+class PlannedGroup:
+    """A network in a plan, and the devices that it should have."""
+
+    name: str
+    gpus: int
+    devices: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The policy wants something else than before.
+
+    Attributes:
+        scheduling_s: seconds that the policy took.
+    """
+
+    word: ClassVar[str] = "plan"
+    members: tuple[PlannedGroup, ...]
+    scheduling_s: Micro
+
+
+# ---- groups ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RoundStarted:
+    """Groups start while none goes on.
+
+    Attributes:
+        round: counted from 1 in each launch.
+        members: the networks that start.
+    """
+
+    word: ClassVar[str] = "round"
+    round: int
+    members: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class GroupStarted:
+    """A group of devices was told to train a network.
+
+    Attributes:
+        devices: the master's first.
+        stream_epoch: the first that it may read; where networks count their own epochs, the network's next.
+    """
+
+    word: ClassVar[str] = "group"
+    network: str
+    devices: tuple[int, ...]
+    stream_epoch: int
+    round: int
+
+
+@dataclass(frozen=True)
+class GroupChanged:
+    """A group goes on with other devices.
+
+    Attributes:
+        before: the devices that it had.
+        devices: that it has now, the master's first.
+        position: samples of the epoch that it had consumed.
+        seconds: for which it stood still.
+    """
+
+    word: ClassVar[str] = "regroup"
+    network: str
+    before: tuple[int, ...]
+    devices: tuple[int, ...]
+    position: int
+    seconds: Micro
+
+
+@dataclass(frozen=True)
+class EpochEnded:
+    """A network has finished an epoch.
+
+    The epochs that a killed launch had saved and not logged follow the next launch's start, and what a struck group
+    had saved comes before its :class:`GroupStruck`.
+
+    Attributes:
+        record: the epoch in the network's history; its fields are keys of the event.
+        blocked_s: seconds for which checkpoints kept training waiting.
+    """
+
+    word: ClassVar[str] = "epoch"
+    network: str
+    record: Annotated[EpochRecord, Flat]
+    blocked_s: Micro = 0.0
+
+
+@dataclass(frozen=True)
+class GroupStopped:
+    """A group has let go of its network, which is saved; its devices are free.
+
+    Attributes:
+        checkpoint_s: seconds until the last checkpoint was on disk.
+        export_s: seconds that the export of a finished network took then.
+    """
+
+    word: ClassVar[str] = "stopped"
+    network: str
+    checkpoint_s: Micro
+    export_s: Micro = 0.0
+
+
+# ---- what becomes of networks ------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NetworkFinished:
+    """A network is done.
+
+    Attributes:
+        reason: why, such as ``9 epochs``.
+        epochs: how many it has finished.
+    """
+
+    word: ClassVar[str] = "final"
+    network: str
+    reason: str
+    epochs: int
+
+
+@dataclass(frozen=True)
+class NetworkRetried:
+    """A network failed for a reason that may pass, and is tried again.
+
+    Attributes:
+        retry: how often it has been by now,
+        retries: of how often it may.
+    """
+
+    word: ClassVar[str] = "retry"
+    network: str
+    reason: str
+    retry: int
+    retries: int
+
+
+@dataclass(frozen=True)
+class NetworkFailed:
+    """A network failed, and is not tried again in this launch.
+
+    Attributes:
+        detail: a traceback, where there is one.
+    """
+
+    word: ClassVar[str] = "failed"
+    network: str
+    reason: str
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class NetworkFellBack:
+    """A network's newest checkpoint is damaged: it goes on from the one before, or starts over.
+
+    Attributes:
+        damage: what is wrong with it.
+        epochs: finished in what it goes on from.
+        position: samples of the next epoch that it has consumed there.
+    """
+
+    word: ClassVar[str] = "fell_back"
+    network: str
+    damage: str
+    epochs: int
+    position: int
+
+
+@dataclass(frozen=True)
+class BestLost:
+    """The checkpoint of a finished network's best epoch is damaged, so another epoch was exported."""
+
+    word: ClassVar[str] = "best_lost"
+    network: str
+    damage: str
+
+
+# ---- what is lost ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RankLost:
+    """A rank has died, and the others go on.
+
+    Attributes:
+        device: that it trained on; None for a preprocessor.
+    """
+
+    word: ClassVar[str] = "lost"
+    rank: int
+    device: int | None
+
+
+@dataclass(frozen=True)
+class GroupStruck:
+    """A group that lost a rank has let go of its network, which goes back to its last checkpoint.
+
+    Attributes:
+        epochs: finished there.
+        position: samples of the next epoch that it has consumed there.
+    """
+
+    word: ClassVar[str] = "struck"
+    network: str
+    epochs: int
+    position: int
+
+
+@dataclass(frozen=True)
+class BadSample:
+    """A sample could not be read and is skipped; written once for each.
+
+    Attributes:
+        training: whether it is of the training set.
+    """
+
+    word: ClassVar[str] = "bad_sample"
+    name: str
+    reason: str
+    training: bool
+
+
+Event: TypeAlias = (
+    Started | Interrupted | TooLate | Ended | RatesGiven | RateMeasured | Profiled | StreamStarted | Planned
+    | RoundStarted | GroupStarted | GroupChanged | EpochEnded | GroupStopped | NetworkFinished | NetworkRetried
+    | NetworkFailed | NetworkFellBack | BestLost | RankLost | GroupStruck | BadSample)
+
+KINDS: Mapping[str, type] = {kind.word: kind for kind in get_args(Event)}
+
+
+def event_from_json(record: Any) -> Event | None:
+    """The event that a line tells of; None where it is of an unknown kind, or damaged."""
+    event: Event | None = from_json(record, KINDS)
+    return event

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fleet.monitor.account import account
 from fleet.spec import load
-from fleet.storage.events import read_events
+from fleet.storage.event_log import read_events
 from fleet.storage.paths import RunPaths
 from tests.chaos.faults import FAULTS, MOST_LAUNCHES, TENSORFLOW_FAULTS, TRAINED, Case, Trial
 

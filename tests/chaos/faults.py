@@ -21,7 +21,7 @@ from fleet.api import mpirun
 from fleet.errors import CheckpointError
 from fleet.runtime.replay import largest_difference
 from fleet.storage.checkpoint import newest, read_state
-from fleet.storage.events import read_events
+from fleet.storage.event_log import read_events
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import read_results
 from tests.places import ON_ONE_MACHINE, ROOT

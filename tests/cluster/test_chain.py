@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from fleet.storage.events import read_events
+from fleet.storage.event_log import read_events
 from fleet.storage.paths import RunPaths
 from tests.mpi.conftest import ROOT, Launch, Launcher, spec
 from tests.mpi.test_training import replayed

@@ -10,7 +10,8 @@ from fleet import api
 from fleet.api import Document, ModelEntry, Optimizer, Train, load, mpirun, run, write_spec
 from fleet.errors import ExitStatus, InfrastructureError, SpecError, UserError
 from fleet.spec.space import Range
-from fleet.storage.events import EventLog
+from fleet.storage.event_log import EventLog
+from fleet.storage.events import Ended
 from fleet.storage.paths import RunPaths
 
 DOCUMENT = Document(
@@ -52,7 +53,7 @@ def path(tmp_path):
     path = tmp_path / "spec.yaml"
     write_spec({"models": [{"family": "softmax"}], "output": str(tmp_path / "run")}, path)
     log = EventLog(RunPaths(tmp_path / "run").events)
-    log.add("end", status=0)
+    log.add(Ended(0))
     log.close()
     return path
 

@@ -14,7 +14,7 @@ import yaml
 
 from fleet.api import mpirun
 from fleet.storage.checkpoint import read_state
-from fleet.storage.events import read_events
+from fleet.storage.event_log import read_events
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import read_results
 from tests.places import ON_ONE_MACHINE, ROOT

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from fleet.storage.events import read_events
+from fleet.storage.event_log import read_events
 from fleet.storage.paths import RunPaths
 from tests.mpi.conftest import ROOT, rank_process, session_members, spec
 

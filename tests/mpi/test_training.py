@@ -8,7 +8,7 @@ import pytest
 
 from fleet.runtime.replay import largest_difference
 from fleet.storage.checkpoint import read_state
-from fleet.storage.events import read_events
+from fleet.storage.event_log import read_events
 from fleet.storage.paths import RunPaths
 from tests.mpi.conftest import kill, spec
 from tests.places import ROOT

@@ -1,12 +1,12 @@
 """TensorBoard's files."""
 
-import dataclasses
 import os
 from pathlib import Path
 
 import pytest
 
 from fleet.monitor.tensorboard import TensorBoardObserver
+from fleet.storage.events import EpochEnded
 from fleet.storage.paths import RunPaths
 from tests.fleet.histories import record
 
@@ -17,7 +17,7 @@ def test_a_run_may_have_more_networks_than_a_process_may_have_open_files(tmp_pat
     observer = TensorBoardObserver(RunPaths(tmp_path))
     for number in (1, 2):
         for name in ("a", "b"):
-            observer.on_event("epoch", {"network": name, **dataclasses.asdict(record(number))})
+            observer.on_event(EpochEnded(name, record(number)))
             assert not [link for link in Path("/proc/self/fd").iterdir()
                         if os.path.realpath(link).startswith(str(tmp_path))]
     file, = RunPaths(tmp_path).tensorboard("a").iterdir()

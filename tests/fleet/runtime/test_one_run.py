@@ -28,7 +28,7 @@ from fleet.runtime import session as fleet_session
 from fleet.runtime.prepare import prepare
 from fleet.runtime.session import Session
 from fleet.storage.checkpoint import newest, read_state, write_state
-from fleet.storage.events import logged_epochs, read_events
+from fleet.storage.event_log import logged_epochs, read_events
 from fleet.storage.results import Results, Status, read_results, recover
 from fleet.storage.writer import CheckpointWriter
 from fleet.stream.base import split_rows

@@ -1,60 +1,65 @@
-"""The event log."""
+"""Kinds of events, and how they are written."""
 
+import ast
 import json
+from dataclasses import fields
+from typing import get_args
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from fleet.storage.events import EventLog, read_events
+from fleet.storage import events
+from fleet.storage.events import KINDS, Event, Profiled, RankLost, RateMeasured, event_from_json
+from fleet.storage.lines import to_json
+from tests.places import ROOT
 
+KIND_CLASSES = get_args(Event)
 
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "run" / "events.jsonl"
-
-
-def written(path, *events, clock=lambda: 0.0):
-    log = EventLog(path, clock)
-    for event, fields in events:
-        log.add(event, **fields)
-    log.close()
+st.register_type_strategy(float, st.floats(width=32))
 
 
-def test_events_are_read_in_order_with_the_time_since_the_launch_began(path):
-    times = iter([100.0, 101.5, 103.25])
-    written(path, ("start", {"networks": 2}), ("end", {"status": 0}), clock=lambda: next(times))
-    assert list(read_events(path)) == [{"t_s": 1.5, "event": "start", "networks": 2},
-                                       {"t_s": 3.25, "event": "end", "status": 0}]
+@given(st.one_of([st.builds(kind, **{field.name: ... for field in fields(kind)}) for kind in KIND_CLASSES]))
+def test_an_event_that_was_written_and_read_is_written_the_same_again(event):
+    line = json.dumps(to_json(event), allow_nan=False)
+    again = event_from_json(json.loads(line))
+    assert type(again) is type(event)
+    assert json.dumps(to_json(again)) == line
 
 
-def test_an_event_can_be_read_as_soon_as_it_is_added(path):
-    log = EventLog(path)
-    log.add("start")
-    assert [event["event"] for event in read_events(path)] == ["start"]
-    log.close()
+def test_every_kind_of_the_module_is_an_event_and_has_a_word_of_its_own():
+    kinds = {value for value in vars(events).values() if isinstance(value, type) and hasattr(value, "word")}
+    assert set(KINDS.values()) == set(KIND_CLASSES) == kinds
 
 
-def test_a_resumed_run_goes_on_in_the_same_file(path):
-    written(path, ("start", {}))
-    written(path, ("again", {}))
-    assert [event["event"] for event in read_events(path)] == ["start", "again"]
+def test_every_kind_is_written_by_the_runtime():
+    called = {node.func.id for path in (ROOT / "fleet" / "runtime").glob("*.py")
+              for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+              if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    assert [kind.__name__ for kind in KIND_CLASSES if kind.__name__ not in called] == []
 
 
-@pytest.mark.parametrize("cut", [1, 2, 10, 30])
-def test_half_a_line_of_a_killed_run_is_passed_over_and_harms_no_later_one(path, cut):
-    written(path, ("start", {}), ("epoch", {"network": "a", "loss": 1.0}))
-    path.write_bytes(path.read_bytes()[:-cut])
-    written(path, ("resumed", {}))
-    # A line that lacks nothing but its end is whole.
-    assert [event["event"] for event in read_events(path)] == (
-        ["start", "epoch", "resumed"] if cut == 1 else ["start", "resumed"])
+def test_numbers_have_as_many_places_as_their_annotation_says_and_a_reason_is_left_out_where_there_is_none():
+    measured = RateMeasured("a", 2, rate=12.34567, seconds=0.00049, done=1, total=4)
+    assert to_json(measured) == {"event": "measured", "network": "a", "gpus": 2, "rate": 12.346, "seconds": 0.0,
+                                 "done": 1, "total": 4}
 
 
-def test_what_is_no_number_is_null_so_that_any_program_can_read_the_file(path):
-    written(path, ("epoch", {"val_loss": float("nan"), "rates": {"a": (1.0, float("inf"))}}))
+@pytest.mark.parametrize("record", [
+    None, 3, [], {}, {"event": None}, {"event": ["lost"]}, {"event": "elsewhere"}, {"event": "lost"},
+    {"event": "lost", "rank": "3", "device": 2}, {"event": "lost", "rank": True, "device": 2},
+    {"event": "lost", "rank": 3.0, "device": 2}, {"event": "lost", "rank": 3, "device": [2]},
+    {"event": "epoch", "network": "a"}, {"event": "group", "network": "a", "devices": 3, "stream_epoch": 0, "round": 1},
+    {"event": "round", "round": 1, "members": [1]}, {"event": "rates", "rates": {"a": 1.0}},
+    {"event": "plan", "members": [{"name": "a"}], "scheduling_s": 0.1}])
+def test_what_is_no_event_or_a_damaged_one_is_none(record):
+    assert event_from_json(record) is None
 
-    def refuse(constant):
-        pytest.fail(f"{constant} is not JSON")
 
-    line, = path.read_text().splitlines()
-    assert json.loads(line, parse_constant=refuse) == {"t_s": 0, "event": "epoch", "val_loss": None,
-                                                       "rates": {"a": [1.0, None]}}
+def test_keys_that_no_field_knows_are_passed_over():
+    assert event_from_json({"event": "lost", "rank": 3, "device": None, "later": 1}) == RankLost(3, None)
+
+
+def test_whole_numbers_may_stand_where_a_field_has_a_fraction():
+    record = {"event": "profiled", "measurements": 1, "seconds": 2, "rates": {"a": [1, 2.5]}}
+    assert event_from_json(record) == Profiled(1, 2.0, {"a": (1.0, 2.5)})

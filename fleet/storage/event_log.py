@@ -1,0 +1,102 @@
+"""The event log: every decision and every epoch of a run, a JSON object a line.
+
+It is written by the coordinator alone, is only ever appended to, and says enough to replay the run in
+the simulator and to draw the report. A run that is resumed goes on in the same file.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fleet.errors import ExitStatus
+from fleet.storage.events import Event
+from fleet.storage.files import storing
+from fleet.storage.lines import add_line, open_lines, read_lines, to_json
+
+
+class EventLog:
+    """Appends to a run's event log.
+
+    Args:
+        path: of the file.
+        clock: seconds, from any origin; a test may give its own.
+    """
+
+    def __init__(self, path: Path, clock: Any = time.monotonic) -> None:
+        self._path = path
+        with storing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open_lines(path)
+        self._clock, self._start = clock, clock()
+
+    def add(self, event: Event) -> None:
+        """Append one event; ``t_s`` is seconds since this launch began; NaN becomes null.
+
+        Raises:
+            StorageError: the disk is full, ...
+        """
+        add_line(self._file, self._path, {"t_s": round(self.now(), 6), **to_json(event)})
+
+    def close(self) -> None:
+        """The run is over."""
+        self._file.close()
+
+    def now(self) -> float:
+        """Seconds since this launch began."""
+        return self._clock() - self._start
+
+
+def logged_epochs(path: Path) -> set[tuple[str, int, int]]:
+    """The (network, epoch, stream epoch) that a log tells of; none where there is no log yet.
+
+    A run that was killed may have checkpoints of epochs that it did not come to log.
+    """
+    if not path.exists():
+        return set()
+    keys = ("network", "epoch", "stream_epoch")
+    return {(event["network"], event["epoch"], event["stream_epoch"]) for event in read_events(path)
+            if event["event"] == "epoch" and all(isinstance(event.get(key), str | int) for key in keys)}
+
+
+def log_mark(path: Path) -> tuple[int, int]:
+    """What tells whether a log was written to: when it last was (nanoseconds), and its size in bytes."""
+    if not path.exists():
+        return 0, 0
+    stat = path.stat()
+    return stat.st_mtime_ns, stat.st_size
+
+
+def launch_status(status: int, path: Path, before: tuple[int, int]) -> int:
+    """How a launch ended: as it says itself in the log, and otherwise it broke off.
+
+    The launcher's word is not enough: Open MPI's mpirun ends with 0 when it loses a node.
+
+    Args:
+        status: of the launcher.
+        path: of the run's event log.
+        before: its mark from before the launch.
+    """
+    after = log_mark(path)
+    # A log that has become smaller is another one, of a run that was started over.
+    new = [] if after == before else list(read_events(path, before[1] if after[1] > before[1] else 0))
+    if new and new[-1]["event"] == "end":
+        return int(new[-1]["status"])
+    said = (ExitStatus.OK, ExitStatus.NETWORK_FAILED, ExitStatus.RESUMABLE)
+    return int(ExitStatus.INFRASTRUCTURE) if status in said else status
+
+
+def read_events(path: Path, start: int = 0) -> Iterator[dict[str, Any]]:
+    """The events of a run, in order; half a line, left by a killed run, is passed over, and so is a damaged one.
+
+    What was no number when it was logged, such as a loss of validation without validation data, is None.
+
+    Args:
+        path: of the log.
+        start: bytes to leave out: its size at some earlier time.
+    """
+    for record in read_lines(path, start):
+        if "event" in record:
+            yield record

@@ -1,0 +1,190 @@
+"""Files of JSON lines that are only ever appended to, and frozen dataclasses as such lines.
+
+A line is an object whose ``event`` names a kind, such as ``{"event": "lost", "rank": 3, "device": 2}``. A kind is a
+frozen dataclass with that name as its ``word``; its fields are the other keys, in their order. A field's annotation
+may say how it is written: ``Annotated[float, Places(3)]``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import math
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, ClassVar, Protocol, Union, get_args, get_origin, get_type_hints
+
+from fleet.storage.files import as_json, storing
+
+
+class Kind(Protocol):
+    """A frozen dataclass that is written as a line."""
+
+    word: ClassVar[str]
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Places:
+    """So many decimal places of a number are written."""
+
+    count: int
+
+
+class Flat:
+    """The fields of this dataclass are written as keys of the object that it stands in."""
+
+
+class Unless:
+    """The key is left out where the field has its default."""
+
+
+def to_json(kind: Kind) -> dict[str, Any]:
+    """The object that a line holds; what is no number becomes null.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True)
+    ... class Lost:
+    ...     word: ClassVar[str] = "lost"
+    ...     rank: int
+    ...     after_s: Annotated[float, Places(1)]
+    >>> to_json(Lost(3, 0.25))
+    {'event': 'lost', 'rank': 3, 'after_s': 0.2}
+    """
+    return {"event": kind.word, **_written(kind)}
+
+
+def from_json(record: Any, kinds: Mapping[str, type]) -> Any:
+    """The event that an object tells of: what :func:`to_json` made, but for rounding; infinite numbers become NaN.
+
+    A key that is missing gets the field's default; one that no field knows is passed over.
+
+    Args:
+        record: what a line holds.
+        kinds: word -> dataclass.
+
+    Returns:
+        None where it is of no known kind, lacks a key, or holds what a field cannot.
+    """
+    word = record.get("event") if isinstance(record, dict) else None
+    if not isinstance(word, str) or word not in kinds:
+        return None
+    try:
+        return _read_fields(kinds[word], record)
+    except (TypeError, ValueError, LookupError, OverflowError):
+        return None
+
+
+# ---- fields ------------------------------------------------------------------------------------
+
+
+@cache
+def _marks(kind: type) -> dict[str, tuple[Any, tuple[Any, ...]]]:
+    """The type of each field, and what its annotation says of the writing."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {field.name: (get_args(hints[field.name])[0], hints[field.name].__metadata__)
+            if get_origin(hints[field.name]) is Annotated else (hints[field.name], ())
+            for field in dataclasses.fields(kind)}
+
+
+def _written(value: Any) -> dict[str, Any]:
+    kind: type = type(value)
+    content: dict[str, Any] = {}
+    for field in dataclasses.fields(kind):
+        _, marks = _marks(kind)[field.name]
+        item = getattr(value, field.name)
+        if Unless in marks and item == field.default:
+            continue
+        if Flat in marks:
+            content |= _written(item)
+            continue
+        places = next((mark.count for mark in marks if isinstance(mark, Places)), None)
+        content[field.name] = as_json(item if places is None else round(item, places))
+    return content
+
+
+def _read_fields(kind: type, record: Mapping[str, Any]) -> Any:
+    values = {}
+    for name, (hint, marks) in _marks(kind).items():
+        if Flat in marks:
+            values[name] = _read_fields(hint, record)
+        elif name in record:
+            values[name] = _read(hint, record[name])
+    return kind(**values)  # TypeError where one is missing that has no default
+
+
+def _read(hint: Any, value: Any) -> Any:
+    """A value of JSON as a field wants it.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return None if value is None and NoneType in arguments else _read(arguments[0], value)
+    if origin is tuple and isinstance(value, list):
+        each = arguments[:1] * len(value) if arguments[1:] == (...,) else arguments
+        return tuple(_read(one, item) for one, item in zip(each, value, strict=True))
+    if origin is not None and isinstance(value, dict):
+        return {key: _read(arguments[1], item) for key, item in value.items()}
+    if dataclasses.is_dataclass(hint) and isinstance(value, dict):
+        return _read_fields(hint, value)  # type: ignore[arg-type]
+    if hint is float and (value is None or type(value) in (int, float)):
+        return math.nan if value is None else float(value)
+    if hint in (int, str, bool) and type(value) is hint:
+        return value
+    raise ValueError(f"{value!r} is no {hint}")
+
+
+# ---- files -------------------------------------------------------------------------------------
+
+
+def open_lines(path: Path) -> io.FileIO:
+    """Open a file of JSON lines to add some; half a line, left by a killed process, is ended."""
+    # Without a buffer: what the disk had no room for is not tried again when the file is closed.
+    file = open(path, "ab", buffering=0)  # noqa: SIM115 - the caller closes it
+    if _is_torn(path):
+        file.write(b"\n")
+    return file
+
+
+def add_line(file: io.FileIO, path: Path, record: Any) -> None:
+    """Add a line.
+
+    Raises:
+        StorageError: the disk is full, ...
+    """
+    line = (json.dumps(record, allow_nan=False) + "\n").encode()
+    with storing(path, wanted=len(line)):
+        while line:  # a disk that has just filled up takes a part, and refuses the rest
+            line = line[file.write(line):]
+
+
+def read_lines(path: Path, start: int = 0) -> Iterator[dict[str, Any]]:
+    """The objects of a file, in order; half a line, left by a killed process, is passed over, and so is a damaged one.
+
+    Args:
+        path: of the file.
+        start: bytes to leave out: its size at some earlier time.
+    """
+    with open(path, encoding="utf-8", errors="replace") as file:
+        file.seek(start)
+        for line in file:
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(record, dict):
+                yield record
+
+
+def _is_torn(path: Path) -> bool:
+    """Whether a killed process left half a line at the end."""
+    with open(path, "rb") as file:
+        if not file.seek(0, 2):
+            return False
+        file.seek(-1, 2)
+        return file.read() != b"\n"
