@@ -35,16 +35,16 @@ def spec(policy: str, rates: Path, output: Path, args: argparse.Namespace) -> di
     """A run of the networks of a rates file."""
     data: dict[str, Any] = {"source": "builtin:noise", "options": {"samples": args.samples}, "validation": None,
                             "transforms": []}
-    if policy == "global":
+    if POLICIES[policy].stream.count:
         data["window"] = "60KB"
-    elif policy != "baseline":
+    elif not POLICIES[policy].own_samples:
         data["cache"] = "memory"
     return {"name": "emulated", "output": str(output), "data": data,
             "models": [{"family": "softmax", "name": network.name} for network in generate(args.networks, 1).models],
             "train": {"batch": {"size": BATCH}, "converge": {"monitor": "loss"}},
             "schedule": {"policy": policy, "rates": str(rates)},
             "resources": {"engine": "emulated", "time_scale": args.time_scale,
-                          "preprocessors": "auto" if policy == "baseline" else 1}}
+                          "preprocessors": "auto" if POLICIES[policy].own_samples else 1}}
 
 
 def measure(policy: str, folder: Path, args: argparse.Namespace) -> Account:

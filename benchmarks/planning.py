@@ -24,8 +24,8 @@ from fleet.terminal import print_table
 from scheduler.base import Cluster, Delta, Options, Progress
 from scheduler.ensemble import rates, waterfill
 from scheduler.ensemble.draw import generate
-from scheduler.ensemble.policies import POLICIES, decide
-from scheduler.ensemble.simulation import costs_of, simulate, stream_of
+from scheduler.ensemble.policies import POLICIES
+from scheduler.ensemble.simulation import simulate
 
 TARGET_S = 1.0
 REPETITIONS = 5
@@ -62,9 +62,9 @@ def rows() -> list[Row]:
     for policy, options in settings:
         name = policy + (" to the letter" if options is LITERAL else "")
         measured.append(Row("plan 1,000 networks on 1,000 GPUs", name, median_s(
-            partial(decide, policy, large, Progress(), Cluster.of(1000, 4), options))))
+            partial(POLICIES[policy].decide, large, Progress(), Cluster.of(1000, 4), options))))
         measured.append(Row("simulate 100 networks on 160 GPUs", name, median_s(
-            partial(simulate, small, Cluster.of(160, 4), policy, options, costs_of(policy), stream_of(policy)))))
+            partial(simulate, small, Cluster.of(160, 4), POLICIES[policy], options))))
     return sorted(measured, key=lambda row: row.what)
 
 

@@ -20,11 +20,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from scheduler.base import Cluster, Delta, Options, RateTable
+from scheduler.ensemble.costs import PAPER_COSTS, REGROUPING_COSTS, Costs
 from scheduler.ensemble.draw import convert, redraw_epochs, with_errors
-from scheduler.ensemble.pace import Ring, Stream
+from scheduler.ensemble.pace import FREE, LOCKSTEP, Ring, Stream
 from scheduler.ensemble.placement import greedy, place, score
+from scheduler.ensemble.policies import POLICIES
 from scheduler.ensemble.rates import curve, steadied
-from scheduler.ensemble.simulation import PAPER_COSTS, REGROUPING_COSTS, Costs, Simulated, simulate
+from scheduler.ensemble.simulation import Simulated, simulate
 from scheduler.files import read_json
 
 GPUS = (20, 40, 60, 80, 100, 120, 140, 160)
@@ -32,7 +34,6 @@ FEW_GPUS = (20, 60, 100, 160)
 PAPER = Options(delta=Delta(20.0, relative=False))
 LETTER = replace(PAPER, peak_limited=False)
 FREE_OF_COST = Costs()
-FREE, LOCKSTEP = Stream(), Stream(count=1)
 
 # [FLEET] Table 4: GPUs -> total s, scheduling s, checkpointing s; divided by 34 s the last gives the flotillas.
 TABLE_4 = {20: (55200.1, 20.1, 1496.0), 40: (30204.8, 15.8, 1156.0), 60: (24495.0, 14.0, 986.0),
@@ -64,8 +65,8 @@ class Variant:
             table = replace(table, models=tuple(replace(n, max_gpus=self.most_gpus) for n in table.models))
         told = steadied(with_errors(table, self.rate_error, 1000 + (seed or 0)), gpus) if self.rate_error else table
         options = replace(self.options, seed=seed or 0)
-        return simulate(table, Cluster.of(gpus, table.gpus_per_node), self.policy, options, self.costs, self.stream,
-                        told)
+        return simulate(table, Cluster.of(gpus, table.gpus_per_node), POLICIES[self.policy], options, self.costs,
+                        self.stream, told)
 
 
 BASELINE = Variant("baseline")

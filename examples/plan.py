@@ -4,7 +4,7 @@
 """
 
 from scheduler.base import Cluster, Delta, Network, Options, Progress, RateTable
-from scheduler.ensemble.policies import decide
+from scheduler.ensemble.policies import POLICIES
 
 # samples/s on 1, 2, 3 and 4 GPUs: two fast networks, one of half their pace, one that is slow
 rates = RateTable(samples_per_epoch=30_000, gpus_per_node=4, models=(
@@ -16,7 +16,7 @@ rates = RateTable(samples_per_epoch=30_000, gpus_per_node=4, models=(
 cluster = Cluster.of(gpus=8, gpus_per_node=4)
 
 for policy in ("baseline", "global"):
-    round_ = decide(policy, rates, Progress(), cluster, Options(delta=Delta(0.15, relative=True)))
+    round_ = POLICIES[policy].decide(rates, Progress(), cluster, Options(delta=Delta(0.15, relative=True)))
     print(f"{policy}:")
     for member in round_.members:
         print(f"  {member.name:8} on devices {', '.join(map(str, member.devices))}")

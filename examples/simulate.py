@@ -6,13 +6,13 @@
 from scheduler.base import Cluster, Options
 from scheduler.ensemble.draw import generate
 from scheduler.ensemble.policies import POLICIES
-from scheduler.ensemble.simulation import costs_of, simulate, stream_of
+from scheduler.ensemble.simulation import simulate
 
 ensemble = generate(networks=30, seed=1)  # rates and epochs like those of the paper's networks
 cluster = Cluster.of(gpus=16, gpus_per_node=4)
 
-for policy in POLICIES:
-    run = simulate(ensemble, cluster, policy, Options(), costs_of(policy), stream_of(policy))
-    print(f"{policy:11s} {run.makespan_s / 3600:5.2f} h, "
+for policy in POLICIES.values():
+    run = simulate(ensemble, cluster, policy, Options())
+    print(f"{policy.name:11s} {run.makespan_s / 3600:5.2f} h, "
           f"{run.makespan_s / run.lower_bound_s:.2f} of the least possible; "
           f"a GPU waits {run.waiting_s_per_gpu / run.makespan_s:3.0%} of the time")

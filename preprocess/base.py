@@ -103,20 +103,33 @@ def rng_for(seed: int, purpose: int, *more: int) -> np.random.Generator:
 
 
 def import_function(path: str, role: str) -> Any:
-    """The function that an import path ``module:function`` names.
+    """The function that an import path ``module:function`` names; see :func:`import_object`.
+
+    Raises:
+        InputError: no such module, no such function, or not a function.
+    """
+    function = import_object(path, role)
+    if not callable(function):
+        raise InputError(f"{role} {path!r} is a {type(function).__name__}, not a function")
+    return function
+
+
+def import_object(path: str, role: str, form: str = "module:function") -> Any:
+    """What an import path ``module:name`` names.
 
     The working directory is looked in too, as under ``python -m``.
 
     Args:
         path: such as ``my_package.my_module:my_function``.
         role: what it is wanted as, for the message: ``transform``, ``data source``.
+        form: of such a path, for the message.
 
     Raises:
-        InputError: no such module, no such function, or not a function.
+        InputError: no such module, or it has no such name.
     """
-    module_name, _, function_name = path.partition(":")
-    if not (module_name and function_name):
-        raise InputError(f"{role} {path!r} is not an import path module:function")
+    module_name, _, name = path.partition(":")
+    if not (module_name and name):
+        raise InputError(f"{role} {path!r} is not an import path {form}")
     if "" not in sys.path:
         sys.path.append("")
     try:
@@ -126,12 +139,9 @@ def import_function(path: str, role: str) -> Any:
         where = "" if "importlib" in place.filename else f" ({place.filename}, line {place.lineno})"
         raise InputError(f"{role} {path!r}: cannot import {module_name!r}: {type(error).__name__}: {error}{where}"
                          ) from error
-    function = getattr(module, function_name, None)
-    if function is None:
-        raise InputError(f"{role} {path!r}: module {module_name!r} has no {function_name!r}")
-    if not callable(function):
-        raise InputError(f"{role} {path!r} is a {type(function).__name__}, not a function")
-    return function
+    if (found := getattr(module, name, None)) is None:
+        raise InputError(f"{role} {path!r}: module {module_name!r} has no {name!r}")
+    return found
 
 
 @dataclass(frozen=True)

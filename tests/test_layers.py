@@ -22,7 +22,7 @@ PACKAGES = ("fleet", "preprocess", "scheduler", "launch")
 TENSORFLOW = {"tensorflow", "keras", "horovod"}
 
 # A room is a folder, or a module that stands in none. Each may import itself, and what stands behind it here.
-_BELOW_SPEC = "fleet fleet.errors fleet.units fleet.terminal preprocess scheduler"
+_BELOW_SPEC = "fleet fleet.errors fleet.units fleet.terminal fleet.plugins preprocess scheduler"
 _SPEC = f"fleet.spec {_BELOW_SPEC}"
 _STORAGE = f"fleet.storage {_SPEC}"
 _COMM = f"fleet.comm {_STORAGE}"
@@ -53,6 +53,7 @@ MAY_IMPORT = {
     "fleet.errors": "",
     "fleet.units": "scheduler",
     "fleet.terminal": "fleet.errors fleet.units",
+    "fleet.plugins": "fleet.errors preprocess scheduler",
     "fleet.spec": _BELOW_SPEC,
     "fleet.storage": _SPEC,
     "fleet.comm": _STORAGE,

@@ -74,7 +74,7 @@ def assign(node_of: Sequence[int], preprocessors: int | None, gpus_per_node: int
         preprocessors: how many in all; None leaves it to the ranks: all that are not needed for
             GPUs where the GPUs are known, otherwise one rank in eight of each node.
         gpus_per_node: None where every rank that is not a preprocessor trains.
-        own_preprocessing: every trainer prepares its own samples (policy `baseline`).
+        own_preprocessing: every trainer prepares its own samples (a policy with ``own_samples``).
 
     Raises:
         UserError: there are fewer ranks than needed.

@@ -152,7 +152,7 @@ def _trainers(spec: Spec | None, facts: Sequence[RankFacts], node_of: Sequence[i
     if spec is not None:
         preprocessors = None if spec.resources.preprocessors == "auto" else spec.resources.preprocessors
         gpus = gpus if spec.resources.gpus_per_node == "auto" else spec.resources.gpus_per_node
-    own = spec is not None and spec.schedule.policy == "baseline"
+    own = spec is not None and spec.policy.own_samples
     try:
         return assign(node_of, preprocessors, gpus, own).trainers, []
     except UserError as error:

@@ -10,6 +10,7 @@ from fleet.errors import UserError
 from fleet.storage.files import as_json
 from fleet.units import parse_delta
 from scheduler.base import Cluster, Delta, Options
+from scheduler.ensemble.policies import POLICIES
 from scheduler.reservation.laws import LAWS, Law, make_law
 
 
@@ -32,6 +33,17 @@ def cluster_of(args: argparse.Namespace, gpus_per_node: int) -> Cluster:
     if args.gpus_per_node is None:
         return Cluster.of(args.gpus, max(1, min(gpus_per_node, args.gpus)))
     return Cluster.of(args.gpus, args.gpus_per_node)
+
+
+def add_policy(parser: argparse.ArgumentParser, default: str, *more: str, required: bool = False) -> None:
+    """Declare ``--policy``.
+
+    Args:
+        default: what holds without it, in brackets.
+        more: names that it takes beside those of policies.
+    """
+    parser.add_argument("--policy", metavar="NAME", required=required,
+                        help=f"that decides: {', '.join([*POLICIES, *more])}, or module:policy of your own {default}")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -13,12 +13,13 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fleet.commands.options import add_cluster, add_json, add_options, cluster_of, options_of, print_json
+from fleet.commands.options import add_cluster, add_json, add_options, add_policy, cluster_of, options_of, print_json
 from fleet.errors import ExitStatus, UserError
+from fleet.plugins import find_policy
 from fleet.terminal import bar, print_table
 from scheduler.base import Cluster, Progress, RateTable, Round
 from scheduler.ensemble.placement import score
-from scheduler.ensemble.policies import POLICIES, decide
+from scheduler.ensemble.policies import Policy
 from scheduler.ensemble.rates import rate
 from scheduler.ensemble.rates_file import read_rates
 
@@ -31,7 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("spec", nargs="?", help="the YAML file")
     parser.add_argument("--rates", metavar="FILE", help="training rates, as JSON")
     add_cluster(parser, "as where the rates were measured")
-    parser.add_argument("--policy", choices=POLICIES, help="that decides (the spec's, or global)")
+    add_policy(parser, "(the spec's, or global)")
     add_options(parser)
     add_json(parser)
 
@@ -42,8 +43,8 @@ def run(args: argparse.Namespace) -> int:
     rates = _rates(args, spec)
     options = options_of(args, None if spec is None else spec.options)
     cluster = cluster_of(args, rates.gpus_per_node)
-    policy = args.policy or (spec.schedule.policy if spec else "global")
-    planned = decide(policy, rates, Progress(), cluster, options)
+    policy = find_policy(args.policy or (spec.schedule.policy if spec else "global"))
+    planned = policy.decide(rates, Progress(), cluster, options)
     if args.json:
         print_json({"members": [{"name": member.name, "gpus": member.gpus, "devices": member.devices}
                                 for member in planned.members],
@@ -76,7 +77,7 @@ def _rates(args: argparse.Namespace, spec: Spec | None) -> RateTable:
     return read_rates_of(spec, file)
 
 
-def _print(policy: str, rates: RateTable, planned: Round, cluster: Cluster) -> None:
+def _print(policy: Policy, rates: RateTable, planned: Round, cluster: Cluster) -> None:
     networks = {network.name: network for network in rates.models}
     paces = {member.name: rate(networks[member.name], member.gpus) for member in planned.members}
     fastest = max(paces.values(), default=1.0)
@@ -84,7 +85,7 @@ def _print(policy: str, rates: RateTable, planned: Round, cluster: Cluster) -> N
                 [[member.name, member.gpus, len({cluster.node(device) for device in member.devices}),
                   " ".join(map(str, member.devices)), paces[member.name], bar(paces[member.name], fastest, 20)]
                  for member in planned.members],
-                title=f"{policy}: first round on {cluster.gpus} GPUs, {cluster.gpus_per_node} a node")
+                title=f"{policy.name}: first round on {cluster.gpus} GPUs, {cluster.gpus_per_node} a node")
     waiting = len(networks) - len(planned.members)
     print(f"{len(planned.members)} of {len(networks)} networks train, {waiting} wait; "
           f"{cluster.gpus - planned.gpus} GPUs stay idle; "

@@ -27,8 +27,9 @@ from fleet.errors import ExitStatus, FleetError, InfrastructureError, UserError
 from fleet.terminal import print_table
 from fleet.units import format_duration
 from scheduler.base import Cluster, RateTable
+from scheduler.ensemble.costs import Costs
 from scheduler.ensemble.policies import POLICIES
-from scheduler.ensemble.simulation import Costs, Simulated, simulate, stream_of
+from scheduler.ensemble.simulation import Simulated, simulate
 
 if TYPE_CHECKING:
     from fleet.jobs.rehearsal import Rehearsal
@@ -66,8 +67,8 @@ def run(args: argparse.Namespace) -> int:
     cluster = _cluster(args, spec)
     found, origin = _rates(args, spec, inputs, cluster)
     rates = with_epochs(spec, found, len(data.train))
-    outcomes = [simulate(rates, cluster, policy, spec.options, Costs(), stream_of(policy))
-                for policy in POLICIES]
+    policies = {**POLICIES, spec.policy.name: spec.policy}  # it may be one of the user's own
+    outcomes = [simulate(rates, cluster, policy, spec.options, Costs()) for policy in policies.values()]
     planned = next(outcome for outcome in outcomes if outcome.policy == spec.schedule.policy)
     rehearsal = rehearse(spec, rates, cluster, planned.makespan_s, os.cpu_count() or 1, inputs, args.time_scale)
     if not args.json:

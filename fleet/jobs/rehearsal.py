@@ -62,7 +62,7 @@ def rehearse(spec: Spec, rates: RateTable, cluster: Cluster, makespan_s: float, 
     document = spec.document
     resources = dataclasses.replace(
         document.resources, engine="emulated", time_scale=scale * fewer, gpus_per_node=cluster.gpus_per_node,
-        preprocessors="auto" if document.schedule.policy == "baseline" else cluster.gpus // cluster.gpus_per_node)
+        preprocessors="auto" if spec.policy.own_samples else cluster.gpus // cluster.gpus_per_node)
     return Rehearsal(dataclasses.replace(
         document, data=_data(document.data, samples, rates.samples_per_epoch, largest, inputs),
         resources=resources, checkpoint=dataclasses.replace(document.checkpoint, every=None), walltime=None),

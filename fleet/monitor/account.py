@@ -13,10 +13,13 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
+from fleet.errors import UserError
+from fleet.plugins import find_policy
 from fleet.units import parse_delta, parse_stream
 from scheduler.base import Cluster, Delta, InputError, Network, Options, RateTable
+from scheduler.ensemble.costs import Costs
 from scheduler.ensemble.replay import Record, Replay, replay, stints_of
-from scheduler.ensemble.simulation import Costs, Stint
+from scheduler.ensemble.simulation import Stint
 
 Event = dict[str, Any]
 
@@ -261,11 +264,14 @@ def _replay(start: Event, events: Sequence[Event], costs: Costs, epoch_s: float)
     scaled = Costs(**{name: seconds / scale for name, seconds in dataclasses.asdict(costs).items()})
     records = [dataclasses.replace(record, t_s=record.t_s / scale) for record in _records(events)]
     try:
-        return replay(records, told, Cluster(tuple(start["devices"]), start["gpus_per_node"]), start["policy"],
+        return replay(records, told, Cluster(tuple(start["devices"]), start["gpus_per_node"]),
+                      find_policy(start["policy"]),
                       Options(options["alpha"], _delta(options["delta"]), options["peak_limited"],
                               options["seed"]),
                       scaled, stream, epoch_s / scale)
     except InputError:  # no network has ended an epoch yet, or one has no rates
+        return None
+    except UserError:  # a policy of the user's own that is not here
         return None
 
 

@@ -37,6 +37,7 @@ from fleet.storage.files import STDOUT, storing
 from fleet.storage.state import EpochRecord
 from fleet.terminal import terminal, terminal_width
 from fleet.units import counted, format_duration
+from scheduler.ensemble.policies import POLICIES
 
 
 class PlainView:
@@ -139,8 +140,10 @@ def _describe_stream(event: StreamStarted) -> str:
                         "or decode once: data.cache: memory, or file)")
     spare = event.of - event.preprocessors
     advice = f" ({counted(spare, 'preprocessor')} of {event.of} could train instead)" if spare else ""
-    if event.policy == "adaptive" and event.pace == "shared":
-        advice += "; adaptive is faster where networks go at their own pace: data.cache: memory, or data.order: ring"
+    policy = POLICIES.get(event.policy)
+    if policy is not None and policy.own_pace and event.pace == "shared":
+        advice += (f"; {policy.name} is faster where networks go at their own pace: data.cache: memory, or "
+                   "data.order: ring")
     return f"{rates}training is the bottleneck{advice}"
 
 

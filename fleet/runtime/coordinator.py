@@ -84,7 +84,6 @@ from fleet.storage.state import EpochRecord
 from fleet.stream.layout import Layout
 from fleet.units import format_duration
 from scheduler.base import Cluster, Member, Progress, RateTable, Round
-from scheduler.ensemble.policies import decide
 from scheduler.ensemble.rates import preprocessors_needed
 from scheduler.ensemble.rates_file import write_rates
 
@@ -165,7 +164,7 @@ class Coordinator:
         self._survey, self._rates, self._results, self._events = survey, rates, results, events
         self._profile = profile  # where measured rates are written
         self._observers, self._replayed, self._unlogged = tuple(observers), tuple(replayed), unlogged
-        self._options = spec.options
+        self._policy, self._options = spec.policy, spec.options
         self._cluster = Cluster(tuple(sorted(roles.rank_of)), roles.gpus_per_node)
         self._idle: set[int] = set()  # devices whose trainer waits for work
         self._groups: dict[str, RunningGroup] = {}
@@ -496,7 +495,7 @@ class Coordinator:
             running=tuple(group.member for group in self._groups.values() if not group.is_struck),
             epochs_done=self._results.epochs_done(), finished=self._results.finished() | self._resting.keys(),
             wanted=self._wanted)
-        wanted = decide(self._spec.schedule.policy, self._rates, progress, self._cluster, self._options)
+        wanted = self._policy.decide(self._rates, progress, self._cluster, self._options)
         seconds = time.perf_counter() - began
         self.overheads.scheduling += seconds
         self._is_stale = False

@@ -110,12 +110,12 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
     if spec.resources.gpus_per_node != "auto":
         gpus_per_node = spec.resources.gpus_per_node
     roles = assign(node_of, None if spec.resources.preprocessors == "auto" else spec.resources.preprocessors,
-                   gpus_per_node, own_preprocessing=bool(replayed) or spec.schedule.policy == "baseline")
+                   gpus_per_node, own_preprocessing=bool(replayed) or spec.policy.own_samples)
     _check_networks(spec, inputs, data, len(roles.trainers))
     check_quota(spec, inputs)
     layout, kept = _plan_memory(spec, data, transforms, inputs, roles)
     paths = RunPaths(spec.output)
-    needless = spec.schedule.rates is None and (bool(replayed) or spec.schedule.policy == "baseline")
+    needless = spec.schedule.rates is None and (bool(replayed) or not spec.policy.needs_rates)
     rates = _equal_rates(spec, roles) if needless else _rates(spec, len(data.train), roles)
     if replayed:
         _check_identity(asked.by_name[str(only)], asked, inputs, RunPaths(Path(str(replay))))

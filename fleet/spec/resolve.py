@@ -25,6 +25,7 @@ from pydantic import (
 )
 
 from fleet.errors import SpecError, SpecMistake, UserError
+from fleet.plugins import find_policy
 from fleet.spec.mistakes import explain, key_path, line_of
 from fleet.spec.model import FAMILIES, Architecture, check_target
 from fleet.spec.schema import (
@@ -38,7 +39,6 @@ from fleet.spec.schema import (
 from fleet.spec.space import draw, grid, override
 from fleet.spec.yaml_file import plain, read_yaml
 from preprocess.base import InputError
-from scheduler.ensemble.policies import POLICIES
 
 T = TypeVar("T")
 
@@ -140,9 +140,11 @@ def _problems(document: Document) -> Iterator[tuple[tuple, str, str]]:
     """What the types cannot say: (key path, what is wrong, what would be right)."""
     if not _NAME.fullmatch(document.name):
         yield ("name",), f"{document.name!r} cannot name a folder", "letters, digits, '.', '_' and '-'"
-    policy = document.schedule.policy
-    if policy not in POLICIES:
-        yield ("schedule", "policy"), f"no policy is named {policy!r}", f"one of {', '.join(sorted(POLICIES))}"
+    try:
+        find_policy(document.schedule.policy)
+    except UserError as error:
+        wrong, _, right = str(error).partition("; ")
+        yield ("schedule", "policy"), wrong, right
     rates = document.schedule.rates
     if document.resources.engine == "emulated" and rates is None:
         yield ("resources", "engine"), "emulated networks train at rates that are known", "`schedule: {rates: FILE}`"

@@ -17,12 +17,14 @@ from pydantic import (
 )
 from pydantic.dataclasses import dataclass
 
+from fleet.plugins import find_policy
 from fleet.spec.model import Architecture
 from fleet.spec.space import Grid, Space
 from fleet.units import parse_delta, parse_duration, parse_share, parse_size
 from preprocess.base import InputError
 from preprocess.transforms import item_schema, parse_transform
 from scheduler.base import Options
+from scheduler.ensemble.policies import Policy
 
 _STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
 
@@ -184,7 +186,7 @@ class ModelEntry:
 class Schedule:
     """Which networks train when, and on how many GPUs."""
 
-    policy: str = "global"  # global | adaptive | local | homogeneous | baseline
+    policy: str = "global"  # global | adaptive | local | homogeneous | baseline, or an import path module:policy
     delta: DeltaText = "15%"  # how close to the fastest the rates of a flotilla are: a share of it, or samples/s
     alpha: Annotated[float, Field(gt=0, le=1)] = 0.8  # share of the GPUs below which a round of `global` ends
     peak_limited: bool = True  # give a network no GPU that does not make it faster
@@ -299,6 +301,11 @@ class Spec:
     @property
     def seed(self) -> int:  # noqa: D102
         return self.document.seed
+
+    @property
+    def policy(self) -> Policy:
+        """What decides which networks train when."""
+        return find_policy(self.schedule.policy)
 
     @property
     def options(self) -> Options:

@@ -106,6 +106,9 @@ class Stream:
         return [slowest[stream] for stream in streams]
 
 
+FREE, LOCKSTEP = Stream(), Stream(count=1)
+
+
 def _cut(rates: Floats, gpus: Floats, count: int) -> list[int]:
     """Cut networks, ordered by rate, into runs; dynamic program over (runs so far, networks so far)."""
     order = np.argsort(rates, kind="stable")

@@ -1,4 +1,4 @@
-"""What should run now: every policy is one function of (rates, progress, cluster, options).
+"""What should run now: every policy is one function of (rates, progress, cluster, options), and one row of a table.
 
 The live runtime and the simulator call the same functions, at the start and
 whenever a group ends an epoch, stops, finishes or fails. A policy keeps no
@@ -6,39 +6,64 @@ state and reads no clock: the same inputs give the same :class:`Round`. An
 empty Round means "let what runs come to its epoch's end"; when nothing runs
 and networks remain, it means that none of them fits on the devices there are.
 
-==============  ==========================================================================
-``baseline``    each free device takes a random network that waits
-``homogeneous`` as many random networks as devices, one each; the next when all are done
-``local``       FLEET-L: a flotilla of waiting networks on the devices that became free
-``global``      FLEET-G: rounds of one flotilla on all devices ([FLEET] Algorithm 1)
-``adaptive``    ours: devices are shared anew among all networks when one finishes
-==============  ==========================================================================
+:data:`POLICIES` says of each what has to be known beside its function. Its name is looked up there and compared
+nowhere else; a :class:`Policy` of one's own does all that one of the table does.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from scheduler.base import Cluster, InputError, Member, Options, Progress, RateTable, Round
 from scheduler.ensemble.adaptive import group_sizes
+from scheduler.ensemble.costs import PAPER_COSTS, REGROUPING_COSTS, Costs
 from scheduler.ensemble.flotilla import flotilla
+from scheduler.ensemble.pace import FREE, LOCKSTEP, Stream
 from scheduler.ensemble.placement import place, rearrange
 
-Policy = Callable[[RateTable, Progress, Cluster, Options], Round]
+Decide = Callable[[RateTable, Progress, Cluster, Options], Round]
+
+SETTINGS = frozenset(field.name for field in dataclasses.fields(Options))  # that a policy may read
 
 
-def decide(policy: str, rates: RateTable, progress: Progress, cluster: Cluster, options: Options) -> Round:
-    """Ask a policy by name.
+@dataclass(frozen=True)
+class Policy:
+    """One policy, and all that others must know of it.
+
+    Args:
+        name: as users call it.
+        decide: what should run now.
+        help: what it does, in a line.
+        reads: the fields of :class:`~scheduler.base.Options` that ``decide`` looks at.
+        needs_rates: whether training rates must be known before it is asked: because it decides by them, or because
+            its networks share a stream, which is paced by them. Otherwise nothing is measured.
+        own_samples: whether every trainer prepares its own samples, so that no rank is a preprocessor.
+        own_pace: whether it counts on networks training at their own paces; users are told where they do not.
+        costs: of moves, in the system that it stands for; a simulation takes them where it is given no others.
+        stream: of that system, likewise.
 
     Raises:
-        InputError: there is no such policy.
+        InputError: ``reads`` holds what is no option.
     """
-    if policy not in POLICIES:
-        raise InputError(f"no policy {policy!r}; there are: " + ", ".join(POLICIES))
-    return POLICIES[policy](rates, progress, cluster, options)
+
+    name: str
+    decide: Decide
+    help: str = ""
+    reads: frozenset[str] = SETTINGS
+    needs_rates: bool = True
+    own_samples: bool = False
+    own_pace: bool = False
+    costs: Costs = PAPER_COSTS
+    stream: Stream = FREE
+
+    def __post_init__(self) -> None:
+        if unknown := sorted(self.reads - SETTINGS):
+            raise InputError(f"policy {self.name}: reads {', '.join(map(repr, unknown))}: options are "
+                             f"{', '.join(sorted(SETTINGS))}")
 
 
 def fleet_global(rates: RateTable, progress: Progress, cluster: Cluster, options: Options) -> Round:
@@ -118,13 +143,42 @@ def homogeneous(rates: RateTable, progress: Progress, cluster: Cluster, options:
     return Round(formed or _one_each(rates, (), progress, cluster, options.seed))
 
 
-POLICIES: dict[str, Policy] = {
-    "baseline": baseline,
-    "homogeneous": homogeneous,
-    "local": local,
-    "global": fleet_global,
-    "adaptive": adaptive,
-}
+POLICIES: dict[str, Policy] = {policy.name: policy for policy in (
+    Policy("baseline", baseline, "each free device takes a random network that waits",
+           reads=frozenset({"seed"}), needs_rates=False, own_samples=True, costs=Costs()),
+    # Its networks share a stream, so rates say how many preprocessors that needs.
+    Policy("homogeneous", homogeneous, "as many random networks as devices, one each; the next when all are done",
+           reads=frozenset({"seed"}), costs=Costs()),
+    Policy("local", local, "FLEET-L: a flotilla of waiting networks on the devices that became free",
+           reads=frozenset({"delta", "peak_limited"})),
+    Policy("global", fleet_global, "FLEET-G: rounds of one flotilla on all devices ([FLEET] Algorithm 1)",
+           reads=frozenset({"alpha", "delta", "peak_limited"}), stream=LOCKSTEP),
+    Policy("adaptive", adaptive, "ours: devices are shared anew among all networks when one finishes",
+           reads=frozenset(), own_pace=True, costs=REGROUPING_COSTS),
+)}
+REFERENCE = POLICIES["baseline"]  # that speed-ups are measured against
+
+
+def check_round(answer: object, rates: RateTable, progress: Progress, cluster: Cluster) -> None:
+    """See that a policy's answer can be carried out, for policies that are not ours.
+
+    Raises:
+        InputError: it is no :class:`~scheduler.base.Round`, or one of networks and devices that cannot be given.
+    """
+    if not isinstance(answer, Round):
+        raise InputError(f"answers with a {type(answer).__name__}: a Round is wanted")
+    networks = {network.name: network for network in rates.models if network.name not in progress.finished}
+    given: list[int] = []
+    for member in answer.members:
+        if not isinstance(member, Member) or member.name not in networks:
+            raise InputError(f"gives devices to {getattr(member, 'name', member)!r}, which is no network that is left")
+        network = networks.pop(member.name)  # so that none is named twice
+        if not network.min_gpus <= member.gpus <= (network.max_gpus or member.gpus):
+            raise InputError(f"gives {member.gpus} devices to {member.name}, which wants {network.min_gpus} to "
+                             f"{network.max_gpus or cluster.gpus}")
+        given += member.devices
+    if len(set(given)) < len(given) or not set(given) <= set(cluster.devices):
+        raise InputError(f"gives away the devices {sorted(given)}: each of {list(cluster.devices)} can be given once")
 
 
 def _alive(rates: RateTable, progress: Progress, cluster: Cluster) -> tuple[Member, ...]:

@@ -14,9 +14,11 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from scheduler.base import Cluster, InputError, Options, RateTable
+from scheduler.ensemble.costs import Costs
 from scheduler.ensemble.pace import Stream
+from scheduler.ensemble.policies import Policy
 from scheduler.ensemble.rates import curve
-from scheduler.ensemble.simulation import Costs, Simulated, Stint, simulate
+from scheduler.ensemble.simulation import Simulated, Stint, simulate
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Replay:
     simulated: Simulated
 
 
-def replay(records: Iterable[Record], rates: RateTable, cluster: Cluster, policy: str, options: Options,
+def replay(records: Iterable[Record], rates: RateTable, cluster: Cluster, policy: Policy, options: Options,
            costs: Costs, stream: Stream, epoch_s: float = 0.0) -> Replay:
     """Simulate what a live run has recorded.
 

@@ -19,47 +19,12 @@ from enum import Enum, IntEnum, auto
 from functools import partial
 
 from scheduler.base import Cluster, InputError, Member, Options, Progress, RateTable, Round
+from scheduler.ensemble.costs import Costs
 from scheduler.ensemble.pace import Stream
-from scheduler.ensemble.policies import decide
+from scheduler.ensemble.policies import Policy
 from scheduler.ensemble.rates import curves
 from scheduler.ensemble.waterfill import lower_bound
 from scheduler.simulator import Event, Simulator
-
-
-@dataclass(frozen=True)
-class Costs:
-    """What moves cost, in seconds.
-
-    Args:
-        checkpoint_s: a group that stops unfinished holds its devices that much longer.
-        regroup_s: a group that starts, grows or shrinks trains only after that time.
-        scheduling_s: a decision that changes anything takes effect after that time.
-        profile_s: before the first decision.
-    """
-
-    checkpoint_s: float = 0.0
-    regroup_s: float = 0.0
-    scheduling_s: float = 0.0
-    profile_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if not 0 <= value <= 1e9:
-                raise InputError(f"{name} is {value}: seconds, 0 or more, and at most 1e9")
-
-
-PAPER_COSTS = Costs(checkpoint_s=34.0, scheduling_s=0.46)  # [FLEET] Table 4, divided by its flotillas
-REGROUPING_COSTS = Costs(regroup_s=5.0)  # weights by broadcast, generously
-
-
-def costs_of(policy: str) -> Costs:
-    """What moves cost the system that a policy stands for: the paper's, one that regroups, or one that never moves."""
-    return {"adaptive": REGROUPING_COSTS, "baseline": Costs(), "homogeneous": Costs()}.get(policy, PAPER_COSTS)
-
-
-def stream_of(policy: str) -> Stream:
-    """The stream of that system: one for the flotilla of a round, else free pace."""
-    return Stream(count=1 if policy == "global" else 0)
 
 
 @dataclass(frozen=True)
@@ -119,27 +84,28 @@ class Simulated:
     stints: tuple[Stint, ...]
 
 
-def simulate(rates: RateTable, cluster: Cluster, policy: str, options: Options, costs: Costs, stream: Stream,
-             told: RateTable | None = None) -> Simulated:
+def simulate(rates: RateTable, cluster: Cluster, policy: Policy, options: Options, costs: Costs | None = None,
+             stream: Stream | None = None, told: RateTable | None = None) -> Simulated:
     """Train an ensemble on numbers.
 
     Args:
         rates: the true rates, with the epochs after which each network converges.
         cluster: on which it trains.
-        policy: its name.
+        policy: that decides.
         options: of the policy.
-        costs: of moves.
-        stream: how the networks' paces depend on each other.
+        costs: of moves; the policy's unless given.
+        stream: how the networks' paces depend on each other; the policy's unless given.
         told: the rates that the policy is told, if they are not the true ones.
 
     Returns:
         What happened.
 
     Raises:
-        InputError: a network has no epochs, or does not fit on the cluster.
+        InputError: a network has no epochs, or does not fit on the cluster; or the policy leaves one waiting for ever.
     """
     bound = lower_bound(rates, cluster.gpus)
-    return _Run(rates, cluster, policy, options, costs, stream, told or rates).run(bound)
+    return _Run(rates, cluster, policy, options, policy.costs if costs is None else costs,
+                policy.stream if stream is None else stream, told or rates).run(bound)
 
 
 class _Kind(IntEnum):
@@ -186,7 +152,7 @@ class _Group:
 class _Run:
     """The executor: groups on devices, in simulated time."""
 
-    def __init__(self, rates: RateTable, cluster: Cluster, policy: str, options: Options, costs: Costs,
+    def __init__(self, rates: RateTable, cluster: Cluster, policy: Policy, options: Options, costs: Costs,
                  stream: Stream, told: RateTable) -> None:
         self.sim = Simulator()
         self.rates, self.cluster, self.policy, self.options = rates, cluster, policy, options
@@ -210,8 +176,8 @@ class _Run:
         self.sim.run()
         left = [group.name for group in self.groups.values() if group.state is not _State.FINISHED]
         if left:
-            raise RuntimeError(f"policy {self.policy} left {left} waiting for ever")
-        return self.book.close(self.policy, self.sim.now, bound, self.cluster.gpus, self.costs.profile_s)
+            raise InputError(f"the policy {self.policy.name} leaves {', '.join(left)} waiting for ever")
+        return self.book.close(self.policy.name, self.sim.now, bound, self.cluster.gpus, self.costs.profile_s)
 
     # Deciding
 
@@ -223,7 +189,7 @@ class _Run:
     def _decide(self) -> None:
         self.to_decide = None
         self._advance_all()
-        self.wanted = decide(self.policy, self.told, self._progress(), self.cluster, self.options)
+        self.wanted = self.policy.decide(self.told, self._progress(), self.cluster, self.options)
         self._carry_out()
 
     def _progress(self) -> Progress:

@@ -10,7 +10,7 @@ import sys
 
 from fleet.run import main
 from scheduler.base import Member, Round
-from scheduler.ensemble.policies import POLICIES
+from scheduler.ensemble.policies import POLICIES, Policy
 
 _rounds = json.loads(os.environ["FLEET_TEST_ROUNDS"])
 
@@ -20,5 +20,5 @@ def _scripted(rates, progress, cluster, options):
     return Round(tuple(Member(name, tuple(held)) for name, held in wanted.items() if name not in progress.finished))
 
 
-POLICIES["adaptive"] = _scripted
+POLICIES["adaptive"] = Policy("adaptive", _scripted)
 sys.exit(main())

@@ -20,17 +20,21 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from fleet.commands.options import add_cluster, add_json, add_options, cluster_of, options_of, print_json
+from fleet.commands.options import add_cluster, add_json, add_options, add_policy, cluster_of, options_of, print_json
 from fleet.errors import ExitStatus, UserError
+from fleet.plugins import find_policy
 from fleet.terminal import bar, print_table
 from fleet.units import parse_share, parse_stream
 from scheduler.base import Cluster, InputError, Options, RateTable
+from scheduler.ensemble.costs import Costs
 from scheduler.ensemble.draw import redraw_epochs, with_errors
 from scheduler.ensemble.pace import Stream
-from scheduler.ensemble.policies import POLICIES
+from scheduler.ensemble.policies import POLICIES, REFERENCE, Policy
 from scheduler.ensemble.rates import steadied
 from scheduler.ensemble.rates_file import read_rates
-from scheduler.ensemble.simulation import Costs, Simulated, costs_of, simulate, stream_of
+from scheduler.ensemble.simulation import Simulated, simulate
+
+ALL = "all"  # the policies that have a name
 
 # What --json prints of a simulation.
 PRINTED = ("policy", "makespan_s", "lower_bound_s", "waiting_s_per_gpu", "scheduling_s", "checkpoint_s", "rounds")
@@ -40,7 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("file", metavar="FILE", help="training rates and epochs, as JSON")
     add_cluster(parser, "as where the rates were measured")
-    parser.add_argument("--policy", choices=[*POLICIES, "all"], required=True, help="that decides")
+    add_policy(parser, "(required)", ALL, required=True)
     add_options(parser)
     group = parser.add_argument_group("what is simulated")
     group.add_argument("--stream", metavar="S",
@@ -73,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     if args.draw_epochs:
         rates = redraw_epochs(rates, options.seed)
     told = _told(args, rates, cluster, options)
-    policies = list(POLICIES) if args.policy == "all" else [args.policy]
+    policies = list(POLICIES.values()) if args.policy == ALL else [find_policy(args.policy)]
     if args.plot and len(policies) > 1:
         raise UserError("--plot draws one policy: name it with --policy")
     outcomes = [simulate(rates, cluster, policy, options, _costs(args, policy), _stream(args, policy), told)
@@ -82,8 +86,8 @@ def run(args: argparse.Namespace) -> int:
         plot(args.plot, outcomes[0], cluster)
     if args.json:
         records = [_record(outcome) for outcome in outcomes]
-        print_json({"policies": records} if args.policy == "all" else records[0])
-    elif args.policy == "all":
+        print_json({"policies": records} if args.policy == ALL else records[0])
+    elif args.policy == ALL:
         print_all(outcomes)
     else:
         _print(outcomes[0], cluster)
@@ -100,14 +104,14 @@ def _told(args: argparse.Namespace, rates: RateTable, cluster: Cluster, options:
     return steadied(with_errors(rates, error, options.seed), cluster.gpus) if error else rates
 
 
-def _costs(args: argparse.Namespace, policy: str) -> Costs:
+def _costs(args: argparse.Namespace, policy: Policy) -> Costs:
     said = {cost.name: getattr(args, cost.name) for cost in dataclasses.fields(Costs)}
-    return dataclasses.replace(costs_of(policy), **{name: value for name, value in said.items() if value is not None})
+    return dataclasses.replace(policy.costs, **{name: value for name, value in said.items() if value is not None})
 
 
-def _stream(args: argparse.Namespace, policy: str) -> Stream:
+def _stream(args: argparse.Namespace, policy: Policy) -> Stream:
     if args.stream is None:
-        return dataclasses.replace(stream_of(policy), rate=args.stream_rate)
+        return dataclasses.replace(policy.stream, rate=args.stream_rate)
     try:
         return dataclasses.replace(parse_stream(args.stream), rate=args.stream_rate)
     except InputError:
@@ -121,13 +125,13 @@ def _record(outcome: Simulated) -> dict[str, Any]:
 
 
 def print_all(outcomes: Sequence[Simulated]) -> None:
-    """Print the policies side by side; `baseline` is among them."""
-    baseline = next(outcome for outcome in outcomes if outcome.policy == "baseline").makespan_s
+    """Print the policies side by side, the reference among them."""
+    reference = next(outcome for outcome in outcomes if outcome.policy == REFERENCE.name).makespan_s
     print_table(["policy", "makespan, s", "x bound", "speed-up", "waiting/GPU, s", "checkpoints, s", "rounds", ""],
                 [[outcome.policy, round(outcome.makespan_s), outcome.makespan_s / outcome.lower_bound_s,
-                  baseline / outcome.makespan_s, round(outcome.waiting_s_per_gpu), round(outcome.checkpoint_s),
-                  len(outcome.rounds), bar(baseline / outcome.makespan_s, 4.0, 20)] for outcome in outcomes])
-    print(f"No schedule can be faster than {outcomes[0].lower_bound_s:.0f} s; speed-up is over baseline.")
+                  reference / outcome.makespan_s, round(outcome.waiting_s_per_gpu), round(outcome.checkpoint_s),
+                  len(outcome.rounds), bar(reference / outcome.makespan_s, 4.0, 20)] for outcome in outcomes])
+    print(f"No schedule can be faster than {outcomes[0].lower_bound_s:.0f} s; speed-up is over {REFERENCE.name}.")
 
 
 def _print(outcome: Simulated, cluster: Cluster) -> None:

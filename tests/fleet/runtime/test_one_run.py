@@ -34,7 +34,7 @@ from fleet.storage.writer import CheckpointWriter
 from fleet.stream.base import split_rows
 from fleet.stream.order import Epoch, read_path
 from scheduler.base import Member, Round
-from scheduler.ensemble.policies import POLICIES, adaptive
+from scheduler.ensemble.policies import POLICIES, Policy
 from tests.fleet.one_process import Launch
 from tests.sources import Numbered
 
@@ -630,7 +630,8 @@ def regrouping(request):
     """Whole runs of a case under a policy that changes running groups."""
 
     def runner(case, folder):
-        patch.setitem(POLICIES, "adaptive", restless(case.seed) if request.param == "restless" else adaptive)
+        if request.param == "restless":
+            patch.setitem(POLICIES, "adaptive", Policy("adaptive", restless(case.seed)))
         return Runner(case, folder)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -694,10 +695,10 @@ def test_a_network_that_cannot_be_built_on_a_rank_that_joins_fails_on_all_of_its
               {"family": "softmax", "name": "waits", "gpus": 3, "train": {"converge": {"max_epochs": 1}}}]
     rates = [{"name": "ends", "rates": [1.0, 2.0]}, {"name": "grows", "rates": [1.0, 2.0, 3.0, 4.0]},
              {"name": "waits", "rates": [0.1, 0.2, 0.3]}]
-    monkeypatch.setitem(POLICIES, "adaptive", lambda rates, progress, cluster, options: Round(
+    monkeypatch.setitem(POLICIES, "adaptive", Policy("adaptive", lambda rates, progress, cluster, options: Round(
         (Member("waits", (0, 1, 2)),) if "grows" in progress.finished else
         (Member("grows", (2, 3, 0, 1)),) if "ends" in progress.finished else
-        (Member("ends", (0, 1)), Member("grows", (2, 3)))))
+        (Member("ends", (0, 1)), Member("grows", (2, 3))))))
     content = {"models": models, "resources": {"engine": "numpy"}, "train": {"batch": {"size": 4}},
                "data": {"source": "tests.sources:numbered", "path": "40",
                         "transforms": [{"center_crop": {"size": [4, 4]}}, {"scale": {"mean": 0.5, "std": 0.5}}]},

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scheduler.base import Cluster, Delta, InputError, Member, Network, Options, Progress, RateTable, Round
-from scheduler.ensemble.policies import POLICIES, decide
+from scheduler.ensemble.policies import POLICIES, SETTINGS, Policy, check_round
 from scheduler.ensemble.rates import curve, rate
 from tests.scheduler.strategies import ensembles
 
@@ -34,8 +34,8 @@ class Trainer:
 
     def ask(self):
         progress = self.progress()
-        self.wanted = decide(self.policy, self.rates, progress, self.cluster, self.options)
-        assert self.wanted == decide(self.policy, self.rates, progress, self.cluster, self.options)
+        self.wanted = POLICIES[self.policy].decide(self.rates, progress, self.cluster, self.options)
+        assert self.wanted == POLICIES[self.policy].decide(self.rates, progress, self.cluster, self.options)
         self.rounds.append(self.wanted)
 
     def carry_out(self, ended=None):
@@ -132,22 +132,91 @@ class TestEveryPolicy:
 
     def test_a_network_that_no_longer_fits_waits_and_the_others_train(self, policy):
         rates = RateTable(100, 4, (Network("large", (10.0, 20.0, 30.0), min_gpus=3), Network("small", (5.0,))))
-        assert decide(policy, rates, Progress(), Cluster((0, 2), 4), Options()).counts == {"small": 1}
+        assert POLICIES[policy].decide(rates, Progress(), Cluster((0, 2), 4), Options()).counts == {"small": 1}
 
     def test_nothing_is_wanted_when_all_have_finished(self, policy):
         done = Progress(finished=frozenset({"n0", "n1"}))
-        assert decide(policy, table((1.0,), (2.0,)), done, Cluster.of(4, 4), Options()) == Round()
+        assert POLICIES[policy].decide(table((1.0,), (2.0,)), done, Cluster.of(4, 4), Options()) == Round()
 
     def test_a_finished_network_is_never_wanted_again(self, policy):
         progress = Progress(finished=frozenset({"n0"}), wanted=Round((Member("n0", (0,)), Member("n1", (1,)))),
                             running=(Member("n1", (1,)),))
-        decided = decide(policy, table((1.0,), (2.0,)), progress, Cluster.of(2, 2), Options())
+        decided = POLICIES[policy].decide(table((1.0,), (2.0,)), progress, Cluster.of(2, 2), Options())
         assert set(decided.counts) == {"n1"}
 
 
-def test_an_unknown_policy_is_refused_with_the_known_ones():
-    with pytest.raises(InputError, match="no policy 'best'; there are: baseline, homogeneous, local, global, adaptive"):
-        decide("best", table((1.0,)), Progress(), Cluster.of(1, 1), Options())
+# ---- what stands in the table ------------------------------------------------------------------
+
+
+class Watched:
+    """Options that remember which of them a policy looked at."""
+
+    def __init__(self, options):
+        self._options, self.read = options, set()
+
+    def __getattr__(self, name):
+        self.read.add(name)
+        return getattr(self._options, name)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_policy_reads_the_settings_that_its_row_says_and_no_others(policy):
+    watched = Watched(Options())
+
+    @runs
+    @given(drawn=ensembles(), rng=st.randoms(use_true_random=False))
+    def train(drawn, rng):
+        Trainer(drawn, policy, watched, rng).run()
+
+    train()
+    assert watched.read == POLICIES[policy].reads
+
+
+def test_every_row_goes_by_its_own_name_and_has_a_line_of_help():
+    assert [policy.name for policy in POLICIES.values()] == list(POLICIES)
+    assert all(policy.help for policy in POLICIES.values())
+
+
+def test_a_row_that_reads_what_is_no_setting_is_refused():
+    with pytest.raises(InputError, match="policy mine: reads 'gamma': options are alpha, delta, peak_limited, seed"):
+        Policy("mine", POLICIES["local"].decide, reads=SETTINGS | {"gamma"})
+
+
+@pytest.mark.parametrize(("answer", "said"), [
+    ([Member("n0", (0,))], "answers with a list: a Round is wanted"),
+    (Round(("n0",)), "gives devices to 'n0', which is no network"),
+    (Round((Member("other", (0,)),)), "gives devices to 'other', which is no network"),
+    (Round((Member("n1", (0,)),)), "gives devices to 'n1', which is no network"),  # it has finished
+    (Round((Member("n0", (0,)), Member("n0", (2,)))), "gives devices to 'n0', which is no network"),
+    (Round((Member("n0", ()),)), "gives 0 devices to n0, which wants 1 to 2"),
+    (Round((Member("n0", (0, 2, 3)),)), "gives 3 devices to n0, which wants 1 to 2"),
+    (Round((Member("n0", (0, 0)),)), r"gives away the devices \[0, 0\]: each of \[0, 2, 3\]"),
+    (Round((Member("n0", (1,)),)), r"gives away the devices \[1\]: each of \[0, 2, 3\]"),
+    (Round((Member("n0", (0,)), Member("n2", (0,)))), r"gives away the devices \[0, 0\]"),
+])
+def test_an_answer_that_cannot_be_carried_out_is_refused(answer, said):
+    rates, progress = table((1.0,), (1.0,), (1.0,), max_gpus=2), Progress(finished=frozenset({"n1"}))
+    with pytest.raises(InputError, match=said):
+        check_round(answer, rates, progress, Cluster((0, 2, 3), 4))
+
+
+@runs
+@given(drawn=ensembles(), policy=st.sampled_from(list(POLICIES)), rng=st.randoms(use_true_random=False))
+def test_the_answers_of_our_own_policies_can_be_carried_out(drawn, policy, rng):
+    trainer = Trainer(drawn, policy, Options(), rng)
+    decide = POLICIES[policy].decide
+
+    def looked_at(rates, progress, cluster, options):
+        answer = decide(rates, progress, cluster, options)
+        check_round(answer, rates, progress, cluster)
+        return answer
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(POLICIES, policy, Policy(policy, looked_at))
+        assert trainer.run()
+
+
+# ---- each policy -------------------------------------------------------------------------------
 
 
 class TestGlobal:
@@ -155,7 +224,7 @@ class TestGlobal:
     RATES = table((40.0, 80.0, 120.0, 160.0), (20.0, 40.0, 60.0, 80.0), (10.0, 20.0, 30.0, 40.0))
 
     def decide(self, gpus=8, alpha=0.8, **progress):
-        return decide("global", self.RATES, Progress(**progress), Cluster.of(gpus, 4), Options(alpha=alpha))
+        return POLICIES["global"].decide(self.RATES, Progress(**progress), Cluster.of(gpus, 4), Options(alpha=alpha))
 
     def test_the_first_round_is_a_flotilla_with_spare_gpus_for_the_slowest(self):
         assert self.decide().counts == {"n0": 2, "n1": 2, "n2": 4}
@@ -181,7 +250,7 @@ class TestGlobal:
     def test_a_round_that_never_reached_alpha_goes_on_if_a_new_one_would_be_the_same(self):
         slow = table((10.0,), (10.0,))  # one measurement: no use for a second GPU
         running = (Member("n0", (0,)), Member("n1", (1,)))
-        kept = decide("global", slow, Progress(running=running), Cluster.of(8, 4), Options())
+        kept = POLICIES["global"].decide(slow, Progress(running=running), Cluster.of(8, 4), Options())
         assert kept == Round(running)
 
     def test_it_gives_the_gpus_of_a_finished_network_away_when_no_other_waits(self):
@@ -192,7 +261,7 @@ class TestGlobal:
 def test_local_leaves_running_groups_alone_and_fills_just_the_free_devices():
     rates = table((40.0, 80.0), (20.0, 40.0), (20.0, 39.0), (5.0,))
     running = (Member("n0", (0, 1)),)
-    decided = decide("local", rates, Progress(running=running), Cluster.of(4, 4), Options())
+    decided = POLICIES["local"].decide(rates, Progress(running=running), Cluster.of(4, 4), Options())
     assert decided.members[0] == running[0]
     assert decided.counts == {"n0": 2, "n1": 1, "n2": 1}
     assert {device for member in decided.members[1:] for device in member.devices} == {2, 3}
@@ -200,24 +269,24 @@ def test_local_leaves_running_groups_alone_and_fills_just_the_free_devices():
 
 def test_baseline_starts_each_network_on_its_least_gpus_in_an_order_of_the_seed():
     rates = table(*[(10.0, 20.0)] * 6, min_gpus=1)
-    orders = {tuple(decide("baseline", rates, Progress(), Cluster.of(2, 2), Options(seed=seed)).counts)
+    orders = {tuple(POLICIES["baseline"].decide(rates, Progress(), Cluster.of(2, 2), Options(seed=seed)).counts)
               for seed in range(20)}
     assert len(orders) > 5
     two = RateTable(100, 4, (Network("wide", (1.0, 2.0), min_gpus=2),))
-    assert decide("baseline", two, Progress(), Cluster.of(3, 3), Options()).counts == {"wide": 2}
+    assert POLICIES["baseline"].decide(two, Progress(), Cluster.of(3, 3), Options()).counts == {"wide": 2}
 
 
 def test_homogeneous_waits_for_the_last_of_its_subset():
     rates = table(*[(10.0,)] * 4)
-    first = decide("homogeneous", rates, Progress(), Cluster.of(2, 2), Options())
+    first = POLICIES["homogeneous"].decide(rates, Progress(), Cluster.of(2, 2), Options())
     assert len(first.members) == 2
     one, other = first.members
     half_begun = Progress(running=(one,), wanted=first)
-    assert decide("homogeneous", rates, half_begun, Cluster.of(2, 2), Options()).counts == first.counts
+    assert POLICIES["homogeneous"].decide(rates, half_begun, Cluster.of(2, 2), Options()).counts == first.counts
     progress = Progress(running=(other,), finished=frozenset({one.name}))
-    assert decide("homogeneous", rates, progress, Cluster.of(2, 2), Options()) == Round((other,))
+    assert POLICIES["homogeneous"].decide(rates, progress, Cluster.of(2, 2), Options()) == Round((other,))
     progress = Progress(finished=frozenset({one.name, other.name}))
-    second = decide("homogeneous", rates, progress, Cluster.of(2, 2), Options())
+    second = POLICIES["homogeneous"].decide(rates, progress, Cluster.of(2, 2), Options())
     assert len(second.members) == 2
 
 
@@ -225,7 +294,7 @@ class TestAdaptive:
     RATES = table(*[(10.0, 19.0, 27.0, 34.0)] * 3)
 
     def decide(self, **progress):
-        return decide("adaptive", self.RATES, Progress(**progress), Cluster.of(4, 4), Options())
+        return POLICIES["adaptive"].decide(self.RATES, Progress(**progress), Cluster.of(4, 4), Options())
 
     def test_gpus_are_shared_among_all_and_shared_anew_when_one_finishes(self):
         first = self.decide()
@@ -243,19 +312,19 @@ class TestAdaptive:
     def test_it_answers_anew_when_a_device_has_died(self):
         wanted = Round((Member("n0", (0, 1)), Member("n1", (2,)), Member("n2", (3,))))
         progress = Progress(running=wanted.members, wanted=wanted)
-        decided = decide("adaptive", self.RATES, progress, Cluster((0, 1, 2), 4), Options())
+        decided = POLICIES["adaptive"].decide(self.RATES, progress, Cluster((0, 1, 2), 4), Options())
         assert decided.counts == {"n0": 1, "n1": 1, "n2": 1}
         assert {device for member in decided.members for device in member.devices} == {0, 1, 2}
 
     def test_slow_networks_get_more_so_that_all_keep_one_pace(self):
         rates = table((100.0,), (25.0, 50.0, 75.0, 100.0), (50.0, 100.0))
-        counts = decide("adaptive", rates, Progress(), Cluster.of(7, 7), Options()).counts
+        counts = POLICIES["adaptive"].decide(rates, Progress(), Cluster.of(7, 7), Options()).counts
         assert counts == {"n0": 1, "n1": 4, "n2": 2}
         assert {rate(network, counts[network.name]) for network in rates.models} == {100.0}
 
     def test_groups_lie_within_a_node_or_fill_nodes(self):
         rates = RateTable(100, 4, tuple(Network(f"n{i}", tuple(10.0 * m * 0.99**m for m in range(1, 9)))
                                         for i in range(5)))
-        counts = decide("adaptive", rates, Progress(), Cluster.of(32, 4), Options()).counts
+        counts = POLICIES["adaptive"].decide(rates, Progress(), Cluster.of(32, 4), Options()).counts
         assert sum(counts.values()) == 32
         assert all(size < 4 or size % 4 == 0 for size in counts.values())

@@ -3,15 +3,17 @@
 import pytest
 
 from scheduler.base import Cluster, InputError, Network, Options, RateTable
+from scheduler.ensemble.costs import Costs
 from scheduler.ensemble.pace import Stream
+from scheduler.ensemble.policies import REFERENCE
 from scheduler.ensemble.replay import Record, replay, stints_of
-from scheduler.ensemble.simulation import Costs, Stint
+from scheduler.ensemble.simulation import Stint
 
 RATES = RateTable(100, 2, (Network("a", (10.0,)), Network("b", (20.0,)), Network("c", (5.0,))))
 
 
 def run(records):
-    return replay(records, RATES, Cluster.of(1, 1), "baseline", Options(), Costs(), Stream())
+    return replay(records, RATES, Cluster.of(1, 1), REFERENCE, Options(), Costs(), Stream())
 
 
 def test_a_run_is_simulated_with_the_epochs_that_it_needed():

@@ -3,18 +3,18 @@
 import itertools
 import math
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.base import Cluster, Delta, InputError, Member, Network, Options, RateTable, Round
-from scheduler.ensemble import policies
+from scheduler.ensemble.costs import PAPER_COSTS, REGROUPING_COSTS, Costs
 from scheduler.ensemble.draw import convert, redraw_epochs, with_errors
 from scheduler.ensemble.pace import Ring, Stream
+from scheduler.ensemble.policies import POLICIES, Policy
 from scheduler.ensemble.rates import steadied
-from scheduler.ensemble.simulation import PAPER_COSTS, REGROUPING_COSTS, Costs, costs_of, simulate, stream_of
+from scheduler.ensemble.simulation import simulate
 from scheduler.ensemble.waterfill import lower_bound
 from scheduler.files import read_json
 from tests.places import SHARED
@@ -30,7 +30,7 @@ def table(*networks, samples=100):
 
 
 def run(rates, gpus, policy="baseline", costs=Costs(), stream=Stream(), per_node=None, **options):
-    return simulate(rates, Cluster.of(gpus, per_node or gpus), policy, Options(**options), costs, stream)
+    return simulate(rates, Cluster.of(gpus, per_node or gpus), POLICIES[policy], Options(**options), costs, stream)
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def scripted(monkeypatch):
         def policy(rates, progress, cluster, options):
             return Round(tuple(Member(name, tuple(devices)) for name, devices
                                in script[frozenset(progress.finished)].items()))
-        monkeypatch.setitem(policies.POLICIES, "scripted", policy)
+        monkeypatch.setitem(POLICIES, "scripted", Policy("scripted", policy))
     return register
 
 
@@ -118,15 +118,15 @@ def test_a_round_says_who_trained_how_many_epochs():
 def test_policies_are_not_told_the_epochs(monkeypatch):
     def curious(rates, progress, cluster, options):
         assert all(network.epochs is None for network in rates.models)
-        return policies.baseline(rates, progress, cluster, options)
-    monkeypatch.setitem(policies.POLICIES, "curious", curious)
+        return POLICIES["baseline"].decide(rates, progress, cluster, options)
+    monkeypatch.setitem(POLICIES, "curious", Policy("curious", curious))
     assert run(table((2, 10)), 1, "curious").makespan_s == 20.0
 
 
 def test_a_policy_may_be_told_other_rates_than_the_true_ones():
     true, told = table((1, 10, 9), (1, 10, 9)), table((1, 10, 20), (1, 1, 1))
-    alone = simulate(true, Cluster.of(2, 2), "global", Options(delta=Delta(0.0, relative=False)), Costs(),
-                     Stream(), told)
+    options = Options(delta=Delta(0.0, relative=False))
+    alone = simulate(true, Cluster.of(2, 2), POLICIES["global"], options, Costs(), Stream(), told)
     assert alone.rounds[0].members[0].gpus == 2  # as the told rates suggest, and slower in truth
 
 
@@ -159,12 +159,12 @@ STREAMS = st.sampled_from((Stream(), Stream(1), Stream(2), Stream(2, change_at_a
 COSTS = st.sampled_from((Costs(), PAPER_COSTS, REGROUPING_COSTS))
 
 
-@pytest.mark.parametrize("policy", policies.POLICIES)
+@pytest.mark.parametrize("policy", POLICIES)
 @settings(max_examples=30, deadline=None)
 @given(drawn=ensembles(), costs=COSTS, stream=STREAMS, peak_limited=st.booleans())
 def test_every_simulation_ends_not_before_the_bound_and_uses_each_gpu_once(policy, drawn, costs, stream, peak_limited):
     rates, cluster = drawn
-    found = simulate(rates, cluster, policy, Options(peak_limited=peak_limited), costs, stream)
+    found = simulate(rates, cluster, POLICIES[policy], Options(peak_limited=peak_limited), costs, stream)
     assert found.makespan_s >= found.lower_bound_s * (1 - 1e-9)
     assert found.waiting_s_per_gpu >= -1e-6 * found.makespan_s
     trained = Counter()
@@ -185,8 +185,8 @@ def test_every_simulation_ends_not_before_the_bound_and_uses_each_gpu_once(polic
 @settings(max_examples=20, deadline=None)
 def test_a_ring_whose_window_is_everything_costs_nothing_after_its_first_turn(drawn):
     rates, cluster = drawn
-    free = simulate(rates, cluster, "baseline", Options(), Costs(), Stream())
-    ring = simulate(rates, cluster, "baseline", Options(), Costs(), Stream(ring=Ring(shards=4, window=1.0)))
+    free = simulate(rates, cluster, POLICIES["baseline"], Options(), Costs(), Stream())
+    ring = simulate(rates, cluster, POLICIES["baseline"], Options(), Costs(), Stream(ring=Ring(shards=4, window=1.0)))
     slowest = max(1 / network.rates[0] for network in rates.models)
     assert free.makespan_s <= ring.makespan_s * (1 + 1e-9)
     assert ring.makespan_s <= free.makespan_s + rates.samples_per_epoch * slowest
@@ -194,7 +194,7 @@ def test_a_ring_whose_window_is_everything_costs_nothing_after_its_first_turn(dr
 
 def test_equal_inputs_give_equal_simulations():
     rates = table((3, 10, 19), (2, 20, 39), (4, 5, 9), (1, 40, 70))
-    for policy in policies.POLICIES:
+    for policy in POLICIES:
         assert run(rates, 4, policy, PAPER_COSTS) == run(rates, 4, policy, PAPER_COSTS)
 
 
@@ -212,7 +212,7 @@ def calibrated():
 @pytest.mark.parametrize(("gpus", "total_s"), [(20, 55200.1), (40, 30204.8), (60, 24495.0)])
 def test_global_to_the_letter_takes_about_the_times_of_the_papers_table_4(calibrated, gpus, total_s):
     options = Options(delta=Delta(20.0, relative=False), peak_limited=False)
-    found = simulate(calibrated, Cluster.of(gpus, 4), "global", options, costs_of("global"), stream_of("global"))
+    found = simulate(calibrated, Cluster.of(gpus, 4), POLICIES["global"], options)
     assert found.makespan_s == pytest.approx(total_s, rel=0.07)
 
 
@@ -221,13 +221,14 @@ def test_global_to_the_letter_takes_about_the_times_of_the_papers_table_4(calibr
 def test_adaptive_comes_close_to_the_bound_without_knowing_the_epochs(calibrated, gpus, most):
     rates = redraw_epochs(calibrated, seed=gpus)
     told = steadied(with_errors(rates, 0.05, seed=gpus), gpus)
-    found = simulate(rates, Cluster.of(gpus, 4), "adaptive", Options(), REGROUPING_COSTS, Stream(), told)
+    found = simulate(rates, Cluster.of(gpus, 4), POLICIES["adaptive"], Options(), REGROUPING_COSTS, Stream(), told)
     assert found.makespan_s <= most * lower_bound(rates, gpus)
 
 
 @needs_ensemble
 def test_adaptive_beats_global_and_global_beats_baseline(calibrated):
-    spans = [simulate(calibrated, Cluster.of(80, 4), policy, replace(Options(), delta=Delta(20.0, relative=False)),
-                      costs_of(policy), stream_of(policy)).makespan_s for policy in ("adaptive", "global", "baseline")]
+    options = Options(delta=Delta(20.0, relative=False))
+    spans = [simulate(calibrated, Cluster.of(80, 4), POLICIES[policy], options).makespan_s
+             for policy in ("adaptive", "global", "baseline")]
     assert spans[0] * 1.2 < spans[1]
     assert spans[1] * 1.2 < spans[2]

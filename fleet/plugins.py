@@ -1,0 +1,86 @@
+"""What users bring along: objects under an import path ``module:name``, wanted where a table has names."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+from typing import Any
+
+from fleet.errors import UserError
+from preprocess.base import InputError, import_object
+from scheduler.base import Cluster, Options, Progress, RateTable, Round
+from scheduler.base import InputError as RoundError
+from scheduler.ensemble.policies import POLICIES, Decide, Policy, check_round
+
+
+def load_object(path: str, role: str) -> Any:
+    """What an import path names; modules in the working folder, beside the spec and installed ones are found.
+
+    Args:
+        path: ``module:name``.
+        role: what it is wanted as, for messages: ``policy``, ``engine``.
+
+    Raises:
+        UserError: the module cannot be imported, or has no such name.
+    """
+    try:
+        return import_object(path, role, f"module:{role}")
+    except InputError as error:
+        raise UserError(" ".join(str(error).split())) from error  # the user's module may raise several lines
+
+
+def find_policy(name: str) -> Policy:
+    """The policy of a name, or of an import path.
+
+    Args:
+        name: of :data:`~scheduler.ensemble.policies.POLICIES`; or ``module:policy``, which is a
+            :class:`~scheduler.ensemble.policies.Policy` or a function of (rates, progress, cluster, options).
+
+    Returns:
+        The policy, under that name. The answers of one that is not ours are looked at: it raises
+        :class:`~fleet.errors.UserError` where they cannot be carried out, or where its function raises anything.
+
+    Raises:
+        UserError: there is none.
+
+    >>> find_policy("global").stream.count
+    1
+    """
+    if name in POLICIES:
+        return POLICIES[name]
+    if ":" not in name:
+        raise UserError(f"no policy is named {name!r}; one of {', '.join(sorted(POLICIES))}, or an import path "
+                        "module:policy")
+    found = load_object(name, "policy")
+    policy = found if isinstance(found, Policy) else Policy(name, _function(name, found))
+    return replace(policy, name=name, decide=_checked(name, policy.decide))
+
+
+def _function(name: str, found: Any) -> Decide:
+    if callable(found) and not isinstance(found, type):
+        try:
+            inspect.signature(found).bind(*("rates", "progress", "cluster", "options"))
+        except TypeError:
+            pass
+        else:
+            return found
+    what = f"the function {found.__name__}{inspect.signature(found)}" if inspect.isfunction(found) else (
+        f"of type {type(found).__name__}")
+    raise UserError(f"policy {name!r} is {what}; it should be a Policy, or a function of (rates, progress, cluster, "
+                    "options)")
+
+
+def _checked(name: str, decide: Decide) -> Decide:
+    def checked(rates: RateTable, progress: Progress, cluster: Cluster, options: Options) -> Round:
+        try:
+            answer = decide(rates, progress, cluster, options)
+        except Exception as error:  # the user's function may raise anything
+            what = " ".join(f"{type(error).__name__}: {error}".split())
+            raise UserError(f"the policy {name} failed: {what}") from error
+        try:
+            check_round(answer, rates, progress, cluster)
+        except RoundError as error:
+            raise UserError(f"the policy {name} {error}") from None
+        return answer
+
+    return checked

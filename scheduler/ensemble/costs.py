@@ -1,0 +1,36 @@
+"""What it costs to move networks between devices, and what each kind of system pays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scheduler.base import InputError
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What moves cost, in seconds.
+
+    Args:
+        checkpoint_s: a group that stops unfinished holds its devices that much longer.
+        regroup_s: a group that starts, grows or shrinks trains only after that time.
+        scheduling_s: a decision that changes anything takes effect after that time.
+        profile_s: before the first decision.
+
+    Raises:
+        InputError: a cost is negative, or more than 1e9 s.
+    """
+
+    checkpoint_s: float = 0.0
+    regroup_s: float = 0.0
+    scheduling_s: float = 0.0
+    profile_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not 0 <= value <= 1e9:
+                raise InputError(f"{name} is {value}: seconds, 0 or more, and at most 1e9")
+
+
+PAPER_COSTS = Costs(checkpoint_s=34.0, scheduling_s=0.46)  # [FLEET] Table 4, divided by its flotillas
+REGROUPING_COSTS = Costs(regroup_s=5.0)  # weights by broadcast, generously

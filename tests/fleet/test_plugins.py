@@ -1,0 +1,107 @@
+"""Policies of users' own, by import path."""
+
+import pickle
+
+import pytest
+
+from fleet.errors import UserError
+from fleet.plugins import find_policy, load_object
+from scheduler.base import Cluster, Member, Network, Options, Progress, RateTable, Round
+from scheduler.ensemble.policies import POLICIES
+
+RATES = RateTable(100, 2, (Network("a", (1.0,)), Network("b", (1.0,))))
+MODULE = '''
+from scheduler.base import Member, Round
+from scheduler.ensemble.costs import Costs
+from scheduler.ensemble.policies import Policy
+
+def alphabetical(rates, progress, cluster, options):
+    left = sorted(network.name for network in rates.models if network.name not in progress.finished)
+    return Round(tuple(Member(name, (device,)) for name, device in zip(left, cluster.devices)))
+
+ROW = Policy("by name", alphabetical, reads=frozenset(), costs=Costs(regroup_s=1.0))
+
+def raises(rates, progress, cluster, options):
+    raise KeyError("a\\nb")
+
+def wrong(rates, progress, cluster, options):
+    return Round((Member("a", (7,)),))
+
+def three(rates, progress, cluster): ...
+
+class Class:
+    def __init__(self, rates, progress, cluster, options): ...
+
+number = 3
+nothing = None
+'''
+
+
+@pytest.fixture(autouse=True)
+def own(tmp_path, monkeypatch):
+    (tmp_path / "own_policies.py").write_text(MODULE)
+    (tmp_path / "broken_policies.py").write_text("import nothing_of_this_name\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def ask(name):
+    return find_policy(name).decide(RATES, Progress(), Cluster.of(2, 2), Options())
+
+
+def test_a_name_is_looked_up_in_the_table():
+    assert find_policy("local") is POLICIES["local"]
+
+
+def test_a_function_becomes_a_policy_with_the_defaults_of_a_row():
+    policy = find_policy("own_policies:alphabetical")
+    assert policy.name == "own_policies:alphabetical"
+    assert policy.reads == {"alpha", "delta", "peak_limited", "seed"}
+    assert (policy.needs_rates, policy.own_samples) == (True, False)
+    assert ask(policy.name) == Round((Member("a", (0,)), Member("b", (1,))))
+
+
+def test_a_row_of_ones_own_keeps_what_it_says_and_goes_by_its_path():
+    policy = find_policy("own_policies:ROW")
+    assert (policy.name, policy.reads, policy.costs.regroup_s) == ("own_policies:ROW", frozenset(), 1.0)
+    assert ask("own_policies:ROW").counts == {"a": 1, "b": 1}
+
+
+@pytest.mark.parametrize(("name", "said"), [
+    ("best", "no policy is named 'best'; one of adaptive, baseline, global, homogeneous, local, or an import path"),
+    ("own_policies:", "policy 'own_policies:' is not an import path module:policy"),
+    ("no_such_module:policy", "policy 'no_such_module:policy': cannot import 'no_such_module': ModuleNotFoundError"),
+    ("broken_policies:policy", "ModuleNotFoundError: No module named 'nothing_of_this_name'"),
+    ("own_policies:other", "module 'own_policies' has no 'other'"),
+    ("own_policies:nothing", "module 'own_policies' has no 'nothing'"),
+    ("own_policies:number", "policy 'own_policies:number' is of type int; it should be a Policy, or a function of"),
+    ("own_policies:Class", "policy 'own_policies:Class' is of type type; it should be a Policy, or a function of"),
+    ("own_policies:three", "is the function three(rates, progress, cluster); it should be a Policy, or a function of"),
+])
+def test_what_leads_to_no_policy_is_refused_in_a_line(name, said):
+    with pytest.raises(UserError) as refusal:
+        find_policy(name)
+    assert said in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(("name", "said"), [
+    ("own_policies:raises", r"the policy own_policies:raises failed: KeyError: 'a\nb'"),
+    ("own_policies:wrong",
+     "the policy own_policies:wrong gives away the devices [7]: each of [0, 1] can be given once"),
+])
+def test_a_policy_that_fails_or_answers_nonsense_is_named(name, said):
+    with pytest.raises(UserError) as refusal:
+        ask(name)
+    assert str(refusal.value) == said
+
+
+def test_an_object_may_be_of_any_type():
+    assert load_object("own_policies:number", "number") == 3
+
+
+def test_a_spec_with_a_policy_of_ones_own_can_be_sent_to_other_ranks():
+    from fleet.spec import parse
+
+    spec = parse({"models": [{"family": "softmax"}], "schedule": {"policy": "own_policies:ROW"}})
+    assert spec.policy.reads == frozenset()
+    assert pickle.loads(pickle.dumps(spec)) == spec
