@@ -20,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from fleet.comm.world import Group, World
+from fleet.comm.base import Group, World
+from fleet.comm.mpi import start_mpi
 from fleet.engines.base import Engine, Trainable
 from fleet.engines.registry import make_engine
 from fleet.spec import Spec, parse
@@ -110,7 +111,7 @@ def main() -> None:
     parser.add_argument("--filters", type=int, nargs="+", default=[32, 64])
     parser.add_argument("--repeat", type=int, default=5)
     arguments = parser.parse_args()
-    world = World()
+    world = start_mpi()
     model: dict[str, Any] = {"family": "softmax"} if arguments.engine == "numpy" else {
         "family": "cnn", "args": {"filters": arguments.filters, "dense": [128], "norm": "none"}}
     spec = parse({"models": [model], "train": {"optimizer": {"learning_rate": 0.01, "momentum": 0.9}},

@@ -13,11 +13,11 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from pace import record  # beside this file
 
+from fleet.comm.base import World
 from fleet.comm.messages import NO_LIMIT, Exit, Produce, Ready, Tag
 from fleet.comm.roles import Roles, assign
 from fleet.runtime.preprocessor import Preprocessor
@@ -30,9 +30,6 @@ from preprocess.base import RandomAccess
 from preprocess.pipeline import Pipeline
 from preprocess.sources.image_folder import ImageFolder
 from preprocess.transforms import Affine, parse_transforms
-
-if TYPE_CHECKING:  # MPI starts when it is imported
-    from fleet.comm.world import World
 
 MEMORY = "memory"
 _NOTED_EVERY_S = 0.02
@@ -113,10 +110,10 @@ class Chief:
 
 
 def main() -> None:
-    from fleet.comm.world import World
+    from fleet.comm.mpi import start_mpi
 
     job = Job(**json.loads(sys.argv[1]))
-    world = World()
+    world = start_mpi()
     try:
         outcome = run(world, job)
     except BaseException as error:

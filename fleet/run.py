@@ -26,8 +26,8 @@ from launch.devices import gpus_per_node, visible_gpus
 from launch.environment import is_first
 from launch.walltime import seconds_left
 
-if TYPE_CHECKING:  # MPI starts when it is imported, and --help should work where it does not
-    from fleet.comm.world import World
+if TYPE_CHECKING:  # what each rank loads anyway, --help should not wait for
+    from fleet.comm.base import World
     from fleet.runtime.prepare import Prepared
 
 
@@ -78,10 +78,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     began = time.monotonic()
     # Before MPI starts, for after that no process should be forked.
     batch_left = seconds_left(os.environ) if is_first(os.environ) else None
-    from fleet.comm.world import World
+    from fleet.comm.mpi import start_mpi
 
     logging.getLogger("fleet").addHandler(logging.NullHandler())  # until this rank's file is known
-    world = World()
+    world = start_mpi()
     try:
         with FolderLock() as lock:
             return world.leave(_run(world, request, batch_left, began, lock))

@@ -15,8 +15,8 @@ import os
 import shutil
 import tempfile
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from fleet.comm.base import World
 from fleet.comm.roles import assign
 from fleet.commands.check import parameters_of
 from fleet.commands.options import add_json, print_json
@@ -41,9 +41,6 @@ from launch.environment import find_launcher, launched_ranks, local_rank
 from preprocess.base import DataSet
 from preprocess.pipeline import InputSpec
 
-if TYPE_CHECKING:  # MPI starts when it is imported
-    from fleet.comm.world import World
-
 _MPI4PY = "MPICC=mpicc pip install --no-cache-dir --no-binary mpi4py mpi4py"
 
 
@@ -56,12 +53,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Look, gather and print."""
     try:
-        from fleet.comm.world import World
+        from fleet.comm.mpi import start_mpi
     except (ImportError, RuntimeError) as error:
         finding = Finding(f"MPI cannot be loaded ({' '.join(str(error).split())[:200]})",
                           f"load an MPI module, and build mpi4py for it: {_MPI4PY}")
         return _show([finding], "this process", args.json)
-    world = World()
+    world = start_mpi()
     try:
         return _examine(world, args)
     except UserError:

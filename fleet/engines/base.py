@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
+from fleet.comm.base import Group
 from fleet.errors import FleetError
 from fleet.spec import NetworkSpec
-
-if TYPE_CHECKING:  # MPI starts when it is imported
-    from fleet.comm.world import Group
 
 # What a checkpoint holds of a network: arrays by name.
 Arrays = Mapping[str, np.ndarray]

@@ -14,19 +14,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fleet.comm.base import Group
 from fleet.engines.base import Arrays, StepResult
 from fleet.errors import CheckpointError
 from fleet.spec import NetworkSpec
 from preprocess.pipeline import InputSpec
 from scheduler.base import RateTable
 from scheduler.ensemble.rates import rate
-
-if TYPE_CHECKING:  # MPI starts when it is imported
-    from fleet.comm.world import Group
 
 WEIGHTS = 512  # 4 kB
 _JITTER_S = 0.02  # between two steps: this machine's, rather than a wait for samples

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fleet.engines.base import Engine
 from fleet.spec import Spec
 from preprocess.pipeline import InputSpec
 from scheduler.base import RateTable
-
-if TYPE_CHECKING:  # MPI starts when it is imported
-    pass
 
 
 def make_engine(spec: Spec, inputs: InputSpec, rates: RateTable | None, index: int, trainers: int) -> Engine:

@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fleet.comm.base import Group
 from fleet.engines.base import Arrays, PeerFailed, StepResult
 from fleet.errors import CheckpointError, ModelError
 from fleet.spec import NetworkSpec
 from fleet.spec.model import load_function
 from preprocess.pipeline import InputSpec
-
-if TYPE_CHECKING:  # MPI starts when it is imported
-    from fleet.comm.world import Group
 
 
 class NumpyEngine:

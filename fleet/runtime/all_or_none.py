@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
+from fleet.comm.base import Group
 from fleet.engines.base import PeerFailed
 from fleet.errors import FleetError, InfrastructureError, ModelError
 from fleet.spec.model import one_line
 from preprocess.passing import may_pass
-
-if TYPE_CHECKING:  # MPI starts when it is imported
-    from fleet.comm.world import Group
 
 T = TypeVar("T")
 

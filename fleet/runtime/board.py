@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from fleet.comm.base import World
 from fleet.errors import UserError
 from fleet.monitor.html import write_report
 from fleet.monitor.report import read_report
@@ -20,9 +19,6 @@ from fleet.storage.files import STDOUT, storing
 from fleet.storage.identity import speed_identity, trial_identity
 from fleet.storage.results import Results, leaderboard, recover
 from fleet.terminal import print_table
-
-if TYPE_CHECKING:  # MPI starts when it is imported
-    from fleet.comm.world import World
 
 
 class CoordinatorSide:

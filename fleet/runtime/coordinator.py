@@ -15,8 +15,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from fleet.comm.base import World
 from fleet.comm.messages import (
     NO_LIMIT,
     Bad,
@@ -86,9 +87,6 @@ from fleet.units import format_duration
 from scheduler.base import Cluster, Member, Progress, RateTable, Round
 from scheduler.ensemble.rates import preprocessors_needed
 from scheduler.ensemble.rates_file import write_rates
-
-if TYPE_CHECKING:  # MPI starts when it is imported
-    from fleet.comm.world import World
 
 log = logging.getLogger("fleet.runtime.coordinator")
 

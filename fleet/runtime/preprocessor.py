@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fleet.comm.base import World
 from fleet.comm.messages import Demand, Exit, Produce, Tag, Throughput
 from fleet.comm.roles import Roles
 from fleet.errors import GroupStruck
 from fleet.stream.filler import NodeMemory, SetFiller, WindowFiller
 from fleet.stream.order import Order
 from preprocess.pipeline import Pipeline
-
-if TYPE_CHECKING:  # MPI starts when it is imported
-    from fleet.comm.world import World
 
 _MEASURED_SAMPLES = 64
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fleet.comm.base import World
 from fleet.comm.messages import Bad, Tag
 from fleet.engines.base import Engine
 from fleet.engines.registry import make_engine
@@ -29,9 +29,6 @@ from fleet.stream.validation import OwnValidation, SharedValidation, Validation
 from fleet.stream.window import Window
 from preprocess.base import BadSample
 from preprocess.decode import decoder_name
-
-if TYPE_CHECKING:  # MPI starts when it is imported
-    from fleet.comm.world import World
 
 log = logging.getLogger("fleet.runtime.session")
 

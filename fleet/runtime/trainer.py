@@ -12,10 +12,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
+from fleet.comm.base import Group, World
 from fleet.comm.messages import (
     Built,
     Converged,
@@ -56,9 +57,6 @@ from fleet.stream.order import Epoch, read_path, write_path
 from fleet.stream.own import OwnStream
 from fleet.stream.validation import Validation
 from preprocess.pipeline import InputSpec
-
-if TYPE_CHECKING:  # MPI starts when it is imported
-    from fleet.comm.world import Group, World
 
 log = logging.getLogger("fleet.runtime.trainer")
 
@@ -371,7 +369,7 @@ class Trainer:
 
     def _is_told_of_the_end(self) -> bool:
         """Whether the run ends: a pause of another kind comes too late, as it does at the epoch's end."""
-        self._world.wait(lambda: True)  # this may be the rank that coordinates
+        self._world.do_duties()  # this may be the rank that coordinates
         heard = self._world.hear(Tag.TRAINER)
         return isinstance(heard, Pause) and heard.ends
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from fleet.stream.order import Epoch
-
-if TYPE_CHECKING:  # MPI starts when it is imported
-    pass
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fleet.comm.base import World
 from fleet.comm.messages import Bad, Demand, Produce, Tag
 from fleet.comm.roles import Roles
 from fleet.stream.order import Order
@@ -17,10 +17,6 @@ from fleet.stream.sample_set import SampleSet
 from fleet.stream.window import NOT_READING, Window
 from preprocess.base import BadSample
 from preprocess.pipeline import Pipeline
-
-if TYPE_CHECKING:  # MPI starts when it is imported
-    from fleet.comm.world import World
-
 
 _SAMPLES_A_STEP = 8  # some milliseconds of work: what the coordinator on rank 0 may be kept waiting
 

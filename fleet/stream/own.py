@@ -8,20 +8,17 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Container, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
+from fleet.comm.base import World
 from fleet.stream.base import Batch, Members, split_rows
 from fleet.stream.order import Epoch, Itinerary, Order
 from fleet.stream.sample_set import SampleSet
 from fleet.stream.stall import Standstill
 from preprocess.base import BadSample
 from preprocess.pipeline import Pipeline
-
-if TYPE_CHECKING:  # MPI starts when it is imported
-    from fleet.comm.world import World
-
 
 _POLL_S = 0.001
 

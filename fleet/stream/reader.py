@@ -14,18 +14,16 @@ import math
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
+from fleet.comm.base import World
 from fleet.errors import InfrastructureError
 from fleet.stream.base import Batch, Members, split_rows
 from fleet.stream.order import Epoch, RingOrder
 from fleet.stream.stall import WriterLost, await_written
 from fleet.stream.window import NOT_READING, Window, fence
-
-if TYPE_CHECKING:  # MPI starts when it is imported
-    from fleet.comm.world import World
 
 T = TypeVar("T")
 

@@ -13,16 +13,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fleet.comm.base import Broadcast, World
 from fleet.comm.roles import Roles
 from fleet.stream.sample_set import SampleSet
 from fleet.stream.window import Window
-
-if TYPE_CHECKING:  # MPI starts when it is imported
-    from fleet.comm.world import Broadcast, World
 
 _UNDER_WAY = 4
 _LAST_GROUP = 31999  # numbers of groups, from the end: training groups count from 1

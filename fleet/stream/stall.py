@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Container
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
+from fleet.comm.base import World
 from fleet.errors import InfrastructureError
 from fleet.stream.sample_set import SampleSet
-
-if TYPE_CHECKING:  # MPI starts when it is imported
-    from fleet.comm.world import World
 
 T = TypeVar("T")
 

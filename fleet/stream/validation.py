@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
+from fleet.comm.base import World
 from fleet.stream.base import split_rows
 from fleet.stream.sample_set import SampleSet
 from fleet.stream.stall import Standstill, await_written
 from preprocess.base import BadSample
 from preprocess.pipeline import Pipeline
-
-if TYPE_CHECKING:  # MPI starts when it is imported
-    from fleet.comm.world import World
 
 
 class Validation(Protocol):

@@ -132,7 +132,7 @@ class Launch:
 
 
 class World:
-    """What fleet.comm.world.World is to a rank."""
+    """fleet.comm.base.World, of a launch in which nobody dies and all ranks are on one node."""
 
     def __init__(self, launch, rank, size):
         self.rank, self.size, self.host = rank, size, f"host{rank}"
@@ -152,14 +152,34 @@ class World:
 
     def wait(self, ready, patience=1.0):
         while True:
-            busy = sum(duty() for duty in self.duties)
+            worked = self.do_duties()
             if (value := ready()) is not None:
                 self._launch.note(progress=True)
                 return value
-            self.rest(busy)
+            self.pause(worked)
+
+    def do_duties(self):
+        return sum(duty() for duty in self.duties) > 0
+
+    def rest(self, seconds):
+        self.pause(self.do_duties())  # time is not what these launches are about
+
+    def pause(self, worked):
+        """Let the others run; for loops that are not inside ``wait``."""
+        self._launch.note(progress=worked)
+        self.actor.pause()
+
+    def heed_deaths(self):
+        """Nobody dies here."""
 
     def await_message(self, tag):
         return self.wait(lambda: self.hear(tag))
+
+    def node_of(self):
+        return (0,) * self.size
+
+    def share(self, value, root=0):
+        return self._everybody.exchange(value)[root]
 
     def gather(self, value):
         return self._everybody.exchange(value)
@@ -169,11 +189,6 @@ class World:
 
     def library(self):
         return "one process"
-
-    def rest(self, busy):
-        """Let the others run; for loops that are not inside ``wait``."""
-        self._launch.note(progress=busy)
-        self.actor.pause()
 
     def group(self, ranks, number):
         key = (tuple(ranks), number)
@@ -194,7 +209,7 @@ class _Shared:
 
 
 class Group:
-    """What fleet.comm.world.Group is to a rank."""
+    """fleet.comm.base.Group, of a launch in which nobody dies."""
 
     def __init__(self, world, shared, rank):
         self.rank, self.size = rank, shared.size
@@ -243,7 +258,7 @@ class Group:
 
 
 class Broadcast:
-    """What fleet.comm.world.Broadcast is: carried out eagerly, or not before the last rank has come for it."""
+    """fleet.comm.base.Broadcast: carried out eagerly, or not before the last rank has come for it."""
 
     def __init__(self, parts, group, buffers, root):
         assert all(buffer.flags.c_contiguous for buffer in buffers)

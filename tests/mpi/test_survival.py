@@ -48,7 +48,7 @@ def check(launch, run, content, names=("pair",)):
     pytest.param({"2": ("runtime.trainer:Trainer._step", 30)}, id="a worker inside an epoch"),
     pytest.param({"2": ("runtime.trainer:Trainer._evaluate", 2)}, id="a worker that the master waits for"),
     pytest.param({"1": ("runtime.trainer:Trainer._next_order", 2)}, id="the master between two epochs"),
-    pytest.param({"2": ("mpi.World.group", 1)}, id="a worker before there is a group"),
+    pytest.param({"2": ("comm.ulfm:ULFMWorld.group", 1)}, id="a worker before there is a group"),
     pytest.param({"1": ("storage.writer:CheckpointWriter._write", 3)}, id="the master before it has written"),
     pytest.param({"1": ("storage.writer:write_history", 3)}, id="the master when it has written"),
     pytest.param({"1": ("runtime.trainer:Trainer._step", 30), "2": ("runtime.trainer:Trainer._step", 30)},

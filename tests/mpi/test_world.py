@@ -1,37 +1,26 @@
-"""What a rank does while it waits."""
+"""Ranks that MPI has started keep what the protocols promise, and outlive one that dies where the launch does."""
 
 import subprocess
-import sys
 
-from tests.mpi.conftest import ROOT
+import pytest
 
-
-def run_alone(program, launcher):
-    ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False, capture_output=True, text=True,
-                           env=launcher.environment({}), timeout=60)
-    assert ended.returncode == 0, ended.stderr
+from fleet.api import mpirun
+from tests.fleet.comm.promises import PROMISES
+from tests.places import ROOT
 
 
-def test_a_rank_that_is_never_kept_waiting_does_its_duties_all_the_same(launch):
-    run_alone("""
-from fleet.comm.world import World
-world, done = World(), []
-world.duties.append(lambda: done.append(1) or True)
-for count in range(5):
-    assert world.wait(lambda: "at once") == "at once"
-    assert len(done) == count + 1
-""", launch)
+def run(launch, ranks, program, survive):
+    ended = subprocess.run([*mpirun(ranks, survive), str(ROOT / "tests/mpi" / program)], cwd=ROOT,
+                           check=False, capture_output=True, text=True, env=launch.environment({}), timeout=60)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
 
 
-def test_a_broadcast_carries_types_that_mpi_does_not_know(launch):
-    run_alone("""
-import numpy as np
-from fleet.comm.world import World
-group = World().group([0], 1)
-for dtype in ("float16", "bool", "uint8", "float64"):
-    buffers = [np.ones((2, 3), dtype), np.array(1, dtype)]
-    begun = group.start_broadcast(buffers, root=0)
-    while not begun.is_done():
-        pass
-    assert all((buffer == 1).all() for buffer in buffers)
-""", launch)
+@pytest.mark.parametrize(("ranks", "survive"), [(1, False), (2, False), (3, False), (5, False), (3, True)])
+def test_every_promise_is_kept_by_ranks_of_mpi(launch, ranks, survive):
+    kind = "ULFMWorld" if survive else "MPIWorld"
+    assert f"{kind} of {ranks} ranks keeps {len(PROMISES)} promises" in run(launch, ranks, "promising.py", survive)
+
+
+def test_a_death_strikes_the_group_on_all_other_ranks_and_they_go_on(launch):
+    assert "the others have gone on" in run(launch, 4, "struck.py", survive=True)

@@ -9,7 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-from fleet.comm.world import Group, communicator_for_library
+from fleet.comm.base import Group
+from fleet.comm.group import communicator_for_library
 from fleet.engines.base import PeerFailed
 
 log = logging.getLogger("fleet.engines.keras.exchange")

@@ -25,7 +25,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from fleet.comm.world import Group
+from fleet.comm.base import Group
 from fleet.engines.base import Arrays, PeerFailed, StepResult
 from fleet.engines.keras.device import take_device
 from fleet.engines.keras.exchange import GradientExchange, HorovodExchange, NoExchange, _import_horovod, make_exchange

@@ -318,7 +318,7 @@ def read(world, roles, layout, window, group, place, alone, seen):
             for _ in range(3):  # others run in between, and must not touch what is being read
                 np.testing.assert_array_equal(batch.images, images)
                 np.testing.assert_array_equal(batch.labels, labels)
-                world.rest(busy=True)
+                world.pause(worked=True)
             seen.append((place, epoch, *rows))
             assert batch.is_last == (batch.position == layout.samples)
         assert not taken & set(batch.epoch.path)  # never twice from one production
@@ -352,7 +352,7 @@ def test_every_group_reads_each_sample_of_its_epochs_once_in_order_bit_by_bit(ma
         preprocessor = Preprocessor(world, roles, NodeMemory(window), order_of(layout, filled), filled, None)
         while not preprocessor.is_done:
             busy = granter is not None and granter.step()
-            world.rest(busy | preprocessor.step())
+            world.pause(busy | preprocessor.step())
         preprocessor.stop()
 
     assert Launch(len(roles.node_of), seed).run(rank_main)
@@ -422,7 +422,7 @@ def test_samples_that_are_kept_are_decoded_once_and_finished_by_whoever_reads_th
                 if left == len(roles.trainers):
                     for rank in roles.preprocessors:
                         world.tell(rank, Tag.PREPROCESSOR, Exit())
-            world.rest(preprocessor.step())
+            world.pause(preprocessor.step())
         preprocessor.stop()
 
     assert Launch(len(node_of), seed).run(rank_main)
@@ -447,7 +447,7 @@ def test_a_slow_reader_stops_nobody_who_reads_a_ring():
             preprocessor = Preprocessor(world, roles, NodeMemory(window), order, alone, None)
             world.tell(0, Tag.PREPROCESSOR, Produce(NO_LIMIT, NO_LIMIT, 0, (0,)))
             while len(done) < 2:
-                world.rest(preprocessor.step())
+                world.pause(preprocessor.step())
             return
         stream, taken = RingStream(window, world.rank - 1, world, order), set()
         for epoch in range(1 if world.rank == 1 else 5):
@@ -609,7 +609,7 @@ def test_validation_samples_are_shared_out_among_the_ranks_whoever_prepared_them
     def rank_main(world):
         if world.rank == 0:
             for chunk in range(shared.chunks):
-                world.rest(busy=True)
+                world.pause(worked=True)
                 rows = shared.rows(chunk)
                 whole.load(range(rows.start, rows.stop), 0, shared.images[rows], shared.labels[rows], training=False)
                 assert not shared.is_complete()

@@ -1,0 +1,127 @@
+"""Groups of ranks, each with a communicator of its own: :class:`fleet.comm.base.Group` by MPI."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, TypeVar
+
+import numpy as np
+from mpi4py import MPI
+
+from fleet.comm.base import Group, World
+
+T = TypeVar("T")
+
+
+class MPIGroup:
+    """Ranks that none outlives: mpirun ends all of them with the first that dies.
+
+    Args:
+        world: to wait with.
+        comm: of the group, which owns it from now on.
+        ranks: of the world, in the order that they have in the group.
+    """
+
+    def __init__(self, world: World, comm: MPI.Intracomm, ranks: Sequence[int]) -> None:
+        self.comm, self.ranks = comm, tuple(ranks)
+        self.rank: int = comm.rank
+        self.size: int = comm.size
+        self._world = world
+
+    @property
+    def is_master(self) -> bool:  # noqa: D102 - Group says it
+        return self.rank == 0
+
+    # ---- collectives ----
+
+    def sum(self, buffer: np.ndarray) -> None:  # noqa: D102
+        if self.size > 1:
+            self._complete(self.comm.Iallreduce(MPI.IN_PLACE, buffer, op=MPI.SUM))
+
+    def exchange(self, value: T) -> list[T]:  # noqa: D102
+        if self.size == 1:
+            return [value]
+        self._complete(self.comm.Ibarrier())  # then nobody blocks long in the next lines
+        with self.striking():
+            return self.comm.allgather(value)
+
+    def from_master(self, value: T | None) -> T:  # noqa: D102
+        if self.size == 1:
+            return value  # type: ignore[return-value]
+        self._complete(self.comm.Ibarrier())
+        with self.striking():
+            return self.comm.bcast(value, root=0)
+
+    def broadcast(self, buffers: Sequence[np.ndarray]) -> None:  # noqa: D102
+        self._complete(*(self.comm.Ibcast(_as_bytes(buffer), root=0) for buffer in buffers))
+
+    def start_broadcast(self, buffers: Sequence[np.ndarray], root: int) -> MPIBroadcast:  # noqa: D102
+        return MPIBroadcast([self.comm.Ibcast(_as_bytes(buffer), root=root) for buffer in buffers])
+
+    def _complete(self, *requests: MPI.Request) -> None:
+        def is_done() -> bool | None:
+            if _are_done(requests):
+                return True
+            self.check()
+            return None
+
+        with self.striking():
+            self._world.wait(is_done)
+
+    # ---- deaths: see fleet.comm.ulfm ----
+
+    def check(self) -> None:
+        """Nothing to find out: this rank would have been ended as well."""
+
+    def striking(self) -> AbstractContextManager[None]:
+        """Nothing to translate: MPI raises at no death."""
+        return nullcontext()
+
+    def blocking(self) -> AbstractContextManager[None]:
+        """Around calls that block inside MPI until all ranks of the group have come."""
+        return nullcontext()
+
+    # ---- this rank's part ----
+
+    def rest(self, seconds: float) -> None:  # noqa: D102
+        self._world.rest(seconds)
+
+    def free(self) -> None:  # noqa: D102
+        self.comm.Free()
+
+
+class MPIBroadcast:
+    """One or several broadcasts of MPI: :class:`fleet.comm.base.Broadcast`."""
+
+    def __init__(self, requests: Sequence[MPI.Request]) -> None:
+        self._requests = list(requests)
+
+    def is_done(self) -> bool:  # noqa: D102 - Broadcast says it
+        return _are_done(self._requests)
+
+
+def _are_done(requests: Sequence[MPI.Request]) -> bool:
+    """Whether all are done; one after another, because Testall does not say of which kind an error is."""
+    return all(request.Test() for request in requests)
+
+
+def _as_bytes(buffer: np.ndarray) -> np.ndarray:
+    """The same memory, of a type that MPI knows; it does not know all of NumPy's."""
+    assert buffer.flags.c_contiguous  # of any other, reshape would give a copy
+    return buffer.reshape(-1).view(np.uint8)
+
+
+@contextmanager
+def communicator_for_library(group: Group) -> Iterator[Any]:
+    """A communicator of the group's ranks that a library (Horovod) may use, and free, as its own; collective.
+
+    The library takes it into use inside the ``with``.
+
+    Raises:
+        GroupStruck: a rank of the group has died.
+    """
+    assert isinstance(group, MPIGroup)  # a library that speaks MPI itself wants ranks that MPI has started
+    group.exchange(None)  # all are here: what follows cannot be interrupted
+    with group.blocking(), group.striking():
+        yield group.comm.Dup()

@@ -1,0 +1,11 @@
+"""Where a process becomes a rank: MPI starts when this module is imported."""
+
+from __future__ import annotations
+
+from fleet.comm import ulfm
+from fleet.comm.world import MPIWorld
+
+
+def start_mpi() -> MPIWorld:
+    """The launch that this process is a rank of, as its launcher has started it."""
+    return ulfm.ULFMWorld() if ulfm.is_enabled() else MPIWorld()

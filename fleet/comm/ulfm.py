@@ -1,0 +1,264 @@
+"""A launch that outlives its ranks: ``mpirun --with-ft ulfm`` (User-Level Failure Mitigation).
+
+Each rank knows within milliseconds which others have died (:attr:`ULFMWorld.lost`), and the collectives of a group
+with a dead rank end in :class:`fleet.errors.GroupStruck` on all others. What Open MPI 5.0.11 does and does not do
+decides the rest: groups are made without a communicator in which somebody has died, MPI_Finalize waits for the dead,
+and MPI_Abort does not reach all ranks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, NoReturn
+
+from mpi4py import MPI
+
+from fleet.comm.group import MPIGroup
+from fleet.comm.world import LONGEST_S, Backoff, MPIWorld
+from fleet.errors import CoordinatorLost, GroupStruck, InfrastructureError
+
+# What Open MPI's mpirun gives its ranks under --with-ft ulfm.
+_FT_ENABLED = "OMPI_MCA_mpi_ft_enable"
+_PR_SET_PDEATHSIG = 1
+# Tags beside those of roles: a rank is ready to make a group; is done, and may go; has failed, so that all end.
+_READY_TAG, _DONE_TAG, _FAILED_TAG = 101, 102, 103
+# How long a call that cannot be interrupted may go on waiting for a rank that has died.
+_PATIENCE_S = 3.0
+# Requests of collectives that a death has cut short. MPI may still write into their buffers: nothing frees them.
+_ABANDONED: list[MPI.Request] = []
+
+
+def is_enabled() -> bool:
+    """Whether this process was started by ``mpirun --with-ft ulfm``."""
+    return os.environ.get(_FT_ENABLED, "0").lower() in ("1", "true")
+
+
+class ULFMWorld(MPIWorld):
+    """A launch in which each rank decides by itself what a death means for it."""
+
+    outlives = True
+
+    def __init__(self, comm: MPI.Intracomm | None = None) -> None:
+        super().__init__(comm)
+        _die_with_launcher()
+        self._ready: defaultdict[int, set[int]] = defaultdict(set)  # number of a group -> ranks ready to make it
+
+    # ---- which ranks are alive ----
+
+    def heed_deaths(self) -> None:  # noqa: D102 - World says it
+        if (status := self._notice()) is not None:
+            self._end(status, all_know=True)
+        if 0 in self.lost:
+            raise CoordinatorLost("rank 0, which coordinates, has died")
+
+    def _notice(self) -> int | None:
+        """Find out which ranks have died; returns the status with which all are to end, if they are to."""
+        status: int | None = self._receive(_FAILED_TAG)  # without a call of this kind MPI hears of no death
+        failed = self.comm.Get_failed()
+        if failed.size > len(self.lost):
+            self.lost = frozenset(MPI.Group.Translate_ranks(failed, range(failed.size), self.comm.group))
+        failed.Free()
+        return status
+
+    def check(self, ranks: Sequence[int]) -> None:
+        """Raise GroupStruck when one of some ranks has died."""
+        self.heed_deaths()
+        if dead := self.lost.intersection(ranks):
+            raise GroupStruck("died: rank " + ", ".join(map(str, sorted(dead))))
+
+    # ---- messages ----
+
+    def _send(self, rank: int, tag: int, message: Any) -> None:
+        self.heed_deaths()
+        if rank not in self.lost:
+            super()._send(rank, tag, message)
+
+    def _receive(self, tag: int) -> Any:
+        try:
+            return super()._receive(tag)
+        except MPI.Exception as error:
+            if not _tells_of_a_death(error):
+                raise
+            self.comm.Ack_failed()  # until then no message is given out that might come from anywhere
+            return None
+
+    def _is_over(self, request: MPI.Request) -> bool:
+        try:
+            return super()._is_over(request)
+        except MPI.Exception as error:
+            if not _tells_of_a_death(error):
+                raise
+            return True
+
+    # ---- groups ----
+
+    def group(self, ranks: Sequence[int], number: int) -> ULFMGroup:  # noqa: D102
+        members = self.comm.group.Incl(list(ranks))
+        # MPI makes no group from a communicator in which somebody has died; without one it does.
+        self._stand_ready(ranks, number)
+        with self.blocking(ranks):
+            comm = MPI.Intracomm.Create_from_group(members, f"fleet-{number}", MPI.INFO_NULL, MPI.ERRORS_RETURN)
+        members.Free()
+        return ULFMGroup(self, comm, ranks)
+
+    def _stand_ready(self, ranks: Sequence[int], number: int) -> None:
+        """Wait until all ranks of a group are about to make it: making it cannot be interrupted."""
+        others = set(ranks) - {self.rank}
+        for rank in others:
+            self._send(rank, _READY_TAG, (self.rank, number))
+        backoff = Backoff()
+        while not others <= self._ready[number]:
+            self.check(ranks)
+            if (heard := self._receive(_READY_TAG)) is not None:
+                rank, of = heard
+                self._ready[of].add(rank)
+            else:
+                backoff.sleep()
+        del self._ready[number]
+
+    @contextmanager
+    def blocking(self, ranks: Sequence[int]) -> Iterator[None]:
+        """Around calls that block inside MPI until all of some ranks have come, however long that is.
+
+        When one of them dies meanwhile, nothing takes the others out of there again. Such a rank ends itself
+        after some seconds, and is lost as well; the rest of the launch goes on.
+        """
+        over = threading.Event()
+        if len(ranks) > 1:
+            threading.Thread(target=self._watch, args=(ranks, over), name="watch", daemon=True).start()
+        try:
+            yield
+        finally:
+            over.set()
+
+    def _watch(self, ranks: Sequence[int], over: threading.Event) -> None:
+        while not over.wait(_PATIENCE_S):
+            try:
+                self.comm.iprobe(tag=_READY_TAG)  # lets MPI notice
+                self.check(ranks)
+            except (MPI.Exception, InfrastructureError):
+                if not over.wait(_PATIENCE_S):
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+    # ---- how this process ends ----
+
+    def finish(self) -> None:
+        """A barrier in which nobody waits for the dead; rank 0, whom all would miss, is the last to leave it."""
+        self.wait(self._all_taken)
+        if self.rank:
+            self._send(0, _DONE_TAG, self.rank)
+            self.wait(lambda: self._receive(_DONE_TAG))
+            self._send(0, _DONE_TAG, self.rank)
+        else:
+            self._hear_from_all(_DONE_TAG)
+            for rank in range(1, self.size):
+                self._send(rank, _DONE_TAG, True)
+            self._hear_from_all(_DONE_TAG)
+        self.wait(self._all_taken)
+
+    def _hear_from_all(self, tag: int) -> None:
+        heard = {self.rank}
+
+        def all_heard() -> bool | None:
+            if (rank := self._receive(tag)) is not None:
+                heard.add(rank)
+            return len(heard | self.lost) == self.size or None
+
+        self.wait(all_heard)
+
+    def leave(self, status: int) -> NoReturn:
+        """End with a status after :meth:`finish`, without MPI_Finalize: it would wait for ranks that have died."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+    def abort(self, error: BaseException, status: int = 1) -> NoReturn:
+        """End all ranks at once, after one report that says who, where and why."""
+        all_know = isinstance(error, CoordinatorLost)
+        if not all_know or self.rank == self._heir:
+            self._report(error)
+        self._end(status, all_know)
+
+    def end(self, status: int) -> NoReturn:
+        """End all ranks at once.
+
+        MPI_Abort does not reach all of them, and no rank hears of one that exits by itself: so rank 0, or its heir,
+        tells all others, and they kill themselves, which is heard of even inside a library.
+        """
+        self._end(status, all_know=False)
+
+    @property
+    def _heir(self) -> int:
+        """Rank 0, or the first one that is left when it has died."""
+        return min(set(range(self.size)) - self.lost)
+
+    def _end(self, status: int, all_know: bool) -> NoReturn:
+        """See :meth:`end`.
+
+        Args:
+            all_know: whether the heir knows by itself that all are to end.
+        """
+        others = set() if all_know else {self._heir}
+        if self.rank == self._heir:
+            others = set(range(self.size)) - {self.rank}
+        self._pending += [self.comm.isend(status, dest=rank, tag=_FAILED_TAG) for rank in others - self.lost]
+        deadline = time.monotonic() + _PATIENCE_S
+        while not others <= self.lost and time.monotonic() < deadline:
+            if self._notice() is not None and self.rank != self._heir:
+                break
+            time.sleep(LONGEST_S)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if self.rank != self._heir:
+            os.kill(os.getpid(), signal.SIGKILL)
+        os._exit(status)
+
+
+class ULFMGroup(MPIGroup):
+    """A group whose ranks may die: then each of the others raises GroupStruck in whatever it does with the group."""
+
+    def __init__(self, world: ULFMWorld, comm: MPI.Intracomm, ranks: Sequence[int]) -> None:
+        super().__init__(world, comm, ranks)
+        self._launch = world
+
+    def check(self) -> None:  # noqa: D102 - Group says it
+        self._launch.check(self.ranks)
+
+    @contextmanager
+    def striking(self) -> Iterator[None]:
+        """Make one error of all that MPI raises when a rank has died, and let no other rank wait for this one."""
+        try:
+            yield
+        except (MPI.Exception, GroupStruck) as error:
+            if isinstance(error, MPI.Exception) and not _tells_of_a_death(error):
+                raise
+            self.comm.Revoke()
+            raise GroupStruck(f"of the ranks {self.ranks} of this group one has died") from error
+
+    def blocking(self) -> AbstractContextManager[None]:
+        """See :meth:`ULFMWorld.blocking`."""
+        return self._launch.blocking(self.ranks)
+
+    def _complete(self, *requests: MPI.Request) -> None:
+        try:
+            super()._complete(*requests)
+        except GroupStruck:
+            _ABANDONED.extend(requests)
+            raise
+
+
+def _die_with_launcher() -> None:
+    """Have the kernel end this process when its launcher is no more: under ULFM mpirun may go without it."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # Linux, like /dev/shm
+
+
+def _tells_of_a_death(error: MPI.Exception) -> bool:
+    return error.Get_error_class() in (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)

@@ -1,0 +1,232 @@
+"""What every World promises, each promise a function that all ranks of a launch call: see fleet.comm.base.
+
+The same functions are called by the ranks of one process (test_base.py), and by those that mpirun starts
+(tests/mpi/test_world.py).
+"""
+
+import inspect
+
+import numpy as np
+import pytest
+
+from fleet.comm import base
+from fleet.comm.messages import Pace, Ready, Tag
+
+PROMISES = {}
+
+
+def promise(function):
+    """Number it: no two groups of a launch have one number."""
+    PROMISES[function.__name__] = (function, 10 * len(PROMISES))
+    return function
+
+
+def keep(name, world):
+    """Call a promise on this rank."""
+    function, number = PROMISES[name]
+    function(world, number)
+
+
+def differences(protocol, kept_by):
+    """The methods of a protocol that something lacks, or has with other parameters."""
+    found = []
+    for name, member in vars(protocol).items():
+        if name.startswith("_") or not inspect.isfunction(member):
+            continue
+        parameters = inspect.signature(member).parameters.values()
+        mine = inspect.signature(getattr(kept_by, name)).parameters.values() if hasattr(kept_by, name) else ()
+        if [(p.name, p.default, p.kind) for p in parameters] != [(p.name, p.default, p.kind) for p in mine]:
+            found.append(name)
+    return found
+
+
+def lacking(protocol, instance):
+    """The attributes and properties of a protocol that an instance does not have."""
+    named = {*protocol.__annotations__, *(name for name, member in vars(protocol).items()
+                                          if isinstance(member, property))}
+    return sorted(name for name in named if not hasattr(instance, name))
+
+
+# ---- what there is -----------------------------------------------------------------------------
+
+
+@promise
+def all_that_the_protocols_name_is_there(world, number):
+    group = world.group([world.rank], number)
+    begun = group.start_broadcast([np.zeros(1)], root=0)
+    for protocol, instance in ((base.World, world), (base.Group, group), (base.Broadcast, begun)):
+        assert differences(protocol, type(instance)) == []
+        assert lacking(protocol, instance) == []
+    world.wait(lambda: begun.is_done() or None)
+
+
+@promise
+def ranks_know_their_places(world, number):
+    assert 0 <= world.rank < world.size
+    nodes = world.node_of()
+    assert len(nodes) == world.size
+    assert sorted(set(nodes), key=nodes.index) == list(range(max(nodes) + 1))
+    assert isinstance(world.library(), str)
+
+
+@promise
+def nobody_is_lost_without_a_death(world, number):
+    world.heed_deaths()
+    assert world.lost == frozenset()
+
+
+# ---- messages ----------------------------------------------------------------------------------
+
+
+@promise
+def messages_of_one_sender_come_in_order(world, number):
+    for place in range(3):
+        for rank in range(world.size):
+            world.tell(rank, Tag.TRAINER, Pace(str(world.rank), place, 0.0))
+    heard = [world.await_message(Tag.TRAINER) for _ in range(3 * world.size)]
+    for rank in range(world.size):
+        assert [message.samples for message in heard if message.network == str(rank)] == [0, 1, 2]
+    assert world.hear(Tag.TRAINER) is None
+
+
+@promise
+def a_message_is_heard_under_its_tag_only(world, number):
+    world.tell(world.rank, Tag.COORDINATOR, Ready(1))
+    world.tell(world.rank, Tag.PREPROCESSOR, Ready(2))
+    assert world.await_message(Tag.PREPROCESSOR) == Ready(2)
+    assert world.hear(Tag.TRAINER) is None
+    assert world.await_message(Tag.COORDINATOR) == Ready(1)
+
+
+# ---- waiting -----------------------------------------------------------------------------------
+
+
+@promise
+def a_rank_that_is_never_kept_waiting_does_its_duties_all_the_same(world, number):
+    done = []
+    world.duties.append(lambda: done.append("busy") or True)
+    world.duties.append(lambda: done.append("idle") or False)
+    assert world.wait(lambda: "at once") == "at once"
+    assert done == ["busy", "idle"]
+    world.duties.clear()
+
+
+@promise
+def duties_go_on_for_as_long_as_a_rank_waits(world, number):
+    done = []
+    world.duties.append(lambda: len(done) < 5 and not done.append(1))
+    assert world.wait(lambda: len(done) if len(done) == 5 else None) == 5
+    world.duties.clear()
+
+
+@promise
+def duties_are_done_on_demand(world, number):
+    assert world.do_duties() is False
+    world.duties[:] = [lambda: True, lambda: False]
+    assert world.do_duties() is True
+    world.duties.clear()
+
+
+@promise
+def duties_are_done_while_a_rank_rests(world, number):
+    done = []
+    world.duties.append(lambda: done.append(1) or True)
+    world.rest(0.001)
+    assert done
+    world.duties.clear()
+
+
+@promise
+def duties_are_done_inside_a_collective_of_a_group(world, number):
+    group, done = world.group(range(world.size), number), []
+    world.duties.append(lambda: done.append(1) or True)
+    group.sum(np.zeros(1))
+    assert done or world.size == 1
+    world.duties.clear()
+
+
+# ---- all ranks ---------------------------------------------------------------------------------
+
+
+@promise
+def all_ranks_share_the_roots_value(world, number):
+    for root in range(world.size):
+        assert world.share({"of": root} if world.rank == root else None, root) == {"of": root}
+
+
+@promise
+def all_ranks_gather_everybodys_value_in_order(world, number):
+    assert world.gather(f"rank {world.rank}") == [f"rank {rank}" for rank in range(world.size)]
+
+
+# ---- groups ------------------------------------------------------------------------------------
+
+
+@promise
+def a_group_has_the_order_that_it_is_given(world, number):
+    group = world.group(range(world.size)[::-1], number)
+    assert (group.rank, group.size) == (world.size - 1 - world.rank, world.size)
+    assert group.is_master == (world.rank == world.size - 1)
+    assert group.exchange(world.rank) == list(range(world.size))[::-1]
+    assert group.from_master(world.rank) == world.size - 1
+    group.free()
+
+
+@promise
+def groups_work_side_by_side(world, number):
+    mates = range(world.rank % 2, world.size, 2)
+    group = world.group(mates, number + world.rank % 2)
+    for value in range(3):
+        assert group.exchange((value, world.rank)) == [(value, mate) for mate in mates]
+    group.free()
+
+
+@promise
+def the_same_ranks_may_have_several_groups(world, number):
+    one, other = world.group(range(world.size), number), world.group(range(world.size), number + 1)
+    begun = one.start_broadcast([mine := np.full(3, world.rank)], root=0)
+    assert other.exchange("other") == ["other"] * world.size  # under way at the same time
+    world.wait(lambda: begun.is_done() or None)
+    assert (mine == 0).all()
+    for group in (one, other):
+        group.free()
+
+
+@promise
+def a_sum_is_that_of_all_ranks_on_every_rank(world, number):
+    group = world.group(range(world.size), number)
+    for dtype in (np.float32, np.float64):
+        buffer = np.full((2, 3), world.rank + 1, dtype)
+        group.sum(buffer)
+        assert buffer.dtype == dtype
+        assert (buffer == world.size * (world.size + 1) / 2).all()
+    group.free()
+
+
+@promise
+def a_broadcast_gives_all_the_masters_arrays_of_any_type(world, number):
+    group = world.group(range(world.size), number)
+    buffers = [np.full((2, 3), group.is_master, dtype) for dtype in ("float16", "bool", "uint8", "float64")]
+    group.broadcast([*buffers, number := np.array(world.rank)])
+    assert all((buffer == 1).all() for buffer in buffers)
+    assert number == 0
+    group.free()
+
+
+@promise
+def broadcasts_of_any_root_may_be_under_way_together(world, number):
+    group = world.group(range(world.size), number)
+    buffers = [np.full(4, world.rank) for _ in range(world.size)]
+    begun = [group.start_broadcast([buffer], root) for root, buffer in enumerate(buffers)]
+    world.wait(lambda: all(broadcast.is_done() for broadcast in begun) or None)
+    assert [buffer.tolist() for buffer in buffers] == [[root] * 4 for root in range(world.size)]
+    group.free()
+
+
+@promise
+def an_error_that_is_no_death_stays_what_it_is(world, number):
+    group = world.group([world.rank], number)
+    group.check()
+    with pytest.raises(ValueError, match="of the caller"), group.striking():
+        raise ValueError("of the caller")
+    group.free()

@@ -1,0 +1,33 @@
+"""Ranks that are threads of one process keep what the protocols promise; tests/mpi/test_world.py asks that of MPI."""
+
+import pytest
+
+from fleet.comm import base
+from tests.fleet import one_process
+from tests.fleet.comm.promises import PROMISES, differences, keep, lacking
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("name", PROMISES)
+def test_a_promise_is_kept_by_ranks_of_one_process(name, size):
+    for seed in range(5):  # as many orders of events
+
+        def rank_main(world):
+            keep(name, world)
+            world.finish()
+
+        assert one_process.Launch(size, seed).run(rank_main)
+
+
+def test_what_a_world_lacks_or_has_otherwise_is_found():
+    class World:
+        def tell(self, rank, tag, message):
+            """As it should be."""
+
+        def share(self, value):
+            """Without a root."""
+
+    wrong = differences(base.World, World)
+    assert {"hear", "share", "group"} <= set(wrong)
+    assert "tell" not in wrong
+    assert lacking(base.World, World()) == ["duties", "host", "lost", "outlives", "rank", "size"]

@@ -1,0 +1,35 @@
+"""Rank 2 dies, and all others see what becomes of their group: run by test_world.py under mpirun."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from fleet.comm.messages import Ready, Tag
+from fleet.comm.mpi import start_mpi
+from fleet.errors import GroupStruck
+
+world = start_mpi()
+group = world.group(range(world.size), 1)
+group.exchange(None)
+if world.rank == 2:
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    for collective in (lambda: group.exchange(None), lambda: group.sum(np.zeros(3)), lambda: group.from_master(1)):
+        with pytest.raises(GroupStruck):
+            collective()
+    assert world.lost == {2}
+    with pytest.raises(GroupStruck):
+        group.check()
+    with pytest.raises(GroupStruck):
+        world.group(range(world.size), 2)
+    world.tell(2, Tag.TRAINER, Ready(0))  # is lost, and no error
+    rest = world.group([rank for rank in range(world.size) if rank != 2], 3)
+    assert rest.exchange(world.rank) == list(rest.ranks)
+except BaseException as error:
+    world.abort(error)
+world.finish()
+if world.rank == 0:
+    print("the others have gone on", flush=True)
+world.leave(0)
