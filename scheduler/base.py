@@ -172,11 +172,8 @@ class Member:
 class Round:
     """The assignment that should hold now; networks that it does not name wait.
 
-    Whoever carries it out makes the present assignment like it as soon as may
-    be: a group that is not named stops at the end of its epoch; one that is
-    named with fewer devices lets go of them at the end of its epoch; one with
-    more takes them as soon as they are free; a new one starts as soon as its
-    devices are free.
+    The present assignment is made like it as soon as may be; :mod:`scheduler.ensemble.moves`
+    says in which moves.
     """
 
     members: tuple[Member, ...] = ()

@@ -2,9 +2,8 @@
 
 The simulation asks the same policy functions as the live runtime, at the same
 moments (the start; a group ends an epoch, finishes or stops), and carries out
-their answers by the rules of :class:`scheduler.base.Round`: groups stop and
-shrink at the end of an epoch, and grow and start as soon as their devices are
-free. It runs on the project's one event kernel.
+their answers by the same moves (:mod:`scheduler.ensemble.moves`). It runs on the
+project's one event kernel.
 
 Every GPU-second of a run is one of: training, waiting (free, or held by a
 group that another one holds back), checkpointing, regrouping.
@@ -13,13 +12,14 @@ group that another one holds back), checkpointing, regrouping.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import Enum, IntEnum, auto
 from functools import partial
 
-from scheduler.base import Cluster, InputError, Member, Options, Progress, RateTable, Round
+from scheduler.base import Cluster, InputError, Member, Network, Options, Progress, RateTable, Round
 from scheduler.ensemble.costs import Costs
+from scheduler.ensemble.moves import Grow, Holding, Move, Shrink, Stance, Start, Stop, moves
 from scheduler.ensemble.pace import Stream
 from scheduler.ensemble.policies import Policy
 from scheduler.ensemble.rates import curves
@@ -129,8 +129,9 @@ class _State(Enum):
 class _Group:
     """One network and, while it has devices, its training group."""
 
-    def __init__(self, name: str, row: int, epochs: int) -> None:
-        self.name, self.row, self.last_epoch = name, row, epochs
+    def __init__(self, network: Network, row: int) -> None:
+        self.name, self.row = network.name, row
+        self.last_epoch, self.least = network.epochs or 0, network.min_gpus
         self.state = _State.WAITING
         self.devices: tuple[int, ...] = ()
         self.epoch = 0
@@ -148,6 +149,12 @@ class _Group:
     def epochs_done(self, samples: int) -> float:
         return self.epoch + self.position / samples
 
+    def holding(self) -> Holding:
+        """Its devices, and what can be done about them: newcomers need no time to build a network of numbers."""
+        stance = (Stance.BUSY if self.state is not _State.TRAINING
+                  else Stance.INSIDE if self.position else Stance.BETWEEN)
+        return Holding(self.devices, stance, self.least)
+
 
 class _Run:
     """The executor: groups on devices, in simulated time."""
@@ -161,8 +168,7 @@ class _Run:
         self.told = replace(told, models=tuple(replace(n, epochs=None) for n in told.models))
         self.samples = rates.samples_per_epoch
         self.rate_of = curves(rates, cluster.gpus).rate
-        self.groups = {network.name: _Group(network.name, row, network.epochs or 0)
-                       for row, network in enumerate(rates.models)}
+        self.groups = {network.name: _Group(network, row) for row, network in enumerate(rates.models)}
         self.free = set(cluster.devices)
         self.wanted = Round()
         self.to_decide: Event | None = None
@@ -203,41 +209,34 @@ class _Run:
     # Carrying out
 
     def _carry_out(self) -> None:
-        wanted: Mapping[str, tuple[int, ...]] = {m.name: m.devices for m in self.wanted.members}
         changed = False
-        for group in self._training():
-            if group.position == 0 and group.devices != wanted.get(group.name):
-                changed |= self._let_go(group, wanted.get(group.name, ()))
-        for name, devices in wanted.items():
-            if self.groups[name].devices != devices:
-                changed |= self._take(self.groups[name], devices)
+        for move in self._moves():
+            group = self.groups[move.name]
+            if isinstance(move, Stop):
+                self._stop(group)
+            elif isinstance(move, Start | Grow | Shrink):
+                self._form(group, move.devices)
+                changed = True
         if changed:
             self.book.scheduling_s += self.costs.scheduling_s
             self.book.change(self.sim.now, self.groups.values())
         self._set_paces()
 
-    def _let_go(self, group: _Group, devices: tuple[int, ...]) -> bool:
-        """At the end of an epoch, give up the devices that are not wanted; all of them: stop."""
-        kept = tuple(device for device in group.devices if device in devices)
-        if kept == group.devices:
-            return False
-        if not kept:
-            self._end_stint(group)
-            group.state, group.pace = _State.STOPPING, 0.0
-            self.book.checkpoint(self.sim.now, self.sim.now + self.costs.checkpoint_s, len(group.devices))
-            self._next(group, self.costs.checkpoint_s, _Kind.STOPPED, self._stopped)
-            return False
-        self._form(group, kept)
-        return True
+    def _moves(self) -> tuple[Move, ...]:
+        """The moves towards what is wanted, by all groups that are not as they should be."""
+        wanted = {member.name: member for member in self.wanted.members}
+        apart = [group for group in self.groups.values() if group.state is not _State.FINISHED
+                 and group.devices != (wanted[group.name].devices if group.name in wanted else ())]
+        names = {group.name for group in apart}
+        return moves({group.name: group.holding() for group in apart if group.devices},
+                     Round(tuple(member for member in self.wanted.members if member.name in names)),
+                     self.free, frees_at_once=True)
 
-    def _take(self, group: _Group, devices: tuple[int, ...]) -> bool:
-        """Start or grow, if all the devices for it are free."""
-        new = set(devices) - set(group.devices)
-        grows = group.state is _State.TRAINING and new and set(group.devices) <= set(devices)
-        if (group.state is _State.WAITING or grows) and new <= self.free:
-            self._form(group, devices)
-            return True
-        return False
+    def _stop(self, group: _Group) -> None:
+        self._end_stint(group)
+        group.state, group.pace = _State.STOPPING, 0.0
+        self.book.checkpoint(self.sim.now, self.sim.now + self.costs.checkpoint_s, len(group.devices))
+        self._next(group, self.costs.checkpoint_s, _Kind.STOPPED, self._stopped)
 
     def _form(self, group: _Group, devices: tuple[int, ...]) -> None:
         """Make a group of exactly these devices."""

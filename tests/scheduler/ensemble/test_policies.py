@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scheduler.base import Cluster, Delta, InputError, Member, Network, Options, Progress, RateTable, Round
+from scheduler.ensemble.moves import Holding, Stance, Stop, moves
 from scheduler.ensemble.policies import POLICIES, SETTINGS, Policy, check_round
 from scheduler.ensemble.rates import curve, rate
 from tests.scheduler.strategies import ensembles
@@ -39,18 +40,15 @@ class Trainer:
         self.rounds.append(self.wanted)
 
     def carry_out(self, ended=None):
-        wanted = {member.name: member.devices for member in self.wanted.members}
-        if ended in self.running:
-            kept = tuple(d for d in self.running[ended] if d in wanted.get(ended, ()))
-            self.running[ended] = kept
-            if not kept:
-                del self.running[ended]
+        held = {name: Holding(devices, Stance.BETWEEN if name == ended else Stance.INSIDE)
+                for name, devices in self.running.items()}
+        free = set(self.cluster.devices).difference(*self.running.values())
+        for move in moves(held, self.wanted, free, frees_at_once=True):
+            if isinstance(move, Stop):
+                del self.running[move.name]
                 self.ask()
                 return self.carry_out()
-        for name, devices in wanted.items():
-            held = {d for other, mine in self.running.items() if other != name for d in mine}
-            if set(self.running.get(name, ())) <= set(devices) and not held & set(devices):
-                self.running[name] = devices
+            self.running[move.name] = move.devices
         return None
 
     def run(self, most_steps=400):

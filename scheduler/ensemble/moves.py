@@ -1,0 +1,192 @@
+"""From the groups that run to those that should: the moves that lead from one round to the next.
+
+A :class:`scheduler.base.Round` says which assignment should hold now; :func:`moves` says what can be done about it at
+this moment. The live coordinator and the simulator both carry rounds out by it, so these rules hold in both:
+
+- A group lets go of devices, or stops, between two epochs and never inside one.
+- A group takes devices in at any step, as soon as they are free and, where they have to build the network first, as
+  soon as they have.
+- A group starts as soon as all its devices are free.
+- A group that cannot change on its way to what is wanted, or of which too little would stay, stops and starts anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import TypeAlias
+
+from scheduler.base import Round
+
+
+class Stance(Enum):
+    """Where in its training a group is, as far as its devices are concerned."""
+
+    INSIDE = auto()  # an epoch: it can take devices in
+    BETWEEN = auto()  # two epochs: it can also let go of devices, and stop
+    BUSY = auto()  # starting, stopping, changing, or dying: nothing can be asked of it
+
+
+@dataclass(frozen=True)
+class Holding:
+    """The devices of a network's group, and what can be done about them.
+
+    Attributes:
+        devices: that it has, the master's first.
+        stance: where in its training it is.
+        least: with fewer devices it cannot go on.
+        can_change: whether its devices can change without a checkpoint and a new start.
+        grows_inside: whether it can take devices in inside an epoch.
+        recruits: devices that are to join it -> whether they have built the network; None where a newcomer needs no
+            time for that, so that any free device can join.
+    """
+
+    devices: tuple[int, ...]
+    stance: Stance
+    least: int = 1
+    can_change: bool = True
+    grows_inside: bool = True
+    recruits: Mapping[int, bool] | None = None
+
+    def kept(self, wanted: Iterable[int]) -> tuple[int, ...]:
+        """The devices that it keeps on its way to the wanted ones; none where it has to be started anew."""
+        target = set(wanted)
+        kept = tuple(device for device in self.devices if device in target)
+        can_go_on = self.can_change and len(kept) >= self.least
+        return kept if can_go_on or target == set(self.devices) else ()
+
+    def are_ready(self, devices: Iterable[int], free: set[int]) -> bool:
+        """Whether devices that are new to it can join it now."""
+        if self.recruits is None:
+            return free.issuperset(devices)
+        return all(self.recruits.get(device, False) for device in devices)
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start a group on devices that are all free."""
+
+    name: str
+    devices: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Recruit:
+    """Have free devices build the network, so that they can join its group."""
+
+    name: str
+    devices: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Dismiss:
+    """Free devices that were to join a group."""
+
+    name: str
+    devices: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Grow:
+    """Go on with these devices: first those of the group's own that it keeps, then those that are new."""
+
+    name: str
+    devices: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Shrink:
+    """Go on with these devices of the group's own, and free the others."""
+
+    name: str
+    devices: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Save the network and free all devices."""
+
+    name: str
+
+
+Move: TypeAlias = Start | Recruit | Dismiss | Grow | Shrink | Stop
+
+
+def moves(held: Mapping[str, Holding], wanted: Round, free: Iterable[int], frees_at_once: bool = False
+          ) -> tuple[Move, ...]:
+    """The moves that are possible now and bring what runs nearer to what should run.
+
+    Args:
+        held: network -> its group, of all that run.
+        wanted: what should run; no device is in two of its groups.
+        free: devices that no group has and none has recruited.
+        frees_at_once: whether a device is free in the moment in which a group that shrinks lets go of it; otherwise
+            whoever calls will say so in a later call.
+
+    Returns:
+        The moves in an order in which they can be carried out. No device is taken by two of them.
+
+    >>> from scheduler.base import Member
+    >>> held = {"a": Holding((0, 1), Stance.BETWEEN), "b": Holding((2,), Stance.INSIDE)}
+    >>> wanted = Round((Member("b", (2, 3)), Member("c", (1,))))
+    >>> moves(held, wanted, free={3})
+    (Stop(name='a'), Grow(name='b', devices=(2, 3)))
+    >>> moves({"b": Holding((2, 3), Stance.INSIDE)}, wanted, free={0, 1})
+    (Start(name='c', devices=(1,)),)
+    """
+    target = {member.name: member.devices for member in wanted.members}
+    left = set(free)
+    found: list[Move] = []
+    changing: set[str] = set()
+    for name, holding in held.items():
+        if holding.stance is Stance.BUSY:
+            continue
+        found += _dismissed(name, holding, target.get(name, ()))
+        if holding.stance is Stance.BETWEEN and (move := _let_go(name, holding, target.get(name, ()), left)):
+            found.append(move)
+            changing.add(name)
+            if frees_at_once and isinstance(move, Shrink):
+                left |= set(holding.devices) - set(move.devices)
+    for name, devices in target.items():
+        group = held.get(name)
+        if group is None:
+            found += [Start(name, devices)] if left.issuperset(devices) else []
+        elif group.stance is not Stance.BUSY and name not in changing:
+            found += _take_in(name, group, devices, left)
+    return tuple(found)
+
+
+def _dismissed(name: str, holding: Holding, wanted: tuple[int, ...]) -> Iterator[Move]:
+    devices = tuple(device for device in holding.recruits or () if device not in wanted)
+    if devices:
+        yield Dismiss(name, devices)
+
+
+def _let_go(name: str, holding: Holding, wanted: tuple[int, ...], free: set[int]) -> Move | None:
+    """What a group does between two epochs that has devices which it should not have."""
+    kept = holding.kept(wanted)
+    if len(kept) == len(holding.devices):
+        return None
+    if not kept:
+        return Stop(name)
+    new = tuple(device for device in wanted if device not in kept)
+    # One step where newcomers have built the network. Those that merely are free take a step of their own.
+    if new and holding.recruits is not None and holding.are_ready(new, free):
+        return Grow(name, (*kept, *new))
+    return Shrink(name, kept)
+
+
+def _take_in(name: str, holding: Holding, wanted: tuple[int, ...], free: set[int]) -> Iterator[Move]:
+    """What a group does that should have devices which it does not have."""
+    kept = holding.kept(wanted)
+    new = tuple(device for device in wanted if device not in holding.devices)
+    if not kept or not new:
+        return
+    if holding.recruits is not None:
+        recruited = tuple(device for device in new if device in free and device not in holding.recruits)
+        if recruited:
+            yield Recruit(name, recruited)
+    is_allowed = holding.grows_inside or holding.stance is Stance.BETWEEN
+    if is_allowed and len(kept) == len(holding.devices) and holding.are_ready(new, free):
+        yield Grow(name, (*holding.devices, *new))
