@@ -1,6 +1,6 @@
 """The machines that are known by name, and those that users describe.
 
-Where the facts come from, and what is assumed, is said in docs/batch.md.
+Where the facts come from, and what is assumed, is said in docs/operations.md.
 """
 
 from __future__ import annotations

@@ -1,0 +1,273 @@
+"""What README and docs/ name is there: files, headings, commands, options, modules and spec keys."""
+
+import argparse
+import importlib
+import re
+import textwrap
+from dataclasses import fields, is_dataclass
+from typing import get_args, get_type_hints
+
+import pytest
+import yaml
+
+from fleet.__main__ import COMMANDS
+from fleet.run import parse_arguments
+from fleet.spec import Data, Document, load, parse
+from launch.sites import parse_site
+from tests.places import ROOT
+
+README, CHANGELOG = ROOT / "README.md", ROOT / "CHANGELOG.md"
+PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]  # the changelog also names what is no more
+SPEC_PARTS = {"data", "train", "schedule", "profile", "resources", "checkpoint"}
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+# ---- the parts of a page -----------------------------------------------------------------------
+
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+INDENTED = re.compile(r"(?:^|\n\n)((?: {4}.*\n)(?:(?: {4}.*)?\n)*)")
+
+
+def prose(text):
+    """The text without its blocks of code and comments."""
+    return INDENTED.sub("\n\n", FENCE.sub("", re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)))
+
+
+def spans(text):
+    """What stands between backticks."""
+    return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose(text))]
+
+
+def code(text):
+    """Every piece of code: the lines of blocks, and what stands between backticks."""
+    blocks = [content for _, content in FENCE.findall(text)]
+    blocks += [textwrap.dedent(block) for block in INDENTED.findall(FENCE.sub("", text))]
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines() if line.strip()]
+    return [line.partition(" # ")[0] for line in lines] + spans(text)
+
+
+def anchors(text):
+    """The names that GitHub gives to the headings of a page."""
+    found = []
+    for heading in re.findall(r"^#+ (.*)$", FENCE.sub("", text), re.MULTILINE):
+        name = re.sub(r"[^\w\- ]", "", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower()).replace(" ", "-")
+        found.append(name if name not in found else f"{name}-{found.count(name)}")
+    return found
+
+
+def links(text):
+    """The targets of all links and pictures."""
+    return re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`]*`", "", prose(text)))
+
+
+def broken(page, text):
+    """The local links of a page that lead nowhere."""
+    wrong = []
+    for target in links(text):
+        path, _, anchor = target.partition("#")
+        if re.match(r"[a-z]+:", target):
+            continue
+        file = (page.parent / path).resolve() if path else page
+        inside = text if file == page else file.read_text(encoding="utf-8") if file.suffix == ".md" and file.exists() \
+            else ""
+        if not file.exists() or (anchor and anchor not in anchors(inside)):
+            wrong.append(target)
+    return wrong
+
+
+# ---- links -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", [*PAGES, CHANGELOG], ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page):
+    assert broken(page, page.read_text(encoding="utf-8")) == []
+
+
+def test_a_link_that_leads_nowhere_is_found():
+    text = "# A `b`, c-d!\n\n[1](#a-b-c-d) [2](docs/spec.md#data) [3](docs/none.md) [4](docs/spec.md#none) `[5](none)`\n"
+    assert broken(README, text) == ["docs/none.md", "docs/spec.md#none"]
+
+
+def test_every_page_is_in_the_index():
+    index = ROOT / "docs/README.md"
+    listed = {(index.parent / link).resolve() for link in links(index.read_text(encoding="utf-8"))}
+    assert [page for page in PAGES if page.parent == index.parent and page not in {*listed, index}] == []
+
+
+def test_a_stranger_reads_the_readme_to_the_end():
+    assert len(README.read_text(encoding="utf-8").split()) <= 1300
+
+
+# ---- commands ----------------------------------------------------------------------------------
+
+
+class _Options(Exception):
+    """Carries a parser out of a function that would go on to use it."""
+
+
+def main_job_options(monkeypatch):
+    """The options of ``python -m fleet.run``."""
+    def stop(parser, _=None):
+        raise _Options(parser)
+
+    with monkeypatch.context() as patch, pytest.raises(_Options) as caught:
+        patch.setattr(argparse.ArgumentParser, "parse_args", stop)
+        parse_arguments([])
+    return set(caught.value.args[0]._option_string_actions)
+
+
+def command_options(name):
+    parser = argparse.ArgumentParser()
+    importlib.import_module(COMMANDS[name][0]).configure(parser)
+    return set(parser._option_string_actions)
+
+
+NAMED = re.compile(r"(?:^|\s|/)(?:python -m )?fleet ((?:simulate )?[a-z][\w-]*)([^|;&]*)")
+
+
+def commands(text):
+    """The commands that a page names: (name, the rest of the line)."""
+    return [(name, rest.partition(" -- ")[0]) for piece in code(text) for name, rest in NAMED.findall(piece)]
+
+
+def mistaken(text):
+    """The commands and options of a page that do not exist."""
+    unknown = [name for name, _ in commands(text) if name not in COMMANDS and name != "simulate"]
+    return unknown + [f"{name} {option}" for name, rest in commands(text) if name in COMMANDS
+                      for option in re.findall(r"(?<![\w-])--[a-z][\w-]*", rest) if option not in command_options(name)]
+
+
+@each_page
+def test_every_command_and_option_exists(page):
+    assert mistaken(page.read_text(encoding="utf-8")) == []
+
+
+def test_a_command_or_option_that_does_not_exist_is_found():
+    text = "`fleet check --jsn` and `fleet simulate none`\n\n    mpirun -n 3 python -m fleet nothing x.yaml\n\n"
+    assert mistaken(text) == ["nothing", "simulate none", "check --jsn"]
+
+
+@each_page
+def test_every_option_of_the_main_job_exists(page, monkeypatch):
+    known = main_job_options(monkeypatch)
+    lines = [piece.partition("fleet.run ")[2] for piece in code(page.read_text(encoding="utf-8"))]
+    assert {option for line in lines for option in re.findall(r"(?<![\w-])--[a-z][\w-]*", line)} <= known
+
+
+@each_page
+def test_every_target_of_make_exists(page):
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    named = [re.match(r"make ([a-z-]+)", piece) for piece in code(page.read_text(encoding="utf-8"))]
+    assert {found[1] for found in named if found} <= targets
+
+
+# ---- files and modules -------------------------------------------------------------------------
+
+FOLDERS = "fleet|preprocess|scheduler|launch|tests|benchmarks|tools|examples|docs"
+
+
+def absent(text):
+    """The files and modules of this repository that a page names and that are not there."""
+    wrong = []
+    for piece in code(text):
+        wrong += [path for path in re.findall(rf"(?<![\w./-])(?:{FOLDERS})/[\w./-]*\w", piece)
+                  if not (ROOT / path).exists()]
+        wrong += [name for name in re.findall(r"(?<![\w./-])(?:fleet|preprocess|scheduler|launch)(?:\.\w+)+", piece)
+                  if not name.endswith((".json", ".yaml")) and not is_there(name)]
+    return wrong
+
+
+def is_there(name):
+    """Whether a dotted name is that of a module of ours, or of something that stands in one."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        place = ROOT.joinpath(*parts[:length])
+        file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+        if file.is_file():
+            text = file.read_text(encoding="utf-8")
+            return all(re.search(rf"^\s*((def|class) {left}\b|{left}( =|:))", text, re.MULTILINE)
+                       for left in parts[length:length + 1])
+    return False
+
+
+@each_page
+def test_every_file_and_module_exists(page):
+    assert absent(page.read_text(encoding="utf-8")) == []
+
+
+def test_a_file_or_module_that_does_not_exist_is_found():
+    text = "`fleet/run.py`, `fleet/none.py`, `fleet.run.main`, `fleet.run.none`, `scheduler.none`, `fleet.schema.json`"
+    assert absent(text) == ["fleet/none.py", "fleet.run.none", "scheduler.none"]
+
+
+# ---- specs -------------------------------------------------------------------------------------
+
+
+def blocks(text):
+    return [(yaml.safe_load(content), content) for kind, content in FENCE.findall(text) if kind == "yaml"]
+
+
+@each_page
+def test_every_block_of_yaml_is_right(page, tmp_path, monkeypatch):
+    (tmp_path / "my_models.py").write_bytes((ROOT / "examples/my_models.py").read_bytes())
+    monkeypatch.chdir(tmp_path)
+    for content, text in blocks(page.read_text(encoding="utf-8")):
+        if "models" in content:
+            (tmp_path / "spec.yaml").write_text(text, encoding="utf-8")
+            assert load("spec.yaml").networks
+        elif "base" in content:
+            assert parse_site(content, "the page")
+        else:
+            assert part_of_a_spec(content), text
+
+
+def part_of_a_spec(content):
+    """Whether a mapping may stand in a spec, at its top or inside ``data``; raises what is wrong with it."""
+    whole = content if content.keys() <= keys_of(Document) else {"data": content}
+    return parse({"models": [{"family": "softmax"}], **whole})
+
+
+def inline_specs(text):
+    """The mappings that stand in a sentence, as ``checkpoint: {every: 10min}`` does."""
+    settings = re.compile(rf"({'|'.join(keys_of(Document) | keys_of(Data))}): .*")
+    return [yaml.safe_load(span) for span in spans(text) if settings.fullmatch(span) and "..." not in span]
+
+
+@each_page
+def test_every_setting_in_a_sentence_is_right(page):
+    for content in inline_specs(page.read_text(encoding="utf-8")):
+        assert part_of_a_spec(content)
+
+
+def keys_of(kind):
+    return {field.name for field in fields(kind)}
+
+
+def unknown_keys(text):
+    """The dotted keys, such as ``data.window``, that no spec has."""
+    wrong = []
+    for piece in code(text):
+        names = re.findall(rf"(?<![\w./-])(?:{'|'.join(SPEC_PARTS)})(?:\.[a-z_]+)+(?![\w(])", piece)
+        wrong += [name for name in names if not name.endswith(".json") and not has_key(name)]
+    return wrong
+
+
+def has_key(name):
+    kind = Document
+    for part in name.split("."):
+        if not is_dataclass(kind) or part not in keys_of(kind):
+            return False
+        hint = get_type_hints(kind)[part]
+        kind = next((each for each in (hint, *get_args(hint)) if is_dataclass(each)), None)
+    return True
+
+
+@each_page
+def test_every_key_of_a_spec_exists(page):
+    assert unknown_keys(page.read_text(encoding="utf-8")) == []
+
+
+def test_a_key_that_no_spec_has_is_found():
+    assert unknown_keys("`data.window`, `data.widow`, `train.optimizer.learning_rate`, `train.optimizer.rate`") == [
+        "data.widow", "train.optimizer.rate"]
