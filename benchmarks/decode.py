@@ -98,15 +98,15 @@ def decode_only(source: ImageFolder, name: str) -> Way:
 def with_decoder(name: str, source: ImageFolder, transforms: list) -> Way:
     """A pipeline that decodes by this decoder, and what it leaves to the trainers."""
     simplejpeg = decoders.simplejpeg if name == "simplejpeg" else None
-    pipeline = Pipeline(source, parse_transforms(transforms), seed=0)
-    images, labels = np.empty((1, *pipeline.shape), pipeline.dtype), np.empty(1, np.int64)
+    pipeline = Pipeline.probed(source, parse_transforms(transforms), seed=0)
+    images, labels = pipeline.empty(1)
 
     def way(index: int) -> None:
         decoders.simplejpeg = simplejpeg
         if pipeline.load([index], 0, images, labels):
             raise RuntimeError("a benchmark image is bad")
-        if pipeline.affine is not None:
-            pipeline.affine.apply(images)
+        if pipeline.sample.affine is not None:
+            pipeline.sample.affine.apply(images)
 
     return way
 

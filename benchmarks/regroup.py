@@ -28,10 +28,9 @@ from fleet.spec import Spec, parse
 from fleet.storage.checkpoint import read_state, write_state
 from fleet.storage.state import State
 from fleet.terminal import print_table
-from preprocess.pipeline import InputSpec
-from preprocess.transforms import Affine
+from preprocess.sample import Affine, ImageSpec, SampleSpec
 
-INPUTS = InputSpec((32, 32, 3), "uint8", 10, Affine(0.5, 0.5))
+INPUTS = SampleSpec(ImageSpec((32, 32, 3), "uint8"), 10, Affine(0.5, 0.5))
 SIZES, BATCH = (1, 2, 4, 2, 1), 64
 
 
@@ -42,7 +41,7 @@ class Bench:
         self.world, self.network, self.engine, self.path = world, spec.networks[0], engine, path
         self.trainable: Trainable | None = None
         random = np.random.default_rng(0)
-        self.images = random.integers(0, 256, (BATCH, *INPUTS.shape), np.uint8)
+        self.images = random.integers(0, 256, (BATCH, *INPUTS.image.shape), np.uint8)
         self.labels = random.integers(0, INPUTS.classes, BATCH)
 
     def share(self, group: Group, trainable: Trainable) -> None:

@@ -28,8 +28,10 @@ from fleet.stream.reader import SharedStream
 from fleet.stream.window import Window
 from preprocess.base import RandomAccess
 from preprocess.pipeline import Pipeline
+from preprocess.probe import probe
+from preprocess.sample import Affine
 from preprocess.sources.image_folder import ImageFolder
-from preprocess.transforms import Affine, parse_transforms
+from preprocess.transforms import parse_transforms
 
 MEMORY = "memory"
 _NOTED_EVERY_S = 0.02
@@ -125,8 +127,9 @@ def main() -> None:
 def run(world: World, job: Job) -> Outcome:
     roles = assign(world.node_of(), job.preprocessors, None)
     source = ReadySamples() if job.source == MEMORY else ImageFolder(job.source)
-    pipeline = Pipeline(source, parse_transforms(job.transforms), seed=0)
-    layout = plan_layout(pipeline.shape, str(pipeline.dtype), pipeline.samples, job.window, job.batch, job.readers)
+    transforms = parse_transforms(job.transforms)
+    pipeline = Pipeline(source, transforms, 0, world.share(probe(source, transforms, 0) if world.rank == 0 else None))
+    layout = plan_layout(pipeline.sample.image, pipeline.samples, job.window, job.batch, job.readers)
     name = f"fleet-benchmark-{world.share(os.getpid() if world.rank == 0 else None)}"
     window = Window(layout, name, create=True) if world.rank == 0 else None
     world.gather(None)
@@ -140,7 +143,7 @@ def run(world: World, job: Job) -> Outcome:
         reads, work = None, serve(world, roles, window, pipeline)
     everything = world.gather((reads, work))
     world.finish()
-    return Outcome(layout.sample_bytes, [reads for reads, _ in everything if reads],
+    return Outcome(layout.image.nbytes, [reads for reads, _ in everything if reads],
                    [work for _, work in everything if work])
 
 
@@ -171,12 +174,12 @@ def read(world: World, roles: Roles, window: Window, pipeline: Pipeline, job: Jo
     group = world.group([world.rank], world.rank)
     stream.join(0)
     world.gather(None)
-    private = np.empty((job.batch, *pipeline.shape), job.dtype)
+    private = np.empty((job.batch, *pipeline.sample.image.shape), job.dtype)
 
     def batches() -> Iterator[None]:
         for epoch in itertools.count():
             for batch in stream.batches(Epoch(epoch), 0, job.batch, group):
-                take(batch.images, private, pipeline.affine)
+                take(batch.images, private, pipeline.sample.affine)
                 yield
 
     times = record(batches(), job.seconds)

@@ -44,11 +44,10 @@ import keras
 
 data = open_data("builtin:digits", sys.argv[1], None, 0)
 def arrays(source):
-    pipeline = Pipeline(source, parse_transforms({TRANSFORMS!r}), 0)
-    images = np.empty((len(source), *pipeline.shape), pipeline.dtype)
-    labels = np.empty(len(source), np.int64)
+    pipeline = Pipeline.probed(source, parse_transforms({TRANSFORMS!r}), 0)
+    images, labels = pipeline.empty(len(source))
     pipeline.load(range(len(source)), 0, images, labels)
-    return pipeline.affine.apply(images), labels
+    return pipeline.sample.affine.apply(images), labels
 model = build_model(Architecture("cnn", {MODEL["args"]!r}), (32, 32, 1), 10, 0)
 model.compile(optimizer=keras.optimizers.SGD(0.05, momentum=0.9), metrics=["accuracy"],
               loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))

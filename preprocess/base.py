@@ -151,3 +151,7 @@ class DataSet:
     train: Source
     validation: Source | None
     classes: tuple[str, ...]
+
+    def parts(self) -> dict[str, Source]:
+        """The sources by what they are for: ``train`` and, where there is one, ``validation``."""
+        return {"train": self.train} | ({} if self.validation is None else {"validation": self.validation})

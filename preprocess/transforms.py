@@ -30,6 +30,7 @@ from pydantic.dataclasses import dataclass
 
 from preprocess.base import BadImage, InputError, import_function
 from preprocess.decode import Mode, decode, to_array, to_image
+from preprocess.sample import Affine
 
 # A description says what is wanted: messages and the JSON Schema show it.
 Pixels = Annotated[int, Field(strict=True, gt=0)]
@@ -269,43 +270,6 @@ class Scale:
         """The numbers."""
         self.affine.check(image.shape[2])
         return self.affine.apply(image)
-
-
-@dataclasses.dataclass(frozen=True)
-class Affine:
-    """(x / 255 - mean) / std as ``x * multiplier + offset``, one rounding each, on any engine.
-
-    >>> Affine(mean=0.5, std=0.5).apply(np.array([0, 255], np.uint8))
-    array([-1.,  1.], dtype=float32)
-    """
-
-    mean: float | tuple[float, ...]
-    std: float | tuple[float, ...]
-
-    @cached_property
-    def multiplier(self) -> np.ndarray:
-        """float32, a scalar or one number for each channel."""
-        return (1 / (255 * np.asarray(self.std, np.float64))).astype(np.float32)
-
-    @cached_property
-    def offset(self) -> np.ndarray:
-        """float32, a scalar or one number for each channel."""
-        return (-np.asarray(self.mean, np.float64) / np.asarray(self.std, np.float64)).astype(np.float32)
-
-    def check(self, channels: int) -> None:
-        """See that it fits images of so many channels.
-
-        Raises:
-            InputError: it has numbers for another number of them.
-        """
-        numbers = np.broadcast(self.multiplier, self.offset).size
-        if numbers not in (1, channels):
-            raise InputError(f"scale: {numbers} numbers, one for each channel; the samples have {channels} channels")
-
-    def apply(self, images: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """Scale images whose last axis is the channels, to float32; into ``out`` where it is given."""
-        scaled = np.multiply(images, self.multiplier, out=out, dtype=np.float32)
-        return np.add(scaled, self.offset, out=scaled)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import math
 from typing import Any
 
 from fleet.commands.options import add_json, print_json
 from fleet.errors import ExitStatus, UserError
-from fleet.runtime.prepare import open_inputs
+from fleet.runtime.inputs import open_inputs
 from fleet.spec import NetworkSpec, Spec, load
 from fleet.spec.model import FAMILIES, one_line
 from fleet.spec.parameters import count_parameters
@@ -36,17 +35,18 @@ def run(args: argparse.Namespace) -> int:
     if args.spec is None:
         raise UserError("name a spec file, or ask for --families")
     spec = load(args.spec)
-    data, _, inputs = open_inputs(spec)
+    opened = open_inputs(spec)
+    data, inputs = opened.data, opened.sample
     counts = {network.name: parameters_of(network, spec, inputs) for network in spec.networks}
     validation = 0 if data.validation is None else len(data.validation)
     if args.json:
         print_json({"name": spec.document.name, "samples": len(data.train), "validation_samples": validation,
-                    "classes": list(data.classes), "shape": list(inputs.shape), "dtype": inputs.dtype,
+                    "classes": list(data.classes), "shape": list(inputs.image.shape), "dtype": inputs.image.dtype,
                     "networks": [_record(network, counts[network.name]) for network in spec.networks]})
         return ExitStatus.OK
     print(f"{args.spec}: {len(data.train)} training and {validation} validation samples of "
-          f"{' x '.join(map(str, inputs.shape))} {inputs.dtype} in {len(data.classes)} classes "
-          f"({format_size(len(data.train) * inputs.sample_bytes)} decoded)")
+          f"{inputs.image} in {len(data.classes)} classes "
+          f"({format_size(len(data.train) * inputs.image.nbytes)} decoded)")
     print_table(["network", "model", "parameters", "batch", "optimizer", "GPUs", "epochs"],
                 [_row(network, counts[network.name]) for network in spec.networks])
     return ExitStatus.OK
@@ -55,13 +55,13 @@ def run(args: argparse.Namespace) -> int:
 def parameters_of(network: NetworkSpec, spec: Spec, inputs: Any) -> int:
     """How many parameters a network has."""
     if network.architecture.kind == "family":
-        return count_parameters(network.architecture.settings, inputs.shape, inputs.classes)
+        return count_parameters(network.architecture.settings, inputs.image.shape, inputs.classes)
     if spec.resources.engine == "numpy":
-        return (math.prod(inputs.shape) + 1) * inputs.classes
+        return (inputs.image.size + 1) * inputs.classes
     from fleet.engines.models import build_model
 
     try:
-        return build_model(network.architecture, inputs.shape, inputs.classes, network.seed).count_params()
+        return build_model(network.architecture, inputs.image.shape, inputs.classes, network.seed).count_params()
     except Exception as error:  # the user's function may raise anything
         raise UserError(f"{network.name}: {network.architecture.target}: {one_line(error)}") from error
 

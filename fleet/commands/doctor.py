@@ -32,14 +32,14 @@ from fleet.jobs.findings import (
     check_libraries,
     check_ranks,
 )
-from fleet.runtime.prepare import open_inputs
+from fleet.runtime.inputs import open_inputs
 from fleet.spec import NetworkSpec, Spec, load
 from fleet.storage.quota import array_bytes
 from launch.binding import my_cores
 from launch.devices import gpus_per_node, visible_gpus
 from launch.environment import find_launcher, launched_ranks, local_rank
 from preprocess.base import DataSet
-from preprocess.pipeline import InputSpec
+from preprocess.sample import SampleSpec
 
 _MPI4PY = "MPICC=mpicc pip install --no-cache-dir --no-binary mpi4py mpi4py"
 
@@ -101,7 +101,7 @@ def _show(findings: Sequence[Finding], looked_at: str, as_json: bool) -> int:
 # ---- facts --------------------------------------------------------------------------------------
 
 
-def _open(path: str | None) -> tuple[Spec | None, DataSet | None, InputSpec | None, str]:
+def _open(path: str | None) -> tuple[Spec | None, DataSet | None, SampleSpec | None, str]:
     """The spec and its data; what is wrong with the one or the other."""
     if path is None:
         return None, None, None, ""
@@ -110,10 +110,10 @@ def _open(path: str | None) -> tuple[Spec | None, DataSet | None, InputSpec | No
     except UserError as error:
         return None, None, None, str(error)
     try:
-        data, _, inputs = open_inputs(spec)
+        opened = open_inputs(spec)
     except Exception as error:  # a source of the user's own may raise anything
         return spec, None, None, str(error)
-    return spec, data, inputs, ""
+    return spec, opened.data, opened.sample, ""
 
 
 def _facts(world: World, node_of: Sequence[int], spec: Spec | None, data: DataSet | None, problem: str) -> RankFacts:
@@ -157,7 +157,7 @@ def _trainers(spec: Spec | None, facts: Sequence[RankFacts], node_of: Sequence[i
         return (), [Finding(what, remedy)]
 
 
-def _check_room(spec: Spec, inputs: InputSpec | None) -> list[Finding]:
+def _check_room(spec: Spec, inputs: SampleSpec | None) -> list[Finding]:
     """Whether the checkpoints have room; of networks that cannot be built nobody knows how large theirs would be."""
     try:
         return check_disk(_disk(spec, inputs))
@@ -165,7 +165,7 @@ def _check_room(spec: Spec, inputs: InputSpec | None) -> list[Finding]:
         return [Finding(str(error), "change the network, or its images")]
 
 
-def _disk(spec: Spec, inputs: InputSpec | None) -> Disk:
+def _disk(spec: Spec, inputs: SampleSpec | None) -> Disk:
     folder = next(path for path in (spec.output.absolute(), *spec.output.absolute().parents) if path.exists())
     problem = ""
     try:
@@ -179,7 +179,7 @@ def _disk(spec: Spec, inputs: InputSpec | None) -> Disk:
     return Disk(str(folder), shutil.disk_usage(folder).free, needed, problem)
 
 
-def _checkpoint_bytes(network: NetworkSpec, spec: Spec, inputs: InputSpec) -> int:
+def _checkpoint_bytes(network: NetworkSpec, spec: Spec, inputs: SampleSpec) -> int:
     """The last checkpoint, the one before, one that is being written, the best, and the network that is exported."""
     if spec.resources.engine == "emulated":  # learns nothing, so there is nothing to keep
         return 0

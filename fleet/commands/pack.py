@@ -31,17 +31,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> ExitStatus:
     """Write the file and say what is in it."""
     from preprocess.base import CannotWrite
+    from preprocess.packing import write_hdf5
+    from preprocess.pipeline import Pipeline
     from preprocess.source import open_data
-    from preprocess.sources.hdf5 import open_hdf5, write_hdf5
+    from preprocess.sources.hdf5 import open_hdf5
     from preprocess.transforms import parse_transforms
 
     size = args.decoded
     transforms = parse_transforms([] if size is None else [
         {"decode": {"mode": args.mode}}, {"resize": {"size": size}}, {"center_crop": {"size": [size, size]}}])
     data = open_data("image_folder", args.folder, validation=None, seed=0)
-    total = len(data.train) + len(data.validation or ())
+    parts = {name: Pipeline.probed(source, transforms, 0) if transforms else source
+             for name, source in data.parts().items()}
+    total = sum(map(len, data.parts().values()))
     with progress_bar(total, "images") as advance, storing(Path(args.out), kind=CannotWrite):
-        left_out = write_hdf5(data, transforms, args.out, advance)
+        left_out = write_hdf5(parts, args.out, advance)
     train, validation = open_hdf5(args.out)
     counts = {"train": len(train), "validation": len(validation or ())}
     written = os.path.getsize(args.out)

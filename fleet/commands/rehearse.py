@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from fleet.jobs.rehearsal import Rehearsal
     from fleet.monitor.account import Account
     from fleet.spec import Spec
-    from preprocess.pipeline import InputSpec
+    from preprocess.sample import SampleSpec
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +55,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Simulate, rehearse, and print how both came out."""
     from fleet.jobs.rehearsal import rehearse, with_epochs
-    from fleet.runtime.prepare import open_inputs
+    from fleet.runtime.inputs import open_inputs
     from fleet.spec import load
 
     if args.time_scale is not None and not 0 < args.time_scale < float("inf"):
@@ -63,7 +63,8 @@ def run(args: argparse.Namespace) -> int:
     spec = load(args.spec)
     if args.output is not None:
         _check_output(args.output)
-    data, _, inputs = open_inputs(spec)
+    opened = open_inputs(spec)
+    data, inputs = opened.data, opened.sample
     cluster = _cluster(args, spec)
     found, origin = _rates(args, spec, inputs, cluster)
     rates = with_epochs(spec, found, len(data.train))
@@ -111,7 +112,7 @@ def _cluster(args: argparse.Namespace, spec: Spec) -> Cluster:
     return Cluster.of(gpus, per_node)
 
 
-def _rates(args: argparse.Namespace, spec: Spec, inputs: InputSpec, cluster: Cluster) -> tuple[RateTable, str]:
+def _rates(args: argparse.Namespace, spec: Spec, inputs: SampleSpec, cluster: Cluster) -> tuple[RateTable, str]:
     """The best rates that there are, and where they come from."""
     from fleet.jobs.rehearsal import estimated_rates, known_rates
     from fleet.runtime.survey import cache_path, hardware, read_cache, read_rates_of

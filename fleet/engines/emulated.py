@@ -21,7 +21,7 @@ from fleet.comm.base import Group
 from fleet.engines.base import Arrays, StepResult
 from fleet.errors import CheckpointError
 from fleet.spec import NetworkSpec
-from preprocess.pipeline import InputSpec
+from preprocess.sample import SampleSpec
 from scheduler.base import RateTable
 from scheduler.ensemble.rates import rate
 
@@ -39,7 +39,7 @@ class EmulatedEngine:
 
     exchange_name = "mpi"
 
-    def __init__(self, inputs: InputSpec, rates: RateTable, time_scale: float) -> None:
+    def __init__(self, inputs: SampleSpec, rates: RateTable, time_scale: float) -> None:
         self._classes, self._samples, self._time_scale = inputs.classes, rates.samples_per_epoch, time_scale
         self._networks = {network.name: network for network in rates.models}
 

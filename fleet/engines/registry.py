@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from fleet.engines.base import Engine
 from fleet.spec import Spec
-from preprocess.pipeline import InputSpec
+from preprocess.sample import SampleSpec
 from scheduler.base import RateTable
 
 
-def make_engine(spec: Spec, inputs: InputSpec, rates: RateTable | None, index: int, trainers: int) -> Engine:
+def make_engine(spec: Spec, inputs: SampleSpec, rates: RateTable | None, index: int, trainers: int) -> Engine:
     """The engine that a spec asks for.
 
     Args:

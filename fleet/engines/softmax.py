@@ -17,7 +17,7 @@ from fleet.engines.base import Arrays, PeerFailed, StepResult
 from fleet.errors import CheckpointError, ModelError
 from fleet.spec import NetworkSpec
 from fleet.spec.model import load_function
-from preprocess.pipeline import InputSpec
+from preprocess.sample import SampleSpec
 
 
 class NumpyEngine:
@@ -30,15 +30,15 @@ class NumpyEngine:
 
     exchange_name = "mpi"
 
-    def __init__(self, inputs: InputSpec) -> None:
+    def __init__(self, inputs: SampleSpec) -> None:
         self._inputs = inputs
 
     def build(self, network: NetworkSpec, group: Group) -> SoftmaxRegression:  # noqa: D102 - Engine says it
-        features = int(np.prod(self._inputs.shape))
+        features = self._inputs.image.size
         shape = (features + 1, self._inputs.classes)
         if network.architecture.kind == "import":
             weights = load_function(network.architecture.target)(
-                input_shape=self._inputs.shape, classes=self._inputs.classes, **network.architecture.args)
+                input_shape=self._inputs.image.shape, classes=self._inputs.classes, **network.architecture.args)
             weights = np.array(weights, np.float64)
             if weights.shape != shape:
                 raise ModelError(f"{network.architecture.target} returned weights of shape {weights.shape}, not "
@@ -51,7 +51,7 @@ class NumpyEngine:
 class SoftmaxRegression:
     """Multinomial logistic regression, trained by gradient descent with momentum."""
 
-    def __init__(self, network: NetworkSpec, group: Group, inputs: InputSpec, weights: np.ndarray) -> None:
+    def __init__(self, network: NetworkSpec, group: Group, inputs: SampleSpec, weights: np.ndarray) -> None:
         optimizer = network.train.optimizer
         if optimizer.name != "sgd" or not isinstance(optimizer.learning_rate, float):
             raise ModelError("the numpy engine has sgd with a constant learning rate only")
@@ -120,7 +120,7 @@ class SoftmaxRegression:
 
     def _features(self, images: np.ndarray) -> np.ndarray:
         scaled = images if self._inputs.affine is None else self._inputs.affine.apply(images)
-        flat = scaled.reshape(len(images), int(np.prod(self._inputs.shape))).astype(np.float64)
+        flat = scaled.reshape(len(images), self._inputs.image.size).astype(np.float64)
         return np.concatenate([flat, np.ones((len(flat), 1))], axis=1)
 
     def _predict(self, inputs: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from fleet.spec import Data, Document, Spec
 from fleet.spec.parameters import count_parameters
-from preprocess.pipeline import InputSpec
+from preprocess.sample import SampleSpec
 from scheduler.base import Cluster, Network, RateTable
 from scheduler.ensemble.rates import up_to_gap
 
@@ -41,7 +41,7 @@ class Rehearsal:
     scale: float
 
 
-def rehearse(spec: Spec, rates: RateTable, cluster: Cluster, makespan_s: float, cores: int, inputs: InputSpec,
+def rehearse(spec: Spec, rates: RateTable, cluster: Cluster, makespan_s: float, cores: int, inputs: SampleSpec,
              scale: float | None = None) -> Rehearsal:
     """Make the spec of a rehearsal.
 
@@ -77,10 +77,10 @@ def _least_s(spec: Spec, rates: RateTable, samples: int, gpus: int, cores: int) 
     return work / (_LOAD * cores)
 
 
-def _data(data: Data, samples: int, real: int, largest: int, inputs: InputSpec) -> Data:
+def _data(data: Data, samples: int, real: int, largest: int, inputs: SampleSpec) -> Data:
     """Samples that are made up, in a window that holds as large a part of them."""
     size = _SIZE * _SIZE
-    share = data.window / (real * inputs.sample_bytes)
+    share = data.window / (real * inputs.image.nbytes)
     least = (largest + 4 * 64) * size  # a batch, and some chunks ahead
     if data.order == "ring":
         least = 4 * -(-samples // min(data.shards, samples)) * size
@@ -118,12 +118,12 @@ def known_rates(spec: Spec, keys: Mapping[str, str], known: Mapping[str, Mapping
     return RateTable(1, gpus_per_node, tuple(models))
 
 
-def estimated_rates(spec: Spec, inputs: InputSpec, gpus_per_node: int) -> RateTable:
+def estimated_rates(spec: Spec, inputs: SampleSpec, gpus_per_node: int) -> RateTable:
     """Rates that nobody has measured: by the square root of the parameters, where those can be counted.
 
     They say which networks would be slower than others, not how long anything takes.
     """
-    counts = {network.name: count_parameters(network.architecture.settings, inputs.shape, inputs.classes)
+    counts = {network.name: count_parameters(network.architecture.settings, inputs.image.shape, inputs.classes)
               for network in spec.networks if network.architecture.kind == "family"}
     typical = statistics.median(counts.values()) if counts else 1.0
     return RateTable(1, gpus_per_node, tuple(

@@ -100,5 +100,5 @@ def _parameters(prepared: Prepared) -> dict[str, int]:
     if prepared.spec.resources.engine == "emulated":
         return {}  # their images may be too small for them
     inputs = prepared.inputs
-    return {network.name: count_parameters(network.architecture.settings, inputs.shape, inputs.classes)
+    return {network.name: count_parameters(network.architecture.settings, inputs.image.shape, inputs.classes)
             for network in prepared.spec.networks if network.architecture.kind == "family"}

@@ -13,7 +13,7 @@ from fleet.storage.files import is_of_the_name, replacing, storing
 from fleet.storage.identity import identity
 from fleet.storage.lock import FolderLock
 from fleet.storage.paths import RunPaths
-from preprocess.pipeline import InputSpec
+from preprocess.sample import SampleSpec
 
 
 def check_folder(paths: RunPaths) -> None:
@@ -29,7 +29,7 @@ def check_folder(paths: RunPaths) -> None:
         raise UserError(f"output: {root} holds files that FLEET did not write; name another folder")
 
 
-def _take_folder(spec: Spec, paths: RunPaths, inputs: InputSpec, fresh: bool, lock: FolderLock | None) -> None:
+def _take_folder(spec: Spec, paths: RunPaths, inputs: SampleSpec, fresh: bool, lock: FolderLock | None) -> None:
     check_folder(paths)
     if lock is not None:
         with writing_into(paths):
@@ -78,7 +78,7 @@ def _empty(paths: RunPaths) -> None:
         raise UserError(f"--fresh: {paths.root} cannot be emptied: {error}") from None
 
 
-def _check_checkpoint(network: NetworkSpec, spec: Spec, paths: RunPaths, inputs: InputSpec) -> None:
+def _check_checkpoint(network: NetworkSpec, spec: Spec, paths: RunPaths, inputs: SampleSpec) -> None:
     state = newest(paths, network.name, with_arrays=False).state
     if state is not None and state.identity != identity(network, spec, inputs):
         raise UserError(f"{paths.root} holds a checkpoint of {network.name} that was trained with other settings "

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,24 +10,22 @@ from pathlib import Path
 from fleet.comm.roles import Roles, assign
 from fleet.errors import UserError
 from fleet.runtime.folder import _take_folder
+from fleet.runtime.inputs import decode, open_inputs
 from fleet.runtime.replay import _check_identity, _replaying
 from fleet.runtime.survey import read_rates_of
 from fleet.spec import NetworkSpec, Spec, load
 from fleet.spec.model import check_input
-from fleet.storage.files import storing
 from fleet.storage.lock import FolderLock
 from fleet.storage.paths import RunPaths
 from fleet.storage.quota import check_quota
 from fleet.storage.state import EpochRecord
 from fleet.stream.layout import Layout, plan_layout, plan_ring
 from fleet.stream.order import Order, RingOrder, StrictOrder, read_path
-from fleet.terminal import progress_bar
 from fleet.units import format_size
-from preprocess.base import BadSample, CannotWrite, DataSet
-from preprocess.pipeline import InputSpec, Pipeline
-from preprocess.source import open_data
-from preprocess.sources.hdf5 import decode_once
-from preprocess.transforms import Transform, parse_transforms
+from preprocess.base import BadSample, DataSet
+from preprocess.pipeline import Pipeline
+from preprocess.sample import ImageSpec, SampleSpec
+from preprocess.transforms import Transform
 from scheduler.base import Network, RateTable
 from scheduler.ensemble.rates_file import read_rates
 
@@ -39,8 +35,8 @@ class Prepared:
     """What every rank needs to take up its role.
 
     Attributes:
+        inputs: what the samples are; no rank looks at one to find out.
         layout: of the stream; None where every trainer prepares its own samples, or finishes kept ones.
-        kept: the shape of the samples that every node keeps decoded, where the spec asks for it.
         left_out: the samples that could not be decoded when they were, once and for all.
         rates: where they need not be measured.
         replayed: the history to train again, of the one network that there is.
@@ -50,18 +46,22 @@ class Prepared:
     paths: RunPaths
     data: DataSet
     transforms: tuple[Transform, ...]
-    inputs: InputSpec
+    inputs: SampleSpec
     roles: Roles
     layout: Layout | None
-    kept: tuple[int, ...] | None
     left_out: tuple[BadSample, ...]
     rates: RateTable | None
     replayed: tuple[EpochRecord, ...] = ()
     plain: bool = False
 
+    @property
+    def kept(self) -> ImageSpec | None:
+        """A sample that every node keeps decoded; None where none are kept in memory."""
+        return self.inputs.kept if self.spec.data.cache == "memory" else None
+
     def training(self) -> Pipeline:
         """How training samples are prepared."""
-        return Pipeline(self.data.train, self.transforms, self.spec.seed)
+        return Pipeline(self.data.train, self.transforms, self.spec.seed, self.inputs)
 
     def order(self, training: Pipeline) -> Order:
         """The order of the training samples."""
@@ -80,7 +80,7 @@ class Prepared:
         """How validation samples are prepared."""
         if self.data.validation is None:
             return None
-        return Pipeline(self.data.validation, self.transforms, self.spec.seed)
+        return Pipeline(self.data.validation, self.transforms, self.spec.seed, self.inputs)
 
 
 def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh: bool = False,
@@ -106,96 +106,54 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
     if replay is not None and only is not None:
         spec, replayed = _replaying(spec, RunPaths(Path(replay)), only)
         fresh = True
-    data, transforms, inputs = open_inputs(spec)
     if spec.resources.gpus_per_node != "auto":
         gpus_per_node = spec.resources.gpus_per_node
     roles = assign(node_of, None if spec.resources.preprocessors == "auto" else spec.resources.preprocessors,
                    gpus_per_node, own_preprocessing=bool(replayed) or spec.policy.own_samples)
+    keep = spec.data.cache == "file" or (spec.data.cache == "memory" and roles.shared)
+    opened = open_inputs(spec, keep)
+    data, inputs = opened.data, opened.sample
     _check_networks(spec, inputs, data, len(roles.trainers))
     check_quota(spec, inputs)
-    layout, kept = _plan_memory(spec, data, transforms, inputs, roles)
+    layout = _plan_memory(spec, data, inputs, roles)
     paths = RunPaths(spec.output)
     needless = spec.schedule.rates is None and (bool(replayed) or not spec.policy.needs_rates)
     rates = _equal_rates(spec, roles) if needless else _rates(spec, len(data.train), roles)
     if replayed:
         _check_identity(asked.by_name[str(only)], asked, inputs, RunPaths(Path(str(replay))))
     _take_folder(spec, paths, inputs, fresh, lock)
-    left_out: tuple[BadSample, ...] = ()
     if spec.data.cache == "file":
-        decoded = RunPaths(Path(str(replay))).decoded if replayed else paths.decoded
-        data, transforms, left_out = _decode_once(spec, data, transforms, decoded)
-        layout, kept = _plan_memory(spec, data, transforms, inputs, roles)
-    return Prepared(spec, paths, data, transforms, inputs, roles, layout, kept, left_out, rates, replayed, plain)
+        opened = decode(opened, spec, RunPaths(Path(str(replay))).decoded if replayed else paths.decoded)
+        layout = _plan_memory(spec, opened.data, inputs, roles)
+    return Prepared(spec, paths, opened.data, opened.transforms, inputs, roles, layout, opened.left_out, rates,
+                    replayed, plain)
 
 
-def _plan_memory(spec: Spec, data: DataSet, transforms: Sequence[Transform], inputs: InputSpec, roles: Roles
-                 ) -> tuple[Layout | None, tuple[int, ...] | None]:
-    """What the ranks of a node share: a window of the stream, or all decoded samples, of the shape returned.
+def _plan_memory(spec: Spec, data: DataSet, inputs: SampleSpec, roles: Roles) -> Layout | None:
+    """The window of the stream that the ranks of a node share; None where they share none, or all decoded samples.
 
     Raises:
         UserError: the window is too small for it.
     """
     if not roles.shared:
-        return None, None
+        return None
     samples, settings = len(data.train), spec.data
     if settings.cache == "memory":
-        shape = Pipeline(data.train, transforms, spec.seed).prepared_shape()
-        needed = samples * math.prod(shape)
+        assert inputs.kept is not None
+        needed = samples * inputs.kept.nbytes
         if needed > settings.window:
             raise UserError(f"data.window: {format_size(settings.window)} is too small for data.cache: memory: "
                             f"{samples} decoded samples need {format_size(needed)} on each node; give that much, or "
                             "use data.order: ring")
-        return None, shape
+        return None
     if settings.order == "ring":
-        return plan_ring(inputs.shape, inputs.dtype, samples, settings.window, settings.shards,
-                         readers=roles.gpus_per_node), None
+        return plan_ring(inputs.image, samples, settings.window, settings.shards, readers=roles.gpus_per_node)
     most = [min(network.max_gpus or len(roles.trainers), len(roles.trainers)) for network in spec.networks]
     largest = max(network.global_batch(gpus) for network, gpus in zip(spec.networks, most, strict=True))
-    return plan_layout(inputs.shape, inputs.dtype, samples, settings.window, largest,
-                       readers=roles.gpus_per_node), None
+    return plan_layout(inputs.image, samples, settings.window, largest, readers=roles.gpus_per_node)
 
 
-def _decode_once(spec: Spec, data: DataSet, transforms: tuple[Transform, ...], path: Path
-                 ) -> tuple[DataSet, tuple[Transform, ...], tuple[BadSample, ...]]:
-    """The data set with decoded images, made where it is not there yet.
-
-    Raises:
-        UserError: too many samples cannot be decoded.
-        StorageError: the disk is full, ...
-    """
-    total = len(data.train) + len(data.validation or ())
-    with progress_bar(total, "decoding once") as advance, storing(path, kind=CannotWrite):
-        decoded = decode_once(data, transforms, path, advance)
-    if len(decoded.left_out) > spec.data.max_bad * len(data.train):
-        raise UserError(f"{len(decoded.left_out)} of {total} samples cannot be decoded, more than data.max_bad: "
-                        f"{spec.data.max_bad:.2%}; the first: {decoded.left_out[0]}")
-    return decoded.data, decoded.transforms, tuple(decoded.left_out)
-
-
-def open_inputs(spec: Spec) -> tuple[DataSet, tuple[Transform, ...], InputSpec]:
-    """Open the data of a spec and look at its samples.
-
-    Raises:
-        InputError: the data is not there, or not what it should be.
-    """
-    settings = spec.data
-    transforms = parse_transforms(settings.transforms)
-    data = open_data(settings.source, settings.path, settings.validation, spec.seed, settings.options)
-    try:
-        pickle.dumps(data)  # all ranks get it from rank 0, by MPI
-    except Exception as error:  # the user's classes may raise anything
-        raise UserError(f"data.source: {settings.source} cannot be sent to the other ranks: {error}; right would be a "
-                        "source of plain values that opens its files when it reads") from None
-    pipeline = Pipeline(data.train, transforms, spec.seed)
-    if data.validation is not None:
-        judged = Pipeline(data.validation, transforms, spec.seed)
-        if (judged.shape, judged.dtype) != (pipeline.shape, pipeline.dtype):
-            raise UserError(f"data: training samples are {pipeline.shape} {pipeline.dtype} and validation samples "
-                            f"{judged.shape} {judged.dtype}; a resize or a crop would make them one")
-    return data, transforms, InputSpec(pipeline.shape, str(pipeline.dtype), len(data.classes), pipeline.affine)
-
-
-def _check_networks(spec: Spec, inputs: InputSpec, data: DataSet, trainers: int) -> None:
+def _check_networks(spec: Spec, inputs: SampleSpec, data: DataSet, trainers: int) -> None:
     wrong = []
     for network in spec.networks:
         batch = network.train.batch.size
@@ -210,7 +168,7 @@ def _check_networks(spec: Spec, inputs: InputSpec, data: DataSet, trainers: int)
                          "data: give data.validation, or monitor accuracy or loss")
         if network.architecture.kind == "family" and spec.resources.engine != "emulated":
             try:
-                check_input(network.architecture.settings, inputs.shape)
+                check_input(network.architecture.settings, inputs.image.shape)
             except UserError as error:
                 wrong.append(f"{network.name}: {error}")
     if wrong:
@@ -248,9 +206,3 @@ def _equal_rates(spec: Spec, roles: Roles) -> RateTable:
     return RateTable(1, roles.gpus_per_node, tuple(
         Network(network.name, (1.0,), min_gpus=network.min_gpus, max_gpus=network.max_gpus)
         for network in spec.networks))
-
-
-# ---- replaying ---------------------------------------------------------------------------------
-
-
-# ---- the run's folder --------------------------------------------------------------------------

@@ -9,8 +9,6 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 
-import numpy as np
-
 from fleet.comm.base import World
 from fleet.comm.messages import Demand, Exit, Produce, Tag, Throughput
 from fleet.comm.roles import Roles
@@ -89,7 +87,7 @@ class Preprocessor:
     def _measure(self) -> float:
         """Samples/s of this rank, on the first samples of the data set."""
         count = min(_MEASURED_SAMPLES, len(self._training.source))
-        images = np.empty((count, *self._training.shape), self._training.dtype)
+        images, labels = self._training.empty(count)
         began = time.perf_counter()
-        self._training.load(range(count), 0, images, np.empty(count, np.int64))
+        self._training.load(range(count), 0, images, labels)
         return count / (time.perf_counter() - began)

@@ -12,7 +12,7 @@ from fleet.storage.checkpoint import newest
 from fleet.storage.identity import identity
 from fleet.storage.paths import RunPaths
 from fleet.storage.state import EpochRecord, State
-from preprocess.pipeline import InputSpec
+from preprocess.sample import SampleSpec
 
 _COMPARED = ("loss", "accuracy", "val_loss", "val_accuracy")
 
@@ -83,7 +83,7 @@ def _left_by(name: str, paths: RunPaths) -> State:
     return found.state
 
 
-def _check_identity(network: NetworkSpec, spec: Spec, inputs: InputSpec, paths: RunPaths) -> None:
+def _check_identity(network: NetworkSpec, spec: Spec, inputs: SampleSpec, paths: RunPaths) -> None:
     if _left_by(network.name, paths).identity != identity(network, spec, inputs):
         raise UserError(f"--replay {paths.root}: {network.name} was trained there with other settings than this spec "
                         f"has; the spec of that run is {paths.spec}")

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
-
-import numpy as np
 
 from fleet.comm.base import World
 from fleet.comm.messages import Bad, Tag
@@ -29,6 +26,7 @@ from fleet.stream.validation import OwnValidation, SharedValidation, Validation
 from fleet.stream.window import Window
 from preprocess.base import BadSample
 from preprocess.decode import decoder_name
+from preprocess.sample import ImageSpec
 
 log = logging.getLogger("fleet.runtime.session")
 
@@ -104,10 +102,10 @@ class Session:
                 self._shared = NodeMemory(
                     None if prepared.layout is None else Window(prepared.layout, f"{name}-train", create,
                                                                 is_relayed=roles.nodes > 1),
-                    None if prepared.kept is None else _sample_set(prepared.kept, "uint8", len(prepared.data.train),
+                    None if prepared.kept is None else _sample_set(prepared.kept, len(prepared.data.train),
                                                                    f"{name}-kept", create),
-                    None if evaluation is None else _sample_set(prepared.inputs.shape, prepared.inputs.dtype,
-                                                                len(evaluation), f"{name}-validation", create))
+                    None if evaluation is None else _sample_set(prepared.inputs.image, len(evaluation),
+                                                                f"{name}-validation", create))
             self._world.gather(None)  # the leader first, then all others
         if leads:
             for shared in (self._shared.window, self._shared.kept, self._shared.validation):
@@ -154,6 +152,5 @@ class Session:
         self._world.tell(0, Tag.COORDINATOR, Bad(bad.name, bad.reason, training))
 
 
-def _sample_set(shape: tuple[int, ...], dtype: str, samples: int, name: str, create: bool) -> SampleSet:
-    sample_bytes = math.prod(shape) * np.dtype(dtype).itemsize
-    return SampleSet(shape, dtype, samples, chunk_size(sample_bytes), name, create)
+def _sample_set(image: ImageSpec, samples: int, name: str, create: bool) -> SampleSet:
+    return SampleSet(image, samples, chunk_size(image), name, create)

@@ -56,7 +56,7 @@ from fleet.stream.base import Stream
 from fleet.stream.order import Epoch, read_path, write_path
 from fleet.stream.own import OwnStream
 from fleet.stream.validation import Validation
-from preprocess.pipeline import InputSpec
+from preprocess.sample import SampleSpec
 
 log = logging.getLogger("fleet.runtime.trainer")
 
@@ -104,7 +104,7 @@ class Training:
 class Trainer:
     """One GPU (or CPU slot), in one training group after another."""
 
-    def __init__(self, world: World, spec: Spec, paths: RunPaths, engine: Engine, inputs: InputSpec,
+    def __init__(self, world: World, spec: Spec, paths: RunPaths, engine: Engine, inputs: SampleSpec,
                  sources: Sources) -> None:
         self._world, self._spec, self._paths = world, spec, paths
         self._engine, self._inputs, self._sources = engine, inputs, sources
@@ -488,9 +488,9 @@ class Trainer:
         group, size = training.group, training.network.global_batch(training.group.size)
         rows = len(range(group.rank, size, group.size))
         random = np.random.default_rng(0)
-        shape = (rows, *self._inputs.shape)
-        if np.issubdtype(self._inputs.dtype, np.integer):
-            images = random.integers(0, 256, shape).astype(self._inputs.dtype)
+        shape = (rows, *self._inputs.image.shape)
+        if np.issubdtype(self._inputs.image.dtype, np.integer):
+            images = random.integers(0, 256, shape).astype(self._inputs.image.dtype)
         else:
             images = random.random(shape, np.float32)
         labels = random.integers(0, self._inputs.classes, rows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import importlib.util
 import json
@@ -13,10 +12,10 @@ from pydantic import TypeAdapter
 
 from fleet.spec import NetworkSpec, Resources, Spec, Train
 from fleet.spec.model import Architecture
-from preprocess.pipeline import InputSpec
+from preprocess.sample import SampleSpec
 
 
-def identity(network: NetworkSpec, spec: Spec, inputs: InputSpec) -> str:
+def identity(network: NetworkSpec, spec: Spec, inputs: SampleSpec) -> str:
     """A fingerprint of all that shapes a network's training, but for when it ends and where the data lies.
 
     A checkpoint is taken up only by a network of the same identity: another optimizer, another
@@ -31,10 +30,10 @@ def identity(network: NetworkSpec, spec: Spec, inputs: InputSpec) -> str:
                   "engine": spec.resources.engine, "source": data.source, "options": data.options,
                   "transforms": data.transforms,
                   "validation": None if isinstance(data.validation, str) else data.validation,
-                  "inputs": dataclasses.asdict(inputs), **ring})
+                  "inputs": inputs.identity(), **ring})
 
 
-def trial_identity(network: NetworkSpec, spec: Spec, inputs: InputSpec) -> str:
+def trial_identity(network: NetworkSpec, spec: Spec, inputs: SampleSpec) -> str:
     """A fingerprint of all that may decide whether a network fails, as far as rank 0 can see it.
 
     Beside what shapes its training that is how many GPUs share it, and the file that its model function is in.
@@ -54,13 +53,13 @@ def _source(architecture: Architecture) -> str:
         return ""
 
 
-def speed_identity(network: NetworkSpec, resources: Resources, inputs: InputSpec, hardware: str) -> str:
+def speed_identity(network: NetworkSpec, resources: Resources, inputs: SampleSpec, hardware: str) -> str:
     """A fingerprint of all that decides how fast a network trains."""
     return _hash({"architecture": network.architecture.key, "batch": network.train.batch.size,
                   "when_scaled": network.train.batch.when_scaled, "precision": network.train.precision,
                   "xla": network.train.xla, "optimizer": network.train.optimizer.name,
                   "engine": resources.engine, "exchange": resources.exchange,
-                  "inputs": dataclasses.asdict(inputs), "hardware": hardware})
+                  "inputs": inputs.identity(), "hardware": hardware})
 
 
 def _hash(value: Any) -> str:

@@ -15,7 +15,7 @@ from fleet.spec import Checkpoint, NetworkSpec, Spec
 from fleet.spec.parameters import count_parameters
 from fleet.storage.paths import RunPaths
 from fleet.units import format_size
-from preprocess.pipeline import InputSpec
+from preprocess.sample import SampleSpec
 
 log = logging.getLogger("fleet.storage.quota")
 
@@ -66,7 +66,7 @@ class Quota:
         return total
 
 
-def check_quota(spec: Spec, inputs: InputSpec) -> None:
+def check_quota(spec: Spec, inputs: SampleSpec) -> None:
     """Refuse a quota that cannot be enough, as far as parameters can be counted without building networks.
 
     Raises:
@@ -82,11 +82,12 @@ def check_quota(spec: Spec, inputs: InputSpec) -> None:
                         f"{len(sizes)} networks, and one being written, take {format_size(least)} at least")
 
 
-def _state_bytes(network: NetworkSpec, spec: Spec, inputs: InputSpec) -> int:
+def _state_bytes(network: NetworkSpec, spec: Spec, inputs: SampleSpec) -> int:
     """Bytes of a checkpoint's arrays, without building the network; 0 where nobody knows."""
     if network.architecture.kind != "family" or spec.resources.engine == "emulated":
         return 0
-    return array_bytes(count_parameters(network.architecture.settings, inputs.shape, inputs.classes), network, spec)
+    parameters = count_parameters(network.architecture.settings, inputs.image.shape, inputs.classes)
+    return array_bytes(parameters, network, spec)
 
 
 def array_bytes(parameters: int, network: NetworkSpec, spec: Spec) -> int:

@@ -34,6 +34,7 @@ import numpy as np
 
 from fleet.errors import UserError
 from fleet.units import format_size
+from preprocess.sample import ImageSpec
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,7 @@ class Layout:
     """The shape of a stream: everything that ranks must agree on before the first sample.
 
     Attributes:
-        shape: of one sample, (height, width, channels).
-        dtype: of one sample, a numpy type name.
+        image: what one sample is.
         samples: in one epoch.
         chunk: samples in a chunk.
         slots: chunks that the window holds.
@@ -51,8 +51,7 @@ class Layout:
         is_ring: whether groups take chunks in an order of their own.
     """
 
-    shape: tuple[int, ...]
-    dtype: str
+    image: ImageSpec
     samples: int
     chunk: int
     slots: int
@@ -66,14 +65,9 @@ class Layout:
         return -(-self.samples // self.chunk)
 
     @property
-    def sample_bytes(self) -> int:
-        """Bytes of one sample."""
-        return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
-
-    @property
     def window_bytes(self) -> int:
         """Bytes of all slots."""
-        return self.slots * self.chunk * self.sample_bytes
+        return self.slots * self.chunk * self.image.nbytes
 
     def span(self, sequence: int) -> tuple[int, int, int]:
         """What chunk ``sequence`` holds: (epoch, first position, one past the last)."""
@@ -90,13 +84,12 @@ class Layout:
 Q_P = 2048
 
 
-def chunk_size(sample_bytes: int) -> int:
+def chunk_size(image: ImageSpec) -> int:
     """Samples in a chunk that is about a mebibyte."""
-    return int(np.clip(2**20 // sample_bytes, 8, 64))
+    return int(np.clip(2**20 // image.nbytes, 8, 64))
 
 
-def plan_layout(shape: tuple[int, ...], dtype: str, samples: int, window: int, largest_batch: int,
-                readers: int) -> Layout:
+def plan_layout(image: ImageSpec, samples: int, window: int, largest_batch: int, readers: int) -> Layout:
     """Choose chunks and slots for a window of ``window`` bytes.
 
     Chunks are about a mebibyte: large enough that counting them costs nothing, small enough that a
@@ -105,22 +98,21 @@ def plan_layout(shape: tuple[int, ...], dtype: str, samples: int, window: int, l
     Raises:
         UserError: the window cannot hold the largest batch and one more chunk.
     """
-    sample = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    chunk = min(chunk_size(sample), samples)
+    chunk = min(chunk_size(image), samples)
     batch_chunks = -(-largest_batch // chunk) + 1  # a batch may begin inside a chunk
     least = batch_chunks + 1
-    slots = window // (chunk * sample)
+    slots = window // (chunk * image.nbytes)
     if slots < least:
         raise UserError(
             f"data.window: {format_size(window)} is too small: the largest batch ({largest_batch} samples of "
-            f"{format_size(sample)}) and one chunk ahead need {format_size(least * chunk * sample)}")
+            f"{format_size(image.nbytes)}) and one chunk ahead need {format_size(least * chunk * image.nbytes)}")
     epoch = -(-samples // chunk)
     slots = min(slots, max(2 * epoch, least))  # more than two epochs would never be used
     lookahead = max(-(-Q_P // chunk), batch_chunks)
-    return Layout(tuple(shape), str(dtype), samples, chunk, slots, lookahead, readers)
+    return Layout(image, samples, chunk, slots, lookahead, readers)
 
 
-def plan_ring(shape: tuple[int, ...], dtype: str, samples: int, window: int, shards: int, readers: int) -> Layout:
+def plan_ring(image: ImageSpec, samples: int, window: int, shards: int, readers: int) -> Layout:
     """Choose the slots for a ring of ``shards`` shards.
 
     The shards are the chunks. Their size follows from the data set alone, since recorded paths speak of them.
@@ -128,13 +120,12 @@ def plan_ring(shape: tuple[int, ...], dtype: str, samples: int, window: int, sha
     Raises:
         UserError: the window cannot hold one shard that is read, one that is ready and one that is written.
     """
-    sample = int(np.prod(shape)) * np.dtype(dtype).itemsize
     chunk = -(-samples // min(shards, samples))
-    least, slots = 3, window // (chunk * sample)
+    least, slots = 3, window // (chunk * image.nbytes)
     if slots < least:
         raise UserError(
             f"data.window: {format_size(window)} is too small for a ring: three shards of {chunk} samples of "
-            f"{format_size(sample)} need {format_size(least * chunk * sample)}; or cut the data set into more shards "
-            f"than data.shards: {shards}")
+            f"{format_size(image.nbytes)} need {format_size(least * chunk * image.nbytes)}; or cut the data set into "
+            f"more shards than data.shards: {shards}")
     slots = min(slots, max(2 * -(-samples // chunk), least))
-    return Layout(tuple(shape), str(dtype), samples, chunk, slots, max(2, slots // 2), readers, is_ring=True)
+    return Layout(image, samples, chunk, slots, max(2, slots // 2), readers, is_ring=True)

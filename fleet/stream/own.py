@@ -26,13 +26,8 @@ _POLL_S = 0.001
 class Samples(Protocol):
     """Where :class:`OwnStream` has samples from."""
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of a sample."""
-
-    @property
-    def dtype(self) -> np.dtype:
-        """Of a sample."""
+    def empty(self, samples: int) -> tuple[np.ndarray, np.ndarray]:
+        """Room for so many samples; see :meth:`preprocess.pipeline.Pipeline.empty`."""
 
     def is_ready(self, indices: np.ndarray) -> bool:
         """Whether these can be had without waiting."""
@@ -48,9 +43,7 @@ class FromSource:
     """Samples that this rank reads, decodes and transforms."""
 
     def __init__(self, pipeline: Pipeline) -> None:
-        self._pipeline = pipeline
-        self.shape: tuple[int, ...] = pipeline.shape
-        self.dtype = pipeline.dtype
+        self._pipeline, self.empty = pipeline, pipeline.empty
 
     def is_ready(self, indices: np.ndarray) -> bool:
         """A file can always be read."""
@@ -72,9 +65,7 @@ class FromKept:
     """
 
     def __init__(self, pipeline: Pipeline, kept: SampleSet, stall_s: float = math.inf) -> None:
-        self._pipeline, self._kept = pipeline, kept
-        self.shape: tuple[int, ...] = pipeline.shape
-        self.dtype = pipeline.dtype
+        self._pipeline, self._kept, self.empty = pipeline, kept, pipeline.empty
         self._row = np.argsort(pipeline.order(0))  # they lie in the order of epoch 0
         self._is_alone = False  # whether what is not there yet will not come
         self._standstill = Standstill(kept, "training", stall_s)
@@ -175,8 +166,7 @@ class OwnStream:
             _put(ahead, error, stop)
 
     def _load(self, indices: np.ndarray, productions: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[BadSample]]:
-        images = np.empty((len(indices), *self._samples.shape), self._samples.dtype)
-        labels = np.empty(len(indices), np.int64)
+        images, labels = self._samples.empty(len(indices))
         cuts = [0, *(1 + np.flatnonzero(np.diff(productions))).tolist(), len(indices)]
         bad = []
         for first, last in itertools.pairwise(cuts):

@@ -5,28 +5,29 @@ from __future__ import annotations
 import numpy as np
 
 from fleet.stream.window import Segment, _aligned, fence
+from preprocess.sample import ImageSpec
 
 
 class SampleSet:
     """Samples that stay, one copy on each node: those for validation, or all decoded training samples.
 
     Args:
-        shape, dtype: of one sample.
+        image: what one sample is.
         samples: how many.
         chunk: how many a preprocessor takes at a time.
     """
 
-    def __init__(self, shape: tuple[int, ...], dtype: str, samples: int, chunk: int, name: str, create: bool) -> None:
+    def __init__(self, image: ImageSpec, samples: int, chunk: int, name: str, create: bool) -> None:
         self.samples, self.chunk = samples, chunk
         self.chunks = -(-samples // chunk)
         labels_at = _aligned(8 * self.chunks)
         images_at = labels_at + _aligned(8 * samples)
-        size = int(np.prod(shape))
-        self.segment = Segment(name, images_at + max(1, samples * size * np.dtype(dtype).itemsize), create)
+        self.segment = Segment(name, images_at + max(1, samples * image.nbytes), create)
         memory = self.segment.memory
         self._ready = np.frombuffer(memory, np.int64, self.chunks)
         self.labels = np.frombuffer(memory, np.int64, samples, labels_at)
-        self.images = np.frombuffer(memory, dtype, samples * size, images_at).reshape(samples, *shape)
+        self.images = np.frombuffer(memory, image.dtype, samples * image.size, images_at
+                                    ).reshape(samples, *image.shape)
 
     def rows(self, chunk: int) -> slice:
         """The rows of one chunk."""

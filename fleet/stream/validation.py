@@ -65,8 +65,7 @@ class OwnValidation:
 
     def batches(self, batch: int, rank: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:  # noqa: D102
         if self._held is None:
-            images = np.empty((self.samples, *self._pipeline.shape), self._pipeline.dtype)
-            labels = np.empty(self.samples, np.int64)
+            images, labels = self._pipeline.empty(self.samples)
             for sample in self._pipeline.load(np.arange(self.samples), 0, images, labels, training=False):
                 self._on_bad(sample)
             self._held = images, labels

@@ -100,8 +100,8 @@ class Window:
         self.stamps = header[cursors + 2:cursors + 2 + layout.slots]
         self.assigned = header[cursors + 2 + layout.slots:]
         self.labels = np.frombuffer(memory, np.int64, rows, labels_at)
-        self.images = np.frombuffer(memory, layout.dtype, rows * int(np.prod(layout.shape)), images_at
-                                    ).reshape(rows, *layout.shape)
+        self.images = np.frombuffer(memory, layout.image.dtype, rows * layout.image.size, images_at
+                                    ).reshape(rows, *layout.image.shape)
         if create:
             self.cursors[:] = NOT_READING
             self.cursors[-1] = 0 if is_relayed else NOT_READING

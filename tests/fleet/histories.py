@@ -2,7 +2,7 @@
 
 from fleet.spec import parse
 from fleet.storage.state import EpochRecord
-from preprocess.pipeline import InputSpec
+from preprocess.sample import ImageSpec, SampleSpec
 
 
 def record(epoch, loss=1.0, accuracy=0.5, val_loss=1.0, val_accuracy=0.5, stream_epoch=None, **more):
@@ -17,7 +17,7 @@ def history(*val_accuracies):
     return tuple(record(epoch, val_accuracy=value) for epoch, value in enumerate(val_accuracies, start=1))
 
 
-INPUTS = InputSpec((4, 4, 1), "uint8", 3, None)
+INPUTS = SampleSpec(ImageSpec((4, 4, 1), "uint8"), 3)
 
 
 def spec(*models, **parts):

@@ -3,7 +3,6 @@
 import zlib
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from fleet.stream.order import Epoch, RingOrder, StrictOrder, read_path
@@ -28,7 +27,7 @@ def check(run, records, content):
     """Each epoch of each network's history was the whole data set, in order, as one preprocessor would give it."""
     data = content["data"]
     source, _ = numbered(data["path"])
-    alone = Pipeline(source, parse_transforms(data["transforms"]), content["seed"])
+    alone = Pipeline.probed(source, parse_transforms(data["transforms"]), content["seed"])
     order = (RingOrder(alone, -(-len(source) // data["shards"]), content["seed"]) if data.get("order") == "ring"
              else StrictOrder(alone, 1))
     for model in run.results():
@@ -44,9 +43,9 @@ def check(run, records, content):
 
 
 def sums(pipeline, whole):
-    image, found = np.empty((1, *pipeline.shape), pipeline.dtype), []
+    (image, label), found = pipeline.empty(1), []
     for index, production in zip(whole.indices, whole.productions.tolist(), strict=True):
-        pipeline.load([index], production, image, np.empty(1, np.int64))
+        pipeline.load([index], production, image, label)
         found.append(zlib.crc32(image.tobytes()))
     return found
 

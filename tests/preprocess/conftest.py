@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from preprocess.source import open_data
 from tests.preprocess.samples import pattern, write
 
 
@@ -16,3 +17,14 @@ def folder(tmp_path):
         for number in range(count):
             write(tmp_path / "pets" / name / f"{number}.png", pattern(4, 6, seed=10 * count + number))
     return tmp_path / "pets"
+
+
+@pytest.fixture
+def data(folder):
+    """The same, two of five held out for validation."""
+    return open_data("image_folder", str(folder), 0.4, seed=7)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return str(tmp_path / "packed.h5")

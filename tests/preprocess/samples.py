@@ -2,6 +2,7 @@
 
 import io
 
+import h5py
 import numpy as np
 from PIL import Image
 
@@ -32,6 +33,14 @@ def encode(image, kind="PNG", **options):
 def write(path, image, **options):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(encode(image, "JPEG" if path.suffix == ".jpg" else "PNG", **options))
+
+
+def foreign(path, images, labels, **more):
+    """An HDF5 file of somebody else's."""
+    with h5py.File(path, "w") as file:
+        file["images"], file["labels"] = images, labels
+        for name, content in more.items():
+            file[name] = content
 
 
 class Memory(RandomAccess):

@@ -9,8 +9,9 @@ import pytest
 
 from preprocess import passing
 from preprocess.base import BadSample, DataSet
+from preprocess.packing import write_hdf5
 from preprocess.passing import may_pass, read_patiently
-from preprocess.sources.hdf5 import open_hdf5, write_hdf5
+from preprocess.sources.hdf5 import open_hdf5
 from preprocess.sources.image_folder import ImageFolder
 from preprocess.sources.tfrecord import open_tfrecord
 from tests.preprocess.records import labelled, write_records
@@ -74,7 +75,7 @@ def test_a_shard_whose_handle_is_stale_is_opened_again(tmp_path, monkeypatch):
 
 
 def test_an_hdf5_file_whose_handle_is_stale_is_opened_again(folder, tmp_path):
-    write_hdf5(DataSet(ImageFolder(folder), None, ("cat", "dog")), (), tmp_path / "a.h5")
+    write_hdf5(DataSet(ImageFolder(folder), None, ("cat", "dog")).parts(), tmp_path / "a.h5")
     source, _ = open_hdf5(str(tmp_path / "a.h5"))
     expected = source.read(0)
 

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from preprocess.base import AUGMENT, BadImage, InputError
-from preprocess.pipeline import Pipeline, _Generators, split_transforms
+from preprocess.chain import _Generators, split_transforms
+from preprocess.pipeline import Pipeline
 from preprocess.transforms import UserTransform, parse_transforms
 from tests.preprocess.samples import Memory, encode, pattern
 
@@ -16,13 +17,13 @@ IMAGES = [pattern(6, 6, seed=number) for number in range(12)]
 
 
 def pipeline(samples=IMAGES, transforms=RANDOM, seed=7):
-    return Pipeline(Memory(samples), parse_transforms(transforms), seed)
+    return Pipeline.probed(Memory(samples), parse_transforms(transforms), seed)
 
 
 def load(pipe, indices, epoch=0, training=True):
     """Images, labels and bad samples; the arrays hold rubbish before."""
-    images = np.full((len(indices), *pipe.shape), 77, pipe.dtype)
-    labels = np.full(len(indices), 77)
+    images, labels = pipe.empty(len(indices))
+    images[:], labels[:] = 77, 77
     bad = pipe.load(indices, epoch, images, labels, training)
     return images, labels, bad
 
@@ -96,13 +97,13 @@ def test_a_scale_at_the_end_is_left_to_the_trainer_and_images_stay_uint8():
     scale = {"scale": {"mean": 0.5, "std": [0.2, 0.3, 0.4]}}
     late = pipeline(transforms=[scale])
     early = pipeline(transforms=[scale, f"{__name__}:keep"])
-    assert (late.dtype, early.dtype) == (np.uint8, np.float32)
-    assert early.affine is None
-    assert np.array_equal(late.affine.apply(load(late, range(12))[0]), load(early, range(12))[0])
+    assert (late.sample.image.dtype, early.sample.image.dtype) == ("uint8", "float32")
+    assert early.sample.affine is None
+    assert np.array_equal(late.sample.affine.apply(load(late, range(12))[0]), load(early, range(12))[0])
 
 
 def test_without_a_scale_there_is_nothing_for_the_trainer_to_do():
-    assert pipeline().affine is None
+    assert pipeline().sample.affine is None
 
 
 def test_a_scale_for_three_channels_does_not_fit_one():
@@ -155,12 +156,11 @@ def test_a_users_transform_may_refuse_an_image():
 
 
 def test_shape_and_type_are_known_before_the_first_batch():
-    assert pipeline().shape == (4, 5, 3)
-    assert pipeline().dtype == np.uint8
+    assert str(pipeline().sample.image) == "4 x 5 x 3 uint8"
 
 
 def test_the_first_look_passes_over_bad_samples():
-    assert pipeline([None] * 50 + [IMAGES[0]] + [None] * 50, ["decode"]).shape == (6, 6, 3)
+    assert pipeline([None] * 50 + [IMAGES[0]] + [None] * 50, ["decode"]).sample.image.shape == (6, 6, 3)
 
 
 @pytest.mark.parametrize(("samples", "transforms", "complaint"), [
@@ -188,7 +188,7 @@ def whole_numbers(image, rng, training):
 @pytest.mark.parametrize("name", ["flat", "whole_numbers"])
 def test_a_users_transform_must_give_images(name):
     with pytest.raises(InputError, match="images \\(height, width, channels\\) of uint8 or float32"):
-        Pipeline(Memory(IMAGES), [UserTransform(f"{__name__}:{name}")], 7)
+        Pipeline.probed(Memory(IMAGES), [UserTransform(f"{__name__}:{name}")], 7)
 
 
 def halve(image, rng, training):

@@ -33,7 +33,7 @@ from fleet.engines.models import build_model
 from fleet.errors import CheckpointError, UserError
 from fleet.spec import NetworkSpec, Optimizer
 from fleet.storage.files import replace_by
-from preprocess.pipeline import InputSpec
+from preprocess.sample import SampleSpec
 
 log = logging.getLogger("fleet.engines.keras.network")
 
@@ -51,7 +51,7 @@ class KerasEngine:
         UserError: Horovod is asked for and is not installed.
     """
 
-    def __init__(self, inputs: InputSpec, exchange: str, index: int, trainers: int) -> None:
+    def __init__(self, inputs: SampleSpec, exchange: str, index: int, trainers: int) -> None:
         self._inputs = inputs
         take_device(index, trainers)
         self._horovod = None if exchange == "mpi" else _import_horovod()
@@ -67,7 +67,7 @@ class KerasEngine:
         policy = keras.config.dtype_policy()
         keras.config.set_dtype_policy(train.precision)
         try:
-            model = build_model(network.architecture, self._inputs.shape, self._inputs.classes, network.seed)
+            model = build_model(network.architecture, self._inputs.image.shape, self._inputs.classes, network.seed)
         finally:
             keras.config.set_dtype_policy(policy)
         optimizer = make_optimizer(train.optimizer, network.learning_rate_scale(group.size))
@@ -116,13 +116,13 @@ class KerasNetwork:
         exchange_of: makes the gradient exchange of a group; a network may go from one group to another.
     """
 
-    def __init__(self, model: keras.Model, optimizer: keras.optimizers.Optimizer, inputs: InputSpec,
+    def __init__(self, model: keras.Model, optimizer: keras.optimizers.Optimizer, inputs: SampleSpec,
                  exchange_of: Callable[[Group], GradientExchange], group: Group, xla: bool) -> None:
         self._model, self._optimizer, self._exchange_of = model, optimizer, exchange_of
         self._affine = inputs.affine
         self._exchange = exchange_of(group)
         self._ranks = tf.Variable(float(group.size), trainable=False)  # in no graph as a number: groups change
-        signature = [tf.TensorSpec((None, *inputs.shape), inputs.dtype), tf.TensorSpec((None,), tf.int64),
+        signature = [tf.TensorSpec((None, *inputs.image.shape), inputs.image.dtype), tf.TensorSpec((None,), tf.int64),
                      tf.TensorSpec((), tf.float32), tf.TensorSpec((), tf.float32)]
         compiled = {"input_signature": signature, "jit_compile": xla or None}
         self._local = tf.function(self._compute, **compiled)

@@ -8,11 +8,11 @@ import pytest
 from fleet.engines.emulated import WEIGHTS, EmulatedEngine
 from fleet.errors import CheckpointError
 from fleet.spec import parse
-from preprocess.pipeline import InputSpec
+from preprocess.sample import ImageSpec, SampleSpec
 from scheduler.base import Network, RateTable
 from tests.fleet.one_process import Launch
 
-INPUTS = InputSpec((1, 1, 1), "uint8", 3, None)
+INPUTS = SampleSpec(ImageSpec((1, 1, 1), "uint8"), 3)
 LABELS = np.array([0, 1, 2, -1, 1, 1])  # one could not be read
 
 

@@ -11,7 +11,7 @@ from fleet.engines.base import PeerFailed
 from fleet.engines.softmax import NumpyEngine
 from fleet.errors import CheckpointError, ModelError
 from fleet.stream.base import split_rows
-from preprocess.transforms import Affine
+from preprocess.sample import Affine, ImageSpec
 from tests.fleet.histories import INPUTS, spec
 from tests.fleet.one_process import Launch
 
@@ -32,7 +32,7 @@ def network(inputs=INPUTS, group=None, **train):
 
 def samples(count, seed=0):
     random = np.random.default_rng(seed)
-    return random.integers(0, 256, (count, *INPUTS.shape), np.uint8), random.integers(0, INPUTS.classes, count)
+    return random.integers(0, 256, (count, *INPUTS.image.shape), np.uint8), random.integers(0, INPUTS.classes, count)
 
 
 def mean_loss(weights, images, labels):
@@ -123,7 +123,7 @@ def test_the_wish_of_one_rank_to_stop_reaches_all():
 def test_what_the_stream_leaves_to_the_engine_is_done_first():
     images, labels = samples(5)
     scaled = network(dataclasses.replace(INPUTS, affine=Affine(mean=0.5, std=0.25)))
-    plain = network(dataclasses.replace(INPUTS, dtype="float32"))
+    plain = network(dataclasses.replace(INPUTS, image=ImageSpec((4, 4, 1), "float32")))
     one, other = scaled.step(images, labels, 5), plain.step((images / np.float32(255) - 0.5) / 0.25, labels, 5)
     assert dataclasses.astuple(one) == pytest.approx(dataclasses.astuple(other), rel=1e-5)
 

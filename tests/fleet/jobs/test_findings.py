@@ -16,7 +16,7 @@ from fleet.jobs.findings import (
     check_ranks,
 )
 from launch.binding import Cores
-from preprocess.pipeline import InputSpec
+from preprocess.sample import ImageSpec, SampleSpec
 from tests.fleet.histories import spec
 
 WHOLE = Cores(frozenset(range(16)), 16)
@@ -123,5 +123,5 @@ def test_a_node_that_cannot_read_the_data_is_named():
 def test_as_much_room_is_wanted_as_is_kept(keep, copies, dtype):
     asked = spec({"build": "tests.sources:zeros"}, checkpoint={"keep": keep})
     parameters = (4 * 4 + 1) * 3
-    wanted = _checkpoint_bytes(asked.networks[0], asked, InputSpec((4, 4, 1), dtype, 3, None))
+    wanted = _checkpoint_bytes(asked.networks[0], asked, SampleSpec(ImageSpec((4, 4, 1), dtype), 3))
     assert wanted == copies * parameters * 2 * 8 + 4 * parameters

@@ -10,11 +10,11 @@ from fleet.errors import ExitStatus, InfrastructureError, UserError
 from fleet.jobs.rehearsal import estimated_rates, known_rates, rehearse, with_epochs
 from fleet.spec import parse
 from fleet.storage.paths import RunPaths
-from preprocess.pipeline import InputSpec
+from preprocess.sample import ImageSpec, SampleSpec
 from preprocess.source import open_data
 from scheduler.base import Cluster, Network, RateTable
 
-INPUTS = InputSpec((224, 224, 3), "uint8", 257, None)
+INPUTS = SampleSpec(ImageSpec((224, 224, 3), "uint8"), 257)
 SPEC = {"models": [{"family": "resnet", "name": "deep"}, {"family": "softmax", "name": "flat", "gpus": [1, 2]}],
         "train": {"batch": {"size": 64}, "converge": {"max_epochs": 30}}, "walltime": "1h"}
 RATES = RateTable(100_000, 4, (Network("deep", (100.0, 190.0), epochs=7), Network("flat", (900.0,))))
@@ -59,7 +59,7 @@ def test_policy_and_ranks_are_those_of_the_run_and_its_walltime_is_not():
 def test_the_window_holds_as_large_a_part_of_the_data_or_the_least_that_works(data):
     settings = rehearsed(data=data).document.data
     size = 16 * 64 * 64  # bytes of all samples
-    real = 100_000 * INPUTS.sample_bytes
+    real = 100_000 * INPUTS.image.nbytes
     assert settings.window >= round(size * parse({**SPEC, "data": data}).data.window / real)
     assert settings.window >= (size if data.get("cache") == "memory" else 64 * 64)
     assert open_data(settings.source, settings.path, settings.validation, 0, settings.options).validation is not None

@@ -254,8 +254,7 @@ def train_alone(prepared, name, history):
 
 
 def loaded(pipeline, indices, epoch, training):
-    images = np.empty((len(indices), *pipeline.shape), pipeline.dtype)
-    labels = np.empty(len(indices), np.int64)
+    images, labels = pipeline.empty(len(indices))
     pipeline.load(indices, epoch, images, labels, training)
     return images, labels
 

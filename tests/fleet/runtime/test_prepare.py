@@ -55,7 +55,7 @@ def asking(tmp_path):
 def test_what_every_rank_needs_is_there_and_can_be_sent(asking):
     prepared = pickle.loads(pickle.dumps(asking()))
     assert (prepared.roles.preprocessors, prepared.roles.trainers) == ((0,), (1, 2))
-    assert (prepared.inputs.shape, prepared.inputs.dtype, prepared.inputs.classes) == ((4, 4, 1), "uint8", 3)
+    assert (str(prepared.inputs.image), prepared.inputs.classes) == ("4 x 4 x 1 uint8", 3)
     assert prepared.layout.samples == 60
     assert (prepared.rates, prepared.replayed) == (None, ())
     assert (prepared.training().samples, prepared.evaluation().samples) == (60, 20)
@@ -135,10 +135,10 @@ def test_with_baseline_every_trainer_prepares_its_own_samples_and_nothing_is_mea
 
 
 def test_a_disk_that_is_full_of_decoded_images_is_not_the_users_mistake(asking, monkeypatch):
-    def full(data, transforms, path, advance):
+    def full(data, transforms, samples, path, advance):
         raise CannotWrite(errno.ENOSPC, "No space left on device", str(path))
 
-    monkeypatch.setattr("fleet.runtime.prepare.decode_once", full)
+    monkeypatch.setattr("fleet.runtime.inputs.decode_once", full)
     asking.content["data"]["cache"] = "file"
     asking.content["data"]["transforms"] = [{"resize": {"size": [4, 4]}}]
     with pytest.raises(StorageError, match=r"decoded.h5 cannot be written: No space left on device .* make room"):

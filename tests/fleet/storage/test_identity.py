@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fleet.storage.identity import identity, speed_identity, trial_identity
-from preprocess.transforms import Affine
+from preprocess.sample import Affine, ImageSpec, SampleSpec
 from tests.fleet.histories import INPUTS, spec
 
 MODEL = {"family": "cnn", "name": "net", "args": {"filters": [4]}}
@@ -34,7 +34,7 @@ def test_what_does_not_shape_training_changes_nothing(change):
     {"model": {"args": {"filters": [8]}}}, {"train": {"batch": {"size": 8}}},
     {"train": {"batch": {"when_scaled": "per_gpu"}}},
     {"train": {"optimizer": {"name": "adam"}}}, {"train": {"precision": "mixed_bfloat16"}}, {"train": {"xla": True}},
-    {"inputs": replace(INPUTS, shape=(8, 4, 1))}, {"inputs": replace(INPUTS, classes=4)},
+    {"inputs": replace(INPUTS, image=ImageSpec((8, 4, 1), "uint8"))}, {"inputs": replace(INPUTS, classes=4)},
     {"inputs": replace(INPUTS, affine=Affine(0.5, 0.25))}], ids=str)
 def test_what_shapes_both_speed_and_training_changes_both(change):
     checkpoint, speed = identities(**change)
@@ -80,3 +80,9 @@ def test_what_a_network_failed_with_is_its_settings_its_gpus_and_the_file_of_its
     others = {trial(gpus=2), trial({"batch": {"size": 8}}), trial(args={"depth": 4})}
     source.write_text("def build(input_shape, classes): return None\n")
     assert len({first, *others, trial()}) == 5
+
+
+def test_checkpoints_and_rates_of_earlier_versions_stay_good():
+    colour = SampleSpec(ImageSpec((32, 32, 3), "uint8"), 3, Affine((0.5, 0.1, 0.2), 0.25))
+    assert identities() == ("bb935d41a2410224", "d4a6a66dd831b465")
+    assert identities(inputs=colour) == identities(inputs=replace(colour, kept=ImageSpec((40, 40, 3), "uint8")))

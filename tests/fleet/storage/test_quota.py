@@ -6,6 +6,7 @@ from fleet.errors import StorageError, UserError
 from fleet.spec import Checkpoint
 from fleet.storage.paths import RunPaths
 from fleet.storage.quota import Quota, check_quota
+from preprocess.sample import ImageSpec, SampleSpec
 from tests.fleet.histories import INPUTS, spec
 
 
@@ -68,7 +69,7 @@ def test_what_the_optimizer_keeps_counts(optimizer, copies):
 
     settings = asked(1).networks[0].architecture.settings
     least = 3 * 4 * copies * count_parameters(settings, (32, 32, 3), 3)
-    inputs = type(INPUTS)((32, 32, 3), "uint8", 3, None)
+    inputs = SampleSpec(ImageSpec((32, 32, 3), "uint8"), 3)
     check_quota(asked(least), inputs)
     with pytest.raises(UserError):
         check_quota(asked(least - 1), inputs)

@@ -25,22 +25,24 @@ from fleet.stream.stall import Standstill
 from fleet.stream.validation import OwnValidation, SharedValidation
 from fleet.stream.window import NOT_READING, Segment, Window
 from preprocess.base import BadSample, InputError
-from preprocess.pipeline import PROBES, Pipeline
+from preprocess.pipeline import Pipeline
+from preprocess.sample import ImageSpec
 from preprocess.transforms import parse_transforms
 from tests.fleet.one_process import Launch
 from tests.sources import Numbered, partly_bad
 
 SEED = 3
+GREY, COLOUR = ImageSpec((4, 4, 1), "uint8"), ImageSpec((32, 32, 3), "uint8")
 
 
 def pipeline(samples):
     """Samples that are different in every epoch."""
-    return Pipeline(Numbered(samples, seed=1), parse_transforms(["tests.sources:noise"]), SEED)
+    return Pipeline.probed(Numbered(samples, seed=1), parse_transforms(["tests.sources:noise"]), SEED)
 
 
 def expected(alone, whole, first, last):
     """What rows of an epoch hold, prepared by one rank alone."""
-    images, labels = np.empty((last - first, *alone.shape), alone.dtype), np.empty(last - first, np.int64)
+    images, labels = alone.empty(last - first)
     for row in range(first, last):
         place = slice(row - first, row - first + 1)
         alone.load([whole.indices[row]], int(whole.productions[row]), images[place], labels[place])
@@ -68,7 +70,7 @@ def test_the_rows_of_a_batch_are_shared_out_in_order_as_evenly_as_can_be(first, 
 
 
 layouts = st.builds(
-    lambda samples, chunk, more: Layout((2, 2, 1), "uint8", samples, min(chunk, samples), 2 + more, 9, 1),
+    lambda samples, chunk, more: Layout(ImageSpec((2, 2, 1), "uint8"), samples, min(chunk, samples), 2 + more, 9, 1),
     st.integers(1, 40), st.integers(1, 9), st.integers(0, 9))
 
 
@@ -90,7 +92,7 @@ def test_a_window_that_is_planned_holds_the_largest_batch_and_one_chunk_more_and
         samples, shape, batch, window, readers):
     batch = min(batch, samples)
     try:
-        layout = plan_layout(shape, "uint8", samples, window, batch, readers)
+        layout = plan_layout(ImageSpec(shape, "uint8"), samples, window, batch, readers)
     except UserError as error:
         message = str(error)
     else:
@@ -106,18 +108,18 @@ def test_a_window_that_is_planned_holds_the_largest_batch_and_one_chunk_more_and
 
 def test_a_window_that_is_too_small_is_told_the_size_that_would_do():
     with pytest.raises(UserError, match=r"largest batch \(128 samples of 3.07 kB\) and one chunk ahead need 786 kB"):
-        plan_layout((32, 32, 3), "uint8", 10_000, 500_000, 128, 4)
-    assert plan_layout((32, 32, 3), "uint8", 10_000, 786_432, 128, 4).slots == 4
+        plan_layout(COLOUR, 10_000, 500_000, 128, 4)
+    assert plan_layout(COLOUR, 10_000, 786_432, 128, 4).slots == 4
 
 
 def test_a_window_is_never_larger_than_two_epochs():
-    layout = plan_layout((4, 4, 1), "uint8", 100, 10**12, 10, 1)
+    layout = plan_layout(GREY, 100, 10**12, 10, 1)
     assert layout.slots == 2 * layout.chunks
 
 
 # ---- memory ------------------------------------------------------------------------------------
 
-LAYOUT = Layout((2, 3, 1), "float32", samples=10, chunk=4, slots=3, lookahead=9, readers=2)
+LAYOUT = Layout(ImageSpec((2, 3, 1), "float32"), samples=10, chunk=4, slots=3, lookahead=9, readers=2)
 
 
 def test_ranks_that_map_one_window_see_what_the_others_write():
@@ -163,7 +165,7 @@ def test_a_chunk_waits_for_the_one_before_it_in_its_slot_even_where_nobody_needs
     assert window.is_free(7, NOT_READING, first=5)  # before the first chunk there is none
 
 
-RING = Layout((2, 3, 1), "float32", samples=10, chunk=4, slots=3, lookahead=2, readers=2, is_ring=True)
+RING = Layout(ImageSpec((2, 3, 1), "float32"), samples=10, chunk=4, slots=3, lookahead=2, readers=2, is_ring=True)
 
 
 def test_any_slot_of_a_ring_that_nobody_reads_is_given_to_the_next_chunk():
@@ -192,9 +194,9 @@ def test_a_chunk_of_a_ring_that_was_not_sent_to_the_other_nodes_stays():
 
 
 def test_a_ring_wants_room_for_three_shards_and_says_what_that_is():
-    assert plan_ring((32, 32, 3), "uint8", 1000, 10**6, 50, readers=4).chunk == 20
+    assert plan_ring(COLOUR, 1000, 10**6, 50, readers=4).chunk == 20
     with pytest.raises(UserError, match=r"three shards of 20 samples of 3.07 kB need 184 kB; or .* data.shards: 50"):
-        plan_ring((32, 32, 3), "uint8", 1000, 10**5, 50, readers=4)
+        plan_ring(COLOUR, 1000, 10**5, 50, readers=4)
 
 
 def test_memory_that_is_not_there_is_an_error_that_says_what_to_lower():
@@ -250,11 +252,11 @@ def streams(draw):
                             draw(st.integers(1, samples))))
         del free[:size]
     if draw(st.booleans()):
-        layout = Layout((4, 4, 1), "uint8", samples, chunk, draw(st.integers(3, 9)), draw(st.integers(2, 5)),
+        layout = Layout(GREY, samples, chunk, draw(st.integers(3, 9)), draw(st.integers(2, 5)),
                         roles.gpus_per_node, is_ring=True)
     else:
         touched = max(-(-(group.batch - 1) // chunk) + 1 for group in groups)
-        layout = Layout((4, 4, 1), "uint8", samples, chunk, touched + draw(st.integers(1, 6)),
+        layout = Layout(GREY, samples, chunk, touched + draw(st.integers(1, 6)),
                         touched + draw(st.integers(0, 3)), roles.gpus_per_node)
     return roles, layout, groups
 
@@ -395,14 +397,14 @@ def test_samples_that_are_kept_are_decoded_once_and_finished_by_whoever_reads_th
 
     transforms = parse_transforms(["tests.sources:noise"] if is_random else [])
     source = Counting(samples, seed=1)
-    kept = [SampleSet((4, 4, 1), "uint8", samples, 4, f"fleet-test-{os.getpid()}-{next(_names)}", create=True)
+    kept = [SampleSet(GREY, samples, 4, f"fleet-test-{os.getpid()}-{next(_names)}", create=True)
             for _ in range(nodes)]
     for one in kept:
         one.segment.unlink()
-    alone = Pipeline(Numbered(samples, seed=1), transforms, SEED)
+    alone = Pipeline.probed(Numbered(samples, seed=1), transforms, SEED)
 
     def rank_main(world):
-        mine, prepared = kept[roles.node_of[world.rank]], Pipeline(source, transforms, SEED)
+        mine, prepared = kept[roles.node_of[world.rank]], Pipeline(source, transforms, SEED, alone.sample)
         if world.rank in roles.trainers:
             order = StrictOrder(prepared, samples)
             stream = OwnStream(FromKept(prepared, mine), order, world, pytest.fail)
@@ -426,8 +428,7 @@ def test_samples_that_are_kept_are_decoded_once_and_finished_by_whoever_reads_th
         preprocessor.stop()
 
     assert Launch(len(node_of), seed).run(rank_main)
-    probed = len(node_of) * min(samples, PROBES)  # each rank looks at a few when it starts
-    assert len(decoded) == samples + probed  # each once, however many nodes and epochs
+    assert sorted(decoded) == list(range(samples))  # each once, however many nodes and epochs
     assert len(got) == len(roles.trainers) * 2 * -(-samples // batch)
     for item, whole in got:
         images, labels = expected(alone, whole, item.position - item.size, item.position)
@@ -437,7 +438,7 @@ def test_samples_that_are_kept_are_decoded_once_and_finished_by_whoever_reads_th
 
 def test_a_slow_reader_stops_nobody_who_reads_a_ring():
     roles = assign((0, 0, 0), 1, None)
-    layout = Layout((4, 4, 1), "uint8", 30, 5, 3, 2, 2, is_ring=True)
+    layout = Layout(GREY, 30, 5, 3, 2, 2, is_ring=True)
     window, done = window_of(layout), []
 
     def rank_main(world):
@@ -499,7 +500,7 @@ def test_a_reader_that_reads_no_further_is_named_in_an_error():
 @pytest.mark.parametrize("what", ["training", "validation"])
 def test_samples_that_should_stay_and_come_no_more_are_an_error(what):
     alone = pipeline(20)
-    shared = SampleSet((4, 4, 1), "uint8", 20, 6, f"fleet-test-{os.getpid()}-{next(_names)}", create=True)
+    shared = SampleSet(GREY, 20, 6, f"fleet-test-{os.getpid()}-{next(_names)}", create=True)
     shared.segment.unlink()
     shared.publish(0)
 
@@ -515,7 +516,7 @@ def test_samples_that_should_stay_and_come_no_more_are_an_error(what):
 
 def test_samples_that_come_slowly_are_waited_for():
     now = 0.0
-    shared = SampleSet((4, 4, 1), "uint8", 20, 6, f"fleet-test-{os.getpid()}-{next(_names)}", create=True)
+    shared = SampleSet(GREY, 20, 6, f"fleet-test-{os.getpid()}-{next(_names)}", create=True)
     shared.segment.unlink()
     standstill = Standstill(shared, "training", 1.0, lambda: now)
     for chunk in range(3):
@@ -538,10 +539,9 @@ def test_a_source_that_ends_before_it_said_is_a_clear_error():
                 raise IndexError("no such record")
             return super().read(index)
 
-    broken = pipeline(30)
-    broken.source = Short(30, seed=1)
+    broken = Pipeline(Short(30, seed=1), [], SEED, pipeline(30).sample)
     with pytest.raises(InputError, match="says that it has 30 samples, and has none at 2"):
-        broken.load(range(30), 0, np.empty((30, *broken.shape), broken.dtype), np.empty(30, np.int64))
+        broken.load(range(30), 0, *broken.empty(30))
 
 
 # ---- single things -----------------------------------------------------------------------------
@@ -574,13 +574,11 @@ def test_an_error_while_preparing_ones_own_samples_is_raised_where_they_are_used
         def read(self, index):
             raise RuntimeError("the source has a bug")
 
-    source = Broken(30, seed=1)
-    good = pipeline(30)
-    good.source = source
+    broken = Pipeline(Broken(30, seed=1), [], SEED, pipeline(30).sample)
 
     def use(world):
         with pytest.raises(RuntimeError, match="the source has a bug"):
-            list(own_stream(good, world, pytest.fail).batches(Epoch(0), 0, 4, Alone()))
+            list(own_stream(broken, world, pytest.fail).batches(Epoch(0), 0, 4, Alone()))
 
     alone_in_the_world(use)
 
@@ -590,7 +588,7 @@ def test_samples_that_cannot_be_read_are_told_and_marked():
     told = []
 
     def use(world):
-        stream = own_stream(Pipeline(source, [], SEED), world, told.append)
+        stream = own_stream(Pipeline.probed(source, [], SEED), world, told.append)
         return [label for batch in stream.batches(Epoch(0), 0, 7, Alone()) for label in batch.labels]
 
     assert alone_in_the_world(use).count(-1) == 1
@@ -601,8 +599,8 @@ def test_samples_that_cannot_be_read_are_told_and_marked():
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_validation_samples_are_shared_out_among_the_ranks_whoever_prepared_them(size):
-    whole = Pipeline(Numbered(20, seed=2), [], SEED)
-    shared = SampleSet(whole.shape, "uint8", 20, 6, f"fleet-test-{os.getpid()}-{next(_names)}", create=True)
+    whole = Pipeline.probed(Numbered(20, seed=2), [], SEED)
+    shared = SampleSet(GREY, 20, 6, f"fleet-test-{os.getpid()}-{next(_names)}", create=True)
     shared.segment.unlink()
     got = {"shared": [], "own": []}
 

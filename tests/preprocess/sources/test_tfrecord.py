@@ -42,8 +42,8 @@ def test_they_go_through_the_pipeline_as_files_do(tmp_path):
     images = [pattern(5, 6, seed=number) for number in range(6)]
     write_records(tmp_path / "a.tfrecord", *(labelled(encode(image), i % 2)
                                              for i, image in enumerate(images)))
-    pipe = Pipeline(opened(tmp_path / "a.tfrecord"), parse_transforms(["decode"]), seed=0)
-    batch, labels = np.empty((6, *pipe.shape), np.uint8), np.empty(6, np.int64)
+    pipe = Pipeline.probed(opened(tmp_path / "a.tfrecord"), parse_transforms(["decode"]), seed=0)
+    batch, labels = pipe.empty(6)
     order = pipe.order(0)
     assert pipe.load(order, 0, batch, labels) == []
     assert np.array_equal(batch, np.stack(images)[order])

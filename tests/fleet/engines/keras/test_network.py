@@ -5,8 +5,7 @@ import pytest
 
 from fleet.errors import CheckpointError, UserError
 from fleet.spec import parse
-from preprocess.pipeline import InputSpec
-from preprocess.transforms import Affine
+from preprocess.sample import Affine, ImageSpec, SampleSpec
 
 pytestmark = pytest.mark.tensorflow
 
@@ -23,7 +22,7 @@ def network(**train):
                   "train": {"optimizer": optimizer, **train}}).networks[0]
 
 
-INPUTS = InputSpec((8, 8, 1), "uint8", 3, Affine(0.5, 0.5))
+INPUTS = SampleSpec(ImageSpec((8, 8, 1), "uint8"), 3, Affine(0.5, 0.5))
 
 
 @pytest.fixture(scope="module")

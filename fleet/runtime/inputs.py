@@ -1,0 +1,83 @@
+"""The data of a spec: opened, looked at once by rank 0, and described for all ranks."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fleet.errors import UserError
+from fleet.spec import Spec
+from fleet.storage.files import storing
+from fleet.terminal import progress_bar
+from preprocess.base import BadSample, CannotWrite, DataSet
+from preprocess.decoded_copy import decode_once
+from preprocess.probe import probe
+from preprocess.sample import SampleSpec
+from preprocess.source import open_data
+from preprocess.transforms import Transform, parse_transforms
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What networks learn from and are judged by.
+
+    Attributes:
+        data: the samples as they lie there.
+        transforms: what is done to them.
+        samples: what a sample of each part is then, by the names of :meth:`DataSet.parts`; they may differ in what is
+            kept of them alone.
+        left_out: the samples that could not be decoded when they were, once and for all.
+    """
+
+    data: DataSet
+    transforms: tuple[Transform, ...]
+    samples: Mapping[str, SampleSpec]
+    left_out: tuple[BadSample, ...] = ()
+
+    @property
+    def sample(self) -> SampleSpec:
+        """A training sample."""
+        return self.samples["train"]
+
+
+def open_inputs(spec: Spec, keep: bool = False) -> Inputs:
+    """Open the data of a spec and look at a few of its samples, each once.
+
+    Args:
+        keep: whether samples are to be kept decoded.
+
+    Raises:
+        InputError, UserError: the data is not there, or not what it should be.
+    """
+    settings = spec.data
+    transforms = parse_transforms(settings.transforms)
+    data = open_data(settings.source, settings.path, settings.validation, spec.seed, settings.options)
+    try:
+        pickle.dumps(data)  # all ranks get it from rank 0, by MPI
+    except Exception as error:  # the user's classes may raise anything
+        raise UserError(f"data.source: {settings.source} cannot be sent to the other ranks: {error}; right would be a "
+                        "source of plain values that opens its files when it reads") from None
+    samples = {name: probe(source, transforms, spec.seed, keep) for name, source in data.parts().items()}
+    if len({sample.image for sample in samples.values()}) > 1:
+        raise UserError(f"data: training samples are {samples['train'].image} and validation samples "
+                        f"{samples['validation'].image}; a resize or a crop would make them one")
+    return Inputs(data, transforms, samples)
+
+
+def decode(inputs: Inputs, spec: Spec, path: Path) -> Inputs:
+    """The same with decoded images; the copy at ``path`` is made where it is not there yet.
+
+    Raises:
+        UserError: too many samples cannot be decoded.
+        StorageError: the disk is full, ...
+    """
+    data = inputs.data
+    total = sum(map(len, data.parts().values()))
+    with progress_bar(total, "decoding once") as advance, storing(path, kind=CannotWrite):
+        decoded = decode_once(data, inputs.transforms, inputs.samples, path, advance)
+    if len(decoded.left_out) > spec.data.max_bad * len(data.train):
+        raise UserError(f"{len(decoded.left_out)} of {total} samples cannot be decoded, more than data.max_bad: "
+                        f"{spec.data.max_bad:.2%}; the first: {decoded.left_out[0]}")
+    return replace(inputs, data=decoded.data, transforms=decoded.transforms, left_out=tuple(decoded.left_out))

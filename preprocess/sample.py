@@ -1,0 +1,110 @@
+"""What one sample is, to everything behind the transforms: the stream, the engines, the checkpoints.
+
+Rank 0 finds it out once (:mod:`preprocess.probe`) and sends it to all ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from preprocess.base import InputError
+
+
+def wire_dtype(dtype: np.dtype) -> np.dtype:
+    """The type with which numbers travel: those with a fraction as float32."""
+    return np.dtype(np.float32) if dtype.kind == "f" else dtype
+
+
+@dataclass(frozen=True)
+class ImageSpec:
+    """The shape and the type of an image.
+
+    Attributes:
+        shape: (height, width, channels).
+        dtype: a numpy type name.
+    """
+
+    shape: tuple[int, int, int]
+    dtype: str
+
+    @classmethod
+    def of(cls, image: np.ndarray) -> ImageSpec:
+        """An array as it travels: numbers with a fraction as float32."""
+        return cls(image.shape, str(wire_dtype(image.dtype)))  # type: ignore[arg-type]  # of others it says the shape
+
+    @property
+    def size(self) -> int:
+        """Numbers in it."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes."""
+        return self.size * np.dtype(self.dtype).itemsize
+
+    def __str__(self) -> str:
+        return f"{' x '.join(map(str, self.shape))} {self.dtype}"
+
+
+@dataclass(frozen=True)
+class Affine:
+    """(x / 255 - mean) / std as ``x * multiplier + offset``, one rounding each, on any engine.
+
+    >>> Affine(mean=0.5, std=0.5).apply(np.array([0, 255], np.uint8))
+    array([-1.,  1.], dtype=float32)
+    """
+
+    mean: float | tuple[float, ...]
+    std: float | tuple[float, ...]
+
+    @cached_property
+    def multiplier(self) -> np.ndarray:
+        """float32, a scalar or one number for each channel."""
+        return (1 / (255 * np.asarray(self.std, np.float64))).astype(np.float32)
+
+    @cached_property
+    def offset(self) -> np.ndarray:
+        """float32, a scalar or one number for each channel."""
+        return (-np.asarray(self.mean, np.float64) / np.asarray(self.std, np.float64)).astype(np.float32)
+
+    def check(self, channels: int) -> None:
+        """See that it fits images of so many channels.
+
+        Raises:
+            InputError: it has numbers for another number of them.
+        """
+        numbers = np.broadcast(self.multiplier, self.offset).size
+        if numbers not in (1, channels):
+            raise InputError(f"scale: {numbers} numbers, one for each channel; the samples have {channels} channels")
+
+    def apply(self, images: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        """Scale images whose last axis is the channels, to float32; into ``out`` where it is given."""
+        scaled = np.multiply(images, self.multiplier, out=out, dtype=np.float32)
+        return np.add(scaled, self.offset, out=scaled)
+
+
+@dataclass(frozen=True)
+class SampleSpec:
+    """What networks are fed with.
+
+    Attributes:
+        image: an image after the transforms, as it travels to the trainers.
+        classes: the number of classes; a sample's label is one of them.
+        affine: what the engine does to an image first; None for nothing.
+        kept: an image up to the first random transform, where samples are decoded once and kept so.
+    """
+
+    image: ImageSpec
+    classes: int
+    affine: Affine | None = None
+    kept: ImageSpec | None = None
+
+    def identity(self) -> dict[str, Any]:
+        """All of it that a network depends on, in the form that fingerprints of checkpoints are made from."""
+        affine = None if self.affine is None else {"mean": self.affine.mean, "std": self.affine.std}
+        return {"shape": self.image.shape, "dtype": self.image.dtype, "classes": self.classes, "affine": affine}

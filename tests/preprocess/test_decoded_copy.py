@@ -1,0 +1,98 @@
+"""A copy in which all is done that is the same in every epoch."""
+
+import numpy as np
+import pytest
+
+from preprocess.base import DataSet, InputError
+from preprocess.decoded_copy import decode_once
+from preprocess.pipeline import Pipeline
+from preprocess.probe import probe
+from preprocess.source import open_data
+from preprocess.transforms import parse_transforms
+from tests.preprocess.samples import Memory, foreign, pattern
+
+TRANSFORMS = parse_transforms(["decode", {"resize": {"size": [6, 6]}}, {"random_crop": {"size": [4, 4]}},
+                               {"flip": {"horizontal": True}}, "scale"])
+
+
+def copied(data, transforms, path, *progress):
+    samples = {name: probe(source, transforms, 7, keep=True) for name, source in data.parts().items()}
+    return decode_once(data, transforms, samples, path, *progress)
+
+
+def batch(data, transforms, epoch=3):
+    pipe = Pipeline.probed(data.train, transforms, seed=7)
+    images, labels = pipe.empty(pipe.samples)
+    bad = pipe.load(range(pipe.samples), epoch, images, labels)
+    return images, bad, pipe.sample.affine
+
+
+def test_decoding_once_gives_what_decoding_in_every_epoch_gives(data, path):
+    copy = copied(data, TRANSFORMS, path)
+    assert copy.transforms == TRANSFORMS[2:]
+    assert copy.data.train.labels.tolist() == data.train.labels.tolist()
+    expected, _, affine = batch(data, TRANSFORMS)
+    images, bad, left = batch(copy.data, copy.transforms)
+    assert np.array_equal(images, expected)
+    assert (bad, left) == ([], affine)
+
+
+def test_the_copy_is_made_once_and_anew_when_it_would_differ(data, path, folder):
+    made = []
+    copied(data, TRANSFORMS, path, made.append)
+    copied(data, TRANSFORMS, path, made.append)
+    assert sum(made) == 8
+    copied(data, parse_transforms(["decode"]), path, made.append)
+    assert sum(made) == 16
+    copied(open_data("image_folder", str(folder), 0.4, seed=8), parse_transforms(["decode"]), path, made.append)
+    assert sum(made) == 24
+
+
+def test_what_the_copy_leaves_out_is_known_each_time(data, path):
+    name = data.train.name(2)
+    with open(name, "wb") as file:
+        file.write(b"no image")
+    for _ in range(2):
+        copy = copied(data, TRANSFORMS, path)
+        assert [(bad.name, "not an image" in bad.reason) for bad in copy.left_out] == [(name, True)]
+        assert len(copy.data.train) == 4
+
+
+@pytest.mark.parametrize("transforms", [[], ["scale"], [{"flip": {"horizontal": True}}]])
+def test_there_must_be_something_to_do_once(path, transforms):
+    decoded = DataSet(Memory([pattern(4, 6)] * 3), None, ("a", "b"))
+    with pytest.raises(InputError, match="nothing can be done once"):
+        copied(decoded, parse_transforms(transforms), path)
+
+
+def test_the_parts_may_be_of_different_sizes_before_the_first_random_transform(path):
+    data = DataSet(Memory([pattern(6, 6)] * 3), Memory([pattern(8, 7)] * 2), ("a", "b"))
+    transforms = parse_transforms(["decode", {"random_crop": {"size": [4, 4]}}])
+    copy = copied(data, transforms, path)
+    assert [source.read(1).shape for source in copy.data.parts().values()] == [(6, 6, 3), (8, 7, 3)]
+    assert copy.left_out == []
+
+
+def test_making_the_copy_reads_each_sample_once(path):
+    class Counting(Memory):
+        def read(self, index):
+            read.append(index)
+            return super().read(index)
+
+    read = []
+    data = DataSet(Counting([pattern(6, 6)] * 20), None, ("a", "b"))
+    transforms = parse_transforms(["decode", {"random_crop": {"size": [4, 4]}}])
+    sample = probe(data.train, transforms, 7, keep=True)
+    read.clear()
+    decode_once(data, transforms, {"train": sample}, path)
+    assert read == list(range(20))
+
+
+def test_a_file_that_is_something_else_is_not_replaced(data, path):
+    foreign(path, np.zeros((4, 3, 4, 3), np.uint8), [0, 1, 0, 1])
+    with pytest.raises(InputError, match="not made from images by this program: not replaced"):
+        copied(data, TRANSFORMS, path)
+    with open(path, "w") as file:
+        file.write("a diary")
+    with pytest.raises(InputError, match="not an HDF5 file: not replaced"):
+        copied(data, TRANSFORMS, path)

@@ -1,0 +1,129 @@
+"""A data set in one HDF5 file, whole or not at all."""
+
+import errno
+import io
+import os
+
+import numpy as np
+import pytest
+
+from preprocess.base import CannotWrite, InputError
+from preprocess.packing import write_hdf5
+from preprocess.pipeline import Pipeline
+from preprocess.source import open_data
+from preprocess.sources.hdf5 import open_hdf5
+from preprocess.transforms import parse_transforms
+from tests.preprocess.samples import pattern, write
+
+
+def decoded(data, transforms):
+    return {name: Pipeline.probed(source, parse_transforms(transforms), 0) for name, source in data.parts().items()}
+
+
+def test_decoded_images_come_back_pixel_for_pixel(data, path, folder):
+    write_hdf5(decoded(data, ["decode", {"center_crop": {"size": [4, 4]}}]), path)
+    train, _ = open_hdf5(path)
+    decode, crop = parse_transforms(["decode", {"center_crop": {"size": [4, 4]}}])
+    for index in range(len(train)):
+        expected = crop.apply(decode.apply(data.train.read(index)), None, True)
+        assert np.array_equal(train.read(index), expected)
+
+
+def test_what_cannot_be_decoded_is_left_out_without_a_gap(data, path, folder):
+    broken = data.train.name(1)
+    with open(broken, "wb") as file:
+        file.write(b"no image")
+    [bad] = write_hdf5(decoded(data, ["decode"]), path)
+    assert bad.name == broken
+    train, _ = open_hdf5(path)
+    assert train.labels.tolist() == np.delete(data.train.labels, 1).tolist()
+    assert all(train.read(index).any() for index in range(len(train)))
+
+
+def test_progress_is_told_of_every_sample(data, path):
+    steps = []
+    write_hdf5(data.parts(), path, steps.append)
+    assert sum(steps) == 8
+
+
+@pytest.mark.parametrize("transforms", [["decode", {"flip": {"horizontal": True}}], ["decode", "scale"],
+                                        ["decode", "scale", {"center_crop": {"size": [2, 2]}}]])
+def test_only_what_is_the_same_in_every_epoch_can_be_done_beforehand(data, path, transforms, tmp_path):
+    with pytest.raises(InputError, match="not random and end in uint8"):
+        write_hdf5(decoded(data, transforms), path)
+    assert not list(tmp_path.glob("*packed*"))
+
+
+def test_an_interrupted_write_leaves_the_old_file_and_no_other(data, path, tmp_path):
+    write_hdf5(data.parts(), path)
+
+    def interrupt(count):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_hdf5(decoded(data, ["decode"]), path, interrupt)
+    assert isinstance(open_hdf5(path)[0].read(0), bytes)
+    assert [file.name for file in tmp_path.iterdir() if file.is_file()] == ["packed.h5"]
+
+
+def test_what_a_killed_write_has_left_is_swept_away(data, path, tmp_path):
+    (tmp_path / ".packed.h5.1.tmp").touch()
+    write_hdf5(data.parts(), path)
+    assert [file.name for file in tmp_path.iterdir() if file.is_file()] == ["packed.h5"]
+
+
+def test_a_place_that_does_not_exist_is_named(data, tmp_path):
+    with pytest.raises(InputError, match="cannot write .*nowhere/x.h5: No such file"):
+        write_hdf5(data.parts(), tmp_path / "nowhere/x.h5")
+
+
+class FullDisk(io.FileIO):
+    """A file for which there is room for the first bytes only."""
+
+    left = 4000
+
+    def write(self, data):
+        if self.left <= 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.left -= len(data)
+        return super().write(data)
+
+
+@pytest.mark.parametrize("left", range(0, 12000, 3000))
+def test_a_full_disk_is_no_wrong_input_and_leaves_the_old_file_and_no_other(data, path, tmp_path, monkeypatch, left):
+    write_hdf5(data.parts(), path)
+    monkeypatch.setattr(FullDisk, "left", left)
+    monkeypatch.setattr("builtins.open", lambda name, mode, **options: FullDisk(name, mode))
+    with pytest.raises(CannotWrite, match="No space left"):
+        write_hdf5(decoded(data, ["decode", {"resize": {"size": [64, 64]}}]), path)
+    monkeypatch.undo()
+    assert isinstance(open_hdf5(path)[0].read(0), bytes)
+    assert [file.name for file in tmp_path.iterdir() if file.is_file()] == ["packed.h5"]
+
+
+def test_a_full_disk_is_told_of_even_where_hdf5_stumbles_over_what_is_not_there(data, path, monkeypatch):
+    def garbage(self, buffer):
+        buffer[:] = b"\xff" * len(buffer)
+        return len(buffer)
+
+    monkeypatch.setattr(FullDisk, "left", 0)
+    monkeypatch.setattr("preprocess.files.deaf_file.DeafFile.readinto", garbage)
+    monkeypatch.setattr("builtins.open", lambda name, mode, **options: FullDisk(name, mode))
+    with pytest.raises(CannotWrite, match="No space left"):
+        write_hdf5(data.parts(), path)
+
+
+def test_a_file_of_nothing_is_not_written(data, path):
+    for part in (data.train, data.validation):
+        for index in range(len(part)):
+            os.unlink(part.name(index))
+    with pytest.raises(InputError, match="none of the 5 samples can be used; the first: .* cannot be read"):
+        write_hdf5(data.parts(), path)
+    assert not os.path.exists(path)
+
+
+def test_a_broken_link_in_the_source_is_left_out_of_an_encoded_file_too(folder, path):
+    write(folder / "dog/x.png", pattern(4, 6))
+    data = open_data("image_folder", str(folder), None, seed=0)
+    (folder / "dog/x.png").unlink()
+    assert [bad.name for bad in write_hdf5(data.parts(), path)] == [str(folder / "dog/x.png")]
