@@ -36,7 +36,7 @@ FIT = f"""
 import json, sys, time
 import numpy as np
 from fleet.spec.model import Architecture
-from fleet.engines.models import build_model
+from fleet.engines.keras.models import build_model
 from preprocess.pipeline import Pipeline
 from preprocess.source import open_data
 from preprocess.transforms import parse_transforms

@@ -58,7 +58,7 @@ def parameters_of(network: NetworkSpec, spec: Spec, inputs: Any) -> int:
         return count_parameters(network.architecture.settings, inputs.image.shape, inputs.classes)
     if spec.resources.engine == "numpy":
         return (inputs.image.size + 1) * inputs.classes
-    from fleet.engines.models import build_model
+    from fleet.engines.keras.models import build_model
 
     try:
         return build_model(network.architecture, inputs.image.shape, inputs.classes, network.seed).count_params()

@@ -122,7 +122,7 @@ def _facts(world: World, node_of: Sequence[int], spec: Spec | None, data: DataSe
     leads = node_of.index(node_of[world.rank]) == world.rank  # what is the same on all ranks of a node
     libraries = None
     if leads and spec is not None and spec.resources.engine == "keras":
-        from fleet.engines.facts import libraries as look
+        from fleet.engines.keras.facts import libraries as look
 
         libraries = look()
     return RankFacts(world.host, my_cores(), max([int(text) for text in told if text.isdecimal()], default=1),

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from fleet.engines.facts import Libraries
+from fleet.engines.keras.facts import Libraries
 from fleet.units import counted, format_size
 from launch.binding import BINDING_REMEDY, Cores, binding_problem
 

@@ -3,7 +3,7 @@
 A family is a frozen dataclass of the parameters that a search may vary. From
 them alone follow the number of parameters and the smallest image, so a spec is
 checked and an ensemble is listed without loading TensorFlow. The layers
-themselves are built in :mod:`fleet.engines.models`.
+themselves are built in :mod:`fleet.engines.keras.models`.
 
 The families are the residual networks of He et al. (Deep Residual Learning for
 Image Recognition, CVPR 2016), the dense networks of Huang et al. (Densely

@@ -1,1 +1,7 @@
-"""The engine that trains Keras models; imports what ``fleet.engines`` may import, and TensorFlow."""
+"""The engine that trains Keras models; it alone imports TensorFlow, beside what ``fleet.engines`` may import."""
+
+import os
+
+# Both are read when TensorFlow and Keras are imported, in the modules of this package; a user's own settings stand.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")

@@ -4,20 +4,15 @@ Every model gives **logits**: its last layer has no softmax. The loss takes the
 softmax itself, as log-sum-exp, which is exact where a probability would
 already have been rounded to 0 or 1; and one rule for all networks leaves one
 loss function. ``keras.ops.softmax(model(images))`` gives probabilities.
-
-Besides :mod:`fleet.engines.keras.network` this is the only module that imports Keras.
 """
 
 from __future__ import annotations
 
 import inspect
-import os
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # told before TensorFlow starts; a user's own setting stands
 
 import keras
 import numpy as np

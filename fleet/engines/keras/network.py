@@ -1,8 +1,5 @@
 """Keras 3 on TensorFlow: the engine that trains real networks.
 
-Besides :mod:`fleet.engines.models`, and :mod:`fleet.engines.facts` for the doctor, this is the only module that
-imports TensorFlow, Keras or Horovod.
-
 A step is one ``tf.function``. Each rank sums the losses of its own rows and divides by the rows of the
 *global* batch; the exchange sums over the ranks; what could not be read is corrected for afterwards.
 So uneven shares are right, and a rank without rows takes part with zeros.
@@ -11,15 +8,10 @@ So uneven shares are right, and a rank without rows takes part with zeros.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-# Told before TensorFlow starts; a user's own settings stand.
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
 import keras
 import numpy as np
@@ -29,7 +21,7 @@ from fleet.comm.base import Group
 from fleet.engines.base import Arrays, PeerFailed, StepResult
 from fleet.engines.keras.device import take_device
 from fleet.engines.keras.exchange import GradientExchange, HorovodExchange, NoExchange, _import_horovod, make_exchange
-from fleet.engines.models import build_model
+from fleet.engines.keras.models import build_model
 from fleet.errors import CheckpointError, UserError
 from fleet.spec import NetworkSpec, Optimizer
 from fleet.storage.files import replace_by

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fleet.commands.doctor import _checkpoint_bytes
-from fleet.engines.facts import Libraries
+from fleet.engines.keras.facts import Libraries
 from fleet.jobs.findings import (
     Disk,
     RankFacts,

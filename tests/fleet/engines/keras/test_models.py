@@ -91,7 +91,7 @@ def keras():
 
 @pytest.fixture(scope="module")
 def build(keras):
-    from fleet.engines.models import build_model
+    from fleet.engines.keras.models import build_model
     return build_model
 
 
