@@ -68,6 +68,23 @@ class _FailsAt:
             raise self.error
 
 
+class _Gated:
+    """A millisecond a sample, and after so many samples of a rank 50, until a file is there."""
+
+    def __init__(self, quick, gate):
+        self._left, self._gate = quick, Path(gate)
+
+    def __call__(self, index):
+        self._left -= 1
+        time.sleep(0.05 if self._left < 0 and not self._gate.exists() else 0.001)
+
+
+def gated(path):
+    """Numbered samples of which a rank reads some, and hardly more until a file is there: COUNT:QUICK:FILE."""
+    count, quick, gate = path.split(":")
+    return Numbered(int(count), seed=1, before=_Gated(int(quick), gate)), Numbered(20, seed=2)
+
+
 def raising(path):
     """A source with a bug, which has nothing to do with any one sample."""
     return Numbered(int(path), seed=1, before=_FailsAt(int(path) - 1, RuntimeError("the source has a bug"))), \

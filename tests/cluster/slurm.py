@@ -5,6 +5,9 @@ shared memory. The servers keep their files in one scratch folder, take ports th
 the loopback address alone, and authenticate with a munged and a key of their own: so they meet no other
 Slurm of this machine. Which processes are ours is never guessed: servers are children of this process,
 and what they start has our configuration in its environment.
+
+The machine may be slow: nothing here, and nothing in Slurm, takes a server or a job for dead because it did not answer
+for some seconds. A node that dies is killed, and Slurm is told so.
 """
 
 import contextlib
@@ -30,9 +33,12 @@ _OTHERS = ("OMPI_", "PMIX_", "PRTE_", "SLURM_", "SBATCH_")  # variables of an MP
 # (The daemons of mpirun cannot: their own channel refuses that device.)
 _MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_btl_tcp_if_include": "lo",
         "UCX_NET_DEVICES": "lo"}
+_PATIENCE_S = 600  # nothing takes so long, even on a machine with much else to do
 _LIVE = {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "STAGE_OUT"}
 
-# CPUs are made up (config_overrides): three ranks fit on a node, whatever cores this machine has.
+# CPUs are made up (config_overrides): three ranks fit on a node, whatever cores this machine has. Servers that answer
+# late are waited for (the timeouts), and a job that may start is started at once (the intervals). A job that was put
+# back into the queue waits for as long as its credential lives.
 _CONFIGURATION = """\
 ClusterName=fleet
 SlurmctldHost=localhost
@@ -40,7 +46,7 @@ SlurmctldPort={ports[0]}
 SlurmUser=root
 CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket,cred_expire=10
+AuthInfo=socket={folder}/munge.socket,cred_expire=20
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 ReturnToService=2
@@ -53,13 +59,18 @@ SlurmdLogFile={folder}/slurmd.%n.log
 SlurmdParameters=config_overrides
 SwitchType=switch/none
 SchedulerType=sched/backfill
+SchedulerParameters=bf_interval=2,sched_interval=2
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/none
 MailProg=/bin/true
 MpiDefault=none
-SlurmdTimeout=10
+SlurmdTimeout=600
+MessageTimeout=60
+TCPTimeout=30
+BatchStartTimeout=300
+UnkillableStepTimeout=300
 KillWait=5
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
@@ -105,15 +116,18 @@ class Slurm:
         """Slurm's word for how far a job is, such as PENDING, RUNNING or COMPLETED."""
         return re.search(r"JobState=(\w+)", self._ask("scontrol", "--oneliner", "show", "job", job))[1]
 
+    def nodes_of(self, job):
+        """The nodes that a job has, or had; its script runs on the first."""
+        listed = re.search(r" NodeList=(\S+)", self._ask("scontrol", "--oneliner", "show", "job", job))[1]
+        return self._ask("scontrol", "show", "hostnames", listed).split()
+
     def output(self, job):
         """What a job has printed so far."""
-        path = self.folder / f"{job}.out"
-        return path.read_text(errors="replace") if path.exists() else ""
+        return _tail(self.folder / f"{job}.out")
 
-    def wait_for(self, job, timeout=120):
+    def wait_for(self, job):
         """Wait for the end of a job; the test fails when it does not come."""
-        _until(lambda: self.state(job) not in _LIVE, timeout,
-               lambda: f"job {job} is {self.state(job)}; it printed:\n{self.output(job)[-5000:]}")
+        self.wait_until(f"job {job} has ended", lambda: self.state(job) not in _LIVE)
         return Ended(self.state(job), self.output(job))
 
     def cancel(self, job):
@@ -121,15 +135,44 @@ class Slurm:
         self._ask("scancel", job)
         self.wait_for(job)
 
+    # ---- waiting ----
+
+    def wait_until(self, what, condition, report=lambda: "", seconds=_PATIENCE_S):
+        """Wait for something; the test fails when it does not come, with all that the cluster says.
+
+        Args:
+            what: in words.
+            report: what else there is to say.
+        """
+        if not _is_reached(condition, seconds):
+            pytest.fail(f"after {seconds} s it is not so that {what}\n{report()}\n{self.report()}")
+
+    def report(self):
+        """The queue, the nodes, and the ends of all logs."""
+        commands = (("squeue", "--format=%i %T %r %N %S %j"), ("sinfo", "--Node", "--format=%N %T %E"))
+        return "\n".join([*(f"---- {command[0]}\n{self._try(*command)}" for command in commands),
+                          *(f"---- {path.name}\n{_tail(path)}" for path in sorted(self.folder.glob("*.out")))])
+
     # ---- nodes ----
+
+    def clean(self):
+        """Make it as it was at first, whatever a test has left: no jobs, and four idle nodes."""
+        self.wait_until("no job is left", self._is_empty)
+        for node in NODES:
+            if node not in self._servers:
+                self._start_node(node)
+        self.wait_until("all nodes are idle", self._is_idle)
 
     def node_states(self):
         """Node -> Slurm's word for it, such as idle, mixed or down; with a star where it does not answer."""
-        lines = self._ask("sinfo", "--noheader", "--Node", "--partition=low", "--format=%N %T").splitlines()
+        lines = self._try("sinfo", "--noheader", "--Node", "--partition=low", "--format=%N %T").splitlines()
         return dict(line.split() for line in lines)
 
     def take_down(self, node):
-        """A node dies: its slurmd, all that runs there, and its memory; returns once Slurm has noticed."""
+        """A node dies: its slurmd, all that runs there, and its memory; :meth:`clean` brings it back.
+
+        Slurm would find that out in its own time; it is told.
+        """
         self._servers[node].kill()
         self._servers.pop(node).wait()
         ranks = self._processes(node)
@@ -138,12 +181,8 @@ class Slurm:
             _kill(pid)
         for file in files:  # a real node's would be gone
             Path(file).unlink(missing_ok=True)
-        _until(lambda: self.node_states()[node].startswith("down"), 60, lambda: f"still {self.node_states()}")
-
-    def bring_back(self, node):
-        """A dead node is there again; returns once Slurm would give it to a job."""
-        self._start_node(node)
-        _until(lambda: self.node_states()[node] == "idle", 60, lambda: f"still {self.node_states()}")
+        self._ask("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=died")
+        self.wait_until(f"node {node} is down", lambda: self.node_states().get(node, "").startswith("down"))
 
     # ---- servers ----
 
@@ -158,22 +197,21 @@ class Slurm:
         self._start("munged", "munged", "--foreground", "--force", f"--key-file={key}",
                     *(f"--{kind}={self.folder}/munge.{kind.split('-')[0]}"
                       for kind in ("socket", "pid-file", "log-file", "seed-file")))
-        _until((self.folder / "munge.socket").exists, 20, lambda: self._log("munged"))
+        self.wait_until("munged listens", (self.folder / "munge.socket").exists)
         self._start("slurmctld", "slurmctld", "-D", "-f", str(self.configuration))
         for node in NODES:
             self._start_node(node)
-        _until(self._is_idle, 60, lambda: f"{self.node_states()}\n{self._log('slurmctld')}")
+        self.wait_until("all nodes are idle", self._is_idle)
 
     def stop(self):
         """End all jobs, then the servers, then whatever is left of either."""
         if "slurmctld" in self._servers:
             with contextlib.suppress(subprocess.TimeoutExpired):  # the servers end even where they do not answer
-                self._try("scancel", "--me")
-                _try_until(lambda: not self._try("squeue", "--noheader"), 20)
+                _is_reached(self._is_empty, 60)
         for server in reversed(self._servers.values()):
             server.terminate()
             try:
-                server.wait(10)
+                server.wait(60)
             except subprocess.TimeoutExpired:
                 server.kill()
                 server.wait()
@@ -191,13 +229,21 @@ class Slurm:
                                                    stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                                    start_new_session=True)
 
-    def _is_idle(self):
-        for name, server in self._servers.items():
-            assert server.poll() is None, f"{name} ended:\n{self._log(name)}"
-        return self._try("sinfo", "--noheader", "--Node", "--partition=low", "--format=%T").split() == ["idle"] * 4
+    def _is_empty(self):
+        """Whether no job is left; a job may be put back into the queue while it is cancelled, so it is done again."""
+        self._try("scancel", "--me")
+        listed = self._run(("squeue", "--noheader"))
+        return listed.returncode == 0 and not listed.stdout.strip()
 
-    def _log(self, name):
-        return (self.folder / f"{name}.out").read_text(errors="replace")[-3000:]
+    def _is_idle(self):
+        """Whether all nodes could be given to a job; those that Slurm would not use are resumed."""
+        for name, server in self._servers.items():
+            assert server.poll() is None, f"{name} ended:\n{_tail(self.folder / f'{name}.out')}"
+        states = self.node_states()
+        for node, state in states.items():
+            if state.startswith(("down", "drain", "fail")):
+                self._try("scontrol", "update", f"NodeName={node}", "State=RESUME")
+        return list(states.values()) == ["idle"] * len(NODES)
 
     def _processes(self, node=None):
         """What the servers have started, on one node or on all: it has our configuration in its environment."""
@@ -221,7 +267,7 @@ class Slurm:
 
     def _run(self, command, text=None, variables=None):
         return subprocess.run([_find(command[0]), *command[1:]], env={**self.environment, **(variables or {})},
-                              input=text, text=True, capture_output=True, timeout=60, check=False)
+                              input=text, text=True, capture_output=True, timeout=200, check=False)
 
 
 def environments():
@@ -263,12 +309,11 @@ def _kill(pid):
         os.kill(pid, signal.SIGKILL)
 
 
-def _until(condition, seconds, report):
-    if not _try_until(condition, seconds):
-        pytest.fail(f"after {seconds} s: {report()}")
+def _tail(path):
+    return path.read_text(errors="replace")[-5000:] if path.exists() else ""
 
 
-def _try_until(condition, seconds):
+def _is_reached(condition, seconds):
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -306,8 +351,9 @@ def _install():
     if _find("apt-get") is None:
         pytest.skip(f"{', '.join(_missing())} not found, and there is no apt-get to install {' and '.join(_PACKAGES)}")
     for command in (["update"], ["install", "-y", "--no-install-recommends", *_PACKAGES]):
-        done = subprocess.run(["apt-get", "-qq", *command], env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
-                              stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600, check=False)
+        done = subprocess.run(["apt-get", "-qq", "-o", "DPkg::Lock::Timeout=300", *command],  # another may be at work
+                              env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"}, stdin=subprocess.DEVNULL,
+                              capture_output=True, text=True, timeout=900, check=False)
     if _missing():
         pytest.skip(f"apt-get could not install {' and '.join(_PACKAGES)}: {done.stderr.strip()[-300:]}")
 

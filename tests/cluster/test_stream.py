@@ -34,20 +34,27 @@ def content(folder, data):
 
 
 @pytest.fixture(scope="module")
-def run(slurm, folder, content):
-    """The job, done."""
+def job(slurm, folder, content):
+    """The job, done; its number."""
+    slurm.clean()
     launcher = Launcher(folder)
     for name in ("records", "memory"):
         (folder / name).mkdir()
     command = [*mpirun(RANKS), "-m", "tests.cluster.noting_memory", str(launcher.write(content))]
-    job = slurm.submit(
+    number = slurm.submit(
         f"#!/bin/sh\ncd {shlex.quote(str(ROOT))} && exec {shlex.join(command)}\n",
         f"--nodes={NODES}", f"--ntasks-per-node={RANKS // NODES}",
         FLEET_TEST_RECORDS=str(folder / "records"), FLEET_TEST_MEMORY=str(folder / "memory"),
         XDG_CACHE_HOME=str(folder / "cache"))  # where rates are kept
-    ended = slurm.wait_for(job)
+    ended = slurm.wait_for(number)
     assert ended.state == "COMPLETED", ended.output
-    return Launch(0, ended.output, 0.0, RunPaths(Path(content["output"])))
+    return number
+
+
+@pytest.fixture(scope="module")
+def run(slurm, job, content):
+    """What came of it."""
+    return Launch(0, slurm.output(job), 0.0, RunPaths(Path(content["output"])))
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +63,10 @@ def notes(run, folder):
     return [json.loads((folder / "memory" / f"{rank}.json").read_text()) for rank in range(RANKS)]
 
 
-def test_the_nodes_of_one_machine_are_told_apart(run, notes):
+def test_the_nodes_of_one_machine_are_told_apart(slurm, job, run, notes):
     assert run.events("start")[0]["nodes"] == NODES
-    assert [note["node"] for note in notes] == ["n1"] * 3 + ["n2"] * 3
+    first, second = slurm.nodes_of(job)
+    assert [note["node"] for note in notes] == [first] * 3 + [second] * 3
 
 
 def test_each_node_holds_one_copy_of_the_samples(notes, data):
