@@ -21,8 +21,8 @@ from fleet.comm.base import World
 from fleet.comm.messages import NO_LIMIT, Exit, Produce, Ready, Tag
 from fleet.comm.roles import Roles, assign
 from fleet.runtime.preprocessor import Preprocessor
-from fleet.stream.filler import NodeMemory
 from fleet.stream.layout import plan_layout
+from fleet.stream.memory import NodeMemory
 from fleet.stream.order import Epoch, StrictOrder
 from fleet.stream.reader import SharedStream
 from fleet.stream.window import Window

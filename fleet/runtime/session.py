@@ -16,8 +16,8 @@ from fleet.runtime.preprocessor import Preprocessor
 from fleet.runtime.trainer import Sources, Trainer
 from fleet.stream.base import Stream
 from fleet.stream.failover import OutlivingStream, OutlivingValidation
-from fleet.stream.filler import NodeMemory
 from fleet.stream.layout import chunk_size
+from fleet.stream.memory import NodeMemory
 from fleet.stream.order import RingOrder
 from fleet.stream.own import FromKept, FromSource, OwnStream
 from fleet.stream.reader import RingStream, SharedStream
@@ -108,9 +108,7 @@ class Session:
                                                                 f"{name}-validation", create))
             self._world.gather(None)  # the leader first, then all others
         if leads:
-            for shared in (self._shared.window, self._shared.kept, self._shared.validation):
-                if shared is not None:
-                    shared.segment.unlink()
+            self._shared.unlink()
 
     def _preprocessor(self) -> Preprocessor:
         training = self._prepared.training()

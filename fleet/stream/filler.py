@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -22,21 +21,6 @@ _SAMPLES_A_STEP = 8  # some milliseconds of work: what the coordinator on rank 0
 
 
 _TELL_EVERY_S = 0.002
-
-
-@dataclass(frozen=True)
-class NodeMemory:
-    """What the ranks of a node share.
-
-    Attributes:
-        window: of training samples that come and go, in an order; or
-        kept: all training samples, up to the first random transform, in the order of epoch 0.
-        validation: all validation samples.
-    """
-
-    window: Window | None = None
-    kept: SampleSet | None = None
-    validation: SampleSet | None = None
 
 
 class WindowFiller:

@@ -1,29 +1,8 @@
-"""Shared memory: one copy of the preprocessed samples on each node.
+"""How the stream is cut into chunks, and how many of them a window holds (pure).
 
-The stream is a sequence of *chunks*. Epoch ``e`` of the stream is the training set in an order of its
-own, cut into ``C`` chunks of equally many samples (the last may be short); chunk ``c`` of epoch ``e``
-has the number ``s = e * C + c``. A :class:`Window` holds the most recent chunks in a ring of slots,
-chunk ``s`` in slot ``s % slots``, as one contiguous array of samples: a batch that spans chunks is
-still one view, unless the ring wraps inside it.
-
-Ranks agree through a few 64-bit words in the segment, each with one writer:
-
-- ``stamps[slot] = s + 1``: chunk ``s`` is complete there; written by whoever filled it.
-- ``cursors[reader]``: the first chunk that a reader still needs; infinity while it reads nothing.
-  A slot is filled again only when all cursors have passed what it held. Chunks follow each other in a
-  slot in order of their numbers, also those that nobody needs: a slow preprocessor that comes late with
-  an old one must not put it over a new one.
-- ``demand``: how far the readers of other nodes are; written by the node's leader.
-
-A *ring* (see :mod:`fleet.stream.order`) is a window from which readers take chunks in orders of their own. There a
-cursor is the one chunk that a reader reads, or else how far it would like the ring to turn; and any slot that no
-cursor is on may be filled with any chunk, so that a slow reader stops nobody. Which one, the node's leader decides:
-
-- ``assigned[slot] = s + 1``: chunk ``s`` is there, or is being written.
-- ``assigned_until``: one past the last chunk that was given a slot.
-
-The file is unlinked as soon as all ranks of the node have mapped it. So nothing is left behind however
-the run ends, while the memory lives as long as any rank does: it survives a dead one.
+The stream is a sequence of *chunks*. Epoch ``e`` of the stream is the training set in an order of its own, cut into
+``C`` chunks of equally many samples (the last may be short); chunk ``c`` of epoch ``e`` has the number
+``s = e * C + c``.
 """
 
 from __future__ import annotations
@@ -39,7 +18,7 @@ from preprocess.sample import ImageSpec
 
 @dataclass(frozen=True)
 class Layout:
-    """The shape of a stream: everything that ranks must agree on before the first sample.
+    """What a stream is cut into, and what a window of it holds: what ranks agree on before the first sample.
 
     Attributes:
         image: what one sample is.

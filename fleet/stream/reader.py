@@ -1,11 +1,8 @@
-"""What trainers iterate: batches of an epoch of the stream, each rank its own rows.
+"""Trainers that read the node's window, each rank its own rows of every batch.
 
-Streams have one interface. :class:`SharedStream` reads the node's window, which preprocessors fill, in the
-order of the stream; :class:`RingStream` reads it too, at the group's own pace, in an order of its own.
-:class:`OwnStream` finishes samples itself, in a thread: from the decoded ones that the node keeps, or from the
-source: for a launch of one rank, for the policy `baseline`, and for a network that finishes an epoch which
-the shared stream has left behind. All give the same samples, bit for bit, for what a sample looks like depends
-on the seed, the production and its index alone.
+:class:`SharedStream` reads it in the order of the stream, :class:`RingStream` at the group's own pace, in an order of
+its own. (:mod:`fleet.stream.own` has the stream of trainers that prepare their samples themselves.) All give the
+same samples, bit for bit, since what a sample looks like depends on the seed, the production and its index alone.
 """
 
 from __future__ import annotations
@@ -22,8 +19,9 @@ from fleet.comm.base import World
 from fleet.errors import InfrastructureError
 from fleet.stream.base import Batch, Members, split_rows
 from fleet.stream.order import Epoch, RingOrder
+from fleet.stream.segment import fence
 from fleet.stream.stall import WriterLost, await_written
-from fleet.stream.window import NOT_READING, Window, fence
+from fleet.stream.window import NOT_READING, Window
 
 T = TypeVar("T")
 
@@ -69,6 +67,12 @@ class SharedStream:
         self._window.need(self._reader, sequence)
 
     def _rows(self, epoch: int, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
+        """Positions ``first`` to ``last`` of an epoch, once they are there.
+
+        Returns:
+            Images (last - first, height, width, channels) and labels (last - first,): views of the window, or copies
+            where its ring wraps between them.
+        """
         window, layout = self._window, self._window.layout
         if first == last:
             return window.images[:0], window.labels[:0]
@@ -212,9 +216,3 @@ def _joined(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray,
     if len(parts) == 1:
         return parts[0]
     return np.concatenate([images for images, _ in parts]), np.concatenate([labels for _, labels in parts])
-
-
-# ---- samples that a trainer prepares, or finishes, itself ----------------------------------------
-
-
-# ---- validation --------------------------------------------------------------------------------

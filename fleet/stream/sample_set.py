@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fleet.stream.window import Segment, _aligned, fence
+from fleet.stream.segment import Segment, aligned, fence
 from preprocess.sample import ImageSpec
 
 
@@ -15,13 +15,17 @@ class SampleSet:
         image: what one sample is.
         samples: how many.
         chunk: how many a preprocessor takes at a time.
+
+    Attributes:
+        images: (samples, height, width, channels), of the image's type.
+        labels: (samples,) int64; -1 marks a sample that could not be used.
     """
 
     def __init__(self, image: ImageSpec, samples: int, chunk: int, name: str, create: bool) -> None:
         self.samples, self.chunk = samples, chunk
         self.chunks = -(-samples // chunk)
-        labels_at = _aligned(8 * self.chunks)
-        images_at = labels_at + _aligned(8 * samples)
+        labels_at = aligned(8 * self.chunks)
+        images_at = labels_at + aligned(8 * samples)
         self.segment = Segment(name, images_at + max(1, samples * image.nbytes), create)
         memory = self.segment.memory
         self._ready = np.frombuffer(memory, np.int64, self.chunks)

@@ -1,79 +1,34 @@
-"""The window: one copy of the preprocessed samples that a node holds; see :mod:`fleet.stream.layout`."""
+"""The window: one copy of the latest preprocessed samples on each node, which preprocessors write and trainers read.
+
+A :class:`Window` holds the most recent chunks of the stream (:mod:`fleet.stream.layout`) in a ring of slots in shared
+memory, chunk ``s`` in slot ``s % slots``, as one contiguous array of samples: a batch that spans chunks is still one
+view, unless the ring wraps inside it.
+
+Ranks agree through a few 64-bit words in the segment, each with one writer:
+
+- ``stamps[slot] = s + 1``: chunk ``s`` is complete there; written by the rank that filled it.
+- ``cursors[reader]``: the first chunk that a reader still needs; infinity while it reads nothing.
+  A slot is filled again only when all cursors have passed what it held. Chunks follow each other in a
+  slot in order of their numbers, also those that nobody needs: a slow preprocessor that comes late with
+  an old one must not put it over a new one.
+- ``demand``: how far the readers of other nodes are; written by the node's leader.
+
+A *ring* (see :mod:`fleet.stream.order`) is a window from which readers take chunks in orders of their own. There a
+cursor is the one chunk that a reader reads, or else how far it would like the ring to turn; and any slot that no
+cursor is on may be filled with any chunk, so that a slow reader stops nobody. Which one, the node's leader decides:
+
+- ``assigned[slot] = s + 1``: chunk ``s`` is there, or is being written.
+- ``assigned_until``: one past the last chunk that was given a slot.
+"""
 
 from __future__ import annotations
 
-import mmap
-import os
-import threading
-from pathlib import Path
-
 import numpy as np
 
-from fleet.errors import InfrastructureError
 from fleet.stream.layout import Layout
-from fleet.units import format_size
+from fleet.stream.segment import Segment, aligned, fence
 
 NOT_READING = np.iinfo(np.int64).max
-
-
-_PAGE = 4096
-
-
-_FOLDER = Path("/dev/shm")
-
-
-def fence() -> None:
-    """Order memory accesses: what came before is seen before what comes after.
-
-    Python has no memory barrier of its own, but taking and giving back a lock is one on every
-    processor that we know, POWER and ARM included, where plain stores may be seen out of order.
-    """
-    with threading.Lock():
-        pass
-
-
-class Segment:
-    """A named piece of memory that the ranks of one node share.
-
-    Args:
-        name: of the file in /dev/shm.
-        size: in bytes.
-        create: whether this rank makes it; the others map what is there.
-
-    Raises:
-        InfrastructureError: there is not enough shared memory, or the file is not there.
-    """
-
-    def __init__(self, name: str, size: int, create: bool) -> None:
-        self._path = _FOLDER / name
-        flags = os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0)
-        try:
-            if create:
-                self._path.unlink(missing_ok=True)  # of a run that was killed before it could unlink
-            descriptor = os.open(self._path, flags, 0o600)
-        except OSError as error:
-            raise InfrastructureError(f"shared memory {self._path}: {error.strerror}") from error
-        try:
-            if create:
-                # Reserve every page now: running out later would be a SIGBUS, which nobody can explain.
-                os.posix_fallocate(descriptor, 0, size)
-            self.memory = mmap.mmap(descriptor, size)
-        except OSError as error:
-            self._path.unlink(missing_ok=True)
-            free = os.statvfs(_FOLDER)
-            raise InfrastructureError(
-                f"{format_size(size)} of shared memory are wanted and {format_size(free.f_bavail * free.f_frsize)} "
-                f"are free in {_FOLDER}: lower data.window") from error
-        finally:
-            os.close(descriptor)
-
-    def unlink(self) -> None:
-        """Take the name away; the memory lives on while it is mapped."""
-        self._path.unlink(missing_ok=True)
-
-
-def _aligned(count: int) -> int:
-    return -(-count // _PAGE) * _PAGE
 
 
 class Window:
@@ -83,18 +38,28 @@ class Window:
         name: of the segment.
         create: whether this rank makes it.
         is_relayed: whether chunks go to other nodes; until the relay begins, it needs all of them.
+
+    Attributes:
+        images: (slots * chunk, height, width, channels), of the layout's type; slot ``i`` is the rows from
+            ``i * chunk`` on.
+        labels: (slots * chunk,) int64; -1 marks a sample that could not be used.
+        cursors: (readers + 1,) int64, one for each reader; the last one is the relay's, see
+            :mod:`fleet.stream.relay`. ``NOT_READING`` stands for infinity.
+        stamps: (slots,) int64, 0 where a slot holds no complete chunk.
+        assigned: (slots,) int64, 0 where a slot was given to no chunk.
+        demand, assigned_until: (1,) int64.
     """
 
     def __init__(self, layout: Layout, name: str, create: bool, is_relayed: bool = False) -> None:
         self.layout = layout
         cursors, rows = layout.readers + 1, layout.slots * layout.chunk
         words = cursors + 2 + 2 * layout.slots
-        labels_at = _aligned(8 * words)
-        images_at = labels_at + _aligned(8 * rows)
+        labels_at = aligned(8 * words)
+        images_at = labels_at + aligned(8 * rows)
         self.segment = Segment(name, images_at + layout.window_bytes, create)
         memory = self.segment.memory
         header = np.frombuffer(memory, np.int64, words)
-        self.cursors = header[:cursors]  # the last one is the relay's, see fleet/stream/relay.py
+        self.cursors = header[:cursors]
         self.demand = header[cursors:cursors + 1]
         self.assigned_until = header[cursors + 1:cursors + 2]
         self.stamps = header[cursors + 2:cursors + 2 + layout.slots]

@@ -124,6 +124,18 @@ def test_a_bad_sample_leaves_black_and_no_label_and_is_named():
     assert np.array_equal(images[[0, 2]], np.stack([IMAGES[3], IMAGES[1]]))
 
 
+def test_a_source_that_ends_before_it_said_is_a_clear_error():
+    class Short(Memory):
+        def read(self, index):
+            if index > 20:
+                raise IndexError("no such record")
+            return super().read(index)
+
+    broken = Pipeline(Short([IMAGES[0]] * 30), [], 7, pipeline(transforms=[]).sample)
+    with pytest.raises(InputError, match="says that it has 30 samples, and has none at 2"):
+        broken.load(range(30), 0, *broken.empty(30))
+
+
 def test_a_file_that_cannot_be_decoded_is_a_bad_sample():
     files = [encode(image) for image in IMAGES]
     files[5] = files[5][:60]

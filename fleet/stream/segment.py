@@ -1,0 +1,73 @@
+"""Memory that the ranks of one node share: a file in /dev/shm, mapped by all of them.
+
+The file is unlinked as soon as all ranks of the node have mapped it. So nothing is left behind however the run
+ends, while the memory lives as long as any rank does: it survives a dead one.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from pathlib import Path
+
+from fleet.errors import InfrastructureError
+from fleet.units import format_size
+
+_PAGE = 4096
+_FOLDER = Path("/dev/shm")
+
+
+def fence() -> None:
+    """Order memory accesses: what came before is seen before what comes after.
+
+    Python has no memory barrier of its own, but taking and giving back a lock is one on every
+    processor that we know, POWER and ARM included, where plain stores may be seen out of order.
+    """
+    with threading.Lock():
+        pass
+
+
+class Segment:
+    """A named piece of memory that the ranks of one node share.
+
+    Args:
+        name: of the file in /dev/shm.
+        size: in bytes.
+        create: whether this rank makes it; the others map what is there.
+
+    Raises:
+        InfrastructureError: there is not enough shared memory, or the file is not there.
+    """
+
+    def __init__(self, name: str, size: int, create: bool) -> None:
+        self._path = _FOLDER / name
+        flags = os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0)
+        try:
+            if create:
+                self._path.unlink(missing_ok=True)  # of a run that was killed before it could unlink
+            descriptor = os.open(self._path, flags, 0o600)
+        except OSError as error:
+            raise InfrastructureError(f"shared memory {self._path}: {error.strerror}") from error
+        try:
+            if create:
+                # Reserve every page now: running out later would be a SIGBUS, which nobody can explain.
+                os.posix_fallocate(descriptor, 0, size)
+            self.memory = mmap.mmap(descriptor, size)
+        except OSError as error:
+            self._path.unlink(missing_ok=True)
+            free = os.statvfs(_FOLDER)
+            raise InfrastructureError(
+                f"{format_size(size)} of shared memory are wanted and {format_size(free.f_bavail * free.f_frsize)} "
+                f"are free in {_FOLDER}: lower data.window") from error
+        finally:
+            os.close(descriptor)
+
+    def unlink(self) -> None:
+        """Take the name away; the memory lives on while it is mapped."""
+        self._path.unlink(missing_ok=True)
+
+
+def aligned(count: int) -> int:
+    """So many bytes, rounded up to whole pages."""
+    return -(-count // _PAGE) * _PAGE

@@ -1,0 +1,74 @@
+"""What the tests of streams have in common: made-up samples, memory without a name, a launch of one rank."""
+
+import itertools
+import os
+
+from fleet.stream.layout import Layout
+from fleet.stream.order import StrictOrder
+from fleet.stream.own import FromSource, OwnStream
+from fleet.stream.sample_set import SampleSet
+from fleet.stream.window import Window
+from preprocess.pipeline import Pipeline
+from preprocess.sample import ImageSpec
+from preprocess.transforms import parse_transforms
+from tests.fleet.one_process import Launch
+from tests.sources import Numbered
+
+SEED = 3
+GREY, COLOUR = ImageSpec((4, 4, 1), "uint8"), ImageSpec((32, 32, 3), "uint8")
+LAYOUT = Layout(ImageSpec((2, 3, 1), "float32"), samples=10, chunk=4, slots=3, lookahead=9, readers=2)
+
+
+def pipeline(samples):
+    """Samples that are different in every epoch."""
+    return Pipeline.probed(Numbered(samples, seed=1), parse_transforms(["tests.sources:noise"]), SEED)
+
+
+def expected(alone, whole, first, last):
+    """What rows of an epoch hold, prepared by one rank alone."""
+    images, labels = alone.empty(last - first)
+    for row in range(first, last):
+        place = slice(row - first, row - first + 1)
+        alone.load([whole.indices[row]], int(whole.productions[row]), images[place], labels[place])
+    return images, labels
+
+
+_count = itertools.count()
+
+
+def new_name():
+    """Of a segment that no other test has."""
+    return f"fleet-test-{os.getpid()}-{next(_count)}"
+
+
+def window_of(layout, is_relayed=False):
+    window = Window(layout, new_name(), create=True, is_relayed=is_relayed)
+    window.segment.unlink()
+    return window
+
+
+def set_of(samples, chunk):
+    """Room for samples that stay."""
+    made = SampleSet(GREY, samples, chunk, new_name(), create=True)
+    made.segment.unlink()
+    return made
+
+
+class Alone:
+    """The members of a group of one."""
+
+    rank, size = 0, 1
+
+    def from_master(self, value):
+        return value
+
+
+def alone_in_the_world(function):
+    """Run something on a launch of one rank."""
+    results = []
+    Launch(1, seed=0).run(lambda world: results.append(function(world)))
+    return results[0]
+
+
+def own_stream(alone, world, on_bad):
+    return OwnStream(FromSource(alone), StrictOrder(alone, alone.samples), world, on_bad)

@@ -1,0 +1,240 @@
+"""The whole stream, preprocessors, relays and readers, in every order in which ranks may run."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleet.comm.messages import NO_LIMIT, Exit, Produce, Tag
+from fleet.comm.roles import assign
+from fleet.runtime.preprocessor import Preprocessor
+from fleet.stream.base import split_rows
+from fleet.stream.layout import Layout
+from fleet.stream.memory import NodeMemory
+from fleet.stream.order import Epoch, RingOrder, StrictOrder
+from fleet.stream.own import FromKept, OwnStream
+from fleet.stream.reader import RingStream, SharedStream
+from preprocess.pipeline import Pipeline
+from preprocess.transforms import parse_transforms
+from tests.fleet.one_process import Launch
+from tests.fleet.stream.streams import GREY, SEED, Alone, expected, pipeline, set_of, window_of
+from tests.sources import Numbered
+
+
+@dataclass(frozen=True)
+class Group:
+    """A training group: on which trainers, from which epoch on, for how many, with which batches."""
+
+    trainers: tuple
+    first: int
+    epochs: int
+    batch: int
+
+
+@st.composite
+def streams(draw):
+    """Ranks on one or two nodes, and groups that join and leave."""
+    nodes = draw(st.integers(1, 2))
+    on_each = draw(st.integers(2, 4))
+    node_of = tuple(node for node in range(nodes) for _ in range(on_each))
+    roles = assign(node_of, draw(st.integers(nodes, nodes * (on_each - 1))), None)
+    samples = draw(st.integers(1, 40))
+    chunk = draw(st.integers(1, min(samples, 7)))
+    free, groups = list(range(len(roles.trainers))), []
+    while free:
+        size = draw(st.integers(1, len(free)))
+        groups.append(Group(tuple(free[:size]), draw(st.integers(0, 2)), draw(st.integers(1, 3)),
+                            draw(st.integers(1, samples))))
+        del free[:size]
+    if draw(st.booleans()):
+        layout = Layout(GREY, samples, chunk, draw(st.integers(3, 9)), draw(st.integers(2, 5)),
+                        roles.gpus_per_node, is_ring=True)
+    else:
+        touched = max(-(-(group.batch - 1) // chunk) + 1 for group in groups)
+        layout = Layout(GREY, samples, chunk, touched + draw(st.integers(1, 6)),
+                        touched + draw(st.integers(0, 3)), roles.gpus_per_node)
+    return roles, layout, groups
+
+
+def order_of(layout, alone):
+    return RingOrder(alone, layout.chunk, SEED) if layout.is_ring else StrictOrder(alone, layout.chunk)
+
+
+class Granter:
+    """The coordinator's part: lets the stream run ahead, and holds it for groups that are still to join."""
+
+    def __init__(self, world, roles, layout, groups):
+        self._world, self._roles, self._layout, self._groups = world, roles, layout, groups
+        self._joined, self._left = set(), set()
+        self._granted = min(group.first for group in groups)
+        self._told = None
+
+    def step(self):
+        message = self._world.hear(Tag.COORDINATOR)
+        if isinstance(message, tuple) and message[0] in ("joined", "epoch", "left"):
+            kind, group, epoch = message
+            {"joined": self._joined, "left": self._left, "epoch": set()}[kind].add(group)
+            self._granted = max(self._granted, epoch)
+        joining = [group.first for place, group in enumerate(self._groups) if place not in self._joined]
+        limit = hold = NO_LIMIT
+        if not self._layout.is_ring:
+            limit = (self._granted + 2) * self._layout.chunks
+            hold = min([*joining, self._granted + 1]) * self._layout.chunks
+        order = Produce(limit, hold, first=0, turns=self._roles.preprocessors)
+        if len(self._left) == len(self._groups):
+            order = Exit()
+        if order != self._told:
+            self._told = order
+            for rank in self._roles.preprocessors:
+                self._world.tell(rank, Tag.PREPROCESSOR, order)
+        return message is not None
+
+
+def read(world, roles, layout, window, group, place, alone, seen):
+    """A trainer's part: join, read its rows of some epochs, leave; every row is looked at twice."""
+    node = roles.node_of[world.rank]
+    mates = [rank for rank in roles.trainers if roles.node_of[rank] == node]
+    order = order_of(layout, alone)
+    stream = (RingStream(window, mates.index(world.rank), world, order) if layout.is_ring
+              else SharedStream(window, mates.index(world.rank), world))
+    rank = group.trainers.index(roles.trainers.index(world.rank))
+    stream.join(group.first)
+    ranks = [roles.trainers[trainer] for trainer in group.trainers]
+    members = world.group(ranks, place)
+    members.exchange(None)
+    taken = set()
+    if rank == 0:
+        world.tell(0, Tag.COORDINATOR, ("joined", place, group.first))
+    for epoch in range(group.first, group.first + group.epochs):
+        if rank == 0:
+            world.tell(0, Tag.COORDINATOR, ("epoch", place, epoch))
+        for batch in stream.batches(Epoch(epoch), 0, group.batch, members, frozenset(taken)):
+            first = batch.position - batch.size
+            rows = split_rows(first, batch.position, rank, len(ranks))
+            images, labels = expected(alone, order.itinerary(batch.epoch), *rows)
+            for _ in range(3):  # others run in between, and must not touch what is being read
+                np.testing.assert_array_equal(batch.images, images)
+                np.testing.assert_array_equal(batch.labels, labels)
+                world.pause(worked=True)
+            seen.append((place, epoch, *rows))
+            assert batch.is_last == (batch.position == layout.samples)
+        assert not taken & set(batch.epoch.path)  # never twice from one production
+        taken |= set(batch.epoch.path)
+        if layout.is_ring:
+            whole = order.itinerary(batch.epoch)
+            assert whole.path == batch.epoch.path
+            assert sorted(whole.indices) == list(range(layout.samples))
+    stream.leave()
+    world.group(ranks, place + 1000).exchange(None)
+    if rank == 0:
+        world.tell(0, Tag.COORDINATOR, ("left", place, group.first))
+
+
+@settings(max_examples=60, deadline=None)
+@given(streams(), st.integers(0, 10**6))
+def test_every_group_reads_each_sample_of_its_epochs_once_in_order_bit_by_bit(made, seed):
+    roles, layout, groups = made
+    windows = [window_of(layout, is_relayed=roles.nodes > 1) for _ in range(roles.nodes)]
+    alone, seen = pipeline(layout.samples), []
+
+    def rank_main(world):
+        window = windows[roles.node_of[world.rank]]
+        if world.rank in roles.trainers:
+            trainer = roles.trainers.index(world.rank)
+            place, group = next((place, group) for place, group in enumerate(groups) if trainer in group.trainers)
+            read(world, roles, layout, window, group, place, alone, seen)
+            return
+        granter = Granter(world, roles, layout, groups) if world.rank == 0 else None
+        filled = pipeline(layout.samples)
+        preprocessor = Preprocessor(world, roles, NodeMemory(window), order_of(layout, filled), filled, None)
+        while not preprocessor.is_done:
+            busy = granter is not None and granter.step()
+            world.pause(busy | preprocessor.step())
+        preprocessor.stop()
+
+    assert Launch(len(roles.node_of), seed).run(rank_main)
+    for place, group in enumerate(groups):
+        for epoch in range(group.first, group.first + group.epochs):
+            rows = sorted(part[2:] for part in seen if part[:2] == (place, epoch))
+            assert [row for part in rows for row in range(*part)] == list(range(layout.samples))
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 3), st.integers(1, 2), st.integers(1, 30), st.integers(1, 12), st.booleans(), st.integers(0, 99))
+def test_samples_that_are_kept_are_decoded_once_and_finished_by_whoever_reads_them(
+        trainers, nodes, samples, batch, is_random, seed):
+    node_of = tuple(node for node in range(nodes) for _ in range(1 + trainers))
+    roles = assign(node_of, None, None)
+    decoded, got = [], []
+
+    class Counting(Numbered):
+        def read(self, index):
+            decoded.append(index)
+            return super().read(index)
+
+    transforms = parse_transforms(["tests.sources:noise"] if is_random else [])
+    source = Counting(samples, seed=1)
+    kept = [set_of(samples, 4) for _ in range(nodes)]
+    alone = Pipeline.probed(Numbered(samples, seed=1), transforms, SEED)
+
+    def rank_main(world):
+        mine, prepared = kept[roles.node_of[world.rank]], Pipeline(source, transforms, SEED, alone.sample)
+        if world.rank in roles.trainers:
+            order = StrictOrder(prepared, samples)
+            stream = OwnStream(FromKept(prepared, mine), order, world, pytest.fail)
+            for epoch in (world.rank, world.rank + 1):  # everybody another one
+                for item in stream.batches(Epoch(epoch), 0, batch, Alone()):
+                    got.append((item, order.itinerary(Epoch(epoch))))
+            world.tell(0, Tag.COORDINATOR, "left")
+            return
+        preprocessor = Preprocessor(world, roles, NodeMemory(kept=mine), StrictOrder(alone, samples), prepared, None)
+        left = 0
+        if world.rank == 0:
+            for rank in roles.preprocessors:
+                world.tell(rank, Tag.PREPROCESSOR, Produce(NO_LIMIT, NO_LIMIT, 0, roles.preprocessors))
+        while not preprocessor.is_done:
+            if world.rank == 0 and world.hear(Tag.COORDINATOR):
+                left += 1
+                if left == len(roles.trainers):
+                    for rank in roles.preprocessors:
+                        world.tell(rank, Tag.PREPROCESSOR, Exit())
+            world.pause(preprocessor.step())
+        preprocessor.stop()
+
+    assert Launch(len(node_of), seed).run(rank_main)
+    assert sorted(decoded) == list(range(samples))  # each once, however many nodes and epochs
+    assert len(got) == len(roles.trainers) * 2 * -(-samples // batch)
+    for item, whole in got:
+        images, labels = expected(alone, whole, item.position - item.size, item.position)
+        np.testing.assert_array_equal(item.images, images)
+        np.testing.assert_array_equal(item.labels, labels)
+
+
+def test_a_slow_reader_stops_nobody_who_reads_a_ring():
+    roles = assign((0, 0, 0), 1, None)
+    layout = Layout(GREY, 30, 5, 3, 2, 2, is_ring=True)
+    window, done = window_of(layout), []
+
+    def rank_main(world):
+        alone = pipeline(30)
+        order = order_of(layout, alone)
+        if world.rank == 0:
+            preprocessor = Preprocessor(world, roles, NodeMemory(window), order, alone, None)
+            world.tell(0, Tag.PREPROCESSOR, Produce(NO_LIMIT, NO_LIMIT, 0, (0,)))
+            while len(done) < 2:
+                world.pause(preprocessor.step())
+            return
+        stream, taken = RingStream(window, world.rank - 1, world, order), set()
+        for epoch in range(1 if world.rank == 1 else 5):
+            path = ()
+            for batch in stream.batches(Epoch(epoch), 0, 5, Alone(), frozenset(taken)):
+                path = batch.epoch.path
+                if world.rank == 1:  # holds its first shard until the other has trained five epochs
+                    world.wait(lambda: bool(done) or None)
+            taken |= set(path)
+        done.append(world.rank)
+
+    assert Launch(3, seed=0).run(rank_main)
+    assert done == [2, 1]

@@ -1,0 +1,63 @@
+"""How the stream is cut, and what of it a window holds."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleet.errors import UserError
+from fleet.stream.layout import Layout, plan_layout, plan_ring
+from preprocess.sample import ImageSpec
+from tests.fleet.stream.streams import COLOUR, GREY
+
+layouts = st.builds(
+    lambda samples, chunk, more: Layout(ImageSpec((2, 2, 1), "uint8"), samples, min(chunk, samples), 2 + more, 9, 1),
+    st.integers(1, 40), st.integers(1, 9), st.integers(0, 9))
+
+
+@given(layouts, st.integers(0, 5))
+def test_the_chunks_of_an_epoch_hold_each_position_once(layout, epoch):
+    numbers = range(epoch * layout.chunks, (epoch + 1) * layout.chunks)
+    assert {layout.span(number)[0] for number in numbers} == {epoch}
+    positions = [position for number in numbers for position in range(*layout.span(number)[1:])]
+    assert positions == list(range(layout.samples))
+    for position in positions:
+        assert layout.span(layout.sequence(epoch, position))[1] <= position < layout.span(
+            layout.sequence(epoch, position))[2]
+
+
+@settings(max_examples=300)
+@given(st.integers(1, 3000), st.sampled_from([(2, 2, 1), (32, 32, 3), (224, 224, 3)]), st.integers(1, 400),
+       st.integers(1, 10**9), st.integers(1, 8))
+def test_a_window_that_is_planned_holds_the_largest_batch_and_one_chunk_more_and_is_not_larger_than_said(
+        samples, shape, batch, window, readers):
+    batch = min(batch, samples)
+    try:
+        layout = plan_layout(ImageSpec(shape, "uint8"), samples, window, batch, readers)
+    except UserError as error:
+        message = str(error)
+    else:
+        assert layout.window_bytes <= window
+        spanned = -(-(batch - 1) // layout.chunk) + 1  # chunks that the worst batch touches
+        assert layout.slots >= spanned + 1
+        assert layout.lookahead >= spanned
+        assert 1 <= layout.chunk <= samples
+        return
+    assert "data.window" in message
+    assert " need " in message
+
+
+def test_a_window_that_is_too_small_is_told_the_size_that_would_do():
+    with pytest.raises(UserError, match=r"largest batch \(128 samples of 3.07 kB\) and one chunk ahead need 786 kB"):
+        plan_layout(COLOUR, 10_000, 500_000, 128, 4)
+    assert plan_layout(COLOUR, 10_000, 786_432, 128, 4).slots == 4
+
+
+def test_a_window_is_never_larger_than_two_epochs():
+    layout = plan_layout(GREY, 100, 10**12, 10, 1)
+    assert layout.slots == 2 * layout.chunks
+
+
+def test_a_ring_wants_room_for_three_shards_and_says_what_that_is():
+    assert plan_ring(COLOUR, 1000, 10**6, 50, readers=4).chunk == 20
+    with pytest.raises(UserError, match=r"three shards of 20 samples of 3.07 kB need 184 kB; or .* data.shards: 50"):
+        plan_ring(COLOUR, 1000, 10**5, 50, readers=4)

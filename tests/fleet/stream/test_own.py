@@ -1,0 +1,72 @@
+"""Samples that a rank prepares itself."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleet.stream.base import split_rows
+from fleet.stream.order import Epoch, StrictOrder
+from fleet.stream.own import FromSource, OwnStream
+from preprocess.base import BadSample
+from preprocess.pipeline import Pipeline
+from tests.fleet.one_process import Launch
+from tests.fleet.stream.streams import SEED, Alone, alone_in_the_world, expected, own_stream, pipeline
+from tests.sources import Numbered, partly_bad
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 30), st.integers(1, 12), st.integers(1, 3), st.integers(0, 3), st.integers(0, 29))
+def test_what_a_rank_prepares_itself_is_what_the_stream_would_have_brought(samples, batch, size, epoch, start):
+    alone, start = pipeline(samples), min(start, samples - 1)
+    rows = []
+
+    def rank_main(world):
+        order = StrictOrder(alone, samples)
+        stream = OwnStream(FromSource(pipeline(samples)), order, world, pytest.fail)
+        for item in stream.batches(Epoch(epoch), start, batch, world.group(range(size), 1), ()):
+            first, last = split_rows(item.position - item.size, item.position, world.rank, size)
+            np.testing.assert_array_equal(item.images, expected(alone, order.itinerary(Epoch(epoch)), first, last)[0])
+            rows.extend(range(first, last))
+
+    assert Launch(size, seed=0).run(rank_main)
+    assert sorted(rows) == list(range(start, samples))
+
+
+def test_a_stream_of_ones_own_that_is_left_early_leaves_no_thread():
+    import threading
+
+    def leave_early(world):
+        for _ in own_stream(pipeline(30), world, pytest.fail).batches(Epoch(0), 0, 1, Alone()):
+            break
+
+    alone_in_the_world(leave_early)
+    assert "own-stream" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_an_error_while_preparing_ones_own_samples_is_raised_where_they_are_used():
+    class Broken(Numbered):
+        def read(self, index):
+            raise RuntimeError("the source has a bug")
+
+    broken = Pipeline(Broken(30, seed=1), [], SEED, pipeline(30).sample)
+
+    def use(world):
+        with pytest.raises(RuntimeError, match="the source has a bug"):
+            list(own_stream(broken, world, pytest.fail).batches(Epoch(0), 0, 4, Alone()))
+
+    alone_in_the_world(use)
+
+
+def test_samples_that_cannot_be_read_are_told_and_marked():
+    source, validation = partly_bad("30")
+    told = []
+
+    def use(world):
+        stream = own_stream(Pipeline.probed(source, [], SEED), world, told.append)
+        return [label for batch in stream.batches(Epoch(0), 0, 7, Alone()) for label in batch.labels]
+
+    assert alone_in_the_world(use).count(-1) == 1
+    bad, = told
+    assert isinstance(bad, BadSample)
+    assert str(bad) == "sample 5: torn file"

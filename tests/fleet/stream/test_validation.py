@@ -1,0 +1,37 @@
+"""Validation samples."""
+
+import zlib
+
+import pytest
+
+from fleet.stream.validation import OwnValidation, SharedValidation
+from preprocess.pipeline import Pipeline
+from tests.fleet.one_process import Launch
+from tests.fleet.stream.streams import SEED, set_of
+from tests.sources import Numbered
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_validation_samples_are_shared_out_among_the_ranks_whoever_prepared_them(size):
+    whole = Pipeline.probed(Numbered(20, seed=2), [], SEED)
+    shared = set_of(20, 6)
+    got = {"shared": [], "own": []}
+
+    def rank_main(world):
+        if world.rank == 0:
+            for chunk in range(shared.chunks):
+                world.pause(worked=True)
+                rows = shared.rows(chunk)
+                whole.load(range(rows.start, rows.stop), 0, shared.images[rows], shared.labels[rows], training=False)
+                assert not shared.is_complete()
+                shared.publish(chunk)
+        for kind, validation in (("shared", SharedValidation(shared, world)),
+                                 ("own", OwnValidation(whole, pytest.fail))):
+            for images, labels in validation.batches(4, world.rank, size):
+                assert len(labels) <= 4
+                got[kind] += [(Numbered.number(image), label, zlib.crc32(image.tobytes()))
+                              for image, label in zip(images, labels, strict=True)]
+
+    assert Launch(size, seed=1).run(rank_main)
+    assert sorted(got["shared"]) == sorted(got["own"])
+    assert [number for number, *_ in sorted(got["shared"])] == list(range(20))
