@@ -48,6 +48,7 @@ from fleet.comm.messages import (
 )
 from fleet.comm.roles import Roles
 from fleet.errors import ExitStatus, InfrastructureError, UserError
+from fleet.monitor.overheads import Overheads
 from fleet.runtime.interrupt import Interruption, StartupTimes
 from fleet.runtime.survey import Survey, Task
 from fleet.spec import Spec
@@ -55,7 +56,6 @@ from fleet.storage.event_log import EventLog
 from fleet.storage.events import (
     BadSample,
     BestLost,
-    Ended,
     EpochEnded,
     Event,
     GroupChanged,
@@ -83,7 +83,6 @@ from fleet.storage.files import write_json
 from fleet.storage.results import Results, take_up
 from fleet.storage.state import EpochRecord
 from fleet.stream.layout import Layout
-from fleet.units import format_duration
 from scheduler.base import Cluster, Member, Progress, RateTable, Round
 from scheduler.ensemble.rates import preprocessors_needed
 from scheduler.ensemble.rates_file import write_rates
@@ -129,16 +128,6 @@ class RunningGroup:
     before: tuple[int, ...] = ()
 
 
-@dataclass
-class Overheads:
-    """Where time went beside training, in seconds ([FLEET] Table 4)."""
-
-    profiling: float = 0.0
-    scheduling: float = 0.0
-    checkpointing: float = 0.0  # GPU-seconds for which training was blocked
-    regrouping: float = 0.0  # GPU-seconds for which groups stood still to change their devices
-
-
 class Coordinator:
     """See the module.
 
@@ -180,13 +169,14 @@ class Coordinator:
         self._round = 0
         self._group_number = 0
         self._measure_began: float | None = None
+        self._deciding_s = 0.0  # that the policy has taken since it last wanted something else
         self._interruption, self._starts = interruption, StartupTimes(interruption)
         self._was_too_late = False
         self._interrupted = ""  # why, once it is
         self._failures: Counter[str] = Counter()  # of each network, for reasons that may pass
         self._passing: dict[str, bool] = {}  # whether what failed a network's measurement may pass
         self._resting: dict[str, float] = {}  # network -> when it is tried again, in seconds of the event log
-        self.overheads = Overheads()
+        self._overheads = Overheads()
         self.status: ExitStatus | None = None
 
     # ---- the four steps of a role's life ----
@@ -230,20 +220,11 @@ class Coordinator:
 
     def stop(self) -> None:
         """Say what ends."""
-        total = self._events.now()
-        over = self.overheads
-        self._note(Ended(int(self.status or 0), total, self._round, over.profiling, over.scheduling, over.checkpointing,
-                         over.regrouping))
+        self._note(self._overheads.ended(int(self.status or 0), self._events.now()))
 
     def summary(self) -> str:
         """How long the run took, and the shares of what is not training ([FLEET] Table 4)."""
-        total = max(self._events.now(), 1e-9)
-        gpu_seconds = total * len(self._roles.trainers)
-        over = self.overheads
-        return (f"{format_duration(total)} in {self._round} round{'' if self._round == 1 else 's'}; "
-                f"profiling {over.profiling / total:.1%}, scheduling {over.scheduling / total:.3%}, "
-                f"checkpointing {over.checkpointing / gpu_seconds:.2%}, regrouping "
-                f"{over.regrouping / gpu_seconds:.2%} of it")
+        return self._overheads.summary(self._events.now())
 
     def _pace(self) -> str:
         """How groups depend on each other's pace, as :func:`fleet.units.parse_stream` reads it."""
@@ -296,7 +277,6 @@ class Coordinator:
     def _on_epoch_done(self, done: EpochDone) -> None:
         group = self._groups[done.network]
         self._results.add_epoch(done.network, done.record)
-        self.overheads.checkpointing += done.blocked_s * group.member.gpus
         self._note(EpochEnded(done.network, done.record, done.blocked_s))
         if self._in_step:
             group.next_epoch += done.record.stream_epoch == group.next_epoch
@@ -354,7 +334,6 @@ class Coordinator:
     def _on_regrouped(self, regrouped: Regrouped) -> None:
         group = self._groups[regrouped.network]
         group.joins = None
-        self.overheads.regrouping += regrouped.seconds * group.member.gpus
         self._note(GroupChanged(regrouped.network, group.before, group.member.devices, regrouped.position,
                                 regrouped.seconds))
         self._allow_production()
@@ -364,8 +343,7 @@ class Coordinator:
         self._note(NetworkFellBack(fallen.network, fallen.damage, len(fallen.history), fallen.position))
 
     def _on_stopped(self, stopped: Stopped) -> None:
-        group = self._groups.pop(stopped.network)
-        self.overheads.checkpointing += stopped.checkpoint_s * group.member.gpus
+        del self._groups[stopped.network]
         self._note(GroupStopped(stopped.network, stopped.checkpoint_s, stopped.export_s))
         if stopped.damage:
             self._note(BestLost(stopped.network, stopped.damage))
@@ -460,12 +438,12 @@ class Coordinator:
                 self._world.tell(rank, Tag.TRAINER, order)
             self._measuring[devices] = task
         if self._survey.is_done:
-            self.overheads.profiling = time.perf_counter() - self._measure_began
+            seconds = time.perf_counter() - self._measure_began
             self._rates = self._survey.table(self._results.samples)
             for network, reason in self._survey.failed.items():
                 if network not in self._results.finished():
                     self._fail(network, reason, may_pass=self._passing[network])
-            self._note(Profiled(self._survey.measured, self.overheads.profiling,
+            self._note(Profiled(self._survey.measured, seconds,
                                 {network.name: network.rates for network in self._rates.models}))
             write_json(self._profile, write_rates(self._rates))
 
@@ -494,13 +472,13 @@ class Coordinator:
             epochs_done=self._results.epochs_done(), finished=self._results.finished() | self._resting.keys(),
             wanted=self._wanted)
         wanted = self._policy.decide(self._rates, progress, self._cluster, self._options)
-        seconds = time.perf_counter() - began
-        self.overheads.scheduling += seconds
+        self._deciding_s += time.perf_counter() - began
         self._is_stale = False
         if wanted != self._wanted:
             self._wanted = wanted
             self._note(Planned(tuple(PlannedGroup(member.name, member.gpus, member.devices)
-                                     for member in wanted.members), seconds))
+                                     for member in wanted.members), self._deciding_s))
+            self._deciding_s = 0.0
 
     def _direct(self) -> None:
         """Make what runs like what should run."""
@@ -754,6 +732,7 @@ class Coordinator:
         self._world.tell(self._roles.rank_of[group.member.devices[0]], Tag.TRAINER, message)
 
     def _note(self, event: Event) -> None:
+        self._overheads.add(event)
         self._events.add(event)
         log.info("%s", event)
         for observer in self._observers:

@@ -207,7 +207,7 @@ class Planned:
     """The policy wants something else than before.
 
     Attributes:
-        scheduling_s: seconds that the policy took.
+        scheduling_s: seconds that the policy took since the plan before, in which it wanted no change included.
     """
 
     word: ClassVar[str] = "plan"

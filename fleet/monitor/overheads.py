@@ -1,0 +1,85 @@
+"""What a launch spent beside training ([FLEET] Table 4), summed up from its events: the run's one accounting of it.
+
+The coordinator feeds it while the launch goes on; :mod:`fleet.monitor.account` feeds it from the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fleet.storage.events import (
+    Ended,
+    EpochEnded,
+    Event,
+    GroupChanged,
+    GroupStarted,
+    GroupStopped,
+    Planned,
+    Profiled,
+    RoundStarted,
+    Started,
+)
+from fleet.units import counted, format_duration
+
+
+class Overheads:
+    """Sums of one launch.
+
+    Attributes:
+        rounds: that have begun.
+        profiling_s, scheduling_s: seconds for which all devices waited for rates, and for the policy.
+        checkpointing_s: GPU-seconds for which checkpoints blocked training.
+        regrouping_s: GPU-seconds for which groups stood still to change their devices.
+    """
+
+    def __init__(self, events: Iterable[Event] = ()) -> None:
+        self.rounds = 0
+        self.profiling_s = self.scheduling_s = self.checkpointing_s = self.regrouping_s = 0.0
+        self._trainers = 0
+        self._gpus: dict[str, int] = {}  # of the networks that train
+        for event in events:
+            self.add(event)
+
+    def add(self, event: Event) -> None:
+        """Count an event in; they come in the order in which they happen."""
+        match event:
+            case Started():
+                self._trainers = event.trainers
+            case Profiled():
+                self.profiling_s += event.seconds
+            case Planned():
+                self.scheduling_s += event.scheduling_s
+            case RoundStarted():
+                self.rounds = event.round
+            case GroupStarted():
+                self._gpus[event.network] = len(event.devices)
+            case GroupChanged():
+                self._gpus[event.network] = len(event.devices)
+                self.regrouping_s += event.seconds * len(event.devices)
+            case EpochEnded():
+                self.checkpointing_s += event.blocked_s * event.record.gpus
+            case GroupStopped():
+                self.checkpointing_s += event.checkpoint_s * self._gpus.get(event.network, 0)
+
+    def ended(self, status: int, seconds: float) -> Ended:
+        """The event that ends the launch.
+
+        Args:
+            status: how it ended (:class:`fleet.errors.ExitStatus`).
+            seconds: since it began.
+        """
+        return Ended(status, seconds, self.rounds, self.profiling_s, self.scheduling_s, self.checkpointing_s,
+                     self.regrouping_s)
+
+    def summary(self, seconds: float) -> str:
+        """How long the launch took, and the shares of what is not training.
+
+        Args:
+            seconds: since it began.
+        """
+        total = max(seconds, 1e-9)
+        gpu_seconds = total * max(self._trainers, 1)
+        return (f"{format_duration(total)} in {counted(self.rounds, 'round')}; "
+                f"profiling {self.profiling_s / total:.1%}, scheduling {self.scheduling_s / total:.3%}, "
+                f"checkpointing {self.checkpointing_s / gpu_seconds:.2%}, "
+                f"regrouping {self.regrouping_s / gpu_seconds:.2%} of it")

@@ -1,0 +1,54 @@
+"""What a launch spent beside training."""
+
+import pytest
+
+from fleet.monitor.overheads import Overheads
+from fleet.storage.events import (
+    Ended,
+    EpochEnded,
+    GroupChanged,
+    GroupStarted,
+    GroupStopped,
+    Planned,
+    Profiled,
+    RoundStarted,
+    ScheduleOptions,
+    Started,
+)
+from tests.fleet.histories import record
+
+STARTED = Started(2, trainers=4, preprocessors=1, nodes=1, gpus_per_node=4, policy="global", finished=(),
+                  first_stream_epoch=0, samples=60, devices=(0, 1, 2, 3), stream="free",
+                  options=ScheduleOptions(0.8, "15%", True, 0), bounds={"a": (1, None)})
+
+
+def test_blocked_groups_count_with_all_their_gpus():
+    events = [STARTED, GroupStarted("a", (0,), 0, 1), EpochEnded("a", record(1, gpus=1), blocked_s=0.5),
+              GroupChanged("a", (0,), (0, 1, 2), 0, seconds=2.0), EpochEnded("a", record(2, gpus=3), blocked_s=0.25),
+              GroupStopped("a", checkpoint_s=1.0)]
+    spent = Overheads(events)
+    assert spent.regrouping_s == pytest.approx(2.0 * 3)
+    assert spent.checkpointing_s == pytest.approx(0.5 + 0.25 * 3 + 1.0 * 3)
+
+
+def test_what_all_wait_for_counts_once():
+    spent = Overheads([STARTED, Profiled(3, 7.0, {}), Planned((), 0.25), Planned((), 0.5)])
+    assert (spent.profiling_s, spent.scheduling_s) == (7.0, 0.75)
+
+
+def test_a_checkpoint_of_an_earlier_launch_blocked_nobody():
+    assert Overheads([STARTED, EpochEnded("a", record(1))]).checkpointing_s == 0.0
+
+
+def test_the_last_event_and_the_summary_say_the_same():
+    spent = Overheads([STARTED, Profiled(3, 10.0, {}), RoundStarted(1, ("a",)), Planned((), 1.0),
+                       GroupStarted("a", (0, 1), 0, 1), GroupStopped("a", 2.0), RoundStarted(2, ())])
+    assert spent.ended(0, 100.0) == Ended(0, 100.0, rounds=2, profiling_s=10.0, scheduling_s=1.0, checkpointing_s=4.0,
+                                          regrouping_s=0.0)
+    assert spent.summary(100.0) == ("1 min 40 s in 2 rounds; profiling 10.0%, scheduling 1.000%, checkpointing 1.00%, "
+                                    "regrouping 0.00% of it")
+
+
+def test_a_launch_that_ends_at_once_has_a_summary_too():
+    assert Overheads([STARTED]).summary(0.0).endswith(
+        "in 0 rounds; profiling 0.0%, scheduling 0.000%, checkpointing 0.00%, regrouping 0.00% of it")
