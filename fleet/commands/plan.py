@@ -68,7 +68,7 @@ def _rates(args: argparse.Namespace, spec: Spec | None) -> RateTable:
         if args.rates is None:
             raise UserError("name a spec, or a rates file with --rates")
         return read_rates(args.rates)
-    from fleet.runtime.survey import read_rates_of
+    from fleet.runtime.known_rates import read_rates_of
     from fleet.storage.paths import RunPaths
 
     file = Path(args.rates or spec.schedule.rates or RunPaths(spec.output).profile)

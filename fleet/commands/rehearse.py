@@ -115,7 +115,7 @@ def _cluster(args: argparse.Namespace, spec: Spec) -> Cluster:
 def _rates(args: argparse.Namespace, spec: Spec, inputs: SampleSpec, cluster: Cluster) -> tuple[RateTable, str]:
     """The best rates that there are, and where they come from."""
     from fleet.jobs.rehearsal import estimated_rates, known_rates
-    from fleet.runtime.survey import cache_path, hardware, read_cache, read_rates_of
+    from fleet.runtime.known_rates import cache_path, hardware, read_cache, read_rates_of
     from fleet.storage.identity import speed_identity
     from fleet.storage.paths import RunPaths
 

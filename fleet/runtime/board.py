@@ -10,9 +10,10 @@ from fleet.monitor.tensorboard import TensorBoardObserver
 from fleet.monitor.view import make_view
 from fleet.runtime.coordinator import Coordinator, Observer
 from fleet.runtime.interrupt import Interruption
+from fleet.runtime.known_rates import cache_path, hardware, read_cache, write_cache
 from fleet.runtime.prepare import Prepared
 from fleet.runtime.replay import compare
-from fleet.runtime.survey import Survey, cache_path, hardware, read_cache, write_cache
+from fleet.runtime.survey import Survey
 from fleet.storage.event_log import EventLog, logged_epochs
 from fleet.storage.events import Event, Profiled
 from fleet.storage.files import STDOUT, storing

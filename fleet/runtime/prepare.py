@@ -11,8 +11,8 @@ from fleet.comm.roles import Roles, assign
 from fleet.errors import UserError
 from fleet.runtime.folder import _take_folder
 from fleet.runtime.inputs import decode, open_inputs
+from fleet.runtime.known_rates import read_rates_of
 from fleet.runtime.replay import _check_identity, _replaying
-from fleet.runtime.survey import read_rates_of
 from fleet.spec import NetworkSpec, Spec, load
 from fleet.spec.model import check_input
 from fleet.storage.lock import FolderLock
