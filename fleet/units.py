@@ -6,25 +6,72 @@ things, as in ``schedule.delta``, it is refused.
 
 from __future__ import annotations
 
-import math
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
 
 from scheduler.base import Delta
 from scheduler.ensemble.pace import Ring, Stream
 
-_SIZES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
-          "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
-_SECONDS = {"": 1, "S": 1, "SEC": 1, "M": 60, "MIN": 60, "H": 3600, "D": 86400}
+_NUMBER = r"[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?"
+_CLOCK = r"[0-9]{1,9}:[0-9]{2}(?::[0-9]{2})?"  # 1:30 is a minute and a half, 1:30:00 is an hour and a half
 
 
-def _split(value: object, units: dict[str, int], example: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ValueError(f"should be written like {example}")
-    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)\s*", str(value))
-    count = float(match[1]) * units.get(match[2].upper(), math.nan) if match else math.nan
-    if not math.isfinite(count):
-        raise ValueError(f"should be written like {example}")
-    return count
+@dataclass(frozen=True)
+class Notation:
+    """How a kind of quantity is written: a number and its unit, in capitals or not.
+
+    Args:
+        hint: how to write it, as messages say it.
+        examples: the same for programs.
+        units: each with its worth; a bare number is allowed where ``""`` is one of them.
+        other: a regular expression of another form, for which the kind has a reader of its own.
+    """
+
+    hint: str
+    examples: tuple[str, ...]
+    units: Mapping[str, int | Fraction]
+    other: str = ""
+
+    @property
+    def has_bare_numbers(self) -> bool:
+        """Whether a number without a unit has a meaning."""
+        return "" in self.units
+
+    @property
+    def pattern(self) -> str:
+        """What text looks like that can be read, as a regular expression of JSON Schema."""
+        units = "|".join("".join(f"[{char.upper()}{char.lower()}]" if char.isalpha() else char for char in unit)
+                         for unit in self.units if unit)
+        forms = [f"{_NUMBER}\\s*(?:{units}){'?' * self.has_bare_numbers}", *filter(None, [self.other])]
+        return rf"^\s*(?:{'|'.join(forms)})\s*$"
+
+    def read(self, value: object) -> float:
+        """The number times the worth of its unit, which is exact: 57 % are 0.57, and not a digit less.
+
+        Raises:
+            ValueError: it is not written so, or not finite.
+        """
+        match = re.fullmatch(rf"\s*({_NUMBER})\s*([A-Za-z%/]*)\s*", str(value)) if _is_number_or_text(value) else None
+        try:
+            return float(Fraction(float(match[1])) * self.units[match[2].upper()])  # type: ignore[index]
+        except (TypeError, KeyError, OverflowError):
+            raise ValueError(f"should be written like {self.hint}") from None
+
+
+def _is_number_or_text(value: object) -> bool:
+    return isinstance(value, int | float | str) and not isinstance(value, bool)
+
+
+SIZE = Notation("2GB, 512MB or 64MiB", ("2GB", "64MiB"), {
+    "": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40})
+DURATION = Notation("90s, 10min, 2h or 1:30:00", ("10min", "2h", "1:30:00"), {
+    "": 1, "S": 1, "SEC": 1, "M": 60, "MIN": 60, "H": 3600, "D": 86400}, _CLOCK)
+SHARE = Notation("15% or 0.15", ("15%",), {"": 1, "%": Fraction(1, 100)})
+DELTA = Notation("15% (of the fastest rate) or 20/s (samples per second)", ("15%", "20/s"),
+                 {"%": Fraction(1, 100), "/S": 1})
 
 
 def parse_size(value: object) -> int:
@@ -33,7 +80,7 @@ def parse_size(value: object) -> int:
     >>> parse_size("2GB"), parse_size("1.5 MiB"), parse_size(64)
     (2000000000, 1572864, 64)
     """
-    return int(_split(value, _SIZES, "2GB, 512MB or 64MiB"))
+    return int(SIZE.read(value))
 
 
 def parse_duration(value: object) -> float:
@@ -42,10 +89,10 @@ def parse_duration(value: object) -> float:
     >>> parse_duration("10min"), parse_duration("1:30:00"), parse_duration(5)
     (600.0, 5400.0, 5.0)
     """
-    if isinstance(value, str) and re.fullmatch(r"[0-9]{1,9}:[0-9]{2}(:[0-9]{2})?", value.strip()):
+    if isinstance(value, str) and re.fullmatch(_CLOCK, value.strip()):
         parts = [int(part) for part in value.split(":")]
         return float(sum(part * 60**power for power, part in enumerate(reversed(parts))))
-    return _split(value, _SECONDS, "90s, 10min, 2h or 1:30:00")
+    return DURATION.read(value)
 
 
 def parse_share(value: object) -> float:
@@ -54,27 +101,19 @@ def parse_share(value: object) -> float:
     >>> parse_share("15%"), parse_share(0.15)
     (0.15, 0.15)
     """
-    if isinstance(value, str) and value.strip().endswith("%"):
-        return _split(value.strip()[:-1], {"": 1}, "15% or 0.15") / 100
-    return _split(value, {"": 1}, "15% or 0.15")
+    return SHARE.read(value)
 
 
 def parse_delta(value: object) -> Delta:
     """How close rates are to the fastest: a share of it, ``15%``, or samples per second, ``20/s``.
 
     Raises:
-        ValueError: it is neither. A bare number is neither: it does not say which of the two it is.
+        ValueError: it is neither. A bare number does not say which of the two it is.
 
     >>> parse_delta("15%"), parse_delta("20/s")
     (Delta(value=0.15, relative=True), Delta(value=20.0, relative=False))
     """
-    example = "15% (of the fastest rate) or 20/s (samples per second)"
-    text = value.strip() if isinstance(value, str) else ""
-    if text.endswith("%"):
-        return Delta(_split(text.removesuffix("%"), {"": 1}, example) / 100, relative=True)
-    if text.endswith("/s"):
-        return Delta(_split(text.removesuffix("/s"), {"": 1}, example), relative=False)
-    raise ValueError(f"should be written like {example}")
+    return Delta(DELTA.read(value), relative=str(value).rstrip().endswith("%"))
 
 
 def parse_stream(text: str) -> Stream:

@@ -34,10 +34,10 @@ from preprocess.sample import Affine
 
 # A description says what is wanted: messages and the JSON Schema show it.
 Pixels = Annotated[int, Field(strict=True, gt=0)]
-Size = Annotated[tuple[Pixels, Pixels], Field(description="[height, width] in pixels")]
+Size = Annotated[tuple[Pixels, Pixels], Field(description="[height, width] of the crop, in pixels")]
 Real = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
-Switch = Annotated[bool, Field(strict=True, description="true or false")]
+Switch = Annotated[bool, Field(strict=True)]
 Jitter = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False,
                                 description="x of the factors 1 - x to 1 + x, a number not below 0")]
 
@@ -59,13 +59,10 @@ class Transform(Protocol):
 class Decode:
     """The bytes of an image file to an array; always the first transform.
 
-    Sources that hold arrays need no decoding; on them it only brings the channels to ``mode``.
-
-    Args:
-        mode: ``RGB`` or ``L`` (greyscale, one channel).
+    Sources that hold arrays need no decoding; on them it only brings the channels to its mode.
     """
 
-    mode: Annotated[Mode, Field(description="RGB or L")] = "RGB"
+    mode: Annotated[Mode, Field(description="RGB, or L for greyscale with one channel")] = "RGB"
 
     is_random: ClassVar[bool] = False
 
@@ -81,17 +78,12 @@ class Decode:
 
 @dataclass(frozen=True, config=_FORBID)
 class Resize:
-    """Change the size of the image, with antialiasing.
-
-    Args:
-        size: [height, width], or one number for the shorter side, which keeps the proportions.
-        filter: how pixels are weighted.
-    """
+    """Change the size of the image, with antialiasing; one number keeps its proportions."""
 
     size: Annotated[Pixels | tuple[Pixels, Pixels], Field(
         description="[height, width], or one number for the shorter side, in pixels")]
     filter: Annotated[Literal["nearest", "bilinear", "bicubic", "lanczos"], Field(
-        description="nearest, bilinear, bicubic or lanczos")] = "bilinear"
+        description="how pixels are weighted: nearest, bilinear, bicubic or lanczos")] = "bilinear"
 
     is_random: ClassVar[bool] = False
 
@@ -117,15 +109,11 @@ class Resize:
 
 @dataclass(frozen=True, config=_FORBID)
 class RandomCrop:
-    """Cut out a window at a uniformly random place; in evaluation at the centre.
-
-    Args:
-        size: [height, width].
-        padding: pixels of black added to each side first.
-    """
+    """Cut out a window at a uniformly random place; in evaluation at the centre."""
 
     size: Size
-    padding: Annotated[int, Field(strict=True, ge=0, description="pixels, not below 0")] = 0
+    padding: Annotated[int, Field(
+        strict=True, ge=0, description="pixels of black that are added to each side first, not below 0")] = 0
 
     is_random: ClassVar[bool] = True
 
@@ -141,11 +129,7 @@ class RandomCrop:
 
 @dataclass(frozen=True, config=_FORBID)
 class CenterCrop:
-    """Cut out the window at the centre.
-
-    Args:
-        size: [height, width].
-    """
+    """Cut out the window at the centre."""
 
     size: Size
 
@@ -159,15 +143,10 @@ class CenterCrop:
 
 @dataclass(frozen=True, config=_FORBID)
 class Flip:
-    """Mirror the image with probability one half, in each of the directions asked for.
+    """Mirror the image with probability one half, in each of the directions asked for."""
 
-    Args:
-        horizontal: left and right change places.
-        vertical: top and bottom change places.
-    """
-
-    horizontal: Switch = False
-    vertical: Switch = False
+    horizontal: Annotated[Switch, Field(description="true where left and right may change places, or false")] = False
+    vertical: Annotated[Switch, Field(description="true where top and bottom may change places, or false")] = False
 
     is_random: ClassVar[bool] = True
 
@@ -188,13 +167,10 @@ class Flip:
 
 @dataclass(frozen=True, config=_FORBID)
 class Rotate:
-    """Turn the image about its centre by a uniformly random angle; the corners that come in are black.
+    """Turn the image about its centre by a uniformly random angle; the corners that come in are black."""
 
-    Args:
-        degrees: the largest angle, to either side.
-    """
-
-    degrees: Annotated[float, Field(strict=True, gt=0, le=180, description="above 0, at most 180")]
+    degrees: Annotated[float, Field(
+        strict=True, gt=0, le=180, description="largest angle, above 0, at most 180")]
 
     is_random: ClassVar[bool] = True
 
@@ -243,10 +219,6 @@ class Scale:
     """Pixels 0..255 to numbers that networks like: (x / 255 - mean) / std, float32.
 
     Where it is the last transform the trainers do it, so that images travel as uint8.
-
-    Args:
-        mean: one number, or one for each channel.
-        std: the same, above 0.
     """
 
     mean: Annotated[Real | tuple[Real, ...], Field(
@@ -322,7 +294,7 @@ def parse_transform(item: object) -> Transform:
     RandomCrop(size=(32, 32), padding=4)
     >>> parse_transform({"rotate": {"degrees": 200}})
     Traceback (most recent call last):
-    preprocess.base.InputError: rotate: 'degrees' is 200; wanted: above 0, at most 180; it takes degrees
+    preprocess.base.InputError: rotate: 'degrees' is 200; wanted: largest angle, above 0, at most 180; it takes degrees
 
     Raises:
         InputError: no such transform, or parameters that it does not take; the message lists what there is.
@@ -379,10 +351,10 @@ def item_schema() -> dict[str, Any]:
     """The JSON Schema of one item of a spec's list of transforms, by which editors complete it."""
     return {"anyOf": [
         {"enum": [name for name in TRANSFORMS if _may_be_bare(name)]},
-        {"type": "string", "pattern": ":", "description": "import path module:function"},
+        {"type": "string", "pattern": ":", "description": "Import path module:function of your own function."},
         {"type": "object", "minProperties": 1, "maxProperties": 1, "additionalProperties": False,
          "properties": {name: _schema(name) for name in TRANSFORMS},
-         "patternProperties": {":": {"type": "object", "description": "parameters of the function"}}},
+         "patternProperties": {":": {"type": "object", "description": "Parameters of your own function, by name."}}},
     ]}
 
 
@@ -424,7 +396,8 @@ def _complaint(name: str, parameters: dict[str, Any], error: Any) -> str:
 
 
 def _schema(name: str) -> dict[str, Any]:
-    return TypeAdapter(TRANSFORMS[name]).json_schema()
+    schema = TypeAdapter(TRANSFORMS[name]).json_schema()
+    return {**schema, "description": " ".join(schema["description"].split())}
 
 
 def _as_image(image: np.ndarray, transform: object) -> Image.Image:

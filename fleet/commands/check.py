@@ -14,6 +14,7 @@ from fleet.commands.options import add_json, print_json
 from fleet.errors import ExitStatus, UserError
 from fleet.runtime.inputs import open_inputs
 from fleet.spec import NetworkSpec, Spec, load
+from fleet.spec.fields import default_of
 from fleet.spec.model import FAMILIES, one_line
 from fleet.spec.parameters import count_parameters
 from fleet.terminal import print_table
@@ -83,7 +84,7 @@ def _record(network: NetworkSpec, parameters: int) -> dict[str, Any]:
 
 
 def _print_families(as_json: bool) -> None:
-    rows = [(name, field.name, field.default) for name, family in FAMILIES.items()
+    rows = [(name, field.name, default_of(field)) for name, family in FAMILIES.items()
             for field in dataclasses.fields(family)]
     if as_json:
         print_json({name: {field: default for owner, field, default in rows if owner == name} for name in FAMILIES})

@@ -1,5 +1,6 @@
 """The spec of a run, from YAML to networks fully said; imports errors, units, terminal, and two leaves."""
 
+from fleet.spec.json_schema import json_schema
 from fleet.spec.resolve import load, look_beside, parse
 from fleet.spec.schema import (
     Batch,
@@ -15,7 +16,6 @@ from fleet.spec.schema import (
     Schedule,
     Spec,
     Train,
-    json_schema,
     with_output,
 )
 from fleet.spec.yaml_file import dump, read_yaml

@@ -14,6 +14,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from fleet.errors import SpecMistake
+from fleet.spec.fields import default_of
 from fleet.spec.schema import (
     Batch,
     Checkpoint,
@@ -108,7 +109,7 @@ def _valid_keys(owner: type | None, wrong: str) -> str:
         return ""
     shown = []
     for field in dataclass_fields(owner):
-        default = field.default
+        default = default_of(field)
         plain = isinstance(default, bool | int | float | str | tuple) and default not in ("", ())
         shown.append(f"{field.name} ({default})" if plain and field.name != "transforms" else field.name)
     close = difflib.get_close_matches(wrong, [field.name for field in dataclass_fields(owner)], n=1)

@@ -43,66 +43,50 @@ _SETTINGS = ConfigDict(extra="forbid")
 
 @validated(frozen=True, config=_SETTINGS)
 class ResNet:
-    """A residual network; the defaults are ResNet-50 on large images.
+    """A residual network. The defaults are ResNet-50 on large images."""
 
-    Attributes:
-        blocks: residual blocks of each stage; each stage halves the image and doubles the width.
-        width: filters of the first stage (inner filters, where blocks are bottlenecks).
-        bottleneck: 1x1-3x3-1x1 blocks with four times as many outer filters, or two 3x3
-            convolutions; auto: bottlenecks with the ImageNet stem, as in the paper's two designs.
-        stem: imagenet (7x7 convolution of stride 2, then pooling), small (one 3x3 convolution),
-            auto: small for images below 96 pixels.
-        norm: batch normalisation after every convolution, or none.
-        dropout: share of the features dropped before the classifier.
-    """
-
-    blocks: Counts = (3, 4, 6, 3)
-    width: Count = 64
-    bottleneck: Annotated[bool, Field(strict=True)] | Literal["auto"] = "auto"
-    stem: Stem = "auto"
-    norm: Norm = "batch"
-    dropout: Dropout = 0.0
+    blocks: Counts = Field(default=(3, 4, 6, 3), description=(
+        "Number of residual blocks of each stage. Each stage but the first halves the image and doubles the width."))
+    width: Count = Field(default=64, description=(
+        "Number of filters of the first stage; of the inner ones, if blocks are bottlenecks."))
+    bottleneck: Annotated[bool, Field(strict=True)] | Literal["auto"] = Field(default="auto", description=(
+        "Whether a block is a bottleneck (1x1, 3x3 and 1x1 convolutions, with four times as many outer filters) or two "
+        "3x3 convolutions. auto: bottlenecks if the stem is imagenet, as in the paper's two designs."))
+    stem: Stem = Field(default="auto", description=(
+        "First layers. imagenet: a 7x7 convolution of stride 2, then pooling. small: one 3x3 convolution. auto: small "
+        "for images of fewer than 96 pixels a side."))
+    norm: Norm = Field(default="batch", description="Batch normalisation after every convolution, or none.")
+    dropout: Dropout = Field(default=0.0, description="Share of the features that are dropped before the classifier.")
 
 
 @validated(frozen=True, config=_SETTINGS)
 class DenseNet:
-    """A dense network; the defaults are DenseNet-121.
+    """A dense network. The defaults are DenseNet-121."""
 
-    Attributes:
-        blocks: layers of each dense block; a transition between two blocks halves the image.
-        growth: feature maps that each layer adds; the stem has twice as many.
-        compression: share of the feature maps that a transition keeps.
-        stem: imagenet (7x7 convolution of stride 2, then pooling), small (one 3x3 convolution),
-            auto: small for images below 96 pixels.
-        norm: batch normalisation before every activation, or none.
-        dropout: share of the features dropped before the classifier.
-    """
-
-    blocks: Counts = (6, 12, 24, 16)
-    growth: Count = 32
-    compression: Annotated[float, Field(strict=True, gt=0.0, le=1.0)] = 0.5
-    stem: Stem = "auto"
-    norm: Norm = "batch"
-    dropout: Dropout = 0.0
+    blocks: Counts = Field(default=(6, 12, 24, 16), description=(
+        "Number of layers of each dense block. A transition between two blocks halves the image."))
+    growth: Count = Field(default=32, description=(
+        "Number of feature maps that each layer adds; the stem has twice as many."))
+    compression: Annotated[float, Field(strict=True, gt=0.0, le=1.0)] = Field(default=0.5, description=(
+        "Share of the feature maps that a transition keeps."))
+    stem: Stem = Field(default="auto", description=(
+        "First layers. imagenet: a 7x7 convolution of stride 2, then pooling. small: one 3x3 convolution. auto: small "
+        "for images of fewer than 96 pixels a side."))
+    norm: Norm = Field(default="batch", description="Batch normalisation before every activation, or none.")
+    dropout: Dropout = Field(default=0.0, description="Share of the features that are dropped before the classifier.")
 
 
 @validated(frozen=True, config=_SETTINGS)
 class CNN:
-    """A plain convolutional network.
+    """A plain convolutional network."""
 
-    Attributes:
-        filters: of each convolution; each is followed by a pooling that halves the image.
-        dense: units of each hidden layer between the convolutions and the classifier.
-        kernel: side of the convolutions' kernels, in pixels.
-        norm: batch normalisation after every convolution, or none.
-        dropout: share of the features dropped after each hidden layer.
-    """
-
-    filters: Counts = (32, 64)
-    dense: tuple[Count, ...] = (128,)
-    kernel: Count = 3
-    norm: Norm = "batch"
-    dropout: Dropout = 0.0
+    filters: Counts = Field(default=(32, 64), description=(
+        "Number of filters of each convolution. Each is followed by a pooling that halves the image."))
+    dense: tuple[Count, ...] = Field(default=(128,), description=(
+        "Number of units of each hidden layer between the convolutions and the classifier."))
+    kernel: Count = Field(default=3, description="Side of the kernels of the convolutions, in pixels.")
+    norm: Norm = Field(default="batch", description="Batch normalisation after every convolution, or none.")
+    dropout: Dropout = Field(default=0.0, description="Share of the features that are dropped after each hidden layer.")
 
 
 @validated(frozen=True, config=_SETTINGS)

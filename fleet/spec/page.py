@@ -1,51 +1,64 @@
-"""The keys of a spec as a page in Markdown. What a key means is the comment beside its field."""
+"""The keys of a spec as a page in Markdown, written from the JSON Schema."""
 
 from __future__ import annotations
 
-import inspect
 import json
-import re
+from collections.abc import Iterator
 from typing import Any
 
-from fleet.spec import schema as spec
+from fleet.spec.json_schema import json_schema
+from fleet.spec.learning_rate import SCHEDULES
+from fleet.spec.model import FAMILIES
+from preprocess.transforms import TRANSFORMS
 
 _HEAD = """# The keys of a spec
 
-`fleet schema --markdown > docs/spec.md` writes this page. Sizes are written like `2GB`, durations like `10min` or `2h`,
-shares like `15%`. A key that is not here is a mistake, and `fleet check` names it."""
+`fleet schema --markdown > docs/spec.md` writes this page, and `fleet schema` the same for editors. Sizes are written
+like `2GB`, durations like `10min`, `2h` or `1:30:00`, and shares like `15%`; without a unit, a number is in bytes or
+seconds, or a part of one. A key that is not here is a mistake, which `fleet check` names with its line."""
 
-# heading -> what stands there
-PARTS = {"at the top": spec.Document, "models: an entry": spec.ModelEntry, "data": spec.Data, "train": spec.Train,
-          "train.batch": spec.Batch, "train.optimizer": spec.Optimizer, "train.converge": spec.Converge,
-          "schedule": spec.Schedule, "profile": spec.Profile, "resources": spec.Resources,
-          "checkpoint": spec.Checkpoint}
+# heading -> the part of the schema with its keys
+_PARTS = {"models: an entry": "ModelEntry", "data": "Data", "train": "Train", "train.batch": "Batch",
+          "train.optimizer": "Optimizer", "train.converge": "Converge", "schedule": "Schedule", "profile": "Profile",
+          "resources": "Resources", "checkpoint": "Checkpoint", "models: a range in space": "Range"}
+MOST_CHOICES = 12  # that stand in a table; longer lists are called by their title
 
 
 def page() -> str:
     """The whole page."""
-    schema = spec.json_schema()
-    known = {**schema["$defs"], "Document": schema}
-    return "\n\n".join([_HEAD, *(_part(heading, part, known[part.__name__]) for heading, part in PARTS.items())]) + "\n"
+    schema = json_schema()
+    return "\n\n".join([_HEAD, *(_section(heading, part, schema) for heading, part in _sections(schema))]) + "\n"
 
 
-def _part(heading: str, part: type, schema: dict[str, Any]) -> str:
-    told = meanings(part)
-    rows = [f"| `{key}` | {_kind(value)} | {_default(value, key in schema.get('required', ()))} | {told[key]} |"
-            for key, value in schema["properties"].items()]
-    return "\n".join([f"## {heading}", "", inspect.getdoc(part) or "", "",
-                      "| key | type | default | meaning |", "| --- | --- | --- | --- |", *rows])
+def _sections(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The headings, and the parts of the schema that stand below them."""
+    parts = schema["$defs"]
+    yield "at the top", schema
+    yield from ((heading, parts[name]) for heading, name in _PARTS.items())
+    for name, family in FAMILIES.items():
+        yield f"models: args of {name}", parts[family.__name__]
+    transforms = parts["Data"]["properties"]["transforms"]["items"]["anyOf"][-1]["properties"]
+    yield from ((f"data.transforms: {name}", transforms[name]) for name in TRANSFORMS)
+    schedules = parts["Optimizer"]["properties"]["learning_rate"]["anyOf"][1:]
+    yield from ((f"train.optimizer.learning_rate: {name}", one) for name, one in zip(SCHEDULES, schedules, strict=True))
 
 
-def meanings(part: type) -> dict[str, str]:
-    """Key -> the comment above its field or beside it."""
-    found, above = {}, ""
-    for line in inspect.getsource(part).splitlines():
-        if match := re.fullmatch(r"    # (.*)", line):
-            above += f"{match[1]} "
-        elif match := re.fullmatch(r"    (\w+): .*?(?:  # (.*))?", line):
-            found[match[1]] = (above + (match[2] or "")).strip().replace("|", "\\|")
-            above = ""
-    return found
+def _section(heading: str, part: dict[str, Any], schema: dict[str, Any]) -> str:
+    lines = [f"## {heading}"]
+    if description := part.get("description"):
+        lines += ["", description]
+    if properties := part.get("properties"):
+        required = part.get("required", ())
+        lines += ["", "| key | type | default | meaning |", "| --- | --- | --- | --- |"]
+        lines += [_row(key, value, key in required, schema) for key, value in properties.items()]
+    return "\n".join(lines)
+
+
+def _row(key: str, value: dict[str, Any], required: bool, schema: dict[str, Any]) -> str:
+    named = schema["$defs"].get(value.get("$ref", "").removeprefix("#/$defs/"), {})
+    meaning = value.get("description", named.get("description", ""))
+    cells = [f"`{key}`", _kind(value), _default(value, required), meaning]
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def _kind(value: dict[str, Any]) -> str:
@@ -55,11 +68,15 @@ def _kind(value: dict[str, Any]) -> str:
     'integer from 1, `auto`'
     """
     if choices := value.get("anyOf"):
-        return ", ".join(filter(None, map(_kind, choices)))
-    if "enum" in value or "const" in value:
-        return ", ".join(f"`{choice}`" for choice in value.get("enum", [value.get("const")]))
+        kinds = [kind for kind in dict.fromkeys(map(_kind, choices)) if kind]
+        return ", ".join(kind for kind in kinds if kind != "integer" or "number" not in kinds)
+    names = value.get("enum", [value["const"]] if "const" in value else [])
+    if names and len(names) <= MOST_CHOICES:
+        return ", ".join(f"`{name}`" for name in names)
     if examples := value.get("examples"):
         return f"like `{examples[0]}`"
+    if (title := str(value.get("title", "")))[:1].islower():  # those of pydantic are the keys, with a capital
+        return title
     kind = value.get("type", "object")
     words = {"null": "", "object": "mapping", "array": "list", "string": "text", "boolean": "`true`, `false`"}
     bounds = {"minimum": "from", "exclusiveMinimum": "above", "maximum": "to", "exclusiveMaximum": "below"}
@@ -71,4 +88,6 @@ def _default(value: dict[str, Any], required: bool) -> str:
     if required:
         return "must be given"
     default = value.get("default")
-    return "" if default is None or isinstance(default, dict) else f"`{json.dumps(default)}`"
+    if default is None or default == "" or isinstance(default, dict):
+        return ""
+    return f"`{default}`" if isinstance(default, str) else f"`{json.dumps(default)}`"

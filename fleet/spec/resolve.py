@@ -39,6 +39,7 @@ from fleet.spec.schema import (
 from fleet.spec.space import draw, grid, override
 from fleet.spec.yaml_file import plain, read_yaml
 from preprocess.base import InputError
+from preprocess.source import SOURCES
 
 T = TypeVar("T")
 
@@ -140,6 +141,10 @@ def _problems(document: Document) -> Iterator[tuple[tuple, str, str]]:
     """What the types cannot say: (key path, what is wrong, what would be right)."""
     if not _NAME.fullmatch(document.name):
         yield ("name",), f"{document.name!r} cannot name a folder", "letters, digits, '.', '_' and '-'"
+    source = document.data.source
+    if source not in SOURCES and ":" not in source:
+        yield ("data", "source"), f"no source is named {source!r}", (
+            f"one of {', '.join(SOURCES)}, or an import path module:function")
     try:
         find_policy(document.schedule.policy)
     except UserError as error:

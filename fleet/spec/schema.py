@@ -1,4 +1,7 @@
-"""The keys of a spec file and what they mean: frozen dataclasses, from the document down to one network."""
+"""The keys of a spec file: frozen dataclasses, from the document down to one network.
+
+What a key means is said once, in its ``Field(description=...)``: the JSON Schema and ``docs/spec.md`` come from there.
+"""
 
 from __future__ import annotations
 
@@ -7,78 +10,77 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    TypeAdapter,
-    WithJsonSchema,
-    model_validator,
-)
+from pydantic import ConfigDict, Field, JsonValue, WithJsonSchema, model_validator
 from pydantic.dataclasses import dataclass
 
 from fleet.plugins import find_policy
+from fleet.spec.fields import (
+    DeltaText,
+    Duration,
+    Family,
+    ImportPath,
+    PolicyName,
+    Share,
+    ShareOrPath,
+    Size,
+    Source,
+    TransformItem,
+)
+from fleet.spec.learning_rate import check_schedule, schedule_schema
 from fleet.spec.model import Architecture
 from fleet.spec.space import Grid, Space
-from fleet.units import parse_delta, parse_duration, parse_share, parse_size
-from preprocess.base import InputError
-from preprocess.transforms import item_schema, parse_transform
+from fleet.units import parse_delta
 from scheduler.base import Options
-from scheduler.ensemble.policies import Policy
+from scheduler.ensemble.policies import POLICIES, Policy
 
 _STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
 
 MOST_NETWORKS = 10_000  # of one entry; more are a slip of the keyboard, and would fill the memory
 
-
-def _schema(example: str) -> WithJsonSchema:
-    return WithJsonSchema({"type": ["string", "number"], "examples": [example]})
+Positive = Annotated[int, Field(ge=1)]
 
 
-Size = Annotated[int, BeforeValidator(parse_size), _schema("2GB")]
-
-
-Duration = Annotated[float, BeforeValidator(parse_duration), _schema("10min")]
-
-
-Share = Annotated[float, BeforeValidator(parse_share), _schema("15%")]
-
-
-def _check_delta(value: object) -> object:
-    parse_delta(value)
-    return value
-
-
-DeltaText = Annotated[str, BeforeValidator(_check_delta), WithJsonSchema(
-    {"type": "string", "pattern": r"^\s*[0-9.eE+-]+\s*(%|/s)\s*$", "examples": ["15%", "20/s"]})]
-
-
-def _check_transform(item: object) -> object:
-    try:
-        parse_transform(item)
-    except InputError as error:
-        raise ValueError(str(error)) from None
-    return item
-
-
-TransformItem = Annotated[str | dict[str, Any], BeforeValidator(_check_transform), WithJsonSchema(item_schema())]
+def _as(default: str) -> dict[str, JsonValue]:
+    """A default as people write it."""
+    return {"default": default}
 
 
 @dataclass(frozen=True, config=_STRICT)
 class Data:
-    """Where samples come from and what happens to them before a network sees them."""
+    """Where samples come from, and what happens to them before a network sees them."""
 
-    source: str = "image_folder"  # image_folder | hdf5 | tfrecord | webdataset | builtin:digits|noise | import path
-    path: str | None = None  # file or folder of the samples
-    options: dict[str, Any] = Field(default_factory=dict)  # further arguments of the source
-    validation: Annotated[float, Field(gt=0, lt=1)] | str | None = 0.1  # a fraction, or a path
-    transforms: tuple[TransformItem, ...] = ("decode",)  # what is done to each sample, in this order
-    window: Size = 2 * 10**9  # bytes of preprocessed samples that a node holds
-    order: Literal["strict", "ring"] = "strict"  # ring: every network at its own pace, shard by shard
-    shards: Annotated[int, Field(ge=2)] = 50  # of a ring
-    cache: Literal["none", "memory", "file"] = "none"  # decoded images: in the window, or in a file made once
-    stall: Annotated[Duration, Field(gt=0)] = 1800.0  # seconds without a sample after which the run ends
-    max_bad: Annotated[Share, Field(ge=0, le=1)] = 0.01  # share of unreadable samples that a run bears
+    source: Source = Field(default="image_folder", description=(
+        "What kind of data is read: a folder with a folder of images for each class, HDF5, TFRecord or WebDataset "
+        "files, or one of two built-in data sets to try things with. An import path names a function of your own that "
+        "opens the data."))
+    path: str | None = Field(default=None, description=(
+        "File or folder with the data. The built-in data sets need none."))
+    options: dict[str, Any] = Field(default_factory=dict, description=(
+        "Further arguments of the source, by name. If one is unknown, the message lists those that there are."))
+    validation: ShareOrPath | None = Field(default=0.1, description=(
+        "The data that networks are judged by: a path, or the share of the samples of each class that is held out, "
+        "like 10%. Data that has a validation part of its own is not split. With null, nothing is held out."))
+    transforms: tuple[TransformItem, ...] = Field(default=("decode",), description=(
+        "What is done to each sample, in this order: names of transforms, with their parameters where they have some, "
+        "and import paths of your own functions."))
+    window: Size = Field(default=2 * 10**9, json_schema_extra=_as("2GB"), description=(
+        "How much memory each node uses for prepared samples, like 2GB. Networks that share a stream are at most this "
+        "far apart."))
+    order: Literal["strict", "ring"] = Field(default="strict", description=(
+        "strict: all networks read the samples of an epoch in the same order, at most a window apart. ring: the data "
+        "set is cut into shards that circulate, and each network takes those it still lacks, at its own pace. A ring "
+        "is for data sets that are larger than the window."))
+    shards: Annotated[int, Field(ge=2)] = Field(default=50, description=(
+        "Number of shards into which order: ring cuts the data set. A batch is drawn from a single shard."))
+    cache: Literal["none", "memory", "file"] = Field(default="none", description=(
+        "none: samples are decoded anew in every epoch. memory: decoded samples stay in the window, so that each "
+        "network trains at its own pace; all of them must fit. file: samples are decoded once, into a file in the "
+        "run's folder."))
+    stall: Annotated[Duration, Field(gt=0)] = Field(default=1800.0, json_schema_extra=_as("30min"), description=(
+        "How long the run waits for a sample before it ends and names the cause, like 30min."))
+    max_bad: Annotated[Share, Field(ge=0, le=1)] = Field(default=0.01, json_schema_extra=_as("1%"), description=(
+        "Largest share of samples that may be unreadable, like 1%. Such samples are left out and reported; when there "
+        "are more, the run ends."))
 
     @model_validator(mode="after")
     def _agree(self) -> Data:
@@ -90,28 +92,38 @@ class Data:
 
 @dataclass(frozen=True, config=_STRICT)
 class Batch:
-    """The global batch: how many samples go into one step, over all GPUs of the group."""
+    """The batch of a training step, which the GPUs of a group share."""
 
-    size: Annotated[int, Field(ge=1)] = 128  # samples in a step
-    # fixed: the group splits the batch. per_gpu: the batch is size x GPUs, and the learning
-    # rate is multiplied by the GPUs (the linear scaling rule).
-    when_scaled: Literal["fixed", "per_gpu"] = "fixed"
+    size: Positive = Field(default=128, description=(
+        "Number of samples in a training step, over all GPUs of a group together."))
+    when_scaled: Literal["fixed", "per_gpu"] = Field(default="fixed", description=(
+        "What happens on several GPUs. fixed: they split the batch, so that the result does not depend on their "
+        "number. per_gpu: each has a batch of this size, and the learning rate is multiplied by the number of GPUs "
+        "(the linear scaling rule)."))
 
 
 @dataclass(frozen=True, config=_STRICT)
 class Optimizer:
-    """A Keras optimizer; a parameter that is not given keeps Keras' default."""
+    """A Keras optimizer. A parameter that is not given keeps the default of Keras."""
 
-    name: Literal["sgd", "adam", "adamw"] = "sgd"  # which one
-    # A number, or a Keras schedule: {name: CosineDecay, initial_learning_rate: 0.1, decay_steps: 1000}.
-    learning_rate: Annotated[float, Field(gt=0)] | dict[str, Any] = 0.01
-    momentum: Annotated[float, Field(ge=0, lt=1)] | None = None  # sgd
-    nesterov: bool | None = None  # sgd
-    beta_1: Annotated[float, Field(ge=0, lt=1)] | None = None  # adam, adamw
-    beta_2: Annotated[float, Field(ge=0, lt=1)] | None = None  # adam, adamw
-    epsilon: Annotated[float, Field(gt=0)] | None = None  # adam, adamw
-    weight_decay: Annotated[float, Field(ge=0)] | None = None  # of the weights, as Keras has it
-    global_clipnorm: Annotated[float, Field(gt=0)] | None = None  # most that the norm of all gradients may be
+    name: Literal["sgd", "adam", "adamw"] = Field(default="sgd", description=(
+        "Which optimizer trains the network: stochastic gradient descent, Adam, or Adam with decoupled weight decay."))
+    learning_rate: Annotated[Annotated[float, Field(gt=0)] | dict[str, Any], WithJsonSchema(schedule_schema())] = Field(
+        default=0.01, description=("The learning rate: a number, or a schedule of Keras with its arguments, like "
+                           "{name: CosineDecay, initial_learning_rate: 0.1, decay_steps: 1000}."))
+    momentum: Annotated[float, Field(ge=0, lt=1)] | None = Field(default=None, description=(
+        "Only for sgd: which share of the previous step is added to the next."))
+    nesterov: bool | None = Field(default=None, description="Only for sgd: whether the momentum is that of Nesterov.")
+    beta_1: Annotated[float, Field(ge=0, lt=1)] | None = Field(default=None, description=(
+        "Only for adam and adamw: decay of the running mean of the gradients."))
+    beta_2: Annotated[float, Field(ge=0, lt=1)] | None = Field(default=None, description=(
+        "Only for adam and adamw: decay of the running mean of the squared gradients."))
+    epsilon: Annotated[float, Field(gt=0)] | None = Field(default=None, description=(
+        "Only for adam and adamw: a small number in the denominator, for numerical stability."))
+    weight_decay: Annotated[float, Field(ge=0)] | None = Field(default=None, description=(
+        "Weight decay: each step takes this share of every weight away, times the learning rate."))
+    global_clipnorm: Annotated[float, Field(gt=0)] | None = Field(default=None, description=(
+        "Largest norm of all gradients together. If it is exceeded, they are scaled down to it."))
 
     @model_validator(mode="after")
     def _fits_the_name(self) -> Optimizer:
@@ -120,53 +132,65 @@ class Optimizer:
         wrong = [key for key in foreign if getattr(self, key) is not None]
         if wrong:
             raise ValueError(f"{self.name} takes no {', '.join(wrong)}")
-        rate = self.learning_rate
-        if isinstance(rate, dict) and rate.get("name") not in LEARNING_RATE_SCHEDULES:
-            raise ValueError("a learning-rate schedule is a mapping with `name:` (one of "
-                             f"{', '.join(LEARNING_RATE_SCHEDULES)}) and the arguments that Keras documents for it")
+        if isinstance(self.learning_rate, dict):
+            check_schedule(self.learning_rate)
         return self
-
-
-LEARNING_RATE_SCHEDULES = ("CosineDecay", "CosineDecayRestarts", "ExponentialDecay", "InverseTimeDecay",
-                           "PiecewiseConstantDecay", "PolynomialDecay")
 
 
 @dataclass(frozen=True, config=_STRICT)
 class Converge:
-    """When a network is done; whatever comes first."""
+    """When the training of a network ends: at the first of these conditions."""
 
-    max_epochs: Annotated[int, Field(ge=1)] = 60  # at most so many
-    patience: Annotated[int, Field(ge=1)] | None = None  # epochs without an improvement of `monitor`
-    monitor: Literal["val_accuracy", "val_loss", "accuracy", "loss"] = "val_accuracy"  # what is watched
-    min_delta: Annotated[float, Field(ge=0)] = 0.0  # what counts as an improvement
-    target: float | None = None  # a value of `monitor` that is good enough
+    max_epochs: Positive = Field(default=60, description="Largest number of epochs that a network is trained.")
+    patience: Positive | None = Field(default=None, description=(
+        "Number of epochs without an improvement of `monitor` after which training ends. Without it, training does not "
+        "end early."))
+    monitor: Literal["val_accuracy", "val_loss", "accuracy", "loss"] = Field(default="val_accuracy", description=(
+        "The quantity that decides which epoch is the best, and when training ends."))
+    min_delta: Annotated[float, Field(ge=0)] = Field(default=0.0, description=(
+        "How much better than its best value so far `monitor` must be to count as an improvement."))
+    target: float | None = Field(default=None, description="Value of `monitor` that is good enough to end training.")
 
 
 @dataclass(frozen=True, config=_STRICT)
 class Train:
-    """How a network is trained."""
+    """How networks are trained: in which batches, by which optimizer, and for how long."""
 
-    batch: Batch = Batch()  # see there
-    optimizer: Optimizer = Optimizer()  # see there
-    converge: Converge = Converge()  # see there
-    precision: Literal["float32", "mixed_float16", "mixed_bfloat16"] = "float32"  # the dtype policy of Keras
-    xla: bool = False  # whether steps are compiled by XLA
+    batch: Batch = Batch()
+    optimizer: Optimizer = Optimizer()
+    converge: Converge = Converge()
+    precision: Literal["float32", "mixed_float16", "mixed_bfloat16"] = Field(default="float32", description=(
+        "Precision of the computations, as a dtype policy of Keras. The mixed ones compute with 16 bits and keep the "
+        "weights in 32."))
+    xla: bool = Field(default=False, description="Whether XLA compiles the training steps.")
 
 
 @dataclass(frozen=True, config=_STRICT)
 class ModelEntry:
-    """One entry of `models:`, which may stand for many networks."""
+    """An entry of `models`, which stands for one network or for many."""
 
-    family: str | None = None  # resnet | densenet | cnn | softmax | a keras.applications name
-    build: str | None = None  # module:function
-    name: str | None = None  # of the network, numbered where there are several; else that of the family or function
-    args: dict[str, Any] = Field(default_factory=dict)  # of the family or function
-    count: Annotated[int, Field(ge=1, le=MOST_NETWORKS)] | None = None  # networks drawn from the space
-    space: Space | None = None  # argument, or train.*, -> a list of values, or {low, high, log, integer}
-    grid: Grid | None = None  # argument, or train.*, -> a list of values, of which all combinations are trained
-    # So many GPUs, or [least, most]; as many as are useful unless said.
-    gpus: Annotated[int, Field(ge=1)] | tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] | None = None
-    train: dict[str, Any] = Field(default_factory=dict)  # replaces parts of the top-level `train`
+    family: Family | None = Field(default=None, description=(
+        "A family of networks that FLEET builds, or the name of a network of keras.applications."))
+    build: ImportPath | None = Field(default=None, description=(
+        "Instead of a family: the import path of your own function, which returns a keras.Model. Its module may stand "
+        "beside the spec."))
+    name: str | None = Field(default=None, description=(
+        "Name of the network in all results; without it, that of the family or function. If the entry stands for "
+        "several networks, they are numbered."))
+    args: dict[str, Any] = Field(default_factory=dict, description=(
+        "Arguments of the family or function, by name: the same for all networks of the entry."))
+    count: Annotated[int, Field(ge=1, le=MOST_NETWORKS)] | None = Field(default=None, description=(
+        "Number of networks to draw at random from `space`."))
+    space: Space | None = Field(default=None, description=(
+        "What differs between networks that are drawn at random: for an argument, or a setting like "
+        "train.optimizer.learning_rate, a list of values or a range {low, high, log, integer}."))
+    grid: Grid | None = Field(default=None, description=(
+        "What differs between networks that cover all combinations: for an argument, or a setting like "
+        "train.batch.size, a list of values."))
+    gpus: Positive | tuple[Positive, Positive] | None = Field(default=None, description=(
+        "Number of GPUs that train the network, or [least, most]. Without it, there may be as many as make it faster."))
+    train: dict[str, Any] = Field(default_factory=dict, description=(
+        "Training settings of this entry. What they do not name is taken from `train` at the top."))
 
     @model_validator(mode="after")
     def _one_way_to_say_it(self) -> ModelEntry:
@@ -186,26 +210,38 @@ class ModelEntry:
 class Schedule:
     """Which networks train when, and on how many GPUs."""
 
-    policy: str = "global"  # global | adaptive | local | homogeneous | baseline, or an import path module:policy
-    delta: DeltaText = "15%"  # how close to the fastest the rates of a flotilla are: a share of it, or samples/s
-    alpha: Annotated[float, Field(gt=0, le=1)] = 0.8  # share of the GPUs below which a round of `global` ends
-    peak_limited: bool = True  # give a network no GPU that does not make it faster
-    rates: str | None = None  # a rates file instead of profiling
+    policy: PolicyName = Field(default="global", description=(
+        "Policy that decides which networks train when, or the import path of your own. "
+        + " ".join(f"{policy.name}: {policy.help}." for policy in POLICIES.values())))
+    delta: DeltaText = Field(default="15%", description=(
+        "How close to the fastest the networks of a flotilla train: within a share of its rate, like 15%, or within a "
+        "number of samples per second, like 20/s."))
+    alpha: Annotated[Share, Field(gt=0, le=1)] = Field(default=0.8, json_schema_extra=_as("80%"), description=(
+        "A round of the policy global ends when fewer than this share of the GPUs train, like 80%."))
+    peak_limited: bool = Field(default=True, description=(
+        "Whether a network gets only GPUs that make it faster. With false, spare GPUs are given away as in Algorithm 2 "
+        "of the paper."))
+    rates: str | None = Field(default=None, description=(
+        "File with the training rates of the networks, such as the profile.json of an earlier run. Without it, rates "
+        "are measured when the run starts."))
 
 
 @dataclass(frozen=True, config=_STRICT)
 class Profile:
     """How training rates are measured."""
 
-    batches: Annotated[int, Field(ge=2)] = 48  # steps of a measurement
-    timed: Annotated[int, Field(ge=1)] = 20  # the last of them, which count
-    max_gpus: Annotated[int, Field(ge=1)] | None = None  # measured so far; M_t of the paper's appendix B.3 unless said
+    batches: Annotated[int, Field(ge=2)] = Field(default=48, description="Number of training steps of one measurement.")
+    timed: Positive = Field(default=20, description=(
+        "How many of these steps are timed: the last ones. Those before them warm up."))
+    max_gpus: Positive | None = Field(default=None, description=(
+        "Largest number of GPUs on which a network is measured. Without it, two nodes, or as many GPUs as the slowest "
+        "network needs to keep up with the fastest if that is more (appendix B.3 of the paper)."))
 
     @model_validator(mode="after")
     def _timed_is_a_part(self) -> Profile:
         if self.timed >= self.batches:
             raise ValueError(f"timed: {self.timed} should be less than batches: {self.batches}, "
-                             "for the first batches warm up")
+                             "because the first batches warm up")
         return self
 
 
@@ -213,40 +249,62 @@ class Profile:
 class Resources:
     """How the ranks of the launch are used."""
 
-    engine: Literal["keras", "numpy", "emulated"] = "keras"  # what trains; emulated: ranks sleep instead
-    time_scale: Annotated[float, Field(gt=0)] = 1.0  # emulated: seconds that a second of training takes
-    preprocessors: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"  # ranks of the launch that prepare samples
-    gpus_per_node: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"  # ranks of a node that train; auto: its GPUs
-    exchange: Literal["auto", "horovod", "mpi"] = "auto"  # of gradients; auto: Horovod where there is one
+    engine: Literal["keras", "numpy", "emulated"] = Field(default="keras", description=(
+        "What trains the networks. keras: Keras on TensorFlow. numpy: softmax regression without TensorFlow, to try "
+        "things with. emulated: ranks sleep for as long as training would take, at rates that are known."))
+    time_scale: Annotated[float, Field(gt=0)] = Field(default=1.0, description=(
+        "Only for the engine emulated: how many seconds a second of training takes."))
+    preprocessors: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(default="auto", description=(
+        "Number of ranks that prepare samples. auto: all ranks that are not needed for GPUs; without GPUs, one in "
+        "eight on each node."))
+    gpus_per_node: Positive | Literal["auto"] = Field(default="auto", description=(
+        "Number of ranks on each node that train. auto: one for each GPU; without GPUs, all that do not prepare "
+        "samples."))
+    exchange: Literal["auto", "horovod", "mpi"] = Field(default="auto", description=(
+        "How the GPUs of a group exchange gradients. horovod: while the backward pass runs. mpi: by one MPI reduction "
+        "after each step. auto: by Horovod where it is installed, else by MPI."))
 
 
 @dataclass(frozen=True, config=_STRICT)
 class Checkpoint:
-    """What is kept on disk, and how often."""
+    """What is kept on disk, and how often it is saved."""
 
-    every: Annotated[Duration, Field(gt=0)] | None = None  # seconds inside an epoch; every epoch's end always
-    # Of each network; with `last` it is the last epoch that is exported. Room permitting, the one before the last is
-    # kept as well, for the case that the last is damaged.
-    keep: Literal["best+last", "last"] = "best+last"
-    quota: Annotated[Size, Field(gt=0)] | None = None  # bytes of all checkpoints and exports of the run
+    every: Annotated[Duration, Field(gt=0)] | None = Field(default=None, description=(
+        "How often a network is saved within an epoch, like 10min. At the end of an epoch it is always saved."))
+    keep: Literal["best+last", "last"] = Field(default="best+last", description=(
+        "What is kept of each network. best+last: the best epoch, which is exported, and the last one, from which "
+        "training goes on. last: only the last, which is then exported. If there is room, the checkpoint before the "
+        "last is kept as well, in case the last is damaged."))
+    quota: Annotated[Size, Field(gt=0)] | None = Field(default=None, description=(
+        "How much disk space all checkpoints and exports of the run may take, like 20GB. Without it, there is no "
+        "limit."))
 
 
 @dataclass(frozen=True, config=_STRICT)
 class Document:
-    """What stands in the YAML file, before networks are drawn."""
+    """A spec: the networks of an ensemble, the data they learn from, and how they are trained."""
 
-    models: Annotated[tuple[ModelEntry, ...], Field(min_length=1)]  # entries, of one network or many each
-    name: str = "ensemble"  # of the run
-    seed: Annotated[int, Field(ge=0, lt=2**64)] = 0  # of all that is random
-    data: Data = Data()  # see there
-    train: Train = Train()  # see there
-    schedule: Schedule = Schedule()  # see there
-    profile: Profile = Profile()  # see there
-    resources: Resources = Resources()  # see there
-    checkpoint: Checkpoint = Checkpoint()  # see there
-    walltime: Annotated[Duration, Field(gt=0)] | None = None  # seconds; save and stop shortly before
-    retries: Annotated[int, Field(ge=0, le=100)] = 2  # of a network that failed for a reason that may pass (I/O)
-    output: str = ""  # folder of the run; runs/NAME unless said
+    models: Annotated[tuple[ModelEntry, ...], Field(min_length=1)] = Field(description=(
+        "The networks to train: a list of entries, each of which stands for one network or for many."))
+    name: str = Field(default="ensemble", description=(
+        "Name of the run: letters, digits, dots, dashes and underscores."))
+    seed: Annotated[int, Field(ge=0, lt=2**64)] = Field(default=0, description=(
+        "Seed of everything that is random: which networks are drawn, their first weights, the order of the samples "
+        "and how they are augmented."))
+    data: Data = Data()
+    train: Train = Train()
+    schedule: Schedule = Schedule()
+    profile: Profile = Profile()
+    resources: Resources = Resources()
+    checkpoint: Checkpoint = Checkpoint()
+    walltime: Annotated[Duration, Field(gt=0)] | None = Field(default=None, description=(
+        "How long the run may take, like 2h. Shortly before, it saves everything and stops with exit status 75; the "
+        "same command goes on. If the batch system ends the job earlier, its limit counts."))
+    retries: Annotated[int, Field(ge=0, le=100)] = Field(default=2, description=(
+        "How often a network is tried again that failed for a reason that may pass, such as a file server that does "
+        "not answer."))
+    output: str = Field(default="", description=(
+        "Folder of the run, for results, checkpoints, logs and the report. Without it, runs/NAME with the run's name."))
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -322,12 +380,6 @@ class Spec:
     def by_name(self) -> dict[str, NetworkSpec]:
         """The networks by name."""
         return {network.name: network for network in self.networks}
-
-
-def json_schema() -> dict[str, Any]:
-    """The JSON Schema of a spec file, for editors."""
-    schema = TypeAdapter(Document).json_schema()
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "FLEET spec"}
 
 
 def with_output(spec: Spec, output: str | Path) -> Spec:

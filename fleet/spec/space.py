@@ -37,19 +37,13 @@ Flag = Annotated[bool, Field(strict=True)]
 
 @validated(frozen=True, config=ConfigDict(extra="forbid"))
 class Range:
-    """An interval of numbers, drawn uniformly.
+    """A range of numbers, from which a parameter is drawn uniformly."""
 
-    Attributes:
-        low: the least number.
-        high: the largest number, which an integer range includes.
-        log: draw the logarithm uniformly, for numbers whose order of magnitude matters.
-        integer: whole numbers only.
-    """
-
-    low: Bound
-    high: Bound
-    log: Flag = False
-    integer: Flag = False
+    low: Bound = Field(description="Smallest number that may be drawn.")
+    high: Bound = Field(description="Largest number that may be drawn.")
+    log: Flag = Field(default=False, description=(
+        "Whether the logarithm is drawn uniformly, as is good for parameters whose order of magnitude matters."))
+    integer: Flag = Field(default=False, description="Whether only whole numbers are drawn.")
 
     @model_validator(mode="after")
     def _check(self) -> Range:

@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic.fields import FieldInfo
 
 from fleet.errors import SpecError, SpecMistake
+from fleet.spec.fields import default_of
 from fleet.spec.mistakes import key_path
-from fleet.spec.schema import (
-    Document,
-)
+from fleet.spec.schema import Document
 
 
 def dump(document: Document) -> str:
@@ -143,10 +141,7 @@ def plain(value: Any) -> Any:
 def _without_defaults(value: Any) -> dict[str, Any]:
     kept = {}
     for field in dataclass_fields(value):
-        item, default = getattr(value, field.name), field.default
-        if isinstance(default, FieldInfo):
-            default = default.get_default(call_default_factory=True)
-        if item == default:
-            continue
-        kept[field.name] = plain(item)
+        item = getattr(value, field.name)
+        if item != default_of(field):
+            kept[field.name] = plain(item)
     return kept

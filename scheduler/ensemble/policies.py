@@ -144,16 +144,16 @@ def homogeneous(rates: RateTable, progress: Progress, cluster: Cluster, options:
 
 
 POLICIES: dict[str, Policy] = {policy.name: policy for policy in (
-    Policy("baseline", baseline, "each free device takes a random network that waits",
+    Policy("baseline", baseline, "each GPU that is free takes a random network that waits",
            reads=frozenset({"seed"}), needs_rates=False, own_samples=True, costs=Costs()),
     # Its networks share a stream, so rates say how many preprocessors that needs.
-    Policy("homogeneous", homogeneous, "as many random networks as devices, one each; the next when all are done",
+    Policy("homogeneous", homogeneous, "as many random networks as GPUs, one each; the next ones when all have ended",
            reads=frozenset({"seed"}), costs=Costs()),
-    Policy("local", local, "FLEET-L: a flotilla of waiting networks on the devices that became free",
+    Policy("local", local, "flotillas of waiting networks on the GPUs that become free (FLEET-L)",
            reads=frozenset({"delta", "peak_limited"})),
-    Policy("global", fleet_global, "FLEET-G: rounds of one flotilla on all devices ([FLEET] Algorithm 1)",
+    Policy("global", fleet_global, "rounds of one flotilla on all GPUs (FLEET-G)",
            reads=frozenset({"alpha", "delta", "peak_limited"}), stream=LOCKSTEP),
-    Policy("adaptive", adaptive, "ours: devices are shared anew among all networks when one finishes",
+    Policy("adaptive", adaptive, "all GPUs are shared anew among all networks whenever one ends",
            reads=frozenset(), own_pace=True, costs=REGROUPING_COSTS),
 )}
 REFERENCE = POLICIES["baseline"]  # that speed-ups are measured against

@@ -94,8 +94,19 @@ def _holds(test, kind):
     return check
 
 
+def _all_of(value, rules, _, root, place):
+    for rule in rules:
+        yield from complaints(value, rule, root, place)
+
+
+def _if(value, condition, schema, root, place):
+    if not list(complaints(value, condition, root, place)):
+        yield from complaints(value, schema["then"], root, place)
+
+
 _KEYWORDS = {
-    "anyOf": _any_of, "oneOf": _one_of, "$ref": _reference, "type": _type,
+    "allOf": _all_of, "anyOf": _any_of, "oneOf": _one_of, "if": _if, "then": lambda *_: (), "$ref": _reference,
+    "type": _type,
     "properties": _properties, "patternProperties": _pattern_properties, "additionalProperties": _additional,
     "required": _required, "items": _items, "prefixItems": _prefix_items,
     "enum": lambda value, values, _, root, place: () if value in values else (f"{place}: {value!r} not in {values}",),

@@ -7,6 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.units import (
+    DELTA,
+    DURATION,
+    SHARE,
+    SIZE,
     format_duration,
     format_size,
     parse_delta,
@@ -35,7 +39,8 @@ def test_a_duration_is_seconds(text, seconds):
     assert parse_duration(text) == seconds
 
 
-@pytest.mark.parametrize(("text", "share"), [("15%", 0.15), (" 100 % ", 1), ("0.25", 0.25), (0.01, 0.01), ("0%", 0)])
+@pytest.mark.parametrize(("text", "share"), [("15%", 0.15), (" 100 % ", 1), ("0.25", 0.25), (0.01, 0.01), ("0%", 0),
+                                             ("57%", 0.57)])
 def test_a_share_is_a_part_of_one(text, share):
     assert parse_share(text) == share
 
@@ -84,8 +89,12 @@ def test_what_is_none_is_refused_with_an_example(parser, value):
         parser(value)
 
 
+TEXTS = st.one_of(st.text(max_size=20), st.from_regex(r"[0-9.eE:+%/]{1,12}[a-zA-Z/%]{0,3}", fullmatch=True),
+                  st.from_regex(r" ?[0-9]{1,2}(\.5)? ?([kKmM]i?[bB]|[sShHdD]|min|%|/s)?", fullmatch=True))
+
+
 @settings(max_examples=300)
-@given(st.one_of(st.text(max_size=20), st.integers(), st.floats(), st.from_regex(r"[0-9.eE:+%]{1,12}[a-zA-Z]{0,3}")))
+@given(st.one_of(TEXTS, st.integers(), st.floats()))
 def test_whatever_is_written_is_a_finite_number_or_refused(value):
     for parser in PARSERS:
         try:
@@ -93,6 +102,22 @@ def test_whatever_is_written_is_a_finite_number_or_refused(value):
         except ValueError:
             continue
         assert 0 <= number < float("inf")
+
+
+@pytest.mark.parametrize(("notation", "parser"), [
+    (SIZE, parse_size), (DURATION, parse_duration), (SHARE, parse_share), (DELTA, parse_delta)])
+def test_an_editor_accepts_the_text_that_can_be_read(notation, parser):
+    @settings(max_examples=300)
+    @given(TEXTS)
+    def check(text):
+        try:
+            parser(text)
+        except ValueError:
+            assert not re.search(notation.pattern, text) or "e" in text.lower()  # beyond all floats
+        else:
+            assert re.search(notation.pattern, text)
+
+    check()
 
 
 @pytest.mark.parametrize(("seconds", "text"), [

@@ -221,7 +221,7 @@ def test_an_unknown_transform_is_told_all_there_are_with_their_defaults():
     ("rotate", "'degrees' is missing"),
     ({"rotate": {"degrees": "ten"}}, "'degrees' is 'ten'"),
     ({"rotate": {"degrees": 200}}, "'degrees' is 200"),
-    ({"random_crop": {"size": [32, 0]}}, "'size' is [32, 0]; wanted: [height, width] in pixels; it takes size"),
+    ({"random_crop": {"size": [32, 0]}}, "'size' is [32, 0]; wanted: [height, width] of the crop, in pixels; it takes"),
     ({"random_crop": {"size": 32}}, "'size' is 32; wanted"),
     ({"random_crop": {"size": [True, 3]}}, "'size' is [True, 3]; wanted"),
     ({"resize": {"size": [1, 2, 3]}}, "'size' is [1, 2, 3]; wanted: [height, width], or one number"),

@@ -1,10 +1,13 @@
 """The Keras engine on one rank: devices, optimizers, precision."""
 
+import inspect
+
 import numpy as np
 import pytest
 
 from fleet.errors import CheckpointError, UserError
 from fleet.spec import parse
+from fleet.spec.learning_rate import SCHEDULES
 from preprocess.sample import Affine, ImageSpec, SampleSpec
 
 pytestmark = pytest.mark.tensorflow
@@ -128,3 +131,11 @@ def test_samples_that_cannot_be_read_count_for_nothing(engine, batch):
     assert some.step(images, holes, 12).loss == pytest.approx(all_.step(images[:8], labels[:8], 8).loss, rel=1e-5)
     for name, array in some.state().items():
         assert array == pytest.approx(all_.state()[name], abs=1e-6), name
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_arguments_of_learning_rate_schedules_are_those_of_keras(name):
+    import keras
+
+    known = inspect.signature(getattr(keras.optimizers.schedules, name)).parameters
+    assert set(SCHEDULES[name]) == set(known) - {"name"}

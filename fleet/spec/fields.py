@@ -1,0 +1,86 @@
+"""The kinds of values that keys of a spec take, each with its JSON Schema, by which editors help and check.
+
+A key is a field of a frozen dataclass. Its ``Field(description=...)`` is what users read about it, in an editor and in
+``docs/spec.md``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic.fields import FieldInfo
+
+from fleet.spec.model import FAMILIES, application_names
+from fleet.units import DELTA, DURATION, SHARE, SIZE, Notation, parse_delta, parse_duration, parse_share, parse_size
+from preprocess.source import SOURCES
+from preprocess.transforms import item_schema, parse_transform
+from scheduler.ensemble.policies import POLICIES
+
+IMPORT_PATH = {"title": "an import path", "type": "string", "pattern": r"^[^\s:]+:[^\s:]+$",
+               "examples": ["module:function"]}
+
+
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    """What a key is where it is not given; ``dataclasses.MISSING`` where it must be."""
+    default = field.default
+    if isinstance(default, FieldInfo):
+        return dataclasses.MISSING if default.is_required() else default.get_default(call_default_factory=True)
+    return default
+
+
+@dataclasses.dataclass(frozen=True)
+class OneOf:
+    """One of some schemas, which are asked for when the schema is: tables may be read from files.
+
+    Args:
+        schemas: those that there are, the choices first.
+    """
+
+    schemas: Callable[[], Sequence[dict[str, Any]]]
+
+    def __get_pydantic_json_schema__(self, _: Any, handler: Any) -> dict[str, Any]:
+        """What pydantic writes into the JSON Schema; values are checked elsewhere."""
+        first, *others = self.schemas()
+        return {"anyOf": [first, *others]} if others else first
+
+
+def _families() -> list[dict[str, Any]]:
+    applications = list(application_names())  # none where Keras is not installed
+    known: dict[str, Any] = {"enum": applications} if applications else {"type": "string"}
+    return [{"title": "a family", "enum": list(FAMILIES)}, {"title": "a name of keras.applications", **known}]
+
+
+def _written(notation: Notation, **bounds: float) -> WithJsonSchema:
+    """A quantity with its unit, or a bare number, within bounds, where that has a meaning."""
+    text = {"type": "string", "pattern": notation.pattern, "examples": list(notation.examples)}
+    number = {"type": "number", "minimum": 0, **bounds}
+    return WithJsonSchema({"anyOf": [text, number]} if notation.has_bare_numbers else text)
+
+
+def _checked(parse: Callable[[Any], object]) -> BeforeValidator:
+    """Refuse what cannot be read, and keep the rest as it is written."""
+    def check(value: Any) -> Any:
+        parse(value)
+        return value
+
+    return BeforeValidator(check)
+
+
+def _share_or_path(value: object) -> object:
+    """A text that is written like a share is one; no path ends in a per cent sign."""
+    return parse_share(value) if isinstance(value, str) and value.rstrip().endswith("%") else value
+
+
+Size = Annotated[int, BeforeValidator(parse_size), _written(SIZE)]
+Duration = Annotated[float, BeforeValidator(parse_duration), _written(DURATION)]
+Share = Annotated[float, BeforeValidator(parse_share), _written(SHARE, maximum=1)]
+DeltaText = Annotated[str, _checked(parse_delta), _written(DELTA)]
+ShareOrPath = Annotated[Annotated[float, Field(gt=0, lt=1)] | str, BeforeValidator(_share_or_path)]
+ImportPath = Annotated[str, WithJsonSchema(IMPORT_PATH)]
+Source = Annotated[str, OneOf(lambda: [{"enum": list(SOURCES)}, IMPORT_PATH])]
+PolicyName = Annotated[str, OneOf(lambda: [{"enum": list(POLICIES)}, IMPORT_PATH])]
+Family = Annotated[str, OneOf(_families)]
+TransformItem = Annotated[str | dict[str, Any], _checked(parse_transform), WithJsonSchema(item_schema())]

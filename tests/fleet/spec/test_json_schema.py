@@ -1,0 +1,135 @@
+"""What an editor makes of the schema: help and choices for every key; and the page, which is written from it."""
+
+import re
+
+import pytest
+import yaml
+
+from fleet.spec import json_schema, read_yaml
+from fleet.spec.learning_rate import SCHEDULES
+from fleet.spec.model import FAMILIES, application_names
+from fleet.spec.page import page
+from fleet.units import parse_duration, parse_share, parse_size
+from preprocess.source import SOURCES
+from preprocess.transforms import TRANSFORMS
+from scheduler.ensemble.policies import POLICIES
+from tests.fleet.json_schema import complaints
+from tests.places import ROOT
+
+SCHEMA = json_schema()
+EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+
+
+def keys(schema, place=""):
+    """Every key of a schema, with what is said of it; references are followed."""
+    if isinstance(schema, list):
+        for one in schema:
+            yield from keys(one, place)
+    elif isinstance(schema, dict):
+        if "$ref" in schema:
+            yield from keys(_target(schema), place)
+        for key, value in schema.get("properties", {}).items():
+            yield f"{place}.{key}".removeprefix("."), value
+            yield from keys(value, f"{place}.{key}")
+        for keyword in ("anyOf", "oneOf", "allOf", "items", "prefixItems", "additionalProperties", "then"):
+            yield from keys(schema.get(keyword), place)
+
+
+def _target(schema):
+    return SCHEMA["$defs"][schema["$ref"].removeprefix("#/$defs/")]
+
+
+KEYS = dict(reversed(list(keys(SCHEMA))))  # a key's own help before that of what may stand there
+
+
+def help_of(key):
+    return KEYS[key].get("description") or _target(KEYS[key])["description"]
+
+
+def choices(schema):
+    """The names that an editor offers."""
+    if "$ref" in schema:
+        return choices(_target(schema))
+    own = schema.get("enum", [schema["const"]] if "const" in schema else [])
+    return {*own, *(name for one in schema.get("anyOf", []) for name in choices(one))}
+
+
+def test_all_parts_are_reached():
+    assert {"models.family", "models.args.blocks", "models.space.low", "models.train.optimizer.beta_1", "data.window",
+            "data.transforms.random_crop.padding", "train.optimizer.learning_rate.decay_steps", "schedule.delta",
+            "checkpoint.every", "walltime"} <= KEYS.keys()
+    assert len(KEYS) > 120
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_every_key_has_help(key):
+    description = help_of(key)
+    assert len(description.split()) >= 5, description
+    assert not re.search(r"see there|unless said|``|Args:", description)
+
+
+@pytest.mark.parametrize(("key", "names"), {
+    "data.source": SOURCES, "data.order": ["strict", "ring"], "data.cache": ["none", "memory", "file"],
+    "models.family": [*FAMILIES, *application_names()], "models.args.norm": ["batch", "none"],
+    "models.train.optimizer.name": ["sgd", "adam", "adamw"], "train.batch.when_scaled": ["fixed", "per_gpu"],
+    "train.converge.monitor": ["val_accuracy", "val_loss", "accuracy", "loss"],
+    "train.precision": ["float32", "mixed_float16", "mixed_bfloat16"], "schedule.policy": POLICIES,
+    "resources.engine": ["keras", "numpy", "emulated"], "resources.exchange": ["auto", "horovod", "mpi"],
+    "resources.preprocessors": ["auto"], "resources.gpus_per_node": ["auto"], "checkpoint.keep": ["best+last", "last"],
+    "data.transforms.decode.mode": ["RGB", "L"],
+}.items())
+def test_where_there_is_a_choice_the_names_are_offered(key, names):
+    assert choices(KEYS[key]) == set(names)
+
+
+def test_transforms_and_learning_rate_schedules_are_offered_with_their_arguments():
+    bare, _, mapping = KEYS["data.transforms"]["items"]["anyOf"]
+    assert bare["enum"] == ["decode", "scale"]  # all others have parameters that must be given
+    assert set(mapping["properties"]) == set(TRANSFORMS)
+    _, *schedules = KEYS["train.optimizer.learning_rate"]["anyOf"]
+    assert [one["properties"]["name"]["const"] for one in schedules] == list(SCHEDULES)
+
+
+@pytest.mark.parametrize("key", ["data.source", "models.build", "schedule.policy"])
+@pytest.mark.parametrize(("path", "is_right"), [
+    ("my_module:function", True), ("package.module:function", True), ("nothing", False), ("a: b", False)])
+def test_an_import_path_may_stand_where_one_can_be_used(key, path, is_right):
+    assert (not list(complaints(path, KEYS[key], SCHEMA))) == is_right
+
+
+@pytest.mark.parametrize(("key", "parse"), [
+    ("data.window", parse_size), ("data.stall", parse_duration), ("data.max_bad", parse_share),
+    ("schedule.alpha", parse_share)])
+def test_a_default_is_shown_as_people_write_it(key, parse):
+    from fleet.spec import Data, Schedule
+
+    part, name = key.split(".")
+    assert parse(KEYS[key]["default"]) == getattr({"data": Data, "schedule": Schedule}[part](), name)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_an_editor_has_nothing_against_the_examples(example):
+    assert list(complaints(read_yaml(example)[0], SCHEMA)) == []
+
+
+@pytest.mark.parametrize(("wrong", "key"), [
+    ("schedule: {policy: golbal}", "spec.schedule"), ("schedule: {delta: 0.15}", "spec.schedule.delta"),
+    ("data: {source: imagefolder}", "spec.data"), ("data: {transform: [decode]}", "spec.data"),
+    ("data: {window: 2 gigabytes}", "spec.data.window"), ("data: {transforms: [flip]}", "spec.data.transforms[0]"),
+    ("train: {optimizer: {name: SGD}}", "spec.train.optimizer.name"), ("train: {epochs: 3}", "spec.train"),
+    ("models: {family: resnet}", "spec.models"), ("models: [resnet]", "spec.models[0]"),
+    ("models: [{family: ResNet}]", "spec.models[0].family"), ("walltime: two hours", "spec.walltime"),
+    ("models: [{family: resnet, args: {depth: 3}}]", "spec.models[0].args"), ("retries: -1", "spec.retries")])
+def test_an_editor_marks_a_typical_mistake_at_its_place(wrong, key):
+    content = {"models": [{"family": "softmax"}], **yaml.safe_load(wrong)}
+    assert any(complaint.startswith(key) for complaint in complaints(content, SCHEMA))
+
+
+def test_the_page_has_every_key_with_its_help():
+    lines = page().splitlines()
+    for key in KEYS:
+        name = key.rpartition(".")[2]
+        if f"## data.transforms: {name}" in lines:
+            assert help_of(key) in lines
+        else:
+            assert any(line.startswith(f"| `{name}` |") and help_of(key) in line for line in lines), key
