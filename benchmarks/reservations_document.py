@@ -115,28 +115,28 @@ def saving(cost: float, reference: float) -> str:
 def introduction(seeds: int) -> str:
     return f"""# Reservations: how long to ask for
 
-Written by `python benchmarks/reservations_document.py --logs FOLDER`; every number below was measured by it. FOLDER
-holds logs of the run times of real applications, NAME.log with one number a line; they are no part of this repository
-(`--speeds` measures the section Speed alone, without them). Source: Gainaru et al., Speculative Scheduling for
-Stochastic HPC Applications, ICPP 2019 (*the paper*). Targets are the project's own.
+`python benchmarks/reservations_document.py --logs FOLDER` writes this page and measures every number on it. FOLDER
+holds logs of the run times of real applications, NAME.log with one number per line; they are not part of this
+repository. (`--speeds` measures the section Speed alone, without them.) The source is Gainaru et al., Speculative
+Scheduling for Stochastic HPC Applications, ICPP 2019 (*the paper*). Targets are this project's own.
 
-A job whose run time X is uncertain asks for a walltime, is stopped when that was too short, and asks again.
-With S the time of its failed requests and t the one that was enough, the machine is busy for
-T = max(S + t, (S + X) / (1 - zeta)), where zeta is the rate of other work that can be backfilled.
-`fleet reserve` finds the requests with the least expected T; `fleet simulate batch-queue` shows what they do to
-a queue. **Which requests are best for a queue depends on when its reservations start**:
+A job whose run time X is uncertain asks for a walltime, is stopped if that was too short, and asks again. Let S be
+the time of its failed requests and t the one that was long enough. Then the machine is busy for T = max(S + t, (S +
+X) / (1 - zeta)), where zeta is the rate of other work that can be backfilled. `fleet reserve` finds the requests with
+the least expected T; `fleet simulate batch-queue` shows their effect on a queue. **Which requests are best for a
+queue depends on when its reservations start**:
 
-- `planned`: a reservation starts when it was planned, also when the machine is free before; gaps take only jobs
-  without a reservation. This is the paper's section 4.3 to the letter, and what the gains rest on.
+- `planned`: a reservation starts when it was planned, even if the machine is free before. Gaps take only jobs without
+  a reservation. This is the paper's section 4.3 to the letter, and its gains depend on it.
 - `planned-backfill`: the same, but a gap may also take a job whose reservation is later.
-- `work-conserving`: all waiting jobs are planned anew whenever one ends. Most batch systems are closer to this.
-  Here a request that was too long costs next to nothing, a failed one costs all its time, and **shorter
-  requests lose utilisation** (Scenarios 1 to 4 have the numbers).
+- `work-conserving`: all waiting jobs are planned again whenever one ends. Most batch systems are closer to this. Here
+  a request that was too long costs next to nothing, a failed one costs all its time, and **shorter requests lose
+  utilisation** (Scenarios 1 to 4 have the numbers).
 
-So: take optimal requests where the time asked for is what counts (it is charged, or a reservation keeps others
-out for all of it). Where the queue is work-conserving and only the time used counts, ask for the longest run.
-Utilisation counts only runs that complete; responses are in hours from arrival to completion; simulations are
-means over {seeds} seeds (Scenario 3: {max(seeds // 4, 1)})."""
+So choose optimal requests if the time asked for is what counts, because it is charged, or because a reservation keeps
+others out for all of it. If the queue is work-conserving and only the time used counts, ask for the longest run.
+Utilisation counts only runs that complete. Responses are in hours from arrival to completion. Simulations are means
+over {seeds} seeds (Scenario 3: {max(seeds // 4, 1)})."""
 
 
 def table_1() -> str:
@@ -150,9 +150,9 @@ def table_1() -> str:
     return ("## Table 1\n\nTruncated normal, mean 8 h, deviation 2 h, from 0 to 20 h. The paper's ATOptimal "
             "requests are those of n = 46 cut to two decimals.\n\n"
             + table(["algorithm", "the paper", "found", "expected makespan, h"], rows)
-            + "\n\nOne request for 20 h costs 20 h without backfill. The literal dynamic programme of the paper's "
-              "Theorem 2 and plain enumeration give the same costs in the tests. Started as printed, at the first "
-              "value, it forgets the probability of that value; here the start is before it.")
+            + "\n\nOne request for 20 h costs 20 h without backfill. In the tests, the literal dynamic programme of "
+              "the paper's Theorem 2 and brute force give the same costs. As printed, the programme starts at the "
+              "first value and so ignores the probability of that value; here it starts before it.")
 
 
 def _cut(value: float, digits: int) -> float:
@@ -163,8 +163,8 @@ def speeds() -> str:
     rows = [[speed.what, f"{speed.clock_ms:.1f}", f"{speed.processor_ms:.1f}",
              "" if speed.target_ms is None else f"{speed.target_ms:g}"] for speed in measure()]
     load = f"{os.cpu_count()} cores with a load of {os.getloadavg()[0]:.1f}"
-    return (f"## Speed\n\nMedians of nine calls in milliseconds, of the clock and of the processor (one thread), on "
-            f"{load}: where the load is above the cores, the clock also counts waiting for others. "
+    return ("## Speed\n\nMedians of nine calls, in milliseconds of wall-clock and of CPU time (one thread), on "
+            f"{load}. If the load is above the number of cores, wall-clock time includes waiting for others. "
             "`python benchmarks/reservations.py` measures again.\n\n"
             + table(["", "clock", "processor", "target"], rows))
 
@@ -182,7 +182,8 @@ def cost_by_count(logs: dict[str, Any], figures: Path) -> str:
 
     plot(figures / "reservations-count.png", [draw])
     rows = [[name, *(f"{cost / costs[0]:.4f}" for cost in costs)] for name, costs in curves.items()]
-    return ("## What one more request saves\n\nLeast expected makespan with exactly so many requests, against one.\n\n"
+    return ("## What one more request saves\n\nLeast expected makespan with exactly this many requests, relative to "
+            "one.\n\n"
             "![cost by number of requests](figures/reservations-count.png)\n\n"
             + table(["law", *map(str, range(1, 7))], rows))
 
@@ -213,17 +214,18 @@ def real_logs(logs: dict[str, Any]) -> str:
                          saving(found.expected_makespan, single)])
         parts.append(f"`{name}`: {len(runs)} runs, mean {runs.mean():.0f} s, longest {runs.max():.0f} s.\n\n"
                      + table(["zeta", "requests, s", "expected makespan, s", "one request, s", "saved"], rows))
-        parts.append("Learnt from k of these runs, tried on another one (1,000 draws): mean time until success over "
-                     "the mean run time, and mean number of submissions.\n\n" + table(
+        parts.append("Learnt from k of these runs and tried on another one (1,000 draws): mean time until success "
+                     "over the mean run time, and in parentheses the mean number of submissions.\n\n" + table(
                          ["k", "optimal for the k runs", "longest of the k", "longest of the last ten"],
                          [[k, *(f"{time:.2f} ({tries:.2f})" for time, tries in _on_new_runs(runs, k))]
                           for k in (3, 5, 10, 20, 40, 80) if k < len(runs)]))
     return ("## Logs of real runs\n\nTwo medical-imaging applications; the observed times are the support of the law."
-            "\n\n" + "\n\n".join(parts) + "\n\nA log flatters itself: savings computed on the runs they were learnt "
-            "from are larger than on new ones. With few runs the longest of them is as good or better: an optimal "
-            "sequence stops where the log happens to have a gap, and what outlives the log pays for a request twice as "
-            "long. The sequence pays from about 40 runs on where the law is wide, and hardly ever where it is narrow "
-            "(the longest run is then close to all others). With fewer than 5 runs `fleet reserve` does not optimise.")
+            "\n\n" + "\n\n".join(parts) + "\n\nA log flatters itself: savings computed on the runs from which a "
+            "sequence was learnt are larger than on new runs. With few runs, asking for the longest of them is as good "
+            "or better: an optimal sequence stops where the log happens to have a gap, and a job that outlives the log "
+            "pays for a request twice as long. If the law is wide, the sequence pays off from about 40 runs on. If it "
+            "is narrow, it hardly ever does, since the longest run is close to all others. With fewer than 5 runs "
+            "`fleet reserve` does not optimise.")
 
 
 def _on_new_runs(runs: Any, k: int) -> list[tuple[float, float]]:
@@ -296,9 +298,9 @@ def section_1(seeds: int, figures: Path) -> str:
 
     plot(figures / "reservations-scenario1.png", [panel(convention) for convention in Convention])
     names = ["classical", "last ten", "TOptimal"]
-    return ("## Scenario 1: requests at submission\n\n100 jobs on 100 processors, all there at once; sizes `full`: the "
-            "whole machine, `half`, `truncnorm` and `beta`: drawn. Gains are TOptimal over the better of the other "
-            "two, as factors of utilisation and of response (above 1 is better).\n\n"
+    return ("## Scenario 1: requests at submission\n\n100 jobs on 100 processors arrive at once. Their sizes are "
+            "`full` (the whole machine), `half`, or drawn (`truncnorm`, `beta`). Gains are those of TOptimal over the "
+            "better of the other two, as factors of utilisation and of response (above 1 is better).\n\n"
             "![utilisation in Scenario 1](figures/reservations-scenario1.png)\n\n" + claims_table(claims) + "\n\n"
             + table(["convention", "sizes", "law", *(f"utilisation, {name}" for name in names),
                      *(f"response h, {name}" for name in names)], rows))
@@ -345,7 +347,7 @@ def section_2(seeds: int) -> str:
             Claim("from half small jobs on, classical requests with it do as well as TOptimal", convention,
                   min(against) >= 0.98, f"x {min(against):.2f} to {max(against):.2f} of TOptimal's utilisation")]
     names = [f"{NAMES[rule]}{' + speculation' if speculative else ''}" for rule, speculative in keys]
-    return ("## Scenario 2: speculative backfilling\n\n200 jobs on 100 processors (sizes `beta`), of which a share is "
+    return ("## Scenario 2: speculative backfilling\n\n200 jobs on 100 processors (sizes `beta`). A share of them is "
             "small: 0 to 4 h instead of 1 to 8 h. Under `planned` a job with a reservation is never tried before it, "
             "and classical requests never fail, so there is nothing to speculate with.\n\n"
             + claims_table(claims) + "\n\n"
@@ -396,8 +398,8 @@ def section_3(seeds: int, figures: Path) -> str:
     sequences = ", ".join(f"{rate}: {_listed(at_optimal(discretise(STREAMED, 200), rate).requests)}"
                           for rate in WORK_RATES)
     return (f"## Scenario 3: a stream of small jobs\n\n30 jobs that take a machine of {STREAM_PROCESSORS} processors, "
-            "8 h on average, and sequential jobs a hundred times shorter that fill the gaps and bring a share of the "
-            f"machine as work. ATOptimal asks for (by work rate, h) {sequences}; TOptimal for "
+            "8 h on average. Sequential jobs that are a hundred times shorter fill the gaps; the work rate is the "
+            f"share of the machine that they need. ATOptimal asks for (by work rate, h) {sequences}; TOptimal asks for "
             f"{_listed(t_optimal(discretise(STREAMED, 200)).requests)}.\n\n"
             "![utilisation in Scenario 3](figures/reservations-scenario3.png)\n\n" + claims_table(claims) + "\n\n"
             + table(["convention", "work rate", *(f"utilisation, {NAMES[rule]}" for rule in rules),
@@ -432,11 +434,11 @@ def section_4(seeds: int) -> str:
             savings.append([name, rate, " / ".join(f"{request:.2f}" for request in best.requests),
                             f"{best.expected_makespan:.3f}", f"{single:.3f}", saving(best.expected_makespan, single)])
     return ("## Scenario 4: two weeks of neuroscience applications\n\n10 jobs of 11 to 31 h and 90 of 1.5 to 3 h on "
-            "40,960 nodes, all there at once, and 300 of 10 to 35 min; sizes `beta`. The short jobs fill gaps and "
-            f"arrive evenly, so fast that they bring {INTREPID_RATE} of the machine as work (*gaps*), or are there at "
-            "once and hold reservations like the others (*queue*).\n\n" + claims_table(claims)
-            + "\n\nA gain of 20 % cannot come from these three laws by the paper's own cost: this is the most that "
-              "any sequence saves on each of them.\n\n"
+            "40,960 nodes arrive at once, and 300 of 10 to 35 min; sizes `beta`. The short jobs either fill gaps and "
+            f"arrive evenly, so fast that they need {INTREPID_RATE} of the machine (*gaps*), or they arrive at once "
+            "and hold reservations like the others (*queue*).\n\n" + claims_table(claims)
+            + "\n\nBy the paper's own cost, these three laws cannot give a gain of 20 %. This is the most that any "
+              "sequence saves on each of them:\n\n"
             + table(["application", "zeta", "requests, h", "expected makespan, h", "one request, h", "saved"], savings)
             + "\n\n" + table(["short jobs", "convention", "requests", "utilisation", "response h, not gap fillers",
                               "response h, all", "makespan, h"], rows))
@@ -450,21 +452,22 @@ def _gain_4(found: dict[tuple[Rule, bool], Mean], speculative: bool) -> tuple[fl
 
 ASSUMPTIONS = """## What the paper leaves open, and what was assumed
 
-- A job of Scenarios 1 and 2 arrives at time 0; the last ten runs of its application are drawn anew for each job,
-  and when their longest is too short it asks for the upper bound.
-- Every rule but *last ten runs* knows the law (on 200 values); on a trace or a log it is learnt from past runs.
-- In a round, jobs go by failed requests, then processors x request. A round is over when the jobs it planned have
-  had their run; whoever failed meanwhile fills gaps of it.
-- The gap of a job lasts as long as its processors stay free and is as wide as what stays free meanwhile; the job
-  with the largest expected utilisation of its gap is tried, also when that is small. A job tried and stopped keeps
-  its request and its reservation.
-- Small jobs of a stream are sequential, of known length, and stop coming when the last large job is done; what has
-  come is finished. Scenario 3 runs on 20 processors instead of 100, for speed: the large jobs take the whole
+- A job of Scenarios 1 and 2 arrives at time 0. The last ten runs of its application are drawn separately for each
+  job, and if their longest is too short it asks for the upper bound.
+- Every rule except *last ten runs* knows the law (on 200 values). On a trace or a log the law is learnt from past
+  runs.
+- In a round, jobs are ordered by failed requests, then by processors x request. A round is over when the jobs that it
+  planned have had their run; jobs that failed meanwhile fill its gaps.
+- The gap of a job lasts as long as its processors stay free, and is as wide as the processors that stay free
+  meanwhile. The job with the largest expected utilisation of its gap is tried, even if that is small. A job that was
+  tried and stopped keeps its request and its reservation.
+- Small jobs of a stream are sequential, of known length, and stop coming when the last large job is done; those that
+  have come are finished. Scenario 3 runs on 20 processors instead of 100, for speed. The large jobs take the whole
   machine, so only the number of small ones changes with it.
-- Scenario 4: the paper does not say how many nodes its applications used, nor when they arrived. Sizes drawn from
-  the beta law of Scenario 1 make the two weeks about full and give the 300 short jobs the work rate of the paper.
-- A live job that asks for one walltime at a time would call
-  `scheduler.reservation.requests.next_request(runs, failed)`; the command `fleet reserve` prints all requests at once.
+- Scenario 4: the paper says neither how many nodes its applications used nor when they arrived. Sizes drawn from the
+  beta law of Scenario 1 make the two weeks about full and give the 300 short jobs the work rate of the paper.
+- A live job that asks for one walltime at a time would call `scheduler.reservation.requests.next_request(runs,
+  failed)`; the command `fleet reserve` prints all requests at once.
 - Figures of the paper that show no number in their text (its Fig. 4: how many past runs to look at) were not redone.
 """
 
