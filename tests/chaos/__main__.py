@@ -63,13 +63,13 @@ def _carry_out(case):
 def document(outcomes, run=None):
     """The page, made of what was measured."""
     lines = [
-        "# Reliability: what was done to runs, and what became of them", "",
-        "Made by `make chaos` (`python -m tests.chaos --document docs/reliability.md`); do not edit.", "",
-        "Each case is a small ensemble (three networks, 3 to 5 ranks, 108 training samples) that one fault strikes at",
-        "a random moment. The same command is given again until all networks are done. Then every network must have",
-        "finished each epoch once, with all samples; one of them is trained again alone, and must come to the same",
-        "losses (1e-9, with TensorFlow 1e-4); after every launch each checkpoint and table must be whole. A case",
-        "without any sign of life for 60 s (TensorFlow 180 s) fails.", ""]
+        "# Reliability: faults at random moments, and what happened to the runs", "",
+        "`make chaos` (`python -m tests.chaos --document docs/reliability.md`) writes this page; do not edit it.", "",
+        "Each case is a small ensemble (three networks, 3 to 5 ranks, 108 training samples) that is struck by one fault at",
+        "a random moment. The same command is given again until all networks are done. A case comes to a good end if every",
+        "network finished each epoch once, with all samples; if one of them, trained again alone, comes to the same losses",
+        "(to 1e-9, with TensorFlow 1e-4); and if each checkpoint and table was whole after every launch. A case that shows",
+        "no sign of life for 60 s (TensorFlow 180 s) fails.", ""]
     for engine, title, faults in (("numpy", "The numpy engine", FAULTS), ("keras", "TensorFlow", TENSORFLOW_FAULTS)):
         mine = [outcome for outcome in outcomes if outcome.case.engine == engine]
         if mine:
@@ -86,7 +86,7 @@ def document(outcomes, run=None):
 
 
 def _table(outcomes, faults):
-    rows = ["| fault | cases | good end | in the same launch | launches, most | samples trained twice, median | most |",
+    rows = ["| fault | cases | good end | in the same launch | most launches | samples trained twice, median | most |",
             "| --- | --- | --- | --- | --- | --- | --- |"]
     for fault in faults:
         mine = [outcome for outcome in outcomes if outcome.case.fault == fault]
@@ -99,8 +99,8 @@ def _table(outcomes, faults):
                     f"| {statistics.median(twice):.0f} | {max(twice)} |")
     statuses = Counter(status for outcome in outcomes for status in outcome.statuses[:-1])
     ended = ", ".join(f"{status} ({count})" for status, count in sorted(statuses.items()))
-    return [*rows, "", f"An epoch of a network is {TRAINED} samples; at most three are trained at a time. Launches "
-                       f"that were not the last ended with status {ended}." if ended else ""]
+    return [*rows, "", f"An epoch has {TRAINED} samples, and at most three networks are trained at a time. All launches "
+                       f"except the last one of each case ended with one of these statuses (how often): {ended}." if ended else ""]
 
 
 def _pauses(outcomes):
@@ -112,7 +112,7 @@ def _pauses(outcomes):
             lines.append(f"- {name}: median {statistics.median(pauses):.3f} s, most {max(pauses):.3f} s "
                          f"({len(pauses)} {'death' if len(pauses) == 1 else 'deaths'})")
     return ["## From a rank's death to the survivors' next step", "",
-            "Under `mpirun --with-ft ulfm`, for the ranks that trained in one group with the dead one:", "", *lines,
+            "Under `mpirun --with-ft ulfm`, for the ranks in the group of the dead one:", "", *lines,
             ""] if lines else []
 
 
@@ -122,9 +122,9 @@ def _blocked(run):
     with_data = spent.checkpointing / (spent.training + spent.data)
     return ["## What checkpoints cost", "",
             f"In a run of `{load(RunPaths(run).spec).document.name}` without a fault, training stood still for "
-            f"{spent.checkpointing:.2f} GPU-seconds while weights were copied or the writer was behind: "
-            f"{spent.blocked_share:.2%} of the time in which networks were trained, "
-            f"{with_data:.2%} of it with what they waited for samples (the paper: 2.7 to 6.3 %).", ""]
+            f"{spent.checkpointing:.2f} GPU-seconds while weights were copied or the writer was behind. This is "
+            f"{spent.blocked_share:.2%} of the time in which networks were trained, or {with_data:.2%} if waiting for "
+            "samples is included (the paper: 2.7 to 6.3 %).", ""]
 
 
 if __name__ == "__main__":
