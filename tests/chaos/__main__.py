@@ -65,11 +65,11 @@ def document(outcomes, run=None):
     lines = [
         "# Reliability: faults at random moments, and what happened to the runs", "",
         "`make chaos` (`python -m tests.chaos --document docs/reliability.md`) writes this page; do not edit it.", "",
-        "Each case is a small ensemble (three networks, 3 to 5 ranks, 108 training samples) that is struck by one fault at",
-        "a random moment. The same command is given again until all networks are done. A case comes to a good end if every",
-        "network finished each epoch once, with all samples; if one of them, trained again alone, comes to the same losses",
-        "(to 1e-9, with TensorFlow 1e-4); and if each checkpoint and table was whole after every launch. A case that shows",
-        "no sign of life for 60 s (TensorFlow 180 s) fails.", ""]
+        "Each case is a small ensemble (three networks, 3 to 5 ranks, 108 training samples) that is struck by one",
+        "fault at a random moment. The same command is given again until all networks are done. A case comes to a",
+        "good end if every network finished each epoch once, with all samples; if one of them, trained again alone,",
+        "comes to the same losses (to 1e-9, with TensorFlow 1e-4); and if each checkpoint and table was whole after",
+        "every launch. A case that shows no sign of life for 60 s (TensorFlow 180 s) fails.", ""]
     for engine, title, faults in (("numpy", "The numpy engine", FAULTS), ("keras", "TensorFlow", TENSORFLOW_FAULTS)):
         mine = [outcome for outcome in outcomes if outcome.case.engine == engine]
         if mine:
@@ -99,8 +99,9 @@ def _table(outcomes, faults):
                     f"| {statistics.median(twice):.0f} | {max(twice)} |")
     statuses = Counter(status for outcome in outcomes for status in outcome.statuses[:-1])
     ended = ", ".join(f"{status} ({count})" for status, count in sorted(statuses.items()))
-    return [*rows, "", f"An epoch has {TRAINED} samples, and at most three networks are trained at a time. All launches "
-                       f"except the last one of each case ended with one of these statuses (how often): {ended}." if ended else ""]
+    said = (f"An epoch has {TRAINED} samples, and at most three networks are trained at a time. All launches except the "
+            f"last one of each case ended with one of these statuses (how often): {ended}.")
+    return [*rows, "", said if ended else ""]
 
 
 def _pauses(outcomes):
