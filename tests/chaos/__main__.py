@@ -99,8 +99,8 @@ def _table(outcomes, faults):
                     f"| {statistics.median(twice):.0f} | {max(twice)} |")
     statuses = Counter(status for outcome in outcomes for status in outcome.statuses[:-1])
     ended = ", ".join(f"{status} ({count})" for status, count in sorted(statuses.items()))
-    said = (f"An epoch has {TRAINED} samples, and at most three networks are trained at a time. All launches except the "
-            f"last one of each case ended with one of these statuses (how often): {ended}.")
+    said = (f"An epoch has {TRAINED} samples, and at most three networks are trained at a time. All launches except "
+            f"the last one of each case ended with one of these statuses (how often): {ended}.")
     return [*rows, "", said if ended else ""]
 
 
