@@ -56,6 +56,11 @@ class System:
     state: tuple[str, ...] = ()
     preempted: str = ""
 
+    @property
+    def has_queue(self) -> bool:
+        """Whether jobs are handed in, and wait; otherwise a script runs on this machine, now."""
+        return bool(self.submit)
+
 
 _SLURM_NODES = ("--nodes={nodes}", "--ntasks-per-node={ranks_per_node}", "--exclusive")
 _LSF_NODES = ("-n {ranks}", '-R "span[ptile={ranks_per_node}]"', "-x")

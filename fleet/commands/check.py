@@ -11,12 +11,12 @@ import dataclasses
 from typing import Any
 
 from fleet.commands.options import add_json, print_json
+from fleet.engines.registry import parameters_of
 from fleet.errors import ExitStatus, UserError
 from fleet.runtime.inputs import open_inputs
-from fleet.spec import NetworkSpec, Spec, load
+from fleet.spec import NetworkSpec, load
 from fleet.spec.fields import default_of
-from fleet.spec.model import FAMILIES, one_line
-from fleet.spec.parameters import count_parameters
+from fleet.spec.model import FAMILIES
 from fleet.terminal import print_table
 from fleet.units import format_size
 
@@ -53,21 +53,7 @@ def run(args: argparse.Namespace) -> int:
     return ExitStatus.OK
 
 
-def parameters_of(network: NetworkSpec, spec: Spec, inputs: Any) -> int:
-    """How many parameters a network has."""
-    if network.architecture.kind == "family":
-        return count_parameters(network.architecture.settings, inputs.image.shape, inputs.classes)
-    if spec.resources.engine == "numpy":
-        return (inputs.image.size + 1) * inputs.classes
-    from fleet.engines.keras.models import build_model
-
-    try:
-        return build_model(network.architecture, inputs.image.shape, inputs.classes, network.seed).count_params()
-    except Exception as error:  # the user's function may raise anything
-        raise UserError(f"{network.name}: {network.architecture.target}: {one_line(error)}") from error
-
-
-def _row(network: NetworkSpec, parameters: int) -> list[Any]:
+def _row(network: NetworkSpec, parameters: int | None) -> list[Any]:
     optimizer = network.train.optimizer
     rate = optimizer.learning_rate
     shown = rate["name"] if isinstance(rate, dict) else f"{rate:g}"
@@ -77,7 +63,7 @@ def _row(network: NetworkSpec, parameters: int) -> list[Any]:
             f"{optimizer.name} {shown}", gpus, network.train.converge.max_epochs]
 
 
-def _record(network: NetworkSpec, parameters: int) -> dict[str, Any]:
+def _record(network: NetworkSpec, parameters: int | None) -> dict[str, Any]:
     return {"name": network.name, "model": network.architecture.target, "args": dict(network.architecture.args),
             "parameters": parameters, "batch": network.train.batch.size, "seed": network.seed,
             "min_gpus": network.min_gpus, "max_gpus": network.max_gpus, "drawn": network.parameters}

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 
 from fleet.comm.base import World
 from fleet.comm.roles import assign
-from fleet.commands.check import parameters_of
 from fleet.commands.options import add_json, print_json
+from fleet.engines.registry import parameters_of
 from fleet.errors import ExitStatus, UserError
 from fleet.jobs.findings import (
     THREAD_VARIABLES,
@@ -81,7 +81,7 @@ def _examine(world: World, args: argparse.Namespace) -> int:
     facts = world.gather(_facts(world, node_of, spec, data, problem))
     if world.rank == 0:
         trainers, wrong = _trainers(spec, facts, node_of)
-        uses_gpus = spec is None or spec.resources.engine == "keras"
+        uses_gpus = spec is None or spec.engine.uses_gpus
         findings += [*wrong, *check_ranks(facts, node_of, trainers, uses_gpus), *check_data(facts)]
         if spec is not None:
             findings += check_libraries(facts, spec.resources.exchange)
@@ -121,7 +121,7 @@ def _facts(world: World, node_of: Sequence[int], spec: Spec | None, data: DataSe
     told = [os.environ.get(variable, "") for variable in THREAD_VARIABLES]
     leads = node_of.index(node_of[world.rank]) == world.rank  # what is the same on all ranks of a node
     libraries = None
-    if leads and spec is not None and spec.resources.engine == "keras":
+    if leads and spec is not None and spec.engine.uses_tensorflow:
         from fleet.engines.keras.facts import libraries as look
 
         libraries = look()
@@ -181,8 +181,8 @@ def _disk(spec: Spec, inputs: SampleSpec | None) -> Disk:
 
 def _checkpoint_bytes(network: NetworkSpec, spec: Spec, inputs: SampleSpec) -> int:
     """The last checkpoint, the one before, one that is being written, the best, and the network that is exported."""
-    if spec.resources.engine == "emulated":  # learns nothing, so there is nothing to keep
+    parameters = parameters_of(network, spec, inputs) if spec.engine.learns else None
+    if parameters is None:  # nobody knows, or there is nothing to keep
         return 0
-    parameters = parameters_of(network, spec, inputs)
     copies = 3 if spec.checkpoint.keep == "last" else 4
     return copies * array_bytes(parameters, network, spec) + 4 * parameters

@@ -90,9 +90,19 @@ def _check_output(folder: Path) -> None:
     paths = RunPaths(folder)
     if not paths.marker.exists():  # nothing is there, or nothing that the launch would delete
         return
-    resources = read_yaml(paths.spec)[0].get("resources") if paths.spec.exists() else None
-    if not isinstance(resources, dict) or resources.get("engine") != "emulated":
+    if not (paths.spec.exists() and _is_rehearsal(read_yaml(paths.spec)[0])):
         raise UserError(f"--output {folder}: a run is there that is no rehearsal; name another folder")
+
+
+def _is_rehearsal(content: dict[str, Any]) -> bool:
+    """Whether a spec trains nothing."""
+    from fleet.spec.engines import find_engine
+
+    resources = content.get("resources")
+    try:
+        return isinstance(resources, dict) and "engine" in resources and not find_engine(resources["engine"]).learns
+    except (UserError, TypeError):
+        return False
 
 
 def _cluster(args: argparse.Namespace, spec: Spec) -> Cluster:

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     paths = RunPaths(spec.output.absolute())
     job = _job(args, spec, paths, system, site)
     script = render(job, system, site)
-    if not site.gpus and spec.resources.engine == "keras" and system.name != "local":
+    if not site.gpus and spec.engine.uses_gpus and system.has_queue:
         print("fleet submit: the job asks for no GPU (--gpus-per-node, resources.gpus_per_node or --site does)",
               file=sys.stderr)
     if args.dry_run:
@@ -74,10 +74,10 @@ def run(args: argparse.Namespace) -> int:
         else:
             print(script, end="")
         return ExitStatus.OK
-    if args.json and system.name == "local":
+    if args.json and not system.has_queue:
         raise UserError("--json: with --system local the run itself prints; --dry-run --json gives the script")
     _write(script, paths)
-    if system.name == "local":
+    if not system.has_queue:
         return subprocess.run(["bash", str(paths.job_script)], check=False).returncode
     id_ = submit(system, paths.job_script)
     if args.json:
@@ -117,7 +117,7 @@ def _system(name: str | None, site: Site, place: str) -> System:
 
 def _job(args: argparse.Namespace, spec: Spec, paths: RunPaths, system: System, site: Site) -> Job:
     walltime = _duration("--walltime", args.walltime) or spec.document.walltime
-    if walltime is None and system.name != "local":
+    if walltime is None and system.has_queue:
         raise UserError("--walltime (or walltime in the spec) says how long a job may take, such as 2h")
     limits = [_whole(option, value, least) for option, value, least in (
         ("--max-jobs", args.max_jobs, 1), ("--retries", args.retries, 0))]
@@ -125,7 +125,7 @@ def _job(args: argparse.Namespace, spec: Spec, paths: RunPaths, system: System, 
         raise UserError("--max-jobs and --retries go with --chain")
     jobs, retries = (default if limit is None else limit for limit, default in
                      zip(limits, (MOST_JOBS, RETRIES) if args.chain else (1, 0), strict=True))
-    if system.name == "local" and args.nodes != 1:
+    if not system.has_queue and args.nodes != 1:
         raise UserError(f"--nodes is {args.nodes}; with --system local there is this machine alone")
     warning = _duration("--warn", args.warn) or min(_WARNING_S, _WARNING_SHARE * (walltime or math.inf))
     if walltime is not None and warning >= walltime:

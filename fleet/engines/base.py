@@ -15,7 +15,9 @@ import numpy as np
 
 from fleet.comm.base import Group
 from fleet.errors import FleetError
-from fleet.spec import NetworkSpec
+from fleet.spec import NetworkSpec, Resources
+from preprocess.sample import SampleSpec
+from scheduler.base import RateTable
 
 # What a checkpoint holds of a network: arrays by name.
 Arrays = Mapping[str, np.ndarray]
@@ -37,6 +39,25 @@ class StepResult:
     def added_to(self, sums: tuple[float, float, float]) -> tuple[float, float, float]:
         """Loss, correct and count of more samples."""
         return sums[0] + self.loss, sums[1] + self.correct, sums[2] + self.count
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What an engine may build on, on one trainer rank.
+
+    Attributes:
+        inputs: what networks are fed with: shape, dtype, classes.
+        resources: of the spec.
+        rates: of the networks, where they are known.
+        index: the place of this trainer among those of its node, which is that of its GPU.
+        trainers: on this node; without GPUs they share its cores.
+    """
+
+    inputs: SampleSpec
+    resources: Resources
+    rates: RateTable | None = None
+    index: int = 0
+    trainers: int = 1
 
 
 class PeerFailed(FleetError):

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from fleet.comm.base import Group
-from fleet.engines.base import Arrays, StepResult
+from fleet.engines.base import Arrays, Setup, StepResult
 from fleet.errors import CheckpointError
 from fleet.spec import NetworkSpec
 from preprocess.sample import SampleSpec
@@ -46,6 +46,12 @@ class EmulatedEngine:
     def build(self, network: NetworkSpec, group: Group) -> Sleeper:  # noqa: D102 - Engine says it
         return Sleeper(group, lambda gpus: self._time_scale / rate(self._networks[network.name], gpus),
                        Curve.drawn(network.seed, self._classes, self._samples))
+
+
+def make(setup: Setup) -> EmulatedEngine:
+    """The engine of a trainer."""
+    assert setup.rates is not None  # its row wants a spec to name them
+    return EmulatedEngine(setup.inputs, setup.rates, setup.resources.time_scale)
 
 
 @dataclass(frozen=True)

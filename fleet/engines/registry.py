@@ -1,9 +1,17 @@
-"""The engines that a spec can ask for."""
+"""From the row of an engine to the engine: the one place where an engine is imported."""
 
 from __future__ import annotations
 
-from fleet.engines.base import Engine
-from fleet.spec import Spec
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from fleet.engines.base import Engine, Setup
+from fleet.errors import UserError
+from fleet.plugins import load_object
+from fleet.spec import NetworkSpec, Spec
+from fleet.spec.model import one_line
+from fleet.spec.parameters import count_parameters
 from preprocess.sample import SampleSpec
 from scheduler.base import RateTable
 
@@ -12,19 +20,43 @@ def make_engine(spec: Spec, inputs: SampleSpec, rates: RateTable | None, index: 
     """The engine that a spec asks for.
 
     Args:
+        inputs: what networks are fed with.
         rates: of the networks, where they are known.
         index: the place of this trainer among those of its node, which is that of its GPU.
         trainers: on this node; without GPUs they share its cores.
+
+    Raises:
+        UserError: what makes an engine of the user's own is not there, or makes something else.
     """
-    if spec.resources.engine == "numpy":
-        from fleet.engines.softmax import NumpyEngine
+    engine = _function(spec.engine.make)(Setup(inputs, spec.resources, rates, index, trainers))
+    if missing := [name for name in ("exchange_name", "build") if not hasattr(engine, name)]:
+        raise UserError(f"resources.engine: {spec.resources.engine} makes a {type(engine).__name__}, which has no "
+                        f"{' and no '.join(missing)}: an engine is wanted, as fleet.engines.base says")
+    return engine
 
-        return NumpyEngine(inputs)
-    if spec.resources.engine == "emulated":
-        from fleet.engines.emulated import EmulatedEngine
 
-        assert rates is not None  # a spec that emulates says where they are
-        return EmulatedEngine(inputs, rates, spec.resources.time_scale)
-    from fleet.engines.keras.network import KerasEngine
+def parameters_of(network: NetworkSpec, spec: Spec, inputs: SampleSpec) -> int | None:
+    """How many parameters a network has; None where the engine cannot tell before it is built.
 
-    return KerasEngine(inputs, spec.resources.exchange, index, trainers)
+    Raises:
+        UserError: the network cannot be built.
+    """
+    if network.architecture.kind == "family":
+        return count_parameters(network.architecture.settings, inputs.image.shape, inputs.classes)
+    if spec.engine.count_parameters is None:
+        return None
+    count = _function(spec.engine.count_parameters)
+    try:
+        return int(count(network.architecture, inputs.image.shape, inputs.classes, network.seed))
+    except Exception as error:  # the user's function may raise anything
+        raise UserError(f"{network.name}: {network.architecture.target}: {one_line(error)}") from error
+
+
+def _function(found: str | Callable[..., Any]) -> Callable[..., Any]:
+    """What an engine's row names."""
+    if not isinstance(found, str):
+        return found
+    if not found.startswith("."):
+        return load_object(found, "engine")
+    module, _, name = found.partition(":")
+    return getattr(import_module(module, "fleet.engines"), name)

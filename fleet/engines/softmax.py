@@ -8,15 +8,16 @@ down by hand.
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
 
 from fleet.comm.base import Group
-from fleet.engines.base import Arrays, PeerFailed, StepResult
+from fleet.engines.base import Arrays, PeerFailed, Setup, StepResult
 from fleet.errors import CheckpointError, ModelError
 from fleet.spec import NetworkSpec
-from fleet.spec.model import load_function
+from fleet.spec.model import Architecture, load_function
 from preprocess.sample import SampleSpec
 
 
@@ -46,6 +47,16 @@ class NumpyEngine:
         else:
             weights = np.random.default_rng(network.seed).normal(0, 0.01, shape)
         return SoftmaxRegression(network, group, self._inputs, weights)
+
+
+def make(setup: Setup) -> NumpyEngine:
+    """The engine of a trainer."""
+    return NumpyEngine(setup.inputs)
+
+
+def count_parameters(architecture: Architecture, shape: tuple[int, int, int], classes: int, seed: int) -> int:
+    """The weights of a regression, whatever function gives the first ones."""
+    return (math.prod(shape) + 1) * classes
 
 
 class SoftmaxRegression:

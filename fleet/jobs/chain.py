@@ -178,7 +178,7 @@ class Keeper:
                 print(f"fleet job: {_times(len(stops))} a job has run: jobs: {self._limits.jobs}", file=sys.stderr)
                 return int(ExitStatus.RESUMABLE)
             status, goes_on = self._launch(command, stops)
-            if not goes_on or self._system.name != "local":
+            if not goes_on or self._system.has_queue:
                 return status
 
     def _launch(self, command: Sequence[str], stops: Sequence[Stop]) -> tuple[int, bool]:
@@ -248,7 +248,7 @@ class Keeper:
         """See to it that another launch follows; who does it, and what there is to say."""
         if not decision.goes_on:
             return None, decision.why
-        if self._system.name == "local":
+        if not self._system.has_queue:
             return (None, "it was told to stop") if self._signalled else (self._job, decision.why)
         try:
             return continue_job(self._system, self._job, self._paths.job_script), decision.why

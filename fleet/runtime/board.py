@@ -95,10 +95,10 @@ class CoordinatorSide:
 
 
 def _parameters(prepared: Prepared) -> dict[str, int]:
-    """The parameter counts that are known without building a network; those of emulated ones are not asked for."""
+    """The parameter counts that are known without building a network."""
     from fleet.spec.parameters import count_parameters
 
-    if prepared.spec.resources.engine == "emulated":
+    if not prepared.spec.engine.learns:
         return {}  # their images may be too small for them
     inputs = prepared.inputs
     return {network.name: count_parameters(network.architecture.settings, inputs.image.shape, inputs.classes)

@@ -100,7 +100,7 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
         UserError, InputError: what is wrong, and what would be right.
     """
     spec = asked = load(path)
-    if spec.resources.engine == "emulated":
+    if not spec.engine.learns:
         spec = _told_when_to_end(spec)
     replayed: tuple[EpochRecord, ...] = ()
     if replay is not None and only is not None:
@@ -166,7 +166,7 @@ def _check_networks(spec: Spec, inputs: SampleSpec, data: DataSet, trainers: int
         if data.validation is None and network.train.converge.monitor.startswith("val_"):
             wrong.append(f"{network.name}: train.converge.monitor: {network.train.converge.monitor} wants validation "
                          "data: give data.validation, or monitor accuracy or loss")
-        if network.architecture.kind == "family" and spec.resources.engine != "emulated":
+        if network.architecture.kind == "family" and spec.engine.learns:
             try:
                 check_input(network.architecture.settings, inputs.image.shape)
             except UserError as error:
@@ -187,8 +187,9 @@ def _rates(spec: Spec, samples: int, roles: Roles) -> RateTable | None:
 
 
 def _told_when_to_end(spec: Spec) -> Spec:
-    """Emulated networks learn nothing, so they converge after the epochs that the rates file has for them."""
-    assert spec.schedule.rates is not None  # a spec that emulates names one
+    """Networks that learn nothing converge after the epochs that the rates file has for them."""
+    if spec.schedule.rates is None:
+        return spec
     epochs = {network.name: network.epochs for network in read_rates(spec.schedule.rates).models}
 
     def told(network: NetworkSpec) -> NetworkSpec:

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic.fields import FieldInfo
 
+from fleet.spec.engines import ENGINES
 from fleet.spec.model import FAMILIES, application_names
 from fleet.units import DELTA, DURATION, SHARE, SIZE, Notation, parse_delta, parse_duration, parse_share, parse_size
 from preprocess.source import SOURCES
@@ -82,5 +83,6 @@ ShareOrPath = Annotated[Annotated[float, Field(gt=0, lt=1)] | str, BeforeValidat
 ImportPath = Annotated[str, WithJsonSchema(IMPORT_PATH)]
 Source = Annotated[str, OneOf(lambda: [{"enum": list(SOURCES)}, IMPORT_PATH])]
 PolicyName = Annotated[str, OneOf(lambda: [{"enum": list(POLICIES)}, IMPORT_PATH])]
+EngineName = Annotated[str, OneOf(lambda: [{"enum": list(ENGINES)}, IMPORT_PATH])]
 Family = Annotated[str, OneOf(_families)]
 TransformItem = Annotated[str | dict[str, Any], _checked(parse_transform), WithJsonSchema(item_schema())]

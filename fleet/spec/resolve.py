@@ -26,6 +26,7 @@ from pydantic import (
 
 from fleet.errors import SpecError, SpecMistake, UserError
 from fleet.plugins import find_policy
+from fleet.spec.engines import EngineInfo, find_engine
 from fleet.spec.mistakes import explain, key_path, line_of
 from fleet.spec.model import FAMILIES, Architecture, check_target
 from fleet.spec.schema import (
@@ -151,8 +152,13 @@ def _problems(document: Document) -> Iterator[tuple[tuple, str, str]]:
         wrong, _, right = str(error).partition("; ")
         yield ("schedule", "policy"), wrong, right
     rates = document.schedule.rates
-    if document.resources.engine == "emulated" and rates is None:
-        yield ("resources", "engine"), "emulated networks train at rates that are known", "`schedule: {rates: FILE}`"
+    try:
+        if find_engine(document.resources.engine).needs_rates and rates is None:
+            yield (("resources", "engine"), f"{document.resources.engine} networks train at rates that are known",
+                   "`schedule: {rates: FILE}`")
+    except UserError as error:
+        wrong, _, right = str(error).partition("; ")
+        yield ("resources", "engine"), wrong, right
     if rates is not None and not os.path.isfile(rates):  # Path would raise, for a name too long
         yield ("schedule", "rates"), f"no file {rates}", "a rates file, such as the profile.json of a run"
 
@@ -170,16 +176,24 @@ def _networks(document: Document, index: int, entry: ModelEntry, problems: list[
     networks: list[NetworkSpec] = []
     draws = _tried(problems, _draws, document, index, entry) or []
     least, most = _gpu_bounds(entry)
+    engine = _known_engine(document)
     for number, drawn in enumerate(draws):
         name = _tried(problems, _name, entry, number, len(draws))
         train = _tried(problems, _merged, document.train, entry.train, drawn)
-        architecture = _tried(problems, _architecture, entry, drawn, document.resources.engine)
+        architecture = _tried(problems, _architecture, entry, drawn, engine)
         if name is None or train is None or architecture is None:
             break  # the other draws will hardly be better
         networks.append(NetworkSpec(
             name=name, architecture=architecture, train=train, seed=zlib.crc32(f"{document.seed}/{name}".encode()),
             min_gpus=least, max_gpus=most, parameters=dict(drawn)))
     return networks
+
+
+def _known_engine(document: Document) -> EngineInfo | None:
+    try:
+        return find_engine(document.resources.engine)
+    except UserError:  # a mistake of its own
+        return None
 
 
 def _tried(problems: list[Exception], function: Callable[..., T], *arguments: Any) -> T | None:
@@ -249,7 +263,7 @@ def _merge(into: dict[str, Any], new: Mapping[str, Any]) -> None:
             into[key] = dict(value) if isinstance(value, Mapping) else value
 
 
-def _architecture(entry: ModelEntry, drawn: Mapping[str, Any], engine: str) -> Architecture:
+def _architecture(entry: ModelEntry, drawn: Mapping[str, Any], engine: EngineInfo | None) -> Architecture:
     """What to build: the entry's arguments with what was drawn."""
     args = override(entry.args, {key: value for key, value in drawn.items() if not key.startswith("train.")})
     if entry.build is not None:
@@ -257,8 +271,9 @@ def _architecture(entry: ModelEntry, drawn: Mapping[str, Any], engine: str) -> A
         return Architecture(entry.build, args)
     target = str(entry.family)
     check_target(target)
-    if engine == "numpy" and target != "softmax":
-        raise UserError(f"the numpy engine trains the family softmax only, not {target}")
+    if engine is not None and engine.families is not None and target not in engine.families:
+        raise UserError(f"the {engine.name} engine trains the family {', '.join(sorted(engine.families))} only, not "
+                        f"{target}")
     try:
         return Architecture(target, args)
     except ValidationError as error:

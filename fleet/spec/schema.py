@@ -14,9 +14,11 @@ from pydantic import ConfigDict, Field, JsonValue, WithJsonSchema, model_validat
 from pydantic.dataclasses import dataclass
 
 from fleet.plugins import find_policy
+from fleet.spec.engines import ENGINES, EngineInfo, find_engine
 from fleet.spec.fields import (
     DeltaText,
     Duration,
+    EngineName,
     Family,
     ImportPath,
     PolicyName,
@@ -124,6 +126,13 @@ class Optimizer:
         "Weight decay: each step takes this share of every weight away, times the learning rate."))
     global_clipnorm: Annotated[float, Field(gt=0)] | None = Field(default=None, description=(
         "Largest norm of all gradients together. If it is exceeded, they are scaled down to it."))
+
+    @property
+    def slots(self) -> int:
+        """How many numbers it keeps for each parameter."""
+        if self.name == "sgd":
+            return 1 if self.momentum else 0
+        return 2
 
     @model_validator(mode="after")
     def _fits_the_name(self) -> Optimizer:
@@ -249,9 +258,9 @@ class Profile:
 class Resources:
     """How the ranks of the launch are used."""
 
-    engine: Literal["keras", "numpy", "emulated"] = Field(default="keras", description=(
-        "What trains the networks. keras: Keras on TensorFlow. numpy: softmax regression without TensorFlow, to try "
-        "things with. emulated: ranks sleep for as long as training would take, at rates that are known."))
+    engine: EngineName = Field(default="keras", description=(
+        "What trains the networks, or the import path of an engine of your own. "
+        + " ".join(f"{engine.name}: {engine.help}." for engine in ENGINES.values())))
     time_scale: Annotated[float, Field(gt=0)] = Field(default=1.0, description=(
         "Only for the engine emulated: how many seconds a second of training takes."))
     preprocessors: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(default="auto", description=(
@@ -364,6 +373,11 @@ class Spec:
     def policy(self) -> Policy:
         """What decides which networks train when."""
         return find_policy(self.schedule.policy)
+
+    @property
+    def engine(self) -> EngineInfo:
+        """What trains, as far as it must be known before it is loaded."""
+        return find_engine(self.resources.engine)
 
     @property
     def options(self) -> Options:

@@ -11,7 +11,6 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from fleet.spec import NetworkSpec, Resources, Spec, Train
-from fleet.spec.model import Architecture
 from preprocess.sample import SampleSpec
 
 
@@ -36,18 +35,20 @@ def identity(network: NetworkSpec, spec: Spec, inputs: SampleSpec) -> str:
 def trial_identity(network: NetworkSpec, spec: Spec, inputs: SampleSpec) -> str:
     """A fingerprint of all that may decide whether a network fails, as far as rank 0 can see it.
 
-    Beside what shapes its training that is how many GPUs share it, and the file that its model function is in.
+    Beside what shapes its training that is how many GPUs share it, and the files that its model function and an engine
+    of the user's own are in.
     """
     return _hash({"identity": identity(network, spec, inputs), "gpus": [network.min_gpus, network.max_gpus],
-                  "source": _source(network.architecture)})
+                  "source": _source(network.architecture.target),
+                  **({"engine": engine} if (engine := _source(spec.resources.engine)) else {})})
 
 
-def _source(architecture: Architecture) -> str:
-    """The text around a model function of one's own; nothing where there is none, or it cannot be read."""
-    if architecture.kind != "import":
+def _source(path: str) -> str:
+    """The text of the module of an import path; nothing where the path is a name, or the module cannot be read."""
+    if ":" not in path:
         return ""
     try:  # not by importing it: that may import TensorFlow
-        found = importlib.util.find_spec(architecture.target.partition(":")[0])
+        found = importlib.util.find_spec(path.partition(":")[0])
         return "" if found is None or found.origin is None else Path(found.origin).read_text(encoding="utf-8")
     except Exception:  # the packages around the module are imported, and may raise anything
         return ""

@@ -84,7 +84,7 @@ def check_quota(spec: Spec, inputs: SampleSpec) -> None:
 
 def _state_bytes(network: NetworkSpec, spec: Spec, inputs: SampleSpec) -> int:
     """Bytes of a checkpoint's arrays, without building the network; 0 where nobody knows."""
-    if network.architecture.kind != "family" or spec.resources.engine == "emulated":
+    if network.architecture.kind != "family" or not spec.engine.learns:
         return 0
     parameters = count_parameters(network.architecture.settings, inputs.image.shape, inputs.classes)
     return array_bytes(parameters, network, spec)
@@ -92,8 +92,4 @@ def _state_bytes(network: NetworkSpec, spec: Spec, inputs: SampleSpec) -> int:
 
 def array_bytes(parameters: int, network: NetworkSpec, spec: Spec) -> int:
     """Bytes of a checkpoint's arrays: the weights, so many, and what the optimizer keeps of each."""
-    optimizer = network.train.optimizer
-    if spec.resources.engine == "numpy":
-        return parameters * 2 * 8
-    slots = 2 if optimizer.name in ("adam", "adamw") else 1 if optimizer.momentum else 0
-    return parameters * (1 + slots) * 4
+    return spec.engine.checkpoint_bytes(parameters, network.train.optimizer.slots)

@@ -192,7 +192,7 @@ def take_up(results: Results, network: NetworkSpec) -> State | None:
         # Judged anew, for the spec may now ask for more epochs than it did. A network that had converged,
         # and was not exported any more, is given to a group once again.
         reason = convergence(state.history, network.train.converge).reason
-        is_out = results.spec.resources.engine != "keras" or results.paths.exported(name).exists()
+        is_out = not results.spec.engine.exports or results.paths.exported(name).exists()
         is_kept = results.spec.checkpoint.keep == "last" or results.paths.best(name).exists()
         if reason and not state.position and is_kept and is_out:
             results._reasons[name] = reason

@@ -1,6 +1,7 @@
 """Policies of users' own, by import path."""
 
 import pickle
+import sys
 
 import pytest
 
@@ -41,6 +42,7 @@ nothing = None
 def own(tmp_path, monkeypatch):
     (tmp_path / "own_policies.py").write_text(MODULE)
     (tmp_path / "broken_policies.py").write_text("import nothing_of_this_name\n")
+    monkeypatch.delitem(sys.modules, "own_policies", raising=False)  # of another test's folder
     monkeypatch.syspath_prepend(tmp_path)
 
 

@@ -68,6 +68,11 @@ def build_model(model: Architecture, input_shape: tuple[int, int, int], classes:
         return _build_imported(model, input_shape, classes)
 
 
+def count_keras_parameters(model: Architecture, input_shape: tuple[int, int, int], classes: int, seed: int) -> int:
+    """The parameters of a network, trainable or not, by building it; arguments and errors as :func:`build_model`'s."""
+    return build_model(model, input_shape, classes, seed).count_params()
+
+
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
     """Make everything random deterministic, and give Python's and NumPy's generators back as they were.

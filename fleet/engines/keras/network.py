@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from fleet.comm.base import Group
-from fleet.engines.base import Arrays, PeerFailed, StepResult
+from fleet.engines.base import Arrays, PeerFailed, Setup, StepResult
 from fleet.engines.keras.device import take_device
 from fleet.engines.keras.exchange import GradientExchange, HorovodExchange, NoExchange, _import_horovod, make_exchange
 from fleet.engines.keras.models import build_model
@@ -68,6 +68,11 @@ class KerasEngine:
         optimizer.build(model.trainable_variables)
         return KerasNetwork(model, optimizer, self._inputs, partial(make_exchange, horovod=self._horovod), group,
                             train.xla)
+
+
+def make(setup: Setup) -> KerasEngine:
+    """The engine of a trainer."""
+    return KerasEngine(setup.inputs, setup.resources.exchange, setup.index, setup.trainers)
 
 
 def make_optimizer(settings: Optimizer, scale: float) -> keras.optimizers.Optimizer:

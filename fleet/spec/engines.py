@@ -1,0 +1,93 @@
+"""What must be known of an engine before it is loaded: a row for each, which a spec is checked against.
+
+An engine itself may take seconds to import, and stands far above a spec; :mod:`fleet.engines.registry` makes it from
+its row. Its name is looked up here and compared nowhere else; an :class:`EngineInfo` of one's own, which a spec names
+by its import path, does all that one of the table does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fleet.errors import UserError
+from fleet.plugins import load_object
+
+Make = Callable[..., Any]  # of (fleet.engines.base.Setup) -> fleet.engines.base.Engine, which a spec knows nothing of
+
+
+def float32_bytes(parameters: int, slots: int) -> int:
+    """Bytes of weights, and of as much for each slot of the optimizer, in float32.
+
+    >>> float32_bytes(1000, slots=2)
+    12000
+    """
+    return 4 * parameters * (1 + slots)
+
+
+@dataclass(frozen=True)
+class EngineInfo:
+    """One engine, and all that others must know of it.
+
+    Args:
+        name: as specs call it.
+        make: makes the engine of a trainer from a :class:`fleet.engines.base.Setup`: a function, or its import path,
+            which in the table begins with a dot where :mod:`fleet.engines` begins.
+        help: what it does, in a line.
+        families: that it can build; None for all, those of keras.applications too. What a ``build:`` function gives is
+            between that function and the engine.
+        uses_gpus: whether each of its ranks wants a GPU.
+        uses_tensorflow: whether it stands on TensorFlow, so that ``fleet doctor`` looks for that.
+        exports: whether the networks that finish are written as files for use without FLEET.
+        learns: whether networks get better; otherwise they train for the epochs that the rates file gives them.
+        needs_rates: whether it can only train at rates that are known, so that ``schedule.rates`` must be given.
+        checkpoint_bytes: (parameters, slots) -> bytes of a checkpoint's arrays; slots are the numbers that the
+            optimizer keeps for each parameter.
+        count_parameters: of a network that is of no family: (architecture, input shape, classes, seed) -> how many; a
+            function, or its import path as for ``make``; None where nobody can tell before it is built.
+    """
+
+    name: str
+    make: str | Make
+    help: str = ""
+    families: frozenset[str] | None = None
+    uses_gpus: bool = False
+    uses_tensorflow: bool = False
+    exports: bool = False
+    learns: bool = True
+    needs_rates: bool = False
+    checkpoint_bytes: Callable[[int, int], int] = float32_bytes
+    count_parameters: str | Callable[..., int] | None = None
+
+
+ENGINES: dict[str, EngineInfo] = {engine.name: engine for engine in (
+    EngineInfo("keras", ".keras.network:make", "Keras on TensorFlow",
+               uses_gpus=True, uses_tensorflow=True, exports=True,
+               count_parameters=".keras.models:count_keras_parameters"),
+    EngineInfo("numpy", ".softmax:make", "softmax regression without TensorFlow, to try things with",
+               families=frozenset({"softmax"}), count_parameters=".softmax:count_parameters",
+               checkpoint_bytes=lambda parameters, slots: 8 * parameters * 2),  # float64, always with a velocity
+    EngineInfo("emulated", ".emulated:make", "ranks sleep for as long as training would take, at rates that are known",
+               learns=False, needs_rates=True, count_parameters=".keras.models:count_keras_parameters"),
+)}
+
+
+def find_engine(name: str) -> EngineInfo:
+    """The engine of a name, or of an import path ``module:engine``.
+
+    Raises:
+        UserError: there is none.
+
+    >>> find_engine("numpy").families
+    frozenset({'softmax'})
+    """
+    if name in ENGINES:
+        return ENGINES[name]
+    if ":" not in name:
+        raise UserError(f"no engine is named {name!r}; one of {', '.join(sorted(ENGINES))}, or an import path "
+                        "module:engine")
+    found = load_object(name, "engine")
+    if not isinstance(found, EngineInfo):
+        raise UserError(f"engine {name!r} is of type {type(found).__name__}; it should be an EngineInfo")
+    return replace(found, name=name)

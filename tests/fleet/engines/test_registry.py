@@ -1,0 +1,147 @@
+"""From the row of an engine to the engine, ours and users' own."""
+
+import pickle
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from fleet.engines.emulated import EmulatedEngine
+from fleet.engines.registry import make_engine, parameters_of
+from fleet.engines.softmax import NumpyEngine
+from fleet.errors import SpecError, UserError
+from fleet.spec import parse
+from fleet.spec.engines import ENGINES, EngineInfo, find_engine
+from fleet.storage.identity import trial_identity
+from scheduler.base import Network, RateTable
+from tests.fleet.histories import INPUTS
+
+MODULE = '''
+from fleet.spec.engines import EngineInfo
+
+class Own:
+    exchange_name = "none"
+    def __init__(self, setup): self.setup = setup
+    def build(self, network, group): raise NotImplementedError
+
+ROW = EngineInfo("own", "own_engines:Own", families=frozenset({"softmax"}),
+                 checkpoint_bytes=lambda parameters, slots: 7 * parameters,
+                 count_parameters=lambda architecture, shape, classes, seed: 5)
+DIRECT = EngineInfo("direct", Own)
+LOST = EngineInfo("lost", "own_engines:NoSuchClass")
+WRONG = EngineInfo("wrong", lambda setup: 3)
+RAISES = EngineInfo("raises", Own, count_parameters=lambda *arguments: 1 / 0)
+
+def first_weights(input_shape, classes): return None
+'''
+
+
+@pytest.fixture(autouse=True)
+def own(tmp_path, monkeypatch):
+    (tmp_path / "own_engines.py").write_text(MODULE)
+    monkeypatch.delitem(sys.modules, "own_engines", raising=False)  # of another test's folder
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path / "own_engines.py"
+
+
+def spec(engine, *models, **parts):
+    return parse({"models": list(models) or [{"family": "softmax"}], "resources": {"engine": engine}, **parts})
+
+
+def made(engine, rates=None, **parts):
+    return make_engine(spec(engine, **parts), INPUTS, rates, 1, 2)
+
+
+def test_every_row_goes_by_its_own_name_and_has_a_line_of_help():
+    assert [engine.name for engine in ENGINES.values()] == list(ENGINES)
+    assert all(engine.help for engine in ENGINES.values())
+
+
+def test_a_row_of_ours_makes_its_engine(tmp_path):
+    (tmp_path / "rates.json").touch()
+    rates = RateTable(10, 1, (Network("softmax", (1.0,)),))
+    assert isinstance(made("numpy"), NumpyEngine)
+    assert isinstance(made("emulated", rates, schedule={"rates": str(tmp_path / "rates.json")}), EmulatedEngine)
+
+
+@pytest.mark.tensorflow
+def test_the_row_of_keras_leads_to_its_engine_and_counts_what_it_builds(monkeypatch):
+    from fleet.engines.keras import network
+
+    # The real one takes the devices of this process.
+    monkeypatch.setattr(network, "KerasEngine", lambda *arguments: SimpleNamespace(exchange_name="", build=arguments))
+    assert made("keras").build == (INPUTS, "auto", 1, 2)
+    asked = spec("keras", {"build": "tests.keras_models:explodes_on_rank"})
+    assert parameters_of(asked.networks[0], asked, INPUTS) == (4 * 4 + 1) * 3
+
+
+@pytest.mark.parametrize("row", ["ROW", "DIRECT"])
+def test_a_row_of_ones_own_makes_its_engine_by_import_path_or_directly(row):
+    engine = made(f"own_engines:{row}")
+    assert type(engine).__name__ == "Own"
+    assert (engine.setup.inputs, engine.setup.index, engine.setup.trainers) == (INPUTS, 1, 2)
+
+
+@pytest.mark.parametrize(("row", "said"), [
+    ("LOST", "engine 'own_engines:NoSuchClass': module 'own_engines' has no 'NoSuchClass'"),
+    ("WRONG", "resources.engine: own_engines:WRONG makes a int, which has no exchange_name and no build"),
+])
+def test_a_row_of_ones_own_that_makes_no_engine_is_refused(row, said):
+    with pytest.raises(UserError, match=said):
+        made(f"own_engines:{row}")
+
+
+@pytest.mark.parametrize(("engine", "wrong", "right"), [
+    ("torch", "no engine is named 'torch'", "one of emulated, keras, numpy, or an import path module:engine"),
+    ("own_engines:Own", "engine 'own_engines:Own' is of type type", "it should be an EngineInfo"),
+    ("own_engines:nothing", "engine 'own_engines:nothing': module 'own_engines' has no 'nothing'", ""),
+    ("no_such_module:x", "engine 'no_such_module:x': cannot import 'no_such_module'", ""),
+])
+def test_what_leads_to_no_engine_is_a_mistake_of_the_spec_among_others(engine, wrong, right):
+    with pytest.raises(SpecError) as refusal:
+        spec(engine, schedule={"policy": "best"})
+    (mistake,) = [mistake for mistake in refusal.value.mistakes if mistake.key == "resources.engine"]
+    assert mistake.wrong.startswith(wrong)
+    assert mistake.right == right
+    assert len(refusal.value.mistakes) == 2
+
+
+def test_a_spec_is_held_against_the_row_of_its_engine():
+    with pytest.raises(SpecError, match="the own_engines:ROW engine trains the family softmax only, not cnn"):
+        spec("own_engines:ROW", {"family": "cnn"})
+    with pytest.raises(SpecError, match=r"resources.engine: emulated networks train at rates that are known; "
+                                        r"`schedule: \{rates: FILE\}`"):
+        spec("emulated")
+    assert spec("own_engines:DIRECT", {"family": "cnn"}).engine.families is None
+
+
+def test_parameters_are_counted_by_the_family_or_as_the_row_says_or_are_not_known():
+    family, function = {"family": "softmax", "name": "a"}, {"build": "own_engines:first_weights", "name": "b"}
+    features = int(np.prod(INPUTS.image.shape)) + 1
+    for engine, counts in (("numpy", [features * 3, features * 3]), ("own_engines:ROW", [features * 3, 5]),
+                           ("own_engines:DIRECT", [features * 3, None])):
+        asked = spec(engine, family, function)
+        assert [parameters_of(network, asked, INPUTS) for network in asked.networks] == counts
+    asked = spec("own_engines:RAISES", function)
+    with pytest.raises(UserError, match="b: own_engines:first_weights: ZeroDivisionError: division by zero"):
+        parameters_of(asked.networks[0], asked, INPUTS)
+
+
+def test_a_checkpoint_takes_what_the_row_says():
+    assert ENGINES["keras"].checkpoint_bytes(10, 2) == 10 * 3 * 4
+    assert ENGINES["numpy"].checkpoint_bytes(10, 0) == 10 * 2 * 8
+    assert find_engine("own_engines:ROW").checkpoint_bytes(10, 1) == 70
+
+
+def test_a_spec_with_an_engine_of_ones_own_can_be_sent_to_other_ranks():
+    asked = spec("own_engines:ROW")
+    assert pickle.loads(pickle.dumps(asked)) == asked
+    assert isinstance(asked.engine, EngineInfo)
+
+
+def test_a_network_that_failed_is_tried_again_when_the_engine_of_ones_own_has_changed(own):
+    asked = spec("own_engines:ROW")
+    before = trial_identity(asked.networks[0], asked, INPUTS)
+    own.write_text(f"{MODULE}\n# mended")
+    assert trial_identity(asked.networks[0], asked, INPUTS) != before

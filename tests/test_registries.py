@@ -1,0 +1,62 @@
+"""A policy, an engine or a batch system is known by its row: its name is compared nowhere else."""
+
+import ast
+
+import pytest
+
+from fleet.spec.engines import ENGINES
+from launch.systems import SYSTEMS
+from scheduler.ensemble.policies import POLICIES
+from tests.places import ROOT
+
+PACKAGES = ("fleet", "preprocess", "scheduler", "launch")
+NAMES = {*POLICIES, *ENGINES, *SYSTEMS}
+
+# Where a name stands once, in its row. Nothing else may tell one row from another by its name: there is no exception.
+REGISTRIES = {"scheduler/ensemble/policies.py", "fleet/spec/engines.py", "launch/systems.py"}
+
+
+def compared(text):
+    """(line, name) wherever a text tells a name from others: ==, in, a key, a case, an index, startswith."""
+    for node in ast.walk(ast.parse(text)):
+        for asked in _asked(node):
+            for part in ast.walk(asked):
+                if isinstance(part, ast.Constant) and part.value in NAMES:
+                    yield part.lineno, part.value
+
+
+def _asked(node):
+    match node:
+        case ast.Compare():
+            yield from (node.left, *node.comparators)
+        case ast.Dict():
+            yield from filter(None, node.keys)
+        case ast.DictComp():
+            yield node.key
+        case ast.MatchValue():
+            yield node.value
+        case ast.Subscript():
+            yield node.slice
+        case ast.Call(func=ast.Attribute(attr="get" | "pop" | "startswith" | "endswith" | "setdefault" | "count")):
+            yield from node.args[:1]
+
+
+@pytest.mark.parametrize("text", [
+    "policy == 'global'", "'numpy' != engine", "engine in ('keras', 'numpy')", "policy not in {'local'}",
+    "{'adaptive': 1}", "{'adaptive': 1}.get(policy)", "costs['adaptive']", "costs.get('adaptive')",
+    "match engine:\n case 'emulated': pass", "match engine:\n case 'slurm' | 'emulated': pass",
+    "engine.startswith('keras')", "f(x) if system.name == 'slurm' else 3"])
+def test_a_comparison_is_found_however_it_is_written(text):
+    assert list(compared(text))
+
+
+@pytest.mark.parametrize("text", ["POLICY = 'global'", "find_spec('keras')", "replace(resources, engine='emulated')",
+                                  "policy == other", "'global' + name"])
+def test_a_name_that_is_only_given_is_no_comparison(text):
+    assert not list(compared(text))
+
+
+def test_no_name_of_a_policy_an_engine_or_a_batch_system_is_compared_outside_its_registry():
+    assert [f"{path.relative_to(ROOT)}:{line}: {name}" for package in PACKAGES
+            for path in sorted((ROOT / package).rglob("*.py")) if str(path.relative_to(ROOT)) not in REGISTRIES
+            for line, name in compared(path.read_text(encoding="utf-8"))] == []
