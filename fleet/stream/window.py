@@ -136,7 +136,8 @@ class Window:
 
     def fastest_reader(self) -> int | None:
         """The cursor of the reader on this node that is furthest, None when there is no reader."""
-        reading = self.cursors[:-1][self.cursors[:-1] != NOT_READING]
+        cursors = self.cursors[:-1].copy()  # all are looked at once: a reader may leave between two looks
+        reading = cursors[cursors != NOT_READING]
         return int(reading.max()) if reading.size else None
 
     def relayed(self, sequence: int) -> None:

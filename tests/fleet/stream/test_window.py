@@ -1,10 +1,14 @@
 """A window, and who may write where in it."""
 
+import itertools
+
+import pytest
 
 from fleet.stream.layout import Layout
 from fleet.stream.window import NOT_READING, Window
 from preprocess.sample import ImageSpec
 from tests.fleet.stream.streams import LAYOUT, new_name, window_of
+from tests.fleet.stream.words import watched
 
 
 def test_ranks_that_map_one_window_see_what_the_others_write():
@@ -21,6 +25,21 @@ def test_ranks_that_map_one_window_see_what_the_others_write():
     assert (other.labels[4:8] == 7).all()
     other.cursors[1] = 5
     assert one.fastest_reader() == 5
+
+
+@pytest.mark.parametrize("access", range(6))
+def test_a_reader_that_leaves_meanwhile_is_not_taken_for_one_that_is_infinitely_far(access):
+    window = window_of(LAYOUT)
+    window.need(0, 3)
+    window.need(1, 5)
+    plain, accesses = window.cursors, itertools.count()
+
+    def leave():
+        if next(accesses) == access:
+            plain[1] = NOT_READING
+
+    window.cursors = watched(plain, leave)
+    assert window.fastest_reader() == (3 if access == 0 else 5)
 
 
 def test_a_slot_is_free_once_no_reader_no_relay_and_no_joiner_needs_what_it_holds():
