@@ -107,6 +107,32 @@ def on_rank_0_alone(path):
     return Numbered(int(path), seed=1, before=_OnRank0Alone()), Numbered(20, seed=2)
 
 
+class _Noting:
+    """Notes every read in a file of this rank's: the part and the number of the sample."""
+
+    def __init__(self, folder, part):
+        self.folder, self.part = folder, part
+
+    def __call__(self, index):
+        rank = os.environ.get("OMPI_COMM_WORLD_RANK", "0")
+        with open(Path(self.folder) / f"rank{rank}", "a", encoding="utf-8") as file:
+            file.write(f"{self.part} {index}\n")
+
+
+def noted(path, folder):
+    """A source that notes in ``folder`` when it is opened and what is read of it; see :func:`reads`."""
+    _Noting(folder, "opened")(-1)
+    return (Numbered(int(path), seed=1, before=_Noting(folder, "train")),
+            Numbered(20, seed=2, before=_Noting(folder, "validation")))
+
+
+def reads(folder):
+    """What each rank has opened and read: {rank: [(part, number), ...]}, in order."""
+    return {int(file.name.removeprefix("rank")): [
+        (part, int(index)) for part, index in map(str.split, file.read_text().splitlines())]
+        for file in Path(folder).glob("rank*")}
+
+
 def unvalidated(path):
     """Training samples alone."""
     return Numbered(int(path), seed=1)

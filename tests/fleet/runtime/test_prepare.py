@@ -3,6 +3,7 @@
 import errno
 import pickle
 
+import numpy as np
 import pytest
 import yaml
 
@@ -15,7 +16,7 @@ from fleet.storage.paths import RunPaths
 from fleet.storage.state import State
 from preprocess.base import CannotWrite, InputError
 from tests.fleet.histories import history, record
-from tests.sources import Numbered
+from tests.sources import Numbered, reads
 
 ONE_NODE = (0, 0, 0)
 
@@ -59,6 +60,18 @@ def test_what_every_rank_needs_is_there_and_can_be_sent(asking):
     assert prepared.layout.samples == 60
     assert (prepared.rates, prepared.replayed) == (None, ())
     assert (prepared.training().samples, prepared.evaluation().samples) == (60, 20)
+
+
+@pytest.mark.parametrize("data", [{}, {"order": "ring"}, {"cache": "memory"}, {"cache": "file"}], ids=str)
+def test_each_part_of_the_data_is_looked_at_once(asking, tmp_path, data):
+    (tmp_path / "reads").mkdir()
+    asking.content["data"] |= {"source": "tests.sources:noted", "options": {"folder": str(tmp_path / "reads")},
+                               "transforms": ["decode", "tests.sources:noise"], **data}
+    asking()
+    every = [(part, index) for part, count in (("train", 60), ("validation", 20)) for index in range(count)]
+    looked_at = [("opened", -1), *((part, index) for part, count in (("train", 60), ("validation", 20))
+                                   for index in np.linspace(0, count - 1, 8).astype(int).tolist())]
+    assert reads(tmp_path / "reads") == {0: looked_at + (every if data == {"cache": "file"} else [])}
 
 
 def test_the_folder_holds_the_spec_and_says_whose_it_is(asking):

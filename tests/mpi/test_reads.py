@@ -1,0 +1,57 @@
+"""Which rank reads what: the file system is asked for as little as can be."""
+
+from collections import Counter
+
+import numpy as np
+
+from preprocess.probe import PROBES
+from tests.mpi.conftest import spec
+from tests.sources import reads
+
+SAMPLES, VALIDATION, EPOCHS = 61, 20, 3
+MODELS = [{"family": "softmax", "name": name} for name in ("one", "other")]
+MEASURED = SAMPLES  # a preprocessor tries its speed on the first 64 samples
+
+
+def spread(part, count):
+    """The samples of a part that rank 0 looks at."""
+    return [(part, index) for index in np.linspace(0, count - 1, PROBES).astype(int).tolist()]
+
+
+LOOKED_AT = [("opened", -1), *spread("train", SAMPLES), *spread("validation", VALIDATION)]
+
+
+def run_noted(launch, tmp_path, **parts):
+    folder = tmp_path / "reads"
+    folder.mkdir()
+    parts["data"] = {"options": {"folder": str(folder)}, **parts.get("data", {})}
+    run = launch(3, spec(tmp_path, MODELS, SAMPLES, "noted", **parts))
+    assert run.status == 0, run.output
+    return reads(folder)
+
+
+def test_the_first_rank_looks_at_a_few_samples_once_and_no_other_reads_any(launch, tmp_path):
+    read = run_noted(launch, tmp_path)
+    assert list(read) == [0]
+    assert read[0][:len(LOOKED_AT)] == LOOKED_AT
+    prepared = Counter(part for part, _ in read[0][len(LOOKED_AT):])
+    assert prepared["opened"] == 0
+    assert prepared["validation"] == VALIDATION
+
+
+def test_samples_that_are_kept_are_read_once_beside_that(launch, tmp_path):
+    read = run_noted(launch, tmp_path, data={"cache": "memory"})
+    assert list(read) == [0]
+    looked, prepared = read[0][:len(LOOKED_AT)], Counter(read[0][len(LOOKED_AT):])
+    assert looked == LOOKED_AT
+    assert Counter(part for part, _ in prepared.elements()) == {
+        "train": MEASURED + SAMPLES, "validation": VALIDATION}
+
+
+def test_trainers_that_prepare_their_own_samples_read_those_and_no_others(launch, tmp_path):
+    read = run_noted(launch, tmp_path, schedule={"policy": "baseline"})
+    assert read.pop(0) == LOOKED_AT
+    assert sorted(read) == [1, 2]
+    for mine in read.values():
+        assert Counter(part for part, _ in mine) == {"train": EPOCHS * SAMPLES, "validation": VALIDATION}
+        assert {count for (part, _), count in Counter(mine).items() if part == "train"} == {EPOCHS}
