@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preprocess.base import AUGMENT, BadImage, InputError
-from preprocess.chain import _Generators, split_transforms
+from preprocess.base import BadImage, InputError
+from preprocess.chain import split_transforms
 from preprocess.pipeline import Pipeline
-from preprocess.transforms import UserTransform, parse_transforms
+from preprocess.transforms import parse_transforms
 from tests.preprocess.samples import Memory, encode, pattern
 
 RANDOM = [{"random_crop": {"size": [4, 5], "padding": 2}}, {"flip": {"horizontal": True}},
@@ -46,17 +46,6 @@ def test_augmentation_depends_on_seed_epoch_and_sample():
     results = [load(pipeline(same, seed=seed), [index], epoch)[0].tobytes()
                for seed in (1, 2) for epoch in (0, 1) for index in (0, 1)]
     assert len(set(results)) == 8
-
-
-def test_a_generator_that_is_set_equals_one_that_is_made():
-    generators = _Generators(seed=2**63)
-    for epoch, index in [(0, 0), (5, 123_456_789), (0, 0)]:
-        made = np.random.Philox(key=np.array([2**63, AUGMENT], np.uint64),
-                                counter=np.array([0, 0, index, epoch], np.uint64))
-        made_draws, set_draws = np.random.Generator(made), generators.at(epoch, index)
-        assert set_draws.random(5).tolist() == made_draws.random(5).tolist()
-        assert set_draws.integers(7, size=3, dtype=np.int32).tolist() == made_draws.integers(
-            7, size=3, dtype=np.int32).tolist()
 
 
 def test_evaluation_is_the_same_in_every_epoch():
@@ -164,45 +153,6 @@ def test_a_users_transform_may_refuse_an_image():
     assert str(bad) == "sample 12: too dark"
 
 
-# ---- the first look ---------------------------------------------------------------------------
-
-
-def test_shape_and_type_are_known_before_the_first_batch():
-    assert str(pipeline().sample.image) == "4 x 5 x 3 uint8"
-
-
-def test_the_first_look_passes_over_bad_samples():
-    assert pipeline([None] * 50 + [IMAGES[0]] + [None] * 50, ["decode"]).sample.image.shape == (6, 6, 3)
-
-
-@pytest.mark.parametrize(("samples", "transforms", "complaint"), [
-    ([], [], "data set is empty"),
-    ([None, None], [], "none of the 2 samples can be used; the first: sample 0: cannot be read"),
-    ([pattern(6, 6), pattern(6, 8)], [], "add a resize or a crop.*6 x 6 x 3 uint8 and sample 1 is 6 x 8 x 3"),
-    (IMAGES, [{"center_crop": {"size": [7, 7]}}], "6 x 6 pixels is too small"),
-    ([IMAGES[0][:, :, 0]] * 2, ["decode"], "is an array of 2 dimensions"),
-    ([encode(IMAGES[0])], [{"flip": {"horizontal": True}}], "the first must be decode"),
-    (IMAGES, ["decode", "scale", {"rotate": {"degrees": 3}}], "scale comes after it"),
-])
-def test_what_cannot_work_is_said_at_the_start(samples, transforms, complaint):
-    with pytest.raises(InputError, match=complaint):
-        pipeline(samples, transforms)
-
-
-def flat(image, rng, training):
-    return image.mean(axis=2)
-
-
-def whole_numbers(image, rng, training):
-    return image.astype(np.int32)
-
-
-@pytest.mark.parametrize("name", ["flat", "whole_numbers"])
-def test_a_users_transform_must_give_images(name):
-    with pytest.raises(InputError, match="images \\(height, width, channels\\) of uint8 or float32"):
-        Pipeline.probed(Memory(IMAGES), [UserTransform(f"{__name__}:{name}")], 7)
-
-
 def halve(image, rng, training):
     return image / 2
 
@@ -212,14 +162,3 @@ def test_double_precision_becomes_single_on_the_wire():
     images, _, bad = load(pipe, [4])
     assert (images.dtype, bad) == (np.float32, [])
     assert np.array_equal(images[0], (IMAGES[4] / 2).astype(np.float32))
-
-
-def test_a_jpeg_is_decoded_small_only_for_a_resize_that_follows_at_once(monkeypatch):
-    asked = []
-    monkeypatch.setattr("preprocess.transforms.decode",
-                        lambda data, mode, at_least: asked.append(at_least) or pattern(64, 64))
-    for following in ([{"resize": {"size": 8}}], [{"resize": {"size": [4, 6]}}],
-                      [{"center_crop": {"size": [8, 8]}}],
-                      [{"center_crop": {"size": [32, 32]}}, {"resize": {"size": 8}}], []):
-        pipeline([b"a file"], ["decode", *following])
-    assert asked == [(8, 8), (4, 6), None, None, None]

@@ -11,7 +11,6 @@ from pydantic import TypeAdapter
 from preprocess.base import BadImage, InputError
 from preprocess.transforms import (
     TRANSFORMS,
-    Affine,
     CenterCrop,
     ColorJitter,
     Decode,
@@ -263,13 +262,6 @@ def test_decode_comes_first():
 def test_decoding_passes_on_the_size_that_is_enough():
     data = encode(pattern(64, 64), "JPEG")
     assert Decode().apply(data, at_least=(16, 16)).shape == (16, 16, 3)
-
-
-def test_an_affine_fits_its_number_of_channels():
-    Affine(0.5, 0.5).check(4)
-    Affine((0.5, 0.4, 0.3), 0.5).check(3)
-    with pytest.raises(InputError, match="3 numbers"):
-        Affine(0.5, (0.5, 0.4, 0.3)).check(1)
 
 
 def test_every_parameter_says_what_is_wanted():

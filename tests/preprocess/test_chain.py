@@ -1,0 +1,30 @@
+"""A source and its transforms, one sample at a time."""
+
+import numpy as np
+
+from preprocess.base import AUGMENT
+from preprocess.chain import Chain, _Generators
+from preprocess.transforms import parse_transforms
+from tests.preprocess.samples import Memory, pattern
+
+
+def test_a_generator_that_is_set_equals_one_that_is_made():
+    generators = _Generators(seed=2**63)
+    for epoch, index in [(0, 0), (5, 123_456_789), (0, 0)]:
+        made = np.random.Philox(key=np.array([2**63, AUGMENT], np.uint64),
+                                counter=np.array([0, 0, index, epoch], np.uint64))
+        made_draws, set_draws = np.random.Generator(made), generators.at(epoch, index)
+        assert set_draws.random(5).tolist() == made_draws.random(5).tolist()
+        assert set_draws.integers(7, size=3, dtype=np.int32).tolist() == made_draws.integers(
+            7, size=3, dtype=np.int32).tolist()
+
+
+def test_a_jpeg_is_decoded_small_only_for_a_resize_that_follows_at_once(monkeypatch):
+    asked = []
+    monkeypatch.setattr("preprocess.transforms.decode",
+                        lambda data, mode, at_least: asked.append(at_least) or pattern(64, 64))
+    for following in ([{"resize": {"size": 8}}], [{"resize": {"size": [4, 6]}}],
+                      [{"center_crop": {"size": [8, 8]}}],
+                      [{"center_crop": {"size": [32, 32]}}, {"resize": {"size": 8}}], []):
+        Chain(Memory([b"a file"]), parse_transforms(["decode", *following]), seed=7).prepare(0)
+    assert asked == [(8, 8), (4, 6), None, None, None]

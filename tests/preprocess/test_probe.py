@@ -1,0 +1,80 @@
+"""The first look at a data set."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from preprocess.base import InputError
+from preprocess.probe import PROBES, probe
+from preprocess.sample import Affine, ImageSpec, SampleSpec
+from preprocess.transforms import UserTransform, parse_transforms
+from tests.preprocess.samples import Memory, encode, pattern
+
+IMAGES = [pattern(6, 6, seed=number) for number in range(12)]
+
+
+def looked_at(samples, transforms, keep=False):
+    return probe(Memory(samples), parse_transforms(transforms), 7, keep)
+
+
+def test_what_a_sample_is_after_its_transforms():
+    transforms = ["decode", {"random_crop": {"size": [4, 5], "padding": 2}}, {"scale": {"mean": 0.5}}]
+    sample = looked_at(IMAGES, transforms)
+    assert sample == SampleSpec(ImageSpec((4, 5, 3), "uint8"), 2, Affine(0.5, 1.0))
+    assert looked_at(IMAGES, transforms, keep=True) == replace(sample, kept=ImageSpec((6, 6, 3), "uint8"))
+
+
+def test_each_of_a_few_samples_is_read_once():
+    class Counting(Memory):
+        def read(self, index):
+            read.append(index)
+            return super().read(index)
+
+    read = []
+    probe(Counting([IMAGES[0]] * 71), parse_transforms(["decode", {"flip": {"horizontal": True}}]), 7, keep=True)
+    assert read == list(range(0, 71, 10))
+    assert len(read) == PROBES
+
+
+def test_bad_samples_are_passed_over():
+    assert looked_at([None] * 50 + [IMAGES[0]] + [None] * 50, ["decode"]).image.shape == (6, 6, 3)
+
+
+@pytest.mark.parametrize(("samples", "transforms", "complaint"), [
+    ([], [], "data set is empty"),
+    ([None, None], [], "none of the 2 samples can be used; the first: sample 0: cannot be read"),
+    ([pattern(6, 6), pattern(6, 8)], [], "add a resize or a crop.*6 x 6 x 3 uint8 and sample 1 is 6 x 8 x 3"),
+    (IMAGES, [{"center_crop": {"size": [7, 7]}}], "6 x 6 pixels is too small"),
+    ([IMAGES[0][:, :, 0]] * 2, ["decode"], "is an array of 2 dimensions"),
+    ([encode(IMAGES[0])], [{"flip": {"horizontal": True}}], "the first must be decode"),
+    (IMAGES, ["decode", "scale", {"rotate": {"degrees": 3}}], "scale comes after it"),
+])
+def test_what_cannot_work_is_said_at_the_start(samples, transforms, complaint):
+    with pytest.raises(InputError, match=complaint):
+        looked_at(samples, transforms)
+
+
+@pytest.mark.parametrize(("samples", "transforms", "complaint"), [
+    ([pattern(6, 6), pattern(6, 8)], [], "6 x 6 x 3 uint8 and sample 1 6 x 8 x 3 uint8 before the first random"),
+    (IMAGES, ["scale"], "sample 0 is 6 x 6 x 3 float32 before the first random transform; only uint8 is kept"),
+])
+def test_samples_that_cannot_be_kept_are_said_at_the_start_where_they_are_to_be(samples, transforms, complaint):
+    transforms = [*transforms, {"random_crop": {"size": [4, 4]}}]
+    looked_at(samples, transforms)
+    with pytest.raises(InputError, match=complaint):
+        looked_at(samples, transforms, keep=True)
+
+
+def flat(image, rng, training):
+    return image.mean(axis=2)
+
+
+def whole_numbers(image, rng, training):
+    return image.astype(np.int32)
+
+
+@pytest.mark.parametrize("name", ["flat", "whole_numbers"])
+def test_a_users_transform_must_give_images(name):
+    with pytest.raises(InputError, match="images \\(height, width, channels\\) of uint8 or float32"):
+        probe(Memory(IMAGES), [UserTransform(f"{__name__}:{name}")], 7)
