@@ -11,7 +11,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from preprocess.base import AUGMENT, BadImage, BadSample, InputError, Source
-from preprocess.transforms import Decode, Resize, Scale, Transform
+from preprocess.transforms import Transform
+from preprocess.transforms.colour import Scale
+from preprocess.transforms.decoding import Decode
+from preprocess.transforms.geometry import Resize
 
 
 class Chain:

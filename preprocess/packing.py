@@ -47,24 +47,17 @@ def write_hdf5(parts: Mapping[str, Source | Pipeline], path: str | Path,
     bad = []
     try:
         with _create(partial, place) as plain:
-            target = DeafFile(plain)
+            target = DeafFile(plain, place)
 
             def advance(count: int) -> None:
-                with _writing(place):
-                    target.check()
+                target.check()
                 progress(count)
 
-            try:
-                with h5py.File(target, "w") as file:
-                    file.attrs["made_from"] = made_from
-                    for name, part in parts.items():
-                        bad += _write_part(file.create_group(name), part, advance)
-            except Exception:
-                with _writing(place):
-                    target.check()  # the cause, where HDF5 has read back what could not be written
-                raise
+            with target.hdf5() as file:
+                file.attrs["made_from"] = made_from
+                for name, part in parts.items():
+                    bad += _write_part(file.create_group(name), part, advance)
             with _writing(place):
-                target.check()
                 os.fsync(plain.fileno())
                 os.replace(partial, place)
     finally:
@@ -85,7 +78,7 @@ def _create(partial: Path, path: Path) -> IO[bytes]:
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Tell errors in writing from those in reading samples."""
+    """Tell errors of writing from those of reading samples."""
     try:
         yield
     except OSError as error:

@@ -17,7 +17,8 @@ from preprocess.base import SPLIT, DataSet, InputError, RandomAccess, Source, im
 
 __all__ = ["SOURCES", "DataSet", "RandomAccess", "Source", "View", "open_data", "split"]
 
-# name -> module:function, which takes (path, **options) and returns (training, validation or None)
+# name -> module:function, which takes (path, **options) and returns (training, validation or None); it can do without
+# a path where that has a default
 SOURCES: dict[str, str] = {
     "image_folder": "preprocess.sources.image_folder:open_image_folder",
     "hdf5": "preprocess.sources.hdf5:open_hdf5",
@@ -26,7 +27,6 @@ SOURCES: dict[str, str] = {
     "builtin:digits": "preprocess.sources.digits:open_digits",
     "builtin:noise": "preprocess.sources.noise:open_noise",
 }
-NO_PATH = ("builtin:digits", "builtin:noise")  # sources that can do without
 
 Opener = Callable[..., tuple[Source, Source | None]]
 
@@ -84,8 +84,6 @@ def open_data(source: str, path: str | None, validation: float | str | None, see
         InputError: what is wrong with the source, the path, the options or the validation data.
     """
     opener = _opener(source, options or {})
-    if path is None and source in SOURCES and source not in NO_PATH:
-        raise InputError(f"{source}: wants a path")
     train, held_out = opener(path)
     if len(train.classes) < 2:
         raise InputError(f"{path}: only one class, {train.classes[0]!r}; at least two are needed")
@@ -136,12 +134,18 @@ def _opener(source: str, options: Mapping[str, Any]) -> Opener:
         return _user_opener(source, options)
     module, _, name = SOURCES[source].partition(":")
     function = getattr(import_module(module), name)
-    known = list(inspect.signature(function).parameters.values())[1:]
+    place, *known = inspect.signature(function).parameters.values()
     for option in options:
         if option not in [parameter.name for parameter in known]:
             listed = ", ".join(f"{parameter.name}={parameter.default!r}" for parameter in known) or "none"
             raise InputError(f"{source}: no option {option!r}; its options: {listed}")
-    return lambda path: function(path, **options)
+
+    def opener(path: str | None) -> tuple[Source, Source | None]:
+        if path is None and place.default is place.empty:
+            raise InputError(f"{source}: wants a path")
+        return function(path, **options)
+
+    return opener
 
 
 def _user_opener(source: str, options: Mapping[str, Any]) -> Opener:

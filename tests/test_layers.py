@@ -33,7 +33,7 @@ _FAMILY = "scheduler.base scheduler.files scheduler.simulator"
 MAY_IMPORT = {
     "launch": "",
     "preprocess.base": "",
-    "preprocess.files": "",
+    "preprocess.files": "preprocess.base",
     "preprocess.decode": "preprocess.base",
     "preprocess.passing": "preprocess.base",
     "preprocess.sample": "preprocess.base",

@@ -47,15 +47,11 @@ def write_verified(path: Path, arrays: Mapping[str, np.ndarray], record: Mapping
 
     def write(temporary: Path) -> None:
         with open(temporary, "w+b", buffering=0) as plain:
-            target = DeafFile(plain)
-            try:
-                with h5py.File(target, "w", userblock_size=block) as file:
-                    group = file.create_group("arrays", track_order=True)
-                    for name, array in arrays.items():
-                        group.create_dataset(name.replace("/", "\\"), data=array)
-            except Exception:
-                target.check()  # the cause, where HDF5 has read back what could not be written
-                raise
+            target = DeafFile(plain, path)
+            with target.hdf5(userblock_size=block) as file:
+                group = file.create_group("arrays", track_order=True)
+                for name, array in arrays.items():
+                    group.create_dataset(name.replace("/", "\\"), data=array)
             checksum = _sum(plain, block)
             rest = b" %08x %010d %015d\n" % (checksum, block, plain.tell() - block)
             rest += text.ljust(block - _HEAD_BYTES, b"\0")

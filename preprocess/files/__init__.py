@@ -1,1 +1,1 @@
-"""File formats without a library of their own; imports nothing of the project."""
+"""File formats without a library of their own; imports ``preprocess.base``."""

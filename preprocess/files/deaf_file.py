@@ -2,33 +2,59 @@
 
 from __future__ import annotations
 
-from typing import IO
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import h5py
+
+from preprocess.base import CannotWrite
 
 
 class DeafFile:
     """A file that keeps to itself why it cannot be written.
 
     HDF5's library, told in the middle of a file that the disk is full, may crash when it closes that file. Here it
-    writes on into nothing, and whoever made the file asks for the error.
+    writes on into nothing, and :meth:`check` raises the error where no library stands in between.
+
+    Args:
+        file: to write into.
+        path: what to call it in an error.
     """
 
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self.error: OSError | None = None
+    def __init__(self, file: IO[bytes], path: Path) -> None:
+        self._file, self._path = file, path
+        self._error: OSError | None = None
 
     def check(self) -> None:
-        """Raise the error, if there was one."""
-        if self.error is not None:
-            raise self.error
+        """Raise CannotWrite, if there was an error."""
+        if (error := self._error) is not None:
+            raise CannotWrite(error.errno, error.strerror or str(error), str(self._path)) from error
+
+    @contextmanager
+    def hdf5(self, **options: Any) -> Iterator[h5py.File]:
+        """An HDF5 file in it, which is whole at the end; ``options`` are those of ``h5py.File``.
+
+        Raises:
+            CannotWrite: it cannot be written. HDF5, reading back what is not there, would say something else.
+        """
+        try:
+            with h5py.File(self, "w", **options) as file:
+                yield file
+        except Exception:
+            self.check()
+            raise
+        self.check()
 
     def write(self, data: memoryview | bytes) -> int:
         """Write all of it, or note why not."""
         left = memoryview(data).cast("B")
         try:
-            while left and self.error is None:
+            while left and self._error is None:
                 left = left[self._file.write(left):]
         except OSError as error:
-            self.error = error
+            self._error = error
         return memoryview(data).nbytes
 
     def truncate(self, size: int) -> int:
@@ -36,7 +62,7 @@ class DeafFile:
         try:
             self._file.truncate(size)
         except OSError as error:
-            self.error = self.error or error
+            self._error = self._error or error
         return size
 
     def read(self, size: int = -1) -> bytes:
@@ -45,7 +71,7 @@ class DeafFile:
 
     def readinto(self, buffer: memoryview) -> int:
         """Read; what was not written is not there, and HDF5's library may complain of what it finds in its place."""
-        return self._file.readinto(buffer) if self.error is None else len(buffer)  # type: ignore[attr-defined]
+        return self._file.readinto(buffer) if self._error is None else len(buffer)  # type: ignore[attr-defined]
 
     def seek(self, offset: int, whence: int = 0) -> int:
         """As of any file."""

@@ -21,7 +21,7 @@ COUNT = 1797
 SIZE = 32
 
 
-def open_digits(path: str | None) -> tuple[ImageFolder, ImageFolder | None]:
+def open_digits(path: str | None = None) -> tuple[ImageFolder, ImageFolder | None]:
     """The digits at ``path``, written there first if they are not yet."""
     folder = Path(path or FOLDER)
     write_digits(folder)

@@ -32,8 +32,8 @@ class Noise(RandomAccess):
         return f"noise {index}"
 
 
-def open_noise(path: str | None, samples: int = 1000, validation: int = 0, classes: int = 10, size: int = 8
-               ) -> tuple[Noise, Noise | None]:
+def open_noise(path: str | None = None, samples: int = 1000, validation: int = 0, classes: int = 10,
+               size: int = 8) -> tuple[Noise, Noise | None]:
     """So many samples for training, and for validation.
 
     Raises:

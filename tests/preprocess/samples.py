@@ -58,3 +58,15 @@ class Memory(RandomAccess):
 
     def name(self, index):
         return f"sample {index}"
+
+
+class Draws:
+    """A generator that draws what it is told."""
+
+    def __init__(self, *values):
+        self.random = iter(values).__next__
+
+
+def numbered(height, width, channels=1):
+    """An image whose pixels are numbered."""
+    return np.arange(height * width * channels, dtype=np.uint8).reshape(height, width, channels)

@@ -21,7 +21,7 @@ def test_a_generator_that_is_set_equals_one_that_is_made():
 
 def test_a_jpeg_is_decoded_small_only_for_a_resize_that_follows_at_once(monkeypatch):
     asked = []
-    monkeypatch.setattr("preprocess.transforms.decode",
+    monkeypatch.setattr("preprocess.transforms.decoding.decode",
                         lambda data, mode, at_least: asked.append(at_least) or pattern(64, 64))
     for following in ([{"resize": {"size": 8}}], [{"resize": {"size": [4, 6]}}],
                       [{"center_crop": {"size": [8, 8]}}],

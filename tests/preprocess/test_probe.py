@@ -8,7 +8,8 @@ import pytest
 from preprocess.base import InputError
 from preprocess.probe import PROBES, probe
 from preprocess.sample import Affine, ImageSpec, SampleSpec
-from preprocess.transforms import UserTransform, parse_transforms
+from preprocess.transforms import parse_transforms
+from preprocess.transforms.user import UserTransform
 from tests.preprocess.samples import Memory, encode, pattern
 
 IMAGES = [pattern(6, 6, seed=number) for number in range(12)]

@@ -1,0 +1,33 @@
+"""From the bytes of an image file to an array."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+import numpy as np
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from preprocess.decode import Mode, decode, to_array
+from preprocess.transforms.base import FORBID, as_image
+
+
+@dataclass(frozen=True, config=FORBID)
+class Decode:
+    """The bytes of an image file to an array; always the first transform.
+
+    Sources that hold arrays need no decoding; on them it only brings the channels to its mode.
+    """
+
+    mode: Annotated[Mode, Field(description="RGB, or L for greyscale with one channel")] = "RGB"
+
+    is_random: ClassVar[bool] = False
+
+    def apply(self, image: bytes | np.ndarray, rng: np.random.Generator | None = None, training: bool = True,
+              at_least: tuple[int, int] | None = None) -> np.ndarray:
+        """Decode it, at a smaller size where ``at_least`` (height, width) is enough."""
+        if isinstance(image, bytes):
+            return decode(image, self.mode, at_least)
+        if image.shape[2] == (3 if self.mode == "RGB" else 1):
+            return image
+        return to_array(as_image(image, self).convert(self.mode))

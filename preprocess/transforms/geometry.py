@@ -1,0 +1,152 @@
+"""Transforms of an image's size, place and direction."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+from PIL import Image
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from preprocess.base import BadImage
+from preprocess.decode import to_array
+from preprocess.transforms.base import FORBID, Pixels, Size, Switch, as_image
+
+
+@dataclass(frozen=True, config=FORBID)
+class Resize:
+    """Change the size of the image, with antialiasing; one number keeps its proportions."""
+
+    size: Annotated[Pixels | tuple[Pixels, Pixels], Field(
+        description="[height, width], or one number for the shorter side, in pixels")]
+    filter: Annotated[Literal["nearest", "bilinear", "bicubic", "lanczos"], Field(
+        description="how pixels are weighted: nearest, bilinear, bicubic or lanczos")] = "bilinear"
+
+    is_random: ClassVar[bool] = False
+
+    @property
+    def at_least(self) -> tuple[int, int]:
+        """(height, width) below which the image would have to be enlarged."""
+        return self.size if isinstance(self.size, tuple) else (self.size, self.size)
+
+    def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
+        """The image at its new size."""
+        height, width = self._target(*image.shape[:2])
+        if (height, width) == image.shape[:2]:
+            return image
+        how = Image.Resampling[self.filter.upper()]
+        return to_array(as_image(image, self).resize((width, height), how))
+
+    def _target(self, height: int, width: int) -> tuple[int, int]:
+        if isinstance(self.size, tuple):
+            return self.size
+        shorter = min(height, width)
+        return round(height * self.size / shorter), round(width * self.size / shorter)
+
+
+@dataclass(frozen=True, config=FORBID)
+class RandomCrop:
+    """Cut out a window at a uniformly random place; in evaluation at the centre."""
+
+    size: Size
+    padding: Annotated[int, Field(
+        strict=True, ge=0, description="pixels of black that are added to each side first, not below 0")] = 0
+
+    is_random: ClassVar[bool] = True
+
+    def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
+        """The window."""
+        room_y, room_x = _room(image, self.size, self.padding)
+        if training:
+            top, left = int(rng.random() * (room_y + 1)), int(rng.random() * (room_x + 1))
+        else:
+            top, left = room_y // 2, room_x // 2
+        return _window(image, top - self.padding, left - self.padding, self.size)
+
+
+@dataclass(frozen=True, config=FORBID)
+class CenterCrop:
+    """Cut out the window at the centre."""
+
+    size: Size
+
+    is_random: ClassVar[bool] = False
+
+    def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
+        """The window."""
+        room_y, room_x = _room(image, self.size, 0)
+        return _window(image, room_y // 2, room_x // 2, self.size)
+
+
+@dataclass(frozen=True, config=FORBID)
+class Flip:
+    """Mirror the image with probability one half, in each of the directions asked for."""
+
+    horizontal: Annotated[Switch, Field(description="true where left and right may change places, or false")] = False
+    vertical: Annotated[Switch, Field(description="true where top and bottom may change places, or false")] = False
+
+    is_random: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not (self.horizontal or self.vertical):
+            raise ValueError("flip in which direction? horizontal: true, vertical: true, or both")
+
+    def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
+        """The image, perhaps mirrored."""
+        if not training:
+            return image
+        if self.horizontal and rng.random() < 0.5:
+            image = _mirror(image)
+        if self.vertical and rng.random() < 0.5:
+            image = image[::-1]
+        return image
+
+
+@dataclass(frozen=True, config=FORBID)
+class Rotate:
+    """Turn the image about its centre by a uniformly random angle; the corners that come in are black."""
+
+    degrees: Annotated[float, Field(
+        strict=True, gt=0, le=180, description="largest angle, above 0, at most 180")]
+
+    is_random: ClassVar[bool] = True
+
+    def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
+        """The image, turned by a random angle."""
+        return self.turn(image, (2 * rng.random() - 1) * self.degrees) if training else image
+
+    def turn(self, image: np.ndarray, degrees: float) -> np.ndarray:
+        """Turn by this angle, counter-clockwise."""
+        return to_array(as_image(image, self).rotate(degrees, Image.Resampling.BILINEAR))
+
+
+def _room(image: np.ndarray, size: tuple[int, int], padding: int) -> tuple[int, int]:
+    """How far a window can move, down and to the right."""
+    height, width = image.shape[:2]
+    room = height + 2 * padding - size[0], width + 2 * padding - size[1]
+    if min(room) < 0:
+        raise BadImage(f"of {height} x {width} pixels is too small to crop {size[0]} x {size[1]} from; "
+                       "resize before the crop")
+    return room
+
+
+def _mirror(image: np.ndarray) -> np.ndarray:
+    """Left for right; channel by channel, which NumPy copies four times as fast as pixel by pixel."""
+    mirrored = np.empty(image.shape, image.dtype)
+    for channel in range(image.shape[2]):
+        mirrored[:, :, channel] = image[:, ::-1, channel]
+    return mirrored
+
+
+def _window(image: np.ndarray, top: int, left: int, size: tuple[int, int]) -> np.ndarray:
+    """The window at (top, left); what lies outside the image is 0."""
+    height, width = image.shape[:2]
+    bottom, right = top + size[0], left + size[1]
+    if top >= 0 and left >= 0 and bottom <= height and right <= width:
+        return image[top:bottom, left:right]
+    window = np.zeros((*size, image.shape[2]), image.dtype)
+    inside = image[max(top, 0):max(bottom, 0), max(left, 0):max(right, 0)]
+    y, x = max(-top, 0), max(-left, 0)
+    window[y:y + inside.shape[0], x:x + inside.shape[1]] = inside
+    return window

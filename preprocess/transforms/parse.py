@@ -1,0 +1,140 @@
+"""A spec's list of transforms: the table of their names, what is wrong with an item, and the schema."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from preprocess.base import InputError
+from preprocess.transforms.base import Transform
+from preprocess.transforms.colour import ColorJitter, Scale
+from preprocess.transforms.decoding import Decode
+from preprocess.transforms.geometry import CenterCrop, Flip, RandomCrop, Resize, Rotate
+from preprocess.transforms.user import UserTransform
+
+TRANSFORMS: dict[str, type] = {
+    "decode": Decode,
+    "resize": Resize,
+    "random_crop": RandomCrop,
+    "center_crop": CenterCrop,
+    "flip": Flip,
+    "rotate": Rotate,
+    "color_jitter": ColorJitter,
+    "scale": Scale,
+}
+
+
+def parse_transform(item: object) -> Transform:
+    """One item of a spec's list of transforms.
+
+    >>> parse_transform({"random_crop": {"size": [32, 32], "padding": 4}})
+    RandomCrop(size=(32, 32), padding=4)
+    >>> parse_transform({"rotate": {"degrees": 200}})
+    Traceback (most recent call last):
+    preprocess.base.InputError: rotate: 'degrees' is 200; wanted: largest angle, above 0, at most 180; it takes degrees
+
+    Raises:
+        InputError: no such transform, or parameters that it does not take; the message lists what there is.
+    """
+    name, parameters = _name_and_parameters(item)
+    if ":" in name:
+        transform = UserTransform(name, parameters)
+        transform.function  # noqa: B018 - a wrong path is reported now, not at the first sample
+        return transform
+    if name not in TRANSFORMS:
+        known = ", ".join(signature(known) for known in TRANSFORMS)
+        raise InputError(f"no transform {name!r}; there are {known}, or an import path module:function")
+    try:
+        return TypeAdapter(TRANSFORMS[name]).validate_python(parameters)
+    except ValidationError as error:
+        wrong = dict.fromkeys(_complaint(name, parameters, one) for one in error.errors())
+        raise InputError(f"{name}: {'; '.join(wrong)}; it takes {_parameters(name)}") from None
+
+
+def parse_transforms(items: object) -> tuple[Transform, ...]:
+    """A spec's list of transforms.
+
+    Raises:
+        InputError: names every item that is wrong, one line each.
+    """
+    if not isinstance(items, Sequence) or isinstance(items, str):
+        raise InputError(f"transforms: a list of transforms is wanted, not {items!r}")
+    transforms: list[Transform] = []
+    wrong = []
+    for index, item in enumerate(items):
+        try:
+            transform = parse_transform(item)
+        except InputError as error:
+            wrong.append(f"transforms[{index}]: {error}")
+            continue
+        if isinstance(transform, Decode) and index > 0:
+            wrong.append(f"transforms[{index}]: decode comes first: after it there is nothing to decode")
+        transforms.append(transform)
+    if wrong:
+        raise InputError("\n".join(wrong))
+    return tuple(transforms)
+
+
+def signature(name: str) -> str:
+    """A transform with its parameters and their defaults, as messages show it.
+
+    >>> signature("random_crop")
+    'random_crop(size, padding=0)'
+    """
+    return f"{name}({_parameters(name)})"
+
+
+def item_schema() -> dict[str, Any]:
+    """The JSON Schema of one item of a spec's list of transforms, by which editors complete it."""
+    return {"anyOf": [
+        {"enum": [name for name in TRANSFORMS if _may_be_bare(name)]},
+        {"type": "string", "pattern": ":", "description": "Import path module:function of your own function."},
+        {"type": "object", "minProperties": 1, "maxProperties": 1, "additionalProperties": False,
+         "properties": {name: _schema(name) for name in TRANSFORMS},
+         "patternProperties": {":": {"type": "object", "description": "Parameters of your own function, by name."}}},
+    ]}
+
+
+def _may_be_bare(name: str) -> bool:
+    try:
+        TRANSFORMS[name]()
+    except ValidationError:
+        return False
+    return True
+
+
+def _parameters(name: str) -> str:
+    return ", ".join(field.name if field.default is dataclasses.MISSING else f"{field.name}={field.default}"
+                     for field in dataclasses.fields(TRANSFORMS[name]))
+
+
+def _name_and_parameters(item: object) -> tuple[str, dict[str, Any]]:
+    if isinstance(item, str):
+        return item, {}
+    if isinstance(item, dict) and len(item) == 1:
+        [(name, parameters)] = item.items()
+        parameters = {} if parameters is None else parameters
+        if isinstance(name, str) and isinstance(parameters, dict):
+            return name, parameters
+    raise InputError("a name, or one name with its parameters as in 'flip: {horizontal: true}', "
+                     f"not {item!r}")
+
+
+def _complaint(name: str, parameters: dict[str, Any], error: Any) -> str:
+    if error["type"] == "value_error":  # of a __post_init__
+        return str(error["ctx"]["error"])
+    parameter = error["loc"][0]
+    if error["type"] == "unexpected_keyword_argument":
+        return f"no parameter {parameter!r}"
+    wanted = _schema(name)["properties"][parameter]["description"]
+    if error["type"] == "missing":
+        return f"{parameter!r} is missing: {wanted}"
+    return f"{parameter!r} is {parameters[parameter]!r}; wanted: {wanted}"
+
+
+def _schema(name: str) -> dict[str, Any]:
+    schema = TypeAdapter(TRANSFORMS[name]).json_schema()
+    return {**schema, "description": " ".join(schema["description"].split())}
