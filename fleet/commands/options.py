@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from fleet.errors import UserError
 from fleet.storage.files import as_json
 from fleet.units import parse_delta
 from scheduler.base import Cluster, Delta, Options
-from scheduler.ensemble.policies import POLICIES
+from scheduler.ensemble.policies import POLICIES, Policy
 from scheduler.reservation.laws import LAWS, Law, make_law
 
 
@@ -51,24 +52,34 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("settings of policies")
     group.add_argument("--delta", metavar="D",
                        help="how close to the fastest the networks of a flotilla are: as a share of its rate, like "
-                            "15%%, or in samples per second, like 20/s (15%%)")
+                            f"15%%, or in samples per second, like 20/s (15%%); {_readers('delta')}")
     group.add_argument("--alpha", type=float, metavar="A",
-                       help="share of the GPUs below which a round of the policy global ends (0.8)")
+                       help=f"share of the GPUs below which a round ends (0.8); {_readers('alpha')}")
     group.add_argument("--literal", action="store_true",
-                       help="let a flotilla give GPUs that make a network slower, as the paper's Algorithm 2 does")
-    group.add_argument("--seed", type=int, metavar="S", help="of all random choices (0)")
+                       help="let a flotilla give GPUs that make a network slower, as the paper's Algorithm 2 does; "
+                            f"{_readers('peak_limited')}")
+    group.add_argument("--seed", type=int, metavar="S", help=f"of all random choices (0); {_readers('seed')}")
 
 
-def options_of(args: argparse.Namespace, default: Options | None = None) -> Options:
+def _readers(setting: str) -> str:
+    return "read by " + ", ".join(policy.name for policy in POLICIES.values() if setting in policy.reads)
+
+
+def options_of(args: argparse.Namespace, policies: Sequence[Policy], default: Options | None = None,
+               *read: str) -> Options:
     """The settings that the options describe.
 
     Args:
         args: of the command.
+        policies: those that are asked.
         default: what holds where the options do not say.
+        read: settings that something else than a policy reads.
 
     Raises:
+        UserError: nothing reads a setting that is given.
         UserError, InputError: a setting is out of its range.
     """
+    _refuse_unread(args, policies, read)
     default = default or Options()
     if args.seed is not None and args.seed < 0:
         raise UserError(f"--seed {args.seed}: 0 or more")
@@ -76,6 +87,18 @@ def options_of(args: argparse.Namespace, default: Options | None = None) -> Opti
                    delta=default.delta if args.delta is None else _delta(args.delta),
                    peak_limited=default.peak_limited and not args.literal,
                    seed=default.seed if args.seed is None else args.seed)
+
+
+_OPTION_OF = {"delta": "--delta", "alpha": "--alpha", "peak_limited": "--literal", "seed": "--seed"}
+
+
+def _refuse_unread(args: argparse.Namespace, policies: Sequence[Policy], read: Sequence[str]) -> None:
+    """Refuse what is given and changes nothing."""
+    given = {"delta": args.delta, "alpha": args.alpha, "peak_limited": args.literal or None, "seed": args.seed}
+    for setting, option in _OPTION_OF.items():
+        if given[setting] is not None and not any(setting in (*policy.reads, *read) for policy in policies):
+            told = "; ".join(f"{policy.name} does not read it: {policy.reads_of(_OPTION_OF)}" for policy in policies)
+            raise UserError(f"{option}: {told}")
 
 
 def _delta(text: str) -> Delta:

@@ -41,9 +41,9 @@ def run(args: argparse.Namespace) -> int:
     """Print the first round."""
     spec = _load(args.spec)
     rates = _rates(args, spec)
-    options = options_of(args, None if spec is None else spec.options)
-    cluster = cluster_of(args, rates.gpus_per_node)
     policy = find_policy(args.policy or (spec.schedule.policy if spec else "global"))
+    options = options_of(args, [policy], None if spec is None else spec.options)
+    cluster = cluster_of(args, rates.gpus_per_node)
     planned = policy.decide(rates, Progress(), cluster, options)
     if args.json:
         print_json({"members": [{"name": member.name, "gpus": member.gpus, "devices": member.devices}

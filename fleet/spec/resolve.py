@@ -34,6 +34,7 @@ from fleet.spec.schema import (
     Document,
     ModelEntry,
     NetworkSpec,
+    Schedule,
     Spec,
     Train,
 )
@@ -41,6 +42,7 @@ from fleet.spec.space import draw, grid, override
 from fleet.spec.yaml_file import plain, read_yaml
 from preprocess.base import InputError
 from preprocess.source import SOURCES
+from scheduler.ensemble.policies import SETTINGS
 
 T = TypeVar("T")
 
@@ -89,7 +91,7 @@ def _resolve(content: Any, file: str, lines: Mapping[tuple, int]) -> Spec:
     except ValidationError as error:
         mistakes += explain(error, content, mistake)
         document, entries = _salvage(content)
-    mistakes += [mistake(*problem) for problem in _problems(document)]
+    mistakes += [mistake(*problem) for problem in (*_problems(document), *_unread(document, content))]
     networks: list[NetworkSpec] = []
     for index, entry in entries:
         problems: list[Exception] = []
@@ -161,6 +163,19 @@ def _problems(document: Document) -> Iterator[tuple[tuple, str, str]]:
         yield ("resources", "engine"), wrong, right
     if rates is not None and not os.path.isfile(rates):  # Path would raise, for a name too long
         yield ("schedule", "rates"), f"no file {rates}", "a rates file, such as the profile.json of a run"
+
+
+def _unread(document: Document, content: Mapping[str, Any]) -> Iterator[tuple[tuple, str, str]]:
+    """The keys of ``schedule`` that stand there, and that the policy does not read."""
+    schedule = content.get("schedule")
+    try:
+        policy = find_policy(document.schedule.policy)
+    except UserError:  # a mistake of its own
+        return
+    settings = {field.name: field.name for field in dataclass_fields(Schedule) if field.name in SETTINGS}
+    for name in settings:
+        if isinstance(schedule, Mapping) and name in schedule and name not in policy.reads:
+            yield ("schedule", name), f"{policy.name} does not read {name}", policy.reads_of(settings)
 
 
 class _MisfitError(Exception):

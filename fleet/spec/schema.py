@@ -42,6 +42,11 @@ MOST_NETWORKS = 10_000  # of one entry; more are a slip of the keyboard, and wou
 Positive = Annotated[int, Field(ge=1)]
 
 
+def _read_by(setting: str) -> str:
+    """Which policies read a key of the schedule; for others it is a mistake."""
+    return f"Only for {' and '.join(policy.name for policy in POLICIES.values() if setting in policy.reads)}."
+
+
 def _as(default: str) -> dict[str, JsonValue]:
     """A default as people write it."""
     return {"default": default}
@@ -224,12 +229,12 @@ class Schedule:
         + " ".join(f"{policy.name}: {policy.help}." for policy in POLICIES.values())))
     delta: DeltaText = Field(default="15%", description=(
         "How close to the fastest the networks of a flotilla train: within a share of its rate, like 15%, or within a "
-        "number of samples per second, like 20/s."))
+        "number of samples per second, like 20/s. " + _read_by("delta")))
     alpha: Annotated[Share, Field(gt=0, le=1)] = Field(default=0.8, json_schema_extra=_as("80%"), description=(
-        "A round of the policy global ends when fewer than this share of the GPUs train, like 80%."))
+        "A round ends when fewer than this share of the GPUs train, like 80%. " + _read_by("alpha")))
     peak_limited: bool = Field(default=True, description=(
         "Whether a network gets only GPUs that make it faster. With false, spare GPUs are given away as in Algorithm 2 "
-        "of the paper."))
+        "of the paper. " + _read_by("peak_limited")))
     rates: str | None = Field(default=None, description=(
         "File with the training rates of the networks, such as the profile.json of an earlier run. Without it, rates "
         "are measured when the run starts."))

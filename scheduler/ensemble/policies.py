@@ -13,7 +13,7 @@ nowhere else; a :class:`Policy` of one's own does all that one of the table does
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -64,6 +64,19 @@ class Policy:
         if unknown := sorted(self.reads - SETTINGS):
             raise InputError(f"policy {self.name}: reads {', '.join(map(repr, unknown))}: options are "
                              f"{', '.join(sorted(SETTINGS))}")
+
+    def reads_of(self, settings: Mapping[str, str]) -> str:
+        """What it reads of some settings, in a few words.
+
+        Args:
+            settings: fields of :class:`~scheduler.base.Options` -> what users call them.
+
+        >>> settings = {"alpha": "--alpha", "delta": "--delta"}
+        >>> POLICIES["local"].reads_of(settings), POLICIES["adaptive"].reads_of(settings)
+        ('it reads --delta', 'it reads none of --alpha, --delta')
+        """
+        read = [called for setting, called in settings.items() if setting in self.reads]
+        return f"it reads {', '.join(read) or 'none of ' + ', '.join(settings.values())}"
 
 
 def fleet_global(rates: RateTable, progress: Progress, cluster: Cluster, options: Options) -> Round:

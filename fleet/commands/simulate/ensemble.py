@@ -35,6 +35,7 @@ from scheduler.ensemble.rates_file import read_rates
 from scheduler.ensemble.simulation import Simulated, simulate
 
 ALL = "all"  # the policies that have a name
+NO_ERROR = "0"
 
 # What --json prints of a simulation.
 PRINTED = ("policy", "makespan_s", "lower_bound_s", "waiting_s_per_gpu", "scheduling_s", "checkpoint_s", "rounds")
@@ -53,7 +54,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
                        help="samples/s that preprocessing produces (no limit)")
     for cost in dataclasses.fields(Costs):
         group.add_argument("--" + cost.name.replace("_", "-"), type=float, metavar="X", help=_COST_HELP[cost.name])
-    group.add_argument("--rate-error", default="0", metavar="E",
+    group.add_argument("--rate-error", default=NO_ERROR, metavar="E",
                        help="the policy is told rates with errors of this standard deviation, as 5%% (0)")
     group.add_argument("--draw-epochs", action="store_true",
                        help="draw each network's epochs from those of the file, with --seed")
@@ -72,12 +73,13 @@ _COST_HELP = {
 def run(args: argparse.Namespace) -> int:
     """Simulate, and print the numbers."""
     rates = read_rates(args.file)
-    options = options_of(args)
+    policies = list(POLICIES.values()) if args.policy == ALL else [find_policy(args.policy)]
+    draws = args.draw_epochs or args.rate_error != NO_ERROR
+    options = options_of(args, policies, None, *(["seed"] if draws else []))
     cluster = cluster_of(args, rates.gpus_per_node)
     if args.draw_epochs:
         rates = redraw_epochs(rates, options.seed)
     told = _told(args, rates, cluster, options)
-    policies = list(POLICIES.values()) if args.policy == ALL else [find_policy(args.policy)]
     if args.plot and len(policies) > 1:
         raise UserError("--plot draws one policy: name it with --policy")
     outcomes = [simulate(rates, cluster, policy, options, _costs(args, policy), _stream(args, policy), told)

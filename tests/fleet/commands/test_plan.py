@@ -75,12 +75,35 @@ def test_the_table_names_the_groups_under_every_policy(plan, rates, policy):
     (["--gpus", 2, "--delta", "near"], "--delta is 'near'; it should be written like 15%"),
     (["--gpus", 2, "--delta", "0.15"], "should be written like 15% (of the fastest rate) or 20/s (samples per second)"),
     (["--gpus", 2, "--delta", 20], "should be written like 15% (of the fastest rate) or 20/s (samples per second)"),
-    (["--gpus", 2, "--seed", -1], "--seed -1"),
+    (["--gpus", 2, "--policy", "baseline", "--seed", -1], "--seed -1"),
+    (["--gpus", 2, "--policy", "best"], "no policy is named 'best'; one of adaptive, baseline, global, homogeneous"),
+    (["--gpus", 2, "--policy", "nowhere:policy"], "policy 'nowhere:policy': cannot import 'nowhere'"),
 ])
 def test_bad_options_are_one_line_and_status_2(plan, rates, options, said):
     status, _, err = plan("--rates", rates, *options)
     assert (status, err.count("\n")) == (2, 1)
     assert said in err
+
+
+@pytest.mark.parametrize(("policy", "option", "reads"), [
+    ("global", ["--seed", 3], "--delta, --alpha, --literal"), ("local", ["--alpha", 0.5], "--delta, --literal"),
+    ("adaptive", ["--literal"], "none of --delta, --alpha, --literal, --seed"),
+    ("baseline", ["--delta", "5%"], "--seed")])
+def test_an_option_that_the_policy_does_not_read_is_refused(plan, rates, policy, option, reads):
+    assert plan("--rates", rates, "--gpus", 2, "--policy", policy, *option)[0::2] == (
+        2, f"fleet plan: {option[0]}: {policy} does not read it: it reads {reads}\n")
+
+
+def test_a_policy_of_ones_own_may_decide(plan, rates, tmp_path, monkeypatch):
+    (tmp_path / "planned_policy.py").write_text(
+        "from scheduler.base import Member, Round\n"
+        "def policy(rates, progress, cluster, options):\n"
+        "    return Round((Member(rates.models[-1].name, cluster.devices[-1:]),))\n")
+    monkeypatch.chdir(tmp_path)
+    status, text, _ = plan("--rates", rates, "--gpus", 4, "--policy", "planned_policy:policy", "--alpha", 0.5)
+    assert status == 0
+    assert "planned_policy:policy: first round on 4 GPUs" in text
+    assert "1 of 3 networks train" in text
 
 
 @pytest.mark.parametrize("wrong", [[], [0.0], [-1.0], [float("nan")], ["fast"], None])

@@ -46,8 +46,8 @@ def test_it_takes_half_a_minute_unless_the_machine_is_too_slow_for_its_steps():
 
 
 def test_policy_and_ranks_are_those_of_the_run_and_its_walltime_is_not():
-    document = rehearsed(schedule={"policy": "local", "alpha": 0.5}, checkpoint={"every": "1min"}).document
-    assert (document.schedule.policy, document.schedule.alpha) == ("local", 0.5)
+    document = rehearsed(schedule={"policy": "local", "delta": "5%"}, checkpoint={"every": "1min"}).document
+    assert (document.schedule.policy, document.schedule.delta) == ("local", "5%")
     assert (document.resources.engine, document.resources.preprocessors, document.resources.gpus_per_node) == (
         "emulated", 2, 4)
     assert document.walltime is document.checkpoint.every is None

@@ -1,6 +1,7 @@
 """Specs: what they stand for, and what is said of those that are wrong."""
 
 import copy
+import json
 import sys
 from pathlib import Path
 
@@ -11,9 +12,10 @@ from hypothesis import strategies as st
 
 from fleet.__main__ import main
 from fleet.errors import SpecError
-from fleet.spec import Document, dump, json_schema, load, parse, with_output
+from fleet.spec import Document, ModelEntry, Schedule, dump, json_schema, load, parse, with_output
 from fleet.spec.model import load_function
-from scheduler.base import Delta
+from scheduler.base import Delta, Options
+from scheduler.ensemble.policies import POLICIES
 from tests.fleet.json_schema import complaints
 from tests.places import ROOT
 
@@ -292,6 +294,33 @@ def test_a_mistake_is_named(text, line, key, words, file):
     assert words in "\n".join(map(str, found))
 
 
+@pytest.mark.parametrize(("policy", "key", "value", "reads"), [
+    ("adaptive", "alpha", 0.5, "it reads none of delta, alpha, peak_limited"),
+    ("adaptive", "peak_limited", False, "it reads none of delta, alpha, peak_limited"),
+    ("baseline", "delta", "15%", "it reads none of delta, alpha, peak_limited"),  # which is its default
+    ("homogeneous", "delta", "5%", "it reads none of delta, alpha, peak_limited"),
+    ("local", "alpha", 0.8, "it reads delta, peak_limited")])
+def test_a_key_that_the_policy_does_not_read_is_a_mistake(policy, key, value, reads, file):
+    found = mistakes(f"models: [{{family: softmax}}]\nschedule:\n  policy: {policy}\n  {key}: {json.dumps(value)}\n"
+                     "seed: -1", file)
+    assert [(mistake.line, mistake.key) for mistake in found] == [(4, f"schedule.{key}"), (5, "seed")]
+    assert (found[0].wrong, found[0].right) == (f"{policy} does not read {key}", reads)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_keys_that_are_left_out_are_no_mistakes_whatever_the_policy_reads(policy):
+    assert parse({"models": [{"family": "softmax"}], "schedule": {"policy": policy}}).options == Options()
+    document = Document(models=(ModelEntry(family="softmax"),), schedule=Schedule(policy=policy))
+    assert parse(document).schedule.policy == policy
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_keys_that_the_policy_reads_are_no_mistakes(policy):
+    keys = {"delta": "5%", "alpha": 0.5, "peak_limited": False}
+    schedule = {"policy": policy, **{key: value for key, value in keys.items() if key in POLICIES[policy].reads}}
+    assert parse({"models": [{"family": "softmax"}], "schedule": schedule}).schedule.policy == policy
+
+
 @pytest.mark.parametrize("delta", ["0.15", "20", "0", "'0'", "'20'", "-5%", "15 per cent", "20/min"])
 def test_a_delta_says_whether_it_is_a_share_or_samples_per_second(delta, file):
     found, = mistakes(f"models: [{{family: softmax}}]\nschedule: {{delta: {delta}}}", file)
@@ -370,7 +399,7 @@ GOOD = {
     "train": {"batch": {"size": 8, "when_scaled": "per_gpu"}, "precision": "mixed_bfloat16", "xla": True,
               "optimizer": {"learning_rate": {"name": "CosineDecay", "decay_steps": 10}, "momentum": 0.9},
               "converge": {"max_epochs": 3, "patience": 2, "monitor": "loss", "target": 0.1, "min_delta": 0.01}},
-    "schedule": {"policy": "baseline", "delta": "20/s", "alpha": 0.7, "peak_limited": False},
+    "schedule": {"policy": "global", "delta": "20/s", "alpha": 0.7, "peak_limited": False},
     "profile": {"batches": 4, "timed": 2, "max_gpus": 2},
     "resources": {"engine": "keras", "preprocessors": 2, "gpus_per_node": 2, "exchange": "mpi"},
     "checkpoint": {"every": "10min"},

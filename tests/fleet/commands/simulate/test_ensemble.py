@@ -93,7 +93,7 @@ def test_a_gantt_chart_is_drawn(simulate, tmp_path):
     (["--gpus", 1, "--gpus-per-node", 4], "gpus_per_node is 4: the whole cluster has 1 GPUs"),
     (["--gpus", 1, "--stream", "fast"], "--stream is 'fast'; it should be free, lockstep, a number"),
     (["--gpus", 1, "--stream", "ring:2"], "a window above 0 % and at most 100 %"),
-    (["--gpus", 1, "--delta", "20"], "--delta is '20'; it should be written like 15%"),
+    (["--gpus", 1, "--policy", "local", "--delta", "20"], "--delta is '20'; it should be written like 15%"),
     (["--gpus", 1, "--stream-rate", 0], "the stream's rate is 0.0"),
     (["--gpus", 1, "--checkpoint-s", -1], "checkpoint_s is -1.0"),
     (["--gpus", 1, "--rate-error", "much"], "--rate-error much"),
@@ -118,6 +118,61 @@ def test_to_the_letter_a_network_is_given_gpus_that_slow_it_down(simulate, rates
     spans = [simulate("--policy", "global", "--gpus", 2, "--delta", "20/s", "--checkpoint-s", 0, "--scheduling-s", 0,
                       *letter, "--json")[1]["makespan_s"] for letter in ([], ["--literal"])]
     assert spans == pytest.approx([100 / 10, 100 / 8])
+
+
+def test_a_seed_is_read_by_a_policy_or_by_what_is_drawn(simulate):
+    for options in (["--policy", "homogeneous"], ["--policy", "all"], ["--policy", "global", "--rate-error", "1%"]):
+        assert simulate("--gpus", 2, "--seed", 1, *options)[0] == 0
+    assert simulate("--gpus", 2, "--seed", 1, "--policy", "global")[0::2] == (
+        2, "fleet simulate ensemble: --seed: global does not read it: it reads --delta, --alpha, --literal\n")
+
+
+def test_all_policies_together_read_every_option(simulate):
+    assert simulate("--gpus", 2, "--policy", "all", "--alpha", 0.5, "--delta", "5%", "--literal", "--seed", 2)[0] == 0
+
+
+OWN = """
+from scheduler.base import Member, Round
+from scheduler.ensemble.costs import Costs
+from scheduler.ensemble.policies import Policy
+
+def first(rates, progress, cluster, options):
+    left = [network.name for network in rates.models if network.name not in progress.finished]
+    return Round(tuple(Member(name, cluster.devices[:1]) for name in left[:1]))
+
+def never(rates, progress, cluster, options):
+    return Round()
+
+def every(rates, progress, cluster, options):
+    return Round(tuple(Member(network.name, cluster.devices[:1]) for network in rates.models))
+
+ONE_AFTER_ANOTHER = Policy("one after another", first, reads=frozenset(), costs=Costs(regroup_s=2.0))
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    (tmp_path / "simulated_policy.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def test_a_policy_of_ones_own_is_simulated_at_its_own_costs(own, simulate):
+    status, found, _ = simulate("--gpus", 2, "--policy", "simulated_policy:ONE_AFTER_ANOTHER", "--json")
+    assert status == 0
+    assert found["policy"] == "simulated_policy:ONE_AFTER_ANOTHER"
+    assert found["makespan_s"] == pytest.approx(3 * 10 + 2 * 5 + 1 * 20 + 3 * 2)
+
+
+@pytest.mark.parametrize(("policy", "options", "said"), [
+    ("simulated_policy:never", [], "the policy simulated_policy:never leaves a, b, c waiting for ever"),
+    ("simulated_policy:every", [], "the policy simulated_policy:every gives away the devices [0, 0, 0]"),
+    ("simulated_policy:ONE_AFTER_ANOTHER", ["--alpha", 0.5], "--alpha: simulated_policy:ONE_AFTER_ANOTHER does not"),
+    ("simulated_policy:OWN", [], "module 'simulated_policy' has no 'OWN'"),
+])
+def test_a_policy_of_ones_own_that_does_not_do_is_told_of_in_a_line(own, simulate, policy, options, said):
+    status, _, err = simulate("--gpus", 2, "--policy", policy, *options)
+    assert (status, err.count("\n")) == (2, 1)
+    assert said in err
 
 
 def test_a_network_without_epochs_cannot_be_simulated(simulate, rates):
