@@ -263,3 +263,14 @@ def test_every_key_of_a_spec_exists(page):
 def test_a_key_that_no_spec_has_is_found():
     assert unknown_keys("`data.window`, `data.widow`, `train.optimizer.learning_rate`, `train.optimizer.rate`") == [
         "data.widow", "train.optimizer.rate"]
+
+
+# ---- the changelog -----------------------------------------------------------------------------
+
+
+def test_the_changelog_says_where_modules_are_now():
+    text = CHANGELOG.read_text(encoding="utf-8")
+    rows = re.findall(r"^ *\| (`.*`) \| (`.*`) \|$", text, re.MULTILINE)
+    moved = [pair for old, new in rows for pair in zip(spans(old), spans(new), strict=True)]
+    assert [(old, new) for old, new in moved if not is_there(new) or old == new] == []
+    assert moved
