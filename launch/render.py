@@ -11,9 +11,8 @@ from pathlib import Path
 
 from launch.base import InputError
 from launch.sites import Site, places
-from launch.systems import System
+from launch.systems import TEMPLATES, System
 
-TEMPLATES = Path(__file__).with_name("templates")
 _WORD = re.compile(r"[A-Za-z0-9][\w.@:+-]*")
 _PLAIN_PATH = re.compile(r"/[\w./+-]*")  # directives have no quoting that all systems agree on
 
@@ -77,13 +76,13 @@ def render(job: Job, system: System, site: Site) -> str:
         "setup": "\n".join(_setup(site)),
         "command": _wrapped(_command(job, system, site, ranks, counts)),
     }
-    script = _fill(TEMPLATES / f"{system.name}.sh", {**values, "body": _fill(TEMPLATES / "body.sh", values)})
+    body = (TEMPLATES / "body.sh").read_text(encoding="utf-8")
+    script = _fill(system.script, {**values, "body": _fill(body, values)})
     return re.sub(r"\n{2,}", "\n", script)  # of parts that a job has nothing for
 
 
-def _fill(template: Path, values: dict[str, str]) -> str:
-    text = template.read_text(encoding="utf-8")
-    return re.sub(r"<<(\w+)>>", lambda match: values[match[1]], text)
+def _fill(template: str, values: dict[str, str]) -> str:
+    return re.sub(r"<<(\w+)>>", lambda match: values[match[1]], template)
 
 
 def _directives(job: Job, system: System, site: Site, counts: dict[str, int]) -> Sequence[str]:
@@ -106,7 +105,7 @@ def _setup(site: Site) -> Sequence[str]:
 def _command(job: Job, system: System, site: Site, ranks: int, counts: dict[str, int]) -> list[list[str]]:
     """The words of the launch, a list for each line."""
     python = shlex.quote(str(job.python))  # modules of the site bring others into PATH
-    keeper = [python, "-m", "fleet", "job", shlex.quote(str(job.run)), f"--system={system.name}",
+    keeper = [python, "-m", "fleet", "job", shlex.quote(str(job.run)), f"--system={shlex.quote(system.name)}",
               f"--jobs={job.jobs}", f"--retries={job.retries}"]
     if not system.warns and job.walltime is not None:
         keeper.append(f"--warn-after={math.floor(max(1.0, job.walltime - job.warning))}")

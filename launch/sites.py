@@ -6,14 +6,13 @@ Where the facts come from, and what is assumed, is said in docs/operations.md.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import dataclass
-from string import Formatter
 from typing import Any
 
-from launch.base import InputError
+from launch.base import InputError, check_fields
 from launch.place import format_cpus, parse_cpus
-from launch.systems import SYSTEMS
+from launch.systems import COUNTS, SYSTEMS
 
 MPIRUN = "mpirun -n {ranks} --map-by ppr:{ranks_per_node}:node:oversubscribe --bind-to none"
 
@@ -23,7 +22,7 @@ class Site:
     """The nodes of one machine, and how its batch system is spoken to there.
 
     Args:
-        system: its batch system; None leaves that to the user.
+        system: its batch system, or the import path of one; None leaves that to the user.
         gpus: of a node, as its runtime counts them (MI250X dies, tiles of Intel GPUs): one rank trains on each.
         ranks: of a node; those that are not needed for GPUs prepare samples.
         cpus: for each GPU the CPUs near it, one hardware thread of each core; nothing leaves ranks unbound.
@@ -108,11 +107,12 @@ def parse_site(content: Mapping[str, Any], place: str) -> Site:
         known = "\n".join(f"  {name}: {_shown(value)}" for name, value in {"base": base_name, **defaults}.items())
         raise InputError(f"{place}: {unknown[0]!r} is not known here; there are, with their defaults\n{known}")
     site = dataclasses.replace(base, **{key: _checked(key, value, place) for key, value in given.items()})
-    if site.system is not None and site.system not in SYSTEMS:
-        raise InputError(f"{place}: system: {site.system!r} is not known; there are {', '.join(SYSTEMS)}")
-    _check_fields(site.queue_option, {""}, place)
+    if site.system is not None and site.system not in SYSTEMS and ":" not in site.system:
+        raise InputError(f"{place}: system: {site.system!r} is not known; there are {', '.join(SYSTEMS)}, or an import "
+                         "path module:system")
+    check_fields(site.queue_option, {""}, place)
     for text in (site.launcher, *site.resources):
-        _check_fields(text, {"nodes", "ranks", "ranks_per_node", "gpus"}, place)
+        check_fields(text, COUNTS, place)
     places(site, site.ranks, place)
     return site
 
@@ -150,17 +150,6 @@ def places(site: Site, ranks: int, place: str) -> tuple[str, ...]:
             raise InputError(f"{place}: ranks: {ranks} are more than the {cores_of_node} cores of a node")
         preparing.append([cores.pop()])
     return tuple(format_cpus(cpus) for cpus in (*preparing, *near))
-
-
-def _check_fields(text: str, known: Set[str], place: str) -> None:
-    """Refuse braces that are not around one of the words that are filled in."""
-    try:
-        fields = [(name, spec, conversion) for _, name, spec, conversion in Formatter().parse(text) if name is not None]
-    except ValueError:
-        fields = [(text, "", None)]
-    if any(name not in known or spec or conversion for name, spec, conversion in fields):
-        wanted = ", ".join(f"{{{name}}}" for name in sorted(known))
-        raise InputError(f"{place}: {text!r} has braces around something else than {wanted}")
 
 
 def _checked(key: str, value: Any, place: str) -> Any:

@@ -1,7 +1,8 @@
 """The batch systems: one vocabulary, a table row and a template each.
 
 What a job script says in its directives stands in ``launch/templates/<name>.sh``; what is said on command lines,
-and what differs in a word or two, stands here. ``local`` is this machine without a batch system.
+and what differs in a word or two, stands here. ``local`` is this machine without a batch system. A :class:`System` of
+one's own does all that one of the table does.
 """
 
 from __future__ import annotations
@@ -12,9 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch.base import InputError
+from launch.base import InputError, check_fields
 
 TIMEOUT_S = 120
+TEMPLATES = Path(__file__).with_name("templates")
+# What a template may say as <<word>>: the job's name; the folder for what it prints; its walltime as hours:minutes;
+# seconds and whole minutes before its end at which it is warned; the options of all kinds; what it does.
+WORDS = frozenset({"name", "outputs", "hh_mm", "warning", "warning_minutes", "directives", "body"})
+COUNTS = frozenset({"nodes", "ranks", "ranks_per_node", "gpus"})
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,11 @@ class System:
         requeue: the command that puts the running ``{job}`` into the queue again; none where users cannot.
         state, preempted: the command that tells about ``{job}``, and what it says of one that is being preempted
             while it may still end by itself; none where such a job is not told, or simply killed.
+        template: of its scripts, with :data:`WORDS` in ``<<`` and ``>>``; ``templates/<name>.sh`` of this package
+            unless given.
+
+    Raises:
+        InputError: a part is missing, or has words that nobody fills in.
     """
 
     name: str
@@ -55,11 +66,47 @@ class System:
     requeue: tuple[str, ...] = ()
     state: tuple[str, ...] = ()
     preempted: str = ""
+    template: str = ""
+
+    def __post_init__(self) -> None:
+        place = f"batch system {self.name}"
+        for text in (self.account, self.queue):
+            check_fields(text, {""}, place)
+        for text in (*self.resources, *self.gpu_resources):
+            check_fields(text, COUNTS, place)
+        for text in (*self.after, *self.requeue, *self.state):
+            check_fields(text, {"job"}, place)
+        words = set(re.findall(r"<<(\w+)>>", self.script))
+        if "body" not in words or words - WORDS:
+            raise InputError(f"{place}: template: it should have <<body>>, and may have "
+                             f"{', '.join(f'<<{word}>>' for word in sorted(WORDS - {'body'}))}")
+        if self.has_queue and not self.job_variable:
+            raise InputError(f"{place}: job_variable: it should name the variable that holds the id of a job")
+        if self.has_queue and _groups(self.id_pattern) != 1:
+            raise InputError(f"{place}: id_pattern: {self.id_pattern!r} should be a regular expression with one group, "
+                             "the id of a job")
+
+    @property
+    def script(self) -> str:
+        """The template of its scripts."""
+        if self.template:
+            return self.template
+        file = TEMPLATES / f"{self.name}.sh"
+        if not file.exists():
+            raise InputError(f"batch system {self.name}: template: it is missing")
+        return file.read_text(encoding="utf-8")
 
     @property
     def has_queue(self) -> bool:
         """Whether jobs are handed in, and wait; otherwise a script runs on this machine, now."""
         return bool(self.submit)
+
+
+def _groups(pattern: str) -> int | None:
+    try:
+        return re.compile(pattern).groups
+    except re.error:
+        return None
 
 
 _SLURM_NODES = ("--nodes={nodes}", "--ntasks-per-node={ranks_per_node}", "--exclusive")

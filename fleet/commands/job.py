@@ -14,14 +14,16 @@ from pathlib import Path
 
 from fleet.errors import UserError
 from fleet.jobs.chain import Keeper, Limits
+from fleet.jobs.systems import find_system
+from fleet.spec import look_beside
 from fleet.storage.paths import RunPaths
-from launch.systems import SYSTEMS, System
+from launch.systems import System
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("run", type=Path, help="the folder of the run")
-    parser.add_argument("--system", choices=sorted(SYSTEMS), required=True, help="the batch system of this job")
+    parser.add_argument("--system", metavar="NAME", required=True, help="the batch system of this job")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="at most so many jobs after one another (1)")
     parser.add_argument("--retries", type=int, default=0, metavar="N", help="after failures of the machine (0)")
     parser.add_argument("--warn-after", type=float, metavar="SECONDS",
@@ -33,7 +35,8 @@ def run(args: argparse.Namespace) -> int:
     """Keep the job."""
     if args.warn_after is not None and not 0 <= args.warn_after <= 366 * 86400:
         raise UserError(f"--warn-after is {args.warn_after:g}; it should be seconds, at most those of a year")
-    system = SYSTEMS[args.system]
+    look_beside(args.command[-1])  # the spec: beside it lies what a user has made
+    system = find_system(args.system)
     keeper = Keeper(RunPaths(args.run), system, _job_id(system), Limits(args.jobs, args.retries),
                     args.warn_after)
     return keeper.run(args.command)

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from fleet.commands.options import add_json, print_json
 from fleet.errors import ExitStatus, UserError
+from fleet.jobs.systems import find_system
 from fleet.runtime.folder import check_folder, writing_into
 from fleet.spec import Spec, load, read_yaml
 from fleet.storage.files import replacing
@@ -37,7 +38,8 @@ _WARNING_S, _WARNING_SHARE = 120.0, 0.1  # before the end of the walltime
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("spec", help="the YAML file")
-    parser.add_argument("--system", choices=list(SYSTEMS), help="the batch system (that of the site)")
+    parser.add_argument("--system", metavar="NAME",
+                        help=f"the batch system: {', '.join(SYSTEMS)}, or module:system of your own (that of the site)")
     parser.add_argument("--site", default="generic", metavar="NAME",
                         help=f"{', '.join(SITES)}, or a YAML file of your own (generic)")
     parser.add_argument("--nodes", type=int, default=1, metavar="N", help="to ask for (1)")
@@ -75,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
             print(script, end="")
         return ExitStatus.OK
     if args.json and not system.has_queue:
-        raise UserError("--json: with --system local the run itself prints; --dry-run --json gives the script")
+        raise UserError(f"--json: with --system {system.name} the run itself prints; --dry-run --json gives the script")
     _write(script, paths)
     if not system.has_queue:
         return subprocess.run(["bash", str(paths.job_script)], check=False).returncode
@@ -109,10 +111,10 @@ def _with_gpus(args: argparse.Namespace, spec: Spec, site: Site) -> Site:
 
 def _system(name: str | None, site: Site, place: str) -> System:
     if name is None and site.system is None:
-        raise UserError(f"--system says which batch system there is: {', '.join(SYSTEMS)}")
+        raise UserError(f"--system says which batch system there is: {', '.join(SYSTEMS)}, or an import path")
     if name is not None and site.system not in (None, name):
         raise UserError(f"--system {name}: {place} has {site.system}")
-    return SYSTEMS[str(name or site.system)]
+    return find_system(str(name or site.system))
 
 
 def _job(args: argparse.Namespace, spec: Spec, paths: RunPaths, system: System, site: Site) -> Job:
@@ -125,8 +127,10 @@ def _job(args: argparse.Namespace, spec: Spec, paths: RunPaths, system: System, 
         raise UserError("--max-jobs and --retries go with --chain")
     jobs, retries = (default if limit is None else limit for limit, default in
                      zip(limits, (MOST_JOBS, RETRIES) if args.chain else (1, 0), strict=True))
+    if args.chain and system.has_queue and not (system.after or system.requeue):
+        raise UserError(f"--chain: {system.name} says neither by after nor by requeue how a job follows another")
     if not system.has_queue and args.nodes != 1:
-        raise UserError(f"--nodes is {args.nodes}; with --system local there is this machine alone")
+        raise UserError(f"--nodes is {args.nodes}; with --system {system.name} there is this machine alone")
     warning = _duration("--warn", args.warn) or min(_WARNING_S, _WARNING_SHARE * (walltime or math.inf))
     if walltime is not None and warning >= walltime:
         raise UserError(f"--warn {args.warn} should be less than the walltime")

@@ -10,7 +10,7 @@ import pytest
 from launch.base import InputError
 from launch.render import Job, render
 from launch.sites import SITES, Site
-from launch.systems import SYSTEMS
+from launch.systems import SYSTEMS, WORDS
 
 SCRIPTS = Path(__file__).with_name("scripts")
 JOB = Job(name="photos", spec="photos.yaml", folder=Path("/home/me/my work"), python=Path("/home/me/env/bin/python3"),
@@ -51,6 +51,16 @@ def test_the_ranks_asked_for_are_those_started():
     script = lines(replace(JOB, ranks=7))
     assert "#SBATCH --ntasks-per-node=7" in script
     assert any(line.strip().startswith("mpirun -n 14 --map-by ppr:7:node") for line in script)
+
+
+def test_every_word_that_a_template_may_say_is_filled_in():
+    system = replace(SYSTEMS["slurm"], template="\n".join(f"<<{word}>>" for word in WORDS))
+    assert "<<" not in render(JOB, system, Site())
+
+
+def test_a_system_of_ones_own_is_named_to_the_job_in_quotes_where_it_needs_them():
+    system = replace(SYSTEMS["pbs"], name="my systems:OWN", template=SYSTEMS["pbs"].script)
+    assert "--system='my systems:OWN'" in render(JOB, system, Site())
 
 
 def test_an_existing_choice_of_gpus_is_kept(tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 
 from launch.base import InputError
-from launch.systems import SYSTEMS, continue_job, is_preempted, submit
+from launch.systems import SYSTEMS, System, continue_job, is_preempted, submit
 
 
 @pytest.fixture
@@ -73,6 +73,30 @@ def test_a_missing_command_and_an_answer_without_an_id_are_named(cluster):
     cluster("sbatch", "echo hello")
     with pytest.raises(InputError, match="'hello', in which there is no job id"):
         submit(SYSTEMS["slurm"], cluster.script)
+
+
+OWN = {"name": "own", "template": "<<body>>", "job_variable": "OWN_ID", "submit": ("own",), "id_pattern": "(.+)"}
+
+
+@pytest.mark.parametrize(("parts", "said"), [
+    ({"template": ""}, "batch system own: template: it is missing"),
+    ({"template": "#!/bin/bash"}, "template: it should have <<body>>, and may have <<directives>>, <<hh_mm>>"),
+    ({"template": "<<body>> <<walltime>>"}, "template: it should have <<body>>, and may have"),
+    ({"job_variable": ""}, "job_variable: it should name the variable that holds the id of a job"),
+    ({"id_pattern": "[0-9]+"}, r"id_pattern: '\[0-9\]\+' should be a regular expression with one group"),
+    ({"id_pattern": "("}, "id_pattern: '\\(' should be a regular expression with one group"),
+    ({"resources": ("-n {count}",)}, "'-n {count}' has braces around something else than {gpus}, {nodes}, {ranks}"),
+    ({"after": ("--after={id}",)}, "'--after={id}' has braces around something else than {job}"),
+    ({"account": "-A {account}"}, "'-A {account}' has braces around something else than {}"),
+])
+def test_a_record_that_cannot_work_is_refused(parts, said):
+    System(**OWN)
+    with pytest.raises(InputError, match=said):
+        System(**{**OWN, **parts})
+
+
+def test_only_what_takes_scripts_has_a_queue():
+    assert [name for name, system in SYSTEMS.items() if not system.has_queue] == ["local"]
 
 
 @pytest.mark.parametrize(("said", "preempted"), [

@@ -118,6 +118,8 @@ def test_a_job_that_asks_for_no_gpu_says_so(submit):
     (("--system", "slurm", "--walltime", "1h", "--gpus-per-node", "0"), "--gpus-per-node is 0"),
     (("--system", "slurm"), "--walltime (or walltime in the spec) says how long"),
     (("--walltime", "1h"), "--system says which batch system there is: slurm, lsf, pbs, local"),
+    (("--system", "sge", "--walltime", "1h"), "no batch system is named 'sge'; one of slurm, lsf, pbs, local, or an"),
+    (("--system", "no_module:X", "--walltime", "1h"), "system 'no_module:X': cannot import 'no_module'"),
     (("--site", "frontier", "--system", "pbs", "--walltime", "1h"), "--system pbs: frontier has slurm"),
     (("--site", "titan", "--walltime", "1h"), "--site titan: there are generic, summit"),
     (("--site", "none.yaml", "--walltime", "1h"), "none.yaml: cannot be read"),
@@ -136,6 +138,27 @@ def test_wrong_arguments_are_answered_in_a_line_and_nothing_is_written(submit, t
     assert (status, out) == (2, "")
     assert said in error
     assert not (tmp_path / "run").exists()
+
+
+OWN = """
+from launch.systems import System
+OWN = System("own", "#OWN ", resources=("-n {ranks}",), job_variable="OWN_ID", submit=("sbatch", "--as-script"),
+             id_pattern="([0-9]+)", template="#!/bin/bash\\n#OWN <<name>>\\n<<directives>>\\n<<body>>")
+"""
+
+
+@pytest.mark.parametrize("by_site", [False, True])
+def test_a_batch_system_of_ones_own_is_named_by_its_import_path(submit, tmp_path, by_site):
+    (tmp_path / "submitted_system.py").write_text(OWN)
+    (tmp_path / "own.yaml").write_text("system: submitted_system:OWN\n")
+    named = ("--site", "own.yaml") if by_site else ("--system", "submitted_system:OWN")
+    assert submit(*named, "--walltime", "1h", "--nodes", "2")[:2] == (0, "4711\n")
+    text = RunPaths(tmp_path / "run").job_script.read_text()
+    assert text.startswith("#!/bin/bash\n#OWN photos\n#OWN -n 8\n")
+    assert "--system=submitted_system:OWN" in text
+    status, _, error = submit(*named, "--walltime", "1h", "--chain")
+    assert status == 2
+    assert "--chain: submitted_system:OWN says neither by after nor by requeue how a job follows another" in error
 
 
 def test_a_folder_that_is_somebody_elses_is_left_alone(submit, tmp_path):

@@ -1,0 +1,54 @@
+"""Batch systems by name and by import path."""
+
+import sys
+
+import pytest
+
+from fleet.errors import UserError
+from fleet.jobs.systems import find_system
+from launch.systems import SYSTEMS
+
+MODULE = '''
+from dataclasses import replace
+from launch.systems import SYSTEMS, System
+
+WRAPPED = replace(SYSTEMS["slurm"], submit=("my_sbatch",))
+OWN = System("own", "#OWN ", job_variable="OWN_ID", submit=("own",), id_pattern="([0-9]+)", template="<<body>>")
+NUMBER = 3
+'''
+
+
+@pytest.fixture(autouse=True)
+def own(tmp_path, monkeypatch):
+    (tmp_path / "own_systems.py").write_text(MODULE)
+    (tmp_path / "wrong_systems.py").write_text("from launch.systems import System\nX = System('x', submit=('x',))\n")
+    monkeypatch.delitem(sys.modules, "own_systems", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def test_a_name_is_looked_up_in_the_table():
+    assert find_system("pbs") is SYSTEMS["pbs"]
+
+
+def test_a_system_of_ones_own_goes_by_its_path_and_keeps_its_template():
+    system = find_system("own_systems:OWN")
+    assert (system.name, system.script, system.has_queue) == ("own_systems:OWN", "<<body>>", True)
+
+
+def test_a_system_of_ours_may_be_changed_in_a_part():
+    system = find_system("own_systems:WRAPPED")
+    assert (system.name, system.submit) == ("own_systems:WRAPPED", ("my_sbatch",))
+    assert system.script == SYSTEMS["slurm"].script
+
+
+@pytest.mark.parametrize(("name", "said"), [
+    ("sge", "no batch system is named 'sge'; one of slurm, lsf, pbs, local, or an import path module:system"),
+    ("own_systems:NUMBER", "system 'own_systems:NUMBER' is of type int; it should be a System"),
+    ("own_systems:NO", "system 'own_systems:NO': module 'own_systems' has no 'NO'"),
+    ("wrong_systems:X", "cannot import 'wrong_systems': InputError: batch system x: template: it is missing"),
+])
+def test_what_leads_to_no_system_is_refused_in_a_line(name, said):
+    with pytest.raises(UserError) as refusal:
+        find_system(name)
+    assert said in str(refusal.value)
+    assert "\n" not in str(refusal.value)
