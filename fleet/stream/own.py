@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Container, Iterator
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,7 +17,7 @@ from fleet.comm.base import World
 from fleet.stream.base import Batch, Members, split_rows
 from fleet.stream.order import Epoch, Itinerary, Order
 from fleet.stream.sample_set import SampleSet
-from fleet.stream.stall import Standstill
+from fleet.stream.stall import WriterLost, check_writers, clock_for_set
 from preprocess.base import BadSample
 from preprocess.pipeline import Pipeline
 
@@ -29,8 +30,12 @@ class Samples(Protocol):
     def empty(self, samples: int) -> tuple[np.ndarray, np.ndarray]:
         """Room for so many samples; see :meth:`preprocess.pipeline.Pipeline.empty`."""
 
-    def is_ready(self, indices: np.ndarray) -> bool:
-        """Whether these can be had without waiting."""
+    def await_all(self, indices: np.ndarray, stop: threading.Event) -> None:
+        """Wait until these can be loaded; less long where ``stop`` is set. For a thread: it does no duties.
+
+        Raises:
+            InfrastructureError: nothing that it waits for has come for too long.
+        """
 
     def give_up(self) -> None:
         """Wait for nobody any more: a rank that prepared samples for others has died."""
@@ -45,9 +50,8 @@ class FromSource:
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline, self.empty = pipeline, pipeline.empty
 
-    def is_ready(self, indices: np.ndarray) -> bool:
-        """A file can always be read."""
-        return True
+    def await_all(self, indices: np.ndarray, stop: threading.Event) -> None:
+        """A file can be read at any time."""
 
     def give_up(self) -> None:
         """It waits for nobody."""
@@ -68,15 +72,12 @@ class FromKept:
         self._pipeline, self._kept, self.empty = pipeline, kept, pipeline.empty
         self._row = np.argsort(pipeline.order(0))  # they lie in the order of epoch 0
         self._is_alone = False  # whether what is not there yet will not come
-        self._standstill = Standstill(kept, "training", stall_s)
+        self._stall_s = stall_s
 
-    def is_ready(self, indices: np.ndarray) -> bool:
-        """Whether they are there, or will never be."""
-        if self._is_alone or self._kept.has_rows(self._row[indices]):
-            self._standstill.rest()
-            return True
-        self._standstill.look()
-        return False
+    def await_all(self, indices: np.ndarray, stop: threading.Event) -> None:  # noqa: D102 - Samples says it
+        rows, clock = self._row[indices], clock_for_set(self._kept, "training", self._stall_s)
+        while not (self._is_alone or self._kept.has_rows(rows) or stop.wait(_POLL_S)):
+            clock.check()
 
     def give_up(self) -> None:
         """Decode what is not there yet."""
@@ -127,7 +128,7 @@ class OwnStream:
         try:
             while True:
                 began = time.perf_counter()
-                item: Any = self._world.wait(lambda: self._next(ahead))
+                item = self._next(ahead)
                 self.waited_s += time.perf_counter() - began
                 if item is _END:
                     return
@@ -142,9 +143,18 @@ class OwnStream:
             worker.join()
 
     def _next(self, ahead: queue.Queue) -> Any:
-        if (item := _get(ahead)) is None and any(rank in self._writers for rank in self._world.lost):
+        """Wait for what the thread has prepared; when a rank has died on which it waits, it waits no longer."""
+
+        def look() -> Any:
+            if (item := _get(ahead)) is None:
+                check_writers(self._world, self._writers)
+            return item
+
+        try:
+            return self._world.wait(look)
+        except WriterLost:
             self._samples.give_up()
-        return item
+            return self._world.wait(partial(_get, ahead))
 
     def _prepare(self, ahead: queue.Queue, stop: threading.Event, whole: Itinerary, start: int, batch: int,
                  rank: int, size: int) -> None:
@@ -154,9 +164,9 @@ class OwnStream:
             for first in range(start, samples, batch):
                 last = min(first + batch, samples)
                 mine = slice(*split_rows(first, last, rank, size))
-                while not self._samples.is_ready(whole.indices[mine]):
-                    if stop.wait(_POLL_S):
-                        return
+                self._samples.await_all(whole.indices[mine], stop)
+                if stop.is_set():
+                    return
                 images, labels, bad = self._load(whole.indices[mine], whole.productions[mine])
                 made = Batch(images, labels, last - first, last, last == samples, Epoch(number, whole.path))
                 if not _put(ahead, (made, bad), stop):

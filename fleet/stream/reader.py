@@ -16,11 +16,10 @@ from typing import TypeVar
 import numpy as np
 
 from fleet.comm.base import World
-from fleet.errors import InfrastructureError
 from fleet.stream.base import Batch, Members, split_rows
 from fleet.stream.order import Epoch, RingOrder
 from fleet.stream.segment import fence
-from fleet.stream.stall import WriterLost, await_written
+from fleet.stream.stall import StallClock, WriterLost, await_written
 from fleet.stream.window import NOT_READING, Window
 
 T = TypeVar("T")
@@ -93,14 +92,8 @@ class SharedStream:
     def _wait(self, sequence: int, ready: Callable[[], T | None]) -> T:
         """Wait for a chunk; too long a wait ends the run, with what is known of its cause."""
         began = time.perf_counter()
-
-        def watch() -> T | None:
-            found = ready()
-            if found is None and time.perf_counter() - began > self._stall_s:
-                raise InfrastructureError(self._stalled(sequence))
-            return found
-
-        found = await_written(self._world, self._writers, watch)
+        clock = StallClock(self._stall_s, partial(self._stalled, sequence))
+        found = await_written(self._world, self._writers, ready, clock)
         self.waited_s += time.perf_counter() - began
         return found
 

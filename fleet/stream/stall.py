@@ -21,49 +21,63 @@ class WriterLost(InfrastructureError):
     """A rank that fills what a node shares has died, and what was waited for will not come."""
 
 
-def await_written(world: World, writers: Container[int], ready: Callable[[], T | None]) -> T:
+class StallClock:
+    """Measures one wait, and ends the run when nothing has come for too long.
+
+    Args:
+        stall_s: so long without progress is too long.
+        explain: what to say then.
+        progress: a number that grows whenever something comes; by default only the end of the wait counts.
+        clock: seconds, from any origin; a test may give its own.
+    """
+
+    def __init__(self, stall_s: float, explain: Callable[[], str], progress: Callable[[], int] = lambda: 0,
+                 clock: Callable[[], float] = time.perf_counter) -> None:
+        self._stall_s, self._explain, self._progress, self._clock = stall_s, explain, progress, clock
+        self._seen: int | None = None
+        self._since = 0.0
+
+    def check(self) -> None:
+        """Called again and again while somebody waits; the first call starts the clock.
+
+        Raises:
+            InfrastructureError: nothing has come for so long that the rank that should write has stopped.
+        """
+        progress, now = self._progress(), self._clock()
+        if progress != self._seen:
+            self._seen, self._since = progress, now
+        elif now - self._since > self._stall_s:
+            raise InfrastructureError(self._explain())
+
+
+def clock_for_set(shared: SampleSet, what: str, stall_s: float) -> StallClock:
+    """Measures a wait for samples that stay once they have come; ``what`` they are is for the message."""
+
+    def explain() -> str:
+        return (f"no further {what} samples have come for {stall_s:.0f} s (data.stall): {shared.ready()} of "
+                f"{shared.chunks} chunks are there, and the preprocessors that should write the others do not")
+
+    return StallClock(stall_s, explain, shared.ready)
+
+
+def await_written(world: World, writers: Container[int], ready: Callable[[], T | None], clock: StallClock) -> T:
     """Wait for what other ranks write.
 
     Raises:
         WriterLost: one of them has died, so that it may never come.
+        InfrastructureError: the clock says that it will not come.
     """
 
     def look() -> T | None:
-        if (found := ready()) is None and (dead := [rank for rank in world.lost if rank in writers]):
-            raise WriterLost(f"rank {dead[0]}, which prepared samples, has died")
+        if (found := ready()) is None:
+            check_writers(world, writers)
+            clock.check()
         return found
 
     return world.wait(look, _PATIENCE)
 
 
-class Standstill:
-    """Ends a run in which samples that should stay, once they have come, come no more.
-
-    Args:
-        what: the samples are, for the message.
-        stall_s: a wait so long without a further chunk is an error.
-        clock: seconds, from any origin; a test may give its own.
-    """
-
-    def __init__(self, shared: SampleSet, what: str, stall_s: float, clock: Callable[[], float] = time.perf_counter
-                 ) -> None:
-        self._shared, self._what, self._stall_s, self._clock = shared, what, stall_s, clock
-        self._ready, self._since = -1, 0.0
-
-    def look(self) -> None:
-        """Somebody waits.
-
-        Raises:
-            InfrastructureError: so long that the writers must have stopped.
-        """
-        ready, now = self._shared.ready(), self._clock()
-        if ready != self._ready:
-            self._ready, self._since = ready, now
-        elif now - self._since > self._stall_s:
-            raise InfrastructureError(
-                f"no further {self._what} samples have come for {self._stall_s:.0f} s (data.stall): {ready} of "
-                f"{self._shared.chunks} chunks are there, and the preprocessors that should write the others do not")
-
-    def rest(self) -> None:
-        """Nobody waits any more."""
-        self._ready = -1
+def check_writers(world: World, writers: Container[int]) -> None:
+    """Raise WriterLost when one of some ranks has died."""
+    if dead := [rank for rank in world.lost if rank in writers]:
+        raise WriterLost(f"rank {dead[0]}, which prepared samples, has died")

@@ -11,7 +11,7 @@ import numpy as np
 from fleet.comm.base import World
 from fleet.stream.base import split_rows
 from fleet.stream.sample_set import SampleSet
-from fleet.stream.stall import Standstill, await_written
+from fleet.stream.stall import await_written, clock_for_set
 from preprocess.base import BadSample
 from preprocess.pipeline import Pipeline
 
@@ -39,16 +39,14 @@ class SharedValidation:
         self._shared, self._world, self._stall_s, self._writers = shared, world, stall_s, writers
 
     def await_all(self) -> None:
-        """Wait until all samples are there."""
-        standstill = Standstill(self._shared, "validation", self._stall_s)
+        """Wait until all samples are there.
 
-        def is_complete() -> bool | None:
-            if self._shared.is_complete():
-                return True
-            standstill.look()
-            return None
-
-        await_written(self._world, self._writers, is_complete)
+        Raises:
+            WriterLost: a rank that prepares them has died.
+            InfrastructureError: no further ones have come for too long.
+        """
+        clock = clock_for_set(self._shared, "validation", self._stall_s)
+        await_written(self._world, self._writers, lambda: self._shared.is_complete() or None, clock)
 
     def batches(self, batch: int, rank: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:  # noqa: D102
         self.await_all()

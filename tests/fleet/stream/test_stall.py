@@ -1,11 +1,13 @@
 """Noticing that what others write will not come."""
 
+import threading
+
 import pytest
 
 from fleet.errors import InfrastructureError
 from fleet.stream.order import Epoch, StrictOrder
 from fleet.stream.own import FromKept, OwnStream
-from fleet.stream.stall import Standstill
+from fleet.stream.stall import StallClock, WriterLost, check_writers
 from fleet.stream.validation import SharedValidation
 from tests.fleet.stream.streams import Alone, alone_in_the_world, pipeline, set_of
 
@@ -26,18 +28,60 @@ def test_samples_that_should_stay_and_come_no_more_are_an_error(what):
         alone_in_the_world(use)
 
 
-def test_samples_that_come_slowly_are_waited_for():
+class Clock:
+    """Stands still unless it is set."""
+
     now = 0.0
-    shared = set_of(20, 6)
-    standstill = Standstill(shared, "training", 1.0, lambda: now)
+
+    def __call__(self):
+        return self.now
+
+
+def test_a_wait_may_last_as_long_as_something_comes():
+    time, shared = Clock(), set_of(20, 6)
+    stall = StallClock(1.0, lambda: "nothing comes", shared.ready, time)
     for chunk in range(3):
-        standstill.look()
-        now += 0.9
-        standstill.look()
+        stall.check()
+        time.now += 0.9
+        stall.check()
         shared.publish(chunk)
-    standstill.rest()
-    now += 5  # nobody waits
-    standstill.look()
-    now += 1.1
+    stall.check()
+    time.now += 1.1
+    with pytest.raises(InfrastructureError, match="nothing comes"):
+        stall.check()
+
+
+def test_time_counts_from_the_first_time_that_somebody_waits():
+    time = Clock()
+    stall = StallClock(1.0, lambda: "nothing comes", clock=time)
+    time.now += 5
+    stall.check()
+    time.now += 0.9
+    stall.check()
+    time.now += 0.2
     with pytest.raises(InfrastructureError):
-        standstill.look()
+        stall.check()
+
+
+def test_each_wait_for_kept_samples_is_measured_by_itself():
+    alone, shared = pipeline(20), set_of(20, 6)
+    samples = FromKept(alone, shared, stall_s=0.3)
+    first = alone.order(0)[:6]
+    for _ in range(3):  # a wait that is broken off leaves nothing behind
+        stop = threading.Event()
+        threading.Timer(0.15, stop.set).start()
+        samples.await_all(first, stop)
+    shared.publish(0)
+    samples.await_all(first, threading.Event())
+
+
+class Lossy:
+    """A world of which a rank has died."""
+
+    lost = frozenset({2})
+
+
+def test_a_writer_that_has_died_is_named():
+    with pytest.raises(WriterLost, match="rank 2, which prepared samples, has died"):
+        check_writers(Lossy(), (1, 2))
+    check_writers(Lossy(), (0, 1))

@@ -1,0 +1,74 @@
+"""Trainers that go on by themselves when a preprocessor has died."""
+
+import numpy as np
+import pytest
+
+from fleet.stream.failover import OutlivingStream, OutlivingValidation
+from fleet.stream.layout import Layout
+from fleet.stream.order import Epoch, StrictOrder
+from fleet.stream.own import FromKept, FromSource, OwnStream
+from fleet.stream.reader import SharedStream
+from fleet.stream.validation import OwnValidation, SharedValidation
+from fleet.stream.window import NOT_READING
+from tests.fleet.stream.streams import GREY, Alone, alone_in_the_world, expected, pipeline, set_of, window_of
+
+SAMPLES, WRITER = 20, 7
+LAYOUT = Layout(GREY, SAMPLES, chunk=5, slots=8, lookahead=8, readers=1)
+
+
+def check_epoch(batches, alone, start=0):
+    """All of an epoch from a position on came, bit by bit."""
+    at = start
+    for batch in batches:
+        images, labels = expected(alone, StrictOrder(alone, 5).itinerary(Epoch(0)), at, at + batch.size)
+        np.testing.assert_array_equal(batch.images, images)
+        np.testing.assert_array_equal(batch.labels, labels)
+        at += batch.size
+        assert batch.position == at
+    assert at == SAMPLES
+
+
+def test_the_rest_of_an_epoch_is_prepared_by_the_trainer_when_the_writer_has_died():
+    alone, window = pipeline(SAMPLES), window_of(LAYOUT)
+    order = StrictOrder(alone, LAYOUT.chunk)
+
+    def use(world):
+        stream = OutlivingStream(SharedStream(window, 0, world, writers=(WRITER,)),
+                                 OwnStream(FromSource(alone), order, world, pytest.fail, (WRITER,)))
+        stream.join(0)
+        for chunk in range(2):  # and then the writer dies
+            rows = window.rows(chunk)
+            alone.load(order.chunk(chunk)[1], 0, window.images[rows], window.labels[rows])
+            window.publish(chunk)
+        world.lost = frozenset({WRITER})
+        check_epoch(stream.batches(Epoch(0), 0, 4, Alone()), alone)
+
+    alone_in_the_world(use)
+    assert window.cursors[0] == NOT_READING
+
+
+def test_kept_samples_that_will_not_come_are_decoded_by_the_trainer():
+    alone, kept = pipeline(SAMPLES), set_of(SAMPLES, 5)
+    first = alone.order(0)[:5]
+    alone.keep(first, kept.images[:5], kept.labels[:5])
+    kept.publish(0)
+
+    def use(world):
+        stream = OwnStream(FromKept(alone, kept), StrictOrder(alone, 5), world, pytest.fail, (WRITER,))
+        world.lost = frozenset({WRITER})
+        check_epoch(stream.batches(Epoch(0), 0, 5, Alone()), alone)
+
+    alone_in_the_world(use)
+
+
+def test_validation_samples_that_will_not_come_are_prepared_by_the_trainer():
+    alone, shared = pipeline(SAMPLES), set_of(SAMPLES, 5)
+    shared.publish(0)
+
+    def use(world):
+        validation = OutlivingValidation(SharedValidation(shared, world, writers=(WRITER,)),
+                                         OwnValidation(alone, pytest.fail))
+        world.lost = frozenset({WRITER})
+        return [labels for _, labels in validation.batches(6, 0, 1)]
+
+    np.testing.assert_array_equal(np.concatenate(alone_in_the_world(use)), alone.source.labels)

@@ -1,0 +1,123 @@
+"""Chunks between nodes: each is broadcast once, from the node that has prepared it."""
+
+from random import Random
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleet.comm.roles import assign
+from fleet.stream.layout import Layout
+from fleet.stream.relay import Relay
+from tests.fleet.one_process import Launch
+from tests.fleet.stream.streams import GREY, set_of, window_of
+
+
+def value_of(sequence):
+    """What all pixels and labels of a chunk are here."""
+    return 1 + sequence
+
+
+def fill(target, sequence):
+    rows = target.rows(sequence)
+    target.images[rows], target.labels[rows] = value_of(sequence), value_of(sequence)
+    target.publish(sequence)
+
+
+def holds(target, sequence):
+    rows = target.rows(sequence)
+    return bool(target.has(sequence) and (target.images[rows] == value_of(sequence)).all()
+                and (target.labels[rows] == value_of(sequence)).all())
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(2, 3), st.integers(1, 3), st.integers(1, 40), st.integers(1, 9), st.integers(0, 999))
+def test_every_node_ends_with_all_samples_that_stay(nodes, on_each, samples, chunk, seed):
+    roles = assign([node for node in range(nodes) for _ in range(on_each + 1)], nodes * on_each, None)
+    targets = [set_of(samples, chunk) for _ in range(nodes)]
+
+    def rank_main(world):
+        node = roles.node_of[world.rank]
+        if world.rank != roles.leader(node):
+            return
+        target, turns = targets[node], roles.preprocessors
+        mine = [number for number in range(target.chunks)
+                if roles.node_of[turns[number % len(turns)]] == node]
+        relay, pace = Relay(world, roles, target, turns, 0, number=1, end=target.chunks), Random(seed + node)
+        while not target.is_complete():
+            if mine and pace.random() < 0.5:
+                fill(target, mine.pop(0))
+            world.pause(relay.step(lambda sequence: True) or bool(mine))
+        relay.finish()
+
+    assert Launch(len(roles.node_of), seed).run(rank_main)
+    for target in targets:
+        assert all(holds(target, number) for number in range(target.chunks))
+
+
+LAYOUT = Layout(GREY, samples=40, chunk=4, slots=3, lookahead=3, readers=1)
+
+
+def test_a_chunk_comes_to_a_node_only_where_it_may_be_written():
+    roles = assign([0, 0, 1, 1], 2, None)
+    windows, allowed = [window_of(LAYOUT, is_relayed=True) for _ in range(2)], []
+
+    def rank_main(world):
+        if world.rank not in roles.preprocessors:
+            return
+        node = roles.node_of[world.rank]
+        relay = Relay(world, roles, windows[node], roles.preprocessors, 0, number=0)
+        if node == 0:
+            fill(windows[0], 0)
+        for turn in range(40):
+            if node == 1 and turn == 20:
+                assert not windows[1].has(0)
+                allowed.append(0)
+            world.pause(relay.step(lambda sequence: sequence in allowed) or True)
+        relay.finish()
+
+    assert Launch(4, seed=3).run(rank_main)
+    assert holds(windows[1], 0)
+    assert not windows[1].has(1)  # nobody has prepared it
+
+
+def test_what_is_under_way_may_not_be_overwritten_and_what_was_sent_may():
+    roles = assign([0, 0, 1, 1], 2, None)
+    windows, cursors = [window_of(LAYOUT, is_relayed=True) for _ in range(2)], []
+
+    def rank_main(world):
+        if world.rank not in roles.preprocessors:
+            return
+        node = roles.node_of[world.rank]
+        window = windows[node]
+        relay = Relay(world, roles, window, roles.preprocessors, 0, number=0)
+        cursors.append(int(window.cursors[-1]))
+        if node == 0:
+            fill(window, 0)
+        while not windows[1].has(0) or window.cursors[-1] == 0:
+            world.pause(relay.step(lambda sequence: sequence == 0) or True)
+        cursors.append(int(window.cursors[-1]))
+        relay.finish()
+
+    assert Launch(4, seed=5).run(rank_main)
+    assert sorted(cursors) == [0, 0, 1, 1]
+
+
+def test_leaders_that_have_begun_different_numbers_of_broadcasts_end_together():
+    roles = assign([0, 0, 1, 1], 2, None)
+    windows, ended = [window_of(LAYOUT, is_relayed=True) for _ in range(2)], []
+
+    def rank_main(world):
+        if world.rank not in roles.preprocessors:
+            return
+        node = roles.node_of[world.rank]
+        relay = Relay(world, roles, windows[node], roles.preprocessors, 0, number=0)
+        if node == 0:
+            fill(windows[0], 0)
+            assert relay.step(lambda sequence: False)  # it is on its way, and the other node never takes it
+        relay.finish()
+        ended.append(node)
+
+    assert Launch(4, seed=1).run(rank_main)
+    assert sorted(ended) == [0, 1]
+    assert not np.any(windows[1].stamps)

@@ -1,0 +1,35 @@
+"""Samples that stay."""
+
+import numpy as np
+
+from fleet.stream.sample_set import SampleSet
+from tests.fleet.stream.streams import GREY, new_name, set_of
+
+
+def test_ranks_that_map_one_set_see_what_the_others_write():
+    name = new_name()
+    one, other = SampleSet(GREY, 10, 4, name, create=True), SampleSet(GREY, 10, 4, name, create=False)
+    one.segment.unlink()
+    one.images[one.rows(1)], one.labels[one.rows(1)] = 9, 2
+    assert not other.has(1)
+    one.publish(1)
+    assert (other.has(1), other.ready(), other.is_complete()) == (True, 1, False)
+    assert (other.images[4:8] == 9).all()
+    assert (other.labels[4:8] == 2).all()
+
+
+def test_the_last_chunk_may_be_short():
+    samples = set_of(10, 4)
+    assert [samples.rows(chunk) for chunk in range(samples.chunks)] == [slice(0, 4), slice(4, 8), slice(8, 10)]
+    assert [samples.length(chunk) for chunk in range(samples.chunks)] == [4, 4, 2]
+
+
+def test_rows_are_there_once_their_chunks_are():
+    samples = set_of(10, 4)
+    samples.publish(0)
+    samples.publish(2)
+    assert samples.has_rows(np.array([0, 3, 9]))
+    assert not samples.has_rows(np.array([0, 4]))
+    samples.publish(1)
+    assert samples.has_rows(np.arange(10))
+    assert samples.is_complete()
