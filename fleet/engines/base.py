@@ -6,10 +6,10 @@ of the group call the same methods in the same order, and the engine exchanges g
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, SupportsFloat
 
 import numpy as np
 
@@ -24,21 +24,60 @@ Arrays = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True)
-class StepResult:
-    """Sums over the valid samples of one global batch.
+class Sums:
+    """Sums over samples, of one rank or of all ranks of a group.
+
+    Between ranks they are five numbers, in this order, and travel behind the gradients: one reduction for both.
 
     Attributes:
-        stop: whether any rank of the group asked to stop after this step.
+        loss: of the samples, summed, in nats.
+        correct: how many of them are classified right.
+        count: how many there are, without those that could not be read.
+        stop: whether a rank asks the group to stop after this step.
+        failed: whether a rank failed in this step.
     """
 
-    loss: float
-    correct: float
-    count: float
+    loss: float = 0.0
+    correct: float = 0.0
+    count: float = 0.0
     stop: bool = False
+    failed: bool = False
 
-    def added_to(self, sums: tuple[float, float, float]) -> tuple[float, float, float]:
-        """Loss, correct and count of more samples."""
-        return sums[0] + self.loss, sums[1] + self.correct, sums[2] + self.count
+    def pack(self) -> np.ndarray:
+        """What a rank adds to the sums of the others: (5,) float64."""
+        return np.array([self.loss, self.correct, self.count, self.stop, self.failed], np.float64)
+
+    @classmethod
+    def unpack(cls, numbers: Iterable[SupportsFloat]) -> Sums:
+        """What the ranks' (5,) have added up to, in any type of floats."""
+        loss, correct, count, stop, failed = map(float, numbers)
+        return cls(loss, correct, count, stop > 0, failed > 0)
+
+    def __add__(self, other: Sums) -> Sums:
+        return Sums(self.loss + other.loss, self.correct + other.correct, self.count + other.count,
+                    self.stop or other.stop, self.failed or other.failed)
+
+    @property
+    def totals(self) -> tuple[float, float, float]:
+        """Loss, correct and count: what :class:`fleet.storage.state.State` keeps of an epoch so far."""
+        return self.loss, self.correct, self.count
+
+    def raise_failure(self, error: Exception | None) -> None:
+        """Raise on all ranks when one has failed, after the sums of all have been added up.
+
+        Args:
+            error: this rank's own.
+
+        Raises:
+            PeerFailed: another rank failed, and this one did not.
+        """
+        if error is not None:
+            raise error
+        if self.failed:
+            raise PeerFailed("another rank of the group failed in this step")
+
+
+WIDTH = len(fields(Sums))  # of sums between ranks
 
 
 @dataclass(frozen=True)
@@ -67,7 +106,7 @@ class PeerFailed(FleetError):
 class Trainable(Protocol):
     """One network on one rank of its group."""
 
-    def step(self, images: np.ndarray, labels: np.ndarray, size: int, stop: bool = False) -> StepResult:
+    def step(self, images: np.ndarray, labels: np.ndarray, size: int, stop: bool = False) -> Sums:
         """Train on one global batch, of which this rank has some rows, perhaps none.
 
         The loss is the mean over the samples of the global batch that could be read (label >= 0).
@@ -86,7 +125,7 @@ class Trainable(Protocol):
             Exception: whatever the network raises; :class:`PeerFailed` on the ranks where it did not.
         """
 
-    def evaluate(self, images: np.ndarray, labels: np.ndarray) -> StepResult:
+    def evaluate(self, images: np.ndarray, labels: np.ndarray) -> Sums:
         """Sums over these samples, of this rank alone, without training."""
 
     def average_statistics(self) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from fleet.comm.base import Group
-from fleet.engines.base import Arrays, Setup, StepResult
+from fleet.engines.base import WIDTH, Arrays, Setup, Sums
 from fleet.errors import CheckpointError
 from fleet.spec import NetworkSpec
 from preprocess.sample import SampleSpec
@@ -101,12 +101,13 @@ class Sleeper:
         self._weights = np.zeros(WEIGHTS)
 
     def step(self, images: np.ndarray, labels: np.ndarray, size: int,  # noqa: D102 - Trainable says it
-             stop: bool = False) -> StepResult:
-        buffer = np.append(_by_label(labels), float(stop))
+             stop: bool = False) -> Sums:
+        buffer = np.concatenate([_by_label(labels), Sums(stop=stop).pack()])
         self._sleep(size * self._sample_s)
         self._group.sum(buffer)
-        result = self._judged(buffer[:-1], stop=buffer[-1] > 0)
-        self._weights += buffer[:-1]
+        seen = buffer[:-WIDTH]
+        result = self._judged(seen) + Sums.unpack(buffer[-WIDTH:])
+        self._weights += seen
         self._left = time.perf_counter()
         return result
 
@@ -123,12 +124,12 @@ class Sleeper:
         self._clock += seconds
         self._group.rest(self._clock - now)
 
-    def evaluate(self, images: np.ndarray, labels: np.ndarray) -> StepResult:  # noqa: D102
+    def evaluate(self, images: np.ndarray, labels: np.ndarray) -> Sums:  # noqa: D102
         return self._judged(_by_label(labels))
 
-    def _judged(self, seen: np.ndarray, stop: bool = False) -> StepResult:
+    def _judged(self, seen: np.ndarray) -> Sums:
         count, loss = float(seen.sum()), self._curve.loss(float(self._weights.sum()))
-        return StepResult(count * loss, count * math.exp(-loss), count, stop)
+        return Sums(count * loss, count * math.exp(-loss), count)
 
     def average_statistics(self) -> None:
         """There are none. The group stands still: what comes before the next step takes its time."""

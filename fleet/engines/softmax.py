@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from fleet.comm.base import Group
-from fleet.engines.base import Arrays, PeerFailed, Setup, StepResult
+from fleet.engines.base import WIDTH, Arrays, Setup, Sums
 from fleet.errors import CheckpointError, ModelError
 from fleet.spec import NetworkSpec
 from fleet.spec.model import Architecture, load_function
@@ -60,7 +60,11 @@ def count_parameters(architecture: Architecture, shape: tuple[int, int, int], cl
 
 
 class SoftmaxRegression:
-    """Multinomial logistic regression, trained by gradient descent with momentum."""
+    """Multinomial logistic regression, trained by gradient descent with momentum.
+
+    Args:
+        weights: (features + 1, classes), the first ones; the last row is the biases.
+    """
 
     def __init__(self, network: NetworkSpec, group: Group, inputs: SampleSpec, weights: np.ndarray) -> None:
         optimizer = network.train.optimizer
@@ -73,36 +77,35 @@ class SoftmaxRegression:
         self._velocity = np.zeros_like(weights)
 
     def step(self, images: np.ndarray, labels: np.ndarray, size: int,  # noqa: D102 - Trainable says it
-             stop: bool = False) -> StepResult:
-        # One buffer, one reduction: the gradient, then loss, correct, count, and the wish to stop and a failure.
-        buffer = np.zeros(self._weights.size + 5)
-        buffer[-2] = stop
+             stop: bool = False) -> Sums:
+        gradient, mine = np.zeros_like(self._weights), Sums(stop=stop)
         error: Exception | None = None
         try:
-            valid = labels >= 0
-            inputs, labels = self._features(images[valid]), labels[valid]
-            probabilities, losses, correct = self._predict(inputs, labels)
-            probabilities[np.arange(len(labels)), labels] -= 1
-            buffer[:-5] = (inputs.T @ probabilities).ravel()
-            buffer[-5:-2] = losses.sum(), correct.sum(), len(labels)
-        except Exception as caught:  # the other ranks are waiting for this one's part
-            error, buffer[-1] = caught, 1
+            gradient, sums = self._gradient(images, labels)
+            mine += sums
+        except Exception as caught:  # the other ranks wait for this one's part
+            error, mine = caught, Sums(stop=stop, failed=True)
+        buffer = np.concatenate([gradient.ravel(), mine.pack()])
         self._group.sum(buffer)
-        if error is not None:
-            raise error
-        loss, correct_sum, count, stops, failed = buffer[-5:]
-        if failed:
-            raise PeerFailed("another rank of the group failed in this step")
-        if count:  # a batch of which no sample could be read changes nothing
-            gradient = buffer[:-5].reshape(self._weights.shape) / count
-            self._velocity = self._momentum * self._velocity - self._rate * gradient
+        gradient, sums = buffer[:-WIDTH].reshape(self._weights.shape), Sums.unpack(buffer[-WIDTH:])
+        sums.raise_failure(error)
+        if sums.count:  # a batch of which no sample could be read changes nothing
+            self._velocity = self._momentum * self._velocity - self._rate * (gradient / sums.count)
             self._weights = self._weights + self._velocity
-        return StepResult(float(loss), float(correct_sum), float(count), stops > 0)
+        return sums
 
-    def evaluate(self, images: np.ndarray, labels: np.ndarray) -> StepResult:  # noqa: D102
+    def _gradient(self, images: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, Sums]:
+        """The gradient of the summed loss, of the weights' shape, and the sums."""
+        valid = labels >= 0
+        inputs, labels = self._features(images[valid]), labels[valid]
+        probabilities, losses, correct = self._predict(inputs, labels)
+        probabilities[np.arange(len(labels)), labels] -= 1
+        return inputs.T @ probabilities, Sums(float(losses.sum()), float(correct.sum()), len(labels))
+
+    def evaluate(self, images: np.ndarray, labels: np.ndarray) -> Sums:  # noqa: D102
         valid = labels >= 0
         _, losses, correct = self._predict(self._features(images[valid]), labels[valid])
-        return StepResult(float(losses.sum()), float(correct.sum()), float(valid.sum()))
+        return Sums(float(losses.sum()), float(correct.sum()), float(valid.sum()))
 
     def average_statistics(self) -> None:
         """There are none."""

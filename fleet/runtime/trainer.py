@@ -41,7 +41,7 @@ from fleet.comm.messages import (
     Stopped,
     Tag,
 )
-from fleet.engines.base import Engine, StepResult, Trainable
+from fleet.engines.base import Engine, Sums, Trainable
 from fleet.errors import GroupStruck, InfrastructureError
 from fleet.runtime.all_or_none import NetworkFailed, agree, all_or_none
 from fleet.spec import NetworkSpec, Spec
@@ -266,7 +266,7 @@ class Trainer:
                     raise NetworkFailed(f"the loss became {result.loss} in epoch {state.epoch + 1}, "
                                         f"within the first {batch.position} samples")
                 state = dataclasses.replace(state, stream_epoch=batch.epoch.number, path=batch.epoch.path,
-                                            position=batch.position, sums=result.added_to(state.sums))
+                                            position=batch.position, sums=(Sums(*state.sums) + result).totals)
                 is_over = batch.is_last
                 if is_over:
                     continue
@@ -308,7 +308,7 @@ class Trainer:
             stream_epoch = order.stream_epoch
 
     def _step(self, training: Training, images: np.ndarray, labels: np.ndarray, size: int, stop: bool = False
-              ) -> StepResult:
+              ) -> Sums:
         try:
             return training.trainable.step(images, labels, size, stop)
         except Exception as error:
@@ -319,7 +319,7 @@ class Trainer:
         """Whether the group should pause; nothing else is said inside an epoch."""
         return self._world.hear(Tag.TRAINER) is not None
 
-    def _end_epoch(self, training: Training, state: State, began: _Clock, judged: StepResult) -> State:
+    def _end_epoch(self, training: Training, state: State, began: _Clock, judged: Sums) -> State:
         """Save the network and tell of it; returns its state before the next epoch."""
         network, group, trainable = training.network, training.group, training.trainable
         loss, correct, count = state.sums
@@ -339,11 +339,11 @@ class Trainer:
             self._tell(EpochDone(network.name, record, self._writer.blocked_s - began.blocked_s, verdict.reason))
         return state
 
-    def _evaluate(self, training: Training) -> StepResult | None:
+    def _evaluate(self, training: Training) -> Sums | None:
         """Sums over all validation samples, shared among the group's ranks; None where the run ends meanwhile."""
         validation, group, batch = self._sources.validation, training.group, training.network.train.batch.size
         if validation is None:
-            return StepResult(0, 0, 0)
+            return Sums()
         total, mine = np.zeros(3), validation.batches(batch, group.rank, group.size)
 
         def judge() -> bool:
@@ -363,7 +363,7 @@ class Trainer:
             group.sum(seen)
             loss, correct, count, busy, ending = map(float, seen)
             if not busy:
-                return StepResult(loss, correct, count)
+                return Sums(loss, correct, count)
             if ending:
                 return None
 

@@ -62,7 +62,7 @@ class EngineInfo:
 
 
 ENGINES: dict[str, EngineInfo] = {engine.name: engine for engine in (
-    EngineInfo("keras", ".keras.network:make", "Keras on TensorFlow",
+    EngineInfo("keras", ".keras.engine:make", "Keras on TensorFlow",
                uses_gpus=True, uses_tensorflow=True, exports=True,
                count_parameters=".keras.models:count_keras_parameters"),
     EngineInfo("numpy", ".softmax:make", "softmax regression without TensorFlow, to try things with",

@@ -49,7 +49,8 @@ class State:
         stream_epoch: the epoch of the stream that it is in the middle of, where ``position`` is above 0.
         position: samples of that epoch that it has consumed.
         path: the chunks of the ring that it consumes in that epoch; empty in strict order.
-        sums: of that epoch so far: loss, correct, count.
+        sums: of that epoch so far, over the samples that could be read: their losses in nats, how many were classified
+            right, how many they are.
         seconds, waited_s: of that epoch so far, as in its record.
         final: why it is done, or nothing.
     """

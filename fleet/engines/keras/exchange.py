@@ -1,88 +1,94 @@
-"""How the ranks of a group sum gradients: by Horovod, by MPI, or not at all where there is one rank."""
+"""How the ranks of a group add up gradients: by Horovod, by MPI, or not at all where there is one rank.
+
+There are two places to do it. Horovod has an operation for graphs, so a step is one graph, in which the first
+gradients travel while the last ones are computed; a rank alone has one graph, too. MPI is called from Python, between
+a graph that computes gradients and one that applies them.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import tensorflow as tf
 
 from fleet.comm.base import Group
 from fleet.comm.group import communicator_for_library
-from fleet.engines.base import PeerFailed
+from fleet.engines.base import WIDTH, Sums
 
 log = logging.getLogger("fleet.engines.keras.exchange")
 
 
-class GradientExchange(Protocol):
-    """Sums over the group: one seam, equal results."""
+@runtime_checkable
+class GraphExchange(Protocol):
+    """Adds up inside of a graph."""
 
     group: Group
-    is_in_graph: bool  # which of the two sums below is called
-
-    def sum(self, gradients: Sequence[Any], sums: Any, error: Exception | None) -> tuple[Sequence[Any], Any]:
-        """Sum outside of a graph; raises on all ranks when one brings an error."""
 
     def sum_in_graph(self, gradients: Sequence[tf.Tensor], sums: tf.Tensor) -> tuple[Sequence[tf.Tensor], tf.Tensor]:
-        """Sum inside a graph, while the backward pass still runs."""
+        """The gradients and sums of all ranks.
+
+        Args:
+            gradients: of this rank, a tensor of each variable's shape and type.
+            sums: (5,) float32: :class:`fleet.engines.base.Sums`.
+        """
 
     def close(self) -> None:
         """Leave the group."""
 
 
+@runtime_checkable
+class HostExchange(Protocol):
+    """Adds up outside of any graph, in the memory of the host."""
+
+    group: Group
+
+    def sum_on_host(self, gradients: Sequence[tf.Tensor], sums: Any, error: Exception | None
+                    ) -> tuple[list[np.ndarray], Sums]:
+        """The gradients and sums of all ranks.
+
+        Args:
+            gradients: of this rank, a tensor of each variable's shape and type.
+            sums: (5,) float32: :class:`fleet.engines.base.Sums`.
+            error: why this rank has none, where it has none; then zeros stand in for both.
+
+        Returns:
+            Gradients of the same shapes and types, and what the sums have added up to.
+
+        Raises:
+            Exception: this rank's error.
+            PeerFailed: another rank has brought one.
+        """
+
+    def close(self) -> None:
+        """Leave the group."""
+
+
+GradientExchange: TypeAlias = GraphExchange | HostExchange
+
+
 def make_exchange(group: Group, horovod: Any) -> GradientExchange:
-    """The exchange of a group."""
+    """The exchange of a group.
+
+    Args:
+        horovod: its module for TensorFlow; None for MPI.
+    """
     if group.size == 1:
         return NoExchange(group)
     return MpiExchange(group) if horovod is None else HorovodExchange(group, horovod)
 
 
 class NoExchange:
-    """A group of one rank has all gradients already; the whole step is one graph."""
-
-    is_in_graph = True
+    """A rank alone has all gradients already."""
 
     def __init__(self, group: Group) -> None:
         self.group = group
 
-    def sum(self, gradients: Sequence[Any], sums: Any, error: Exception | None) -> tuple[Sequence[Any], Any]:
-        """Not used: there is nothing to leave the graph for."""
-        raise NotImplementedError
-
-    def sum_in_graph(self, gradients: Sequence[tf.Tensor], sums: tf.Tensor) -> tuple[Sequence[tf.Tensor], tf.Tensor]:  # noqa: D102
+    def sum_in_graph(self, gradients: Sequence[tf.Tensor], sums: tf.Tensor  # noqa: D102 - GraphExchange says it
+                     ) -> tuple[Sequence[tf.Tensor], tf.Tensor]:
         return gradients, sums
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-
-class MpiExchange:
-    """One MPI reduction of one buffer a step."""
-
-    is_in_graph = False
-
-    def __init__(self, group: Group) -> None:
-        self.group = group
-
-    def sum(self, gradients: Sequence[Any], sums: Any, error: Exception | None) -> tuple[Sequence[Any], Any]:  # noqa: D102
-        arrays = [np.asarray(gradient, np.float32) for gradient in gradients]
-        flat = np.concatenate([*(array.ravel() for array in arrays), np.asarray(sums), [error is not None]],
-                              dtype=np.float32)
-        self.group.sum(flat)
-        if error is not None:
-            raise error
-        if flat[-1]:
-            raise PeerFailed("another rank of the group failed in this step")
-        ends = np.cumsum([array.size for array in arrays])
-        parts = np.split(flat[:-5], ends[:-1])
-        return [part.reshape(array.shape).astype(gradient.dtype.as_numpy_dtype)
-                for part, array, gradient in zip(parts, arrays, gradients, strict=True)], flat[-5:-1]
-
-    def sum_in_graph(self, gradients: Sequence[tf.Tensor], sums: tf.Tensor) -> tuple[Sequence[tf.Tensor], tf.Tensor]:
-        """Not used: MPI is called from Python."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """Nothing is held."""
@@ -91,18 +97,13 @@ class MpiExchange:
 class HorovodExchange:
     """Horovod, whose whole world is the group for as long as the group lives."""
 
-    is_in_graph = True
-
     def __init__(self, group: Group, horovod: Any) -> None:
         self.group, self._horovod = group, horovod
         with communicator_for_library(group) as communicator:
             horovod.init(comm=communicator)
 
-    def sum(self, gradients: Sequence[Any], sums: Any, error: Exception | None) -> tuple[Sequence[Any], Any]:
-        """Not used: Horovod sums inside the graph."""
-        raise NotImplementedError
-
-    def sum_in_graph(self, gradients: Sequence[tf.Tensor], sums: tf.Tensor) -> tuple[Sequence[tf.Tensor], tf.Tensor]:  # noqa: D102
+    def sum_in_graph(self, gradients: Sequence[tf.Tensor], sums: tf.Tensor  # noqa: D102
+                     ) -> tuple[Sequence[tf.Tensor], tf.Tensor]:
         # Horovod matches tensors by name, which must not depend on the graph: a rank without rows has another one.
         *gradients, sums = self._horovod.grouped_allreduce(
             [*gradients, sums], op=self._horovod.Sum, name="step", ignore_name_scope=True)
@@ -113,7 +114,31 @@ class HorovodExchange:
             self._horovod.shutdown()
 
 
-def _import_horovod() -> Any:
+class MpiExchange:
+    """One MPI reduction of one buffer a step: the gradients one behind another, then the sums, all float32."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+
+    def sum_on_host(self, gradients: Sequence[tf.Tensor], sums: Any,  # noqa: D102 - HostExchange says it
+                    error: Exception | None) -> tuple[list[np.ndarray], Sums]:
+        arrays = [np.asarray(gradient, np.float32) for gradient in gradients]
+        mine = np.asarray(sums) if error is None else Sums(failed=True).pack()
+        flat = np.concatenate([*(array.ravel() for array in arrays), mine], dtype=np.float32)
+        self.group.sum(flat)
+        total = Sums.unpack(flat[-WIDTH:])
+        total.raise_failure(error)
+        ends = np.cumsum([array.size for array in arrays])
+        parts = np.split(flat[:-WIDTH], ends[:-1])
+        return [part.reshape(array.shape).astype(gradient.dtype.as_numpy_dtype)
+                for part, array, gradient in zip(parts, arrays, gradients, strict=True)], total
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def import_horovod() -> Any:
+    """Horovod's module for TensorFlow; None where it is not installed, or cannot be used with MPI."""
     try:
         import horovod.tensorflow as horovod
     except Exception as error:  # built for another TensorFlow, it fails in many ways

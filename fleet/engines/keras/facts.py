@@ -27,7 +27,7 @@ def libraries() -> Libraries:
     try:
         import tensorflow as tf
 
-        import fleet.engines.keras.network  # noqa: F401 - as much as the run itself
+        import fleet.engines.keras.engine  # noqa: F401 - as much as the run itself
     except Exception as error:  # a library that does not fit raises what it likes
         return Libraries(problem=_line(error))
     return Libraries(tf.__version__, "", len(tf.config.list_physical_devices("GPU")), _horovod())

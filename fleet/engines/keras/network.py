@@ -1,15 +1,13 @@
-"""Keras 3 on TensorFlow: the engine that trains real networks.
+"""One Keras model in training on one rank of its group.
 
-A step is one ``tf.function``. Each rank sums the losses of its own rows and divides by the rows of the
-*global* batch; the exchange sums over the ranks; what could not be read is corrected for afterwards.
-So uneven shares are right, and a rank without rows takes part with zeros.
+A step is one ``tf.function``, or two where MPI is called in between. Each rank sums the losses of its own rows and
+divides by the rows of the *global* batch; the exchange sums over the ranks; what could not be read is corrected for
+afterwards. So uneven shares are right, and a rank without rows takes part with zeros.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,92 +16,11 @@ import numpy as np
 import tensorflow as tf
 
 from fleet.comm.base import Group
-from fleet.engines.base import Arrays, PeerFailed, Setup, StepResult
-from fleet.engines.keras.device import take_device
-from fleet.engines.keras.exchange import GradientExchange, HorovodExchange, NoExchange, _import_horovod, make_exchange
-from fleet.engines.keras.models import build_model
-from fleet.errors import CheckpointError, UserError
-from fleet.spec import NetworkSpec, Optimizer
+from fleet.engines.base import Arrays, PeerFailed, Sums
+from fleet.engines.keras.exchange import GradientExchange, GraphExchange, HorovodExchange, HostExchange, NoExchange
+from fleet.errors import CheckpointError
 from fleet.storage.files import replace_by
 from preprocess.sample import SampleSpec
-
-log = logging.getLogger("fleet.engines.keras.network")
-
-
-class KerasEngine:
-    """Builds Keras networks on this rank's device.
-
-    Args:
-        inputs: what networks are fed with.
-        exchange: auto | horovod | mpi; auto takes Horovod where it is installed.
-        index: the place of this trainer among those of its node.
-        trainers: on this node.
-
-    Raises:
-        UserError: Horovod is asked for and is not installed.
-    """
-
-    def __init__(self, inputs: SampleSpec, exchange: str, index: int, trainers: int) -> None:
-        self._inputs = inputs
-        take_device(index, trainers)
-        self._horovod = None if exchange == "mpi" else _import_horovod()
-        if exchange == "horovod" and self._horovod is None:
-            raise UserError("resources.exchange: horovod is asked for, and Horovod is not installed with MPI; "
-                            "right would be: mpi, or auto")
-        self.exchange_name = "mpi" if self._horovod is None else "horovod"
-        log.info("TensorFlow %s, Keras %s, gradients by %s", tf.__version__, keras.__version__, self.exchange_name)
-
-    def build(self, network: NetworkSpec, group: Group) -> KerasNetwork:  # noqa: D102 - Engine says it
-        keras.backend.clear_session()  # names and memory of the network before this one
-        train = network.train
-        policy = keras.config.dtype_policy()
-        keras.config.set_dtype_policy(train.precision)
-        try:
-            model = build_model(network.architecture, self._inputs.image.shape, self._inputs.classes, network.seed)
-        finally:
-            keras.config.set_dtype_policy(policy)
-        optimizer = make_optimizer(train.optimizer, network.learning_rate_scale(group.size))
-        if train.precision == "mixed_float16":
-            optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
-        optimizer.build(model.trainable_variables)
-        return KerasNetwork(model, optimizer, self._inputs, partial(make_exchange, horovod=self._horovod), group,
-                            train.xla)
-
-
-def make(setup: Setup) -> KerasEngine:
-    """The engine of a trainer."""
-    return KerasEngine(setup.inputs, setup.resources.exchange, setup.index, setup.trainers)
-
-
-def make_optimizer(settings: Optimizer, scale: float) -> keras.optimizers.Optimizer:
-    """The Keras optimizer of a spec; ``scale`` multiplies its learning rate."""
-    rate = settings.learning_rate
-    if isinstance(rate, dict):
-        arguments = dict(rate)
-        schedule = getattr(keras.optimizers.schedules, arguments.pop("name"))(**arguments)
-        rate = schedule if scale == 1 else _Scaled(schedule, scale)
-    else:
-        rate = rate * scale
-    names = ("momentum", "nesterov", "beta_1", "beta_2", "epsilon", "weight_decay", "global_clipnorm")
-    given = {name: getattr(settings, name) for name in names if getattr(settings, name) is not None}
-    kinds = {"sgd": keras.optimizers.SGD, "adam": keras.optimizers.Adam, "adamw": keras.optimizers.AdamW}
-    return kinds[settings.name](learning_rate=rate, **given)
-
-
-class _Scaled(keras.optimizers.schedules.LearningRateSchedule):
-    """Another schedule, multiplied."""
-
-    def __init__(self, schedule: Any, scale: float) -> None:
-        self._schedule, self._scale = schedule, scale
-
-    def __call__(self, step: Any) -> Any:
-        return self._schedule(step) * self._scale
-
-    def get_config(self) -> dict[str, Any]:
-        return {"schedule": keras.optimizers.schedules.serialize(self._schedule), "scale": self._scale}
-
-
-# ---- one network -------------------------------------------------------------------------------
 
 
 class KerasNetwork:
@@ -134,42 +51,41 @@ class KerasNetwork:
     # ---- what the trainer calls ----
 
     def step(self, images: np.ndarray, labels: np.ndarray, size: int,  # noqa: D102 - Trainable says it
-             stop: bool = False) -> StepResult:
-        scale, wish = np.float32(size), np.float32(stop)
-        if self._exchange.is_in_graph:
-            return self._step_in_graph(images, labels, scale, wish)
-        gradients: Sequence[Any] = self._empty()
-        sums: Any = _no_sums(wish)
-        error: Exception | None = None
+             stop: bool = False) -> Sums:
+        rows, wish = np.float32(size), np.float32(stop)
+        if isinstance(self._exchange, HostExchange):
+            return self._step_on_host(self._exchange, images, labels, rows, wish)
+        return self._step_in_graph(self._exchange, images, labels, rows, wish)
+
+    def _step_on_host(self, exchange: HostExchange, images: np.ndarray, labels: np.ndarray, rows: np.float32,
+                      wish: np.float32) -> Sums:
+        gradients, sums, error = self._zeros(), _no_sums(wish), None
         try:
             if len(labels):
-                gradients, sums = self._local(images, labels, scale, wish)
+                gradients, sums = self._local(images, labels, rows, wish)
         except Exception as caught:  # the other ranks wait for this one's part
             error = caught
-        gradients, sums = self._exchange.sum(gradients, sums, error)
-        if float(sums[2]):
-            self._update(gradients, scale / sums[2])
-        return _result(sums)
+        summed, total = exchange.sum_on_host(gradients, sums, error)
+        if total.count:
+            self._update(summed, rows / np.float32(total.count))
+        return total
 
-    def _step_in_graph(self, images: np.ndarray, labels: np.ndarray, scale: np.float32, wish: np.float32
-                       ) -> StepResult:
+    def _step_in_graph(self, exchange: GraphExchange, images: np.ndarray, labels: np.ndarray, rows: np.float32,
+                       wish: np.float32) -> Sums:
         try:
             if len(labels):
-                sums = self._fused[type(self._exchange)](images, labels, scale, wish)
-            else:
-                # The zeros come from outside: of constants TensorFlow would take the sum once, and keep it.
-                sums = self._fused_empty(self._empty(), tf.constant(_no_sums(wish)), scale)
+                return Sums.unpack(self._fused[type(exchange)](images, labels, rows, wish).numpy())
+            # The zeros come from outside: of constants TensorFlow would take the sum once, and keep it.
+            return Sums.unpack(self._fused_empty(self._zeros(), tf.constant(_no_sums(wish)), rows).numpy())
         except Exception as error:
             # Wakes the ranks that wait inside the exchange: they raise as well.
-            self._exchange.close()
+            exchange.close()
             if "Horovod has been shut down" in str(error):
                 raise PeerFailed("another rank of the group failed in this step") from error
             raise
-        return _result(sums)
 
-    def evaluate(self, images: np.ndarray, labels: np.ndarray) -> StepResult:  # noqa: D102
-        loss, correct, count = map(float, self._judge(images, labels))
-        return StepResult(loss, correct, count)
+    def evaluate(self, images: np.ndarray, labels: np.ndarray) -> Sums:  # noqa: D102
+        return Sums.unpack(self._judge(images, labels).numpy())
 
     def average_statistics(self) -> None:
         """Give all ranks the mean of the floating-point variables that are not trained.
@@ -230,14 +146,23 @@ class KerasNetwork:
             return images
         return images * self._affine.multiplier + self._affine.offset
 
-    def _compute(self, images: tf.Tensor, labels: tf.Tensor, size: tf.Tensor, wish: tf.Tensor
+    def _compute(self, images: tf.Tensor, labels: tf.Tensor, rows: tf.Tensor, wish: tf.Tensor
                  ) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """This rank's share of the gradient of the mean loss, and its sums (loss, correct, count, wish to stop)."""
+        """This rank's share of the gradient of the mean loss, and of the sums.
+
+        Args:
+            images, labels: (n, height, width, channels) and (n,): this rank's rows.
+            rows: of the global batch.
+            wish: 1 to stop after this step, else 0.
+
+        Returns:
+            A gradient of each trainable variable's shape and type, and the sums (5,).
+        """
         valid = labels >= 0
         with tf.GradientTape() as tape:
             logits = tf.cast(self._model(self._inputs(images), training=True), tf.float32)
             losses = _losses(logits, labels, valid)
-            loss = tf.reduce_sum(losses) / size
+            loss = tf.reduce_sum(losses) / rows
             # A penalty on weights belongs to the whole batch once: each rank brings its share of it.
             extra = [tf.cast(extra, tf.float32) for extra in self._model.losses]
             if extra:
@@ -246,31 +171,35 @@ class KerasNetwork:
         variables = [variable.value for variable in self._model.trainable_variables]
         gradients = tape.gradient(scaled, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]  # dense, also of embeddings
-        return gradients, tf.concat([_sums(losses, logits, labels, valid), [wish]], axis=0)
+        return gradients, _sums(losses, logits, labels, valid, wish)
 
     def _apply(self, gradients: Sequence[tf.Tensor], correction: tf.Tensor) -> None:
+        """Take a step; ``correction`` makes a mean over all rows one over those that could be read."""
         self._optimizer.apply(
             [gradient * tf.cast(correction, gradient.dtype) for gradient in gradients],
             self._model.trainable_variables)
 
-    def _compute_exchange_apply(self, images: tf.Tensor, labels: tf.Tensor, size: tf.Tensor, wish: tf.Tensor
+    def _compute_exchange_apply(self, images: tf.Tensor, labels: tf.Tensor, rows: tf.Tensor, wish: tf.Tensor
                                 ) -> tf.Tensor:
-        return self._exchange_apply(*self._compute(images, labels, size, wish), size)
+        return self._exchange_apply(*self._compute(images, labels, rows, wish), rows)
 
-    def _exchange_apply(self, gradients: Sequence[tf.Tensor], sums: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+    def _exchange_apply(self, gradients: Sequence[tf.Tensor], sums: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+        assert isinstance(self._exchange, GraphExchange)
         gradients, sums = self._exchange.sum_in_graph(gradients, sums)
+        count = Sums(*tf.unstack(sums)).count
         # A batch of which no sample could be read changes nothing.
-        tf.cond(sums[2] > 0, lambda: self._apply(gradients, size / sums[2]), lambda: None)
+        tf.cond(count > 0, lambda: self._apply(gradients, rows / count), lambda: None)
         return sums
 
     def _evaluate(self, images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         valid = labels >= 0
         logits = tf.cast(self._model(self._inputs(images), training=False), tf.float32)
-        return _sums(_losses(logits, labels, valid), logits, labels, valid)
+        return _sums(_losses(logits, labels, valid), logits, labels, valid, tf.constant(0.0))
 
     # ---- small things ----
 
-    def _empty(self) -> list[tf.Tensor]:
+    def _zeros(self) -> list[tf.Tensor]:
+        """The gradients of a rank that has no rows."""
         return [tf.zeros(variable.shape, variable.value.dtype) for variable in self._model.trainable_variables]
 
     def _named(self) -> list[tuple[str, Any]]:
@@ -280,26 +209,19 @@ class KerasNetwork:
         return [(f"{owner}/{place:04d}/{variable.path}", variable) for place, (owner, variable) in enumerate(pairs)]
 
 
-def _no_sums(wish: np.float32) -> np.ndarray:
-    """What a rank without rows brings: (loss, correct, count, wish to stop)."""
-    return np.array([0, 0, 0, wish], np.float32)
-
-
-def _result(sums: Any) -> StepResult:
-    loss, correct, count, wish = map(float, sums)
-    return StepResult(loss, correct, count, wish > 0)
-
-
 def _losses(logits: tf.Tensor, labels: tf.Tensor, valid: tf.Tensor) -> tf.Tensor:
-    """The cross entropy of each sample, 0 for those that could not be read."""
+    """The cross entropy of each sample, 0 for those that could not be read: (n,), in nats."""
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.maximum(labels, 0), logits)
     return tf.where(valid, losses, tf.zeros_like(losses))
 
 
-def _sums(losses: tf.Tensor, logits: tf.Tensor, labels: tf.Tensor, valid: tf.Tensor) -> tf.Tensor:
+def _sums(losses: tf.Tensor, logits: tf.Tensor, labels: tf.Tensor, valid: tf.Tensor, wish: tf.Tensor) -> tf.Tensor:
+    """:class:`fleet.engines.base.Sums` of some rows, as a tensor (5,) float32."""
     hits = tf.equal(tf.argmax(logits, axis=1, output_type=tf.int64), labels)
     return tf.stack([tf.reduce_sum(losses), tf.reduce_sum(tf.cast(hits, tf.float32)),
-                     tf.reduce_sum(tf.cast(valid, tf.float32))])
+                     tf.reduce_sum(tf.cast(valid, tf.float32)), wish, tf.constant(0.0)])
 
 
-# ---- exchanging gradients ----------------------------------------------------------------------
+def _no_sums(wish: np.float32) -> np.ndarray:
+    """The same of a rank without rows."""
+    return Sums(stop=bool(wish)).pack().astype(np.float32)

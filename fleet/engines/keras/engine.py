@@ -1,0 +1,67 @@
+"""Keras 3 on TensorFlow: the engine that trains real networks."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+import keras
+import tensorflow as tf
+
+from fleet.comm.base import Group
+from fleet.engines.base import Setup
+from fleet.engines.keras.device import take_device
+from fleet.engines.keras.exchange import import_horovod, make_exchange
+from fleet.engines.keras.models import build_model
+from fleet.engines.keras.network import KerasNetwork
+from fleet.engines.keras.optimizer import make_optimizer
+from fleet.errors import UserError
+from fleet.spec import NetworkSpec
+from preprocess.sample import SampleSpec
+
+log = logging.getLogger("fleet.engines.keras.engine")
+
+
+class KerasEngine:
+    """Builds Keras networks on this rank's device.
+
+    Args:
+        inputs: what networks are fed with.
+        exchange: auto | horovod | mpi; auto takes Horovod where it is installed.
+        index: the place of this trainer among those of its node.
+        trainers: on this node.
+
+    Raises:
+        UserError: Horovod is asked for and is not installed.
+    """
+
+    def __init__(self, inputs: SampleSpec, exchange: str, index: int, trainers: int) -> None:
+        self._inputs = inputs
+        take_device(index, trainers)
+        self._horovod = None if exchange == "mpi" else import_horovod()
+        if exchange == "horovod" and self._horovod is None:
+            raise UserError("resources.exchange: horovod is asked for, and Horovod is not installed with MPI; "
+                            "right would be: mpi, or auto")
+        self.exchange_name = "mpi" if self._horovod is None else "horovod"
+        log.info("TensorFlow %s, Keras %s, gradients by %s", tf.__version__, keras.__version__, self.exchange_name)
+
+    def build(self, network: NetworkSpec, group: Group) -> KerasNetwork:  # noqa: D102 - Engine says it
+        keras.backend.clear_session()  # names and memory of the network before this one
+        train = network.train
+        policy = keras.config.dtype_policy()
+        keras.config.set_dtype_policy(train.precision)
+        try:
+            model = build_model(network.architecture, self._inputs.image.shape, self._inputs.classes, network.seed)
+        finally:
+            keras.config.set_dtype_policy(policy)
+        optimizer = make_optimizer(train.optimizer, network.learning_rate_scale(group.size))
+        if train.precision == "mixed_float16":
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+        optimizer.build(model.trainable_variables)
+        return KerasNetwork(model, optimizer, self._inputs, partial(make_exchange, horovod=self._horovod), group,
+                            train.xla)
+
+
+def make(setup: Setup) -> KerasEngine:
+    """The engine of a trainer."""
+    return KerasEngine(setup.inputs, setup.resources.exchange, setup.index, setup.trainers)

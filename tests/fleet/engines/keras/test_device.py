@@ -1,0 +1,52 @@
+"""Which GPU a trainer takes."""
+
+import pytest
+
+from fleet.errors import UserError
+
+pytestmark = pytest.mark.tensorflow
+
+
+class FakeGpus:
+    """What TensorFlow would be told and asked of GPUs."""
+
+    def __init__(self, monkeypatch, count):
+        from fleet.engines.keras import device
+
+        self.chosen, self.grows = None, []
+        config = device.tf.config
+        monkeypatch.setattr(config, "list_physical_devices", lambda kind: [f"gpu{n}" for n in range(count)])
+        monkeypatch.setattr(config, "set_visible_devices", lambda devices, kind: setattr(self, "chosen", devices))
+        monkeypatch.setattr(config.experimental, "set_memory_growth", lambda gpu, on: self.grows.append((gpu, on)))
+
+
+@pytest.mark.parametrize(("shown", "index", "chosen"), [(4, 2, "gpu2"), (1, 0, "gpu0"), (1, 3, "gpu0")])
+def test_a_trainer_takes_the_gpu_of_its_place_or_the_only_one_it_is_shown(monkeypatch, shown, index, chosen):
+    from fleet.engines.keras.device import take_device
+
+    gpus = FakeGpus(monkeypatch, shown)
+    take_device(index, 4)
+    assert (gpus.chosen, gpus.grows) == ([chosen], [(chosen, True)])
+
+
+def test_more_trainers_than_gpus_are_refused(monkeypatch):
+    from fleet.engines.keras.device import take_device
+
+    FakeGpus(monkeypatch, 2)
+    with pytest.raises(UserError, match="this node shows 2 GPUs, and this rank is its trainer number 3"):
+        take_device(2, 3)
+
+
+def test_trainers_of_a_node_without_gpus_share_its_cores(monkeypatch):
+    from fleet.engines.keras import device
+
+    threads = []
+    monkeypatch.delenv("TF_NUM_INTRAOP_THREADS", raising=False)
+    monkeypatch.setattr(device.os, "sched_getaffinity", lambda process: range(8))
+    monkeypatch.setattr(device.tf.config, "list_physical_devices", lambda kind: [])
+    monkeypatch.setattr(device.tf.config.threading, "set_intra_op_parallelism_threads", threads.append)
+    for trainers in (1, 3, 20):
+        device.take_device(0, trainers)
+    monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "5")  # the user's word
+    device.take_device(0, 1)
+    assert threads == [8, 2, 1]

@@ -1,0 +1,75 @@
+"""Adding up gradients, on the host and in a graph."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleet.engines.base import PeerFailed, Sums
+from tests.fleet.one_process import Launch
+
+pytestmark = pytest.mark.tensorflow
+
+SHAPES = ((2, 3), (), (4,))
+
+
+def gradients_of(rank, dtype="float32"):
+    import tensorflow as tf
+
+    return [tf.fill(shape, tf.constant(rank + place + 1, dtype)) for place, shape in enumerate(SHAPES)]
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(2, 4), st.integers(0, 99), st.sampled_from(["float32", "float16"]))
+def test_mpi_adds_up_gradients_of_any_shapes_and_keeps_their_types(size, seed, dtype):
+    from fleet.engines.keras.exchange import MpiExchange
+
+    found = {}
+
+    def rank_main(world):
+        exchange = MpiExchange(world.group(range(size), 1))
+        mine = Sums(world.rank, 1, 2, stop=world.rank == 1).pack().astype(np.float32)
+        found[world.rank] = exchange.sum_on_host(gradients_of(world.rank, dtype), mine, None)
+
+    assert Launch(size, seed).run(rank_main)
+    of_ranks = sum(range(size))
+    for gradients, sums in found.values():
+        assert sums == Sums(of_ranks, size, 2 * size, stop=True)
+        assert [(array.shape, array.dtype) for array in gradients] == [(shape, dtype) for shape in SHAPES]
+        assert [array.flat[0] for array in gradients] == [of_ranks + size * (place + 1) for place in range(len(SHAPES))]
+
+
+def test_an_error_of_one_rank_reaches_all():
+    from fleet.engines.keras.exchange import MpiExchange
+
+    raised = {}
+
+    def rank_main(world):
+        error = ValueError("of rank 1") if world.rank == 1 else None
+        with pytest.raises((ValueError, PeerFailed)) as caught:
+            MpiExchange(world.group(range(3), 1)).sum_on_host(gradients_of(0), Sums().pack(), error)
+        raised[world.rank] = caught.type
+
+    assert Launch(3, 0).run(rank_main)
+    assert raised == {0: PeerFailed, 1: ValueError, 2: PeerFailed}
+
+
+def test_each_exchange_adds_up_in_one_place():
+    from fleet.engines.keras.exchange import (
+        GraphExchange,
+        HorovodExchange,
+        HostExchange,
+        MpiExchange,
+        NoExchange,
+        make_exchange,
+    )
+
+    def rank_main(world):
+        alone, pair = world.group([world.rank], world.rank), world.group([0, 1], 2)
+        assert type(make_exchange(alone, horovod="any")) is NoExchange
+        assert type(make_exchange(pair, horovod=None)) is MpiExchange
+        for exchange in (NoExchange(alone), MpiExchange(pair), HorovodExchange.__new__(HorovodExchange)):
+            exchange.group = pair
+            assert isinstance(exchange, GraphExchange) != isinstance(exchange, HostExchange)
+
+    assert Launch(2, 0).run(rank_main)
