@@ -45,7 +45,8 @@ from stream_ranks import MEMORY, Job, Outcome
 
 from fleet.api import mpirun
 from fleet.commands.options import print_json
-from fleet.storage.event_log import read_events
+from fleet.storage.event_log import events_of
+from fleet.storage.events import StreamStarted
 from fleet.storage.paths import RunPaths
 from fleet.terminal import print_table
 from preprocess.sources.image_folder import ImageFolder
@@ -297,7 +298,7 @@ def train(images: Path, folder: Path, epochs: int = 1) -> tuple[Resident, float,
     history = [row for number in range(CONSUMERS)
                for row in DictReader(paths.history(f"cnn-{number}").read_text().splitlines())]
     stall = sum(float(row["waited_s"]) for row in history) / sum(float(row["seconds"]) for row in history)
-    verdict = next(event["bottleneck"] for event in read_events(paths.events) if event["event"] == "stream")
+    verdict = events_of(paths.events, StreamStarted)[0].bottleneck
     return largest, stall, verdict
 
 

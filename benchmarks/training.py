@@ -22,7 +22,8 @@ import yaml
 
 from fleet.api import mpirun
 from fleet.commands.options import print_json
-from fleet.storage.event_log import read_events
+from fleet.storage.event_log import Logged, read_events
+from fleet.storage.events import EpochEnded, GroupStarted, GroupStopped
 from fleet.storage.paths import RunPaths
 from fleet.terminal import print_table
 
@@ -64,8 +65,8 @@ print(json.dumps(clock.rates))
 """
 
 
-def launch(content: dict, folder: Path, ranks: int) -> list[dict]:
-    """Run a spec; returns its events."""
+def launch(content: dict, folder: Path, ranks: int) -> list[Logged]:
+    """Run a spec; returns its log."""
     path = folder / "spec.yaml"
     path.write_text(yaml.safe_dump({**content, "output": str(folder / "run")}))
     subprocess.run([*mpirun(ranks), "-m", "fleet.run", str(path), "--fresh", "--plain"], cwd=ROOT, check=True,
@@ -75,14 +76,14 @@ def launch(content: dict, folder: Path, ranks: int) -> list[dict]:
 
 def fleet_rate(folder: Path, digits: str) -> float:
     """Median samples/s of an epoch, validation included; the first epoch compiles."""
-    events = launch({
+    log = launch({
         "name": "alone", "data": {"source": "builtin:digits", "path": digits, "transforms": TRANSFORMS},
         "models": [MODEL], "schedule": {"policy": "global"}, "profile": {"batches": 3, "timed": 1, "max_gpus": 1},
         "train": {"batch": {"size": BATCH}, "optimizer": {"name": "sgd", "learning_rate": 0.05, "momentum": 0.9},
                   "converge": {"max_epochs": EPOCHS}},
         "resources": {"preprocessors": 1}}, folder, 2)
-    epochs = [event for event in events if event["event"] == "epoch"]
-    return statistics.median(event["samples"] / event["seconds"] for event in epochs[1:])
+    epochs = [event.record for _, event in log if isinstance(event, EpochEnded)]
+    return statistics.median(epoch.samples / epoch.seconds for epoch in epochs[1:])
 
 
 def fit_rate(digits: str) -> float:
@@ -96,9 +97,9 @@ def ensemble_seconds(folder: Path, digits: str, policy: str) -> float:
     content = yaml.safe_load((ROOT / "examples/digits.yaml").read_text())
     content["data"]["path"] = digits
     content["schedule"]["policy"] = policy
-    events = launch(content, folder, 5)
-    groups = [event["t_s"] for event in events if event["event"] == "group"]
-    stops = [event["t_s"] for event in events if event["event"] == "stopped"]
+    log = launch(content, folder, 5)
+    groups = [t_s for t_s, event in log if isinstance(event, GroupStarted)]
+    stops = [t_s for t_s, event in log if isinstance(event, GroupStopped)]
     return max(stops) - min(groups)
 
 

@@ -12,17 +12,19 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
+from typing import Annotated, ClassVar
 
 from fleet.errors import ExitStatus, StorageError, UserError
-from fleet.storage.event_log import launch_status, log_mark, read_events
+from fleet.storage.event_log import events_of, launch_status, log_mark
+from fleet.storage.events import Interrupted
 from fleet.storage.files import storing
-from fleet.storage.lines import add_line, open_lines, read_lines
+from fleet.storage.lines import Flat, Unless, add_line, from_json, open_lines, read_lines, to_json
 from fleet.storage.lock import FolderLock
 from fleet.storage.paths import RunPaths
 from launch.base import InputError
@@ -101,13 +103,42 @@ def _times(count: int) -> str:
 # ---- what is remembered between jobs ------------------------------------------------------------
 
 
-def note(paths: RunPaths, event: str, job: str, **more: object) -> None:
-    """Add a line to the file of stops: a launch has ``begun`` or ``stopped``.
+@dataclass(frozen=True)
+class Begun:
+    """A launch is about to begin: the first of its two lines."""
+
+    word: ClassVar[str] = "begun"
+    job: str
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """A launch is over: the second of its two lines; the next job writes it where this one ended without a word.
+
+    Attributes:
+        why: it stopped.
+        next: the job that makes the next launch; None where there will be none.
+        then: what was decided, for people.
+    """
+
+    word: ClassVar[str] = "stopped"
+    job: str
+    stop: Annotated[Stop, Flat]
+    why: str
+    next: str | None
+    then: Annotated[str, Unless] = ""
+
+
+_KINDS: Mapping[str, type] = {kind.word: kind for kind in (Begun, Stopped)}
+
+
+def note(paths: RunPaths, what: Begun | Stopped) -> None:
+    """Add a line to the file of stops, with the time.
 
     Raises:
         StorageError: the disk is full, ...
     """
-    line = {"time": datetime.now().astimezone().isoformat(timespec="seconds"), "event": event, "job": job, **more}
+    line = {"time": datetime.now().astimezone().isoformat(timespec="seconds"), **to_json(what)}
     with storing(paths.stops):
         paths.jobs.mkdir(parents=True, exist_ok=True)
         with open_lines(paths.stops) as file:
@@ -118,19 +149,25 @@ def stops_before(path: Path, job: str) -> list[Stop]:
     """The stops of the chain that a job goes on with: the newest one, where it was to be followed by this job."""
     stops: list[Stop] = []
     following = None
-    for line in read_lines(path) if path.exists() else ():
-        if line.get("event") == "begun" and line["job"] != following:
+    for noted in _noted(path):
+        if isinstance(noted, Stopped):
+            stops.append(noted.stop)
+            following = noted.next
+        elif noted.job != following:
             stops = []
-        elif line.get("event") == "stopped":
-            stops.append(Stop(line["status"], line["warned"]))
-            following = line["next"]
     return stops if job == following else []
 
 
 def _unfinished(path: Path) -> str | None:
     """The job whose launch has begun, and of whose stop nothing is known."""
-    lines = list(read_lines(path)) if path.exists() else []
-    return lines[-1]["job"] if lines and lines[-1].get("event") == "begun" else None
+    noted = _noted(path)
+    return noted[-1].job if noted and isinstance(noted[-1], Begun) else None
+
+
+def _noted(path: Path) -> list[Begun | Stopped]:
+    """All lines of the file of stops; damaged ones are passed over."""
+    found = [from_json(line, _KINDS) for line in read_lines(path)] if path.exists() else []
+    return [noted for noted in found if noted is not None]
 
 
 # ---- one job ------------------------------------------------------------------------------------
@@ -168,8 +205,8 @@ class Keeper:
 
     def _run(self, command: Sequence[str]) -> int:
         if (lost := _unfinished(self._paths.stops)) is not None:
-            note(self._paths, "stopped", lost, status=None, warned=False, next=self._job if lost == self._job else None,
-                 why="it ended without a word: preempted, killed, or its node died")
+            note(self._paths, Stopped(lost, Stop(None), "it ended without a word: preempted, killed, or its node died",
+                                      next=self._job if lost == self._job else None))
         for number in _WARNINGS:
             signal.signal(number, self._pass_on)
         while True:
@@ -184,14 +221,13 @@ class Keeper:
     def _launch(self, command: Sequence[str], stops: Sequence[Stop]) -> tuple[int, bool]:
         """One launch: how it ended, and whether another follows."""
         before = log_mark(self._paths.events)
-        note(self._paths, "begun", self._job)
+        note(self._paths, Begun(self._job))
         self._warning = ""
         try:
             ended = self._wait(command)
         except UserError as error:  # what has begun without a stop would be taken for killed
             stop = Stop(int(ExitStatus.BAD_INPUT))
-            note(self._paths, "stopped", self._job, **asdict(stop), why=str(error), next=None,
-                 then=decide([stop], self._limits).why)
+            note(self._paths, Stopped(self._job, stop, str(error), next=None, then=decide([stop], self._limits).why))
             raise
         status = launch_status(ended, self._paths.events, before)
         if Stop(status).is_failure and not self._warning and is_preempted(self._system, self._job):
@@ -201,8 +237,7 @@ class Keeper:
         if stop.is_failure and (refusal := self._refusal()):
             decision = Decision(False, refusal)
         following, then = self._follow(decision)
-        note(self._paths, "stopped", self._job, **asdict(stop), why=self._why(status, ended), next=following,
-             then=then)
+        note(self._paths, Stopped(self._job, stop, self._why(status, ended), following, then))
         print(f"fleet job: status {status}; {then}", file=sys.stderr, flush=True)
         return status, following is not None
 
@@ -257,8 +292,8 @@ class Keeper:
 
     def _why(self, status: int, ended: int) -> str:
         if status == ExitStatus.RESUMABLE:
-            reasons = [event["reason"] for event in read_events(self._paths.events) if event["event"] == "interrupted"]
-            return reasons[-1] if reasons else self._warning
+            interrupted = events_of(self._paths.events, Interrupted)
+            return interrupted[-1].reason if interrupted else self._warning
         if status in (ExitStatus.OK, ExitStatus.NETWORK_FAILED, ExitStatus.BAD_INPUT):
             return "it came to its end"
         return f"it broke off: its launcher ended with status {ended}" + (self._warning and f" after {self._warning}")

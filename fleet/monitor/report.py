@@ -1,24 +1,30 @@
-"""A run's report: one HTML file with its pictures inside, which wants no server and no internet."""
+"""What there is to report of a run, taken together from its files: the table of results, curves, the account."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fleet.errors import UserError
-from fleet.monitor.account import Account, Event, account
+from fleet.monitor.account import Account, account
 from fleet.spec.model import one_line
-from fleet.storage.event_log import read_events
+from fleet.storage.event_log import Logged, read_events
+from fleet.storage.events import EpochEnded
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import NetworkResult, read_results
+from fleet.storage.state import EpochRecord
 
 
 @dataclass(frozen=True)
 class Curve:
-    """How a network learned: a point an epoch, NaN where there is none."""
+    """How a network learned: a point an epoch, NaN where there is none.
+
+    Attributes:
+        accuracy: of validation, where there is any.
+    """
 
     name: str
     loss: tuple[float, ...]
@@ -52,33 +58,29 @@ def read_report(paths: RunPaths) -> Report:
     rows = read_results(paths.root)
     if not paths.events.is_file():
         raise UserError(f"{paths.root} has no {paths.events.name}: there is nothing to report")
-    events = list(read_events(paths.events))
+    log = list(read_events(paths.events))
     try:
-        told, curves = account(events), _curves(events, rows)
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        told = account(log)
+    except (ValueError, ArithmeticError) as error:
         raise UserError(f"{paths.events} is damaged: {one_line(error)}") from error
     if told is None:
         raise UserError(f"{paths.events} tells of no launch: there is nothing to report")
-    return Report(paths.root.resolve().name, tuple(rows), curves, told)
+    return Report(paths.root.resolve().name, tuple(rows), _curves(log, rows), told)
 
 
-def _curves(events: Sequence[Event], rows: Sequence[NetworkResult]) -> tuple[Curve, ...]:
-    points: dict[str, dict[int, tuple[float, float]]] = {}
-    for event in events:
-        if event["event"] == "epoch":
-            held_out = event["val_accuracy"]
-            accuracy = event["accuracy"] if held_out is None else held_out
-            points.setdefault(event["network"], {})[event["epoch"]] = (event["loss"], accuracy)
-
-    def series(name: str, which: int) -> tuple[float, ...]:
-        values = points[name]
-        known = [values.get(epoch, (None, None))[which] for epoch in range(1, max(values) + 1)]
-        return tuple(math.nan if value is None else value for value in known)
-
-    return tuple(Curve(row.name, series(row.name, 0), series(row.name, 1)) for row in rows if row.name in points)
+def _curves(log: Iterable[Logged], rows: Sequence[NetworkResult]) -> tuple[Curve, ...]:
+    histories: dict[str, dict[int, EpochRecord]] = {}
+    for _, event in log:
+        if isinstance(event, EpochEnded):  # an epoch that was trained again takes the place of the first
+            histories.setdefault(event.network, {})[event.record.epoch] = event.record
+    return tuple(_curve(row.name, histories[row.name]) for row in rows if row.name in histories)
 
 
-# ---- the page ----------------------------------------------------------------------------------
+def _curve(name: str, records: Mapping[int, EpochRecord]) -> Curve:
+    known = [records.get(epoch) for epoch in range(1, max(records) + 1)]
+    return Curve(name, tuple(math.nan if record is None else record.loss for record in known),
+                 tuple(math.nan if record is None else _accuracy(record) for record in known))
 
 
-# ---- pictures ----------------------------------------------------------------------------------
+def _accuracy(record: EpochRecord) -> float:
+    return record.accuracy if math.isnan(record.val_accuracy) else record.val_accuracy

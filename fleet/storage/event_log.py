@@ -9,12 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from fleet.errors import ExitStatus
-from fleet.storage.events import Event
+from fleet.storage.events import Ended, EpochEnded, Event, event_from_json
 from fleet.storage.files import storing
-from fleet.storage.lines import add_line, open_lines, read_lines, to_json
+from fleet.storage.lines import add_line, is_finite, open_lines, read_lines, to_json
+
+E = TypeVar("E")
 
 
 class EventLog:
@@ -49,16 +51,39 @@ class EventLog:
         return self._clock() - self._start
 
 
+class Logged(NamedTuple):
+    """An event of a log, and when it was written, in seconds since its launch began."""
+
+    t_s: float
+    event: Event
+
+
+def read_events(path: Path, start: int = 0) -> Iterator[Logged]:
+    """The events of a run, in order.
+
+    Half a line, left by a killed run, is passed over, and so is a damaged one, and one of an unknown kind.
+
+    Args:
+        path: of the log.
+        start: bytes to leave out: its size at some earlier time.
+    """
+    for record in read_lines(path, start):
+        event, t_s = event_from_json(record), record.get("t_s", 0.0)
+        if event is not None and is_finite(t_s):
+            yield Logged(float(t_s), event)
+
+
+def events_of(path: Path, kind: type[E]) -> list[E]:
+    """The events of one kind, in order; none where there is no log yet."""
+    return [event for _, event in read_events(path) if isinstance(event, kind)] if path.exists() else []
+
+
 def logged_epochs(path: Path) -> set[tuple[str, int, int]]:
     """The (network, epoch, stream epoch) that a log tells of; none where there is no log yet.
 
     A run that was killed may have checkpoints of epochs that it did not come to log.
     """
-    if not path.exists():
-        return set()
-    keys = ("network", "epoch", "stream_epoch")
-    return {(event["network"], event["epoch"], event["stream_epoch"]) for event in read_events(path)
-            if event["event"] == "epoch" and all(isinstance(event.get(key), str | int) for key in keys)}
+    return {(event.network, event.record.epoch, event.record.stream_epoch) for event in events_of(path, EpochEnded)}
 
 
 def log_mark(path: Path) -> tuple[int, int]:
@@ -82,21 +107,7 @@ def launch_status(status: int, path: Path, before: tuple[int, int]) -> int:
     after = log_mark(path)
     # A log that has become smaller is another one, of a run that was started over.
     new = [] if after == before else list(read_events(path, before[1] if after[1] > before[1] else 0))
-    if new and new[-1]["event"] == "end":
-        return int(new[-1]["status"])
+    if new and isinstance(last := new[-1].event, Ended):
+        return last.status
     said = (ExitStatus.OK, ExitStatus.NETWORK_FAILED, ExitStatus.RESUMABLE)
     return int(ExitStatus.INFRASTRUCTURE) if status in said else status
-
-
-def read_events(path: Path, start: int = 0) -> Iterator[dict[str, Any]]:
-    """The events of a run, in order; half a line, left by a killed run, is passed over, and so is a damaged one.
-
-    What was no number when it was logged, such as a loss of validation without validation data, is None.
-
-    Args:
-        path: of the log.
-        start: bytes to leave out: its size at some earlier time.
-    """
-    for record in read_lines(path, start):
-        if "event" in record:
-            yield record

@@ -11,6 +11,7 @@ import dataclasses
 import io
 import json
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -42,8 +43,12 @@ class Unless:
     """The key is left out where the field has its default."""
 
 
-def to_json(kind: Kind) -> dict[str, Any]:
-    """The object that a line holds; what is no number becomes null.
+class MayBeNan:
+    """The number may be none (NaN, infinite): then null is written, and read as NaN."""
+
+
+def to_json(event: Kind) -> dict[str, Any]:
+    """The object that a line holds.
 
     >>> from dataclasses import dataclass
     >>> @dataclass(frozen=True)
@@ -54,11 +59,11 @@ def to_json(kind: Kind) -> dict[str, Any]:
     >>> to_json(Lost(3, 0.25))
     {'event': 'lost', 'rank': 3, 'after_s': 0.2}
     """
-    return {"event": kind.word, **_written(kind)}
+    return {"event": event.word, **_written(event)}
 
 
 def from_json(record: Any, kinds: Mapping[str, type]) -> Any:
-    """The event that an object tells of: what :func:`to_json` made, but for rounding; infinite numbers become NaN.
+    """The event that an object tells of: what :func:`to_json` was given, but for rounding.
 
     A key that is missing gets the field's default; one that no field knows is passed over.
 
@@ -74,7 +79,7 @@ def from_json(record: Any, kinds: Mapping[str, type]) -> Any:
         return None
     try:
         return _read_fields(kinds[word], record)
-    except (TypeError, ValueError, LookupError, OverflowError):
+    except (TypeError, ValueError, LookupError):
         return None
 
 
@@ -112,12 +117,12 @@ def _read_fields(kind: type, record: Mapping[str, Any]) -> Any:
         if Flat in marks:
             values[name] = _read_fields(hint, record)
         elif name in record:
-            values[name] = _read(hint, record[name])
+            values[name] = math.nan if record[name] is None and MayBeNan in marks else _read(hint, record[name])
     return kind(**values)  # TypeError where one is missing that has no default
 
 
 def _read(hint: Any, value: Any) -> Any:
-    """A value of JSON as a field wants it.
+    """A value of JSON as a field of that type wants it.
 
     Raises:
         ValueError: it is something else.
@@ -132,11 +137,16 @@ def _read(hint: Any, value: Any) -> Any:
         return {key: _read(arguments[1], item) for key, item in value.items()}
     if dataclasses.is_dataclass(hint) and isinstance(value, dict):
         return _read_fields(hint, value)  # type: ignore[arg-type]
-    if hint is float and (value is None or type(value) in (int, float)):
-        return math.nan if value is None else float(value)
+    if hint is float and is_finite(value):
+        return float(value)
     if hint in (int, str, bool) and type(value) is hint:
         return value
     raise ValueError(f"{value!r} is no {hint}")
+
+
+def is_finite(value: Any) -> bool:
+    """Whether a value of JSON is a number that a float can hold; Python reads NaN and Infinity as well."""
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
 # ---- files -------------------------------------------------------------------------------------

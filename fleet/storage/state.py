@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated, TypeAlias
 
 import numpy as np
 
 from fleet.spec import Converge
+from fleet.storage.lines import MayBeNan
+
+Score: TypeAlias = Annotated[float, MayBeNan]  # NaN where nothing was judged, such as without validation data
 
 
 @dataclass(frozen=True)
@@ -26,10 +30,10 @@ class EpochRecord:
 
     epoch: int
     stream_epoch: int
-    loss: float
-    accuracy: float
-    val_loss: float
-    val_accuracy: float
+    loss: Score
+    accuracy: Score
+    val_loss: Score
+    val_accuracy: Score
     learning_rate: float
     samples: int
     gpus: int

@@ -21,7 +21,8 @@ from fleet.api import mpirun
 from fleet.errors import CheckpointError
 from fleet.runtime.replay import largest_difference
 from fleet.storage.checkpoint import newest, read_state
-from fleet.storage.event_log import read_events
+from fleet.storage.event_log import events_of, read_events
+from fleet.storage.events import Ended, EpochEnded, GroupStarted, GroupStruck
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import read_results
 from tests.places import ON_ONE_MACHINE, ROOT
@@ -219,13 +220,13 @@ class Trial:
 
     def _is_over(self):
         """Whether all networks are done: mpirun may end with 0 when all of its ranks have died."""
-        events = [event["event"] for event in read_events(self.paths.events)] if self.paths.events.exists() else []
-        return self.outcome.statuses[-1] in (0, 3) and events[-1:] == ["end"]
+        log = list(read_events(self.paths.events)) if self.paths.events.exists() else []
+        return self.outcome.statuses[-1] in (0, 3) and bool(log) and isinstance(log[-1].event, Ended)
 
     def _has_come(self):
         """Whether the fault is near."""
-        events = [event["event"] for event in read_events(self.paths.events)] if self.paths.events.exists() else []
-        return "group" in events and events.count("epoch") >= self.case.after_epochs
+        epochs = events_of(self.paths.events, EpochEnded)
+        return bool(events_of(self.paths.events, GroupStarted)) and len(epochs) >= self.case.after_epochs
 
     # ---- faults ----
 
@@ -353,17 +354,18 @@ class Trial:
         trained = sum(int(size) for _, _, size in lines)
         kept = sum(TRAINED * len(history) for history in self._histories().values())
         self.outcome.twice = max(0, trained - kept) if not self.outcome.failed else 0
-        struck = [event for event in read_events(self.paths.events) if event["event"] == "struck"]
+        struck = [(t_s, event.network) for t_s, event in read_events(self.paths.events)
+                  if isinstance(event, GroupStruck)]
         if self._hit and struck:
-            after = [float(when) for when, rank, _ in lines if int(rank) in self._mates(struck[0])
+            after = [float(when) for when, rank, _ in lines if int(rank) in self._mates(*struck[0])
                      and float(when) > self._struck_at]
             self.outcome.pause_s = min(after) - self._struck_at if after else None
 
-    def _mates(self, struck):
-        """The ranks that trained with the one that died."""
-        devices = next((event["devices"] for event in reversed([
-            event for event in read_events(self.paths.events) if event["event"] == "group"
-            and event["network"] == struck["network"] and event["t_s"] < struck["t_s"]])), [])
+    def _mates(self, struck_s, network):
+        """The ranks that trained a network with the one that died."""
+        groups = [event.devices for t_s, event in read_events(self.paths.events)
+                  if isinstance(event, GroupStarted) and event.network == network and t_s < struck_s]
+        devices = groups[-1] if groups else ()
         return {device + self.case.preprocessors for device in devices} - set(self._hit)
 
 

@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from fleet.storage.event_log import read_events
+from fleet.storage.event_log import events_of
+from fleet.storage.events import EpochEnded
 from fleet.storage.paths import RunPaths
 from tests.mpi.conftest import ROOT, Launch, Launcher, spec
 from tests.mpi.test_training import replayed
@@ -52,8 +53,7 @@ class Ensemble:
         return self.slurm.nodes_of(self.job)
 
     def epochs(self):
-        events = read_events(self.paths.events) if self.paths.events.exists() else ()
-        return [(event["network"], event["epoch"]) for event in events if event["event"] == "epoch"]
+        return [(event.network, event.record.epoch) for event in events_of(self.paths.events, EpochEnded)]
 
     def stops(self):
         text = self.paths.stops.read_text() if self.paths.stops.exists() else ""

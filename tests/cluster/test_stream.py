@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fleet.api import mpirun
+from fleet.storage.events import GroupStarted, Started
 from fleet.storage.paths import RunPaths
 from tests.mpi.conftest import ROOT, Launch, Launcher, read_lines, spec
 from tests.mpi.test_stream import DATA, KEPT, MODELS, RING, check
@@ -64,7 +65,7 @@ def notes(run, folder):
 
 
 def test_the_nodes_of_one_machine_are_told_apart(slurm, job, run, notes):
-    assert run.events("start")[0]["nodes"] == NODES
+    assert run.events(Started)[0].nodes == NODES
     first, second = slurm.nodes_of(job)
     assert [note["node"] for note in notes] == [first] * 3 + [second] * 3
 
@@ -85,7 +86,7 @@ def test_each_network_is_given_each_sample_once_per_epoch(run, folder, content):
 
 
 def test_a_group_that_spans_nodes_trains_to_the_same_losses_as_alone(run, folder, content):
-    groups = [event["devices"] for event in run.events("group") if event["network"] == "both-nodes"]
+    groups = [event.devices for event in run.events(GroupStarted) if event.network == "both-nodes"]
     assert groups
     assert all(sorted(devices) == [0, 1, 2, 3] for devices in groups)
     assert replayed(Launcher(folder), content, run, "both-nodes") < 1e-9

@@ -29,7 +29,7 @@ from fleet import run as fleet_run
 from fleet.__main__ import COMMANDS, main
 from fleet.runtime import session
 from fleet.storage.lock import FolderLock
-from tests.fleet.monitor.test_report import EVENTS as REPORTED
+from tests.fleet.logs import LOG, as_lines, as_text
 
 SPEC = {
     "name": "fuzz", "seed": 3,
@@ -51,7 +51,7 @@ TRAINERS = {"curves": {"net": {"nodes": [0, 2], "samples_per_s": [0, 20]}}, "job
 JOBS = {"gpus": 2, "jobs": [{"arrival_min": 0, "length_min": 30, "scaling": [1, 1.5]}]}
 SWF = "; MaxProcs: 8\n" + "".join(f"{k} {60 * k} 0 {60 * k} 4 -1 -1 4 1200 -1 1 1 1 1 -1 -1 -1 -1\n" for k in (1, 2, 3))
 
-EVENTS = "".join(json.dumps(event) + "\n" for event in REPORTED)
+EVENTS = as_text(LOG)
 RESULTS = ("name,status,reason,parameters,epochs,best_epoch,loss,accuracy,val_loss,val_accuracy,seconds,drawn\n"
            "a,finished,2 epochs,51,2,2,0.5,0.5,0.7,0.6,20.0,{}\n")
 
@@ -420,7 +420,7 @@ def test_no_torn_run_makes_a_traceback(sandbox, change):
 
 
 @quick
-@given(bent(REPORTED))
+@given(bent(as_lines(LOG)))
 def test_no_log_makes_a_traceback(sandbox, events):
     fill()
     Path("done/events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))

@@ -14,7 +14,7 @@ import yaml
 
 from fleet.api import mpirun
 from fleet.storage.checkpoint import read_state
-from fleet.storage.event_log import read_events
+from fleet.storage.event_log import events_of
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import read_results
 from tests.places import ON_ONE_MACHINE, ROOT
@@ -30,7 +30,7 @@ class Launch:
     paths: RunPaths
 
     def events(self, kind):
-        return [event for event in read_events(self.paths.events) if event["event"] == kind]
+        return events_of(self.paths.events, kind)
 
     def results(self):
         return {row.name: row for row in read_results(self.paths.root)}

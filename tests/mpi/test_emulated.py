@@ -5,6 +5,8 @@ import json
 import pytest
 
 from fleet.storage.checkpoint import read_state
+from fleet.storage.event_log import read_events
+from fleet.storage.events import EpochEnded, GroupChanged, GroupStarted
 from scheduler.ensemble.policies import POLICIES
 from scheduler.ensemble.rates import rate
 from scheduler.ensemble.rates_file import parse_rates
@@ -35,9 +37,10 @@ def test_every_network_trains_for_its_epochs_and_no_faster_than_its_rate(launch,
         assert state.arrays["weights"][:11].tolist() == [20 * network.epochs] * 10 + [0]  # each sample once an epoch
         losses = [record.loss for record in state.history]
         assert losses == sorted(losses, reverse=True)
-    begun = {group["network"]: group["t_s"] for group in reversed(run.events("group"))}
+    log = list(read_events(run.paths.events))
+    begun = {event.network: t_s for t_s, event in reversed(log) if isinstance(event, GroupStarted)}
     for name, network in networks.items():
-        epochs = [epoch for epoch in run.events("epoch") if epoch["network"] == name]
-        fastest = sum(SCALE * 200 / rate(network, epoch["gpus"]) for epoch in epochs)
-        if not any(change["network"] == name for change in run.events("regroup")):  # within an epoch, perhaps
-            assert epochs[-1]["t_s"] - begun[name] >= fastest
+        epochs = [(t_s, event.record) for t_s, event in log if isinstance(event, EpochEnded) and event.network == name]
+        fastest = sum(SCALE * 200 / rate(network, epoch.gpus) for _, epoch in epochs)
+        if not any(change.network == name for change in run.events(GroupChanged)):  # within an epoch, perhaps
+            assert epochs[-1][0] - begun[name] >= fastest

@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from fleet.storage.event_log import read_events
+from fleet.storage.event_log import events_of
+from fleet.storage.events import EpochEnded, GroupStarted
 from fleet.storage.paths import RunPaths
 from tests.mpi.conftest import ROOT, rank_process, session_members, spec
 
@@ -67,7 +68,7 @@ def test_a_launch_where_another_is_at_work_is_refused_until_that_is_killed(launc
     second = launch(2, content, "--fresh")
     assert second.status == 2
     assert "another launch is at work in this folder (process " in second.output
-    assert second.events("epoch")
+    assert second.events(EpochEnded)
     first.kill()  # the launcher alone: the ranks are a moment in dying
     content["train"]["converge"]["max_epochs"] = 1
     third = launch(2, content)
@@ -87,7 +88,7 @@ def test_whoever_stops_reading_or_writing_ends_all_ranks_within_seconds(launch, 
     process = launch.start(3, content)
     paths = RunPaths(tmp_path / "run")
     deadline = time.monotonic() + 60
-    while not (paths.events.exists() and any(event["event"] == "group" for event in read_events(paths.events))):
+    while not events_of(paths.events, GroupStarted):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     time.sleep(0.2)

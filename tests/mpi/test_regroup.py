@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from fleet.storage.events import GroupChanged, GroupStarted
 from tests.mpi.conftest import ROOT, spec
 from tests.mpi.test_training import replayed
 
@@ -25,10 +26,10 @@ def test_a_group_takes_in_the_devices_of_those_that_finish_in_the_middle_of_an_e
     run = launch(ranks, content)
     assert run.status == 0, run.output
     longest = models[-1]["name"]
-    grown = [event for event in run.events("regroup") if event["network"] == longest]
-    assert [event["position"] > 0 for event in grown].count(True) >= 1
-    assert len(grown[-1]["devices"]) == ranks - 1
-    assert len([event for event in run.events("group") if event["network"] == longest]) == 1  # never started anew
+    grown = [event for event in run.events(GroupChanged) if event.network == longest]
+    assert [event.position > 0 for event in grown].count(True) >= 1
+    assert len(grown[-1].devices) == ranks - 1
+    assert len([event for event in run.events(GroupStarted) if event.network == longest]) == 1  # never started anew
     for model in models:
         assert replayed(launch, content, run, model["name"]) < 1e-9
 
@@ -43,9 +44,9 @@ def test_groups_shrink_swap_devices_and_change_their_master(launch, tmp_path):
     run = launch(5, content, program=(str(ROOT / "tests/mpi/scripted.py"),),
                  environment={"FLEET_TEST_ROUNDS": json.dumps(rounds)})
     assert run.status == 0, run.output
-    changes = [(event["before"], event["devices"]) for event in run.events("regroup") if event["network"] == "a"]
-    assert changes[:2] == [([0, 1, 2], [1, 2]), ([1, 2], [1])]
-    assert len(run.events("group")) == 2
+    changes = [(event.before, event.devices) for event in run.events(GroupChanged) if event.network == "a"]
+    assert changes[:2] == [((0, 1, 2), (1, 2)), ((1, 2), (1,))]
+    assert len(run.events(GroupStarted)) == 2
     for name in "ab":
         assert replayed(launch, content, run, name) < 1e-9
 
@@ -59,7 +60,7 @@ def test_a_group_grows_onto_another_node(launch, tmp_path):
     run = launch(6, content, program=(str(ROOT / "tests/mpi/scripted.py"),),
                  environment={"FLEET_TEST_ROUNDS": json.dumps(rounds), "FLEET_RANKS_PER_NODE": "3"})
     assert run.status == 0, run.output
-    first, second = (event["devices"] for event in run.events("regroup"))
-    assert first == [0, 2]
-    assert second in ([0, 2, 3, 1], [0, 2, 1, 3])  # device 3 may come to be free after device 1 has joined
+    first, second = (event.devices for event in run.events(GroupChanged))
+    assert first == (0, 2)
+    assert second in ((0, 2, 3, 1), (0, 2, 1, 3))  # device 3 may come to be free after device 1 has joined
     assert replayed(launch, content, run, "long") < 1e-9

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from fleet.runtime.replay import largest_difference
+from fleet.storage.events import GroupChanged
 from fleet.storage.paths import RunPaths
 from tests.mpi.conftest import ROOT, spec
 
@@ -26,9 +27,9 @@ def test_eight_networks_on_four_trainers_train_as_if_alone(launch, tmp_path):
                    schedule={"policy": "adaptive", "rates": str(tmp_path / "rates.json")})
     run = launch(5, content, timeout=240)
     assert run.status == 0, run.output
-    regroups = run.events("regroup")
+    regroups = run.events(GroupChanged)
     assert len(regroups) >= 2
-    assert any(event["position"] for event in regroups)
+    assert any(event.position for event in regroups)
 
     names = [model["name"] for model in models]
     again = launch(1, content, str(run.paths.root), *names, timeout=240,

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from fleet.storage.events import GroupStarted, Started
 from fleet.stream.order import Epoch, RingOrder, StrictOrder, read_path
 from preprocess.pipeline import Pipeline
 from preprocess.transforms import parse_transforms
@@ -66,7 +67,7 @@ def test_three_preprocessors_give_what_one_gives(launch, tmp_path):
     content = spec(tmp_path, models, samples=150, data=DATA, resources={"engine": "numpy", "preprocessors": 3})
     run, records = run_recorded(launch, tmp_path, 5, content)
     check(run, records, content)
-    assert {len(event["devices"]) for event in run.events("group") if event["network"] == "pair"} == {2}
+    assert {len(event.devices) for event in run.events(GroupStarted) if event.network == "pair"} == {2}
 
 
 def test_a_small_window_holds_the_stream_back_and_loses_nothing(launch, tmp_path):
@@ -80,7 +81,7 @@ def test_the_stream_crosses_nodes_and_groups_span_them(launch, tmp_path):
     content = spec(tmp_path, models, samples=200, data=DATA, resources={"engine": "numpy", "preprocessors": 2})
     run, records = run_recorded(launch, tmp_path, 6, content, FLEET_RANKS_PER_NODE="3")
     check(run, records, content)
-    assert run.events("start")[0]["nodes"] == 2
+    assert run.events(Started)[0].nodes == 2
 
 
 RING = {**DATA, "order": "ring", "shards": 12}
@@ -94,7 +95,7 @@ def test_networks_at_their_own_pace_are_given_each_sample_once_per_epoch(launch,
     content = spec(tmp_path, models, samples=230, data=data, resources={"engine": "numpy", "preprocessors": 2})
     run, records = run_recorded(launch, tmp_path, 6, content, FLEET_RANKS_PER_NODE=str(6 // nodes))
     check(run, records, content)
-    assert run.events("start")[0]["nodes"] == nodes
+    assert run.events(Started)[0].nodes == nodes
 
 
 def test_a_network_that_took_its_shards_from_a_ring_is_trained_again_to_the_same_losses(launch, tmp_path):

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from fleet.storage.events import EpochEnded, GroupStruck, RankLost
 from fleet.stream.order import read_path
 from tests.mpi.conftest import ROOT, spec
 from tests.mpi.test_training import replayed
@@ -36,8 +37,8 @@ def check(launch, run, content, names=("pair",)):
         assert {record.samples for record in history} == {100}
         consumed = [chunk for record in history for chunk in read_path(record.path) or [record.stream_epoch]]
         assert len(set(consumed)) == len(consumed)
-        logged = {(event["epoch"], event["stream_epoch"]) for event in run.events("epoch")
-                  if event["network"] == name}
+        logged = {(event.record.epoch, event.record.stream_epoch) for event in run.events(EpochEnded)
+                  if event.network == name}
         assert logged >= {(record.epoch, record.stream_epoch) for record in history}
     for name in names:
         assert replayed(launch, content, run, name) < 1e-9
@@ -57,9 +58,10 @@ def check(launch, run, content, names=("pair",)):
 def test_only_the_struck_network_falls_back(launch, tmp_path, deaths):
     run, content = run_dying(launch, tmp_path, deaths)
     assert run.status == 0, run.output
-    assert {event["rank"] for event in run.events("lost")} == set(map(int, deaths))
-    assert {event["network"] for event in run.events("struck")} == {"pair"}
-    trained = {name: [event["epoch"] for event in run.events("epoch") if event["network"] == name] for name in RATES}
+    assert {event.rank for event in run.events(RankLost)} == set(map(int, deaths))
+    assert {event.network for event in run.events(GroupStruck)} == {"pair"}
+    trained = {name: [event.record.epoch for event in run.events(EpochEnded) if event.network == name]
+               for name in RATES}
     assert trained["one"] == list(range(1, EPOCHS + 1))  # it has lost nothing
     assert len(trained["pair"]) <= EPOCHS + 1
     check(launch, run, content)
@@ -84,8 +86,8 @@ def test_trainers_prepare_their_samples_when_a_preprocessor_dies(launch, tmp_pat
     run, content = run_dying(launch, tmp_path, {"1": death}, ranks=6,
                              resources={"engine": "numpy", "preprocessors": 2})
     assert run.status == 0, run.output
-    assert [event["rank"] for event in run.events("lost")] == [1]
-    assert not run.events("struck")
+    assert [event.rank for event in run.events(RankLost)] == [1]
+    assert not run.events(GroupStruck)
     check(launch, run, content)
 
 
@@ -100,15 +102,15 @@ def test_it_does_not_matter_in_which_order_or_on_how_many_nodes_it_prepared(laun
                              resources={"engine": "numpy", "preprocessors": 2},
                              environment={"FLEET_RANKS_PER_NODE": str(6 // nodes)})
     assert run.status == 0, run.output
-    assert [event["rank"] for event in run.events("lost")] == [dies]
-    assert not run.events("struck")
+    assert [event.rank for event in run.events(RankLost)] == [dies]
+    assert not run.events(GroupStruck)
     check(launch, run, content)
 
 
 def test_a_trainer_that_waits_for_work_is_not_missed(launch, tmp_path):
     run, content = run_dying(launch, tmp_path, {"5": ("runtime.trainer:Trainer.run", 1)}, ranks=6)
     assert run.status == 0, run.output
-    assert not run.events("struck")
+    assert not run.events(GroupStruck)
     check(launch, run, content, names=())
 
 
@@ -116,7 +118,7 @@ def test_a_rank_that_is_stopped_for_a_while_is_not_taken_for_dead(launch, tmp_pa
     run, content = run_dying(launch, tmp_path, {"2": ("runtime.trainer:Trainer._step", 30)},
                              environment={"FLEET_TEST_STOPS": "2"})
     assert run.status == 0, run.output
-    assert not run.events("lost")
+    assert not run.events(RankLost)
     check(launch, run, content)
 
 
@@ -147,5 +149,5 @@ def test_a_member_of_a_tensorflow_group_dies(launch, tmp_path, exchange):
     run = launch(4, content, program=DYING, survive=True, timeout=600,
                  environment={"FLEET_TEST_DEATHS": json.dumps({"2": ("runtime.trainer:Trainer._step", 30)})})
     assert run.status == 0, run.output
-    assert [event["network"] for event in run.events("struck")] == ["pair"]
+    assert [event.network for event in run.events(GroupStruck)] == ["pair"]
     check(launch, run, content, names=())

@@ -8,7 +8,8 @@ import pytest
 
 from fleet.runtime.replay import largest_difference
 from fleet.storage.checkpoint import read_state
-from fleet.storage.event_log import read_events
+from fleet.storage.event_log import events_of
+from fleet.storage.events import EpochEnded, GroupStarted, RateMeasured, RoundStarted, Started
 from fleet.storage.paths import RunPaths
 from tests.mpi.conftest import kill, spec
 from tests.places import ROOT
@@ -66,17 +67,17 @@ def test_a_killed_run_goes_on_where_its_checkpoints_are(launch, tmp_path):
     process = launch.start(3, content)
     events = RunPaths(tmp_path / "run").events
     deadline = time.monotonic() + 60
-    while not (events.exists() and sum(event["event"] == "epoch" for event in read_events(events)) >= 5):
+    while len(events_of(events, EpochEnded)) < 5:
         assert time.monotonic() < deadline
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.01)
     kill(process)
     process.communicate()
-    killed_after = sum(event["event"] == "epoch" for event in read_events(events))
+    killed_after = len(events_of(events, EpochEnded))
 
     run = launch(3, content)
     assert run.status == 0, run.output
-    trained = len(run.events("epoch"))
+    trained = len(run.events(EpochEnded))
     assert trained <= 24 + len(models)  # at most one epoch of each network is trained twice
     assert trained >= 24 > killed_after
     for model in models:
@@ -114,7 +115,7 @@ def test_a_signal_stops_within_a_step_and_nothing_is_trained_twice(launch, tmp_p
     process = launch.start(ranks, content)
     events = RunPaths(tmp_path / "run").events
     deadline = time.monotonic() + 60
-    while not (events.exists() and any(event["event"] == "epoch" for event in read_events(events))):
+    while not events_of(events, EpochEnded):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     time.sleep(0.3)  # an epoch takes a second: this is in the middle of one
@@ -127,7 +128,7 @@ def test_a_signal_stops_within_a_step_and_nothing_is_trained_twice(launch, tmp_p
     run = launch(ranks, content)
     assert run.status == 0, run.output
     for model in models:
-        epochs = [event["epoch"] for event in run.events("epoch") if event["network"] == model["name"]]
+        epochs = [event.record.epoch for event in run.events(EpochEnded) if event.network == model["name"]]
         assert epochs == [1, 2, 3]
         assert replayed(launch, content, run, model["name"]) < 1e-9
 
@@ -148,9 +149,9 @@ def test_the_same_command_does_nothing_to_a_finished_run_and_fresh_starts_over(l
     content = spec(tmp_path, [{"family": "softmax"}])
     assert launch(2, content).status == 0
     again = launch(2, content)
-    assert (again.status, len(again.events("epoch"))) == (0, 3)
+    assert (again.status, len(again.events(EpochEnded))) == (0, 3)
     fresh = launch(2, content, "--fresh")
-    assert (fresh.status, len(fresh.events("epoch")), len(fresh.events("start"))) == (0, 3, 1)
+    assert (fresh.status, len(fresh.events(EpochEnded)), len(fresh.events(Started))) == (0, 3, 1)
 
 
 def test_more_epochs_may_be_asked_of_a_finished_run(launch, tmp_path):
@@ -166,7 +167,7 @@ def test_rounds_go_on_until_all_networks_are_done(launch, tmp_path):
     run = launch(3, spec(tmp_path, models))
     assert run.status == 0, run.output
     assert {row.status for row in run.results().values()} == {"finished"}
-    assert len(run.events("round")) >= 2
+    assert len(run.events(RoundStarted)) >= 2
 
 
 def test_rates_of_a_file_are_not_measured(launch, tmp_path):
@@ -174,14 +175,14 @@ def test_rates_of_a_file_are_not_measured(launch, tmp_path):
     (tmp_path / "rates.json").write_text(json.dumps(rates))
     run = launch(3, spec(tmp_path, [{"family": "softmax"}], schedule={"rates": str(tmp_path / "rates.json")}))
     assert run.status == 0, run.output
-    assert not run.events("measured")
-    assert run.events("group")[0]["devices"] == [0, 1]  # 19 samples/s on both are more than 10 on one
+    assert not run.events(RateMeasured)
+    assert run.events(GroupStarted)[0].devices == (0, 1)  # 19 samples/s on both are more than 10 on one
 
 
 def test_rates_are_kept_for_the_next_run(launch, tmp_path):
     content = spec(tmp_path, [{"family": "softmax"}])
-    assert len(launch(3, content).events("measured")) == 2
-    assert not launch(3, content, "--fresh").events("measured")
+    assert len(launch(3, content).events(RateMeasured)) == 2
+    assert not launch(3, content, "--fresh").events(RateMeasured)
 
 
 def test_a_recorded_loss_curve_guards_the_loop(launch, tmp_path):

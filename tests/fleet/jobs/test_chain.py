@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.jobs.chain import Limits, Stop, decide, note, stops_before
+from fleet.jobs.chain import Begun, Limits, Stop, Stopped, decide, note, stops_before
 from fleet.storage.lock import FolderLock
 from fleet.storage.paths import RunPaths
 from tests.mpi.conftest import ROOT
@@ -54,11 +54,11 @@ def test_a_chain_goes_on_with_the_job_that_was_made_to_follow_and_a_new_one_begi
     paths = RunPaths(tmp_path)
     assert stops_before(paths.stops, "1") == []
     for job, status, following in (("1", 75, "1"), ("1", 1, "2"), ("2", 75, None)):
-        note(paths, "begun", job)
-        note(paths, "stopped", job, status=status, warned=False, next=following)
+        note(paths, Begun(job))
+        note(paths, Stopped(job, Stop(status), "", next=following))
     assert stops_before(paths.stops, "3") == []
-    note(paths, "begun", "3")
-    note(paths, "stopped", "3", status=75, warned=True, next="4")
+    note(paths, Begun("3"))
+    note(paths, Stopped("3", Stop(75, warned=True), "", next="4"))
     assert stops_before(paths.stops, "4") == [Stop(75, warned=True)]
     assert stops_before(paths.stops, "3") == []
 
@@ -198,15 +198,15 @@ def test_a_launch_that_broke_off_because_its_job_is_being_preempted_is_no_failur
 
 
 def test_a_job_that_ended_without_a_word_is_noted_by_the_one_that_follows(job, scontrol):
-    note(RunPaths(job.root), "begun", "17")
+    note(RunPaths(job.root), Begun("17"))
     assert job("0 0", system="slurm", **scontrol).returncode == 0
     assert [(stop["status"], stop["next"]) for stop in job.stops()] == [(None, "17"), (0, None)]
 
 
 def test_a_job_that_the_system_starts_more_often_than_allowed_does_nothing(job, scontrol):
     for _ in range(5):
-        note(RunPaths(job.root), "begun", "17")
-        note(RunPaths(job.root), "stopped", "17", status=None, warned=False, next="17")
+        note(RunPaths(job.root), Begun("17"))
+        note(RunPaths(job.root), Stopped("17", LOST, "", next="17"))
     ended = job("0 0", system="slurm", **scontrol)
     assert ended.returncode == 75
     assert "5 times a job has run" in ended.stderr_text
@@ -223,11 +223,36 @@ def test_a_job_that_cannot_be_followed_says_why(job, scontrol, tmp_path):
 
 def test_half_a_line_that_a_full_disk_left_swallows_no_other(tmp_path):
     paths = RunPaths(tmp_path)
-    note(paths, "begun", "1")
+    note(paths, Begun("1"))
     with open(paths.stops, "a") as file:
         file.write('{"time": "2026-')
-    note(paths, "stopped", "1", status=75, warned=False, next="2")
-    assert stops_before(paths.stops, "2") == [Stop(75)]
+    note(paths, Stopped("1", STOPPED, "", next="2"))
+    assert stops_before(paths.stops, "2") == [STOPPED]
+
+
+def test_the_file_of_stops_reads_as_that_of_0_1_0(tmp_path):
+    paths = RunPaths(tmp_path)
+    paths.jobs.mkdir()
+    paths.stops.write_text(
+        '{"time": "2026-11-20T10:00:00+00:00", "event": "begun", "job": "1"}\n'
+        '{"time": "2026-11-20T11:00:00+00:00", "event": "stopped", "job": "1", "status": null, "warned": false, '
+        '"next": "2", "why": "it ended without a word: preempted, killed, or its node died"}\n'
+        '{"time": "2026-11-20T11:00:01+00:00", "event": "begun", "job": "2"}\n'
+        '{"time": "2026-11-20T12:00:00+00:00", "event": "stopped", "job": "2", "status": 75, "warned": true, '
+        '"why": "SIGUSR2 came", "next": "3", "then": "networks are left"}\n')
+    assert stops_before(paths.stops, "3") == [LOST, Stop(75, warned=True)]
+    note(paths, Stopped("2", Stop(75, warned=True), "SIGUSR2 came", next="3", then="networks are left"))
+    *_, before, written = (json.loads(line) for line in paths.stops.read_text().splitlines())
+    assert list(written) == list(before)
+    assert {**written, "time": ""} == {**before, "time": ""}
+
+
+def test_damaged_lines_of_the_file_of_stops_are_passed_over(tmp_path):
+    paths = RunPaths(tmp_path)
+    note(paths, Stopped("1", STOPPED, "", next="2"))
+    with open(paths.stops, "a") as file:
+        file.write('{"event": "stopped", "job": "1"}\n{"job": "1"}\n')
+    assert stops_before(paths.stops, "2") == [STOPPED]
 
 
 def test_a_launcher_that_is_not_there_is_noted_as_such(job):

@@ -28,7 +28,18 @@ from fleet.runtime import session as fleet_session
 from fleet.runtime.prepare import prepare
 from fleet.runtime.session import Session
 from fleet.storage.checkpoint import newest, read_state, write_state
-from fleet.storage.event_log import logged_epochs, read_events
+from fleet.storage.event_log import events_of, logged_epochs, read_events
+from fleet.storage.events import (
+    Ended,
+    EpochEnded,
+    GroupChanged,
+    GroupStarted,
+    NetworkFailed,
+    NetworkFinished,
+    NetworkRetried,
+    Profiled,
+    RoundStarted,
+)
 from fleet.storage.results import Results, Status, read_results, recover
 from fleet.storage.writer import CheckpointWriter
 from fleet.stream.base import split_rows
@@ -169,7 +180,7 @@ class Runner:
         return {row.name: row for row in read_results(self.folder / "run")}
 
     def events(self, kind):
-        return [event for event in read_events(self.prepared.paths.events) if event["event"] == kind]
+        return events_of(self.prepared.paths.events, kind)
 
     def history(self, name):
         state = newest(self.prepared.paths, name, with_arrays=False).state
@@ -350,9 +361,8 @@ def test_a_network_is_tried_again_as_often_as_the_spec_says_and_again_in_the_nex
     assert runner.results()["n0"].reason == "OSError: [Errno 116] Stale file handle"
     assert runner.launch() is ExitStatus.OK
     assert runner.results()["n0"].status is Status.FINISHED
-    events = [event["event"] for event in read_events(runner.prepared.paths.events)]
-    assert events.count("retry") == 2 + 1
-    assert events.count("failed") == 1
+    assert len(runner.events(NetworkRetried)) == 2 + 1
+    assert len(runner.events(NetworkFailed)) == 1
 
 
 def failing_once(function, at):
@@ -378,17 +388,18 @@ def test_a_network_that_is_tried_again_goes_on_from_all_that_it_has_told(folders
     monkeypatch.setattr(SoftmaxRegression, "step", failing_once(SoftmaxRegression.step, at=4))
     runner = shaky(folders(), failures=0, retries=1, epochs=2, policy="baseline")
     assert runner.launch() is ExitStatus.OK
-    assert len(runner.events("retry")) == 1
-    assert [event["epoch"] for event in runner.events("epoch")] == [1, 2]
+    assert len(runner.events(NetworkRetried)) == 1
+    assert [event.record.epoch for event in runner.events(EpochEnded)] == [1, 2]
 
 
 def test_measured_rates_are_kept_before_anything_is_trained(folders, monkeypatch):
     kept = []
     runner = shaky(folders(), failures=0, retries=0, policy="global")
     monkeypatch.setattr(board, "write_cache", lambda path, known: kept.append(
-        (list(read_events(runner.prepared.paths.events))[-1]["event"], [list(rates) for rates in known.values()])))
+        (list(read_events(runner.prepared.paths.events))[-1].event, [list(rates) for rates in known.values()])))
     assert runner.launch() is ExitStatus.OK
-    assert kept[0] == ("profiled", [[1]])
+    assert isinstance(kept[0][0], Profiled)
+    assert kept[0][1] == [[1]]
 
 
 @pytest.mark.parametrize("data", [{}, {"order": "ring", "shards": 2}], ids=["strict", "ring"])
@@ -404,7 +415,7 @@ def test_a_replay_that_is_tried_again_takes_the_epochs_that_are_left(folders, mo
         write_state(last, dataclasses.replace(state, history=taken))
     monkeypatch.setattr(SoftmaxRegression, "step", failing_once(SoftmaxRegression.step, at=8))
     assert runner.launch(replay=str(runner.folder / "run"), only="n0") is ExitStatus.OK
-    assert len(runner.events("retry")) == 1
+    assert len(runner.events(NetworkRetried)) == 1
     assert [place_of(record) for record in runner.history("n0")] == [place_of(record) for record in taken]
 
 
@@ -477,7 +488,7 @@ def test_an_export_that_fails_for_a_reason_that_may_pass_is_tried_again(folders,
     paths = runner.prepared.paths
     assert (paths.exported("n0").exists(), paths.previous("n0").exists()) == (failures == 1, failures == 2)
     assert runner.launch() is ExitStatus.OK
-    assert [event["epoch"] for event in runner.events("epoch")] == [1, 2]
+    assert [event.record.epoch for event in runner.events(EpochEnded)] == [1, 2]
     assert paths.exported("n0").exists()
 
 
@@ -573,7 +584,7 @@ def test_a_run_that_is_killed_at_any_moment_goes_on_where_its_checkpoints_are(fo
     assert runner.launch() is ExitStatus.OK
     runner.check_epochs()
     events = runner.prepared.paths.events
-    assert list(read_events(events))[-1]["event"] == "end"
+    assert isinstance(list(read_events(events))[-1].event, Ended)
     assert logged_epochs(events) >= {(name, record.epoch, record.stream_epoch) for name in runner.results()
                                      for record in runner.history(name)}
 
@@ -643,9 +654,9 @@ def test_groups_that_grow_and_shrink_train_as_if_alone(regrouping, folders, case
     runner = regrouping(case, folders())
     assert runner.launch() is ExitStatus.OK
     runner.check_epochs()
-    for regroup in runner.events("regroup"):
-        assert set(regroup["before"]) != set(regroup["devices"])
-        assert regroup["devices"][0] in regroup["before"]
+    for regroup in runner.events(GroupChanged):
+        assert set(regroup.before) != set(regroup.devices)
+        assert regroup.devices[0] in regroup.before
 
 
 @few
@@ -726,15 +737,15 @@ def test_in_lockstep_the_groups_of_a_round_begin_and_end_on_the_same_epochs_of_t
     runner = Runner(Case(content, (0,) * 5, 4, 1, seed), folders())
     assert runner.launch() is ExitStatus.OK
     began, last, final = {}, {}, set()  # network -> epochs of the stream
-    for event in read_events(runner.prepared.paths.events):
-        if event["event"] == "group":
-            began[event["network"]] = event["stream_epoch"]
-            final.discard(event["network"])
-        elif event["event"] == "epoch":
-            last[event["network"]] = event["stream_epoch"]
-        elif event["event"] == "final":
-            final.add(event["network"])
-        elif event["event"] in ("round", "end"):
+    for _, event in read_events(runner.prepared.paths.events):
+        if isinstance(event, GroupStarted):
+            began[event.network] = event.stream_epoch
+            final.discard(event.network)
+        elif isinstance(event, EpochEnded):
+            last[event.network] = event.record.stream_epoch
+        elif isinstance(event, NetworkFinished):
+            final.add(event.network)
+        elif isinstance(event, RoundStarted | Ended):
             assert len(set(began.values())) <= 1
             assert len({last[name] for name in began.keys() - final}) <= 1
             began.clear()

@@ -5,11 +5,12 @@ import math
 
 import pytest
 
-from fleet.storage.event_log import EventLog, read_events
-from fleet.storage.events import BadSample, Ended, EpochEnded, Interrupted, RankLost, RatesGiven
+from fleet.errors import ExitStatus
+from fleet.storage.event_log import EventLog, events_of, launch_status, log_mark, read_events
+from fleet.storage.events import BadSample, Ended, EpochEnded, RankLost
 from tests.fleet.histories import record
 
-LOST = RankLost(3, 2)
+LOST, SKIPPED = RankLost(3, 2), BadSample("x.png", "torn", True)
 
 
 @pytest.fixture
@@ -26,41 +27,76 @@ def written(path, *events, clock=lambda: 0.0):
 
 def test_events_are_read_in_order_with_the_time_since_the_launch_began(path):
     times = iter([100.0, 101.5, 103.25])
-    written(path, RankLost(3, None), BadSample("x.png", "torn", True), clock=lambda: next(times))
-    assert list(read_events(path)) == [
-        {"t_s": 1.5, "event": "lost", "rank": 3, "device": None},
-        {"t_s": 3.25, "event": "bad_sample", "name": "x.png", "reason": "torn", "training": True}]
+    written(path, LOST, SKIPPED, clock=lambda: next(times))
+    assert list(read_events(path)) == [(1.5, LOST), (3.25, SKIPPED)]
+
+
+def test_a_line_holds_the_time_the_kind_and_its_fields(path):
+    written(path, SKIPPED)
+    assert path.read_text() == ('{"t_s": 0.0, "event": "bad_sample", "name": "x.png", "reason": "torn", '
+                                '"training": true}\n')
+
+
+def test_the_events_of_one_kind_are_those_of_no_other_and_none_where_there_is_no_log(path):
+    assert events_of(path, RankLost) == []
+    written(path, LOST, SKIPPED, LOST)
+    assert events_of(path, RankLost) == [LOST, LOST]
 
 
 def test_an_event_can_be_read_as_soon_as_it_is_added(path):
     log = EventLog(path)
     log.add(LOST)
-    assert [event["event"] for event in read_events(path)] == ["lost"]
+    assert list(read_events(path)) == [(pytest.approx(0.0, abs=60), LOST)]
     log.close()
 
 
 def test_a_resumed_run_goes_on_in_the_same_file(path):
     written(path, LOST)
     written(path, Ended(0))
-    assert [event["event"] for event in read_events(path)] == ["lost", "end"]
+    assert list(read_events(path)) == [(0.0, LOST), (0.0, Ended(0))]
 
 
 @pytest.mark.parametrize("cut", [1, 2, 10, 30])
 def test_half_a_line_of_a_killed_run_is_passed_over_and_harms_no_later_one(path, cut):
-    written(path, LOST, Interrupted("SIGTERM came"))
+    written(path, LOST, SKIPPED)
     path.write_bytes(path.read_bytes()[:-cut])
     written(path, Ended(0))
     # A line that lacks nothing but its end is whole.
-    assert [event["event"] for event in read_events(path)] == (
-        ["lost", "interrupted", "end"] if cut == 1 else ["lost", "end"])
+    assert [event for _, event in read_events(path)] == [LOST, *[SKIPPED] * (cut == 1), Ended(0)]
+
+
+@pytest.mark.parametrize("line", [
+    '{"t_s": 1.0, "event": "elsewhere"}', '{"t_s": 1.0, "event": "lost", "rank": 3}', '{"t_s": 1.0}', "[1]", "7",
+    '{"t_s": NaN, "event": "lost", "rank": 3, "device": 2}', '{"t_s": "1", "event": "lost", "rank": 3, "device": 2}',
+    '{"t_s": 1' + 400 * "0" + ', "event": "lost", "rank": 3, "device": 2}', "[" * 100_000, "\\x00"])
+def test_what_is_no_event_is_passed_over(path, line):
+    written(path, SKIPPED)
+    with path.open("a") as file:
+        file.write(line + "\n")
+    written(path, LOST)
+    assert [event for _, event in read_events(path)] == [SKIPPED, LOST]
+
+
+def test_a_launch_that_says_that_it_ended_tells_its_status_and_another_has_broken_off(path):
+    before = log_mark(path)
+    assert launch_status(0, path, before) == ExitStatus.INFRASTRUCTURE
+    written(path, LOST)
+    assert launch_status(0, path, before) == ExitStatus.INFRASTRUCTURE
+    assert launch_status(9, path, before) == 9
+    written(path, Ended(int(ExitStatus.RESUMABLE)))
+    assert launch_status(0, path, before) == ExitStatus.RESUMABLE
+    assert launch_status(0, path, log_mark(path)) == ExitStatus.INFRASTRUCTURE
 
 
 def test_what_is_no_number_is_null_so_that_any_program_can_read_the_file(path):
-    written(path, EpochEnded("a", record(1, val_loss=math.nan)), RatesGiven({"a": (1.0, math.inf)}))
+    event = EpochEnded("a", record(1, val_loss=math.nan, val_accuracy=math.inf))
+    written(path, event)
 
     def refuse(constant):
         pytest.fail(f"{constant} is not JSON")
 
-    epoch, rates = (json.loads(line, parse_constant=refuse) for line in path.read_text().splitlines())
-    assert epoch["val_loss"] is None
-    assert rates == {"t_s": 0, "event": "rates", "rates": {"a": [1.0, None]}}
+    line, = path.read_text().splitlines()
+    assert json.loads(line, parse_constant=refuse)["val_loss"] is None
+    (_, again), = read_events(path)
+    assert math.isnan(again.record.val_loss)
+    assert math.isnan(again.record.val_accuracy)

@@ -1,0 +1,133 @@
+"""The launches of a run on one clock: what happened when, and who trained when on which devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import TypeAlias
+
+from fleet.storage.event_log import Logged
+from fleet.storage.events import (
+    EpochEnded,
+    Event,
+    GroupChanged,
+    GroupStarted,
+    GroupStopped,
+    GroupStruck,
+    NetworkFailed,
+    NetworkRetried,
+    Started,
+)
+from scheduler.ensemble.replay import Record
+
+
+@dataclass(frozen=True)
+class Killed:
+    """The launch that trained a network was killed; no log says so, for nobody was left to write it."""
+
+    network: str
+
+
+LetGo: TypeAlias = GroupStopped | NetworkFailed | NetworkRetried | GroupStruck | Killed  # of a network, by its group
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Something that happened.
+
+    Attributes:
+        t_s: seconds since the first launch began; what passed between launches is left out.
+        is_late: whether it is an epoch that a killed launch had saved and only the next one logged.
+    """
+
+    t_s: float
+    event: Event | Killed
+    is_late: bool = False
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A launch, from its start to all that is known of it."""
+
+    start: Started
+    moments: tuple[Moment, ...]
+
+    @property
+    def ended_s(self) -> float:
+        """When its last moment was, on the run's clock."""
+        return self.moments[-1].t_s
+
+    @property
+    def gpu_seconds(self) -> float:
+        """The time of all its devices."""
+        return (self.ended_s - self.moments[0].t_s) * len(self.start.devices)
+
+
+def launches_of(log: Iterable[Logged]) -> list[Launch]:
+    """The launches of a run, one behind the other; a log that begins in the middle of one begins with the next.
+
+    A launch that was killed says neither that its groups are gone nor which epochs it saved last. The next one begins
+    by logging these epochs; here they stand where they happened, at the end of the launch before.
+    """
+    launches: list[Launch] = []
+    for start, first, rest in _split(log):
+        late = list(takewhile(lambda logged: isinstance(logged.event, EpochEnded), rest))
+        now = launches[-1].ended_s if launches else 0.0
+        moments = [Moment(now + logged.t_s, logged.event) for logged in (first, *rest[len(late):])]
+        if launches:
+            saved = [Moment(now, logged.event, is_late=True) for logged in late]
+            launches[-1] = _killed(launches[-1], saved)
+        else:  # the log of the launch before is gone
+            moments[1:1] = [Moment(moments[0].t_s, logged.event, is_late=True) for logged in late]
+        launches.append(Launch(start, tuple(moments)))
+    return launches
+
+
+def _split(log: Iterable[Logged]) -> Iterator[tuple[Started, Logged, list[Logged]]]:
+    """Each launch's start, the line of it, and the lines that follow."""
+    found: tuple[Started, Logged, list[Logged]] | None = None
+    for logged in log:
+        if isinstance(logged.event, Started):
+            if found is not None:
+                yield found
+            found = logged.event, logged, []
+        elif found is not None:
+            found[2].append(logged)
+    if found is not None:
+        yield found
+
+
+def _killed(launch: Launch, saved: Sequence[Moment]) -> Launch:
+    """A launch after which another began, with what it had saved; its groups are gone, whether it said so or not."""
+    gone = [Moment(launch.ended_s, Killed(network)) for network in _running(launch)]
+    return Launch(launch.start, (*launch.moments, *saved, *gone))
+
+
+def _running(launch: Launch) -> list[str]:
+    """The networks that have devices at a launch's end."""
+    running: dict[str, None] = {}
+    for moment in launch.moments:
+        if isinstance(moment.event, GroupStarted):
+            running[moment.event.network] = None
+        elif isinstance(moment.event, LetGo):
+            running.pop(moment.event.network, None)
+    return list(running)
+
+
+def records_of(moments: Iterable[Moment]) -> list[Record]:
+    """Who had which devices, and when epochs ended, as the simulator's replay wants it."""
+    records: list[Record] = []
+    running: set[str] = set()
+    for moment in moments:
+        match moment.event:
+            case GroupStarted() | GroupChanged() as group:
+                running.add(group.network)
+                records.append(Record(moment.t_s, "group", group.network, group.devices))
+            case EpochEnded(network=name) if name in running:
+                records.append(Record(moment.t_s, "epoch", name))
+            case (GroupStopped(network=name) | NetworkFailed(network=name) | NetworkRetried(network=name)
+                  | GroupStruck(network=name) | Killed(network=name)) if name in running:
+                running.remove(name)
+                records.append(Record(moment.t_s, "stopped", name))
+    return records

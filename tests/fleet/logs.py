@@ -1,0 +1,55 @@
+"""A made-up event log."""
+
+import json
+
+from fleet.storage.event_log import Logged
+from fleet.storage.events import (
+    Ended,
+    EpochEnded,
+    GroupStarted,
+    GroupStopped,
+    NetworkFinished,
+    Planned,
+    RatesGiven,
+    ScheduleOptions,
+    Started,
+)
+from fleet.storage.lines import to_json
+from fleet.storage.state import EpochRecord
+
+START = Started(
+    networks=2, trainers=2, preprocessors=1, nodes=1, gpus_per_node=2, policy="baseline", finished=(),
+    first_stream_epoch=0, samples=100, devices=(0, 1), stream="free",
+    options=ScheduleOptions(alpha=0.8, delta="15%", peak_limited=True, seed=0),
+    bounds={"a": (1, None), "b<1>": (1, None)})  # a name that HTML would take for a tag
+
+
+def epoch(t_s, network, number, seconds, waited=0.0, gpus=1):
+    record = EpochRecord(number, number - 1, loss=1 / number, accuracy=0.5, val_loss=0.7, val_accuracy=0.4 + number / 9,
+                         learning_rate=0.1, samples=100, gpus=gpus, seconds=seconds, waited_s=waited)
+    return Logged(t_s, EpochEnded(network, record, blocked_s=0.25))
+
+
+# a trains two epochs of 10 s on device 0, b one of 20 s on device 1; groups form in half a second, and end in 0.1.
+LOG = [
+    Logged(0.0, START), Logged(1.0, Planned((), scheduling_s=0.01)),
+    Logged(1.0, GroupStarted("a", (0,), 0, 1)), Logged(1.0, GroupStarted("b<1>", (1,), 0, 1)),
+    epoch(11.5, "a", 1, 10.0), epoch(21.5, "b<1>", 1, 20.0, waited=5.0),
+    Logged(21.5, NetworkFinished("b<1>", "1 epoch", 1)), Logged(21.6, GroupStopped("b<1>", 0.1)),
+    epoch(22.0, "a", 2, 10.0), Logged(22.0, NetworkFinished("a", "2 epochs", 2)), Logged(22.1, GroupStopped("a", 0.1)),
+    Logged(23.0, Ended(0)),
+]
+
+
+def with_rates(a, b, start=START):
+    """The log of a run that was told how fast its networks are on one GPU."""
+    return [Logged(0.0, start), Logged(0.0, RatesGiven({"a": (a,), "b<1>": (b,)})), *LOG[1:]]
+
+
+def as_lines(log):
+    """What the file of a log holds."""
+    return [{"t_s": t_s, **to_json(event)} for t_s, event in log]
+
+
+def as_text(log):
+    return "".join(json.dumps(line) + "\n" for line in as_lines(log))

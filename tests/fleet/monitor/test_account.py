@@ -1,0 +1,127 @@
+"""What a run's log says of its time."""
+
+from dataclasses import asdict, replace
+
+import pytest
+
+from fleet.monitor.account import account
+from fleet.storage.event_log import Logged
+from fleet.storage.events import (
+    GroupChanged,
+    GroupStarted,
+    GroupStopped,
+    GroupStruck,
+    NetworkFinished,
+    Profiled,
+    StreamStarted,
+)
+from tests.fleet.logs import LOG, START, epoch, with_rates
+
+
+def test_who_trained_when_and_where_the_time_went():
+    told = account(LOG)
+    assert [(stint.name, stint.devices, stint.start_s, stint.end_s, stint.epochs) for stint in told.stints] == [
+        ("a", (0,), 1.0, 22.1, 2), ("b<1>", (1,), 1.0, 21.6, 1)]
+    spent = asdict(told.spent)
+    assert spent == pytest.approx({"training": 35, "data": 5, "checkpointing": 0.95, "moving": 41.7 - 40.95,
+                                   "waiting": 46 - 41.7 - 0.02, "scheduling": 0.02, "profiling": 0})
+    assert sum(spent.values()) == pytest.approx(2 * 23)
+
+
+def test_all_devices_wait_for_rates():
+    told = account([LOG[0], Logged(0.5, Profiled(3, 0.5, {"a": (10.0,), "b<1>": (5.0,)})), *LOG[1:]])
+    assert told.spent.profiling == pytest.approx(0.5 * 2)
+
+
+def test_costs_are_what_moves_took_and_the_simulation_pays_them():
+    told = account(with_rates(10.0, 5.0))
+    assert (told.costs.regroup_s, told.epoch_s) == pytest.approx((0.5, 0.5))
+    assert told.measured_s == pytest.approx(21.1)  # from the first group to the last
+    assert told.simulated_s == pytest.approx(0.51 + 2 * (10 + 0.5))
+
+
+def test_only_a_group_that_stops_unfinished_costs_a_checkpoint():
+    unfinished = [*LOG[:5], Logged(11.6, GroupStopped("a", 0.4)), *LOG[5:8]]
+    assert (account(LOG).costs.checkpoint_s, account(unfinished).costs.checkpoint_s) == pytest.approx((0.0, 0.4))
+
+
+def test_in_lockstep_only_what_passed_for_the_slowest_group_is_a_cost_of_epochs():
+    start = replace(START, stream="lockstep")
+    log = [Logged(0.0, start),
+           Logged(0.0, GroupStarted("a", (0,), 0, 1)), Logged(0.0, GroupStarted("b<1>", (1,), 0, 1)),
+           epoch(4.0, "a", 1, 4.0), epoch(10.0, "b<1>", 1, 10.0),
+           epoch(14.5, "a", 2, 4.0), epoch(20.5, "b<1>", 2, 10.0)]  # a has waited for b, and then half a second
+    assert account(log).epoch_s == pytest.approx(0.5)
+    assert account([Logged(0.0, START), *log[1:]]).epoch_s == pytest.approx((6.5 + 0.5) / 2)
+
+
+def test_where_the_policy_was_told_no_rates_those_that_networks_showed_count():
+    told = account(LOG)
+    assert told.simulated_s == pytest.approx(0.51 + 2 * (10 + 0.5))
+
+
+def test_networks_that_share_a_stream_are_simulated_no_faster_than_it():
+    start = replace(START, stream="lockstep")
+    stream = Logged(0.5, StreamStarted(1, 1, "baseline", "shared", False, supply_samples_per_s=2.0,
+                                       demand_samples_per_s=10.0, bottleneck="input"))
+    log = with_rates(10.0, 5.0, start)
+    assert account(log).simulated_s < 2 * 100 / 2.0 <= account([*log[:2], stream, *log[2:]]).simulated_s
+
+
+def test_a_log_of_before_deltas_had_units_is_replayed_as_it_was_meant():
+    def simulated(delta):
+        start = replace(START, policy="global", options=replace(START.options, delta=delta))
+        return account(with_rates(10.0, 5.0, start)).simulated_s
+
+    assert simulated("6") == simulated("6/s") < simulated("4") == simulated("4/s")  # the rates are 5 samples/s apart
+    assert simulated("60%") == simulated("6/s")
+
+
+def test_a_scale_of_time_changes_nothing_but_the_scale():
+    slow, fast = account(with_rates(10.0, 5.0)), account(with_rates(5.0, 2.5, replace(START, time_scale=0.5)))
+    assert (fast.measured_s, fast.simulated_s) == pytest.approx((slow.measured_s, slow.simulated_s))
+
+
+def test_launches_follow_each_other_and_what_a_killed_one_saved_counts():
+    killed = LOG[:5]  # up to the first epoch of a, at 11.5 s
+    resumed = [Logged(0.0, START), epoch(0.0, "b<1>", 1, 9.0), Logged(2.0, GroupStarted("a", (1,), 2, 1)),
+               epoch(12.0, "a", 2, 9.0), Logged(12.0, NetworkFinished("a", "", 2)),
+               Logged(12.5, GroupStopped("a", 0.1))]
+    told = account([*killed, *resumed])
+    assert told.launches == 2
+    assert told.seconds == pytest.approx(11.5 + 12.5)
+    assert [(stint.name, stint.end_s, stint.epochs) for stint in told.stints] == [
+        ("a", 11.5, 1), ("b<1>", 11.5, 1), ("a", 24.0, 1)]
+
+
+def test_a_log_that_begins_in_the_middle_of_a_launch_begins_with_the_next():
+    told = account([*LOG[4:], *LOG])
+    assert (told.launches, told.seconds) == (1, 23.0)
+
+
+def test_epochs_that_an_unknown_launch_has_saved_belong_to_no_group():
+    told = account([LOG[0], epoch(0.1, "b<1>", 1, 9.0), *LOG[1:4], epoch(11.5, "a", 1, 10.0)])
+    assert [(stint.name, stint.epochs) for stint in told.stints] == [("a", 1), ("b<1>", 0)]
+    assert told.spent.training == pytest.approx(10.0)
+
+
+def test_a_struck_group_gives_its_devices_back():
+    log = [*LOG[:5], Logged(12.0, GroupStruck("a", 1, 0)), Logged(14.0, GroupStarted("a", (0,), 1, 1)), *LOG[8:]]
+    assert [(stint.start_s, stint.end_s) for stint in account(log).stints if stint.name == "a"] == [
+        (1.0, 12.0), (14.0, 22.1)]
+
+
+def test_a_group_that_changed_has_a_bar_for_each_shape():
+    log = [Logged(0.0, START), Logged(0.0, GroupStarted("a", (0,), 0, 1)), epoch(10.0, "a", 1, 9.9),
+           Logged(12.0, GroupChanged("a", (0,), (0, 1), position=20, seconds=0.2)),
+           epoch(16.0, "a", 2, 6.0, gpus=2), Logged(16.0, GroupStopped("a", 0.0))]
+    told = account(log)
+    assert [(stint.devices, stint.end_s, stint.epochs) for stint in told.stints] == [((0,), 12.0, 1), ((0, 1), 16.0, 1)]
+    assert told.costs.regroup_s == pytest.approx((0.1 + 0.2) / 2)
+    assert told.spent.training == pytest.approx(9.9 + 2 + 2 * 4)  # the second epoch: 2 s on one device, 4 s on two
+
+
+@pytest.mark.parametrize("log", [[], LOG[:1], LOG[:4]])
+def test_a_run_that_has_hardly_begun_has_nothing_to_simulate(log):
+    told = account(log)
+    assert told is None or told.replay is None
