@@ -124,7 +124,8 @@ def _blocked(run):
     return ["## What checkpoints cost", "",
             f"In a run of `{load(RunPaths(run).spec).document.name}` without a fault, training stood still for "
             f"{spent.checkpointing:.2f} GPU-seconds while weights were copied or the writer was behind. This is "
-            f"{spent.checkpointing / spent.training:.2%} of the time in which networks were trained, or {with_data:.2%} if waiting for "
+            f"{spent.checkpointing / spent.training:.2%} of the time in which networks were trained, or "
+            f"{with_data:.2%} if waiting for "
             "samples is included (the paper: 2.7 to 6.3 %).", ""]
 
 
