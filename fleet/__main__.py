@@ -13,6 +13,7 @@ import sys
 from importlib import import_module
 
 from fleet import __version__
+from fleet.arguments import Parser
 from fleet.errors import ExitStatus, FleetError, UserError, shortened
 
 # name -> (module, one line of help); a name may have two words.
@@ -53,13 +54,11 @@ def main(argv: list[str] | None = None) -> int:
     if rest.count("--") > 1 and rest[-1] == "--":  # argparse would make an empty list of it, whatever is wanted there
         return _complain(f"fleet {name}: -- at the end, with nothing behind it", ExitStatus.BAD_INPUT)
     module = import_module(COMMANDS[name][0])
-    parser = argparse.ArgumentParser(prog=f"fleet {name}", description=module.__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter,
-                                     allow_abbrev=False)
+    parser = Parser(prog=f"fleet {name}", description=module.__doc__, allow_abbrev=False,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
     module.configure(parser)
-    args = parser.parse_args(rest)
     try:
-        return int(module.run(args))
+        return int(module.run(parser.parse_args(rest)))
     except UserError as error:
         return _complain(f"fleet {name}: {error}", ExitStatus.BAD_INPUT)
     except FleetError as error:

@@ -120,12 +120,7 @@ def run(spec: str | Path, ranks: int, *arguments: str, launcher: Sequence[str] |
 
 def _events(spec: str | Path, arguments: Sequence[str]) -> Path:
     """The event log of a launch with these arguments."""
-    try:
-        request = parse_arguments([str(spec), *arguments])
-    except SystemExit as error:  # the parser's way; a script that searches goes on with its next spec
-        if not error.code:  # --help
-            raise
-        raise UserError(f"fleet.run does not take {' '.join(arguments)}") from None
+    request = parse_arguments([str(spec), *arguments])
     if request.replay is not None and request.only is not None:
         return RunPaths(RunPaths(Path(request.replay)).replay(request.only)).events
     return RunPaths(load(spec).output).events

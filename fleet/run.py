@@ -6,7 +6,6 @@ others; then each rank takes up its role.
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import sys
@@ -16,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fleet.arguments import Parser, duration
 from fleet.errors import ExitStatus, FleetError, StorageError, UserError, shortened
 from fleet.runtime.interrupt import Interruption
 from fleet.storage.files import storing
 from fleet.storage.lock import FolderLock
-from fleet.units import parse_duration
 from launch.binding import BINDING_REMEDY, binding_problem, my_cores
 from launch.devices import gpus_per_node, visible_gpus
 from launch.environment import is_first
@@ -44,8 +43,12 @@ class Request:
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> Request:
-    """Read the command line; exits with status 2 when it is wrong."""
-    parser = argparse.ArgumentParser(
+    """Read the command line; ``--help`` prints it and exits.
+
+    Raises:
+        UserError: it is wrong.
+    """
+    parser = Parser(
         prog="python -m fleet.run", allow_abbrev=False,
         description="Train the ensemble of a spec: mpirun -n N python -m fleet.run SPEC. "
                     "The same command goes on with a run that was interrupted.")
@@ -57,7 +60,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Request:
                              "compare the losses")
     parser.add_argument("--only", metavar="NAME", help="the network to replay")
     parser.add_argument("--plain", action="store_true", help="plain lines instead of the live table")
-    parser.add_argument("--walltime", type=_duration, metavar="2h",
+    parser.add_argument("--walltime", type=duration, metavar="2h",
                         help="save everything and stop, with status 75, shortly before this time is over")
     arguments = parser.parse_args(argv)
     if (arguments.replay is None) != (arguments.only is None):
@@ -65,16 +68,14 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Request:
     return Request(**vars(arguments))
 
 
-def _duration(text: str) -> float:
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run this rank; returns the exit status of the whole job."""
-    request = parse_arguments(argv)
+    try:
+        request = parse_arguments(argv)
+    except UserError as error:
+        if is_first(os.environ):
+            print(f"fleet: {error}", file=sys.stderr)
+        return int(ExitStatus.BAD_INPUT)
     began = time.monotonic()
     # Before MPI starts, for after that no process should be forked.
     batch_left = seconds_left(os.environ) if is_first(os.environ) else None

@@ -129,7 +129,10 @@ def parse_stream(text: str) -> Stream:
         return _STREAMS[text]
     name, _, window = text.partition(":")
     if name == "ring":
-        return Stream(ring=Ring(window=parse_share(window)))
+        share = parse_share(window)
+        if not 0 < share <= 1:
+            raise ValueError("should have a window above 0% and at most 100%, like ring:10%")
+        return Stream(ring=Ring(window=share))
     if not re.fullmatch("[0-9]{1,6}", text):
         raise ValueError("should be free, lockstep, a number of lockstep streams, ring, or ring:10% (with its window)")
     return Stream(int(text))

@@ -58,6 +58,7 @@ MAY_IMPORT = {
     "fleet.errors": "",
     "fleet.units": "scheduler",
     "fleet.terminal": "fleet.errors fleet.units",
+    "fleet.arguments": "fleet.errors fleet.units scheduler",
     "fleet.plugins": "fleet.errors preprocess scheduler",
     "fleet.spec": _BELOW_SPEC,
     "fleet.storage": _SPEC,
@@ -67,10 +68,10 @@ MAY_IMPORT = {
     "fleet.monitor": _STORAGE,
     "fleet.runtime": _RUNTIME,
     "fleet.jobs": f"fleet.engines {_STORAGE} launch",
-    "fleet.run": _RUN,
-    "fleet.api": f"fleet.run {_RUN}",
-    "fleet.commands": f"fleet.api fleet.run fleet.jobs {_RUN}",
-    "fleet.__main__": f"fleet.commands {_BELOW_SPEC}",
+    "fleet.run": f"fleet.arguments {_RUN}",
+    "fleet.api": f"fleet.run fleet.arguments {_RUN}",
+    "fleet.commands": f"fleet.api fleet.run fleet.arguments fleet.jobs {_RUN}",
+    "fleet.__main__": f"fleet.commands fleet.arguments {_BELOW_SPEC}",
 }
 
 

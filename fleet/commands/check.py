@@ -10,7 +10,7 @@ import argparse
 import dataclasses
 from typing import Any
 
-from fleet.commands.options import add_json, print_json
+from fleet.commands.options import add_json, add_spec, print_json
 from fleet.engines.registry import parameters_of
 from fleet.errors import ExitStatus, UserError
 from fleet.runtime.inputs import open_inputs
@@ -23,7 +23,7 @@ from fleet.units import format_size
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("spec", nargs="?", help="the YAML file")
+    add_spec(parser, optional=True)
     parser.add_argument("--families", action="store_true", help="list the model families and their parameters instead")
     add_json(parser)
 

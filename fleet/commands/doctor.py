@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from fleet.comm.base import World
 from fleet.comm.roles import assign
-from fleet.commands.options import add_json, print_json
+from fleet.commands.options import add_json, add_spec, print_json
 from fleet.engines.registry import parameters_of
 from fleet.errors import ExitStatus, UserError
 from fleet.jobs.findings import (
@@ -46,7 +46,7 @@ _MPI4PY = "MPICC=mpicc pip install --no-cache-dir --no-binary mpi4py mpi4py"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("spec", nargs="?", help="the YAML file of the run")
+    add_spec(parser, optional=True)
     add_json(parser)
 
 

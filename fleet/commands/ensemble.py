@@ -14,7 +14,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fleet.commands.options import print_json
+from fleet.arguments import count
+from fleet.commands.options import add_seed, print_json
 from fleet.errors import ExitStatus, StorageError, UserError
 from fleet.storage.files import write_json
 from scheduler.ensemble.draw import convert, generate
@@ -24,11 +25,12 @@ from scheduler.files import read_json
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("--convert", metavar="FILE", help="the table to convert, as JSON")
-    parser.add_argument("--networks", type=int, default=100, metavar="N", help="to draw (100)")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the draws (0)")
-    parser.add_argument("--heavy-tail", action="store_true", help="draw epochs log-normal instead of normal")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="where to write it (standard output)")
+    parser.add_argument("--convert", metavar="FILE", help="convert the table in this JSON file instead of drawing")
+    parser.add_argument("--networks", type=count, default=100, metavar="N", help="number of networks to draw (100)")
+    add_seed(parser, "the draws")
+    parser.add_argument("--heavy-tail", action="store_true",
+                        help="draw epochs from a log-normal distribution instead of a normal one")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="file to write (standard output)")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -18,10 +18,12 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from fleet.arguments import as_written, whole
 from fleet.commands.options import add_json, print_json
+from fleet.commands.plots import add_plot, drawn
 from fleet.errors import ExitStatus, UserError
 from fleet.terminal import bar, print_table
-from scheduler.base import InputError, is_number
+from scheduler.base import InputError
 from scheduler.eviction.plan import Action, Number, Plan, RunningJob, Spectrum, check_jobs, plan_evictions
 from scheduler.eviction.running_jobs import RESOLUTION, FileSystem, read_jobs
 
@@ -32,76 +34,60 @@ LETTERS: dict[Action, str] = {"kill": "K", "app": "a", "sys": "s"}
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--jobs", type=Path, metavar="FILE", help="the running jobs, .csv or .json")
-    source.add_argument("--slurm", action="store_true", help="the running jobs of this Slurm cluster")
+    source.add_argument("--jobs", type=Path, metavar="FILE", help="file of the running jobs, .csv or .json")
+    source.add_argument("--slurm", action="store_true", help="ask Slurm for the jobs that run on this cluster")
     parser.add_argument("--site", type=Path, metavar="FILE.json",
                         help="with --slurm: how jobs checkpoint that do not say so in their comment")
-    parser.add_argument("--partition", metavar="NAME", help="with --slurm: only its jobs")
+    parser.add_argument("--partition", metavar="NAME", help="with --slurm: only the jobs of this partition")
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--nodes", metavar="K", help="to free, at least")
-    what.add_argument("--spectrum", action="store_true", help="the least loss for every count of nodes instead")
-    parser.add_argument("--deadline", required=True, metavar="MIN", help="the last deadline")
-    parser.add_argument("--step", default="1", metavar="MIN", help="between deadlines (1)")
-    parser.add_argument("--resolution", metavar="MIN",
-                        help="round checkpoint times up to multiples of this (as they are in a file that has them, "
-                             f"else {RESOLUTION:g})")
-    parser.add_argument("--aggregate-bandwidth", metavar="GB/s", help="of the file system")
-    parser.add_argument("--node-bandwidth", metavar="GB/s", help="of one node")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the trade-off")
+    what.add_argument("--nodes", type=whole(), metavar="K", help="number of nodes to free, at least")
+    what.add_argument("--spectrum", action="store_true", help="show the least loss for every number of nodes")
+    parser.add_argument("--deadline", type=as_written, required=True, metavar="MIN",
+                        help="the last deadline, in minutes")
+    parser.add_argument("--step", type=as_written, default=1, metavar="MIN", help="minutes between deadlines (1)")
+    parser.add_argument("--resolution", type=as_written, metavar="MIN",
+                        help="round checkpoint times up to multiples of this many minutes (as they are in a file that "
+                             f"has them, else {RESOLUTION:g})")
+    parser.add_argument("--aggregate-bandwidth", type=as_written, metavar="GB/s", help="bandwidth of the file system")
+    parser.add_argument("--node-bandwidth", type=as_written, metavar="GB/s", help="bandwidth of one node")
+    add_plot(parser, "the trade-off")
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Plan and print."""
-    deadline, step = _number("--deadline", args.deadline), _number("--step", args.step)
     jobs = _jobs(args)
     if args.spectrum:
         if args.plot is not None:
             raise UserError("--plot draws the trade-off for --nodes, not the --spectrum")
-        return _spectrum(jobs, deadline, step, args.json)
-    nodes = _number("--nodes", args.nodes)
-    if not isinstance(nodes, int):
-        raise UserError(f"--nodes is {args.nodes}, a whole number is wanted")
+        return _spectrum(jobs, args.deadline, args.step, args.json)
     try:
-        check_jobs(jobs, nodes)
+        check_jobs(jobs, args.nodes)
     except InputError as error:
         raise UserError(f"{args.jobs or 'squeue'}: {error}") from None
-    plans = plan_evictions(jobs, nodes, deadline, step)
+    plans = plan_evictions(jobs, args.nodes, args.deadline, args.step)
     if args.plot is not None:
-        _draw(plans, nodes, args.plot)
+        _draw(plans, args.nodes, args.plot)
     if args.json:
         print_json({"deadlines": plans})
     else:
-        _show(jobs, nodes, plans)
+        _show(jobs, args.nodes, plans)
     return ExitStatus.OK
 
 
 # ---------------------------------------------------------------- what is asked
 
-def _number(option: str, text: str) -> Number:
-    """Whole numbers stay whole, so that they print as they were written."""
-    for kind in (int, float):
-        try:
-            value: Number = kind(text)
-        except ValueError:
-            continue
-        if is_number(value):
-            return value
-    raise UserError(f"{option} is {text[:40]!r}, a number is wanted")
-
-
 def _jobs(args: argparse.Namespace) -> list[RunningJob]:
     storage = _storage(args)
-    resolution = None if args.resolution is None else _number("--resolution", args.resolution)
     if args.jobs is not None:
         if args.site is not None or args.partition is not None:
             raise UserError("--site and --partition go with --slurm")
-        return read_jobs(args.jobs, storage, resolution)
+        return read_jobs(args.jobs, storage, args.resolution)
     from fleet.jobs.slurm_running import Site, read_site, running_jobs
     from launch import slurm_jobs
 
     site = Site() if args.site is None else read_site(args.site)
-    return running_jobs(slurm_jobs.running_jobs(args.partition), site, storage, time.time(), resolution,
+    return running_jobs(slurm_jobs.running_jobs(args.partition), site, storage, time.time(), args.resolution,
                         warn=lambda text: print(f"fleet evict: {text}", file=sys.stderr))
 
 
@@ -111,7 +97,7 @@ def _storage(args: argparse.Namespace) -> FileSystem | None:
         return None
     if None in bandwidths:
         raise UserError("--aggregate-bandwidth and --node-bandwidth go together")
-    return FileSystem(_number("--aggregate-bandwidth", bandwidths[0]), _number("--node-bandwidth", bandwidths[1]))
+    return FileSystem(*bandwidths)
 
 
 # ---------------------------------------------------------------- what is shown
@@ -154,23 +140,15 @@ def _show_actions(jobs: Sequence[RunningJob], plans: Sequence[Plan]) -> None:
 
 
 def _draw(plans: Sequence[Plan], nodes: int, path: Path) -> None:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UserError("--plot wants matplotlib: pip install 'fleet-ensemble[plots]'") from None
-
-    figure = Figure(figsize=(6, 3.5), layout="constrained")
-    axes = figure.add_subplot()
     deadlines = [plan.deadline for plan in plans]
-    axes.step(deadlines, [plan.loss / 3600 for plan in plans], where="post", label="loss")
-    axes.set(xlabel="deadline, min", ylabel="loss, node-hours", title=f"at least {nodes} nodes free", ylim=(0, None))
-    times = axes.twinx()
-    times.step(deadlines, [plan.checkpoint_time for plan in plans], where="post", color="tab:gray", linestyle=":")
-    times.set_ylabel("checkpointing, min (dotted)")
-    try:
-        figure.savefig(path, format="png", dpi=100)
-    except OSError as error:
-        raise UserError(f"--plot: {path}: {error.strerror}") from None
+    with drawn(path, 6, 3.5) as figure:
+        axes = figure.add_subplot()
+        axes.step(deadlines, [plan.loss / 3600 for plan in plans], where="post", label="loss")
+        axes.set(xlabel="deadline, min", ylabel="loss, node-hours", title=f"at least {nodes} nodes free",
+                 ylim=(0, None))
+        times = axes.twinx()
+        times.step(deadlines, [plan.checkpoint_time for plan in plans], where="post", color="tab:gray", linestyle=":")
+        times.set_ylabel("checkpointing, min (dotted)")
 
 
 def _spectrum(jobs: Sequence[RunningJob], deadline: Number, step: Number, as_json: bool) -> int:

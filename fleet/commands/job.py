@@ -12,6 +12,7 @@ import argparse
 import os
 from pathlib import Path
 
+from fleet.arguments import count, duration, whole
 from fleet.errors import UserError
 from fleet.jobs.chain import Keeper, Limits
 from fleet.jobs.systems import find_system
@@ -22,24 +23,22 @@ from launch.systems import System
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("run", type=Path, help="the folder of the run")
-    parser.add_argument("--system", metavar="NAME", required=True, help="the batch system of this job")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="at most so many jobs after one another (1)")
-    parser.add_argument("--retries", type=int, default=0, metavar="N", help="after failures of the machine (0)")
-    parser.add_argument("--warn-after", type=float, metavar="SECONDS",
-                        help="have everything saved then, where the batch system sends no signal")
-    parser.add_argument("command", nargs="+", help="the launch, after --")
+    parser.add_argument("run", type=Path, help="folder of the run")
+    parser.add_argument("--system", metavar="NAME", required=True, help="batch system of this job")
+    parser.add_argument("--jobs", type=count, default=1, metavar="N", help="number of jobs after one another (1)")
+    parser.add_argument("--retries", type=whole(), default=0, metavar="N",
+                        help="number of failures of the machine after which to go on (0)")
+    parser.add_argument("--warn-after", type=duration, metavar="SECONDS",
+                        help="when to save everything, if the batch system sends no signal")
+    parser.add_argument("command", nargs="+", help="command of the launch, after --")
 
 
 def run(args: argparse.Namespace) -> int:
     """Keep the job."""
-    if args.warn_after is not None and not 0 <= args.warn_after <= 366 * 86400:
-        raise UserError(f"--warn-after is {args.warn_after:g}; it should be seconds, at most those of a year")
     look_beside(args.command[-1])  # the spec: beside it lies what a user has made
     system = find_system(args.system)
-    keeper = Keeper(RunPaths(args.run), system, _job_id(system), Limits(args.jobs, args.retries),
-                    args.warn_after)
-    return keeper.run(args.command)
+    limits = Limits(args.jobs, args.retries)
+    return Keeper(RunPaths(args.run), system, _job_id(system), limits, args.warn_after).run(args.command)
 
 
 def _job_id(system: System) -> str:

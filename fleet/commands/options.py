@@ -5,20 +5,37 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+from fleet.arguments import count, delta, number, seed, share
 from fleet.errors import UserError
 from fleet.storage.files import as_json
-from fleet.units import parse_delta
-from scheduler.base import Cluster, Delta, Options
+from scheduler.base import Cluster, Options
 from scheduler.ensemble.policies import POLICIES, Policy
 from scheduler.reservation.laws import LAWS, Law, make_law
 
 
-def add_cluster(parser: argparse.ArgumentParser, default_node: str) -> None:
+def add_spec(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
+    """Declare the spec that a command works on."""
+    parser.add_argument("spec", nargs="?" if optional else None, help="YAML file of the spec")
+
+
+def add_seed(parser: argparse._ActionsContainer, what: str, default: int | None = 0) -> None:
+    """Declare ``--seed``.
+
+    Args:
+        what: is drawn with it.
+        default: where it is not given; None where a spec may have one.
+    """
+    parser.add_argument("--seed", type=seed, default=default, metavar="S", help=f"seed of {what} ({default or 0})")
+
+
+def add_cluster(parser: argparse.ArgumentParser) -> None:
     """Declare ``--gpus`` and ``--gpus-per-node``."""
-    parser.add_argument("--gpus", type=int, required=True, metavar="M", help="of the cluster")
-    parser.add_argument("--gpus-per-node", type=int, metavar="G", help=f"of its nodes ({default_node})")
+    parser.add_argument("--gpus", type=count, required=True, metavar="M", help="number of GPUs of the cluster")
+    parser.add_argument("--gpus-per-node", type=count, metavar="G",
+                        help="number of GPUs of each of its nodes (as where the rates were measured)")
 
 
 def cluster_of(args: argparse.Namespace, gpus_per_node: int) -> Cluster:
@@ -29,7 +46,7 @@ def cluster_of(args: argparse.Namespace, gpus_per_node: int) -> Cluster:
         gpus_per_node: where the options do not say; a smaller cluster is part of one node.
 
     Raises:
-        InputError: no GPUs, or a node that is larger than the cluster.
+        InputError: the cluster is very large, or a node is larger than it.
     """
     if args.gpus_per_node is None:
         return Cluster.of(args.gpus, max(1, min(gpus_per_node, args.gpus)))
@@ -44,21 +61,22 @@ def add_policy(parser: argparse.ArgumentParser, default: str, *more: str, requir
         more: names that it takes beside those of policies.
     """
     parser.add_argument("--policy", metavar="NAME", required=required,
-                        help=f"that decides: {', '.join([*POLICIES, *more])}, or module:policy of your own {default}")
+                        help=f"policy that decides: {', '.join([*POLICIES, *more])}, or module:policy of your own "
+                             f"{default}")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the settings of policies."""
     group = parser.add_argument_group("settings of policies")
-    group.add_argument("--delta", metavar="D",
+    group.add_argument("--delta", type=delta, metavar="D",
                        help="how close to the fastest the networks of a flotilla are: as a share of its rate, like "
                             f"15%%, or in samples per second, like 20/s (15%%); {_readers('delta')}")
-    group.add_argument("--alpha", type=float, metavar="A",
-                       help=f"share of the GPUs below which a round ends (0.8); {_readers('alpha')}")
+    group.add_argument("--alpha", type=share, metavar="A",
+                       help=f"share of the GPUs below which a round ends, like 80%% (80%%); {_readers('alpha')}")
     group.add_argument("--literal", action="store_true",
-                       help="let a flotilla give GPUs that make a network slower, as the paper's Algorithm 2 does; "
+                       help="let a flotilla give away GPUs that make a network slower, as in the paper's Algorithm 2; "
                             f"{_readers('peak_limited')}")
-    group.add_argument("--seed", type=int, metavar="S", help=f"of all random choices (0); {_readers('seed')}")
+    add_seed(group, f"all random choices; {_readers('seed')}", default=None)
 
 
 def _readers(setting: str) -> str:
@@ -77,16 +95,12 @@ def options_of(args: argparse.Namespace, policies: Sequence[Policy], default: Op
 
     Raises:
         UserError: nothing reads a setting that is given.
-        UserError, InputError: a setting is out of its range.
+        InputError: a setting is out of its range.
     """
     _refuse_unread(args, policies, read)
     default = default or Options()
-    if args.seed is not None and args.seed < 0:
-        raise UserError(f"--seed {args.seed}: 0 or more")
-    return Options(alpha=default.alpha if args.alpha is None else args.alpha,
-                   delta=default.delta if args.delta is None else _delta(args.delta),
-                   peak_limited=default.peak_limited and not args.literal,
-                   seed=default.seed if args.seed is None else args.seed)
+    given = {name: getattr(args, name) for name in ("alpha", "delta", "seed") if getattr(args, name) is not None}
+    return replace(default, **given, peak_limited=default.peak_limited and not args.literal)
 
 
 _OPTION_OF = {"delta": "--delta", "alpha": "--alpha", "peak_limited": "--literal", "seed": "--seed"}
@@ -101,19 +115,11 @@ def _refuse_unread(args: argparse.Namespace, policies: Sequence[Policy], read: S
             raise UserError(f"{option}: {told}")
 
 
-def _delta(text: str) -> Delta:
-    try:
-        return parse_delta(text)
-    except ValueError as error:
-        raise UserError(f"--delta is {text!r}; it {error}") from None
-
-
-POINTS = 200  # intervals that a law is cut into unless said
-
+POINTS = 200  # intervals that a law is cut into by default
 
 _OPTIONS = {
-    "mu": "mean before the cut (truncnorm), of the logarithm (lognormal)",
-    "sigma": "standard deviation before the cut (truncnorm), of the logarithm (lognormal)",
+    "mu": "mean before the cut (truncnorm), or of the logarithm (lognormal)",
+    "sigma": "standard deviation before the cut (truncnorm), or of the logarithm (lognormal)",
     "alpha": "shape (beta, pareto)",
     "beta": "second shape (beta)",
     "rate": "one over the mean before the cut (exponential)",
@@ -126,9 +132,9 @@ def add_law_parameters(parser: argparse.ArgumentParser) -> None:
     """Declare the parameters of a law; ``--distribution`` itself is declared by the command."""
     group = parser.add_argument_group("parameters of --distribution")
     for name, text in _OPTIONS.items():
-        group.add_argument(f"--{name}", type=float, metavar="X", help=text)
-    group.add_argument("--points", type=int, default=POINTS, metavar="N",
-                       help=f"put the law on N + 1 equally spaced values ({POINTS})")
+        group.add_argument(f"--{name}", type=number(), metavar="X", help=text)
+    group.add_argument("--points", type=count, default=POINTS, metavar="N",
+                       help=f"number of equal intervals that the law is cut into ({POINTS})")
 
 
 def law_of(args: argparse.Namespace) -> Law | None:
@@ -149,7 +155,7 @@ def law_of(args: argparse.Namespace) -> Law | None:
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Give a command its ``--json`` option."""
     parser.add_argument("--json", action="store_true",
-                        help="print one JSON object to standard output and nothing else")
+                        help="print one JSON object and nothing else")
 
 
 def print_json(value: Any) -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 from pathlib import Path
 
+from fleet.arguments import whole
 from fleet.commands.options import add_json, print_json
 from fleet.errors import ExitStatus
 from fleet.storage.files import storing
@@ -19,10 +19,11 @@ from fleet.terminal import progress_bar
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("folder", help="holds <class>/, or train/<class>/ and validation/<class>/")
-    parser.add_argument("out", help="the file to write (replaced where it exists)")
-    parser.add_argument("--decoded", type=_pixels, metavar="SIZE",
-                        help="write pixels: the shorter side resized to SIZE, then the SIZE x SIZE centre")
+    parser.add_argument("folder", help="folder that holds <class>/, or train/<class>/ and validation/<class>/")
+    parser.add_argument("out", help="HDF5 file to write; one that exists is replaced")
+    parser.add_argument("--decoded", type=whole(1, 99_999), metavar="SIZE",
+                        help="write pixels: resize the shorter side to SIZE, and take the SIZE x SIZE pixels at the "
+                             "centre")
     parser.add_argument("--mode", choices=("RGB", "L"), default="RGB",
                         help="with --decoded: colour or greyscale (RGB)")
     add_json(parser)
@@ -58,9 +59,3 @@ def run(args: argparse.Namespace) -> ExitStatus:
         for sample in left_out:
             print(f"  left out {sample}")
     return ExitStatus.OK
-
-
-def _pixels(word: str) -> int:
-    if not re.fullmatch("[0-9]{1,5}", word) or int(word) == 0:
-        raise argparse.ArgumentTypeError(f"{word!r} is not a number of pixels")
-    return int(word)

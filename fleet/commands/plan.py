@@ -13,7 +13,16 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fleet.commands.options import add_cluster, add_json, add_options, add_policy, cluster_of, options_of, print_json
+from fleet.commands.options import (
+    add_cluster,
+    add_json,
+    add_options,
+    add_policy,
+    add_spec,
+    cluster_of,
+    options_of,
+    print_json,
+)
 from fleet.errors import ExitStatus, UserError
 from fleet.plugins import find_policy
 from fleet.terminal import bar, print_table
@@ -29,9 +38,9 @@ if TYPE_CHECKING:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("spec", nargs="?", help="the YAML file")
-    parser.add_argument("--rates", metavar="FILE", help="training rates, as JSON")
-    add_cluster(parser, "as where the rates were measured")
+    add_spec(parser, optional=True)
+    parser.add_argument("--rates", metavar="FILE", help="JSON file of training rates")
+    add_cluster(parser)
     add_policy(parser, "(the spec's, or global)")
     add_options(parser)
     add_json(parser)

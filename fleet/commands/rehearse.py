@@ -22,7 +22,8 @@ import tempfile
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from fleet.commands.options import add_json, print_json
+from fleet.arguments import count, positive
+from fleet.commands.options import add_json, add_spec, print_json
 from fleet.errors import ExitStatus, FleetError, InfrastructureError, UserError
 from fleet.terminal import print_table
 from fleet.units import format_duration
@@ -40,15 +41,18 @@ if TYPE_CHECKING:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("spec", help="the YAML file")
-    count = parser.add_mutually_exclusive_group(required=True)
-    count.add_argument("--gpus", type=int, metavar="M", help="that the run will have")
-    count.add_argument("--ranks", type=int, metavar="N", help="as many GPUs as N ranks leave, one of each node apart")
-    parser.add_argument("--gpus-per-node", type=int, metavar="G", help="of its nodes (the spec's, or one node)")
-    parser.add_argument("--rates", metavar="FILE", help="training rates, as JSON")
-    parser.add_argument("--time-scale", type=float, metavar="S",
-                        help="seconds that a second of the run is to take (so that it takes about half a minute)")
-    parser.add_argument("--output", type=Path, metavar="FOLDER", help="where the rehearsal's files stay (nowhere)")
+    add_spec(parser)
+    size = parser.add_mutually_exclusive_group(required=True)
+    size.add_argument("--gpus", type=count, metavar="M", help="number of GPUs that the run will have")
+    size.add_argument("--ranks", type=count, metavar="N",
+                      help="number of ranks that the run will have: all but one on each node have a GPU")
+    parser.add_argument("--gpus-per-node", type=count, metavar="G",
+                        help="number of GPUs of each node (as the spec says, or all on one node)")
+    parser.add_argument("--rates", metavar="FILE", help="JSON file of training rates")
+    parser.add_argument("--time-scale", type=positive, metavar="S",
+                        help="seconds that a second of the run takes, such as 0.001 (so that it takes half a minute)")
+    parser.add_argument("--output", type=Path, metavar="FOLDER",
+                        help="keep the files of the rehearsal there (they are deleted)")
     add_json(parser)
 
 
@@ -58,8 +62,6 @@ def run(args: argparse.Namespace) -> int:
     from fleet.runtime.inputs import open_inputs
     from fleet.spec import load
 
-    if args.time_scale is not None and not 0 < args.time_scale < float("inf"):
-        raise UserError(f"--time-scale {args.time_scale}: a number above 0, such as 0.001")
     spec = load(args.spec)
     if args.output is not None:
         _check_output(args.output)

@@ -26,7 +26,7 @@ from fleet.units import counted, format_duration
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("run", metavar="RUN", type=Path, help="the folder of a run")
+    parser.add_argument("run", metavar="RUN", type=Path, help="folder of the run")
     add_json(parser)
 
 

@@ -15,6 +15,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from fleet.arguments import positive, share
 from fleet.commands.options import add_json, add_law_parameters, law_of, print_json
 from fleet.errors import ExitStatus
 from fleet.terminal import bar, print_table
@@ -44,13 +45,13 @@ class Answer:
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     known = parser.add_mutually_exclusive_group(required=True)
-    known.add_argument("--distribution", choices=LAWS, help="a law with the parameters below")
-    known.add_argument("--log", type=Path, metavar="FILE", help="past run times, one number a line")
-    known.add_argument("--table", type=Path, metavar="FILE", help="a law as rows time,probability")
+    known.add_argument("--distribution", choices=LAWS, help="law of the run times, with the parameters below")
+    known.add_argument("--log", type=Path, metavar="FILE", help="file of past run times, one number a line")
+    known.add_argument("--table", type=Path, metavar="FILE", help="file of a law, as rows time,probability")
     add_law_parameters(parser)
-    parser.add_argument("--backfill-rate", type=float, default=0.0, metavar="Z",
-                        help="work for backfilling that arrives per unit of machine time, 0 <= Z < 1 (0)")
-    parser.add_argument("--failed", type=float, action="append", default=[], metavar="TIME",
+    parser.add_argument("--backfill-rate", type=share, default=0.0, metavar="Z",
+                        help="work for backfilling that arrives per unit of machine time, below 1 (0)")
+    parser.add_argument("--failed", type=positive, action="append", default=[], metavar="TIME",
                         help="a request of this job that was too short; may be repeated")
     add_json(parser)
 

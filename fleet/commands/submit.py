@@ -19,14 +19,15 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from fleet.commands.options import add_json, print_json
+from fleet.arguments import duration, whole
+from fleet.commands.options import add_json, add_spec, print_json
 from fleet.errors import ExitStatus, UserError
 from fleet.jobs.systems import find_system
 from fleet.runtime.folder import check_folder, writing_into
 from fleet.spec import Spec, load, read_yaml
 from fleet.storage.files import replacing
 from fleet.storage.paths import RunPaths
-from fleet.units import parse_duration
+from fleet.units import format_duration
 from launch.render import Job, render
 from launch.sites import SITES, Site, parse_site
 from launch.systems import SYSTEMS, System, submit
@@ -37,25 +38,29 @@ _WARNING_S, _WARNING_SHARE = 120.0, 0.1  # before the end of the walltime
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("spec", help="the YAML file")
+    size = whole(1, 100_000)
+    add_spec(parser)
     parser.add_argument("--system", metavar="NAME",
-                        help=f"the batch system: {', '.join(SYSTEMS)}, or module:system of your own (that of the site)")
+                        help=f"batch system: {', '.join(SYSTEMS)}, or module:system of your own (that of the site)")
     parser.add_argument("--site", default="generic", metavar="NAME",
-                        help=f"{', '.join(SITES)}, or a YAML file of your own (generic)")
-    parser.add_argument("--nodes", type=int, default=1, metavar="N", help="to ask for (1)")
-    parser.add_argument("--walltime", metavar="2h", help="to ask for (that of the spec)")
+                        help=f"machine: {', '.join(SITES)}, or a YAML file of your own (generic)")
+    parser.add_argument("--nodes", type=size, default=1, metavar="N", help="number of nodes to ask for (1)")
+    parser.add_argument("--walltime", type=duration, metavar="2h", help="walltime to ask for (that of the spec)")
     parser.add_argument("--chain", action="store_true", help="go on in further jobs until all networks are done")
-    parser.add_argument("--max-jobs", type=int, metavar="N", help=f"with --chain: at most so many ({MOST_JOBS})")
-    parser.add_argument("--retries", type=int, metavar="N",
-                        help=f"with --chain: go on after so many failures of the machine ({RETRIES})")
-    parser.add_argument("--warn", metavar="2min", help="save everything so long before the walltime ends "
-                        "(2min, less of a walltime below 20min)")
-    parser.add_argument("--ranks-per-node", type=int, metavar="N", help="to start (the site's)")
-    parser.add_argument("--gpus-per-node", type=int, metavar="N",
-                        help="to ask for, where the site does not tell (resources.gpus_per_node of the spec)")
-    parser.add_argument("--account", metavar="NAME", help="whose time is spent")
+    parser.add_argument("--max-jobs", type=size, metavar="N",
+                        help=f"with --chain: number of jobs at most ({MOST_JOBS})")
+    parser.add_argument("--retries", type=whole(0, 100_000), metavar="N",
+                        help=f"with --chain: number of failures of the machine after which to go on ({RETRIES})")
+    parser.add_argument("--warn", type=duration, metavar="2min",
+                        help="save everything this long before the walltime ends (2min, or a tenth of the walltime if "
+                             "that is less)")
+    parser.add_argument("--ranks-per-node", type=size, metavar="N", help="number of ranks on each node (the site's)")
+    parser.add_argument("--gpus-per-node", type=size, metavar="N",
+                        help="number of GPUs of each node, if the site does not say (resources.gpus_per_node of the "
+                             "spec)")
+    parser.add_argument("--account", metavar="NAME", help="account that pays for the time")
     parser.add_argument("--queue", metavar="NAME", help="queue or partition")
-    parser.add_argument("--dry-run", action="store_true", help="print the script, and do nothing")
+    parser.add_argument("--dry-run", action="store_true", help="only print the script")
     add_json(parser)
 
 
@@ -76,13 +81,20 @@ def run(args: argparse.Namespace) -> int:
         else:
             print(script, end="")
         return ExitStatus.OK
-    if args.json and not system.has_queue:
+    return _hand_in(script, paths, system, args.json)
+
+
+def _hand_in(script: str, paths: RunPaths, system: System, as_json: bool) -> int:
+    """Write the script, and submit it; run it where there is no batch system."""
+    if as_json and not system.has_queue:
         raise UserError(f"--json: with --system {system.name} the run itself prints; --dry-run --json gives the script")
-    _write(script, paths)
+    check_folder(paths)
+    with writing_into(paths), replacing(paths.job_script) as file:
+        file.write(script)
     if not system.has_queue:
         return subprocess.run(["bash", str(paths.job_script)], check=False).returncode
     id_ = submit(system, paths.job_script)
-    if args.json:
+    if as_json:
         print_json({"job": id_, "system": system.name, "script": str(paths.job_script), "stops": str(paths.stops)})
     else:
         print(id_)
@@ -99,7 +111,7 @@ def _site(name: str) -> Site:
 
 def _with_gpus(args: argparse.Namespace, spec: Spec, site: Site) -> Site:
     """A site that knows nothing of GPUs, with those that are asked for, or that the spec counts on."""
-    asked, counted_on = _whole("--gpus-per-node", args.gpus_per_node, 1), spec.resources.gpus_per_node
+    asked, counted_on = args.gpus_per_node, spec.resources.gpus_per_node
     if asked is not None and site.gpus:
         raise UserError(f"--gpus-per-node goes with a site that does not tell; {args.site} has {site.gpus}")
     gpus = asked if asked is not None else 0 if counted_on == "auto" else counted_on
@@ -118,55 +130,42 @@ def _system(name: str | None, site: Site, place: str) -> System:
 
 
 def _job(args: argparse.Namespace, spec: Spec, paths: RunPaths, system: System, site: Site) -> Job:
-    walltime = _duration("--walltime", args.walltime) or spec.document.walltime
-    if walltime is None and system.has_queue:
-        raise UserError("--walltime (or walltime in the spec) says how long a job may take, such as 2h")
-    limits = [_whole(option, value, least) for option, value, least in (
-        ("--max-jobs", args.max_jobs, 1), ("--retries", args.retries, 0))]
-    if not args.chain and limits != [None, None]:
-        raise UserError("--max-jobs and --retries go with --chain")
-    jobs, retries = (default if limit is None else limit for limit, default in
-                     zip(limits, (MOST_JOBS, RETRIES) if args.chain else (1, 0), strict=True))
-    if args.chain and system.has_queue and not (system.after or system.requeue):
-        raise UserError(f"--chain: {system.name} says neither by after nor by requeue how a job follows another")
     if not system.has_queue and args.nodes != 1:
         raise UserError(f"--nodes is {args.nodes}; with --system {system.name} there is this machine alone")
-    warning = _duration("--warn", args.warn) or min(_WARNING_S, _WARNING_SHARE * (walltime or math.inf))
+    walltime, warning = _times(args, spec, system)
+    jobs, retries = _limits(args, system)
+    return Job(spec.document.name, args.spec, Path.cwd(), Path(sys.executable), paths.root, paths.jobs, args.nodes,
+               walltime, warning, _ranks(args, spec, site), jobs, retries, args.account, args.queue)
+
+
+def _times(args: argparse.Namespace, spec: Spec, system: System) -> tuple[float | None, float]:
+    """The walltime, and how long before its end everything is saved; both in seconds."""
+    walltime = args.walltime or spec.document.walltime
+    if walltime is None and system.has_queue:
+        raise UserError("--walltime (or walltime in the spec) says how long a job may take, such as 2h")
+    warning = args.warn or min(_WARNING_S, _WARNING_SHARE * (walltime or math.inf))
     if walltime is not None and warning >= walltime:
-        raise UserError(f"--warn {args.warn} should be less than the walltime")
-    return Job(spec.document.name, args.spec, Path.cwd(), Path(sys.executable), paths.root,
-               paths.jobs, _whole("--nodes", args.nodes, 1) or 1, walltime, warning, _ranks(args, spec, site), jobs,
-               retries, args.account, args.queue)
+        raise UserError(f"--warn is {format_duration(warning)}; it should be less than the walltime")
+    return walltime, warning
+
+
+def _limits(args: argparse.Namespace, system: System) -> tuple[int, int]:
+    """How many jobs there may be, and after how many failures of the machine another one follows."""
+    if args.chain and system.has_queue and not (system.after or system.requeue):
+        raise UserError(f"--chain: {system.name} says neither by after nor by requeue how a job follows another")
+    if args.chain:
+        return args.max_jobs or MOST_JOBS, RETRIES if args.retries is None else args.retries
+    if (args.max_jobs, args.retries) != (None, None):
+        raise UserError("--max-jobs and --retries go with --chain")
+    return 1, 0
 
 
 def _ranks(args: argparse.Namespace, spec: Spec, site: Site) -> int | None:
     """Ranks of a node: what is asked for, what the spec's preprocessors want beside the GPUs, or the site's."""
-    asked = _whole("--ranks-per-node", args.ranks_per_node, 1)
+    asked: int | None = args.ranks_per_node
     preparing = spec.resources.preprocessors
-    if asked is None and site.gpus and preparing != "auto":
-        if preparing < args.nodes:
-            raise UserError(f"resources.preprocessors: {preparing} should be at least {args.nodes}, one on each node")
-        return site.gpus + math.ceil(preparing / args.nodes)
-    return asked
-
-
-def _duration(option: str, text: str | None) -> float | None:
-    try:
-        seconds = None if text is None else parse_duration(text)
-    except ValueError as error:
-        raise UserError(f"{option} is {text!r}; it {error}") from None
-    if seconds is not None and not 0 < seconds <= 366 * 86400:
-        raise UserError(f"{option} is {text}; it should be more than nothing and at most a year")
-    return seconds
-
-
-def _whole(option: str, value: int | None, least: int) -> int | None:
-    if value is not None and not least <= value <= 100_000:
-        raise UserError(f"{option} is {value}; it should be from {least} to 100000")
-    return value
-
-
-def _write(script: str, paths: RunPaths) -> None:
-    check_folder(paths)
-    with writing_into(paths), replacing(paths.job_script) as file:
-        file.write(script)
+    if asked is not None or not site.gpus or preparing == "auto":
+        return asked
+    if preparing < args.nodes:
+        raise UserError(f"resources.preprocessors: {preparing} should be at least {args.nodes}, one on each node")
+    return site.gpus + math.ceil(preparing / args.nodes)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from scheduler.base import InputError, Network, RateTable
+from scheduler.base import InputError, Network, RateTable, check_range
 from scheduler.files import MistakeReader
 
 Floats = NDArray[np.float64]
@@ -59,14 +59,13 @@ def generate(networks: int = 100, seed: int = 0, heavy_tail: bool = False) -> Ra
 
     Args:
         networks: how many.
-        seed: of all draws.
+        seed: of all draws, from 0.
         heavy_tail: epochs log-normal with a median of 10 and sigma 0.8.
 
     Raises:
-        InputError: fewer than one network, or very many, or a negative seed.
+        InputError: fewer than one network, or very many.
     """
-    if not 1 <= networks <= _MOST_NETWORKS or seed < 0:
-        raise InputError(f"{networks} networks with seed {seed}: at least 1, at most {_MOST_NETWORKS}, a seed from 0")
+    check_range("the number of networks", networks, 1, _MOST_NETWORKS)
     rng = np.random.default_rng(seed)
     drawn = [_draw(index, rng) for index in range(networks)]
     single = _into_range(-np.log([network.operations for network in drawn]), RATES)

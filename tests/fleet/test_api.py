@@ -86,7 +86,7 @@ def test_a_wrong_spec_and_a_breakdown_are_raised(path):
 
 
 def test_an_argument_that_there_is_not_is_raised_like_a_wrong_spec(path):
-    with pytest.raises(UserError, match="fleet.run does not take --typo"):
+    with pytest.raises(UserError, match="unrecognized arguments: --typo"):
         run(path, 3, "--typo", launcher=ends_with(0))
 
 

@@ -22,7 +22,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from fleet.commands.options import add_json, print_json
+from fleet.arguments import count, number, positive
+from fleet.commands.options import add_json, add_seed, print_json
+from fleet.commands.plots import add_plot, drawn
 from fleet.errors import ExitStatus, UserError
 from fleet.terminal import bar, print_table
 from scheduler.elastic.autoscaler import Autoscaling
@@ -36,26 +38,25 @@ PRINTED = ("sjs_efficiency", "drop_ratio", "mean_completion_min", "completed", "
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add = parser.add_argument
-    add("--jobs", required=True, metavar="FILE|generate", help="the jobs, as JSON, or draw them at random")
-    add("--gpus", type=int, metavar="K", help="of the cluster (the file's, or 400)")
-    add("--minutes", type=float, metavar="M",
-        help="of a file: end the simulation then (with the last job); generate: jobs arrive for so long, "
-             "and the simulation ends with the last (480)")
-    add("--interval", type=float, default=10.0, metavar="M",
-        help="minutes between decisions; 0: at every arrival and completion (10)")
+    add("--jobs", required=True, metavar="FILE|generate", help="JSON file of the jobs, or generate to draw them")
+    add("--gpus", type=count, metavar="K", help="number of GPUs of the cluster (as in the file, or 400)")
+    add("--minutes", type=positive, metavar="M",
+        help="with a file: when the simulation ends (with the last job); with generate: for how long jobs arrive (480)")
+    add("--interval", type=number(0), default=10.0, metavar="M",
+        help="minutes between decisions; 0 decides at every arrival and completion (10)")
     add("--policy", choices=POLICIES, default="elastic",
-        help="generate: jobs with elastic batches, or the baseline of fixed random ones (elastic)")
-    add("--drop", action="store_true", help="reject a job that does not fit, rather than let it wait")
-    add("--arrivals", choices=PATTERNS, default="bursty", help="generate: the pattern of arrivals (bursty)")
-    add("--load", type=float, default=1.0, metavar="X",
-        help="generate: work that arrives in busy times, as a share of what the cluster can do (1)")
-    add("--seed", type=int, default=0, help="generate: of the draws (0)")
-    add("--rescale-cost-min", type=float, default=0.0, metavar="M",
+        help="with generate: jobs of elastic batches, or the baseline of fixed random ones (elastic)")
+    add("--drop", action="store_true", help="reject a job that does not fit instead of letting it wait")
+    add("--arrivals", choices=PATTERNS, default="bursty", help="with generate: the pattern of arrivals (bursty)")
+    add("--load", type=positive, default=1.0, metavar="X",
+        help="with generate: work that arrives in busy times, over what the cluster can do (1)")
+    add_seed(parser, "the draws of generate")
+    add("--rescale-cost-min", type=number(0), default=0.0, metavar="M",
         help="minutes for which a resized job stands still (0)")
-    add("--hold-min", type=float, metavar="M",
-        help="minutes for which a job keeps its size after a start or a resize (9 x the cost)")
-    add("--save-jobs", type=Path, metavar="FILE", help="write the jobs to a file that --jobs reads")
-    add("--plot", type=Path, metavar="FILE", help="draw jobs and GPUs over time (.png, .svg, .pdf)")
+    add("--hold-min", type=number(0), metavar="M",
+        help="minutes for which a job keeps its size after a start or a resize (9 times the cost)")
+    add("--save-jobs", type=Path, metavar="FILE", help="write the jobs to a file that --jobs can read")
+    add_plot(parser, "jobs and GPUs over time")
     add_json(parser)
 
 
@@ -77,10 +78,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _jobs(args: argparse.Namespace) -> tuple[int, Sequence[ElasticJob], float]:
     """The cluster's GPUs, the jobs, and when to end."""
-    if args.minutes is not None and not (math.isfinite(args.minutes) and args.minutes > 0):
-        raise UserError(f"--minutes {args.minutes}: a number above 0")
-    if args.seed < 0:
-        raise UserError(f"--seed {args.seed}: 0 or more")
     if args.jobs == "generate":
         gpus = 400 if args.gpus is None else args.gpus
         return gpus, generate(gpus, args.minutes or 480.0, args.arrivals, args.policy, args.seed, args.load), math.inf
@@ -92,7 +89,7 @@ def _save(path: Path, text: str) -> None:
     try:
         path.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
-        raise UserError(f"--save-jobs {path}: {error.strerror}") from None
+        raise UserError(f"--save-jobs: {path}: {error.strerror}") from None
 
 
 def _print(jobs: Sequence[ElasticJob], outcome: Outcome) -> None:
@@ -130,32 +127,26 @@ def draw_counts(axes: Any, jobs: Sequence[ElasticJob], outcome: Outcome, name: s
 
 
 def plot(path: Path, jobs: Sequence[ElasticJob], outcome: Outcome, settings: Autoscaling) -> None:
-    """Draw a simulation: jobs that arrived and completed, and GPUs held, over time.
+    """Draw a simulation: jobs that arrived and completed, and GPUs held, over time."""
+    with drawn(path, 9, 5) as figure:
+        above, below = figure.subplots(2, sharex=True)
+        arrived, _ = moments(jobs, outcome)
+        above.step(arrived, range(1, len(arrived) + 1), where="post", color="0.6", label="arrived")
+        draw_counts(above, jobs, outcome, "completed")
+        above.set(ylabel="jobs", ylim=(0, None), xlim=(0, outcome.end_min or None))
+        above.legend(loc="upper left")
+        times, held = _held(outcome)
+        below.fill_between(times, held, step="post", color="tab:blue", alpha=0.6)
+        below.set(ylabel=f"GPUs held (of {settings.gpus})", xlabel="minutes", ylim=(0, settings.gpus))
+        figure.suptitle(f"SJS efficiency {outcome.sjs_efficiency:.1%}, dropped {outcome.drop_ratio:.1%}, "
+                        f"mean completion {outcome.mean_completion_min:.1f} min")
 
-    Raises:
-        UserError: matplotlib is not installed, or the file cannot be written.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UserError("--plot wants matplotlib: pip install 'fleet-ensemble[plots]'") from None
-    figure = Figure(figsize=(9, 5), layout="constrained")
-    above, below = figure.subplots(2, sharex=True)
-    arrived, _ = moments(jobs, outcome)
-    above.step(arrived, range(1, len(arrived) + 1), where="post", color="0.6", label="arrived")
-    draw_counts(above, jobs, outcome, "completed")
-    above.set(ylabel="jobs", ylim=(0, None), xlim=(0, outcome.end_min or None))
-    above.legend(loc="upper left")
+
+def _held(outcome: Outcome) -> tuple[list[float], list[int]]:
+    """The minutes at which the number of GPUs in use changes, and that number from then on."""
     changes: Counter[float] = Counter()
-    for h in outcome.holdings:
-        changes[h.start_min] += h.gpus
-        changes[h.end_min] -= h.gpus
-    held = list(accumulate(changes[moment] for moment in sorted(changes)))
-    below.fill_between(sorted(changes), held, step="post", color="tab:blue", alpha=0.6)
-    below.set(ylabel=f"GPUs held (of {settings.gpus})", xlabel="minutes", ylim=(0, settings.gpus))
-    figure.suptitle(f"SJS efficiency {outcome.sjs_efficiency:.1%}, dropped {outcome.drop_ratio:.1%}, "
-                    f"mean completion {outcome.mean_completion_min:.1f} min")
-    try:
-        figure.savefig(path, dpi=100)
-    except (OSError, ValueError) as error:  # ValueError: a format that there is not
-        raise UserError(f"--plot {path}: {error}") from None
+    for held in outcome.holdings:
+        changes[held.start_min] += held.gpus
+        changes[held.end_min] -= held.gpus
+    times = sorted(changes)
+    return times, list(accumulate(changes[time] for time in times))

@@ -19,7 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fleet.commands.options import add_json, add_law_parameters, law_of, print_json
+from fleet.arguments import count, share, whole
+from fleet.commands.options import add_json, add_law_parameters, add_seed, law_of, print_json
 from fleet.errors import ExitStatus, UserError
 from fleet.terminal import print_table
 from scheduler.reservation.fit import fit_laws
@@ -54,26 +55,28 @@ class Result:
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add = parser.add_argument
-    add("trace", nargs="?", type=Path, metavar="TRACE.swf[.gz]", help="jobs of a real machine")
+    add("trace", nargs="?", type=Path, metavar="TRACE.swf[.gz]", help="trace of the jobs of a real machine")
     add("--distribution", choices=LAWS, help="instead of a trace: the law of the run times, in hours")
     add_law_parameters(parser)
-    add("--jobs", type=int, default=100, metavar="N", help="jobs drawn from the law (100)")
+    add("--jobs", type=count, default=100, metavar="N", help="number of jobs to draw from the law (100)")
     add("--sizes", type=Sizes, choices=list(Sizes), default=Sizes.BETA,
         help="processors of the drawn jobs: all, half, or drawn from a law (beta)")
-    add("--processors", type=int, metavar="P", help=f"of the machine (from the trace; {PROCESSORS})")
+    add("--processors", type=count, metavar="P",
+        help=f"number of processors of the machine (as in the trace, or {PROCESSORS})")
     add("--requests", type=Rule, choices=list(Rule), default=Rule.TOPTIMAL,
-        help="longest time known; longest of the last ten runs; optimal without or with backfill; "
-             "as in the trace (toptimal)")
-    add("--backfill-rate", type=float, metavar="Z", help="what atoptimal counts on (the rate of the stream)")
+        help="walltimes that jobs ask for: the longest time known; the longest of the last ten runs; optimal without "
+             "or with backfill; as in the trace (toptimal)")
+    add("--backfill-rate", type=share, metavar="Z", help="rate of backfill that atoptimal counts on (--stream)")
     add("--convention", type=Convention, choices=list(Convention), default=Convention.PLANNED,
         help="when reservations start (planned)")
-    add("--speculative", action="store_true", help="try jobs in gaps shorter than their requests")
-    add("--stream", type=float, metavar="Z",
-        help="add small jobs, a hundred times shorter, that bring this share of the machine as work")
-    add("--runs", type=int, metavar="N", help="simulations with other draws, averaged (20; 1 for a trace)")
-    add("--seed", type=int, default=0, metavar="S", help="of the draws (0)")
-    add("--write-trace", type=Path, metavar="FILE.swf[.gz]", help="write the schedule of the first run")
-    add("--fit", action="store_true", help="do not simulate: fit the laws to the run times of the trace")
+    add("--speculative", action="store_true", help="try jobs in gaps that are shorter than their requests")
+    add("--stream", type=share, metavar="Z",
+        help="add small jobs, a hundred times shorter, whose work is this share of the machine")
+    add("--runs", type=whole(1, MOST_RUNS), default=20, metavar="N",
+        help="number of simulations with different draws, which are averaged (20; a trace is simulated once)")
+    add_seed(parser, "the draws")
+    add("--write-trace", type=Path, metavar="FILE.swf[.gz]", help="write the schedule of the first simulation")
+    add("--fit", action="store_true", help="fit the laws to the run times of the trace instead of simulating")
     add_json(parser)
 
 
@@ -82,8 +85,6 @@ def run(args: argparse.Namespace) -> int:
     law = law_of(args)
     if (law is None) == (args.trace is None):
         raise UserError("name either a trace or a --distribution")
-    if args.seed < 0:
-        raise UserError(f"--seed is {args.seed}, at least 0 is wanted")
     trace = None if args.trace is None else read_swf(args.trace)
     if args.fit:
         if trace is None:
@@ -106,8 +107,7 @@ def _schedules(args: argparse.Namespace, law: Law | None, trace: Trace | None) -
     processors = _processors(args, trace)
     stream = None if args.stream is None or law is None else small_stream(law, args.stream, processors)
     rate = args.backfill_rate if args.backfill_rate is not None else args.stream or 0.0
-    for number in range(_runs(args)):
-        seed = args.seed + number
+    for seed in range(args.seed, args.seed + (1 if law is None else args.runs)):  # of a trace, nothing is drawn
         if law is not None:
             jobs = draw_jobs(law, args.jobs, processors, args.sizes, args.requests,
                              np.random.default_rng(seed), backfill_rate=rate, points=args.points)
@@ -119,23 +119,11 @@ def _schedules(args: argparse.Namespace, law: Law | None, trace: Trace | None) -
 
 
 def _processors(args: argparse.Namespace, trace: Trace | None) -> int:
-    if args.processors is None:
-        found = PROCESSORS if trace is None else trace.machine_size
-        if found is None:
-            raise UserError(f"{args.trace}: its header does not tell MaxProcs; name --processors")
-        return found
-    if args.processors < 1:
-        raise UserError(f"--processors is {args.processors}, at least 1 is wanted")
-    return int(args.processors)
-
-
-def _runs(args: argparse.Namespace) -> int:
-    if args.trace is not None:
-        return 1  # nothing is drawn
-    runs = 20 if args.runs is None else args.runs
-    if not 1 <= runs <= MOST_RUNS:
-        raise UserError(f"--runs is {runs}, a number from 1 to {MOST_RUNS} is wanted")
-    return runs
+    of_the_machine = PROCESSORS if trace is None else trace.machine_size
+    found: int | None = args.processors or of_the_machine
+    if found is None:
+        raise UserError(f"{args.trace}: its header does not tell MaxProcs; name --processors")
+    return found
 
 
 def _result(args: argparse.Namespace, schedules: list[Schedule], hours: float) -> Result:

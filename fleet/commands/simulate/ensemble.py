@@ -15,17 +15,20 @@ unfinished and 0.46 s for a decision (measured in the paper's Table 4), `baselin
 from __future__ import annotations
 
 import argparse
+import colorsys
 import dataclasses
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from fleet.arguments import number, positive, share, stream
 from fleet.commands.options import add_cluster, add_json, add_options, add_policy, cluster_of, options_of, print_json
+from fleet.commands.plots import add_plot, drawn
 from fleet.errors import ExitStatus, UserError
 from fleet.plugins import find_policy
 from fleet.terminal import bar, print_table
-from fleet.units import parse_share, parse_stream
-from scheduler.base import Cluster, InputError, Options, RateTable
+from scheduler.base import Cluster, Options, RateTable
 from scheduler.ensemble.costs import Costs
 from scheduler.ensemble.draw import redraw_epochs, with_errors
 from scheduler.ensemble.pace import Stream
@@ -35,7 +38,6 @@ from scheduler.ensemble.rates_file import read_rates
 from scheduler.ensemble.simulation import Simulated, simulate
 
 ALL = "all"  # the policies that have a name
-NO_ERROR = "0"
 
 # What --json prints of a simulation.
 PRINTED = ("policy", "makespan_s", "lower_bound_s", "waiting_s_per_gpu", "scheduling_s", "checkpoint_s", "rounds")
@@ -43,30 +45,31 @@ PRINTED = ("policy", "makespan_s", "lower_bound_s", "waiting_s_per_gpu", "schedu
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("file", metavar="FILE", help="training rates and epochs, as JSON")
-    add_cluster(parser, "as where the rates were measured")
+    parser.add_argument("file", metavar="FILE", help="JSON file of training rates and epochs")
+    add_cluster(parser)
     add_policy(parser, "(required)", ALL, required=True)
     add_options(parser)
     group = parser.add_argument_group("what is simulated")
-    group.add_argument("--stream", metavar="S",
-                       help="free, lockstep, a number of lockstep streams, ring, or ring:10%% (the window)")
-    group.add_argument("--stream-rate", type=float, default=math.inf, metavar="R",
+    group.add_argument("--stream", type=stream, metavar="S",
+                       help="how networks share samples: free, lockstep, a number of lockstep streams, ring, or "
+                            "ring:10%% with the size of its window (as the policy's system does)")
+    group.add_argument("--stream-rate", type=positive, default=math.inf, metavar="R",
                        help="samples/s that preprocessing produces (no limit)")
     for cost in dataclasses.fields(Costs):
-        group.add_argument("--" + cost.name.replace("_", "-"), type=float, metavar="X", help=_COST_HELP[cost.name])
-    group.add_argument("--rate-error", default=NO_ERROR, metavar="E",
-                       help="the policy is told rates with errors of this standard deviation, as 5%% (0)")
+        group.add_argument("--" + cost.name.replace("_", "-"), type=number(0), metavar="X", help=_COST_HELP[cost.name])
+    group.add_argument("--rate-error", type=share, default=0.0, metavar="E",
+                       help="standard deviation of the errors of the rates that the policy is told, like 5%% (0)")
     group.add_argument("--draw-epochs", action="store_true",
-                       help="draw each network's epochs from those of the file, with --seed")
-    parser.add_argument("--plot", metavar="FILE", help="draw who trained when on which GPU (.png, .svg, .pdf)")
+                       help="draw the epochs of each network from those in the file, with --seed")
+    add_plot(parser, "which network trained when on which GPU")
     add_json(parser)
 
 
 _COST_HELP = {
-    "checkpoint_s": "for which a group that stops unfinished holds its GPUs on",
-    "regroup_s": "before a group that starts, grows or shrinks trains",
-    "scheduling_s": "before a decision takes effect",
-    "profile_s": "before the first decision",
+    "checkpoint_s": "seconds for which a group that stops unfinished still holds its GPUs",
+    "regroup_s": "seconds before a group that starts, grows or shrinks trains",
+    "scheduling_s": "seconds before a decision takes effect",
+    "profile_s": "seconds before the first decision",
 }
 
 
@@ -74,14 +77,14 @@ def run(args: argparse.Namespace) -> int:
     """Simulate, and print the numbers."""
     rates = read_rates(args.file)
     policies = list(POLICIES.values()) if args.policy == ALL else [find_policy(args.policy)]
-    draws = args.draw_epochs or args.rate_error != NO_ERROR
+    if args.plot and len(policies) > 1:
+        raise UserError("--plot draws one policy: name it with --policy")
+    draws = args.draw_epochs or args.rate_error > 0
     options = options_of(args, policies, None, *(["seed"] if draws else []))
     cluster = cluster_of(args, rates.gpus_per_node)
     if args.draw_epochs:
         rates = redraw_epochs(rates, options.seed)
     told = _told(args, rates, cluster, options)
-    if args.plot and len(policies) > 1:
-        raise UserError("--plot draws one policy: name it with --policy")
     outcomes = [simulate(rates, cluster, policy, options, _costs(args, policy), _stream(args, policy), told)
                 for policy in policies]
     if args.plot:
@@ -97,13 +100,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _told(args: argparse.Namespace, rates: RateTable, cluster: Cluster, options: Options) -> RateTable:
-    try:
-        error = parse_share(args.rate_error)
-    except ValueError:
-        error = math.nan
-    if not 0 <= error < 1:
-        raise UserError(f"--rate-error {args.rate_error}: a share of the rate, as 5%")
-    return steadied(with_errors(rates, error, options.seed), cluster.gpus) if error else rates
+    if not args.rate_error:
+        return rates
+    return steadied(with_errors(rates, args.rate_error, options.seed), cluster.gpus)
 
 
 def _costs(args: argparse.Namespace, policy: Policy) -> Costs:
@@ -112,14 +111,7 @@ def _costs(args: argparse.Namespace, policy: Policy) -> Costs:
 
 
 def _stream(args: argparse.Namespace, policy: Policy) -> Stream:
-    if args.stream is None:
-        return dataclasses.replace(policy.stream, rate=args.stream_rate)
-    try:
-        return dataclasses.replace(parse_stream(args.stream), rate=args.stream_rate)
-    except InputError:
-        raise
-    except ValueError as error:
-        raise UserError(f"--stream is {args.stream!r}; it {error}") from None
+    return dataclasses.replace(args.stream or policy.stream, rate=args.stream_rate)
 
 
 def _record(outcome: Simulated) -> dict[str, Any]:
@@ -156,37 +148,21 @@ def _print(outcome: Simulated, cluster: Cluster) -> None:
         print(f"... and {len(outcome.rounds) - len(shown)} more rounds")
 
 
-def plot(path: str, outcome: Simulated, cluster: Cluster) -> None:
-    """Draw a bar for every network on every device it had; one colour a network.
-
-    Raises:
-        UserError: matplotlib is not installed, or the file cannot be written.
-    """
-    try:
-        from matplotlib import colormaps
-        from matplotlib.collections import PolyCollection
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UserError("--plot wants matplotlib: pip install 'fleet-ensemble[plots]'") from None
+def plot(path: Path, outcome: Simulated, cluster: Cluster) -> None:
+    """Draw a bar for every network on every device it had; one colour a network."""
     names = sorted({stint.name for stint in outcome.stints})
     # Golden-ratio steps around the colour wheel keep neighbours in the list apart.
-    colour = {name: colormaps["hsv"]((index * 0.618) % 1) for index, name in enumerate(names)}
-    figure = Figure(figsize=(12, 2 + 0.06 * cluster.gpus), layout="constrained")
-    axes = figure.subplots()
-    corners, faces = [], []
-    for stint in outcome.stints:
-        for device in stint.devices:
-            low, high = device, device + 0.9
-            corners.append([(stint.start_s, low), (stint.end_s, low), (stint.end_s, high), (stint.start_s, high)])
-            faces.append(colour[stint.name])
-        if stint.end_s - stint.start_s > outcome.makespan_s / 40:  # room for its name
-            axes.text((stint.start_s + stint.end_s) / 2, stint.devices[0] + 0.45, stint.name, fontsize=4,
-                      ha="center", va="center")
-    axes.add_collection(PolyCollection(corners, facecolors=faces))
-    axes.set(xlim=(0, outcome.makespan_s), ylim=(0, cluster.gpus), xlabel="seconds", ylabel="GPU",
-             title=f"{outcome.policy}: {outcome.makespan_s:.0f} s, "
-                   f"{outcome.makespan_s / outcome.lower_bound_s:.3f} of the lower bound")
-    try:
-        figure.savefig(path, dpi=120)
-    except (OSError, ValueError) as error:  # ValueError: a format that there is not
-        raise UserError(f"--plot {path}: {error}") from None
+    colour = {name: colorsys.hsv_to_rgb(index * 0.618 % 1, 1, 1) for index, name in enumerate(names)}
+    with drawn(path, 12, 2 + 0.06 * cluster.gpus) as figure:
+        axes = figure.subplots()
+        for device in cluster.devices:
+            stints = [stint for stint in outcome.stints if device in stint.devices]
+            axes.broken_barh([(stint.start_s, stint.end_s - stint.start_s) for stint in stints], (device, 0.9),
+                             facecolors=[colour[stint.name] for stint in stints])
+        for stint in outcome.stints:
+            if stint.end_s - stint.start_s > outcome.makespan_s / 40:  # room for its name
+                axes.text((stint.start_s + stint.end_s) / 2, stint.devices[0] + 0.45, stint.name, fontsize=4,
+                          ha="center", va="center")
+        axes.set(xlim=(0, outcome.makespan_s), ylim=(0, cluster.gpus), xlabel="seconds", ylabel="GPU",
+                 title=f"{outcome.policy}: {outcome.makespan_s:.0f} s, "
+                       f"{outcome.makespan_s / outcome.lower_bound_s:.3f} of the lower bound")

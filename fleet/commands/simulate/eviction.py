@@ -12,14 +12,17 @@ import argparse
 import statistics
 from dataclasses import dataclass
 
-from fleet.commands.options import add_json, print_json
-from fleet.errors import ExitStatus, UserError
+from fleet.arguments import count, number, whole
+from fleet.commands.options import add_json, add_seed, print_json
+from fleet.errors import ExitStatus
 from fleet.terminal import print_table
-from scheduler.base import LEAST, MOST, check_range
+from scheduler.base import LEAST, MOST
 from scheduler.eviction.baselines import greedy
 from scheduler.eviction.plan import Plan, RunningJob, plan_evictions
 from scheduler.eviction.simulation import Outcome, simulate
 from scheduler.eviction.theta import NODES, STORAGE, theta_like
+
+MOST_DRAWS = 10_000
 
 
 @dataclass(frozen=True)
@@ -38,22 +41,22 @@ class Result:
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add = parser.add_argument
-    add("--running", type=int, default=24, metavar="N", help="batch jobs that fill the machine (24)")
-    add("--machine", type=int, default=NODES, metavar="NODES", help=f"that they fill ({NODES})")
-    add("--nodes", type=int, required=True, metavar="K", help="that the on-demand job wants")
-    add("--deadline", type=int, required=True, metavar="MIN", help="the last deadline")
-    add("--step", type=int, default=1, metavar="MIN", help="between deadlines (1)")
-    add("--length", type=float, default=60.0, metavar="MIN", help="that the on-demand job runs (60)")
-    add("--policy", choices=("optimal", "greedy"), default="optimal", help="who plans (optimal)")
-    add("--draws", type=int, default=1, metavar="D", help="machines, averaged (1)")
-    add("--seed", type=int, default=0, metavar="S", help="of the first machine (0)")
+    add("--running", type=count, default=24, metavar="N", help="number of batch jobs that fill the machine (24)")
+    add("--machine", type=count, default=NODES, metavar="NODES", help=f"number of nodes of the machine ({NODES})")
+    add("--nodes", type=count, required=True, metavar="K", help="number of nodes that the on-demand job wants")
+    add("--deadline", type=whole(), required=True, metavar="MIN", help="the last deadline, in minutes")
+    add("--step", type=count, default=1, metavar="MIN", help="minutes between deadlines (1)")
+    add("--length", type=number(LEAST, MOST), default=60.0, metavar="MIN",
+        help="minutes for which the on-demand job runs (60)")
+    add("--policy", choices=("optimal", "greedy"), default="optimal", help="how evictions are planned (optimal)")
+    add("--draws", type=whole(1, MOST_DRAWS), default=1, metavar="D",
+        help="number of machines to draw, over which the results are averaged (1)")
+    add_seed(parser, "the first machine")
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Simulate and print."""
-    check_range("--draws", args.draws, 1, 10_000)
-    check_range("--length", args.length, LEAST, MOST)
     machines = [_machine(args, seed) for seed in range(args.seed, args.seed + args.draws)]
     results = [_mean(same_deadline) for same_deadline in zip(*machines, strict=True)]
     if args.json:
@@ -69,8 +72,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _machine(args: argparse.Namespace, seed: int) -> list[tuple[Plan, Outcome]]:
-    if seed < 0:
-        raise UserError(f"--seed is {seed}, at least 0 is wanted")
     jobs = theta_like(args.running, seed, args.machine)
     plans = _plans(args, [job.checkpointing.costs(STORAGE) for job in jobs])
     return [(plan, simulate(jobs, plan.actions, args.nodes, args.length, STORAGE)) for plan in plans]

@@ -9,10 +9,13 @@ many as were idle on average. docs/idle-nodes.md says what is counted, and how.
 from __future__ import annotations
 
 import argparse
+import re
 import time
 from pathlib import Path
 
+from fleet.arguments import count, number, positive
 from fleet.commands.options import add_json, print_json
+from fleet.commands.plots import add_plot, drawn
 from fleet.errors import ExitStatus, UserError
 from fleet.terminal import print_table
 from scheduler.idle.allocate import name_order
@@ -34,27 +37,27 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add = parser.add_argument
     add("--events", type=Path, required=True, metavar="CSV[.gz]",
-        help="when which node joins or leaves: t_s,node,delta")
-    add("--trainers", type=Path, required=True, metavar="JSON[.gz]", help="curves and jobs")
+        help="file of the times at which nodes join and leave: t_s,node,delta")
+    add("--trainers", type=Path, required=True, metavar="JSON[.gz]", help="file of the trainers: curves and jobs")
     add("--policy", choices=POLICIES, default="exact", help="how many nodes each trainer gets (exact)")
-    add("--horizon", type=float, default=120.0, metavar="S",
+    add("--horizon", type=number(0), default=120.0, metavar="S",
         help="seconds for which no node is expected to leave (120)")
-    add("--max-parallel", type=int, default=10, metavar="N", help="trainers that take part at once (10)")
-    add("--nodes", default=":", metavar="A:B", help="only nodes A..B-1 of the events (all)")
-    add("--hours", type=float, metavar="H", help="replay so long (to the last event)")
+    add("--max-parallel", type=count, default=10, metavar="N", help="number of trainers that take part at once (10)")
+    add("--nodes", type=_node_range, default=(0, None), metavar="A:B", help="only the nodes from A to B - 1 (all)")
+    add("--hours", type=positive, metavar="H", help="how long to replay (to the last event)")
     add("--completions-are-events", action="store_true",
-        help="decide also when a trainer is done or submitted, not at changes of the trace only")
+        help="decide also when a trainer ends or arrives, and not only when nodes come and go")
     add("--placement", choices=PLACEMENTS,
-        help="which nodes: by index, or in order of their names (order where names are known)")
+        help="order in which nodes are given away: by index, or by name (by name where names are known)")
     add("--node-names", type=Path, metavar="FILE[.gz]",
-        help=f"line i is the name of node i ({NAMES_BESIDE} beside the events, if it is there)")
+        help=f"file in which line i is the name of node i ({NAMES_BESIDE} beside the events, if it is there)")
     add("--objective", choices=OBJECTIVES, default="file",
-        help="what a trainer gains: samples/s, speed-up over one node, or the objective in its file (file)")
-    add("--weight", action="append", default=[], metavar="CURVE=W",
+        help="what a trainer gains: samples/s, the speed-up over one node, or the objective in its file (file)")
+    add("--weight", type=_weight, action="append", default=[], metavar="CURVE=W",
         help="count the objective of the trainers of a curve W times; may be repeated")
-    add("--rescale-factor", type=float, default=1.0, metavar="F",
-        help="multiply the seconds that rescaling takes; 0 shows what the costs take away (1)")
-    add("--plot", type=Path, metavar="FILE", help="draw idle and used nodes over time (.png, .svg, .pdf)")
+    add("--rescale-factor", type=number(0), default=1.0, metavar="F",
+        help="factor of the seconds that rescaling takes; 0 shows what they cost (1)")
+    add_plot(parser, "idle and used nodes over time")
     add_json(parser)
 
 
@@ -64,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     settings = Settings(POLICIES[args.policy], args.horizon, args.max_parallel, args.completions_are_events,
                         PLACEMENTS[_placement(args)])
     trace = _trace(args)
-    jobs = with_objective(read_trainers(args.trainers), args.objective, _weights(args.weight),
+    jobs = with_objective(read_trainers(args.trainers), args.objective, dict(args.weight),
                           args.rescale_factor)
     replayed = replay(trace, jobs, settings)
     summary = summarise(trace, jobs, settings, replayed)
@@ -91,7 +94,7 @@ def _placement(args: argparse.Namespace) -> str:
 
 def _trace(args: argparse.Namespace) -> Trace:
     """The part of the trace that was asked for, its nodes arranged by name if they are placed so."""
-    first, last = _node_range(args.nodes)
+    first, last = args.nodes
     whole = read_events(args.events)
     trace = whole.select(first, last, None if args.hours is None else args.hours * 3600)
     if _placement(args) == "index":
@@ -107,22 +110,16 @@ def _trace(args: argparse.Namespace) -> Trace:
 
 def _node_range(text: str) -> tuple[int, int | None]:
     first, colon, last = text.partition(":")
-    if not colon or any(word and not word.isdecimal() for word in (first, last)):
-        raise UserError(f"--nodes {text}: must be A:B, the nodes from A to B - 1, such as 0:1024")
+    if not colon or any(not re.fullmatch("[0-9]{0,15}", word) for word in (first, last)):
+        raise argparse.ArgumentTypeError(f"{text!r} should be A:B, the nodes from A to B - 1, such as 0:1024")
     return int(first or 0), int(last) if last else None
 
 
-def _weights(words: list[str]) -> dict[str, float]:
-    weights = {}
-    for word in words:
-        name, _, number = word.rpartition("=")
-        try:
-            weights[name] = float(number)
-        except ValueError:
-            name = ""
-        if not name:
-            raise UserError(f"--weight {word}: must be CURVE=NUMBER, such as shufflenet=2")
-    return weights
+def _weight(text: str) -> tuple[str, float]:
+    name, _, weight = text.rpartition("=")
+    if not name:
+        raise argparse.ArgumentTypeError(f"{text!r} should be CURVE=NUMBER, such as shufflenet=2")
+    return name, number(0)(weight)
 
 
 def _print(summary: Summary, jobs: int) -> None:
@@ -140,26 +137,14 @@ def _print(summary: Summary, jobs: int) -> None:
 
 
 def plot(path: Path, replayed: Replayed, summary: Summary) -> None:
-    """Draw a replay: idle and used nodes, and what was done, over time.
-
-    Raises:
-        UserError: matplotlib is not installed, or the file cannot be written.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UserError("--plot wants matplotlib: pip install 'fleet-ensemble[plots]'") from None
+    """Draw a replay: idle and used nodes, and what was done, over time."""
     hours = replayed.times_s / 3600
-    figure = Figure(figsize=(9, 5), layout="constrained")
-    above, below = figure.subplots(2, sharex=True)
-    above.fill_between(hours, replayed.idle, step="post", color="0.85", label="idle")
-    above.fill_between(hours, replayed.used, step="post", color="tab:blue", label="used by trainers")
-    above.set(ylabel="nodes", ylim=(0, None), xlim=(0, replayed.end_s / 3600))
-    above.legend(loc="upper right")
-    below.plot(hours, replayed.outcome, color="tab:blue")
-    below.set(ylabel="done (objective)", xlabel="hours", ylim=(0, None))
-    figure.suptitle(f"efficiency {summary.efficiency:.3f} on {summary.equivalent_nodes:.1f} equivalent nodes")
-    try:
-        figure.savefig(path, dpi=120)
-    except (OSError, ValueError) as error:  # ValueError: a format that there is not
-        raise UserError(f"--plot {path}: {error}") from None
+    with drawn(path, 9, 5) as figure:
+        above, below = figure.subplots(2, sharex=True)
+        above.fill_between(hours, replayed.idle, step="post", color="0.85", label="idle")
+        above.fill_between(hours, replayed.used, step="post", color="tab:blue", label="used by trainers")
+        above.set(ylabel="nodes", ylim=(0, None), xlim=(0, replayed.end_s / 3600))
+        above.legend(loc="upper right")
+        below.plot(hours, replayed.outcome, color="tab:blue")
+        below.set(ylabel="done (objective)", xlabel="hours", ylim=(0, None))
+        figure.suptitle(f"efficiency {summary.efficiency:.3f} on {summary.equivalent_nodes:.1f} equivalent nodes")

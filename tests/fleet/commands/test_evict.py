@@ -129,11 +129,11 @@ def test_the_trade_off_is_drawn(jobs, tmp_path, capsys):
 
 @pytest.mark.parametrize(("words", "message"), [
     ("--nodes 13 --deadline 1", "jobs.csv: 13 nodes cannot be freed: all 3 jobs together run on 12"),
-    ("--nodes 2.5 --deadline 1", "--nodes is 2.5, a whole number is wanted"),
-    ("--nodes -1 --deadline 1", "jobs.csv: the nodes to free are -1"),
-    ("--nodes many --deadline 1", "--nodes is 'many', a number is wanted"),
+    ("--nodes 2.5 --deadline 1", "--nodes: '2.5' should be a whole number from 0"),
+    ("--nodes -1 --deadline 1", "--nodes: '-1' should be a whole number from 0"),
+    ("--nodes many --deadline 1", "--nodes: 'many' should be a whole number"),
     ("--nodes 1 --deadline -1", "the deadline is -1: a number from 0 to"),
-    ("--nodes 1 --deadline inf", "--deadline is 'inf'"),
+    ("--nodes 1 --deadline inf", "--deadline: 'inf' should be a number"),
     ("--nodes 1 --deadline 1 --step 0", "the step between deadlines is 0"),
     ("--nodes 1 --deadline 1 --resolution -1", "the resolution is -1 min"),
     ("--nodes 1 --deadline 1 --node-bandwidth 1", "--aggregate-bandwidth and --node-bandwidth go together"),
@@ -283,9 +283,11 @@ def test_a_simulated_machine_starts_the_on_demand_job_as_promised(capsys):
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    ("--running 61", "60 nodes cannot be shared by 61 jobs"), ("--draws 0", "--draws is 0"),
-    ("--length nan", "--length is nan"), ("--seed -1", "--seed is -1"),
-    ("--nodes 61", "61 nodes cannot be freed"), ("--step 0", "the step between deadlines is 0")])
+    ("--running 61", "60 nodes cannot be shared by 61 jobs"),
+    ("--draws 0", "--draws: '0' should be a whole number from 1 to 10000"),
+    ("--length nan", "--length: 'nan' should be a number"),
+    ("--seed -1", "--seed: '-1' should be a whole number from 0"),
+    ("--nodes 61", "61 nodes cannot be freed"), ("--step 0", "--step: '0' should be a whole number from 1")])
 def test_a_machine_that_cannot_be_simulated_is_named_in_one_line(capsys, words, message):
     ask = ["simulate", "eviction", "--machine", "60", "--running", "6", "--nodes", "30", "--deadline", "5"]
     assert main([*ask, *words.split()]) == 2

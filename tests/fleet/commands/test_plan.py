@@ -67,15 +67,15 @@ def test_the_table_names_the_groups_under_every_policy(plan, rates, policy):
 
 
 @pytest.mark.parametrize(("options", "said"), [
-    (["--gpus", 0], "gpus is 0: a cluster has at least 1"),
-    (["--gpus", -2], "gpus is -2"),
+    (["--gpus", 0], "--gpus: '0' should be a whole number from 1"),
+    (["--gpus", -2], "--gpus: '-2' should be a whole number from 1"),
     (["--gpus", 2, "--gpus-per-node", 4], "gpus_per_node is 4: the whole cluster has 2 GPUs"),
-    (["--gpus", 2, "--gpus-per-node", 0], "gpus_per_node is 0"),
-    (["--gpus", 2, "--alpha", 1.5], "alpha is 1.5"),
-    (["--gpus", 2, "--delta", "near"], "--delta is 'near'; it should be written like 15%"),
+    (["--gpus", 2, "--gpus-per-node", 0], "--gpus-per-node: '0' should be a whole number from 1"),
+    (["--gpus", 2, "--alpha", 1.5], "--alpha: '1.5' should be a share, at most 100%"),
+    (["--gpus", 2, "--delta", "near"], "--delta: 'near' should be written like 15%"),
     (["--gpus", 2, "--delta", "0.15"], "should be written like 15% (of the fastest rate) or 20/s (samples per second)"),
     (["--gpus", 2, "--delta", 20], "should be written like 15% (of the fastest rate) or 20/s (samples per second)"),
-    (["--gpus", 2, "--policy", "baseline", "--seed", -1], "--seed -1"),
+    (["--gpus", 2, "--seed", -1], "--seed: '-1' should be a whole number from 0"),
     (["--gpus", 2, "--policy", "best"], "no policy is named 'best'; one of adaptive, baseline, global, homogeneous"),
     (["--gpus", 2, "--policy", "nowhere:policy"], "policy 'nowhere:policy': cannot import 'nowhere'"),
 ])

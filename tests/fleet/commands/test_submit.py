@@ -115,7 +115,7 @@ def test_a_job_that_asks_for_no_gpu_says_so(submit):
 
 @pytest.mark.parametrize(("arguments", "said"), [
     (("--site", "polaris", "--walltime", "1h", "--gpus-per-node", "2"), "a site that does not tell; polaris has 4"),
-    (("--system", "slurm", "--walltime", "1h", "--gpus-per-node", "0"), "--gpus-per-node is 0"),
+    (("--system", "slurm", "--walltime", "1h", "--gpus-per-node", "0"), "--gpus-per-node: '0' should be a whole"),
     (("--system", "slurm"), "--walltime (or walltime in the spec) says how long"),
     (("--walltime", "1h"), "--system says which batch system there is: slurm, lsf, pbs, local"),
     (("--system", "sge", "--walltime", "1h"), "no batch system is named 'sge'; one of slurm, lsf, pbs, local, or an"),
@@ -123,9 +123,9 @@ def test_a_job_that_asks_for_no_gpu_says_so(submit):
     (("--site", "frontier", "--system", "pbs", "--walltime", "1h"), "--system pbs: frontier has slurm"),
     (("--site", "titan", "--walltime", "1h"), "--site titan: there are generic, summit"),
     (("--site", "none.yaml", "--walltime", "1h"), "none.yaml: cannot be read"),
-    (("--system", "slurm", "--walltime", "soon"), "--walltime is 'soon'"),
+    (("--system", "slurm", "--walltime", "soon"), "--walltime: 'soon' should be written like"),
     (("--system", "slurm", "--walltime", "0"), "more than nothing"),
-    (("--system", "slurm", "--walltime", "1h", "--nodes", "0"), "--nodes is 0"),
+    (("--system", "slurm", "--walltime", "1h", "--nodes", "0"), "--nodes: '0' should be a whole number from 1 to"),
     (("--system", "slurm", "--walltime", "1h", "--retries", "3"), "go with --chain"),
     (("--system", "slurm", "--walltime", "1h", "--warn", "2h"), "should be less than the walltime"),
     (("--system", "local", "--nodes", "2"), "this machine alone"),

@@ -92,10 +92,10 @@ def spec_file(tmp_path):
 
 
 @pytest.mark.parametrize(("options", "said"), [
-    (["--gpus", 0], "0 GPUs: a rehearsal wants at least 1"),
+    (["--gpus", 0], "--gpus: '0' should be a whole number from 1"),
     (["--ranks", 1], "0 GPUs"),
     (["--gpus", 6, "--gpus-per-node", 4], "6 GPUs on nodes of 4"),
-    (["--gpus", 2, "--time-scale", 0], "--time-scale 0.0"),
+    (["--gpus", 2, "--time-scale", 0], "--time-scale: '0' should be a number above 0"),
     (["--gpus", 2, "--rates", "nowhere.json"], "nowhere.json"),
 ])
 def test_what_cannot_be_rehearsed_is_one_line_and_status_2(spec_file, capsys, options, said):

@@ -38,7 +38,7 @@ def test_equal_seeds_draw_equal_ensembles_and_others_do_not():
 
 def test_one_network_can_be_drawn_and_none_cannot():
     assert len(generate(1).models) == 1
-    with pytest.raises(InputError, match="at least 1"):
+    with pytest.raises(InputError, match="the number of networks is 0"):
         generate(0)
 
 

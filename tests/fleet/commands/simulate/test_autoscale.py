@@ -95,12 +95,12 @@ def test_a_plot_is_drawn(simulate, file, tmp_path, suffix):
 
 
 @pytest.mark.parametrize(("options", "complaint"), [
-    (["--gpus", "0"], "gpus is 0"),
-    (["--minutes", "-5"], "--minutes -5.0"),
-    (["--interval", "nan"], "interval_min is nan"),
-    (["--rescale-cost-min", "-1"], "rescale_cost_min is -1"),
-    (["--save-jobs", "none/jobs.json"], "--save-jobs none/jobs.json: No such file"),
-    (["--plot", "none/run.png"], "--plot none/run.png: "),
+    (["--gpus", "0"], "--gpus: '0' should be a whole number from 1"),
+    (["--minutes", "-5"], "--minutes: '-5' should be a number above 0"),
+    (["--interval", "nan"], "--interval: 'nan' should be a number"),
+    (["--rescale-cost-min", "-1"], "--rescale-cost-min: '-1' should be a number from 0"),
+    (["--save-jobs", "none/jobs.json"], "--save-jobs: none/jobs.json: No such file"),
+    (["--plot", "none/run.png"], "--plot: none/run.png: "),
 ])
 def test_bad_arguments_are_refused_in_one_line(simulate, file, options, complaint):
     status, out, err = simulate("--jobs", file, *options)
@@ -110,7 +110,8 @@ def test_bad_arguments_are_refused_in_one_line(simulate, file, options, complain
 
 
 @pytest.mark.parametrize(("options", "complaint"), [
-    (["--load", "0"], "load is 0"), (["--gpus", "-1"], "gpus is -1"), (["--seed", "-1"], "--seed -1")])
+    (["--load", "0"], "--load: '0' should be a number above 0"), (["--gpus", "-1"], "--gpus: '-1' should"),
+    (["--seed", "-1"], "--seed: '-1' should be a whole number from 0")])
 def test_bad_arguments_of_random_jobs_are_refused(simulate, options, complaint):
     status, _, err = simulate("--jobs", "generate", *options)
     assert status == 2

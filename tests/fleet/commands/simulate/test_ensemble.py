@@ -89,15 +89,15 @@ def test_a_gantt_chart_is_drawn(simulate, tmp_path):
 
 
 @pytest.mark.parametrize(("options", "said"), [
-    (["--gpus", 0], "gpus is 0"),
+    (["--gpus", 0], "--gpus: '0' should be a whole number from 1"),
     (["--gpus", 1, "--gpus-per-node", 4], "gpus_per_node is 4: the whole cluster has 1 GPUs"),
-    (["--gpus", 1, "--stream", "fast"], "--stream is 'fast'; it should be free, lockstep, a number"),
-    (["--gpus", 1, "--stream", "ring:2"], "a window above 0 % and at most 100 %"),
-    (["--gpus", 1, "--policy", "local", "--delta", "20"], "--delta is '20'; it should be written like 15%"),
-    (["--gpus", 1, "--stream-rate", 0], "the stream's rate is 0.0"),
-    (["--gpus", 1, "--checkpoint-s", -1], "checkpoint_s is -1.0"),
-    (["--gpus", 1, "--rate-error", "much"], "--rate-error much"),
-    (["--gpus", 1, "--rate-error=-1%"], "--rate-error -1%"),
+    (["--gpus", 1, "--stream", "fast"], "--stream: 'fast' should be free, lockstep, a number"),
+    (["--gpus", 1, "--stream", "ring:2"], "--stream: 'ring:2' should have a window above 0% and at most 100%"),
+    (["--gpus", 1, "--delta", "20"], "--delta: '20' should be written like 15%"),
+    (["--gpus", 1, "--stream-rate", 0], "--stream-rate: '0' should be a number above 0"),
+    (["--gpus", 1, "--checkpoint-s", -1], "--checkpoint-s: '-1' should be a number from 0"),
+    (["--gpus", 1, "--rate-error", "much"], "--rate-error: 'much' should be written like 15%"),
+    (["--gpus", 1, "--rate-error=-1%"], "--rate-error: '-1%' should be written like"),
 ])
 def test_bad_options_are_one_line_and_status_2(simulate, options, said):
     status, _, err = simulate("--policy", "baseline", *options)
@@ -204,7 +204,7 @@ def test_a_table_is_converted_to_standard_output(fleet, tmp_path):
 
 
 @pytest.mark.parametrize(("options", "said"), [
-    (["--networks", 0], "at least 1"),
+    (["--networks", 0], "--networks: '0' should be a whole number from 1"),
     (["--convert", "nowhere.json"], "nowhere.json: No such file"),
     (["--out", "FILE/x.json"], "--out"),
 ])

@@ -108,19 +108,19 @@ def test_a_plot_is_drawn(simulate, files, suffix):
 
 
 @pytest.mark.parametrize(("options", "complaint"), [
-    (["--nodes", "3"], "--nodes 3: must be A:B"),
-    (["--nodes", "a:b"], "--nodes a:b: must be A:B"),
+    (["--nodes", "3"], "--nodes: '3' should be A:B"),
+    (["--nodes", "a:b"], "--nodes: 'a:b' should be A:B"),
     (["--nodes", "1:1"], "nodes 1:1 select none of the nodes 0:2"),
-    (["--hours", "-1"], "a replay of -3600 s shows nothing"),
-    (["--hours", "nan"], "a replay of nan s shows nothing"),
-    (["--horizon", "-5"], "the horizon is -5.0"),
-    (["--max-parallel", "0"], "max_parallel is 0"),
-    (["--weight", "net"], "--weight net: must be CURVE=NUMBER"),
+    (["--hours", "-1"], "--hours: '-1' should be a number above 0"),
+    (["--hours", "nan"], "--hours: 'nan' should be a number"),
+    (["--horizon", "-5"], "--horizon: '-5' should be a number from 0"),
+    (["--max-parallel", "0"], "--max-parallel: '0' should be a whole number from 1"),
+    (["--weight", "net"], "--weight: 'net' should be CURVE=NUMBER"),
     (["--weight", "vgg=2"], "a weight for 'vgg'"),
-    (["--rescale-factor", "-1"], "the rescale factor is -1.0"),
+    (["--rescale-factor", "-1"], "--rescale-factor: '-1' should be a number from 0"),
     (["--placement", "order"], "--placement order wants --node-names FILE"),
     (["--node-names", "nowhere.txt"], "nowhere.txt: No such file"),
-    (["--plot", "replay.nonsense"], "--plot replay.nonsense: "),
+    (["--plot", "replay.nonsense"], "--plot: replay.nonsense: "),
 ])
 def test_a_wrong_option_is_one_line_and_status_2(simulate, options, complaint):
     status, out, err = simulate(*options)

@@ -1,0 +1,106 @@
+"""Reading command lines: the types of arguments, and a parser that says in one line what is wrong.
+
+A type is a function of a text that raises ``argparse.ArgumentTypeError``; where it has bounds, a call makes one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+import sys
+from collections.abc import Callable
+from typing import NoReturn, TypeVar
+
+from fleet.errors import UserError
+from fleet.units import parse_delta, parse_duration, parse_share, parse_stream
+
+T = TypeVar("T")
+Type = Callable[[str], T]
+
+_NUMBER = r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"  # float() takes more: 1_000, nan, other scripts
+_WHOLE = "[+-]?[0-9]{1,400}"
+_YEAR_S = 366 * 86400.0
+_MOST_SHOWN = 40  # characters of a text that is wrong
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises :class:`~fleet.errors.UserError` for a wrong command line, instead of printing and exiting."""
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse the command line; argparse calls this too."""
+        raise UserError(message.removeprefix("argument "))
+
+
+def written_as(parse: Callable[[str], T]) -> Type[T]:
+    """A type from a parser whose ``ValueError`` says how a text should be written."""
+    def read(text: str) -> T:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise _wrong(text, str(error)) from None
+    return read
+
+
+def whole(least: int = 0, most: int = 10**15) -> Type[int]:
+    """Whole numbers within bounds."""
+    def read(text: str) -> int:
+        value = int(text) if re.fullmatch(_WHOLE, text) else None
+        if value is None or not least <= value <= most:
+            raise _wrong(text, f"should be a whole number{_bounds(least, most)}")
+        return value
+    return read
+
+
+def number(least: float = -math.inf, most: float = 1e300) -> Type[float]:
+    """Numbers within bounds."""
+    def read(text: str) -> float:
+        value = as_written(text)
+        if not least <= value <= most:
+            raise _wrong(text, f"should be a number{_bounds(least, most)}")
+        return float(value)
+    return read
+
+
+def positive(text: str) -> float:
+    """A number above 0."""
+    value = as_written(text)
+    if value <= 0:
+        raise _wrong(text, "should be a number above 0")
+    return float(value)
+
+
+def as_written(text: str) -> int | float:
+    """A number that prints as it was written: whole ones stay whole."""
+    value = int(text) if re.fullmatch(_WHOLE, text) else float(text) if re.fullmatch(_NUMBER, text) else math.nan
+    if not abs(value) <= sys.float_info.max:
+        raise _wrong(text, "should be a number")
+    return value
+
+
+def share(text: str) -> float:
+    """A part of one, such as ``15%`` or 0.15."""
+    value = written_as(parse_share)(text)
+    if value > 1:
+        raise _wrong(text, "should be a share, at most 100%")
+    return value
+
+
+def duration(text: str) -> float:
+    """Seconds, such as ``10min``: more than none, at most a year."""
+    value = written_as(parse_duration)(text)
+    if not 0 < value <= _YEAR_S:
+        raise _wrong(text, "should be more than nothing and at most a year")
+    return value
+
+
+count, seed = whole(1), whole(0, 2**64 - 1)
+delta, stream = written_as(parse_delta), written_as(parse_stream)
+
+
+def _bounds(least: float, most: float) -> str:
+    return (f" from {least:g}" if math.isfinite(least) else "") + (f" to {most:g}" if most < 10**15 else "")
+
+
+def _wrong(text: str, what: str) -> argparse.ArgumentTypeError:
+    return argparse.ArgumentTypeError(f"{text[:_MOST_SHOWN]!r} {what}")
