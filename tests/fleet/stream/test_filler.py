@@ -1,0 +1,115 @@
+"""How far preprocessors fill what a node shares."""
+
+from fleet.comm.messages import NO_LIMIT, Demand, Produce
+from fleet.comm.roles import assign
+from fleet.stream.filler import SetFiller, WindowFiller
+from fleet.stream.layout import Layout
+from fleet.stream.order import StrictOrder
+from tests.fleet.stream.streams import GREY, alone_in_the_world, pipeline, set_of, window_of
+
+SAMPLES = 60
+LAYOUT = Layout(GREY, SAMPLES, chunk=10, slots=12, lookahead=3, readers=2)
+ROLES = assign((0, 0, 0), 1, None)
+
+
+class Filled:
+    """A window, and the one preprocessor that fills it."""
+
+    def __init__(self, world, layout=LAYOUT):
+        self.world, self.window, training = world, window_of(layout), pipeline(SAMPLES)
+        order = StrictOrder(training, layout.chunk)
+        self._filler = WindowFiller(world, ROLES, self.window, order, training, leads=False)
+
+    def follow(self, limit, hold=0, first=0):
+        self._filler.follow(Produce(limit, hold, first, turns=(0,)))
+
+    def heed(self, node, sequence):
+        self._filler.heed(Demand(node, sequence))
+
+    def fill(self):
+        """Fill as far as may be; returns one past the newest chunk."""
+        while self._filler.step():
+            pass
+        return self.window.newest()
+
+
+def filled(use, **options):
+    return alone_in_the_world(lambda world: use(Filled(world, **options)))
+
+
+def test_it_runs_ahead_of_the_fastest_reader_by_the_lookahead():
+    def use(made):
+        made.follow(NO_LIMIT)
+        assert made.fill() == 3  # of those that are still to join
+        made.window.need(0, 1)
+        made.window.need(1, 4)
+        return made.fill()
+
+    assert filled(use) == 7
+
+
+def test_readers_of_other_nodes_count_as_well():
+    def use(made):
+        made.follow(NO_LIMIT)
+        made.heed(1, 2)
+        made.heed(2, 5)
+        made.heed(1, 3)
+        return made.fill()
+
+    assert filled(use) == 8
+
+
+def test_it_writes_over_nothing_that_is_still_to_be_read():
+    def use(made):
+        made.follow(NO_LIMIT)
+        made.window.need(0, 1)
+        made.window.need(1, 40)
+        assert made.fill() == LAYOUT.slots  # a group is still to join at chunk 0
+        made.follow(NO_LIMIT, hold=40)
+        assert made.fill() == LAYOUT.slots + 1  # the slowest reader needs chunk 1
+        made.window.need(0, 40)
+        return made.fill()
+
+    assert filled(use) == 43
+
+
+def test_it_begins_with_the_first_chunk_that_is_wanted():
+    def use(made):
+        made.follow(NO_LIMIT, hold=6, first=6)
+        made.fill()
+        return made.window.complete()
+
+    assert filled(use) == [6, 7, 8]
+
+
+def test_a_reader_that_has_died_holds_nothing_back():
+    def use(made):
+        made.follow(NO_LIMIT, hold=NO_LIMIT)
+        made.window.need(0, 0)
+        made.window.need(1, 40)
+        assert made.fill() == LAYOUT.slots
+        made.world.lost = frozenset({ROLES.trainers[0]})
+        return made.fill()
+
+    assert filled(use) == 43
+
+
+def test_a_set_is_filled_in_turns_and_a_chunk_is_there_once_it_is_whole():
+    roles = assign((0, 0, 0, 0), 2, None)
+    target, loaded = set_of(SAMPLES, 20), []
+
+    def load(rows, images, labels):
+        loaded.extend(rows)
+        images[:], labels[:] = 1, 1
+        return []
+
+    def use(world):
+        filler = SetFiller(world, roles, target, False, 1, True, load)
+        there = [target.ready()]
+        while filler.step():
+            there.append(target.ready())
+        return there
+
+    assert alone_in_the_world(use) == [0, 0, 0, 1, 1, 1, 2]  # 8, 8 and 4 samples at a time
+    assert loaded == [*range(20), *range(40, 60)]
+    assert not target.has(1)
