@@ -203,6 +203,7 @@ def blocks(text):
 @each_page
 def test_every_block_of_yaml_is_right(page, tmp_path, monkeypatch):
     (tmp_path / "my_models.py").write_bytes((ROOT / "examples/my_models.py").read_bytes())
+    monkeypatch.syspath_prepend(ROOT / "examples/extending")
     monkeypatch.chdir(tmp_path)
     for content, text in blocks(page.read_text(encoding="utf-8")):
         if "models" in content:

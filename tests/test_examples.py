@@ -1,21 +1,35 @@
 """Every example runs, and prints what stands beside it."""
 
 import doctest
+import json
 import os
+import re
+import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+from fleet.engines.base import PeerFailed
+from fleet.engines.registry import make_engine
+from fleet.spec import parse
+from fleet.storage.paths import RunPaths
+from fleet.storage.results import Status, read_results
+from fleet.stream.base import split_rows
+from preprocess.sample import ImageSpec, SampleSpec
+from preprocess.transforms import parse_transform
+from tests.fleet.one_process import Launch
 from tests.places import ON_ONE_MACHINE, ROOT
 
 EXAMPLES = ROOT / "examples"
 
 
-def printed(folder, *command):
+def printed(folder, *command, program=sys.executable, **variables):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder), "COLUMNS": "160",
-                   **ON_ONE_MACHINE}
-    done = subprocess.run([sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True,
+                   **ON_ONE_MACHINE, **variables}
+    done = subprocess.run([program, *command], cwd=folder, env=environment, capture_output=True, text=True,
                           timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -40,3 +54,119 @@ def test_a_script_prints_what_stands_beside_it(tmp_path, name, arguments):
 def test_the_digits_are_listed_as_expected(tmp_path):
     got = printed(tmp_path, "-m", "fleet", "check", str(EXAMPLES / "digits.yaml"))
     assert same((EXAMPLES / "digits.out").read_text(), got), got
+
+
+# ---- parts of one's own ------------------------------------------------------------------------
+
+EXTENDING = EXAMPLES / "extending"
+PAGE = (ROOT / "docs/extending.md").read_text(encoding="utf-8")
+
+
+def test_the_page_shows_what_the_files_hold():
+    shown = re.findall(r"^```(?:python|yaml)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    files = [path.read_text(encoding="utf-8") for path in EXTENDING.iterdir() if path.is_file()]
+    assert [block for block in shown if not any(block in text for text in files)] == []
+    assert len(shown) >= 9
+    assert all(path.stem in PAGE for path in EXTENDING.glob("*.py"))
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A copy of the example's folder, with images to train on."""
+    shutil.copytree(EXTENDING, tmp_path / "own", ignore=shutil.ignore_patterns("__pycache__"))
+    printed(tmp_path / "own", "my_source.py", "squares")
+    return tmp_path / "own"
+
+
+def test_parts_of_ones_own_train_together_in_a_job_of_ones_own_batch_system(own, tmp_path):
+    (tmp_path / "qsub").write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/called\necho 17\n')
+    (tmp_path / "qsub").chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    said = printed(own, "-m", "fleet", "submit", "own.yaml", "--system", "my_batch_system:GRID_ENGINE", "--walltime",
+                   "1h", "--chain", "--ranks-per-node", "3", PATH=path)
+    paths = RunPaths(own / "runs/own")
+    assert said == "17\n"
+    assert (tmp_path / "called").read_text() == f"-terse {paths.job_script}\n"
+    script = paths.job_script.read_text().splitlines()
+    assert script[:3] == ["#!/bin/bash", "#$ -S /bin/bash", "#$ -N own"]
+    assert {"#$ -l h_rt=01:00:00", "#$ -r y", "#$ -pe mpi 3", "#$ -l exclusive=true"} <= set(script)
+
+    printed(own, paths.job_script, program="bash", JOB_ID="17", PATH=path)  # as the batch system would
+    rows = {row.name: row for row in read_results(paths.root)}
+    assert {name: row.status for name, row in rows.items()} == dict.fromkeys(
+        ("logistic-0", "logistic-1", "shared"), Status.FINISHED)
+    assert all(row.val_accuracy > 0.8 and row.parameters == 65 * 4 for row in rows.values())
+    start = json.loads(paths.events.read_text().splitlines()[0])
+    assert (start["policy"], start["samples"]) == ("my_policy:POLICY", 360)
+    stops = [json.loads(line) for line in paths.stops.read_text().splitlines()]
+    assert [(stop["event"], stop["job"]) for stop in stops] == [("begun", "17"), ("stopped", "17")]
+    assert (stops[1]["status"], stops[1]["then"]) == (0, "all networks finished")
+
+
+def test_a_policy_of_ones_own_is_simulated_and_starts_the_slowest_network_first(own):
+    (own / "rates.json").write_text(json.dumps({"samples_per_epoch": 100, "gpus_per_node": 1, "models": [
+        {"name": name, "rates": [rate], "epochs": 1} for name, rate in (("fast", 9.0), ("slow", 2.0), ("mean", 4.0))]}))
+    simulated = json.loads(printed(own, "-m", "fleet", "simulate", "ensemble", "rates.json", "--gpus", "1", "--policy",
+                                   "my_policy:POLICY", "--json"))
+    assert [one["members"][0]["name"] for one in simulated["rounds"]] == ["slow", "mean", "fast"]
+
+
+def test_the_transform_of_ones_own_covers_a_square_in_training_alone(monkeypatch):
+    monkeypatch.syspath_prepend(EXTENDING)
+    cover = parse_transform({"my_transform:cover": {"size": 3}})
+    image = np.full((8, 6, 1), 7, np.uint8)
+    covered = cover.apply(image, np.random.default_rng(1), training=True)
+    assert (covered == 0).sum() == 9
+    assert (cover.apply(image, np.random.default_rng(1), training=False) == image).all()
+
+
+RATE = 0.5
+
+
+def own_network(group):
+    spec = parse({"models": [{"family": "softmax", "train": {"optimizer": {"learning_rate": RATE}}}],
+                  "resources": {"engine": "my_engine:ENGINE"}})
+    inputs = SampleSpec(ImageSpec((2, 2, 1), "uint8"), classes=3)
+    return make_engine(spec, inputs, None, 0, 1).build(spec.networks[0], group)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_the_engine_of_ones_own_follows_the_gradient_on_any_number_of_ranks(monkeypatch, ranks):
+    monkeypatch.syspath_prepend(EXTENDING)
+    images = np.random.default_rng(0).integers(0, 3, (5, 2, 2, 1)).astype(np.uint8)
+    labels = np.array([0, 1, -1, 2, 1])  # one could not be read
+    before, after = {}, {}
+
+    def rank_main(world):
+        network = own_network(world.group(range(ranks), 1))
+        mine = slice(*split_rows(0, 5, world.rank, ranks))
+        network.step(images[mine], labels[mine], 5)
+        before[world.rank] = network.state()["weights"]
+        network.step(images[mine], labels[mine], 5)
+        after[world.rank] = network.state()["weights"]
+
+    def loss(weights):
+        network = own_network(SimpleNamespace(size=1))
+        network.load({"weights": weights})
+        return network.evaluate(images, labels).loss / 4
+
+    assert Launch(ranks, 0).run(rank_main)
+    place = np.zeros_like(before[0])
+    for index in np.ndindex(place.shape):
+        place[index] = 1e-6
+        slope = (loss(before[0] + place) - loss(before[0] - place)) / 2e-6
+        assert {round(float(after[rank][index] - before[rank][index]), 6) for rank in range(ranks)} == {
+            round(-RATE * slope, 6)}
+        place[index] = 0
+
+
+def test_a_step_of_the_engine_of_ones_own_that_fails_on_one_rank_fails_on_both(monkeypatch):
+    monkeypatch.syspath_prepend(EXTENDING)
+
+    def rank_main(world):
+        network = own_network(world.group([0, 1], 1))
+        wrong = 9 if world.rank == 1 else 0  # of three classes
+        with pytest.raises(IndexError if wrong else PeerFailed):
+            network.step(np.zeros((1, 2, 2, 1), np.uint8), np.array([wrong]), 2)
+
+    assert Launch(2, 0).run(rank_main)

@@ -1,0 +1,23 @@
+"""A batch system of one's own: Grid Engine, where a parallel environment `mpi` gives whole nodes."""
+
+from launch.systems import System
+
+GRID_ENGINE = System(
+    "grid engine",
+    directive="#$ ",  # what lines of options begin with
+    account="-A {}", queue="-q {}",
+    resources=("-pe mpi {ranks}", "-l exclusive=true"),
+    gpu_resources=("-pe mpi {ranks}", "-l exclusive=true", "-l gpu={gpus}"),
+    rerun=("-r y", "-r n"),  # a job whose node has died is started again, or not
+    job_variable="JOB_ID",  # in the environment of a job
+    submit=("qsub", "-terse"), id_pattern=r"^(\d+)",
+    after=("-hold_jid", "{job}"),
+    template="""#!/bin/bash
+#$ -S /bin/bash
+#$ -N <<name>>
+#$ -l h_rt=<<hh_mm>>:00
+#$ -j y
+#$ -o <<outputs>>
+<<directives>>
+<<body>>
+""")

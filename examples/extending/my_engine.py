@@ -1,0 +1,81 @@
+"""An engine of one's own: for each class a logistic regression, trained by gradient descent in NumPy."""
+
+import numpy as np
+
+from fleet.engines.base import WIDTH, Sums
+from fleet.errors import CheckpointError
+from fleet.spec.engines import EngineInfo
+
+
+class LogisticEngine:
+    exchange_name = "mpi"  # how gradients travel, for the log
+
+    def __init__(self, setup):
+        self.inputs = setup.inputs
+
+    def build(self, network, group):
+        return Logistic(network, group, self.inputs)
+
+
+class Logistic:
+    """One network on one rank of its group."""
+
+    def __init__(self, network, group, inputs):
+        self.group, self.inputs = group, inputs
+        self.rate = network.train.optimizer.learning_rate * network.learning_rate_scale(group.size)
+        self.weights = np.zeros((inputs.image.size + 1, inputs.classes))
+
+    def step(self, images, labels, size, stop=False):
+        gradient, sums, error = np.zeros_like(self.weights), Sums(stop=stop), None
+        try:
+            gradient, mine = self._judge(images, labels)
+            sums += mine
+        except Exception as caught:  # the other ranks wait for this one's part
+            error, sums = caught, Sums(failed=True)
+        buffer = np.concatenate([gradient.ravel(), sums.pack()])
+        self.group.sum(buffer)  # over all ranks of the group, in one reduction
+        sums = Sums.unpack(buffer[-WIDTH:])
+        sums.raise_failure(error)
+        self.weights -= self.rate * buffer[:-WIDTH].reshape(self.weights.shape) / max(sums.count, 1)
+        return sums
+
+    def evaluate(self, images, labels):
+        return self._judge(images, labels)[1]
+
+    def _judge(self, images, labels):
+        """The gradient of the summed loss, and the sums, of the samples that could be read."""
+        images, labels = images[labels >= 0], labels[labels >= 0]
+        if self.inputs.affine is not None:  # a scale that the stream leaves to the engine
+            images = self.inputs.affine.apply(images)
+        pixels = np.c_[images.reshape(len(images), self.inputs.image.size), np.ones(len(images))]
+        wanted, scores = np.eye(self.inputs.classes)[labels], pixels @ self.weights
+        loss = np.logaddexp(0, np.where(wanted, -scores, scores)).sum()
+        gradient = pixels.T @ (1 / (1 + np.exp(-scores)) - wanted)
+        return gradient, Sums(float(loss), float((scores.argmax(axis=1) == labels).sum()), len(labels))
+
+    def state(self):
+        return {"weights": self.weights.copy()}
+
+    def load(self, arrays):
+        if set(arrays) != {"weights"} or arrays["weights"].shape != self.weights.shape:
+            raise CheckpointError(f"a checkpoint of another network: {sorted(arrays)}")
+        self.weights = np.array(arrays["weights"])
+
+    def learning_rate(self):
+        return self.rate
+
+    def regroup(self, group):
+        self.group = group
+
+    def average_statistics(self):
+        """Nothing but the weights is learned."""
+
+    def export(self, arrays, path):
+        """The record says that there is nothing to export."""
+
+    def close(self):
+        """Nothing is held."""
+
+
+ENGINE = EngineInfo("logistic", make="my_engine:LogisticEngine", families=frozenset({"softmax"}),
+                    checkpoint_bytes=lambda parameters, slots: 8 * parameters)

@@ -1,0 +1,8 @@
+"""A transform of one's own: a square of each image is covered, so that no network relies on one place."""
+
+
+def cover(image, rng, training, size=2):
+    if training:
+        row, column = (rng.integers(0, side - size + 1) for side in image.shape[:2])
+        image[row:row + size, column:column + size] = 0
+    return image
