@@ -67,10 +67,10 @@ def test_a_row_of_ours_makes_its_engine(tmp_path):
 
 @pytest.mark.tensorflow
 def test_the_row_of_keras_leads_to_its_engine_and_counts_what_it_builds(monkeypatch):
-    from fleet.engines.keras import network
+    from fleet.engines.keras import engine
 
     # The real one takes the devices of this process.
-    monkeypatch.setattr(network, "KerasEngine", lambda *arguments: SimpleNamespace(exchange_name="", build=arguments))
+    monkeypatch.setattr(engine, "KerasEngine", lambda *arguments: SimpleNamespace(exchange_name="", build=arguments))
     assert made("keras").build == (INPUTS, "auto", 1, 2)
     asked = spec("keras", {"build": "tests.keras_models:explodes_on_rank"})
     assert parameters_of(asked.networks[0], asked, INPUTS) == (4 * 4 + 1) * 3
