@@ -1,4 +1,4 @@
-# make env | demo | test | test-cluster | chaos | check | bench | clean
+# make env | demo | test | test-all | coverage | test-cluster | chaos | check | bench | clean
 # VENV=dir puts the environment elsewhere; PYTHON=interpreter makes it with another Python 3.11.
 
 VENV ?= .venv
@@ -9,18 +9,33 @@ export PATH := $(BIN):$(PATH)
 export OMPI_ALLOW_RUN_AS_ROOT ?= 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 export TF_CPP_MIN_LOG_LEVEL ?= 2
+# Tests that run side by side: launches wait more than they compute.
+WORKERS ?= 3
 
-.PHONY: env demo test test-cluster chaos check bench clean
+.PHONY: env demo test test-all coverage test-cluster chaos check bench clean
 
 env:
 	@tools/env.sh
 
-# The main job on scikit-learn's digits: 1 rank prepares, 4 train ten networks.
+# The main job on scikit-learn's digits: 1 rank prepares, 4 train ten networks. One machine has no fabric to look for.
 demo: env
-	$(BIN)/mpirun -n 5 --oversubscribe --bind-to none $(BIN)/python -m fleet.run examples/digits.yaml
+	OMPI_MCA_btl=^ofi OMPI_MCA_mtl=^ofi $(BIN)/mpirun -n 5 --oversubscribe --bind-to none $(BIN)/python -m fleet.run examples/digits.yaml
 
+# Five minutes on two cores: one test of each kind, with fewer examples.
 test: env
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	FLEET_TEST_EXAMPLES=$${FLEET_TEST_EXAMPLES:-0.3} $(BIN)/python -m pytest -n $(WORKERS) -m "not long" $(PYTEST_ARGS)
+
+# All tests, as continuous integration runs them.
+test-all: env
+	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+
+# The lines and branches that all tests reach, those of MPI ranks and of other processes included.
+coverage: export COVERAGE_RCFILE := $(CURDIR)/pyproject.toml
+coverage: export COVERAGE_FILE := $(CURDIR)/build/coverage/data
+coverage: env
+	rm -rf build/coverage && mkdir -p build/coverage
+	$(BIN)/python -m coverage run -m pytest $(PYTEST_ARGS)
+	$(BIN)/coverage combine -q && $(BIN)/coverage report --skip-covered --sort=miss
 
 # On the four virtual nodes of a Slurm of its own, which it installs where it is missing: root and apt-get are wanted.
 test-cluster: env

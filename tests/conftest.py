@@ -6,11 +6,22 @@ import subprocess
 import pytest
 from hypothesis import settings
 
+from tests.examples import examples
+
 # The same examples in every run, so that a red run is red for what changed. `HYPOTHESIS_PROFILE=search` looks for new
 # ones, which is how a bug is found that nobody thought of; each that it finds becomes a test of its own.
-settings.register_profile("fixed", derandomize=True, deadline=None)
-settings.register_profile("search", deadline=None)
+settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=examples(100))
+settings.register_profile("search", deadline=None, max_examples=examples(100))
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
+
+
+def pytest_collection_modifyitems(items):
+    """Say what may run side by side: launches may, and otherwise what shares a file stays together."""
+    for item in items:
+        if item.get_closest_marker("tensorflow") and not item.nodeid.startswith("tests/mpi/"):
+            item.add_marker(pytest.mark.xdist_group("tensorflow"))  # imported once
+        elif item.get_closest_marker("tensorflow") or not item.nodeid.startswith("tests/mpi/"):
+            item.add_marker(pytest.mark.xdist_group(item.path.as_posix()))
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ from fleet import run as fleet_run
 from fleet.__main__ import COMMANDS, main
 from fleet.runtime import session
 from fleet.storage.lock import FolderLock
+from tests.examples import examples
 from tests.fleet.logs import LOG, as_lines, as_text
 
 SPEC = {
@@ -100,7 +101,7 @@ CONTENTS = [b"", b"\0" * 100, b"\xff\xfe\xfd" * 9, b"{", b"[" * 5000, b"{\"a\":"
             b"a: &a [x,x,x,x,x,x,x,x,x]\n" + b"".join(
                 b"%c: &%c [%s]\n" % (n + 1, n + 1, b",".join([b"*%c" % n] * 9)) for n in range(97, 106))]
 
-quick = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck),
+quick = settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck),
                  phases=[Phase.explicit, Phase.generate], report_multiple_bugs=False)  # shrinking takes minutes
 
 
@@ -438,7 +439,7 @@ def every_reader_of_specs(top):
     nothing_escaped(top)
 
 
-@settings(quick, max_examples=60)
+@settings(quick, max_examples=examples(60))
 @given(bent(SPEC))
 def test_no_spec_makes_a_traceback_or_writes_outside_its_run(sandbox, content):
     fill()

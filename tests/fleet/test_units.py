@@ -21,6 +21,7 @@ from fleet.units import (
 )
 from scheduler.base import Delta
 from scheduler.ensemble.pace import Ring, Stream
+from tests.examples import examples
 
 PARSERS = [parse_size, parse_duration, parse_share]
 
@@ -93,7 +94,7 @@ TEXTS = st.one_of(st.text(max_size=20), st.from_regex(r"[0-9.eE:+%/]{1,12}[a-zA-
                   st.from_regex(r" ?[0-9]{1,2}(\.5)? ?([kKmM]i?[bB]|[sShHdD]|min|%|/s)?", fullmatch=True))
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.one_of(TEXTS, st.integers(), st.floats()))
 def test_whatever_is_written_is_a_finite_number_or_refused(value):
     for parser in PARSERS:
@@ -107,7 +108,7 @@ def test_whatever_is_written_is_a_finite_number_or_refused(value):
 @pytest.mark.parametrize(("notation", "parser"), [
     (SIZE, parse_size), (DURATION, parse_duration), (SHARE, parse_share), (DELTA, parse_delta)])
 def test_an_editor_accepts_the_text_that_can_be_read(notation, parser):
-    @settings(max_examples=300)
+    @settings(max_examples=examples(300))
     @given(TEXTS)
     def check(text):
         try:

@@ -12,6 +12,7 @@ from PIL import Image
 from preprocess import decode as decoders
 from preprocess.base import BadImage
 from preprocess.decode import decode, decoder_name
+from tests.examples import examples
 from tests.places import SHARED
 from tests.preprocess.samples import encode, pattern, smooth
 
@@ -131,7 +132,7 @@ def test_a_fraction_is_enough_for_the_image_as_it_is_seen():
     assert decode(data, at_least=(50, 16)).shape == (50, 16, 3)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(height=st.integers(1, 90), width=st.integers(1, 90), data=st.data())
 def test_a_fraction_is_never_smaller_than_asked_for_nor_needlessly_large(height, width, data):
     at_least = data.draw(st.tuples(st.integers(1, height), st.integers(1, width)))

@@ -9,6 +9,7 @@ from preprocess.base import BadImage, InputError
 from preprocess.chain import split_transforms
 from preprocess.pipeline import Pipeline
 from preprocess.transforms import parse_transforms
+from tests.examples import examples
 from tests.preprocess.samples import Memory, encode, pattern
 
 RANDOM = [{"random_crop": {"size": [4, 5], "padding": 2}}, {"flip": {"horizontal": True}},
@@ -31,7 +32,7 @@ def load(pipe, indices, epoch=0, training=True):
 # ---- randomness -------------------------------------------------------------------------------
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(owners=st.lists(st.integers(0, 3), min_size=12, max_size=12), epoch=st.integers(0, 1000),
        shuffled=st.permutations(range(12)))
 def test_augmentation_does_not_depend_on_who_prepares_a_sample_nor_when(owners, epoch, shuffled):

@@ -24,8 +24,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
+
 # The inherited tests run once per subclass, which hypothesis would otherwise take for a mistake.
-inherited = settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.differing_executors])
+inherited = settings(deadline=None, max_examples=examples(50), suppress_health_check=[HealthCheck.differing_executors])
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ class AllocatorContract:
         assert self.counts(problem) == self.counts(problem)
         assert self.table(problem) == before
 
-    @settings(inherited, max_examples=200)
+    @settings(inherited, max_examples=examples(200))
     @given(data=st.data())
     def test_an_exact_allocator_reaches_the_best_and_no_other_exceeds_it(self, data):
         problem = data.draw(self.problems())

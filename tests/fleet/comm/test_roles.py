@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from fleet.comm.roles import assign
 from fleet.errors import UserError
+from tests.examples import examples
 
 
 @st.composite
@@ -32,7 +33,7 @@ def on(roles, node, ranks):
     return [rank for rank in ranks if roles.node_of[rank] == node]
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(launches(), preprocessors, gpus, st.booleans())
 def test_every_rank_has_at_most_one_role_and_somebody_trains(node_of, wanted, gpus, own):
     if roles := assigned(node_of, wanted, gpus, own):
@@ -43,7 +44,7 @@ def test_every_rank_has_at_most_one_role_and_somebody_trains(node_of, wanted, gp
         assert roles.shared == bool(roles.preprocessors) == (len(node_of) > 1 and not own)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(launches(), preprocessors, gpus)
 def test_where_samples_are_shared_no_rank_is_idle_and_rank_0_prepares_samples(node_of, wanted, gpus):
     roles = assigned(node_of, wanted, gpus)
@@ -53,7 +54,7 @@ def test_where_samples_are_shared_no_rank_is_idle_and_rank_0_prepares_samples(no
         assert wanted in (None, len(roles.preprocessors))
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(launches(), preprocessors, gpus)
 def test_each_node_has_a_leader_and_a_trainer(node_of, wanted, gpus):
     roles = assigned(node_of, wanted, gpus)
@@ -64,7 +65,7 @@ def test_each_node_has_a_leader_and_a_trainer(node_of, wanted, gpus):
             assert on(roles, node, roles.trainers)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(launches(), preprocessors, gpus, st.booleans())
 def test_a_node_has_no_more_trainers_than_gpus_and_its_devices_are_numbered_as_policies_think(
         node_of, wanted, gpus, own):
@@ -77,7 +78,7 @@ def test_a_node_has_no_more_trainers_than_gpus_and_its_devices_are_numbered_as_p
             assert roles.device_of[rank] == device
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(launches(), preprocessors, gpus)
 def test_preprocessors_take_turns_over_the_nodes(node_of, wanted, gpus):
     roles = assigned(node_of, wanted, gpus)

@@ -12,6 +12,7 @@ from fleet.engines.softmax import NumpyEngine
 from fleet.errors import CheckpointError, ModelError
 from fleet.stream.base import split_rows
 from preprocess.sample import Affine, ImageSpec
+from tests.examples import examples
 from tests.fleet.histories import INPUTS, spec
 from tests.fleet.one_process import Launch
 
@@ -60,7 +61,7 @@ def test_a_step_follows_the_gradient_that_differences_give_and_keeps_momentum():
         np.testing.assert_allclose(trainable.state()["weights"], weights + velocity, atol=1e-7)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.integers(1, 9), st.integers(1, 4), st.integers(0, 99))
 def test_a_group_of_any_size_takes_the_step_of_one_rank_even_where_some_have_no_rows(rows, size, seed):
     images, labels = samples(rows, seed)

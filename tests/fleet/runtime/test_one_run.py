@@ -46,6 +46,7 @@ from fleet.stream.base import split_rows
 from fleet.stream.order import Epoch, read_path
 from scheduler.base import Member, Round
 from scheduler.ensemble.policies import POLICIES, Policy
+from tests.examples import examples
 from tests.fleet.one_process import Launch
 from tests.sources import Numbered
 
@@ -313,7 +314,7 @@ def cases(draw, failing=False, regroups=False):
     return Case(content, node_of, draw(st.integers(1, 8)), draw(st.integers(1, 5)), draw(st.integers(0, 10**6)))
 
 
-few = settings(max_examples=10, deadline=None,
+few = settings(max_examples=examples(10), deadline=None,
                suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 
 

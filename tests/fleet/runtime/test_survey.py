@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from fleet.runtime.survey import Survey, Task
 from fleet.spec import NetworkSpec, Profile
+from tests.examples import examples
 from tests.fleet.histories import spec
 
 NETWORK = spec().networks[0]
@@ -128,7 +129,7 @@ def test_a_network_for_which_too_few_trainers_are_left_has_no_rates():
     assert [model.name for model in whole.table(60).models] == ["a"]
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.lists(st.tuples(st.sampled_from("klm"), st.integers(1, 5), st.integers(1, 5)), min_size=1, max_size=5),
        st.integers(1, 5),
        st.sampled_from([None, 1, 2, 9]), st.sets(st.tuples(st.integers(0, 4), st.integers(1, 5))))

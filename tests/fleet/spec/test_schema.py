@@ -16,6 +16,7 @@ from fleet.spec import Document, ModelEntry, Schedule, dump, json_schema, load, 
 from fleet.spec.model import load_function
 from scheduler.base import Delta, Options
 from scheduler.ensemble.policies import POLICIES
+from tests.examples import examples
 from tests.fleet.json_schema import complaints
 from tests.places import ROOT
 
@@ -453,7 +454,7 @@ def nearly_good(draw):
     return tree
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(nearly_good())
 def test_whatever_stands_in_a_file_is_a_spec_or_is_explained(file, content):
     try:
@@ -463,7 +464,7 @@ def test_whatever_stands_in_a_file_is_a_spec_or_is_explained(file, content):
     check_read_or_explained(text, file)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.one_of(st.text(max_size=30), st.text("{}[]:,-?!&*<>|\"' \n#%@ab10.", max_size=40),
                  st.text("{}[]:,-?!&* \nab1").map(lambda text: f"models: [{{family: softmax}}]\n{text}")))
 def test_whatever_text_a_file_holds_is_a_spec_or_is_explained(file, text):
@@ -522,7 +523,7 @@ documents = st.fixed_dictionaries(
         "checkpoint": st.sampled_from([{}, {"every": None}, {"every": "90s"}])})
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(documents)
 def test_a_spec_that_is_written_reads_back_as_the_same_one(file, content):
     spec = parse(content)
@@ -531,7 +532,7 @@ def test_a_spec_that_is_written_reads_back_as_the_same_one(file, content):
     assert dump(load(file).document) == dump(spec.document)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(documents)
 def test_what_can_be_read_is_valid_by_the_schema(content):
     parse(content)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from fleet.errors import UserError
 from fleet.spec.model import Architecture
 from fleet.spec.space import Range, draw, grid, override
+from tests.examples import examples
 from tests.places import ROOT
 
 choices = st.lists(st.one_of(st.integers(0, 3), st.lists(st.integers(1, 2), max_size=2)),
@@ -28,7 +29,7 @@ def members_of(space):
                      for name, dimension in space.items()}))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(spaces, st.integers(0, 2**40))
 def test_all_members_are_drawn_once_and_one_more_is_refused(space, seed):
     size = members_of(space)
@@ -38,7 +39,7 @@ def test_all_members_are_drawn_once_and_one_more_is_refused(space, seed):
         draw(space, size + 1, seed)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(spaces, st.integers(0, 2**40), st.data())
 def test_asking_for_more_keeps_the_members_drawn_before(space, seed, data):
     few, many = sorted(data.draw(st.tuples(*2 * [st.integers(0, members_of(space))])))
@@ -63,7 +64,7 @@ def test_draws_are_the_same_on_every_machine():
         {"width": 32, "depth": 5}, {"width": 32, "depth": 1}]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.integers(1, 50), st.integers(1, 50), st.booleans(), st.booleans(),
        st.floats(0, 1, exclude_max=True))
 def test_a_range_stays_within_its_bounds(low, width, log, integer, share):

@@ -30,6 +30,7 @@ from fleet.storage.paths import RunPaths
 from fleet.storage.state import State, convergence
 from fleet.storage.verified import write_verified
 from fleet.storage.writer import CheckpointWriter
+from tests.examples import examples
 from tests.fleet.histories import history, record
 
 # ---- convergence -------------------------------------------------------------------------------
@@ -99,7 +100,7 @@ class EarlyStopping:
                 or (target is not None and self.sign * (self.best - target) >= 0))
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.lists(st.integers(0, 8), max_size=12),
        st.builds(Converge, st.integers(1, 12), st.one_of(st.none(), st.integers(1, 5)),
                  st.sampled_from(["val_loss", "val_accuracy", "loss", "accuracy"]), st.sampled_from([0.0, 1.0, 2.5]),
@@ -125,7 +126,7 @@ states = st.builds(
     sums=st.tuples(*3 * [st.floats()]), final=st.text(max_size=20))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(states)
 def test_a_state_reads_back_as_it_was_written(tmp_path_factory, state):
     path = tmp_path_factory.mktemp("checkpoints") / "last.h5"

@@ -13,6 +13,7 @@ from fleet.storage.files import replacing
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Results, Status, leaderboard, read_results, recover
 from fleet.storage.state import State
+from tests.examples import examples
 from tests.fleet.histories import history, record, spec
 
 MODELS = [{"family": "softmax", "name": name} for name in ("a", "b", "c")]
@@ -67,7 +68,7 @@ def test_a_network_without_an_epoch_comes_after_those_with_one(results):
     assert names(results) == ["c", "a", "b"]
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.lists(st.builds(record, st.just(1), *4 * [st.floats()]), min_size=3, max_size=3), st.text(max_size=20),
        st.dictionaries(st.text(max_size=4), st.one_of(st.integers(), st.text(max_size=4), st.lists(st.integers()))))
 def test_the_table_reads_back_as_it_was_written(tmp_path_factory, records, reason, drawn):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fleet.errors import CheckpointError, DamagedError, StorageError
 from fleet.storage.verified import read_verified, write_verified
+from tests.examples import examples
 
 ARRAYS = {"weights": np.arange(50.0), "a/b": np.zeros((2, 3), np.float16)}
 RECORD = {"history": [1, 2], "text": "\u00e9" * 90}
@@ -55,7 +56,7 @@ def test_no_flipped_byte_is_missed(path, whole):
     assert not missed
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.data())
 def test_no_torn_overwritten_or_grown_file_is_taken_for_whole(path, whole, data):
     copy = path.with_name("copy.h5")

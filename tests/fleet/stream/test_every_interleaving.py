@@ -18,6 +18,7 @@ from fleet.stream.own import FromKept, OwnStream
 from fleet.stream.reader import RingStream, SharedStream
 from preprocess.pipeline import Pipeline
 from preprocess.transforms import parse_transforms
+from tests.examples import examples
 from tests.fleet.one_process import Launch
 from tests.fleet.stream.streams import GREY, SEED, Alone, expected, pipeline, set_of, window_of
 from tests.sources import Numbered
@@ -132,7 +133,7 @@ def read(world, roles, layout, window, group, place, alone, seen):
         world.tell(0, Tag.COORDINATOR, ("left", place, group.first))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(streams(), st.integers(0, 10**6))
 def test_every_group_reads_each_sample_of_its_epochs_once_in_order_bit_by_bit(made, seed):
     roles, layout, groups = made
@@ -161,7 +162,7 @@ def test_every_group_reads_each_sample_of_its_epochs_once_in_order_bit_by_bit(ma
             assert [row for part in rows for row in range(*part)] == list(range(layout.samples))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(st.integers(1, 3), st.integers(1, 2), st.integers(1, 30), st.integers(1, 12), st.booleans(), st.integers(0, 99))
 def test_samples_that_are_kept_are_decoded_once_and_finished_by_whoever_reads_them(
         trainers, nodes, samples, batch, is_random, seed):

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from fleet.errors import UserError
 from fleet.stream.layout import Layout, plan_layout, plan_ring
 from preprocess.sample import ImageSpec
+from tests.examples import examples
 from tests.fleet.stream.streams import COLOUR, GREY
 
 layouts = st.builds(
@@ -25,7 +26,7 @@ def test_the_chunks_of_an_epoch_hold_each_position_once(layout, epoch):
             layout.sequence(epoch, position))[2]
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.integers(1, 3000), st.sampled_from([(2, 2, 1), (32, 32, 3), (224, 224, 3)]), st.integers(1, 400),
        st.integers(1, 10**9), st.integers(1, 8))
 def test_a_window_that_is_planned_holds_the_largest_batch_and_one_chunk_more_and_is_not_larger_than_said(

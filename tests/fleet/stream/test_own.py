@@ -10,12 +10,13 @@ from fleet.stream.order import Epoch, StrictOrder
 from fleet.stream.own import FromSource, OwnStream
 from preprocess.base import BadSample
 from preprocess.pipeline import Pipeline
+from tests.examples import examples
 from tests.fleet.one_process import Launch
 from tests.fleet.stream.streams import SEED, Alone, alone_in_the_world, expected, own_stream, pipeline
 from tests.sources import Numbered, partly_bad
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.integers(1, 30), st.integers(1, 12), st.integers(1, 3), st.integers(0, 3), st.integers(0, 29))
 def test_what_a_rank_prepares_itself_is_what_the_stream_would_have_brought(samples, batch, size, epoch, start):
     alone, start = pipeline(samples), min(start, samples - 1)

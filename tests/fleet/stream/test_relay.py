@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from fleet.comm.roles import assign
 from fleet.stream.layout import Layout
 from fleet.stream.relay import Relay
+from tests.examples import examples
 from tests.fleet.one_process import Launch
 from tests.fleet.stream.streams import GREY, set_of, window_of
 
@@ -30,7 +31,7 @@ def holds(target, sequence):
                 and (target.labels[rows] == value_of(sequence)).all())
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(st.integers(2, 3), st.integers(1, 3), st.integers(1, 40), st.integers(1, 9), st.integers(0, 999))
 def test_every_node_ends_with_all_samples_that_stay(nodes, on_each, samples, chunk, seed):
     roles = assign([node for node in range(nodes) for _ in range(on_each + 1)], nodes * on_each, None)

@@ -20,6 +20,7 @@ from scheduler.elastic.allocate import (
 )
 from scheduler.elastic.milp import integer_programme
 from scheduler.ensemble.rates_file import parse_rates
+from tests.examples import examples
 from tests.scheduler.contracts import AllocatorContract, Table
 
 STEPS = (StepTime(32, 1.8), StepTime(8, 0.6), StepTime(16, 1.0))
@@ -79,7 +80,7 @@ class TestGreedy(ElasticContract):
     allocate = staticmethod(greedy)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.tuples(st.lists(any_curve, max_size=6), st.integers(0, 16)))
 def test_the_dynamic_programme_is_as_good_as_the_integer_programme(problem):
     exact, solved = dynamic_programme(*problem), integer_programme(*problem)
@@ -89,7 +90,7 @@ def test_the_dynamic_programme_is_as_good_as_the_integer_programme(problem):
         assert sum(solved.gpus) <= problem[1]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(problems(concave_curve(most=12), jobs=20, gpus=120))
 def test_greedy_is_as_good_as_the_dynamic_programme_on_concave_curves(problem):
     exact, fast = dynamic_programme(*problem), greedy(*problem)
@@ -101,7 +102,7 @@ def test_greedy_is_as_good_as_the_dynamic_programme_on_concave_curves(problem):
 longer_curve = st.lists(factor, min_size=1, max_size=12).filter(any).map(lambda own: Curve(tuple(own)))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(problems(st.one_of(longer_curve, concave_curve(most=12)), jobs=20, gpus=80))
 def test_the_chosen_method_is_as_good_as_the_dynamic_programme_on_all_curves(problem):
     exact, fast = dynamic_programme(*problem), allocate(*problem)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from scheduler.elastic.allocate import Curve
 from scheduler.elastic.autoscaler import Autoscaling
 from scheduler.elastic.simulation import ElasticJob, Holding, audit, simulate
+from tests.examples import examples
 
 RISING = Curve((1.0, 1.5))
 EVENTS = Autoscaling(gpus=2, interval_min=0)
@@ -118,7 +119,7 @@ some_settings = st.builds(
     drop=st.booleans(), rescale_cost_min=st.sampled_from([0.0, 0.5, 3.0]))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(some_jobs, some_settings, st.sampled_from([math.inf, 45.0]))
 def test_every_simulation_keeps_the_rules_and_resizes_are_bounded(some, how, minutes):
     """Those after a hold by the time there is, the others by what started jobs need."""
@@ -129,7 +130,7 @@ def test_every_simulation_keeps_the_rules_and_resizes_are_bounded(some, how, min
         assert outcome.rescales <= held / how.keeps_for_min + needed
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(some_jobs, some_settings)
 def test_in_the_end_every_job_has_completed_or_was_dropped(some, how):
     outcome = simulate(some, how)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from scheduler.base import Delta, InputError, Network, Options, RateTable
 from scheduler.ensemble.flotilla import flotilla
 from scheduler.ensemble.rates import rate
+from tests.examples import examples
 from tests.scheduler.strategies import ensembles
 
 
@@ -54,7 +55,7 @@ def by_the_book(table, candidates, gpus, delta, peak_limited):
 
 
 @given(ensembles(), st.floats(0, 100), st.booleans())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 def test_a_flotilla_is_what_algorithm_2_says_line_by_line(drawn, delta, peak_limited):
     table, cluster = drawn
     options = Options(delta=Delta(delta, relative=False), peak_limited=peak_limited)
@@ -65,7 +66,7 @@ def test_a_flotilla_is_what_algorithm_2_says_line_by_line(drawn, delta, peak_lim
 
 
 @given(ensembles(), st.floats(0, 100), st.booleans())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_members_are_joined_within_delta_before_spare_gpus_are_given(drawn, delta, peak_limited):
     table, cluster = drawn
     options = Options(delta=Delta(delta / 100, relative=True), peak_limited=peak_limited)

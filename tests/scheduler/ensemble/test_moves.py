@@ -18,6 +18,7 @@ from scheduler.ensemble.moves import (
     Stop,
     moves,
 )
+from tests.examples import examples
 
 INSIDE, BETWEEN, BUSY = Stance.INSIDE, Stance.BETWEEN, Stance.BUSY
 
@@ -207,7 +208,7 @@ def carried_out(held, found):
             for name, mine in held.items()}
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(situations(stances=(BETWEEN,)), st.booleans())
 def test_moves_lead_to_what_is_wanted_and_then_there_are_none(situation, frees_at_once):
     held, target, free = situation

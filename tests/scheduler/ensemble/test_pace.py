@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from scheduler.base import InputError
 from scheduler.ensemble.pace import Ring, Stream
+from tests.examples import examples
 
 GROUPS = st.lists(st.tuples(st.floats(1, 100), st.integers(1, 4)), min_size=1, max_size=6)
 
@@ -19,7 +20,7 @@ def busy(rates, gpus, streams):
 
 
 @given(GROUPS, st.integers(2, 3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_no_other_split_into_streams_keeps_more_gpus_busy(groups, count):
     rates, gpus = zip(*groups, strict=True)
     best = max(busy(rates, gpus, streams) for streams in product(range(count), repeat=len(rates)))
@@ -29,7 +30,7 @@ def test_no_other_split_into_streams_keeps_more_gpus_busy(groups, count):
 
 
 @given(GROUPS, st.integers(0, 3), st.floats(1, 200))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_nobody_is_faster_than_its_rate_or_its_stream(groups, count, supply):
     rates, gpus = zip(*groups, strict=True)
     stream = Stream(count=count, rate=supply)

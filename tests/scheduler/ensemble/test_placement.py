@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from scheduler.base import InputError, Member
 from scheduler.ensemble.placement import greedy, place, rearrange, score
+from tests.examples import examples
 
 
 @st.composite
@@ -40,7 +41,7 @@ def assert_valid(members, groups, devices):
 
 
 @given(problems())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 def test_small_placements_are_optimal_and_never_worse_than_algorithm_3(problem):
     groups, devices, per_node = problem
     members = place(groups, devices, per_node)
@@ -51,7 +52,7 @@ def test_small_placements_are_optimal_and_never_worse_than_algorithm_3(problem):
 
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=30), st.integers(1, 8), st.integers(0, 9))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_large_placements_are_valid_and_never_worse_than_algorithm_3(sizes, per_node, spare):
     groups = {f"g{i}": size for i, size in enumerate(sizes)}
     devices = range(sum(sizes) + spare)
@@ -83,7 +84,7 @@ def test_more_groups_than_devices_is_an_error():
 
 
 @given(problems(), st.data())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 def test_rearranging_keeps_what_a_group_has(problem, data):
     groups, devices, per_node = problem
     running = list(place(groups, devices, per_node))

@@ -10,6 +10,7 @@ from scheduler.base import Cluster, Delta, InputError, Member, Network, Options,
 from scheduler.ensemble.moves import Holding, Stance, Stop, moves
 from scheduler.ensemble.policies import POLICIES, SETTINGS, Policy, check_round
 from scheduler.ensemble.rates import curve, rate
+from tests.examples import examples
 from tests.scheduler.strategies import ensembles
 
 
@@ -81,7 +82,7 @@ class Trainer:
         return True
 
 
-runs = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
+runs = settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.differing_executors])
 OPTIONS = st.builds(Options, alpha=st.sampled_from((0.5, 0.8, 1.0)), peak_limited=st.booleans(),
                     delta=st.builds(Delta, st.sampled_from((0.15, 20.0, 0.0)), relative=st.booleans()),
                     seed=st.integers(0, 3))

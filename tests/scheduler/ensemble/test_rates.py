@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from scheduler.base import InputError, Network, RateTable
 from scheduler.ensemble.draw import with_errors
 from scheduler.ensemble.rates import counts_to_measure, curve, curves, preprocessors_needed, rate, steadied
+from tests.examples import examples
 from tests.scheduler.strategies import ensembles
 
 
@@ -51,7 +52,7 @@ def test_bounds_say_where_usefulness_begins_and_ends():
 
 
 @given(ensembles())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_arrays_hold_what_single_curves_say_whatever_the_number_of_gpus(drawn):
     rates, cluster = drawn
     for gpus in {1, cluster.gpus, cluster.gpus + 3}:

@@ -17,6 +17,7 @@ from scheduler.ensemble.rates import steadied
 from scheduler.ensemble.simulation import simulate
 from scheduler.ensemble.waterfill import lower_bound
 from scheduler.files import read_json
+from tests.examples import examples
 from tests.places import SHARED
 from tests.scheduler.strategies import ensembles
 
@@ -160,7 +161,7 @@ COSTS = st.sampled_from((Costs(), PAPER_COSTS, REGROUPING_COSTS))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(drawn=ensembles(), costs=COSTS, stream=STREAMS, peak_limited=st.booleans())
 def test_every_simulation_ends_not_before_the_bound_and_uses_each_gpu_once(policy, drawn, costs, stream, peak_limited):
     rates, cluster = drawn
@@ -182,7 +183,7 @@ def test_every_simulation_ends_not_before_the_bound_and_uses_each_gpu_once(polic
 
 
 @given(ensembles(bounded=False))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_a_ring_whose_window_is_everything_costs_nothing_after_its_first_turn(drawn):
     rates, cluster = drawn
     free = simulate(rates, cluster, POLICIES["baseline"], Options(), Costs(), Stream())

@@ -9,6 +9,7 @@ from scipy.optimize import linprog
 from scheduler.base import InputError, Network, RateTable
 from scheduler.ensemble.rates import curves
 from scheduler.ensemble.waterfill import hulls, lower_bound, water_fill
+from tests.examples import examples
 from tests.scheduler.strategies import ensembles
 
 
@@ -29,14 +30,14 @@ def least_time(table, gpus):
 
 
 @given(ensembles())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_the_lower_bound_is_that_of_the_linear_program(drawn):
     table, cluster = drawn
     assert lower_bound(table, cluster.gpus) == pytest.approx(least_time(table, cluster.gpus), rel=1e-6)
 
 
 @given(ensembles(), st.integers(0, 5))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_water_filling_uses_all_gpus_or_brings_all_to_their_peak(drawn, seed):
     table, cluster = drawn
     rows = np.arange(len(table.models))
@@ -50,7 +51,7 @@ def test_water_filling_uses_all_gpus_or_brings_all_to_their_peak(drawn, seed):
 
 
 @given(ensembles(bounded=False))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_a_hull_is_concave_lies_on_the_curve_and_above_it(drawn):
     table, cluster = drawn
     hull, known = hulls(table, cluster.gpus), curves(table, cluster.gpus)
@@ -85,7 +86,7 @@ def test_there_is_no_bound_for_what_cannot_be_trained(network, said):
 
 
 @given(ensembles(bounded=False), st.integers(1, 4))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_more_gpus_never_raise_the_bound(drawn, more):
     table, cluster = drawn
     assume(cluster.gpus + more <= 12)

@@ -11,6 +11,7 @@ from scheduler.base import InputError
 from scheduler.eviction import plan as eviction
 from scheduler.eviction.baselines import algorithm_1, branch_and_bound, greedy
 from scheduler.eviction.plan import Plan, RunningJob, Spectrum, groups_to_stop, plan_evictions, round_up
+from tests.examples import examples
 
 LOSS, TIME, FREE_KILLS, SYSTEM, STOPPED, NODES = range(6)  # what a plan is judged by, in this order, and its nodes
 HUNDREDTHS = np.array([100, 100, 1, 1, 1, 1])
@@ -58,14 +59,14 @@ def assert_none_is_better(jobs, nodes, plans):
         assert mine[:NODES].tolist() == min(possible[:, :NODES].tolist())
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(job_lists(), st.data())
 def test_no_choice_of_all_is_better_ties_included(jobs, data):
     nodes = data.draw(st.integers(0, sum(job.nodes for job in jobs)))
     assert_none_is_better(jobs, nodes, plan_evictions(jobs, nodes, deadline=data.draw(st.integers(0, 9))))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(job_lists(most=4, losses=(0, 0.1, 0.2, 0.3, 7.5), times=(None, 0, 0.1, 0.2, 0.3, 1.25)), st.data())
 def test_decimal_losses_and_times_are_added_up_exactly(jobs, data):
     nodes = data.draw(st.integers(0, sum(job.nodes for job in jobs)))
@@ -73,7 +74,7 @@ def test_decimal_losses_and_times_are_added_up_exactly(jobs, data):
     assert_none_is_better(jobs, nodes, plan_evictions(jobs, nodes, deadline=1, step=step))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(job_lists(most=5, nodes=(4, 8, 12)), st.integers(0, 6))
 def test_one_pass_answers_for_every_count_of_nodes(jobs, deadline):
     spectrum = Spectrum(jobs, deadline)
@@ -86,14 +87,14 @@ def test_one_pass_answers_for_every_count_of_nodes(jobs, deadline):
         assert losses[nodes].tolist() == [plan.loss for plan in plans]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(job_lists(), st.data())
 def test_branch_and_bound_finds_plans_as_good(jobs, data):
     nodes = data.draw(st.integers(0, sum(job.nodes for job in jobs)))
     assert_none_is_better(jobs, nodes, [branch_and_bound(jobs, nodes, data.draw(st.integers(0, 9)))])
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(job_lists(), st.data())
 def test_greedy_plans_are_possible(jobs, data):
     nodes = data.draw(st.integers(0, sum(job.nodes for job in jobs)))

@@ -12,6 +12,7 @@ from scheduler.eviction.plan import plan_evictions
 from scheduler.eviction.running_jobs import Checkpointing, FileSystem
 from scheduler.eviction.simulation import ON_DEMAND, Use, audit, simulate
 from scheduler.eviction.theta import NODES, STORAGE, BatchJob, theta_like
+from tests.examples import examples
 
 SLOW = FileSystem(aggregate_gbps=1, node_gbps=1)  # a GB takes a second
 
@@ -58,7 +59,7 @@ def test_a_job_that_ends_before_its_checkpoint_frees_its_nodes_too():
     assert (outcome.start_min, spans(outcome, "a")) == (3, [(0, 3, 3)])
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(st.integers(0, 10**6), st.integers(1, 10), st.floats(0, 1), st.integers(0, 30), st.booleans())
 def test_every_plan_keeps_its_promise_and_the_audit_finds_nothing(seed, count, share, deadline, optimal):
     jobs = theta_like(count, seed, nodes=200)
@@ -105,7 +106,7 @@ def test_the_audit_sees_what_it_is_for(spoil, message):
 
 # ---------------------------------------------------------------- drawn machines
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 @given(st.integers(1, 30), st.integers(0, 10**6), st.sampled_from([1, 8, 128]))
 def test_a_drawn_machine_is_full_and_keeps_the_ranges_of_the_paper(count, seed, granularity):
     jobs = [job.checkpointing for job in theta_like(count, seed, granularity=granularity)]

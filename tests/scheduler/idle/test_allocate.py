@@ -23,6 +23,7 @@ from scheduler.idle.allocate import (
     worth,
 )
 from scheduler.idle.milp import allocate_counts, allocate_nodes
+from tests.examples import examples
 from tests.scheduler.contracts import AllocatorContract, Table
 
 
@@ -100,7 +101,7 @@ def held(problem):
     return [frozenset(range(first, last)) for first, last in pairwise(ends)]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(problems(most_trainers=3, most_nodes=7, values=st.integers(0, 50)))
 def test_the_program_over_nodes_has_the_same_optimum_and_moves_no_trainer(problem):
     before = held(problem)

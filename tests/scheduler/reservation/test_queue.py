@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from scheduler.base import InputError
 from scheduler.reservation.laws import Discrete, empirical
 from scheduler.reservation.queue import AuditError, Convention, Job, Run, Schedule, Stream, audit, simulate
+from tests.examples import examples
 
 PLANNED, BACKFILL, CONSERVING = Convention
 LAW = Discrete([1, 4, 8], [0.5, 0.25, 0.25])
@@ -36,7 +37,7 @@ def starts(schedule):
     return found
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(jobs(), st.sampled_from(Convention), st.booleans(), st.booleans())
 def test_every_simulation_passes_its_audit(made, convention, speculative, streamed):
     stream = Stream(2.0, lambda rng: float(rng.integers(1, 4)), processors=2) if streamed else None
@@ -52,14 +53,14 @@ def test_every_simulation_passes_its_audit(made, convention, speculative, stream
             assert len(times) == 1 + sum(job.request(k) < job.run_time for k in range(10))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(jobs(), st.sampled_from(Convention), st.booleans())
 def test_a_simulation_is_a_function_of_its_inputs(made, convention, speculative):
     assert (simulate(made, 10, convention, speculative=speculative).runs
             == simulate(made, 10, convention, speculative=speculative).runs)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(jobs(small=False))
 def test_a_planned_round_is_that_of_a_naive_planner(made):
     made = [replace(job, submit=0, requests=(max(job.run_time, job.requests[-1]),)) for job in made]
@@ -73,7 +74,7 @@ def test_a_planned_round_is_that_of_a_naive_planner(made):
     assert starts(simulate(made, 10, PLANNED)) == expected
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(jobs(small=False))
 def test_backfilling_never_makes_a_job_of_a_round_start_later(made):
     made = [replace(job, submit=0, requests=(max(job.run_time, job.requests[-1]),)) for job in made]
@@ -81,7 +82,7 @@ def test_backfilling_never_makes_a_job_of_a_round_start_later(made):
     assert all(backfilled[index] <= planned[index] for index in planned)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(jobs(small=False))
 def test_small_jobs_do_not_delay_a_planned_round(made):
     made = [replace(job, submit=0, requests=(max(job.run_time, job.requests[-1]),)) for job in made]

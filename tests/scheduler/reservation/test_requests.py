@@ -22,6 +22,7 @@ from scheduler.reservation.requests import (
     requests_from_runs,
     t_optimal,
 )
+from tests.examples import examples
 from tests.places import SHARED
 
 WALLTIMES = SHARED / "walltimes"
@@ -83,7 +84,7 @@ def theorem_2(first, step, mass, rate):
     return least(0, 0, 0)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(laws(), rates, st.sampled_from([0.0, 3.0, 50.0]))
 def test_no_sequence_is_better_than_the_optimal_one(law, rate, spent):
     found = optimal_requests(law, rate, spent)
@@ -92,7 +93,7 @@ def test_no_sequence_is_better_than_the_optimal_one(law, rate, spent):
     assert makespan(law, found.requests, rate, spent) == pytest.approx(best, rel=1e-12)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(laws(most=9), rates, st.sampled_from([0.0, 3.0, 50.0]), st.integers(1, 2))
 def test_bounding_the_search_loses_no_optimum(law, rate, spent, coarse):
     with pytest.MonkeyPatch.context() as patch:
@@ -112,7 +113,7 @@ def test_the_bounded_search_agrees_with_the_full_one(monkeypatch, law, rate):
     assert bounded.expected_makespan == pytest.approx(at_optimal(known, rate, 2.0).expected_makespan, rel=1e-12)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(laws(), rates)
 def test_the_makespan_by_number_of_requests_is_the_best_of_that_number(law, rate):
     law = Discrete(law.values[law.probabilities > 0], law.probabilities[law.probabilities > 0])
@@ -123,14 +124,14 @@ def test_the_makespan_by_number_of_requests_is_the_best_of_that_number(law, rate
         [expected[count] for count in sorted(expected)])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(laws(), rates, st.data())
 def test_the_makespan_of_any_sequence_is_its_definition(law, rate, data):
     requests = data.draw(st.sampled_from(list(every_sequence(law))))
     assert expected_makespan(law, requests, rate) == pytest.approx(makespan(law, requests, rate))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=11), st.integers(0, 6), rates)
 def test_labels_agree_with_the_table_of_theorem_2(weights, first, rate):
     mass = np.array([0, *weights, 1]) / (sum(weights) + 1)  # nothing at v_0

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from scheduler.base import InputError
 from scheduler.reservation.swf import COLUMNS, INTEGERS, SwfJob, Trace, read_swf, write_swf
+from tests.examples import examples
 
 LINE = "1 0 5 3600 4 -1 -1 4 7200 -1 1 3 1 9 -1 -1 -1 -1"
 
@@ -45,7 +46,7 @@ times = st.builds(lambda number, part: number + part, whole, st.sampled_from([0.
 rows = st.tuples(*(whole if name in INTEGERS else times for name in COLUMNS))
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(50), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(rows, min_size=1, max_size=5), st.sampled_from(["t.swf", "t.swf.gz"]))
 def test_what_is_written_is_read_again(tmp_path, lines, name):
     trace = Trace(tuple(SwfJob(number, abs(row[1]), *row[2:]) for number, row in enumerate(lines)),

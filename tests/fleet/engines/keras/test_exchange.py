@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.engines.base import PeerFailed, Sums
+from tests.examples import examples
 from tests.fleet.one_process import Launch
 
 pytestmark = pytest.mark.tensorflow
@@ -19,7 +20,7 @@ def gradients_of(rank, dtype="float32"):
     return [tf.fill(shape, tf.constant(rank + place + 1, dtype)) for place, shape in enumerate(SHAPES)]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(st.integers(2, 4), st.integers(0, 99), st.sampled_from(["float32", "float16"]))
 def test_mpi_adds_up_gradients_of_any_shapes_and_keeps_their_types(size, seed, dtype):
     from fleet.engines.keras.exchange import MpiExchange
