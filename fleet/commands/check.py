@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from fleet.commands.options import add_json, add_spec, print_json
 from fleet.engines.registry import parameters_of
 from fleet.errors import ExitStatus, UserError
-from fleet.runtime.inputs import open_inputs
-from fleet.spec import NetworkSpec, load
+from fleet.runtime.inputs import Inputs, open_inputs
+from fleet.spec import NetworkSpec, Spec, load
 from fleet.spec.fields import default_of
 from fleet.spec.model import FAMILIES
 from fleet.terminal import print_table
@@ -37,20 +38,27 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("name a spec file, or ask for --families")
     spec = load(args.spec)
     opened = open_inputs(spec)
-    data, inputs = opened.data, opened.sample
-    counts = {network.name: parameters_of(network, spec, inputs) for network in spec.networks}
-    validation = 0 if data.validation is None else len(data.validation)
+    counts = {network.name: parameters_of(network, spec, opened.sample) for network in spec.networks}
     if args.json:
-        print_json({"name": spec.document.name, "samples": len(data.train), "validation_samples": validation,
-                    "classes": list(data.classes), "shape": list(inputs.image.shape), "dtype": inputs.image.dtype,
-                    "networks": [_record(network, counts[network.name]) for network in spec.networks]})
-        return ExitStatus.OK
-    print(f"{args.spec}: {len(data.train)} training and {validation} validation samples of "
-          f"{inputs.image} in {len(data.classes)} classes "
-          f"({format_size(len(data.train) * inputs.image.nbytes)} decoded)")
+        print_json(_numbers(spec, opened, counts))
+    else:
+        _print(args.spec, spec, opened, counts)
+    return ExitStatus.OK
+
+
+def _numbers(spec: Spec, opened: Inputs, counts: Mapping[str, int | None]) -> dict[str, Any]:
+    data, image = opened.data, opened.sample.image
+    return {"name": spec.document.name, "samples": len(data.train), "validation_samples": len(data.validation or ()),
+            "classes": list(data.classes), "shape": list(image.shape), "dtype": image.dtype,
+            "networks": [_record(network, counts[network.name]) for network in spec.networks]}
+
+
+def _print(path: str, spec: Spec, opened: Inputs, counts: Mapping[str, int | None]) -> None:
+    data, image = opened.data, opened.sample.image
+    print(f"{path}: {len(data.train)} training and {len(data.validation or ())} validation samples of {image} in "
+          f"{len(data.classes)} classes ({format_size(len(data.train) * image.nbytes)} decoded)")
     print_table(["network", "model", "parameters", "batch", "optimizer", "GPUs", "epochs"],
                 [_row(network, counts[network.name]) for network in spec.networks])
-    return ExitStatus.OK
 
 
 def _row(network: NetworkSpec, parameters: int | None) -> list[Any]:

@@ -1,11 +1,11 @@
-"""What would go wrong, before an allocation is spent: start it as the run would be started.
+"""Find what would go wrong, before an allocation is spent. Start it as you would start the run.
 
     mpirun -n 9 python -m fleet doctor photos.yaml
     python -m fleet doctor
 
-Looks at the launcher, the cores, threads and GPUs of every rank; with a spec also at TensorFlow, Horovod, the data
-and the disk, on every node. Prints a line for each finding and what to do about it; ends with 0 if there is none,
-and with 1 otherwise.
+It looks at the launcher and at the cores, threads and GPUs of every rank; with a spec also at TensorFlow, Horovod,
+the data and the disk, on every node. Each finding is a line that says what to do about it. The exit status is 0 if
+there is none, and 1 otherwise.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Which running jobs to checkpoint or kill so that nodes are free in time, for every deadline.
+"""Plan which running jobs to checkpoint or kill so that nodes are free in time, for every deadline.
 
     fleet evict --jobs jobs.csv --nodes 1024 --deadline 15
     fleet evict --slurm --site site.json --nodes 8 --deadline 15 --aggregate-bandwidth 250 --node-bandwidth 2
 
-The jobs are those of a file (CSV with a header, or JSON), or those that run on this Slurm cluster now. A
-file has the columns id,nodes,loss,app_time,sys_time (node-seconds and minutes; empty: not possible), or
-id,nodes,memory_gb,critical_gb,since_checkpoint_min,interval_min, from which they follow by the bandwidths.
-Nothing is carried out. The plan for a deadline loses the least; of those that do, it takes the least time.
+The jobs come from a file (CSV with a header, or JSON), or are those that run on this Slurm cluster now. A
+file has the columns id,nodes,loss,app_time,sys_time (in node-seconds and minutes; empty if not possible), or
+id,nodes,memory_gb,critical_gb,since_checkpoint_min,interval_min, from which these follow by the bandwidths.
+Nothing is carried out. The plan for a deadline has the least loss and, among those, takes the least time.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""One job of a chain: what job scripts end in.
+"""Keep one job of a chain; the scripts that fleet submit writes end in this command.
 
     fleet job RUN --system slurm --jobs 20 --retries 2 -- mpirun ... python -m fleet.run SPEC
 
-Starts the launch, passes SIGTERM and SIGUSR2 on to it as SIGUSR2 (with which it saves everything and ends with
-status 75), and then, if networks are left, sees to it that another job follows. Ends with the status of the launch.
+It starts the launch, and passes SIGTERM and SIGUSR2 on to it as SIGUSR2, upon which the launch saves everything and
+ends with status 75. If networks are left then, it sees to it that another job follows. It ends with the status of the
+launch.
 """
 
 from __future__ import annotations

@@ -8,13 +8,19 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fleet.arguments import whole
 from fleet.commands.options import add_json, print_json
 from fleet.errors import ExitStatus
 from fleet.storage.files import storing
 from fleet.terminal import progress_bar
+from fleet.units import format_size
+
+if TYPE_CHECKING:  # pydantic and the decoders take a while
+    from preprocess.base import BadSample, DataSet
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -29,33 +35,39 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(args: argparse.Namespace) -> ExitStatus:
+def run(args: argparse.Namespace) -> int:
     """Write the file and say what is in it."""
-    from preprocess.base import CannotWrite
-    from preprocess.packing import write_hdf5
-    from preprocess.pipeline import Pipeline
     from preprocess.source import open_data
     from preprocess.sources.hdf5 import open_hdf5
-    from preprocess.transforms import parse_transforms
 
-    size = args.decoded
-    transforms = parse_transforms([] if size is None else [
-        {"decode": {"mode": args.mode}}, {"resize": {"size": size}}, {"center_crop": {"size": [size, size]}}])
     data = open_data("image_folder", args.folder, validation=None, seed=0)
-    parts = {name: Pipeline.probed(source, transforms, 0) if transforms else source
-             for name, source in data.parts().items()}
-    total = sum(map(len, data.parts().values()))
-    with progress_bar(total, "images") as advance, storing(Path(args.out), kind=CannotWrite):
-        left_out = write_hdf5(parts, args.out, advance)
+    left_out = _write(data, args)
     train, validation = open_hdf5(args.out)
     counts = {"train": len(train), "validation": len(validation or ())}
     written = os.path.getsize(args.out)
     if args.json:
         print_json({"path": args.out, "classes": len(data.classes), **counts, "bytes": written,
                     "left_out": [{"name": sample.name, "reason": sample.reason} for sample in left_out]})
-    else:
-        print(f"{args.out}: {counts['train']} training and {counts['validation']} validation images of "
-              f"{len(data.classes)} classes, {written / 1e6:.1f} MB; {len(left_out)} left out")
-        for sample in left_out:
-            print(f"  left out {sample}")
+        return ExitStatus.OK
+    print(f"{args.out}: {counts['train']} training and {counts['validation']} validation images of "
+          f"{len(data.classes)} classes, {format_size(written)}; {len(left_out)} left out")
+    for sample in left_out:
+        print(f"  left out {sample}")
     return ExitStatus.OK
+
+
+def _write(data: DataSet, args: argparse.Namespace) -> Sequence[BadSample]:
+    """Write the images; returns those that are left out."""
+    from preprocess.base import CannotWrite
+    from preprocess.packing import write_hdf5
+    from preprocess.pipeline import Pipeline
+    from preprocess.transforms import parse_transforms
+
+    size = args.decoded
+    transforms = parse_transforms([] if size is None else [
+        {"decode": {"mode": args.mode}}, {"resize": {"size": size}}, {"center_crop": {"size": [size, size]}}])
+    parts = {name: Pipeline.probed(source, transforms, 0) if transforms else source
+             for name, source in data.parts().items()}
+    total = sum(map(len, data.parts().values()))
+    with progress_bar(total, "images") as advance, storing(Path(args.out), kind=CannotWrite):
+        return write_hdf5(parts, args.out, advance)

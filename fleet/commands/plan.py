@@ -1,16 +1,15 @@
-"""Plan which networks train first, on which GPUs: from rates to members, without MPI or TensorFlow.
+"""Show which networks train first, on which GPUs.
 
   fleet plan --rates rates.json --gpus 16 --gpus-per-node 4 --policy global
   fleet plan spec.yaml --gpus 16
 
-Rates come from --rates, from `schedule.rates` of the spec, or from the profile that a run
-of the spec has left. From a spec come also the policy, its settings, and the bounds of groups.
+Rates come from --rates, from `schedule.rates` of the spec, or from the profile that a run of the
+spec has left. The spec also gives the policy, its settings, and the bounds of groups.
 """
 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fleet.commands.options import (
@@ -77,12 +76,11 @@ def _rates(args: argparse.Namespace, spec: Spec | None) -> RateTable:
         if args.rates is None:
             raise UserError("name a spec, or a rates file with --rates")
         return read_rates(args.rates)
-    from fleet.runtime.known_rates import read_rates_of
-    from fleet.storage.paths import RunPaths
+    from fleet.runtime.known_rates import rates_file, read_rates_of
 
-    file = Path(args.rates or spec.schedule.rates or RunPaths(spec.output).profile)
-    if args.rates is None and spec.schedule.rates is None and not file.exists():
-        raise UserError(f"{args.spec} has not been profiled yet (there is no {file}): name a rates file with --rates")
+    file = rates_file(spec, args.rates)
+    if file is None:
+        raise UserError(f"{args.spec} has not been profiled yet: name a rates file with --rates")
     return read_rates_of(spec, file)
 
 

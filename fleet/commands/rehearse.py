@@ -4,12 +4,13 @@
   fleet rehearse spec.yaml --gpus 64 --gpus-per-node 4 --rates profile.json
   fleet rehearse spec.yaml --gpus 16 --time-scale 0.001 --output runs/rehearsal
 
-The spec's data is opened and its networks are drawn; then as many ranks as the real run has trainers, and one
-more on each node, go through all of it: groups, stream, rounds, checkpoints. Steps sleep for as long as rates say,
-in a fraction of the time. Rates come from --rates, from `schedule.rates`, from the profile that a run of the spec
-has left or the cache of this user's measurements; otherwise they are estimated from the parameters, which says
-nothing of how long the run will take. Networks train for the epochs that the rates file gives them, otherwise for
-as many as the spec allows. Before that all policies are simulated, with moves for nothing.
+First all policies are simulated, as if moves cost nothing. Then the data of the spec is opened and its networks are
+drawn, and as many ranks as the real run has trainers, and one more on each node, go through all of it: groups,
+stream, rounds, checkpoints. Instead of training they sleep for as long as the rates say, scaled down. Rates come from
+--rates, from `schedule.rates`, from the profile that a run of the spec has left, or from the cache of your
+measurements. If there are none, they are estimated from the numbers of parameters, which says nothing about how long
+the run will take. Networks train for the epochs that the rates file gives them, otherwise for as many as the spec
+allows.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--time-scale", type=positive, metavar="S",
                         help="seconds that a second of the run takes, such as 0.001 (so that it takes half a minute)")
     parser.add_argument("--output", type=Path, metavar="FOLDER",
-                        help="keep the files of the rehearsal there (they are deleted)")
+                        help="folder that keeps the files of the rehearsal (they are deleted)")
     add_json(parser)
 
 
@@ -127,12 +128,10 @@ def _cluster(args: argparse.Namespace, spec: Spec) -> Cluster:
 def _rates(args: argparse.Namespace, spec: Spec, inputs: SampleSpec, cluster: Cluster) -> tuple[RateTable, str]:
     """The best rates that there are, and where they come from."""
     from fleet.jobs.rehearsal import estimated_rates, known_rates
-    from fleet.runtime.known_rates import cache_path, hardware, read_cache, read_rates_of
+    from fleet.runtime.known_rates import cache_path, hardware, rates_file, read_cache, read_rates_of
     from fleet.storage.identity import speed_identity
-    from fleet.storage.paths import RunPaths
 
-    profile = RunPaths(spec.output).profile
-    file = args.rates or spec.schedule.rates or (str(profile) if profile.exists() else None)
+    file = rates_file(spec, args.rates)
     if file is not None:
         return read_rates_of(spec, file), file
     keys = {network.name: speed_identity(network, spec.resources, inputs, hardware()) for network in spec.networks}
@@ -143,33 +142,50 @@ def _rates(args: argparse.Namespace, spec: Spec, inputs: SampleSpec, cluster: Cl
 
 
 def _perform(args: argparse.Namespace, rehearsal: Rehearsal, cluster: Cluster) -> tuple[ExitStatus, Account]:
-    """Run it; its own lines go to a file beside it, of which the last ones are shown where it does not end well."""
-    from fleet.api import run as launch
-    from fleet.api import write_spec
+    """Run it, in a folder that is deleted unless ``--output`` names one."""
     from fleet.monitor.report import read_report
-    from fleet.storage.files import write_json
     from fleet.storage.paths import RunPaths
-    from scheduler.ensemble.rates_file import write_rates
 
     with tempfile.TemporaryDirectory(prefix="fleet-rehearsal-") as temporary:
         folder = Path(temporary)
         output = folder / "run" if args.output is None else args.output.resolve()
-        write_json(folder / "rates.json", write_rates(rehearsal.rates))
-        schedule = dataclasses.replace(rehearsal.document.schedule, rates=str(folder / "rates.json"))
-        write_spec(dataclasses.replace(rehearsal.document, schedule=schedule, output=str(output)), folder / "spec.yaml")
-        nodes = cluster.gpus // cluster.gpus_per_node
-        found = (os.environ.get("PYTHONPATH"), str(Path(args.spec).absolute().parent))  # modules beside the spec, too
-        with open(folder / "log", "w+", encoding="utf-8") as log:
-            try:
-                status = launch(folder / "spec.yaml", cluster.gpus + nodes, "--plain", "--fresh", log=log,
-                                environment={"FLEET_RANKS_PER_NODE": str(cluster.gpus_per_node + 1),
-                                             "PYTHONPATH": os.pathsep.join(filter(None, found))})
-            except FleetError as error:
-                kind = UserError if isinstance(error, UserError) else InfrastructureError
-                raise kind(f"{error}: {_tail(log)}") from None
-            if status != ExitStatus.OK:
-                print(f"The rehearsal ended with status {int(status)}: {_tail(log)}", file=sys.stderr)
+        status = _launch(_written(rehearsal, folder, output), cluster, beside=Path(args.spec).absolute().parent)
         return status, read_report(RunPaths(output)).account
+
+
+def _written(rehearsal: Rehearsal, folder: Path, output: Path) -> Path:
+    """The spec file of a rehearsal, which names the rates file beside it."""
+    from fleet.api import write_spec
+    from fleet.storage.files import write_json
+    from scheduler.ensemble.rates_file import write_rates
+
+    rates, spec = folder / "rates.json", folder / "spec.yaml"
+    write_json(rates, write_rates(rehearsal.rates))
+    schedule = dataclasses.replace(rehearsal.document.schedule, rates=str(rates))
+    write_spec(dataclasses.replace(rehearsal.document, schedule=schedule, output=str(output)), spec)
+    return spec
+
+
+def _launch(spec: Path, cluster: Cluster, beside: Path) -> ExitStatus:
+    """Launch a spec. What it prints goes to a file, whose end is shown if the launch does not end well.
+
+    Args:
+        beside: where modules of the user are found as well.
+    """
+    from fleet.api import run
+
+    ranks = cluster.gpus + cluster.gpus // cluster.gpus_per_node  # one of each node prepares samples
+    modules = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(beside))))
+    with open(spec.with_name("log"), "w+", encoding="utf-8") as log:
+        try:
+            status = run(spec, ranks, "--plain", "--fresh", log=log, environment={
+                "FLEET_RANKS_PER_NODE": str(cluster.gpus_per_node + 1), "PYTHONPATH": modules})
+        except FleetError as error:
+            kind = UserError if isinstance(error, UserError) else InfrastructureError
+            raise kind(f"{error}: {_tail(log)}") from None
+        if status != ExitStatus.OK:
+            print(f"The rehearsal ended with status {int(status)}: {_tail(log)}", file=sys.stderr)
+    return status
 
 
 def _tail(log: IO[str]) -> str:
@@ -192,17 +208,15 @@ def _announce(spec: Spec, cluster: Cluster, origin: str, outcomes: list[Simulate
                  for number, one in enumerate(planned.rounds[:10], start=1)],
                 title=f"{policy}: {format_duration(planned.makespan_s)} in {len(planned.rounds)} rounds")
     if spec.document.walltime is not None and planned.makespan_s > spec.document.walltime:
-        print(f"The walltime of {format_duration(spec.document.walltime)} will not do for it: the run will stop, to be "
-              "gone on with.")
+        print(f"The walltime of {format_duration(spec.document.walltime)} will not be enough: the run will stop, "
+              "and the same command goes on.")
     print(f"Rehearsing it on {cluster.gpus + cluster.gpus // cluster.gpus_per_node} ranks in about "
           f"{format_duration(planned.makespan_s * rehearsal.scale)} ...", flush=True)
 
 
 def _print(told: Account, rehearsal: Rehearsal) -> None:
-    spent = dataclasses.asdict(told.spent)
-    total = max(sum(spent.values()), 1e-9)
     print(f"{len({stint.name for stint in told.stints})} networks trained in {len(told.stints)} groups; GPU time: "
-          + ", ".join(f"{name} {seconds / total:.1%}" for name, seconds in spent.items() if seconds / total >= 0.0005))
+          + ", ".join(f"{name} {share:.1%}" for name, share in told.spent.shares.items() if share >= 0.0005))
     if told.measured_s is not None and told.simulated_s is not None:
         per_group, per_epoch = 1000 * told.costs.regroup_s, 1000 * told.epoch_s
         print(f"It took {format_duration(told.measured_s)}, {told.measured_s / told.simulated_s:.3f} times what the "

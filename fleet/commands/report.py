@@ -1,16 +1,15 @@
-"""What came of a run, or how far it is: networks, GPU time, measured against simulated makespan.
+"""Show the results of a run, or how far it has come: networks, GPU time, makespan measured and simulated.
 
   fleet report runs/digits
   fleet report runs/digits --json
 
-Writes RUN/report.html where it may, one file that wants no server and no internet: leaderboard, learning curves, who
-had which GPU, where the time went, and the same run simulated.
+It also writes RUN/report.html if it may: one file that needs no server and no internet. It has the leaderboard,
+learning curves, which network had which GPU when, where the time went, and the same run simulated.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 from pathlib import Path
 
@@ -51,10 +50,8 @@ def run(args: argparse.Namespace) -> int:
 def _print(report: Report) -> None:
     told = report.account
     print_table(*leaderboard(report.rows), title=f"{report.name}: the best network first")
-    spent = dataclasses.asdict(told.spent)
-    total = max(sum(spent.values()), 1e-9)
     print(f"{format_duration(told.seconds)} on {counted(len(told.devices), 'GPU')}: "
-          + ", ".join(f"{name} {seconds / total:.1%}" for name, seconds in spent.items()))
+          + ", ".join(f"{name} {share:.1%}" for name, share in told.spent.shares.items()))
     if told.measured_s is not None and told.simulated_s is not None:
         print(f"makespan {told.measured_s:.1f} s, simulated {told.simulated_s:.1f} s: "
               f"{told.measured_s / told.simulated_s:.3f}")

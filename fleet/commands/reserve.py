@@ -1,11 +1,11 @@
-"""How long to ask for: the walltime requests that cost least, one after the other.
+"""Find the walltime requests that cost least, one after the other.
 
     fleet reserve --distribution truncnorm --mu 8 --sigma 2 --low 0 --high 20
     fleet reserve --log runs.txt --backfill-rate 0.2
 
-A job that outlives its request is stopped and asks for the next one. What is known of its run time is a
-distribution, a table, or a log of past runs; times are in one unit, and so are the answers. With fewer
-than 5 past runs, or when a job has outlived all that is known, it asks for twice the longest time known.
+A job that outlives its request is stopped and asks for the next one. Its run time is known as a distribution,
+a table, or a log of past runs. Answers are in the unit in which times are given. With fewer than 5 past runs, or
+for a job that has outlived all times known, the answer is twice the longest time known.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from scheduler.reservation.laws import LAWS, Discrete, discretise, empirical
 from scheduler.reservation.log import read_runs, read_table
 from scheduler.reservation.requests import (
     FEWEST_RUNS,
+    RequestSequence,
     expected_makespan,
     makespan_by_count,
     requests_after,
@@ -58,15 +59,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compute and print the requests."""
-    law = law_of(args)
-    few = False
-    if args.log is not None:
-        runs = read_runs(args.log)
-        known, few = empirical(runs), too_few(runs)
-        best = requests_from_runs(runs, args.failed, args.backfill_rate)
-    else:
-        known = read_table(args.table) if law is None else discretise(law, args.points)
-        best = requests_after(known, args.failed, args.backfill_rate)
+    known, best, few = _best(args)
     remaining = known.beyond(max(args.failed, default=0.0))
     if few or remaining is None:
         _say_why(remaining)
@@ -75,11 +68,21 @@ def run(args: argparse.Namespace) -> int:
     answer = Answer(best.requests, best.expected_makespan, single)
     if args.json:
         print_json(answer)
-    else:
-        _show(answer, remaining)
-        if remaining is not None and not few and not args.failed:
-            _plot(remaining, args.backfill_rate, len(best.requests) + 2)
+        return ExitStatus.OK
+    _print(answer, remaining)
+    if remaining is not None and not few and not args.failed:
+        _print_costs(remaining, args.backfill_rate, len(best.requests) + 2)
     return ExitStatus.OK
+
+
+def _best(args: argparse.Namespace) -> tuple[Discrete, RequestSequence, bool]:
+    """The run times that are known, the best requests, and whether too few runs are known to learn from."""
+    law = law_of(args)
+    if args.log is not None:
+        runs = read_runs(args.log)
+        return empirical(runs), requests_from_runs(runs, args.failed, args.backfill_rate), too_few(runs)
+    known = read_table(args.table) if law is None else discretise(law, args.points)
+    return known, requests_after(known, args.failed, args.backfill_rate), False
 
 
 def _say_why(remaining: Discrete | None) -> None:
@@ -88,7 +91,7 @@ def _say_why(remaining: Discrete | None) -> None:
     print(f"fleet reserve: {why}: asking for twice the longest time known", file=sys.stderr)
 
 
-def _show(answer: Answer, remaining: Discrete | None) -> None:
+def _print(answer: Answer, remaining: Discrete | None) -> None:
     rows, tried = [], 0.0
     for number, request in enumerate(answer.requests, 1):
         needed = 1.0 if remaining is None else float(remaining.probabilities[remaining.values > tried].sum())
@@ -100,7 +103,7 @@ def _show(answer: Answer, remaining: Discrete | None) -> None:
           f"{answer.single_request_makespan:.6g}" + (f" ({saved:.1%} saved)" if saved > 0 else ""))
 
 
-def _plot(law: Discrete, backfill_rate: float, most: int) -> None:
+def _print_costs(law: Discrete, backfill_rate: float, most: int) -> None:
     """The cost against the number of requests."""
     if len(law.values) > PLOT_UP_TO:
         return

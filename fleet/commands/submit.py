@@ -5,8 +5,8 @@
     fleet submit photos.yaml --site my_site.yaml --nodes 1 --walltime 30min --dry-run
 
 The job saves everything shortly before its walltime ends. With --chain it is then put into the queue again, or
-followed by another job, until all networks are done. Every stop and its reason is in jobs/stops.jsonl in the
-folder of the run, beside the script and what the jobs print. `--system local` runs on this machine, now.
+followed by another job, until all networks are done. The folder of the run has the script, what the jobs print, and
+jobs/stops.jsonl with every stop and its reason. `--system local` runs on this machine, now.
 """
 
 from __future__ import annotations

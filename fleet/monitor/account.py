@@ -57,6 +57,13 @@ class Spent:
     scheduling: float
     profiling: float
 
+    @property
+    def shares(self) -> dict[str, float]:
+        """Each as a share of all GPU-seconds; 0 as long as there are none."""
+        seconds = dataclasses.asdict(self)
+        total = sum(seconds.values()) or 1.0
+        return {name: spent / total for name, spent in seconds.items()}
+
 
 @dataclass(frozen=True)
 class Account:

@@ -88,14 +88,13 @@ def _colour(index: int) -> str:
 
 
 def _summary(report: Report) -> str:
-    told, spent = report.account, report.account.spent
-    total = max(sum(dataclasses.astuple(spent)), 1e-9)
+    told = report.account
     finished = sum(row.status is Status.FINISHED for row in report.rows)
     failed = sum(row.status is Status.FAILED for row in report.rows)
     facts = [(f"{finished} of {len(report.rows)}", "networks finished" + (f", {failed} failed" if failed else "")),
              (format_duration(told.seconds), "in all" + (f", {told.launches} launches" if told.launches > 1 else "")),
              (f"{len(told.devices)}", f"GPUs, {told.gpus_per_node} a node"), (told.policy, "policy"),
-             (f"{spent.training / total:.1%}", "of the GPU time in training")]
+             (f"{told.spent.shares['training']:.1%}", "of the GPU time in training")]
     return ("<div class=facts>" + "".join(f"<div><b>{escape(value)}</b><span>{escape(what)}</span></div>"
                                           for value, what in facts) + "</div>")
 
@@ -199,15 +198,14 @@ def _timeline(stints: Sequence[Stint], devices: Sequence[int], scale: float, sec
 
 def _shares(told: Account) -> str:
     """A bar of all GPU time, and its parts in numbers."""
-    spent = dataclasses.asdict(told.spent)
-    total = max(sum(spent.values()), 1e-9)
+    spent, shares = dataclasses.asdict(told.spent), told.spent.shares
     at, parts = 0.0, []
     for name, colour in _SPENT.items():
-        width = spent[name] / total * (_WIDTH - 20)
+        width = shares[name] * (_WIDTH - 20)
         parts.append(f'<rect x="{at:.2f}" y="0" width="{width:.2f}" height="30" fill="{colour}">'
-                     f"<title>{_SPENT_NAMES.get(name, name)}: {spent[name] / total:.2%}</title></rect>")
+                     f"<title>{_SPENT_NAMES.get(name, name)}: {shares[name]:.2%}</title></rect>")
         at += width
-    rows = [[_SPENT_NAMES.get(name, name), f"{spent[name]:.1f}", f"{spent[name] / total:.2%}"] for name in _SPENT]
+    rows = [[_SPENT_NAMES.get(name, name), f"{spent[name]:.1f}", f"{shares[name]:.2%}"] for name in _SPENT]
     return (_svg(_WIDTH, 34, parts) + _legend((_SPENT_NAMES.get(name, name), colour) for name, colour in _SPENT.items())
             + _table(["", "GPU-seconds", "share"], rows))
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from fleet.errors import StorageError, UserError
 from fleet.spec import Spec
 from fleet.storage.files import write_json
+from fleet.storage.paths import RunPaths
 from scheduler.base import RateTable
 from scheduler.ensemble.rates_file import read_rates
 
@@ -31,6 +32,12 @@ def read_rates_of(spec: Spec, path: str | Path) -> RateTable:
     return dataclasses.replace(table, models=tuple(
         dataclasses.replace(known[network.name], min_gpus=network.min_gpus, max_gpus=network.max_gpus)
         for network in spec.networks))
+
+
+def rates_file(spec: Spec, given: str | None) -> str | None:
+    """The rates file to go by: one that is given, that the spec names, or the profile that a run of it has left."""
+    profile = RunPaths(spec.output).profile
+    return given or spec.schedule.rates or (str(profile) if profile.exists() else None)
 
 
 def cache_path() -> Path:

@@ -1,13 +1,12 @@
-"""Simulate the autoscaler: elastic jobs that arrive, share GPUs, grow, shrink and end.
+"""Simulate elastic jobs that arrive over time, share GPUs, grow, shrink and end.
 
   fleet simulate autoscale --jobs generate --gpus 400 --minutes 480 --interval 0 --policy elastic
   fleet simulate autoscale --jobs jobs.json --drop --json
 
-Jobs come from a file, or are drawn at random. Elastic ones change their batch with their
-number of GPUs; fixed ones, the baseline, change the number of GPUs only. A file gives the
-scaling of each job as it is, so there the policy changes nothing. Completion time is the
-end of a job less its arrival; efficiency is the work of the jobs that completed over the
-GPU-minutes held. docs/elastic.md says what is assumed.
+Jobs come from a file, or are drawn at random. The batch of an elastic job follows its number of
+GPUs; that of a fixed job, the baseline, does not. A file gives the scaling of each job, so there the
+policy changes nothing. The completion time of a job is counted from its arrival; efficiency is the
+work of the jobs that completed over the GPU-minutes they held. docs/elastic.md says what is assumed.
 """
 
 from __future__ import annotations

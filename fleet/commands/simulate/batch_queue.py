@@ -1,4 +1,4 @@
-"""A batch queue whose jobs do not know how long they will run: what does a rule for their requests bring?
+"""Simulate a batch queue whose jobs do not know how long they will run, under a rule for their requests.
 
     fleet simulate batch-queue --distribution truncnorm --mu 8 --sigma 2 --low 6 --high 16 --requests toptimal
     fleet simulate batch-queue trace.swf --requests recent --convention work-conserving

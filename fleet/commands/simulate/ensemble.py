@@ -1,15 +1,15 @@
-"""Simulate the training of an ensemble: what a policy's makespan would be.
+"""Simulate how long an ensemble trains under a policy.
 
   fleet simulate ensemble rates.json --gpus 80 --policy adaptive
   fleet simulate ensemble rates.json --gpus 80 --policy all --draw-epochs --seed 3
   fleet simulate ensemble rates.json --gpus 80 --policy global --literal --delta 20/s --plot gantt.png
 
-The policies are those of the live runtime. FILE is a rates file whose networks have epochs;
-policies are not told them. Unless said otherwise, `global` trains in lockstep and the others at
-free pace, and moves cost what they cost each kind of system: `adaptive` pays 5 s for every group
-that starts or changes, the paper's policies a checkpoint of 34 s for every group that stops
-unfinished and 0.46 s for a decision (measured in the paper's Table 4), `baseline` and
-`homogeneous` nothing. The bound is what no schedule can beat, at no costs and with epochs known.
+The policies are those of a real run. FILE is a rates file whose networks have epochs, which the
+policies do not know. By default `global` trains in lockstep and the others at free pace. Moves cost
+what they cost in each kind of system: `adaptive` pays 5 s for every group that starts or changes; the
+paper's policies pay a checkpoint of 34 s for every group that stops unfinished, and 0.46 s for a
+decision (Table 4 of the paper); `baseline` and `homogeneous` pay nothing. No schedule can be shorter
+than the bound, even if moves cost nothing and the epochs are known.
 """
 
 from __future__ import annotations

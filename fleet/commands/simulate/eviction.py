@@ -1,9 +1,9 @@
-"""An on-demand job asks for nodes of a full machine: what do plans for longer deadlines do to it?
+"""Simulate a full machine of which an on-demand job wants nodes: what plans for longer deadlines do to it.
 
     fleet simulate eviction --running 24 --nodes 1024 --deadline 15 --step 5
 
-Batch jobs like Theta's are drawn; for each deadline the plan is carried out, minute by minute, until all jobs
-have ended, and audited. Numbers are means over the draws. docs/eviction.md says what is assumed.
+Batch jobs like those of Theta are drawn. For each deadline the plan is carried out, minute by minute, until all
+jobs have ended, and the result is audited. Numbers are means over the draws. docs/eviction.md says what is assumed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Replay a trace of idle nodes: what would trainers that grow and shrink have done on them?
+"""Simulate trainers that grow and shrink on nodes that come and go, by replaying a trace of idle nodes.
 
   fleet simulate idle-nodes --events idle.csv.gz --trainers trainers.json --policy exact --horizon 120
 
-Efficiency is what the trainers did over what they do at best on dedicated nodes, as
-many as were idle on average. docs/idle-nodes.md says what is counted, and how.
+Efficiency is the work of the trainers over the most that they could do on dedicated nodes, as many
+as were idle on average. docs/idle-nodes.md says what is counted, and how.
 """
 
 from __future__ import annotations
