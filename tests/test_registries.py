@@ -17,7 +17,7 @@ REGISTRIES = {"scheduler/ensemble/policies.py", "fleet/spec/engines.py", "launch
 
 
 def compared(text):
-    """(line, name) wherever a text tells a name from others: ==, in, a key, a case, an index, startswith."""
+    """(line, name) wherever a text tells a name from others: ==, in, a key, a case, an index, a list, startswith."""
     for node in ast.walk(ast.parse(text)):
         for asked in _asked(node):
             for part in ast.walk(asked):
@@ -37,6 +37,8 @@ def _asked(node):
             yield node.value
         case ast.Subscript():
             yield node.slice
+        case ast.Tuple() | ast.List() | ast.Set():  # of names, to be looked into elsewhere
+            yield from node.elts
         case ast.Call(func=ast.Attribute(attr="get" | "pop" | "startswith" | "endswith" | "setdefault" | "count")):
             yield from node.args[:1]
 
@@ -45,7 +47,8 @@ def _asked(node):
     "policy == 'global'", "'numpy' != engine", "engine in ('keras', 'numpy')", "policy not in {'local'}",
     "{'adaptive': 1}", "{'adaptive': 1}.get(policy)", "costs['adaptive']", "costs.get('adaptive')",
     "match engine:\n case 'emulated': pass", "match engine:\n case 'slurm' | 'emulated': pass",
-    "engine.startswith('keras')", "f(x) if system.name == 'slurm' else 3"])
+    "engine.startswith('keras')", "SLOW = ('keras',)", "SLOW = {'baseline', 'local'}",
+    "f(x) if system.name == 'slurm' else 3"])
 def test_a_comparison_is_found_however_it_is_written(text):
     assert list(compared(text))
 

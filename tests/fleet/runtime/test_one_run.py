@@ -6,6 +6,7 @@ import gc
 import itertools
 import json
 import os
+import sys
 import time
 import warnings
 from collections import defaultdict
@@ -22,7 +23,7 @@ from hypothesis import strategies as st
 from fleet.comm.messages import Join, Start
 from fleet.comm.roles import assign
 from fleet.engines.softmax import NumpyEngine, SoftmaxRegression
-from fleet.errors import ExitStatus, StorageError
+from fleet.errors import ExitStatus, StorageError, UserError
 from fleet.runtime import board, coordinator, trainer
 from fleet.runtime import session as fleet_session
 from fleet.runtime.prepare import prepare
@@ -722,6 +723,38 @@ def test_a_network_that_cannot_be_built_on_a_rank_that_joins_fails_on_all_of_its
         "ends": Status.FINISHED, "grows": Status.FAILED, "waits": Status.FINISHED}
     assert "out of memory: MemoryError: wanted 3 GB" in rows["grows"].reason
     assert rows["grows"].epochs < 200
+
+
+OWN_POLICY = """
+from scheduler.base import Member, Round
+
+def policy(rates, progress, cluster, options):
+    if progress.epochs_done and FAILS:
+        raise LookupError("no plan")
+    left = [network.name for network in rates.models if network.name not in progress.finished]
+    return Round(tuple(Member(name, (device,)) for name, device in zip(left, cluster.devices)))
+"""
+
+
+def test_a_policy_of_ones_own_that_fails_ends_the_run_with_its_name_and_the_run_goes_on_when_it_is_mended(
+        folders, monkeypatch):
+    folder = folders()
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "live_policy", raising=False)
+    (folder / "live_policy.py").write_text(f"FAILS = True\n{OWN_POLICY}")
+    models = [{"family": "softmax", "name": name, "train": {"converge": {"max_epochs": 2}}} for name in "ab"]
+    content = {"models": models, "resources": {"engine": "numpy"}, "train": {"batch": {"size": 4}},
+               "data": {"source": "tests.sources:numbered", "path": "40",
+                        "transforms": [{"center_crop": {"size": [4, 4]}}, {"scale": {"mean": 0.5, "std": 0.5}}]},
+               "schedule": {"policy": "live_policy:policy", "rates": {
+                   "samples_per_epoch": 40, "gpus_per_node": 2,
+                   "models": [{"name": name, "rates": [1.0]} for name in "ab"]}}}
+    runner = Runner(Case(content, (0,) * 3, 8, 3, 1), folder)
+    with pytest.raises(UserError, match="the policy live_policy:policy failed: LookupError: no plan"):
+        runner.launch()
+    monkeypatch.setattr(sys.modules["live_policy"], "FAILS", False)
+    assert runner.launch() is ExitStatus.OK
+    runner.check_epochs()
 
 
 @pytest.mark.parametrize("seed", range(4))
