@@ -30,7 +30,7 @@ from fleet.storage.state import State
 from fleet.terminal import print_table
 from preprocess.sample import Affine, ImageSpec, SampleSpec
 
-INPUTS = SampleSpec(ImageSpec((32, 32, 3), "uint8"), 10, Affine(0.5, 0.5))
+SAMPLE = SampleSpec(ImageSpec((32, 32, 3), "uint8"), 10, Affine(0.5, 0.5))
 SIZES, BATCH = (1, 2, 4, 2, 1), 64
 
 
@@ -41,8 +41,8 @@ class Bench:
         self.world, self.network, self.engine, self.path = world, spec.networks[0], engine, path
         self.trainable: Trainable | None = None
         random = np.random.default_rng(0)
-        self.images = random.integers(0, 256, (BATCH, *INPUTS.image.shape), np.uint8)
-        self.labels = random.integers(0, INPUTS.classes, BATCH)
+        self.images = random.integers(0, 256, (BATCH, *SAMPLE.image.shape), np.uint8)
+        self.labels = random.integers(0, SAMPLE.classes, BATCH)
 
     def share(self, group: Group, trainable: Trainable) -> None:
         """Give all ranks the master's network."""
@@ -116,7 +116,7 @@ def main() -> None:
     spec = parse({"models": [model], "train": {"optimizer": {"learning_rate": 0.01, "momentum": 0.9}},
                   "resources": {"engine": arguments.engine, "exchange": arguments.exchange}})
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(world, spec, make_engine(spec, INPUTS, None, world.rank, world.size), Path(folder) / "last.h5")
+        bench = Bench(world, spec, make_engine(spec, SAMPLE, None, world.rank, world.size), Path(folder) / "last.h5")
         changes = list(pairwise(SIZES))
         times: dict[tuple, list] = {}
         for way in (bench.regroup, bench.restart):

@@ -72,7 +72,7 @@ def _examine(world: World, args: argparse.Namespace) -> int:
     findings = check_launch(launcher.name if launcher else "", launched_ranks(os.environ), world.size, world.library())
     if findings and local_rank(os.environ):  # each takes itself for rank 0: let the first of each node speak
         return int(ExitStatus.INFRASTRUCTURE)
-    spec, data, inputs, problem = world.share(_open(args.spec) if world.rank == 0 else None)
+    spec, data, sample, problem = world.share(_open(args.spec) if world.rank == 0 else None)
     if spec is None and problem:
         if world.rank == 0:
             raise UserError(problem)
@@ -85,7 +85,7 @@ def _examine(world: World, args: argparse.Namespace) -> int:
         findings += [*wrong, *check_ranks(facts, node_of, trainers, uses_gpus), *check_data(facts)]
         if spec is not None:
             findings += check_libraries(facts, spec.resources.exchange)
-            findings += _check_room(spec, inputs)
+            findings += _check_room(spec, sample)
         _show(findings, f"ranks: {world.size}, nodes: {max(node_of) + 1}", args.json)
     return int(ExitStatus.INFRASTRUCTURE if world.share(findings) else ExitStatus.OK)
 
@@ -157,15 +157,15 @@ def _trainers(spec: Spec | None, facts: Sequence[RankFacts], node_of: Sequence[i
         return (), [Finding(what, remedy)]
 
 
-def _check_room(spec: Spec, inputs: SampleSpec | None) -> list[Finding]:
+def _check_room(spec: Spec, sample: SampleSpec | None) -> list[Finding]:
     """Whether the checkpoints have room; of networks that cannot be built nobody knows how large theirs would be."""
     try:
-        return check_disk(_disk(spec, inputs))
+        return check_disk(_disk(spec, sample))
     except UserError as error:
         return [Finding(str(error), "change the network, or its images")]
 
 
-def _disk(spec: Spec, inputs: SampleSpec | None) -> Disk:
+def _disk(spec: Spec, sample: SampleSpec | None) -> Disk:
     folder = next(path for path in (spec.output.absolute(), *spec.output.absolute().parents) if path.exists())
     problem = ""
     try:
@@ -173,15 +173,15 @@ def _disk(spec: Spec, inputs: SampleSpec | None) -> Disk:
             pass
     except OSError as error:
         problem = error.strerror or str(error)
-    needed = 0 if inputs is None else sum(_checkpoint_bytes(network, spec, inputs) for network in spec.networks)
+    needed = 0 if sample is None else sum(_checkpoint_bytes(network, spec, sample) for network in spec.networks)
     if spec.checkpoint.quota is not None:
         needed = min(needed, spec.checkpoint.quota)
     return Disk(str(folder), shutil.disk_usage(folder).free, needed, problem)
 
 
-def _checkpoint_bytes(network: NetworkSpec, spec: Spec, inputs: SampleSpec) -> int:
+def _checkpoint_bytes(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> int:
     """The last checkpoint, the one before, one that is being written, the best, and the network that is exported."""
-    parameters = parameters_of(network, spec, inputs) if spec.engine.learns else None
+    parameters = parameters_of(network, spec, sample) if spec.engine.learns else None
     if parameters is None:  # nobody knows, or there is nothing to keep
         return 0
     copies = 3 if spec.checkpoint.keep == "last" else 4

@@ -67,14 +67,14 @@ def run(args: argparse.Namespace) -> int:
     if args.output is not None:
         _check_output(args.output)
     opened = open_inputs(spec)
-    data, inputs = opened.data, opened.sample
+    data, sample = opened.data, opened.sample
     cluster = _cluster(args, spec)
-    found, origin = _rates(args, spec, inputs, cluster)
+    found, origin = _rates(args, spec, sample, cluster)
     rates = with_epochs(spec, found, len(data.train))
     policies = {**POLICIES, spec.policy.name: spec.policy}  # it may be one of the user's own
     outcomes = [simulate(rates, cluster, policy, spec.options, Costs()) for policy in policies.values()]
     planned = next(outcome for outcome in outcomes if outcome.policy == spec.schedule.policy)
-    rehearsal = rehearse(spec, rates, cluster, planned.makespan_s, os.cpu_count() or 1, inputs, args.time_scale)
+    rehearsal = rehearse(spec, rates, cluster, planned.makespan_s, os.cpu_count() or 1, sample, args.time_scale)
     if not args.json:
         _announce(spec, cluster, origin, outcomes, rehearsal)
     status, told = _perform(args, rehearsal, cluster)
@@ -125,7 +125,7 @@ def _cluster(args: argparse.Namespace, spec: Spec) -> Cluster:
     return Cluster.of(gpus, per_node)
 
 
-def _rates(args: argparse.Namespace, spec: Spec, inputs: SampleSpec, cluster: Cluster) -> tuple[RateTable, str]:
+def _rates(args: argparse.Namespace, spec: Spec, sample: SampleSpec, cluster: Cluster) -> tuple[RateTable, str]:
     """The best rates that there are, and where they come from."""
     from fleet.jobs.rehearsal import estimated_rates, known_rates
     from fleet.runtime.known_rates import cache_path, hardware, rates_file, read_cache, read_rates_of
@@ -134,11 +134,11 @@ def _rates(args: argparse.Namespace, spec: Spec, inputs: SampleSpec, cluster: Cl
     file = rates_file(spec, args.rates)
     if file is not None:
         return read_rates_of(spec, file), file
-    keys = {network.name: speed_identity(network, spec.resources, inputs, hardware()) for network in spec.networks}
+    keys = {network.name: speed_identity(network, spec.resources, sample, hardware()) for network in spec.networks}
     cached = known_rates(spec, keys, read_cache(cache_path()), cluster.gpus_per_node)
     if cached is not None:
         return cached, "measured before"
-    return estimated_rates(spec, inputs, cluster.gpus_per_node), "estimated"
+    return estimated_rates(spec, sample, cluster.gpus_per_node), "estimated"
 
 
 def _perform(args: argparse.Namespace, rehearsal: Rehearsal, cluster: Cluster) -> tuple[ExitStatus, Account]:

@@ -85,14 +85,14 @@ class Setup:
     """What an engine may build on, on one trainer rank.
 
     Attributes:
-        inputs: what networks are fed with: shape, dtype, classes.
+        sample: what networks are fed with: shape, dtype, classes.
         resources: of the spec.
         rates: of the networks, where they are known.
         index: the place of this trainer among those of its node, which is that of its GPU.
         trainers: on this node; without GPUs they share its cores.
     """
 
-    inputs: SampleSpec
+    sample: SampleSpec
     resources: Resources
     rates: RateTable | None = None
     index: int = 0

@@ -39,8 +39,8 @@ class EmulatedEngine:
 
     exchange_name = "mpi"
 
-    def __init__(self, inputs: SampleSpec, rates: RateTable, time_scale: float) -> None:
-        self._classes, self._samples, self._time_scale = inputs.classes, rates.samples_per_epoch, time_scale
+    def __init__(self, sample: SampleSpec, rates: RateTable, time_scale: float) -> None:
+        self._classes, self._samples, self._time_scale = sample.classes, rates.samples_per_epoch, time_scale
         self._networks = {network.name: network for network in rates.models}
 
     def build(self, network: NetworkSpec, group: Group) -> Sleeper:  # noqa: D102 - Engine says it
@@ -51,7 +51,7 @@ class EmulatedEngine:
 def make(setup: Setup) -> EmulatedEngine:
     """The engine of a trainer."""
     assert setup.rates is not None  # its row wants a spec to name them
-    return EmulatedEngine(setup.inputs, setup.rates, setup.resources.time_scale)
+    return EmulatedEngine(setup.sample, setup.rates, setup.resources.time_scale)
 
 
 @dataclass(frozen=True)

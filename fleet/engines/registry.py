@@ -16,11 +16,11 @@ from preprocess.sample import SampleSpec
 from scheduler.base import RateTable
 
 
-def make_engine(spec: Spec, inputs: SampleSpec, rates: RateTable | None, index: int, trainers: int) -> Engine:
+def make_engine(spec: Spec, sample: SampleSpec, rates: RateTable | None, index: int, trainers: int) -> Engine:
     """The engine that a spec asks for.
 
     Args:
-        inputs: what networks are fed with.
+        sample: what networks are fed with.
         rates: of the networks, where they are known.
         index: the place of this trainer among those of its node, which is that of its GPU.
         trainers: on this node; without GPUs they share its cores.
@@ -28,26 +28,26 @@ def make_engine(spec: Spec, inputs: SampleSpec, rates: RateTable | None, index: 
     Raises:
         UserError: what makes an engine of the user's own is not there, or makes something else.
     """
-    engine = _function(spec.engine.make)(Setup(inputs, spec.resources, rates, index, trainers))
+    engine = _function(spec.engine.make)(Setup(sample, spec.resources, rates, index, trainers))
     if missing := [name for name in ("exchange_name", "build") if not hasattr(engine, name)]:
         raise UserError(f"resources.engine: {spec.resources.engine} makes a {type(engine).__name__}, which has no "
                         f"{' and no '.join(missing)}: an engine is wanted, as fleet.engines.base says")
     return engine
 
 
-def parameters_of(network: NetworkSpec, spec: Spec, inputs: SampleSpec) -> int | None:
+def parameters_of(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> int | None:
     """How many parameters a network has; None where the engine cannot tell before it is built.
 
     Raises:
         UserError: the network cannot be built.
     """
     if network.architecture.kind == "family":
-        return count_parameters(network.architecture.settings, inputs.image.shape, inputs.classes)
+        return count_parameters(network.architecture.settings, sample.image.shape, sample.classes)
     if spec.engine.count_parameters is None:
         return None
     count = _function(spec.engine.count_parameters)
     try:
-        return int(count(network.architecture, inputs.image.shape, inputs.classes, network.seed))
+        return int(count(network.architecture, sample.image.shape, sample.classes, network.seed))
     except Exception as error:  # the user's function may raise anything
         raise UserError(f"{network.name}: {network.architecture.target}: {one_line(error)}") from error
 

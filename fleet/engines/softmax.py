@@ -31,27 +31,27 @@ class NumpyEngine:
 
     exchange_name = "mpi"
 
-    def __init__(self, inputs: SampleSpec) -> None:
-        self._inputs = inputs
+    def __init__(self, sample: SampleSpec) -> None:
+        self._sample = sample
 
     def build(self, network: NetworkSpec, group: Group) -> SoftmaxRegression:  # noqa: D102 - Engine says it
-        features = self._inputs.image.size
-        shape = (features + 1, self._inputs.classes)
+        features = self._sample.image.size
+        shape = (features + 1, self._sample.classes)
         if network.architecture.kind == "import":
             weights = load_function(network.architecture.target)(
-                input_shape=self._inputs.image.shape, classes=self._inputs.classes, **network.architecture.args)
+                input_shape=self._sample.image.shape, classes=self._sample.classes, **network.architecture.args)
             weights = np.array(weights, np.float64)
             if weights.shape != shape:
                 raise ModelError(f"{network.architecture.target} returned weights of shape {weights.shape}, not "
                                  f"{shape}")
         else:
             weights = np.random.default_rng(network.seed).normal(0, 0.01, shape)
-        return SoftmaxRegression(network, group, self._inputs, weights)
+        return SoftmaxRegression(network, group, self._sample, weights)
 
 
 def make(setup: Setup) -> NumpyEngine:
     """The engine of a trainer."""
-    return NumpyEngine(setup.inputs)
+    return NumpyEngine(setup.sample)
 
 
 def count_parameters(architecture: Architecture, shape: tuple[int, int, int], classes: int, seed: int) -> int:
@@ -66,11 +66,11 @@ class SoftmaxRegression:
         weights: (features + 1, classes), the first ones; the last row is the biases.
     """
 
-    def __init__(self, network: NetworkSpec, group: Group, inputs: SampleSpec, weights: np.ndarray) -> None:
+    def __init__(self, network: NetworkSpec, group: Group, sample: SampleSpec, weights: np.ndarray) -> None:
         optimizer = network.train.optimizer
         if optimizer.name != "sgd" or not isinstance(optimizer.learning_rate, float):
             raise ModelError("the numpy engine has sgd with a constant learning rate only")
-        self._group, self._inputs = group, inputs
+        self._group, self._sample = group, sample
         self._rate = optimizer.learning_rate * network.learning_rate_scale(group.size)
         self._momentum = optimizer.momentum or 0.0
         self._weights = weights
@@ -133,8 +133,8 @@ class SoftmaxRegression:
         """Nothing is held."""
 
     def _features(self, images: np.ndarray) -> np.ndarray:
-        scaled = images if self._inputs.affine is None else self._inputs.affine.apply(images)
-        flat = scaled.reshape(len(images), self._inputs.image.size).astype(np.float64)
+        scaled = images if self._sample.affine is None else self._sample.affine.apply(images)
+        flat = scaled.reshape(len(images), self._sample.image.size).astype(np.float64)
         return np.concatenate([flat, np.ones((len(flat), 1))], axis=1)
 
     def _predict(self, inputs: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -41,7 +41,7 @@ class Rehearsal:
     scale: float
 
 
-def rehearse(spec: Spec, rates: RateTable, cluster: Cluster, makespan_s: float, cores: int, inputs: SampleSpec,
+def rehearse(spec: Spec, rates: RateTable, cluster: Cluster, makespan_s: float, cores: int, sample: SampleSpec,
              scale: float | None = None) -> Rehearsal:
     """Make the spec of a rehearsal.
 
@@ -51,7 +51,7 @@ def rehearse(spec: Spec, rates: RateTable, cluster: Cluster, makespan_s: float, 
         cluster: that it will have.
         makespan_s: that is predicted.
         cores: of this machine.
-        inputs: the real samples.
+        sample: the real samples.
         scale: seconds that a second of the real run is to take; None leaves it to the size of the run.
     """
     largest = max(network.global_batch(cluster.gpus) for network in spec.networks)
@@ -64,7 +64,7 @@ def rehearse(spec: Spec, rates: RateTable, cluster: Cluster, makespan_s: float, 
         document.resources, engine="emulated", time_scale=scale * fewer, gpus_per_node=cluster.gpus_per_node,
         preprocessors="auto" if spec.policy.own_samples else cluster.gpus // cluster.gpus_per_node)
     return Rehearsal(dataclasses.replace(
-        document, data=_data(document.data, samples, rates.samples_per_epoch, largest, inputs),
+        document, data=_data(document.data, samples, rates.samples_per_epoch, largest, sample),
         resources=resources, checkpoint=dataclasses.replace(document.checkpoint, every=None), walltime=None),
         rates, scale)
 
@@ -77,17 +77,17 @@ def _least_s(spec: Spec, rates: RateTable, samples: int, gpus: int, cores: int) 
     return work / (_LOAD * cores)
 
 
-def _data(data: Data, samples: int, real: int, largest: int, inputs: SampleSpec) -> Data:
+def _data(data: Data, samples: int, real: int, largest: int, sample: SampleSpec) -> Data:
     """Samples that are made up, in a window that holds as large a part of them."""
     size = _SIZE * _SIZE
-    share = data.window / (real * inputs.image.nbytes)
+    share = data.window / (real * sample.image.nbytes)
     least = (largest + 4 * 64) * size  # a batch, and some chunks ahead
     if data.order == "ring":
         least = 4 * -(-samples // min(data.shards, samples)) * size
     if data.cache == "memory":
         least = samples * size
     return Data(source="builtin:noise", validation=None, transforms=(), order=data.order, shards=data.shards,
-                options={"samples": samples, "validation": _SIZE, "classes": inputs.classes, "size": _SIZE},
+                options={"samples": samples, "validation": _SIZE, "classes": sample.classes, "size": _SIZE},
                 cache="memory" if data.cache == "memory" else "none", window=max(least, round(share * samples * size)))
 
 
@@ -118,12 +118,12 @@ def known_rates(spec: Spec, keys: Mapping[str, str], known: Mapping[str, Mapping
     return RateTable(1, gpus_per_node, tuple(models))
 
 
-def estimated_rates(spec: Spec, inputs: SampleSpec, gpus_per_node: int) -> RateTable:
+def estimated_rates(spec: Spec, sample: SampleSpec, gpus_per_node: int) -> RateTable:
     """Rates that nobody has measured: by the square root of the parameters, where those can be counted.
 
     They say which networks would be slower than others, not how long anything takes.
     """
-    counts = {network.name: count_parameters(network.architecture.settings, inputs.image.shape, inputs.classes)
+    counts = {network.name: count_parameters(network.architecture.settings, sample.image.shape, sample.classes)
               for network in spec.networks if network.architecture.kind == "family"}
     typical = statistics.median(counts.values()) if counts else 1.0
     return RateTable(1, gpus_per_node, tuple(

@@ -29,7 +29,7 @@ class CoordinatorSide:
         spec, paths, roles = prepared.spec, prepared.paths, prepared.roles
         self._prepared = prepared
         self.results = Results(spec, paths, len(prepared.data.train), _parameters(prepared),
-                               lambda network: trial_identity(network, spec, prepared.inputs))
+                               lambda network: trial_identity(network, spec, prepared.sample))
         states = recover(self.results)
         self._view = make_view(spec, prepared.plain,
                                {name: len(history) for name, history in self.results.histories.items()})
@@ -38,7 +38,7 @@ class CoordinatorSide:
         machine = hardware()
         unfinished = [network for network in spec.networks if network.name not in self.results.finished()]
         self._survey = Survey(
-            unfinished, {network.name: speed_identity(network, spec.resources, prepared.inputs, machine)
+            unfinished, {network.name: speed_identity(network, spec.resources, prepared.sample, machine)
                          for network in unfinished},
             spec.profile, len(roles.trainers), roles.gpus_per_node, read_cache(self._cache))
         consumed = [record.stream_epoch for history in self.results.histories.values() for record in history]
@@ -100,6 +100,6 @@ def _parameters(prepared: Prepared) -> dict[str, int]:
 
     if not prepared.spec.engine.learns:
         return {}  # their images may be too small for them
-    inputs = prepared.inputs
-    return {network.name: count_parameters(network.architecture.settings, inputs.image.shape, inputs.classes)
+    sample = prepared.sample
+    return {network.name: count_parameters(network.architecture.settings, sample.image.shape, sample.classes)
             for network in prepared.spec.networks if network.architecture.kind == "family"}

@@ -29,7 +29,7 @@ def check_folder(paths: RunPaths) -> None:
         raise UserError(f"output: {root} holds files that FLEET did not write; name another folder")
 
 
-def _take_folder(spec: Spec, paths: RunPaths, inputs: SampleSpec, fresh: bool, lock: FolderLock | None) -> None:
+def _take_folder(spec: Spec, paths: RunPaths, sample: SampleSpec, fresh: bool, lock: FolderLock | None) -> None:
     check_folder(paths)
     if lock is not None:
         with writing_into(paths):
@@ -37,7 +37,7 @@ def _take_folder(spec: Spec, paths: RunPaths, inputs: SampleSpec, fresh: bool, l
     if fresh and paths.root.exists():
         _empty(paths)
     for network in spec.networks:
-        _check_checkpoint(network, spec, paths, inputs)
+        _check_checkpoint(network, spec, paths, sample)
     with writing_into(paths), replacing(paths.spec) as file:
         file.write(dump(spec.document))
 
@@ -78,9 +78,9 @@ def _empty(paths: RunPaths) -> None:
         raise UserError(f"--fresh: {paths.root} cannot be emptied: {error}") from None
 
 
-def _check_checkpoint(network: NetworkSpec, spec: Spec, paths: RunPaths, inputs: SampleSpec) -> None:
+def _check_checkpoint(network: NetworkSpec, spec: Spec, paths: RunPaths, sample: SampleSpec) -> None:
     state = newest(paths, network.name, with_arrays=False).state
-    if state is not None and state.identity != identity(network, spec, inputs):
+    if state is not None and state.identity != identity(network, spec, sample):
         raise UserError(f"{paths.root} holds a checkpoint of {network.name} that was trained with other settings "
                         "(model, data, transforms, batch, optimizer, engine or seed): go back to them, name another "
                         "output, or start over with --fresh")

@@ -35,7 +35,7 @@ class Prepared:
     """What every rank needs to take up its role.
 
     Attributes:
-        inputs: what the samples are; no rank looks at one to find out.
+        sample: what the samples are; no rank looks at one to find out.
         layout: of the stream; None where every trainer prepares its own samples, or finishes kept ones.
         left_out: the samples that could not be decoded when they were, once and for all.
         rates: where they need not be measured.
@@ -46,7 +46,7 @@ class Prepared:
     paths: RunPaths
     data: DataSet
     transforms: tuple[Transform, ...]
-    inputs: SampleSpec
+    sample: SampleSpec
     roles: Roles
     layout: Layout | None
     left_out: tuple[BadSample, ...]
@@ -57,11 +57,11 @@ class Prepared:
     @property
     def kept(self) -> ImageSpec | None:
         """A sample that every node keeps decoded; None where none are kept in memory."""
-        return self.inputs.kept if self.spec.data.cache == "memory" else None
+        return self.sample.kept if self.spec.data.cache == "memory" else None
 
     def training(self) -> Pipeline:
         """How training samples are prepared."""
-        return Pipeline(self.data.train, self.transforms, self.spec.seed, self.inputs)
+        return Pipeline(self.data.train, self.transforms, self.spec.seed, self.sample)
 
     def order(self, training: Pipeline) -> Order:
         """The order of the training samples."""
@@ -80,7 +80,7 @@ class Prepared:
         """How validation samples are prepared."""
         if self.data.validation is None:
             return None
-        return Pipeline(self.data.validation, self.transforms, self.spec.seed, self.inputs)
+        return Pipeline(self.data.validation, self.transforms, self.spec.seed, self.sample)
 
 
 def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh: bool = False,
@@ -112,24 +112,24 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
                    gpus_per_node, own_preprocessing=bool(replayed) or spec.policy.own_samples)
     keep = spec.data.cache == "file" or (spec.data.cache == "memory" and roles.shared)
     opened = open_inputs(spec, keep)
-    data, inputs = opened.data, opened.sample
-    _check_networks(spec, inputs, data, len(roles.trainers))
-    check_quota(spec, inputs)
-    layout = _plan_memory(spec, data, inputs, roles)
+    data, sample = opened.data, opened.sample
+    _check_networks(spec, sample, data, len(roles.trainers))
+    check_quota(spec, sample)
+    layout = _plan_memory(spec, data, sample, roles)
     paths = RunPaths(spec.output)
     needless = spec.schedule.rates is None and (bool(replayed) or not spec.policy.needs_rates)
     rates = _equal_rates(spec, roles) if needless else _rates(spec, len(data.train), roles)
     if replayed:
-        _check_identity(asked.by_name[str(only)], asked, inputs, RunPaths(Path(str(replay))))
-    _take_folder(spec, paths, inputs, fresh, lock)
+        _check_identity(asked.by_name[str(only)], asked, sample, RunPaths(Path(str(replay))))
+    _take_folder(spec, paths, sample, fresh, lock)
     if spec.data.cache == "file":
         opened = decode(opened, spec, RunPaths(Path(str(replay))).decoded if replayed else paths.decoded)
-        layout = _plan_memory(spec, opened.data, inputs, roles)
-    return Prepared(spec, paths, opened.data, opened.transforms, inputs, roles, layout, opened.left_out, rates,
+        layout = _plan_memory(spec, opened.data, sample, roles)
+    return Prepared(spec, paths, opened.data, opened.transforms, sample, roles, layout, opened.left_out, rates,
                     replayed, plain)
 
 
-def _plan_memory(spec: Spec, data: DataSet, inputs: SampleSpec, roles: Roles) -> Layout | None:
+def _plan_memory(spec: Spec, data: DataSet, sample: SampleSpec, roles: Roles) -> Layout | None:
     """The window of the stream that the ranks of a node share; None where they share none, or all decoded samples.
 
     Raises:
@@ -139,21 +139,21 @@ def _plan_memory(spec: Spec, data: DataSet, inputs: SampleSpec, roles: Roles) ->
         return None
     samples, settings = len(data.train), spec.data
     if settings.cache == "memory":
-        assert inputs.kept is not None
-        needed = samples * inputs.kept.nbytes
+        assert sample.kept is not None
+        needed = samples * sample.kept.nbytes
         if needed > settings.window:
             raise UserError(f"data.window: {format_size(settings.window)} is too small for data.cache: memory: "
                             f"{samples} decoded samples need {format_size(needed)} on each node; give that much, or "
                             "use data.order: ring")
         return None
     if settings.order == "ring":
-        return plan_ring(inputs.image, samples, settings.window, settings.shards, readers=roles.gpus_per_node)
+        return plan_ring(sample.image, samples, settings.window, settings.shards, readers=roles.gpus_per_node)
     most = [min(network.max_gpus or len(roles.trainers), len(roles.trainers)) for network in spec.networks]
     largest = max(network.global_batch(gpus) for network, gpus in zip(spec.networks, most, strict=True))
-    return plan_layout(inputs.image, samples, settings.window, largest, readers=roles.gpus_per_node)
+    return plan_layout(sample.image, samples, settings.window, largest, readers=roles.gpus_per_node)
 
 
-def _check_networks(spec: Spec, inputs: SampleSpec, data: DataSet, trainers: int) -> None:
+def _check_networks(spec: Spec, sample: SampleSpec, data: DataSet, trainers: int) -> None:
     wrong = []
     for network in spec.networks:
         batch = network.train.batch.size
@@ -168,7 +168,7 @@ def _check_networks(spec: Spec, inputs: SampleSpec, data: DataSet, trainers: int
                          "data: give data.validation, or monitor accuracy or loss")
         if network.architecture.kind == "family" and spec.engine.learns:
             try:
-                check_input(network.architecture.settings, inputs.image.shape)
+                check_input(network.architecture.settings, sample.image.shape)
             except UserError as error:
                 wrong.append(f"{network.name}: {error}")
     if wrong:

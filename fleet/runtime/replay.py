@@ -83,7 +83,7 @@ def _left_by(name: str, paths: RunPaths) -> State:
     return found.state
 
 
-def _check_identity(network: NetworkSpec, spec: Spec, inputs: SampleSpec, paths: RunPaths) -> None:
-    if _left_by(network.name, paths).identity != identity(network, spec, inputs):
+def _check_identity(network: NetworkSpec, spec: Spec, sample: SampleSpec, paths: RunPaths) -> None:
+    if _left_by(network.name, paths).identity != identity(network, spec, sample):
         raise UserError(f"--replay {paths.root}: {network.name} was trained there with other settings than this spec "
                         f"has; the spec of that run is {paths.spec}")

@@ -67,7 +67,7 @@ class Session:
             self._world.duties.append(board.coordinator.step)
             board.coordinator.start()
         trainer = Trainer(self._world, self._prepared.spec, self._prepared.paths, self._engine(),
-                          self._prepared.inputs, self._sources())
+                          self._prepared.sample, self._sources())
         trainer.start()
         trainer.run()
         trainer.stop()
@@ -104,7 +104,7 @@ class Session:
                                                                 is_relayed=roles.nodes > 1),
                     None if prepared.kept is None else _sample_set(prepared.kept, len(prepared.data.train),
                                                                    f"{name}-kept", create),
-                    None if evaluation is None else _sample_set(prepared.inputs.image, len(evaluation),
+                    None if evaluation is None else _sample_set(prepared.sample.image, len(evaluation),
                                                                 f"{name}-validation", create))
             self._world.gather(None)  # the leader first, then all others
         if leads:
@@ -116,7 +116,7 @@ class Session:
                             self._prepared.evaluation())
 
     def _engine(self) -> Engine:
-        return make_engine(self._prepared.spec, self._prepared.inputs, self._prepared.rates,
+        return make_engine(self._prepared.spec, self._prepared.sample, self._prepared.rates,
                            self._roles.place(self._world.rank),
                            self._roles.gpus_per_node)
 

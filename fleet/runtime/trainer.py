@@ -104,10 +104,10 @@ class Training:
 class Trainer:
     """One GPU (or CPU slot), in one training group after another."""
 
-    def __init__(self, world: World, spec: Spec, paths: RunPaths, engine: Engine, inputs: SampleSpec,
+    def __init__(self, world: World, spec: Spec, paths: RunPaths, engine: Engine, sample: SampleSpec,
                  sources: Sources) -> None:
         self._world, self._spec, self._paths = world, spec, paths
-        self._engine, self._inputs, self._sources = engine, inputs, sources
+        self._engine, self._sample, self._sources = engine, sample, sources
         self._writer = CheckpointWriter(paths, spec.checkpoint)
         self._quota = Quota(paths, spec.checkpoint)
 
@@ -209,7 +209,7 @@ class Trainer:
     def _resume(self, training: Training) -> State:
         """The master's state, on every rank: from the last checkpoint, or from the start."""
         network, group = training.network, training.group
-        state = State(arrays={}, identity=identity(network, self._spec, self._inputs))
+        state = State(arrays={}, identity=identity(network, self._spec, self._sample))
         found = all_or_none(group, lambda: self._load(training) if group.is_master else CheckpointLookup(None))
         if found.state is not None:
             state = found.state
@@ -488,12 +488,12 @@ class Trainer:
         group, size = training.group, training.network.global_batch(training.group.size)
         rows = len(range(group.rank, size, group.size))
         random = np.random.default_rng(0)
-        shape = (rows, *self._inputs.image.shape)
-        if np.issubdtype(self._inputs.image.dtype, np.integer):
-            images = random.integers(0, 256, shape).astype(self._inputs.image.dtype)
+        shape = (rows, *self._sample.image.shape)
+        if np.issubdtype(self._sample.image.dtype, np.integer):
+            images = random.integers(0, 256, shape).astype(self._sample.image.dtype)
         else:
             images = random.random(shape, np.float32)
-        labels = random.integers(0, self._inputs.classes, rows)
+        labels = random.integers(0, self._sample.classes, rows)
         for batch in range(batches):
             if batch == batches - timed:
                 began = time.perf_counter()

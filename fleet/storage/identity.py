@@ -14,7 +14,7 @@ from fleet.spec import NetworkSpec, Resources, Spec, Train
 from preprocess.sample import SampleSpec
 
 
-def identity(network: NetworkSpec, spec: Spec, inputs: SampleSpec) -> str:
+def identity(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> str:
     """A fingerprint of all that shapes a network's training, but for when it ends and where the data lies.
 
     A checkpoint is taken up only by a network of the same identity: another optimizer, another
@@ -29,16 +29,16 @@ def identity(network: NetworkSpec, spec: Spec, inputs: SampleSpec) -> str:
                   "engine": spec.resources.engine, "source": data.source, "options": data.options,
                   "transforms": data.transforms,
                   "validation": None if isinstance(data.validation, str) else data.validation,
-                  "inputs": inputs.identity(), **ring})
+                  "inputs": sample.identity(), **ring})
 
 
-def trial_identity(network: NetworkSpec, spec: Spec, inputs: SampleSpec) -> str:
+def trial_identity(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> str:
     """A fingerprint of all that may decide whether a network fails, as far as rank 0 can see it.
 
     Beside what shapes its training that is how many GPUs share it, and the files that its model function and an engine
     of the user's own are in.
     """
-    return _hash({"identity": identity(network, spec, inputs), "gpus": [network.min_gpus, network.max_gpus],
+    return _hash({"identity": identity(network, spec, sample), "gpus": [network.min_gpus, network.max_gpus],
                   "source": _source(network.architecture.target),
                   **({"engine": engine} if (engine := _source(spec.resources.engine)) else {})})
 
@@ -54,13 +54,13 @@ def _source(path: str) -> str:
         return ""
 
 
-def speed_identity(network: NetworkSpec, resources: Resources, inputs: SampleSpec, hardware: str) -> str:
+def speed_identity(network: NetworkSpec, resources: Resources, sample: SampleSpec, hardware: str) -> str:
     """A fingerprint of all that decides how fast a network trains."""
     return _hash({"architecture": network.architecture.key, "batch": network.train.batch.size,
                   "when_scaled": network.train.batch.when_scaled, "precision": network.train.precision,
                   "xla": network.train.xla, "optimizer": network.train.optimizer.name,
                   "engine": resources.engine, "exchange": resources.exchange,
-                  "inputs": inputs.identity(), "hardware": hardware})
+                  "inputs": sample.identity(), "hardware": hardware})
 
 
 def _hash(value: Any) -> str:

@@ -66,14 +66,14 @@ class Quota:
         return total
 
 
-def check_quota(spec: Spec, inputs: SampleSpec) -> None:
+def check_quota(spec: Spec, sample: SampleSpec) -> None:
     """Refuse a quota that cannot be enough, as far as parameters can be counted without building networks.
 
     Raises:
         UserError: it is less than what is kept of each network, and one checkpoint that is being written.
     """
     quota = spec.checkpoint.quota
-    sizes = [size for network in spec.networks if (size := _state_bytes(network, spec, inputs))]
+    sizes = [size for network in spec.networks if (size := _state_bytes(network, spec, sample))]
     if quota is None or not sizes:
         return
     kept = 1 if spec.checkpoint.keep == "last" else 2
@@ -82,11 +82,11 @@ def check_quota(spec: Spec, inputs: SampleSpec) -> None:
                         f"{len(sizes)} networks, and one being written, take {format_size(least)} at least")
 
 
-def _state_bytes(network: NetworkSpec, spec: Spec, inputs: SampleSpec) -> int:
+def _state_bytes(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> int:
     """Bytes of a checkpoint's arrays, without building the network; 0 where nobody knows."""
     if network.architecture.kind != "family" or not spec.engine.learns:
         return 0
-    parameters = count_parameters(network.architecture.settings, inputs.image.shape, inputs.classes)
+    parameters = count_parameters(network.architecture.settings, sample.image.shape, sample.classes)
     return array_bytes(parameters, network, spec)
 
 

@@ -17,7 +17,7 @@ def history(*val_accuracies):
     return tuple(record(epoch, val_accuracy=value) for epoch, value in enumerate(val_accuracies, start=1))
 
 
-INPUTS = SampleSpec(ImageSpec((4, 4, 1), "uint8"), 3)
+SAMPLE = SampleSpec(ImageSpec((4, 4, 1), "uint8"), 3)
 
 
 def spec(*models, **parts):

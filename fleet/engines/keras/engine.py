@@ -26,7 +26,7 @@ class KerasEngine:
     """Builds Keras networks on this rank's device.
 
     Args:
-        inputs: what networks are fed with.
+        sample: what networks are fed with.
         exchange: auto | horovod | mpi; auto takes Horovod where it is installed.
         index: the place of this trainer among those of its node.
         trainers: on this node.
@@ -35,8 +35,8 @@ class KerasEngine:
         UserError: Horovod is asked for and is not installed.
     """
 
-    def __init__(self, inputs: SampleSpec, exchange: str, index: int, trainers: int) -> None:
-        self._inputs = inputs
+    def __init__(self, sample: SampleSpec, exchange: str, index: int, trainers: int) -> None:
+        self._sample = sample
         take_device(index, trainers)
         self._horovod = None if exchange == "mpi" else import_horovod()
         if exchange == "horovod" and self._horovod is None:
@@ -51,17 +51,17 @@ class KerasEngine:
         policy = keras.config.dtype_policy()
         keras.config.set_dtype_policy(train.precision)
         try:
-            model = build_model(network.architecture, self._inputs.image.shape, self._inputs.classes, network.seed)
+            model = build_model(network.architecture, self._sample.image.shape, self._sample.classes, network.seed)
         finally:
             keras.config.set_dtype_policy(policy)
         optimizer = make_optimizer(train.optimizer, network.learning_rate_scale(group.size))
         if train.precision == "mixed_float16":
             optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
         optimizer.build(model.trainable_variables)
-        return KerasNetwork(model, optimizer, self._inputs, partial(make_exchange, horovod=self._horovod), group,
+        return KerasNetwork(model, optimizer, self._sample, partial(make_exchange, horovod=self._horovod), group,
                             train.xla)
 
 
 def make(setup: Setup) -> KerasEngine:
     """The engine of a trainer."""
-    return KerasEngine(setup.inputs, setup.resources.exchange, setup.index, setup.trainers)
+    return KerasEngine(setup.sample, setup.resources.exchange, setup.index, setup.trainers)

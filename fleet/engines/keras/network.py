@@ -30,13 +30,13 @@ class KerasNetwork:
         exchange_of: makes the gradient exchange of a group; a network may go from one group to another.
     """
 
-    def __init__(self, model: keras.Model, optimizer: keras.optimizers.Optimizer, inputs: SampleSpec,
+    def __init__(self, model: keras.Model, optimizer: keras.optimizers.Optimizer, sample: SampleSpec,
                  exchange_of: Callable[[Group], GradientExchange], group: Group, xla: bool) -> None:
         self._model, self._optimizer, self._exchange_of = model, optimizer, exchange_of
-        self._affine = inputs.affine
+        self._affine = sample.affine
         self._exchange = exchange_of(group)
         self._ranks = tf.Variable(float(group.size), trainable=False)  # in no graph as a number: groups change
-        signature = [tf.TensorSpec((None, *inputs.image.shape), inputs.image.dtype), tf.TensorSpec((None,), tf.int64),
+        signature = [tf.TensorSpec((None, *sample.image.shape), sample.image.dtype), tf.TensorSpec((None,), tf.int64),
                      tf.TensorSpec((), tf.float32), tf.TensorSpec((), tf.float32)]
         compiled = {"input_signature": signature, "jit_compile": xla or None}
         self._local = tf.function(self._compute, **compiled)

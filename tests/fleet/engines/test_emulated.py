@@ -12,7 +12,7 @@ from preprocess.sample import ImageSpec, SampleSpec
 from scheduler.base import Network, RateTable
 from tests.fleet.one_process import Launch
 
-INPUTS = SampleSpec(ImageSpec((1, 1, 1), "uint8"), 3)
+SAMPLE = SampleSpec(ImageSpec((1, 1, 1), "uint8"), 3)
 LABELS = np.array([0, 1, 2, -1, 1, 1])  # one could not be read
 
 
@@ -34,7 +34,7 @@ def network(name="softmax", seed=0):
 
 
 def build(group, rates=(10.0, 16.0), time_scale=1.0, **which):
-    engine = EmulatedEngine(INPUTS, RateTable(6, 4, (Network("softmax", rates),)), time_scale)
+    engine = EmulatedEngine(SAMPLE, RateTable(6, 4, (Network("softmax", rates),)), time_scale)
     return engine.build(network(**which), group)
 
 

@@ -15,7 +15,7 @@ from fleet.spec import parse
 from fleet.spec.engines import ENGINES, EngineInfo, find_engine
 from fleet.storage.identity import trial_identity
 from scheduler.base import Network, RateTable
-from tests.fleet.histories import INPUTS
+from tests.fleet.histories import SAMPLE
 
 MODULE = '''
 from fleet.spec.engines import EngineInfo
@@ -50,7 +50,7 @@ def spec(engine, *models, **parts):
 
 
 def made(engine, rates=None, **parts):
-    return make_engine(spec(engine, **parts), INPUTS, rates, 1, 2)
+    return make_engine(spec(engine, **parts), SAMPLE, rates, 1, 2)
 
 
 def test_every_row_goes_by_its_own_name_and_has_a_line_of_help():
@@ -71,16 +71,16 @@ def test_the_row_of_keras_leads_to_its_engine_and_counts_what_it_builds(monkeypa
 
     # The real one takes the devices of this process.
     monkeypatch.setattr(engine, "KerasEngine", lambda *arguments: SimpleNamespace(exchange_name="", build=arguments))
-    assert made("keras").build == (INPUTS, "auto", 1, 2)
+    assert made("keras").build == (SAMPLE, "auto", 1, 2)
     asked = spec("keras", {"build": "tests.keras_models:explodes_on_rank"})
-    assert parameters_of(asked.networks[0], asked, INPUTS) == (4 * 4 + 1) * 3
+    assert parameters_of(asked.networks[0], asked, SAMPLE) == (4 * 4 + 1) * 3
 
 
 @pytest.mark.parametrize("row", ["ROW", "DIRECT"])
 def test_a_row_of_ones_own_makes_its_engine_by_import_path_or_directly(row):
     engine = made(f"own_engines:{row}")
     assert type(engine).__name__ == "Own"
-    assert (engine.setup.inputs, engine.setup.index, engine.setup.trainers) == (INPUTS, 1, 2)
+    assert (engine.setup.sample, engine.setup.index, engine.setup.trainers) == (SAMPLE, 1, 2)
 
 
 @pytest.mark.parametrize(("row", "said"), [
@@ -118,14 +118,14 @@ def test_a_spec_is_held_against_the_row_of_its_engine():
 
 def test_parameters_are_counted_by_the_family_or_as_the_row_says_or_are_not_known():
     family, function = {"family": "softmax", "name": "a"}, {"build": "own_engines:first_weights", "name": "b"}
-    features = int(np.prod(INPUTS.image.shape)) + 1
+    features = int(np.prod(SAMPLE.image.shape)) + 1
     for engine, counts in (("numpy", [features * 3, features * 3]), ("own_engines:ROW", [features * 3, 5]),
                            ("own_engines:DIRECT", [features * 3, None])):
         asked = spec(engine, family, function)
-        assert [parameters_of(network, asked, INPUTS) for network in asked.networks] == counts
+        assert [parameters_of(network, asked, SAMPLE) for network in asked.networks] == counts
     asked = spec("own_engines:RAISES", function)
     with pytest.raises(UserError, match="b: own_engines:first_weights: ZeroDivisionError: division by zero"):
-        parameters_of(asked.networks[0], asked, INPUTS)
+        parameters_of(asked.networks[0], asked, SAMPLE)
 
 
 def test_a_checkpoint_takes_what_the_row_says():
@@ -142,6 +142,6 @@ def test_a_spec_with_an_engine_of_ones_own_can_be_sent_to_other_ranks():
 
 def test_a_network_that_failed_is_tried_again_when_the_engine_of_ones_own_has_changed(own):
     asked = spec("own_engines:ROW")
-    before = trial_identity(asked.networks[0], asked, INPUTS)
+    before = trial_identity(asked.networks[0], asked, SAMPLE)
     own.write_text(f"{MODULE}\n# mended")
-    assert trial_identity(asked.networks[0], asked, INPUTS) != before
+    assert trial_identity(asked.networks[0], asked, SAMPLE) != before

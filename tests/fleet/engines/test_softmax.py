@@ -13,7 +13,7 @@ from fleet.errors import CheckpointError, ModelError
 from fleet.stream.base import split_rows
 from preprocess.sample import Affine, ImageSpec
 from tests.examples import examples
-from tests.fleet.histories import INPUTS, spec
+from tests.fleet.histories import SAMPLE, spec
 from tests.fleet.one_process import Launch
 
 RATE, MOMENTUM = 0.1, 0.5
@@ -26,14 +26,14 @@ class Alone:
         """There is nobody else."""
 
 
-def network(inputs=INPUTS, group=None, **train):
+def network(sample=SAMPLE, group=None, **train):
     made = spec({"family": "softmax"}, train={"optimizer": {"learning_rate": RATE, "momentum": MOMENTUM}, **train})
-    return NumpyEngine(inputs).build(made.networks[0], group or Alone())
+    return NumpyEngine(sample).build(made.networks[0], group or Alone())
 
 
 def samples(count, seed=0):
     random = np.random.default_rng(seed)
-    return random.integers(0, 256, (count, *INPUTS.image.shape), np.uint8), random.integers(0, INPUTS.classes, count)
+    return random.integers(0, 256, (count, *SAMPLE.image.shape), np.uint8), random.integers(0, SAMPLE.classes, count)
 
 
 def mean_loss(weights, images, labels):
@@ -123,8 +123,8 @@ def test_the_wish_of_one_rank_to_stop_reaches_all():
 
 def test_what_the_stream_leaves_to_the_engine_is_done_first():
     images, labels = samples(5)
-    scaled = network(dataclasses.replace(INPUTS, affine=Affine(mean=0.5, std=0.25)))
-    plain = network(dataclasses.replace(INPUTS, image=ImageSpec((4, 4, 1), "float32")))
+    scaled = network(dataclasses.replace(SAMPLE, affine=Affine(mean=0.5, std=0.25)))
+    plain = network(dataclasses.replace(SAMPLE, image=ImageSpec((4, 4, 1), "float32")))
     one, other = scaled.step(images, labels, 5), plain.step((images / np.float32(255) - 0.5) / 0.25, labels, 5)
     assert dataclasses.astuple(one) == pytest.approx(dataclasses.astuple(other), rel=1e-5)
 
@@ -158,7 +158,7 @@ def test_what_the_engine_cannot_do_is_the_networks_failure():
     wrong = dataclasses.replace(made.networks[0], architecture=dataclasses.replace(
         made.networks[0].architecture, target="tests.fleet.engines.test_softmax:two_weights"))
     with pytest.raises(ModelError, match=r"returned weights of shape \(2,\), not \(17, 3\)"):
-        NumpyEngine(INPUTS).build(wrong, Alone())
+        NumpyEngine(SAMPLE).build(wrong, Alone())
 
 
 def two_weights(input_shape, classes):

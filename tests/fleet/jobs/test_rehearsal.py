@@ -14,7 +14,7 @@ from preprocess.sample import ImageSpec, SampleSpec
 from preprocess.source import open_data
 from scheduler.base import Cluster, Network, RateTable
 
-INPUTS = SampleSpec(ImageSpec((224, 224, 3), "uint8"), 257)
+SAMPLE = SampleSpec(ImageSpec((224, 224, 3), "uint8"), 257)
 SPEC = {"models": [{"family": "resnet", "name": "deep"}, {"family": "softmax", "name": "flat", "gpus": [1, 2]}],
         "train": {"batch": {"size": 64}, "converge": {"max_epochs": 30}}, "walltime": "1h"}
 RATES = RateTable(100_000, 4, (Network("deep", (100.0, 190.0), epochs=7), Network("flat", (900.0,))))
@@ -23,7 +23,7 @@ RATES = RateTable(100_000, 4, (Network("deep", (100.0, 190.0), epochs=7), Networ
 def rehearsed(scale=None, cores=2, samples=100_000, **parts):
     spec = parse({**SPEC, **parts})
     rates = with_epochs(spec, RATES, samples)
-    return rehearse(spec, rates, Cluster.of(8, 4), 10_000.0, cores, INPUTS, scale)
+    return rehearse(spec, rates, Cluster.of(8, 4), 10_000.0, cores, SAMPLE, scale)
 
 
 def test_epochs_come_from_the_rates_or_are_the_most_that_the_spec_allows():
@@ -59,7 +59,7 @@ def test_policy_and_ranks_are_those_of_the_run_and_its_walltime_is_not():
 def test_the_window_holds_as_large_a_part_of_the_data_or_the_least_that_works(data):
     settings = rehearsed(data=data).document.data
     size = 16 * 64 * 64  # bytes of all samples
-    real = 100_000 * INPUTS.image.nbytes
+    real = 100_000 * SAMPLE.image.nbytes
     assert settings.window >= round(size * parse({**SPEC, "data": data}).data.window / real)
     assert settings.window >= (size if data.get("cache") == "memory" else 64 * 64)
     assert open_data(settings.source, settings.path, settings.validation, 0, settings.options).validation is not None
@@ -77,7 +77,7 @@ def test_larger_networks_are_estimated_to_be_slower():
     spec = parse({"models": [{"family": "resnet", "name": "deep"}, {"family": "resnet", "name": "small",
                                                                     "args": {"blocks": [1], "width": 16}},
                              {"family": "MobileNetV2", "name": "unknown"}]})
-    rates = {network.name: network.rates for network in estimated_rates(spec, INPUTS, 4).models}
+    rates = {network.name: network.rates for network in estimated_rates(spec, SAMPLE, 4).models}
     assert rates["deep"][0] < rates["unknown"][0] < rates["small"][0]
     assert all(len(one) == 8 and list(one) == sorted(one) for one in rates.values())
 

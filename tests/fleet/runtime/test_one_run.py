@@ -250,7 +250,7 @@ def itinerary(prepared, record):
 def train_alone(prepared, name, history):
     """What each epoch comes to where one rank trains one network on samples that it prepares itself."""
     network = prepared.spec.by_name[name]
-    trainable = NumpyEngine(prepared.inputs).build(network, _Alone())
+    trainable = NumpyEngine(prepared.sample).build(network, _Alone())
     training, evaluation = prepared.training(), prepared.evaluation()
     came_to = []
     for record in history:
@@ -480,7 +480,7 @@ class _ExportingEngine(NumpyEngine):
 @pytest.mark.parametrize("failures", [1, 2])
 def test_an_export_that_fails_for_a_reason_that_may_pass_is_tried_again(folders, monkeypatch, failures):
     monkeypatch.setattr(coordinator, "_REST_S", 0.01)
-    monkeypatch.setattr(fleet_session, "make_engine", lambda spec, inputs, *_: _ExportingEngine(inputs))
+    monkeypatch.setattr(fleet_session, "make_engine", lambda spec, sample, *_: _ExportingEngine(sample))
     export = _Exporting.export
     for _ in range(failures):
         export = failing_once(export, at=1)
@@ -501,7 +501,7 @@ def test_every_network_is_exported_whenever_a_launch_was_killed(folders, case, m
     case.content["resources"]["engine"] = "keras"
     runner = Runner(case, folders())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fleet_session, "make_engine", lambda spec, inputs, *_: _ExportingEngine(inputs))
+        patch.setattr(fleet_session, "make_engine", lambda spec, sample, *_: _ExportingEngine(sample))
         for turns in moments:
             runner.launch(turns=turns)
         assert runner.launch() is ExitStatus.OK

@@ -44,7 +44,7 @@ class Asking:
     def leave_checkpoint(self, name="a", epochs=history(0.5), **state):
         """As if an earlier launch had come so far."""
         prepared = self()
-        mine = identity(prepared.spec.by_name[name], prepared.spec, prepared.inputs)
+        mine = identity(prepared.spec.by_name[name], prepared.spec, prepared.sample)
         write_state(prepared.paths.last(name), State({}, state.pop("identity", mine), epochs, **state))
 
 
@@ -56,7 +56,7 @@ def asking(tmp_path):
 def test_what_every_rank_needs_is_there_and_can_be_sent(asking):
     prepared = pickle.loads(pickle.dumps(asking()))
     assert (prepared.roles.preprocessors, prepared.roles.trainers) == ((0,), (1, 2))
-    assert (str(prepared.inputs.image), prepared.inputs.classes) == ("4 x 4 x 1 uint8", 3)
+    assert (str(prepared.sample.image), prepared.sample.classes) == ("4 x 4 x 1 uint8", 3)
     assert prepared.layout.samples == 60
     assert (prepared.rates, prepared.replayed) == (None, ())
     assert (prepared.training().samples, prepared.evaluation().samples) == (60, 20)

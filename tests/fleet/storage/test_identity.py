@@ -6,16 +6,16 @@ import pytest
 
 from fleet.storage.identity import identity, speed_identity, trial_identity
 from preprocess.sample import Affine, ImageSpec, SampleSpec
-from tests.fleet.histories import INPUTS, spec
+from tests.fleet.histories import SAMPLE, spec
 
 MODEL = {"family": "cnn", "name": "net", "args": {"filters": [4]}}
 
 
-def identities(model=None, inputs=INPUTS, hardware="cpu", **parts):
+def identities(model=None, sample=SAMPLE, hardware="cpu", **parts):
     """(to a checkpoint, to the cache of rates)"""
     made = spec({**MODEL, **(model or {})}, **{"resources": {"engine": "keras"}, **parts})
     network, = made.networks
-    return identity(network, made, inputs), speed_identity(network, made.resources, inputs, hardware)
+    return identity(network, made, sample), speed_identity(network, made.resources, sample, hardware)
 
 
 SAME = identities()
@@ -34,8 +34,8 @@ def test_what_does_not_shape_training_changes_nothing(change):
     {"model": {"args": {"filters": [8]}}}, {"train": {"batch": {"size": 8}}},
     {"train": {"batch": {"when_scaled": "per_gpu"}}},
     {"train": {"optimizer": {"name": "adam"}}}, {"train": {"precision": "mixed_bfloat16"}}, {"train": {"xla": True}},
-    {"inputs": replace(INPUTS, image=ImageSpec((8, 4, 1), "uint8"))}, {"inputs": replace(INPUTS, classes=4)},
-    {"inputs": replace(INPUTS, affine=Affine(0.5, 0.25))}], ids=str)
+    {"sample": replace(SAMPLE, image=ImageSpec((8, 4, 1), "uint8"))}, {"sample": replace(SAMPLE, classes=4)},
+    {"sample": replace(SAMPLE, affine=Affine(0.5, 0.25))}], ids=str)
 def test_what_shapes_both_speed_and_training_changes_both(change):
     checkpoint, speed = identities(**change)
     assert checkpoint != SAME[0]
@@ -70,7 +70,7 @@ def test_another_engine_has_other_checkpoints_and_another_speed():
 def test_what_a_network_failed_with_is_its_settings_its_gpus_and_the_file_of_its_model_function(tmp_path, monkeypatch):
     def trial(train=None, **model):
         made = spec({"build": "mended:build", "name": "net", **model}, train=train or {})
-        return trial_identity(made.networks[0], made, INPUTS)
+        return trial_identity(made.networks[0], made, SAMPLE)
 
     monkeypatch.syspath_prepend(tmp_path)
     source = tmp_path / "mended.py"
@@ -85,4 +85,4 @@ def test_what_a_network_failed_with_is_its_settings_its_gpus_and_the_file_of_its
 def test_checkpoints_and_rates_of_earlier_versions_stay_good():
     colour = SampleSpec(ImageSpec((32, 32, 3), "uint8"), 3, Affine((0.5, 0.1, 0.2), 0.25))
     assert identities() == ("bb935d41a2410224", "d4a6a66dd831b465")
-    assert identities(inputs=colour) == identities(inputs=replace(colour, kept=ImageSpec((40, 40, 3), "uint8")))
+    assert identities(sample=colour) == identities(sample=replace(colour, kept=ImageSpec((40, 40, 3), "uint8")))

@@ -25,7 +25,7 @@ def network(**train):
                   "train": {"optimizer": optimizer, **train}}).networks[0]
 
 
-INPUTS = SampleSpec(ImageSpec((8, 8, 1), "uint8"), 3, Affine(0.5, 0.5))
+SAMPLE = SampleSpec(ImageSpec((8, 8, 1), "uint8"), 3, Affine(0.5, 0.5))
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def engine():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TF_NUM_INTRAOP_THREADS", "1")  # another test of this process may have started TensorFlow before
-        return KerasEngine(INPUTS, "mpi", 0, 1)
+        return KerasEngine(SAMPLE, "mpi", 0, 1)
 
 
 @pytest.fixture(scope="module")
