@@ -43,7 +43,7 @@ class Started:
         first_stream_epoch: the first epoch of the stream in this launch.
         samples: of the training set.
         devices: of the trainers.
-        stream: how groups depend on each other's pace, as :meth:`scheduler.ensemble.pace.Stream.parse` takes it.
+        stream: how groups depend on each other's pace, as :func:`fleet.units.parse_stream` reads it.
         bounds: network -> the fewest and the most GPUs that it may have; no most where as many as are useful.
         time_scale: seconds that a second of training takes: not 1 where training is emulated.
     """
