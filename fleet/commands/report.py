@@ -48,10 +48,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print(report: Report) -> None:
-    told = report.account
+    account = report.account
     print_table(*leaderboard(report.rows), title=f"{report.name}: the best network first")
-    print(f"{format_duration(told.seconds)} on {counted(len(told.devices), 'GPU')}: "
-          + ", ".join(f"{name} {share:.1%}" for name, share in told.spent.shares.items()))
-    if told.measured_s is not None and told.simulated_s is not None:
-        print(f"makespan {told.measured_s:.1f} s, simulated {told.simulated_s:.1f} s: "
-              f"{told.measured_s / told.simulated_s:.3f}")
+    print(f"{format_duration(account.seconds)} on {counted(len(account.devices), 'GPU')}: "
+          + ", ".join(f"{name} {share:.1%}" for name, share in account.spent.shares.items()))
+    if account.ratio is not None:
+        print(f"makespan {account.measured_s:.1f} s, simulated {account.simulated_s:.1f} s: {account.ratio:.3f}")

@@ -105,6 +105,11 @@ class Account:
         """What that should have taken."""
         return None if self.replay is None else self.replay.simulated.makespan_s * self.time_scale
 
+    @property
+    def ratio(self) -> float | None:
+        """How many times as long as simulated the run took."""
+        return None if self.replay is None else self.replay.measured_s / self.replay.simulated.makespan_s
+
 
 def account(log: Iterable[Logged]) -> Account | None:
     """Read a run's log, of all its launches.
@@ -216,9 +221,10 @@ def _mean(values: Sequence[float]) -> float:
 def _replay(start: Started, moments: Sequence[Moment], costs: Costs, epoch_s: float) -> Replay | None:
     """The run simulated, in the time of what was emulated."""
     scale = start.time_scale
+    known = _told(moments) or _shown(moments, scale, len(start.devices))
     rates = RateTable(start.samples, start.gpus_per_node, tuple(
         Network(name, tuple(rates), min_gpus=start.bounds[name][0], max_gpus=start.bounds[name][1])
-        for name, rates in (_told(moments) or _shown(moments, scale)).items() if name in start.bounds))
+        for name, rates in known.items() if name in start.bounds))
     supply = [moment.event.supply_samples_per_s for moment in moments if isinstance(moment.event, StreamStarted)]
     stream = parse_stream(start.stream)
     if stream.count and supply:
@@ -249,8 +255,13 @@ def _told(moments: Iterable[Moment]) -> Mapping[str, Sequence[float]]:
     return rates
 
 
-def _shown(moments: Iterable[Moment], scale: float) -> Mapping[str, Sequence[float]]:
-    """The rates that networks showed, where the policy was told none: then each has one group size only."""
+def _shown(moments: Iterable[Moment], scale: float, devices: int) -> Mapping[str, Sequence[float]]:
+    """The rates that networks showed, where the policy was told none: then each has one group size only.
+
+    Args:
+        scale: seconds that a second of training took.
+        devices: the largest group that rates are wanted for.
+    """
     samples: dict[str, float] = {}
     seconds: dict[str, float] = {}
     gpus: dict[str, int] = {}
@@ -260,5 +271,5 @@ def _shown(moments: Iterable[Moment], scale: float) -> Mapping[str, Sequence[flo
             samples[name] = samples.get(name, 0.0) + record.samples
             seconds[name] = seconds.get(name, 0.0) + record.seconds - record.waited_s
             gpus[name] = record.gpus
-    return {name: [scale * samples[name] / max(seconds[name], 1e-9) * size / most for size in range(1, most + 1)]
-            for name, most in gpus.items()}
+    return {name: [scale * samples[name] / max(seconds[name], 1e-9) * size / most
+                   for size in range(1, min(most, devices) + 1)] for name, most in gpus.items()}

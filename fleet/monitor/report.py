@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,33 +20,38 @@ from fleet.storage.state import EpochRecord
 
 @dataclass(frozen=True)
 class Curve:
-    """How a network learned: a point an epoch, NaN where there is none.
-
-    Attributes:
-        accuracy: of validation, where there is any.
-    """
+    """How a network learned: a value for each of its epochs; NaN where it could not be computed."""
 
     name: str
-    loss: tuple[float, ...]
-    accuracy: tuple[float, ...]
+    epochs: tuple[int, ...]
+    values: tuple[float, ...]
 
 
 @dataclass(frozen=True)
 class Report:
-    """What is to be said of a run."""
+    """What is to be said of a run.
+
+    Attributes:
+        name: of its folder.
+        rows: the table of results, the best network first.
+        losses: of training, in the same order; networks without an epoch are left out.
+        accuracies: of validation where there is any, otherwise of training.
+        account: of its time.
+    """
 
     name: str
     rows: tuple[NetworkResult, ...]
-    curves: tuple[Curve, ...]  # the best network's first
+    losses: tuple[Curve, ...]
+    accuracies: tuple[Curve, ...]
     account: Account
 
     def numbers(self) -> dict[str, Any]:
         """The report without its pictures."""
-        told = self.account
-        return {"name": self.name, "policy": told.policy, "seconds": told.seconds, "launches": told.launches,
-                "gpus": len(told.devices), "networks": list(self.rows),
-                "spent_gpu_s": dataclasses.asdict(told.spent), "measured_s": told.measured_s,
-                "simulated_s": told.simulated_s, "costs": told.costs, "epoch_s": told.epoch_s}
+        account = self.account
+        return {"name": self.name, "policy": account.policy, "seconds": account.seconds, "launches": account.launches,
+                "gpus": len(account.devices), "networks": list(self.rows),
+                "spent_gpu_s": dataclasses.asdict(account.spent), "measured_s": account.measured_s,
+                "simulated_s": account.simulated_s, "costs": account.costs, "epoch_s": account.epoch_s}
 
 
 def read_report(paths: RunPaths) -> Report:
@@ -60,26 +65,30 @@ def read_report(paths: RunPaths) -> Report:
         raise UserError(f"{paths.root} has no {paths.events.name}: there is nothing to report")
     log = list(read_events(paths.events))
     try:
-        told = account(log)
+        found = account(log)
     except (ValueError, ArithmeticError) as error:
         raise UserError(f"{paths.events} is damaged: {one_line(error)}") from error
-    if told is None:
+    if found is None:
         raise UserError(f"{paths.events} tells of no launch: there is nothing to report")
-    return Report(paths.root.resolve().name, tuple(rows), _curves(log, rows), told)
+    histories = [(row.name, history) for row in rows if (history := _history(log, row.name))]
+    return Report(paths.root.resolve().name, tuple(rows), account=found,
+                  losses=tuple(_curve(name, history, _loss) for name, history in histories),
+                  accuracies=tuple(_curve(name, history, _accuracy) for name, history in histories))
 
 
-def _curves(log: Iterable[Logged], rows: Sequence[NetworkResult]) -> tuple[Curve, ...]:
-    histories: dict[str, dict[int, EpochRecord]] = {}
-    for _, event in log:
-        if isinstance(event, EpochEnded):  # an epoch that was trained again takes the place of the first
-            histories.setdefault(event.network, {})[event.record.epoch] = event.record
-    return tuple(_curve(row.name, histories[row.name]) for row in rows if row.name in histories)
+def _history(log: Iterable[Logged], network: str) -> list[EpochRecord]:
+    """The epochs of a network, in order; one that was trained again takes the place of the first."""
+    records = {event.record.epoch: event.record for _, event in log
+               if isinstance(event, EpochEnded) and event.network == network}
+    return [records[epoch] for epoch in sorted(records)]
 
 
-def _curve(name: str, records: Mapping[int, EpochRecord]) -> Curve:
-    known = [records.get(epoch) for epoch in range(1, max(records) + 1)]
-    return Curve(name, tuple(math.nan if record is None else record.loss for record in known),
-                 tuple(math.nan if record is None else _accuracy(record) for record in known))
+def _curve(name: str, history: Sequence[EpochRecord], value: Callable[[EpochRecord], float]) -> Curve:
+    return Curve(name, tuple(record.epoch for record in history), tuple(value(record) for record in history))
+
+
+def _loss(record: EpochRecord) -> float:
+    return record.loss
 
 
 def _accuracy(record: EpochRecord) -> float:

@@ -1,7 +1,8 @@
-"""A made-up event log."""
+"""A made-up event log, and a run that has it."""
 
 import json
 
+from fleet.spec import parse
 from fleet.storage.event_log import Logged
 from fleet.storage.events import (
     Ended,
@@ -15,6 +16,8 @@ from fleet.storage.events import (
     Started,
 )
 from fleet.storage.lines import to_json
+from fleet.storage.paths import RunPaths
+from fleet.storage.results import Results
 from fleet.storage.state import EpochRecord
 
 START = Started(
@@ -53,3 +56,14 @@ def as_lines(log):
 
 def as_text(log):
     return "".join(json.dumps(line) + "\n" for line in as_lines(log))
+
+
+def made_up_run(folder):
+    """A run's folder: its table, in which the second network waits, and its log, in which it has trained."""
+    paths = RunPaths(folder / "run")
+    spec = parse({"models": [{"family": "softmax", "name": "a"}, {"family": "softmax", "name": "b"}]})
+    results = Results(spec, paths, 100)
+    results.finish("a", "2 epochs")
+    paths.results.write_text(paths.results.read_text().replace("b,", "b<1>,"))
+    paths.events.write_text(as_text(LOG))
+    return paths

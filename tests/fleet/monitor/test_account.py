@@ -60,6 +60,10 @@ def test_where_the_policy_was_told_no_rates_those_that_networks_showed_count():
     assert told.simulated_s == pytest.approx(0.51 + 2 * (10 + 0.5))
 
 
+def test_a_group_of_an_absurd_size_takes_no_time_and_no_memory():
+    assert account([*LOG[:4], epoch(11.5, "a", 1, 10.0, gpus=10**30)]).simulated_s > 0
+
+
 def test_networks_that_share_a_stream_are_simulated_no_faster_than_it():
     start = replace(START, stream="lockstep")
     stream = Logged(0.5, StreamStarted(1, 1, "baseline", "shared", False, supply_samples_per_s=2.0,

@@ -1,0 +1,45 @@
+"""``fleet report``."""
+
+import json
+
+import pytest
+
+from fleet.__main__ import main
+from tests.fleet.logs import made_up_run
+
+
+@pytest.fixture
+def run(tmp_path):
+    return made_up_run(tmp_path)
+
+
+def test_the_command_writes_the_page_and_prints_the_numbers(run, capsys):
+    assert main(["report", str(run.root)]) == 0
+    assert "makespan 21.1 s, simulated 21.5 s: 0.98" in capsys.readouterr().out
+    assert run.report.read_text().startswith("<!doctype html>")
+    assert main(["report", str(run.root), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["measured_s"], found["gpus"]) == (pytest.approx(21.1), 2)
+    assert {row["name"]: row["status"] for row in found["networks"]} == {"a": "finished", "b<1>": "waiting"}
+
+
+def test_a_run_in_whose_folder_nothing_may_be_written_is_shown_too(run, capsys):
+    run.report.mkdir()
+    (run.report / "in the way").touch()
+    assert main(["report", str(run.root)]) == 0
+    out, err = capsys.readouterr()
+    assert "makespan 21.1 s" in out
+    assert "shows it" not in out
+    assert "cannot be written" in err
+    assert main(["report", str(run.root), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["gpus"] == 2
+
+
+@pytest.mark.parametrize("lacks", ["results.csv", "events.jsonl", "launches"])
+def test_what_is_no_run_is_one_line_and_status_2(run, lacks, capsys):
+    if lacks == "launches":
+        run.events.write_text("")
+    else:
+        (run.root / lacks).unlink()
+    assert main(["report", str(run.root)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

@@ -1,0 +1,47 @@
+"""The report's page."""
+
+import xml.etree.ElementTree as ElementTree
+from html.parser import HTMLParser
+
+import pytest
+
+from fleet.monitor.html import render
+from fleet.monitor.report import read_report
+from tests.fleet.logs import LOG, as_text, epoch, made_up_run
+
+
+@pytest.fixture
+def run(tmp_path):
+    return made_up_run(tmp_path)
+
+
+class _Reader(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.tags, self.text = [], ""
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_the_page_shows_everything_and_fetches_nothing(run):
+    page = render(read_report(run))
+    reader = _Reader()
+    reader.feed(page)
+    assert {tag for tag, _ in reader.tags} & {"script", "link", "img", "iframe"} == set()
+    assert not any({"src", "href"} & set(attributes) for _, attributes in reader.tags)
+    assert "<1>" not in page.replace("&lt;1&gt;", "")
+    for said in ("1 of 2", "b<1>", "training loss", "waiting for data", "simulated, with the costs below"):
+        assert said in reader.text
+    pictures = page.split("<svg")[1:]
+    assert len(pictures) == 5  # two charts, two timelines, a bar
+    for picture in pictures:
+        ElementTree.fromstring("<svg" + picture[:picture.index("</svg>")] + "</svg>")
+
+
+def test_an_epoch_of_an_absurd_number_takes_no_time_and_no_memory(run):
+    run.events.write_text(as_text([*LOG, epoch(24.0, "a", 10**30, 10.0)]))
+    assert "<svg" in render(read_report(run))
