@@ -34,7 +34,7 @@ from fleet.jobs.findings import (
 )
 from fleet.runtime.inputs import open_inputs
 from fleet.spec import NetworkSpec, Spec, load
-from fleet.storage.quota import array_bytes
+from fleet.storage.sizes import folder_bytes
 from launch.binding import my_cores
 from launch.devices import gpus_per_node, visible_gpus
 from launch.environment import find_launcher, launched_ranks, local_rank
@@ -173,16 +173,13 @@ def _disk(spec: Spec, sample: SampleSpec | None) -> Disk:
             pass
     except OSError as error:
         problem = error.strerror or str(error)
-    needed = 0 if sample is None else sum(_checkpoint_bytes(network, spec, sample) for network in spec.networks)
+    needed = 0 if sample is None else sum(_folder_bytes(network, spec, sample) for network in spec.networks)
     if spec.checkpoint.quota is not None:
         needed = min(needed, spec.checkpoint.quota)
     return Disk(str(folder), shutil.disk_usage(folder).free, needed, problem)
 
 
-def _checkpoint_bytes(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> int:
-    """The last checkpoint, the one before, one that is being written, the best, and the network that is exported."""
+def _folder_bytes(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> int:
+    """Bytes of all that a network may have on disk at once; 0 where nobody knows, or there is nothing to keep."""
     parameters = parameters_of(network, spec, sample) if spec.engine.learns else None
-    if parameters is None:  # nobody knows, or there is nothing to keep
-        return 0
-    copies = 3 if spec.checkpoint.keep == "last" else 4
-    return copies * array_bytes(parameters, network, spec) + 4 * parameters
+    return 0 if parameters is None else folder_bytes(parameters, network, spec)

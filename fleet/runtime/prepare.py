@@ -17,7 +17,7 @@ from fleet.spec import NetworkSpec, Spec, load
 from fleet.spec.model import check_input
 from fleet.storage.lock import FolderLock
 from fleet.storage.paths import RunPaths
-from fleet.storage.quota import check_quota
+from fleet.storage.sizes import check_quota
 from fleet.storage.state import EpochRecord
 from fleet.stream.layout import Layout, plan_layout, plan_ring
 from fleet.stream.order import Order, RingOrder, StrictOrder, read_path

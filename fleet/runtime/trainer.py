@@ -45,11 +45,9 @@ from fleet.engines.base import Engine, Sums, Trainable
 from fleet.errors import GroupStruck, InfrastructureError
 from fleet.runtime.all_or_none import NetworkFailed, agree, all_or_none
 from fleet.spec import NetworkSpec, Spec
-from fleet.storage.checkpoint import CheckpointLookup, best_state, newest, promote_previous, write_state
-from fleet.storage.files import storing
+from fleet.storage.checkpoint import CheckpointLookup, newest, promote_previous
 from fleet.storage.identity import identity
 from fleet.storage.paths import RunPaths
-from fleet.storage.quota import Quota
 from fleet.storage.state import EpochRecord, State, convergence
 from fleet.storage.writer import CheckpointWriter
 from fleet.stream.base import Stream
@@ -109,7 +107,6 @@ class Trainer:
         self._world, self._spec, self._paths = world, spec, paths
         self._engine, self._sample, self._sources = engine, sample, sources
         self._writer = CheckpointWriter(paths, spec.checkpoint)
-        self._quota = Quota(paths, spec.checkpoint)
 
     # ---- the four steps of a role's life ----
 
@@ -439,18 +436,8 @@ class Trainer:
             self._tell(Stopped(name, saved - began, time.perf_counter() - saved, damage))
 
     def _export(self, training: Training) -> str:
-        """Write the best network for use without FLEET; returns why it is not the best, where it is not."""
         network = training.network
-        found = best_state(self._paths, network.name, network.train.converge, self._spec.checkpoint.keep)
-        assert found.state is not None
-        if found.damage:
-            log.warning("%s: %s", network.name, found.damage)
-            write_state(self._paths.best(network.name), found.state)
-        self._quota.make_room(self._paths.exported(network.name), found.state.size)
-        training.trainable.export(found.state.arrays, self._paths.exported(network.name))
-        with storing(self._paths.previous(network.name)):  # nobody goes on from there any more
-            self._paths.previous(network.name).unlink(missing_ok=True)
-        return found.damage
+        return self._writer.export(network.name, network.train.converge, training.trainable.export)
 
     def _timed(self, state: State, began: _Clock) -> tuple[State, _Clock]:
         """A state with what has passed of its epoch since the clock was read, and the clock from which to go on."""

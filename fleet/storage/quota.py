@@ -10,12 +10,10 @@ import logging
 import os
 from pathlib import Path
 
-from fleet.errors import StorageError, UserError
-from fleet.spec import Checkpoint, NetworkSpec, Spec
-from fleet.spec.parameters import count_parameters
+from fleet.errors import StorageError
+from fleet.spec import Checkpoint
 from fleet.storage.paths import RunPaths
 from fleet.units import format_size
-from preprocess.sample import SampleSpec
 
 log = logging.getLogger("fleet.storage.quota")
 
@@ -64,32 +62,3 @@ class Quota:
                 except FileNotFoundError:  # another rank has just renamed it
                     continue
         return total
-
-
-def check_quota(spec: Spec, sample: SampleSpec) -> None:
-    """Refuse a quota that cannot be enough, as far as parameters can be counted without building networks.
-
-    Raises:
-        UserError: it is less than what is kept of each network, and one checkpoint that is being written.
-    """
-    quota = spec.checkpoint.quota
-    sizes = [size for network in spec.networks if (size := _state_bytes(network, spec, sample))]
-    if quota is None or not sizes:
-        return
-    kept = 1 if spec.checkpoint.keep == "last" else 2
-    if (least := kept * sum(sizes) + max(sizes)) > quota:
-        raise UserError(f"checkpoint.quota: {format_size(quota)} is too little: {spec.checkpoint.keep} of "
-                        f"{len(sizes)} networks, and one being written, take {format_size(least)} at least")
-
-
-def _state_bytes(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> int:
-    """Bytes of a checkpoint's arrays, without building the network; 0 where nobody knows."""
-    if network.architecture.kind != "family" or not spec.engine.learns:
-        return 0
-    parameters = count_parameters(network.architecture.settings, sample.image.shape, sample.classes)
-    return array_bytes(parameters, network, spec)
-
-
-def array_bytes(parameters: int, network: NetworkSpec, spec: Spec) -> int:
-    """Bytes of a checkpoint's arrays: the weights, so many, and what the optimizer keeps of each."""
-    return spec.engine.checkpoint_bytes(parameters, network.train.optimizer.slots)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
 
 from fleet.errors import InfrastructureError
-from fleet.spec import Checkpoint
-from fleet.storage.checkpoint import write_history, write_state
+from fleet.spec import Checkpoint, Converge
+from fleet.storage.checkpoint import best_state, write_history, write_state
+from fleet.storage.files import storing
 from fleet.storage.paths import RunPaths
 from fleet.storage.quota import Quota
 from fleet.storage.state import State
+
+log = logging.getLogger("fleet.storage.writer")
 
 
 class CheckpointWriter:
@@ -54,6 +61,34 @@ class CheckpointWriter:
         self._jobs.join()
         self.blocked_s += time.perf_counter() - began
         self._raise()
+
+    def export(self, name: str, converge: Converge, write: Callable[[Mapping[str, np.ndarray], Path], None]) -> str:
+        """Write the best network for use without FLEET, once all checkpoints are on disk; in the calling thread.
+
+        Args:
+            converge: what makes an epoch the best.
+            write: puts a network of these arrays into a file.
+
+        Returns:
+            Why it is not the best epoch's, where it is not.
+
+        Raises:
+            CheckpointError: the file system does not give the checkpoint, or nothing whole is left.
+            StorageError: the disk is full, or the quota used up.
+        """
+        self.flush()
+        best, exported = self._paths.best(name), self._paths.exported(name)
+        found = best_state(self._paths, name, converge, self._settings.keep)
+        assert found.state is not None
+        if found.damage:
+            log.warning("%s: %s", name, found.damage)
+            self._quota.make_room(best, found.state.size)
+            write_state(best, found.state)
+        self._quota.make_room(exported, found.state.size)
+        write(found.state.arrays, exported)
+        with storing(self._paths.previous(name)):  # nobody goes on from there any more
+            self._paths.previous(name).unlink(missing_ok=True)
+        return found.damage
 
     def close(self) -> None:
         """Flush, and end the thread.

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from fleet.commands.doctor import _checkpoint_bytes
+from fleet.commands.doctor import _folder_bytes
 from fleet.engines.keras.facts import Libraries
 from fleet.jobs.findings import (
     Disk,
@@ -123,5 +123,5 @@ def test_a_node_that_cannot_read_the_data_is_named():
 def test_as_much_room_is_wanted_as_is_kept(keep, copies, dtype):
     asked = spec({"build": "tests.sources:zeros"}, checkpoint={"keep": keep})
     parameters = (4 * 4 + 1) * 3
-    wanted = _checkpoint_bytes(asked.networks[0], asked, SampleSpec(ImageSpec((4, 4, 1), dtype), 3))
+    wanted = _folder_bytes(asked.networks[0], asked, SampleSpec(ImageSpec((4, 4, 1), dtype), 3))
     assert wanted == copies * parameters * 2 * 8 + 4 * parameters

@@ -278,6 +278,30 @@ def test_any_other_error_is_raised_too_and_at_the_next_save_already(paths, monke
         writer.save("net", STATE, is_best=False)
 
 
+def test_the_best_state_is_exported_after_all_checkpoints_and_the_one_before_the_last_goes(paths):
+    writer, exported = CheckpointWriter(paths, Checkpoint()), []
+    for epochs in (1, 2, 3):
+        writer.save("net", State({"w": np.full(3, epochs)}, "i", history(0.5, 0.7, 0.6)[:epochs]), epochs == 2)
+    assert writer.export("net", Converge(max_epochs=3), lambda arrays, path: exported.append((arrays, path))) == ""
+    (arrays, path), = exported
+    assert (arrays["w"].tolist(), path) == ([2, 2, 2], paths.exported("net"))
+    assert not paths.previous("net").exists()
+    writer.close()
+
+
+def test_a_state_that_stands_in_for_a_lost_best_one_keeps_to_the_quota(paths):
+    writer = CheckpointWriter(paths, Checkpoint())
+    for epochs in (1, 2):
+        writer.save("net", State({"w": np.zeros(1000)}, "i", history(0.7, 0.6)[:epochs]), epochs == 1)
+    writer.close()
+    damage(paths.best("net"))
+    size = paths.last("net").stat().st_size
+    writer = CheckpointWriter(paths, Checkpoint(quota=2 * size + 5000))  # for the two that lie there
+    with pytest.raises(StorageError, match=r"best.h5 cannot be written: .* checkpoint.quota is"):
+        writer.export("net", Converge(max_epochs=2), lambda arrays, path: None)
+    writer.close()
+
+
 # ---- damage ------------------------------------------------------------------------------------
 
 

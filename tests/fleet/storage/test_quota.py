@@ -2,12 +2,10 @@
 
 import pytest
 
-from fleet.errors import StorageError, UserError
+from fleet.errors import StorageError
 from fleet.spec import Checkpoint
 from fleet.storage.paths import RunPaths
-from fleet.storage.quota import Quota, check_quota
-from preprocess.sample import ImageSpec, SampleSpec
-from tests.fleet.histories import SAMPLE, spec
+from fleet.storage.quota import Quota
 
 
 @pytest.fixture
@@ -45,35 +43,3 @@ def test_what_one_goes_on_from_is_never_dropped_and_the_run_is_told_what_to_do(p
 
 def test_a_run_without_checkpoints_takes_nothing(tmp_path):
     assert Quota(RunPaths(tmp_path / "none"), Checkpoint()).used() == 0
-
-
-SOFTMAX = (4 * 4 + 1) * 3 * 2 * 8  # weights and velocities of the networks below, in float64
-
-
-@pytest.mark.parametrize(("keep", "least"), [("best+last", 5 * SOFTMAX), ("last", 3 * SOFTMAX)])
-def test_a_quota_that_cannot_be_enough_is_refused_before_the_run(keep, least):
-    models = [{"family": "softmax", "name": name} for name in ("a", "b")]
-    check_quota(spec(*models, checkpoint={"quota": least, "keep": keep}), SAMPLE)
-    with pytest.raises(UserError, match=r"checkpoint.quota: .* is too little: .* of 2 networks, and one being written"):
-        check_quota(spec(*models, checkpoint={"quota": least - 1, "keep": keep}), SAMPLE)
-
-
-@pytest.mark.parametrize(("optimizer", "copies"), [
-    ({"name": "sgd"}, 1), ({"name": "sgd", "momentum": 0.9}, 2), ({"name": "adamw"}, 3)])
-def test_what_the_optimizer_keeps_counts(optimizer, copies):
-    def asked(quota):
-        return spec({"family": "cnn"}, resources={"engine": "keras"}, train={"optimizer": optimizer},
-                    checkpoint={"quota": quota})
-
-    from fleet.spec.parameters import count_parameters
-
-    settings = asked(1).networks[0].architecture.settings
-    least = 3 * 4 * copies * count_parameters(settings, (32, 32, 3), 3)
-    sample = SampleSpec(ImageSpec((32, 32, 3), "uint8"), 3)
-    check_quota(asked(least), sample)
-    with pytest.raises(UserError):
-        check_quota(asked(least - 1), sample)
-
-
-def test_networks_that_only_building_would_measure_are_not_judged_before():
-    check_quota(spec({"build": "tests.sources:zeros"}, checkpoint={"quota": 1}), SAMPLE)

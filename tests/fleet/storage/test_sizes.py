@@ -1,0 +1,50 @@
+"""How large checkpoints will be, as far as that is known before."""
+
+import pytest
+
+from fleet.errors import UserError
+from fleet.spec.parameters import count_parameters
+from fleet.storage.sizes import check_quota, folder_bytes
+from preprocess.sample import ImageSpec, SampleSpec
+from tests.fleet.histories import SAMPLE, spec
+
+SOFTMAX = (4 * 4 + 1) * 3 * 2 * 8  # weights and velocities of the networks below, in float64
+
+
+@pytest.mark.parametrize(("keep", "least"), [("best+last", 5 * SOFTMAX), ("last", 3 * SOFTMAX)])
+def test_a_quota_that_cannot_be_enough_is_refused_before_the_run(keep, least):
+    models = [{"family": "softmax", "name": name} for name in ("a", "b")]
+    check_quota(spec(*models, checkpoint={"quota": least, "keep": keep}), SAMPLE)
+    with pytest.raises(UserError, match=r"checkpoint.quota: .* is too little: .* of 2 networks, and one being written"):
+        check_quota(spec(*models, checkpoint={"quota": least - 1, "keep": keep}), SAMPLE)
+
+
+@pytest.mark.parametrize(("optimizer", "copies"), [
+    ({"name": "sgd"}, 1), ({"name": "sgd", "momentum": 0.9}, 2), ({"name": "adamw"}, 3)])
+def test_what_the_optimizer_keeps_counts(optimizer, copies):
+    def asked(quota):
+        return spec({"family": "cnn"}, resources={"engine": "keras"}, train={"optimizer": optimizer},
+                    checkpoint={"quota": quota})
+
+    settings = asked(1).networks[0].architecture.settings
+    least = 3 * 4 * copies * count_parameters(settings, (32, 32, 3), 3)
+    sample = SampleSpec(ImageSpec((32, 32, 3), "uint8"), 3)
+    check_quota(asked(least), sample)
+    with pytest.raises(UserError):
+        check_quota(asked(least - 1), sample)
+
+
+def test_networks_that_only_building_would_measure_are_not_judged_before():
+    check_quota(spec({"build": "tests.sources:zeros"}, checkpoint={"quota": 1}), SAMPLE)
+
+
+def test_engines_that_keep_nothing_need_no_quota(tmp_path):
+    (tmp_path / "rates.json").touch()
+    check_quota(spec(checkpoint={"quota": 1}, resources={"engine": "emulated"},
+                     schedule={"rates": str(tmp_path / "rates.json")}), SAMPLE)
+
+
+@pytest.mark.parametrize(("keep", "copies"), [("best+last", 4), ("last", 3)])
+def test_a_folder_holds_each_kept_checkpoint_two_on_their_way_and_the_export(keep, copies):
+    asked = spec(checkpoint={"keep": keep})
+    assert folder_bytes(100, asked.networks[0], asked) == copies * 100 * 2 * 8 + 400
