@@ -24,7 +24,8 @@ from images import make_jpegs  # beside this file
 from PIL import Image
 
 from preprocess import decode as decoders
-from preprocess.pipeline import Pipeline, _Generators
+from preprocess.chain import _Generators
+from preprocess.pipeline import Pipeline
 from preprocess.sources.image_folder import ImageFolder
 from preprocess.transforms import parse_transforms
 
