@@ -1,7 +1,6 @@
-"""What a launch spent on anything but training ([FLEET] Table 4), summed up from its events.
+"""What a launch spent beside training ([FLEET] Table 4), summed up from its events: the run's one accounting of it.
 
-The coordinator feeds it while the launch goes on, and prints from it; :mod:`fleet.monitor.account` feeds it from the
-log. So the last line of a run and its report agree.
+The coordinator feeds it while the launch goes on; :mod:`fleet.monitor.account` feeds it from the log.
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ from fleet.stream.layout import chunk_size
 from fleet.stream.memory import NodeMemory
 from fleet.stream.order import RingOrder
 from fleet.stream.own import FromKept, FromSource, OwnStream
-from fleet.stream.reader import RingStream, SharedStream
+from fleet.stream.reader import SharedStream
+from fleet.stream.ring import RingStream
 from fleet.stream.sample_set import SampleSet
 from fleet.stream.validation import OwnValidation, SharedValidation, Validation
 from fleet.stream.window import Window

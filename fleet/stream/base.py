@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from fleet.stream.order import Epoch
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -49,11 +51,8 @@ class Members(Protocol):
     rank: int
     size: int
 
-    def exchange(self, value: bool | None) -> list[bool | None]:
+    def exchange(self, value: T) -> list[T]:
         """Give every rank the values of all."""
-
-    def from_master(self, value: int | None) -> int:
-        """Give every rank the master's value."""
 
 
 class Stream(Protocol):

@@ -14,8 +14,9 @@ Ranks agree through a few 64-bit words in the segment, each with one writer:
 - ``demand``: how far the readers of other nodes are; written by the node's leader.
 
 A *ring* (see :mod:`fleet.stream.order`) is a window from which readers take chunks in orders of their own. There a
-cursor is the one chunk that a reader reads, or else how far it would like the ring to turn; and any slot that no
-cursor is on may be filled with any chunk, so that a slow reader stops nobody. Which one, the node's leader decides:
+cursor is the one chunk that a reader reads or waits for; and any slot that no cursor is on may be filled with any
+chunk, so that a slow reader stops nobody. Which one, the node's leader decides; while a reader chooses its next chunk
+(:mod:`fleet.stream.ring`), it lets go of none.
 
 - ``assigned[slot] = s + 1``: chunk ``s`` is there, or is being written.
 - ``assigned_until``: one past the last chunk that was given a slot.
@@ -23,12 +24,34 @@ cursor is on may be filled with any chunk, so that a slow reader stops nobody. W
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from fleet.stream.layout import Layout
 from fleet.stream.segment import Segment, aligned, fence
 
 NOT_READING = np.iinfo(np.int64).max
+CHOOSING = -1  # in place of the chunk of a ring that a reader will choose in a moment
+
+
+@dataclass(frozen=True)
+class Stock:
+    """What a node holds of a ring.
+
+    Attributes:
+        complete: the chunks that are there.
+        coming: those that have a slot, and are being written.
+        until: from here on no chunk was given a slot yet.
+    """
+
+    complete: frozenset[int]
+    coming: frozenset[int]
+    until: int
+
+    def will_have(self, sequence: int) -> bool:
+        """Whether a chunk is there or will come: it was not let go."""
+        return sequence >= self.until or sequence in self.complete or sequence in self.coming
 
 
 class Window:
@@ -82,10 +105,11 @@ class Window:
         return last - first
 
     def _slot(self, sequence: int) -> int:
-        """Where a chunk belongs; in a ring it must have been assigned."""
+        """Where a chunk belongs; in a ring it must have a slot, and be written, or read, by who asks."""
         if not self.layout.is_ring:
             return sequence % self.layout.slots
-        return int(np.flatnonzero(self.assigned == sequence + 1)[0])
+        is_there = self.stamps == sequence + 1  # not so before it is complete; then `assigned` may be 0 for a moment
+        return int(np.flatnonzero(is_there | (self.assigned == sequence + 1))[0])
 
     def is_free(self, sequence: int, hold: int, first: int) -> bool:
         """Whether chunk ``sequence`` may be written: its slot is complete, and nobody needs what it holds.
@@ -106,28 +130,39 @@ class Window:
             held = int(self.stamps[slot])
             if held != self.assigned[slot] or held > self.cursors[-1]:  # being written; or still to be sent
                 continue
-            # A reader puts its cursor on a chunk and then looks whether it is there; so take it away, then look for
-            # cursors: one of the two sees the other.
+            # A reader says that it chooses and then looks what is there; so take the chunk off the list, then look for
+            # readers: one of the two sees the other.
+            self.assigned[slot] = 0
+            fence()
+            readers = self.cursors[:-1].copy()
+            if CHOOSING in readers or (held and held - 1 in readers):
+                self.assigned[slot] = held
+                if CHOOSING in readers:
+                    return False
+                continue
             self.stamps[slot] = 0
             fence()
-            if held and held - 1 in self.cursors[:-1]:
-                self.stamps[slot] = held
-                continue
             self.assigned[slot] = sequence + 1
             fence()
             self.assigned_until[0] = sequence + 1
             return True
         return False
 
-    def is_assigned(self, sequence: int) -> bool:
-        """Whether a chunk of the ring has a slot, to be written into or already complete."""
-        return sequence + 1 in self.assigned
-
-    def is_gone(self, sequence: int) -> bool:
-        """Whether a chunk of the ring had a slot and has it no more."""
-        had = sequence < int(self.assigned_until[0])
+    def stock(self) -> Stock:
+        """What is in a ring of which this rank is about to choose: nothing of it goes as long as its cursor says so."""
+        fence()  # it has said so before
+        until = int(self.assigned_until[0])
         fence()
-        return had and not self.is_assigned(sequence)
+        assigned = self.assigned.tolist()
+        fence()
+        stamps = self.stamps.tolist()
+        slots = [(held - 1, held == stamp) for held, stamp in zip(assigned, stamps, strict=True) if held]
+        return Stock(frozenset(chunk for chunk, is_there in slots if is_there),
+                     frozenset(chunk for chunk, is_there in slots if not is_there), until)
+
+    def is_coming(self, sequence: int) -> bool:
+        """Whether a chunk of the ring that is not complete has a slot, to be written into."""
+        return sequence + 1 in self.assigned
 
     def need(self, reader: int, sequence: int) -> None:
         """Say that a reader needs chunk ``sequence`` and later ones, and none before."""
@@ -137,7 +172,7 @@ class Window:
     def fastest_reader(self) -> int | None:
         """The cursor of the reader on this node that is furthest, None when there is no reader."""
         cursors = self.cursors[:-1].copy()  # all are looked at once: a reader may leave between two looks
-        reading = cursors[cursors != NOT_READING]
+        reading = cursors[(cursors != NOT_READING) & (cursors != CHOOSING)]
         return int(reading.max()) if reading.size else None
 
     def relayed(self, sequence: int) -> None:
@@ -147,10 +182,6 @@ class Window:
     def newest(self) -> int:
         """One past the newest complete chunk; 0 when there is none."""
         return int(self.stamps.max())
-
-    def complete(self) -> list[int]:
-        """The chunks that are there, oldest first."""
-        return [stamp - 1 for stamp in sorted(self.stamps.tolist()) if stamp]
 
     def has(self, sequence: int) -> bool:
         """Whether chunk ``sequence`` is complete and still there."""

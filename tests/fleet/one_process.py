@@ -99,20 +99,43 @@ class Launch:
         Raises:
             Deadlock: nothing can go on.
         """
+        self.start(function)
+        return self.finish(turns)
+
+    def start(self, function):
+        """Have every rank begin ``function(world)`` at its first turn."""
         for world in self.worlds:
             world.actor = _Actor(lambda world=world: function(world))
         self._actors = [world.actor for world in self.worlds]
+
+    def turn(self, rank):
+        """Let one rank run until it waits, unless it has ended."""
+        if not self._actors[rank].is_done:
+            self.turns += 1
+            self._actors[rank].resume()
+
+    def finish(self, turns=None):
+        """Let all ranks run to their ends; see :meth:`run`."""
         try:
-            while not all(actor.is_done for actor in self._actors):
+            while living := [rank for rank, actor in enumerate(self._actors) if not actor.is_done]:
                 if self.turns == turns:
                     return False
-                self.turns += 1
-                self.random.choice([actor for actor in self._actors if not actor.is_done]).resume()
+                self.turn(self.random.choice(living))
                 self._watch()
             return True
         finally:
-            for actor in self._actors:
-                actor.abandon()
+            self.kill()
+
+    def kill(self):
+        """End all ranks where they are."""
+        for actor in self._actors:
+            actor.abandon()
+
+    def pause(self):
+        """Let others run before the rank that calls this goes on; nothing where no rank does."""
+        for actor in self._actors:
+            if actor.thread is threading.current_thread():
+                actor.pause()
 
     def note(self, progress):
         """An actor has done something, or found nothing to do."""

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from fleet.run import main
 from fleet.runtime import trainer
-from fleet.stream import own
-from fleet.stream import reader as stream
+from fleet.stream import own, reader, ring
 from tests.sources import Numbered
 
 _folder = Path(os.environ["FLEET_TEST_RECORDS"])
@@ -50,8 +49,8 @@ def _note_network():
         setattr(trainer.Trainer, name, serve)
 
 
-_record(stream.SharedStream)
-_record(stream.RingStream)
+_record(reader.SharedStream)
+_record(ring.RingStream)
 _record(own.OwnStream)
 _note_network()
 sys.exit(main())

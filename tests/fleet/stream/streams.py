@@ -59,8 +59,8 @@ class Alone:
 
     rank, size = 0, 1
 
-    def from_master(self, value):
-        return value
+    def exchange(self, value):
+        return [value]
 
 
 def alone_in_the_world(function):

@@ -15,7 +15,8 @@ from fleet.stream.layout import Layout
 from fleet.stream.memory import NodeMemory
 from fleet.stream.order import Epoch, RingOrder, StrictOrder
 from fleet.stream.own import FromKept, OwnStream
-from fleet.stream.reader import RingStream, SharedStream
+from fleet.stream.reader import SharedStream
+from fleet.stream.ring import RingStream
 from preprocess.pipeline import Pipeline
 from preprocess.transforms import parse_transforms
 from tests.examples import examples

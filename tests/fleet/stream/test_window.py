@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from fleet.stream.layout import Layout
-from fleet.stream.window import NOT_READING, Window
+from fleet.stream.window import CHOOSING, NOT_READING, Stock, Window
 from preprocess.sample import ImageSpec
 from tests.fleet.stream.streams import LAYOUT, new_name, window_of
 from tests.fleet.stream.words import watched
@@ -82,8 +82,47 @@ def test_any_slot_of_a_ring_that_nobody_reads_is_given_to_the_next_chunk():
     assert not ring.assign(3)  # chunk 1 is being read
     ring.publish(2)
     assert ring.assign(3)  # in the place of chunk 2: neither chunk 0 nor 1 stops it
-    assert ring.complete() == [1]
-    assert (ring.is_gone(2), ring.is_gone(1), ring.is_gone(3), ring.is_gone(4)) == (True, False, False, False)
+    assert ring.stock() == Stock(frozenset({1}), frozenset({0, 3}), until=4)
+    assert [ring.stock().will_have(chunk) for chunk in range(5)] == [True, True, False, True, True]
+
+
+def test_a_ring_lets_go_of_nothing_while_a_reader_chooses():
+    ring = window_of(RING)
+    for chunk in range(3):
+        ring.assign(chunk)
+        ring.publish(chunk)
+    ring.need(0, CHOOSING)
+    assert ring.fastest_reader() is None
+    assert not ring.assign(3)
+    assert ring.stock() == Stock(frozenset(range(3)), frozenset(), until=3)
+    ring.need(0, 0)
+    assert ring.assign(3)
+    assert ring.stock() == Stock(frozenset({0, 2}), frozenset({3}), until=4)
+
+
+@pytest.mark.parametrize("cursor", [CHOOSING, 0])
+@pytest.mark.parametrize("access", range(8))
+def test_a_chunk_that_a_reader_comes_for_meanwhile_stays_or_was_gone_before(access, cursor):
+    ring = window_of(RING)
+    for chunk in range(3):
+        ring.assign(chunk)
+        ring.publish(chunk)
+    plain, accesses, seen = ring.cursors, itertools.count(), []
+
+    def come():
+        if next(accesses) == access:
+            plain[0] = cursor
+            seen.append(ring.stock())
+
+    words = {name: getattr(ring, name) for name in ("cursors", "stamps", "assigned", "assigned_until")}
+    for name, array in words.items():
+        setattr(ring, name, watched(array, come))
+    assigned = ring.assign(3)
+    for name, array in words.items():
+        setattr(ring, name, array)
+    stock, = seen
+    assert all(ring.stock().will_have(chunk) for chunk in stock.complete & ({0} if cursor == 0 else {0, 1, 2}))
+    assert assigned or cursor == CHOOSING
 
 
 def test_a_chunk_of_a_ring_that_was_not_sent_to_the_other_nodes_stays():
@@ -94,4 +133,4 @@ def test_a_chunk_of_a_ring_that_was_not_sent_to_the_other_nodes_stays():
     assert not ring.assign(3)
     ring.relayed(1)
     assert ring.assign(3)
-    assert ring.complete() == [1, 2]
+    assert ring.stock().complete == {1, 2}

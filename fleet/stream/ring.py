@@ -1,0 +1,139 @@
+"""Trainers that read a ring: each group at its own pace, in an order of its own.
+
+A group takes a chunk at a time, always the oldest whose shard it still lacks in its epoch. Each node gives its slots
+away by itself, so nodes hold different chunks; what a group takes must be held by all of its nodes. Therefore its
+ranks *choose* together: each says so in the window of its node, from which nothing is let go until it has chosen; they
+exchange what their nodes hold; all come to the same chunk; each puts its cursor on it, wherever it is: there, being
+written, or still to be made. From then on no node lets go of it before it has been read, so the group waits for the
+writers alone, and writers fill the ring no further than a cursor asks for.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Container, Iterator, Sequence
+
+import numpy as np
+
+from fleet.comm.base import World
+from fleet.stream.base import Batch, Members, split_rows
+from fleet.stream.order import Epoch, RingOrder
+from fleet.stream.reader import SharedStream
+from fleet.stream.stall import WriterLost
+from fleet.stream.window import CHOOSING, Stock, Window
+
+
+def choose(stocks: Sequence[Stock], is_of_use: Callable[[int], bool]) -> int:
+    """The chunk that a group takes next: the oldest of use that is there on all of its nodes, else that all will have.
+
+    Args:
+        stocks: of the group's nodes.
+        is_of_use: whether a chunk holds a shard that the group still lacks, and was not consumed before.
+    """
+    complete = frozenset.intersection(*(stock.complete for stock in stocks))
+    there = min(filter(is_of_use, complete), default=None)
+    if there is not None:
+        return there
+    held = frozenset.union(*(stock.complete | stock.coming for stock in stocks))
+    later = itertools.count(max(stock.until for stock in stocks))
+    return next(sequence for sequence in itertools.chain(sorted(held), later)
+                if all(stock.will_have(sequence) for stock in stocks) and is_of_use(sequence))
+
+
+def missed(stocks: Sequence[Stock], is_of_use: Callable[[int], bool]) -> set[int]:
+    """The chunks of use that some nodes of a group hold, and others have let go."""
+    held = frozenset.union(*(stock.complete | stock.coming for stock in stocks))
+    return {sequence for sequence in held
+            if not all(stock.will_have(sequence) for stock in stocks) and is_of_use(sequence)}
+
+
+class RingStream(SharedStream):
+    """Reads the window of this node at the group's own pace; see the module.
+
+    Attributes:
+        missed: chunks of use to an epoch that a node of the group held, and another had let go; so far.
+    """
+
+    def __init__(self, window: Window, reader: int, world: World, order: RingOrder, stall_s: float = math.inf,
+                 writers: Container[int] = ()) -> None:
+        super().__init__(window, reader, world, stall_s, writers)
+        self._order = order
+
+    def join(self, epoch: int) -> None:
+        """Nothing is promised: whatever is there when the first batch is asked for will do."""
+
+    def batches(self, epoch: Epoch, start: int, batch: int, group: Members,
+                taken: Container[int] = ()) -> Iterator[Batch]:
+        """See :class:`Stream`; ``start`` is 0, for the rest of an epoch can be had of :class:`OwnStream` only."""
+        if start:
+            raise ValueError("a ring does not give the rest of an epoch")
+        samples, path = self._window.layout.samples, list(epoch.path)
+        lacks = set(range(self._order.shards))
+
+        def is_of_use(sequence: int) -> bool:
+            return self._order.shard(sequence) in lacks and sequence not in taken
+
+        begin = end = 0  # of the chunk that is read, in the epoch
+        for first in range(0, samples, batch):
+            last = min(first + batch, samples)
+            mine = split_rows(first, last, group.rank, group.size)
+            parts = []
+            while True:
+                low, high = max(mine[0], begin), min(mine[1], end)
+                if low < high:
+                    parts.append(self._part(path[-1], low - begin, high - begin))
+                if end >= last:
+                    break
+                # What this rank wants of the chunk is copied before the chunk is let go.
+                parts = [(images.copy(), labels.copy()) for images, labels in parts]
+                path.append(self._take(is_of_use, group))
+                lacks.remove(self._order.shard(path[-1]))
+                rows = self._window.rows(path[-1])
+                begin, end = end, end + rows.stop - rows.start
+            images, labels = _joined(parts) if parts else (self._window.images[:0], self._window.labels[:0])
+            latest = Epoch(max(path) // self._order.shards, tuple(path))
+            yield Batch(images, labels, last - first, last, last == samples, latest)
+        self.leave()
+
+    def _part(self, sequence: int, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
+        start = self._window.rows(sequence).start
+        rows = slice(start + first, start + last)
+        return self._window.images[rows], self._window.labels[rows]
+
+    def _take(self, is_of_use: Callable[[int], bool], group: Members) -> int:
+        """Agree on the next chunk, hold it on all nodes of the group, and wait until it is there.
+
+        Raises:
+            WriterLost: on all ranks of the group: on one of them it will not come any more.
+        """
+        self.leave()  # what this rank has held is needed no more
+        sequence = self._choose(is_of_use, group)
+        has_come = True
+        try:
+            self._wait(sequence)
+        except WriterLost:
+            has_come = False
+        if self._world.outlives:
+            has_come = all(group.exchange(has_come))
+        if not has_come:
+            raise WriterLost("a rank that prepared samples has died")
+        return sequence
+
+    def _choose(self, is_of_use: Callable[[int], bool], group: Members) -> int:
+        group.exchange(None)  # all are here: others on these nodes are kept waiting for a moment only
+        self._need(CHOOSING)
+        try:
+            stocks = group.exchange(self._window.stock())
+            sequence = choose(stocks, is_of_use)
+        except BaseException:
+            self.leave()
+            raise
+        self._need(sequence)
+        return sequence
+
+
+def _joined(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate([images for images, _ in parts]), np.concatenate([labels for _, labels in parts])

@@ -1,0 +1,264 @@
+"""Rings on one node to four: groups always come on, whatever order ranks and accesses to shared memory have."""
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from fleet.comm.messages import NO_LIMIT, Exit, Produce, Tag
+from fleet.comm.roles import assign
+from fleet.runtime.preprocessor import Preprocessor
+from fleet.stream import filler
+from fleet.stream.base import split_rows
+from fleet.stream.layout import Layout
+from fleet.stream.memory import NodeMemory
+from fleet.stream.order import Epoch, RingOrder
+from fleet.stream.ring import RingStream, choose, missed
+from fleet.stream.window import Stock
+from tests.fleet.one_process import Launch
+from tests.fleet.stream.streams import GREY, SEED, expected, pipeline, window_of
+from tests.fleet.stream.words import watched
+
+SIZE = 2  # samples in a shard
+TURNS = 200_000  # far more than any launch here needs
+
+
+# ---- what is chosen ----
+
+
+def stocks(chunks=12):
+    """What a node may hold: chunks before the last that was given a slot."""
+    return st.integers(0, chunks).flatmap(lambda until: st.builds(
+        lambda held, there: Stock(frozenset(held & there), frozenset(held - there), until),
+        st.sets(st.integers(0, until - 1) if until else st.nothing()), st.sets(st.integers(0, chunks))))
+
+
+@given(st.lists(stocks(), min_size=1, max_size=4), st.sets(st.integers(0, 20)))
+def test_what_is_chosen_is_had_by_all_nodes_and_the_oldest_of_use(held, useless):
+    def may_be(sequence):
+        return sequence not in useless and all(stock.will_have(sequence) for stock in held)
+
+    chosen = choose(held, lambda sequence: sequence not in useless)
+    assert may_be(chosen)
+    possible = [sequence for sequence in range(40) if may_be(sequence)]
+    there = [sequence for sequence in possible if all(sequence in stock.complete for stock in held)]
+    assert chosen == min(there or possible)
+
+
+def test_chunks_of_use_that_one_node_holds_and_another_let_go_are_missed():
+    here = Stock(frozenset({2, 3, 4}), frozenset({5}), until=6)
+    there = Stock(frozenset({4, 6, 7}), frozenset({8}), until=9)
+    assert missed([here, there], lambda sequence: sequence != 2) == {3, 5}
+    assert missed([here, here], lambda sequence: True) == set()
+
+
+# ---- whole launches ----
+
+
+@dataclass(frozen=True)
+class Group:
+    """Some trainers, for some epochs, with batches of some size."""
+
+    trainers: tuple
+    epochs: int
+    batch: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a launch does: each trainer is in the groups that name it, one after another.
+
+    Attributes:
+        node_of: of each rank.
+        preprocessors: one on each node at least.
+    """
+
+    node_of: tuple
+    preprocessors: int
+    layout: Layout
+    groups: tuple
+
+    @property
+    def roles(self):
+        return assign(self.node_of, self.preprocessors, None)
+
+
+@st.composite
+def plans(draw):
+    nodes, trainers = draw(st.integers(1, 4)), draw(st.integers(1, 2))
+    preparing = 1 if nodes > 1 else draw(st.integers(1, 2))
+    shards, slots = draw(st.integers(2, 5)), draw(st.integers(3, 8))
+    layout = Layout(GREY, shards * SIZE, SIZE, slots, max(2, slots // 2), trainers, is_ring=True)
+    everybody, groups = tuple(range(nodes * trainers)), []
+    for _ in range(draw(st.integers(1, 2))):
+        order = draw(st.permutations(everybody))
+        cuts = sorted(draw(st.sets(st.integers(1, len(order)), max_size=2)))
+        for first, last in itertools.pairwise([0, *cuts]):  # trainers beyond the last cut are in no group
+            groups.append(Group(tuple(order[first:last]), draw(st.integers(1, 2)),
+                                draw(st.integers(1, shards * SIZE))))
+    return Plan(tuple(node for node in range(nodes) for _ in range(preparing + trainers)), nodes * preparing, layout,
+                tuple(groups))
+
+
+class Counted:
+    """A group that counts how often its ranks speak to each other."""
+
+    def __init__(self, group):
+        self._group, self.rank, self.size, self.times = group, group.rank, group.size, 0
+
+    def exchange(self, value):
+        self.times += 1
+        return self._group.exchange(value)
+
+
+class Rings:
+    """A launch of real preprocessors and readers, of which a scheduler says who has its turn.
+
+    Every access to a word of shared memory ends a turn. So orders are tried in which a reader leaves while another
+    rank looks at the cursors, or comes while the node's leader gives a slot away.
+    """
+
+    def __init__(self, plan, seed):
+        self.plan, self._roles = plan, plan.roles
+        self.launch = Launch(len(plan.node_of), seed)
+        self._windows = [window_of(plan.layout, is_relayed=self._roles.nodes > 1) for _ in range(self._roles.nodes)]
+        for window in self._windows:
+            for name in ("cursors", "stamps", "assigned", "assigned_until", "demand"):
+                setattr(window, name, watched(getattr(window, name), self.launch.pause))
+        self._alone = pipeline(plan.layout.samples)
+        self._left = 0
+        self.chunks, self.read = 0, []  # that groups have taken; (group, epoch, first row, last row) that ranks read
+        self.launch.start(self._be)
+
+    def _be(self, world):
+        if world.rank in self._roles.trainers:
+            self._train(world)
+        else:
+            self._prepare(world)
+
+    def _prepare(self, world):
+        prepared = pipeline(self.plan.layout.samples)
+        window = self._windows[self._roles.node_of[world.rank]]
+        preprocessor = Preprocessor(world, self._roles, NodeMemory(window), self._order(), prepared, None)
+        if world.rank == 0:
+            self._tell_preprocessors(world, Produce(NO_LIMIT, NO_LIMIT, 0, self._roles.preprocessors))
+        while not preprocessor.is_done:
+            if world.rank == 0 and self._left == len(self._roles.trainers):
+                self._left = 0
+                self._tell_preprocessors(world, Exit())
+            world.pause(preprocessor.step())
+        preprocessor.stop()
+
+    def _tell_preprocessors(self, world, message):
+        for rank in self._roles.preprocessors:
+            world.tell(rank, Tag.PREPROCESSOR, message)
+
+    def _order(self):
+        return RingOrder(self._alone, SIZE, SEED)
+
+    def _train(self, world):
+        roles = self._roles
+        trainer, window = roles.trainers.index(world.rank), self._windows[roles.node_of[world.rank]]
+        stream = RingStream(window, roles.place(world.rank), world, self._order())
+        for number, group in enumerate(self.plan.groups):
+            if trainer in group.trainers:
+                self._read(world, stream, number, group, group.trainers.index(trainer))
+        stream.leave()
+        self._left += 1
+
+    def _read(self, world, stream, number, group, rank):
+        """Epochs of a group; every row is looked at twice, and others run in between."""
+        ranks, order, taken = [self._roles.trainers[trainer] for trainer in group.trainers], self._order(), frozenset()
+        members = Counted(world.group(ranks, number))
+        stream.join(0)
+        for epoch in range(group.epochs):
+            known, members.times = 0, 0
+            for batch in stream.batches(Epoch(epoch), 0, group.batch, members, taken):
+                path = batch.epoch.path
+                assert members.times <= 2 * (len(path) - known), "what was agreed upon was not to be had"
+                self.chunks += (len(path) - known) * (rank == 0)
+                known, members.times = len(path), 0
+                rows = split_rows(batch.position - batch.size, batch.position, rank, len(ranks))
+                images, _ = expected(self._alone, order.itinerary(batch.epoch), *rows)
+                for _ in range(2):
+                    np.testing.assert_array_equal(batch.images, images)
+                    world.pause(worked=True)
+                self.read.append((number, epoch, *rows))
+            assert not taken & set(path)
+            taken |= set(path)
+        world.group(ranks, number + 1000).exchange(None)
+
+    @property
+    def produced(self):
+        """Chunks that were given slots, on the node that is furthest."""
+        return max(int(np.asarray(window.assigned_until).max()) for window in self._windows)
+
+    def check_production(self):
+        """Each choice has the ring turn by two productions at most; writers are at most the lookahead before it."""
+        layout, chosen = self.plan.layout, self.chunks + len(self.plan.groups)
+        assert self.produced <= layout.lookahead + chosen * (2 * layout.chunks + layout.lookahead)
+
+    def check_all_is_read(self):
+        for number, group in enumerate(self.plan.groups):
+            for epoch in range(group.epochs):
+                rows = sorted(part[2:] for part in self.read if part[:2] == (number, epoch))
+                assert [row for part in rows for row in range(*part)] == list(range(self.plan.layout.samples))
+
+
+@pytest.fixture(autouse=True)
+def _tell_at_once(monkeypatch):
+    """Whether a node tells the others how far its readers are must not be a matter of the clock."""
+    monkeypatch.setattr(filler, "_TELL_EVERY_S", 0.0)
+
+
+class RingMachine(RuleBasedStateMachine):
+    """Some ranks run and others do not, in any order; at the end all run, and must come to theirs."""
+
+    rings = None
+
+    @initialize(plan=plans(), seed=st.integers(0, 10**6))
+    def begin(self, plan, seed):
+        self.rings = Rings(plan, seed)
+
+    @rule(rank=st.integers(0, 11), turns=st.integers(1, 60))
+    def run_one(self, rank, turns):
+        for _ in range(turns):
+            self.rings.launch.turn(rank % len(self.rings.plan.node_of))
+        self.rings.check_production()
+
+    @rule(resting=st.sets(st.integers(0, 11), max_size=6), turns=st.integers(1, 60))
+    def run_others(self, resting, turns):
+        ranks = [rank for rank in range(len(self.rings.plan.node_of)) if rank not in resting]
+        for rank in itertools.islice(itertools.cycle(ranks), turns if ranks else 0):
+            self.rings.launch.turn(rank)
+        self.rings.check_production()
+
+    def teardown(self):
+        if self.rings is None:
+            return
+        try:
+            assert self.rings.launch.finish(TURNS)
+            self.rings.check_production()
+            self.rings.check_all_is_read()
+        finally:
+            self.rings.launch.kill()
+
+
+TestRings = RingMachine.TestCase
+TestRings.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+
+
+@settings(max_examples=40, deadline=None)
+@given(plans(), st.integers(0, 10**6))
+def test_the_ring_turns_no_further_than_a_group_that_is_alone_wants(plan, seed):
+    """All shards that it lacks come within the next two productions."""
+    group = Group(tuple(range(len(plan.roles.trainers))), 4, SIZE)
+    plan = Plan(plan.node_of, plan.preprocessors, plan.layout, (group,))
+    rings = Rings(plan, seed)
+    assert rings.launch.finish(TURNS)
+    rings.check_all_is_read()
+    assert rings.produced <= group.epochs * (2 * plan.layout.chunks + plan.layout.lookahead) + plan.layout.lookahead
