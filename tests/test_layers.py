@@ -26,7 +26,7 @@ _BELOW_SPEC = "fleet fleet.errors fleet.units fleet.terminal fleet.plugins prepr
 _SPEC = f"fleet.spec {_BELOW_SPEC}"
 _STORAGE = f"fleet.storage {_SPEC}"
 _COMM = f"fleet.comm {_STORAGE}"
-_RUNTIME = f"fleet.stream fleet.engines fleet.monitor {_COMM} launch"
+_RUNTIME = f"fleet.ensemble fleet.stream fleet.engines fleet.monitor {_COMM} launch"
 _RUN = f"fleet.runtime {_RUNTIME}"
 _FAMILY = "scheduler.base scheduler.files scheduler.simulator"
 
@@ -65,6 +65,7 @@ MAY_IMPORT = {
     "fleet.comm": _STORAGE,
     "fleet.engines": _COMM,
     "fleet.stream": _COMM,
+    "fleet.ensemble": f"fleet.stream {_COMM}",
     "fleet.monitor": _STORAGE,
     "fleet.runtime": _RUNTIME,
     "fleet.jobs": f"fleet.engines {_STORAGE} launch",

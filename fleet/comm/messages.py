@@ -1,7 +1,9 @@
 """Every message between ranks, and the tag under which each role listens.
 
 The coordinator tells, trainers and preprocessors answer. A message is a named
-tuple of plain values; MPI carries it, nothing of it ever goes to disk.
+tuple of values; MPI carries it, nothing of it ever goes to disk. What a trainer
+is told of a network is the network's whole spec, so it can train one that the
+run did not begin with.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import NamedTuple, TypeAlias
 
+from fleet.spec import NetworkSpec
 from fleet.storage.state import EpochRecord
 
 
@@ -26,7 +29,7 @@ class Tag(IntEnum):
 class Measure(NamedTuple):
     """Measure a network's training rate on a group of ranks."""
 
-    network: str
+    network: NetworkSpec
     ranks: tuple[int, ...]
     group: int  # a number that no other group of the run has
 
@@ -34,7 +37,7 @@ class Measure(NamedTuple):
 class Start(NamedTuple):
     """Train a network on a group of ranks, from its last checkpoint if it has one."""
 
-    network: str
+    network: NetworkSpec
     ranks: tuple[int, ...]
     group: int
     stream_epoch: int
@@ -43,7 +46,7 @@ class Start(NamedTuple):
 class Join(NamedTuple):
     """Build a network that is in training elsewhere; then its group takes this rank in, or ``Stop`` comes."""
 
-    network: str
+    network: NetworkSpec
     group: int  # of this rank alone
 
 
@@ -208,6 +211,7 @@ class Demand(NamedTuple):
 class Throughput(NamedTuple):
     """How fast one preprocessor prepares samples."""
 
+    rank: int
     samples_per_s: float
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from fleet.comm.base import World
+from fleet.ensemble.ensemble import Setup
+from fleet.ensemble.survey import Survey
 from fleet.errors import UserError
 from fleet.monitor.html import write_report
 from fleet.monitor.report import read_report
@@ -13,7 +15,6 @@ from fleet.runtime.interrupt import Interruption
 from fleet.runtime.known_rates import cache_path, hardware, read_cache, write_cache
 from fleet.runtime.prepare import Prepared
 from fleet.runtime.replay import compare
-from fleet.runtime.survey import Survey
 from fleet.storage.event_log import EventLog, logged_epochs
 from fleet.storage.events import Event, Profiled
 from fleet.storage.files import STDOUT, storing
@@ -26,34 +27,44 @@ class CoordinatorSide:
     """What rank 0 has beside its roles: the coordinator and everything that watches it."""
 
     def __init__(self, world: World, prepared: Prepared, interruption: Interruption) -> None:
-        spec, paths, roles = prepared.spec, prepared.paths, prepared.roles
+        spec, paths = prepared.spec, prepared.paths
         self._prepared = prepared
         self.results = Results(spec, paths, len(prepared.data.train), _parameters(prepared),
                                lambda network: trial_identity(network, spec, prepared.sample))
         states = recover(self.results)
-        self._view = make_view(spec, prepared.plain,
-                               {name: len(history) for name, history in self.results.histories.items()})
-        observers: list[Observer] = [self._view, TensorBoardObserver(paths), self]
-        self._cache = cache_path()
-        machine = hardware()
-        unfinished = [network for network in spec.networks if network.name not in self.results.finished()]
-        self._survey = Survey(
-            unfinished, {network.name: speed_identity(network, spec.resources, prepared.sample, machine)
-                         for network in unfinished},
-            spec.profile, len(roles.trainers), roles.gpus_per_node, read_cache(self._cache))
-        consumed = [record.stream_epoch for history in self.results.histories.values() for record in history]
-        consumed += [state.stream_epoch for state in states.values()]
-        logged = logged_epochs(paths.events)
-        unlogged = [(name, record) for name, history in self.results.histories.items() for record in history
-                    if (name, record.epoch, record.stream_epoch) not in logged]
-        self._events = EventLog(paths.events)
-        self.coordinator = Coordinator(
-            world, spec, roles, prepared.layout, self._survey, prepared.rates, self.results, self._events,
-            paths.profile, observers, interruption, first_epoch=1 + max(consumed, default=-1),
-            replayed=prepared.replayed_epochs(), unlogged=unlogged)
         for sample in prepared.left_out:
             self.results.add_bad(sample.name, sample.reason)
         self.results.write()
+        histories = {name: standing.history for name, standing in self.results.standings.items()}
+        self._view = make_view(spec, prepared.plain, {name: len(history) for name, history in histories.items()})
+        self._cache = cache_path()
+        self._survey = self._make_survey(hardware())
+        consumed = [record.stream_epoch for history in histories.values() for record in history]
+        consumed += [state.stream_epoch for state in states.values()]
+        logged = logged_epochs(paths.events)
+        unlogged = [(name, record) for name, history in histories.items() for record in history
+                    if (name, record.epoch, record.stream_epoch) not in logged]
+        self._events = EventLog(paths.events)
+        left_s = interruption.seconds_left()
+        setup = Setup(spec, prepared.roles, prepared.layout, self.results.samples, world.outlives,
+                      ends_s=None if left_s is None else self._events.now() + left_s,
+                      first_epoch=1 + max(consumed, default=-1), replayed=tuple(prepared.replayed_epochs()),
+                      bad=frozenset(self.results.bad))
+        observers: list[Observer] = [self._view, TensorBoardObserver(paths), self]
+        self.coordinator = Coordinator(world, setup, self._survey, prepared.rates, self.results, self._events,
+                                       paths.profile, observers, interruption, unlogged)
+
+    def _make_survey(self, machine: str) -> Survey:
+        """The measurements that networks which are not done need, beside those that are known.
+
+        Args:
+            machine: what decides speed about it, in a line.
+        """
+        spec, roles = self._prepared.spec, self._prepared.roles
+        left = [network for network in spec.networks if self.results.standing(network.name).outcome is None]
+        keys = {network.name: speed_identity(network, spec.resources, self._prepared.sample, machine)
+                for network in left}
+        return Survey(left, keys, spec.profile, len(roles.trainers), roles.gpus_per_node, read_cache(self._cache))
 
     def on_event(self, event: Event) -> None:
         """Keep what was measured as soon as it is, whatever becomes of this launch."""
@@ -81,7 +92,7 @@ class CoordinatorSide:
         rows = self.results.rows()
         print_table(*leaderboard(rows), title=f"{self._prepared.spec.document.name}: the best network first")
         print(self.coordinator.summary())
-        replayed = self.results.histories.get(rows[0].name, ())
+        replayed = self.results.standing(rows[0].name).history
         if self._prepared.replayed and len(replayed) == len(self._prepared.replayed):  # otherwise it failed
             print(compare(self._prepared.replayed, replayed))
         if self.results.bad:

@@ -1,4 +1,4 @@
-"""Why a run should stop before it is done: a signal, or the end of its walltime; and when to begin nothing new."""
+"""Why a run should stop before it is done: a signal, or the end of its walltime."""
 
 from __future__ import annotations
 
@@ -56,35 +56,3 @@ class Interruption:
             return None
         reserve = min(_RESERVE_S, _RESERVE_SHARE * self._walltime)
         return max(0.0, self._began + self._walltime - reserve - self._clock())
-
-
-class StartupTimes:
-    """Knows when it is too late to start a training group.
-
-    A group that is interrupted saves wherever it is in an epoch, so all that it needs to have come further is to
-    be built and to take a step. How long that takes is learned from the groups of this launch: the longest it
-    took any of them to tell of training. Before one has, it is never too late: the next launch has no more time
-    than this one, so whoever waits for it may wait for ever.
-
-    Args:
-        clock: seconds, from any origin; a test may give its own.
-    """
-
-    def __init__(self, interruption: Interruption, clock: Callable[[], float] = time.monotonic) -> None:
-        self._interruption, self._clock = interruption, clock
-        self._started: dict[str, float] = {}  # the networks of which nothing has been heard since
-        self.longest_s: float | None = None
-
-    def started(self, network: str) -> None:
-        """A group was told to start."""
-        self._started[network] = self._clock()
-
-    def trained(self, network: str) -> None:
-        """A group told of training."""
-        if (began := self._started.pop(network, None)) is not None:
-            self.longest_s = max(self.longest_s or 0.0, self._clock() - began)
-
-    def is_too_late(self) -> bool:
-        """Whether a group that starts now would hardly come to train."""
-        left = self._interruption.seconds_left()
-        return left is not None and self.longest_s is not None and left < self.longest_s

@@ -51,7 +51,7 @@ class Preprocessor:
 
     def start(self) -> None:
         """Tell the coordinator how fast this rank prepares samples."""
-        self._world.tell(0, Tag.COORDINATOR, Throughput(self._measure()))
+        self._world.tell(0, Tag.COORDINATOR, Throughput(self._world.rank, self._measure()))
 
     def step(self) -> bool:
         """Do a bounded piece of work; returns whether there was any."""

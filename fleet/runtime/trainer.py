@@ -140,7 +140,7 @@ class Trainer:
 
     def _serve(self, order: Start) -> None:
         """Train one network in its group until it is final, fails, this rank goes to others, or one of them dies."""
-        network = self._spec.by_name[order.network]
+        network = order.network
         self._sources.stream.join(order.stream_epoch)
         training = Training(network, reads_from=order.stream_epoch)
         with self._leaving(training):
@@ -161,7 +161,7 @@ class Trainer:
 
     def _join(self, order: Join) -> None:
         """Train a network that is in training elsewhere; its group goes on until the network is built here."""
-        network = self._spec.by_name[order.network]
+        network = order.network
         training = Training(network, reads_from=0)
         training.group = self._world.group((self._world.rank,), order.group)
         with self._leaving(training), ExitStack() as held:
@@ -453,7 +453,7 @@ class Trainer:
 
     def _measure(self, order: Measure) -> None:
         """Measure samples/s of a network on a group, on samples made up: the stream has its own measure."""
-        network, profile = self._spec.by_name[order.network], self._spec.profile
+        network, profile = order.network, self._spec.profile
         began = time.perf_counter()
         rate, reason, passing = 0.0, "", False
         training = Training(network, reads_from=0)

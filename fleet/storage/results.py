@@ -7,7 +7,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from fleet.spec import NetworkSpec, Spec
 from fleet.storage.checkpoint import newest
 from fleet.storage.files import replacing, storing, write_json
 from fleet.storage.paths import RunPaths
-from fleet.storage.state import EpochRecord, State, convergence
+from fleet.storage.state import Outcome, Standing, State, convergence
 
 
 class Status(StrEnum):
@@ -57,12 +57,14 @@ class NetworkResult:
 
 @dataclass
 class Results:
-    """The standing of all networks of a run.
+    """The standing of all networks of a run, and its files.
 
     Args:
         samples: training samples of the data set.
         parameters: network -> how many parameters it has, where that is known.
         tried: a fingerprint of what is tried with a network; where another one failed, it may do better.
+        standings: network -> how far it is.
+        bad: sample that could not be read -> why.
     """
 
     spec: Spec
@@ -70,58 +72,24 @@ class Results:
     samples: int
     parameters: dict[str, int] = field(default_factory=dict)
     tried: Callable[[NetworkSpec], str] = lambda network: ""
-    histories: dict[str, tuple[EpochRecord, ...]] = field(default_factory=dict)
+    standings: dict[str, Standing] = field(default_factory=dict)
     bad: dict[str, str] = field(default_factory=dict)
-    _reasons: dict[str, str] = field(default_factory=dict)
-    _failed: dict[str, str] = field(default_factory=dict)
 
-    # ---- what the coordinator asks ----
+    def standing(self, name: str) -> Standing:
+        """How far a network is."""
+        return self.standings.get(name, Standing())
 
-    def finished(self) -> frozenset[str]:
-        """Networks that are done, for good or for bad."""
-        return frozenset(self._reasons) | frozenset(self._failed)
-
-    def failed(self) -> dict[str, str]:
-        """Networks that failed, and why."""
-        return dict(self._failed)
-
-    def epochs_done(self) -> dict[str, float]:
-        """Finished epochs of the networks that have begun."""
-        return {name: float(len(history)) for name, history in self.histories.items()}
-
-    def next_own_epoch(self, name: str) -> int:
-        """The stream epoch that a network trains on next, where every trainer prepares its own."""
-        return 1 + max((record.stream_epoch for record in self.histories.get(name, ())), default=-1)
-
-    # ---- what it is told ----
-
-    def add_epoch(self, name: str, record: EpochRecord) -> None:
-        """A network finished an epoch."""
-        self.histories[name] = (*self.histories.get(name, ()), record)
-        self.write()
-
-    def fall_back(self, name: str, history: Sequence[EpochRecord]) -> None:
-        """A network goes on from an earlier checkpoint than its newest, which is damaged; or starts over."""
-        self.histories[name] = tuple(history)
-        self.write()
-
-    def finish(self, name: str, reason: str) -> None:
-        """A network is done."""
-        self._reasons[name] = reason
-        with storing(self.paths.failure(name)):  # of an earlier launch
-            self.paths.failure(name).unlink(missing_ok=True)
-        self.write()
-
-    def reopen(self, name: str) -> None:
-        """A network is to be tried again, even if it was done."""
-        if self._reasons.pop(name, None) is not None:
-            self.write()
-
-    def fail(self, name: str, reason: str, may_pass: bool = False) -> None:
-        """A network failed, in this launch or for good."""
-        self._failed[name] = reason
-        write_json(self.paths.failure(name), {"reason": reason, "may_pass": may_pass,
-                                              "tried": self.tried(self.spec.by_name[name])})
+    def keep(self, name: str, standing: Standing) -> None:
+        """Write down how far a network is now."""
+        before, outcome = self.standing(name).outcome, standing.outcome
+        self.standings[name] = standing
+        if outcome is not None and outcome != before:
+            if outcome.is_failure:
+                write_json(self.paths.failure(name), {"reason": outcome.reason, "may_pass": outcome.may_pass,
+                                                      "tried": self.tried(self.spec.by_name[name])})
+            else:
+                with storing(self.paths.failure(name)):  # of an earlier launch
+                    self.paths.failure(name).unlink(missing_ok=True)
         self.write()
 
     def add_bad(self, name: str, reason: str) -> None:
@@ -136,16 +104,19 @@ class Results:
 
     def row(self, network: NetworkSpec) -> NetworkResult:
         """The standing of one network."""
-        name, history = network.name, self.histories.get(network.name, ())
+        name, standing = network.name, self.standing(network.name)
+        history, outcome = standing.history, standing.outcome
         best = convergence(history, network.train.converge).best_epoch
         record = history[best - 1] if best else None
-        status = (Status.FAILED if name in self._failed else Status.FINISHED if name in self._reasons
-                  else Status.TRAINING if history else Status.WAITING)
+        if outcome is not None:
+            status = Status.FAILED if outcome.is_failure else Status.FINISHED
+        else:
+            status = Status.TRAINING if history else Status.WAITING
         nan = math.nan
         loss, accuracy, val_loss, val_accuracy = (nan, nan, nan, nan) if record is None else (
             record.loss, record.accuracy, record.val_loss, record.val_accuracy)
         return NetworkResult(
-            name, status, self._failed.get(name, self._reasons.get(name, "")), self.parameters.get(name),
+            name, status, "" if outcome is None else outcome.reason, self.parameters.get(name),
             len(history), best, loss, accuracy, val_loss, val_accuracy,
             seconds=sum(record.seconds for record in history), drawn=network.parameters)
 
@@ -173,30 +144,28 @@ def recover(results: Results) -> dict[str, State]:
     """Take up what earlier launches of a run have left: the records of all checkpoints, without arrays."""
     states = {}
     for network in results.spec.networks:
-        if (state := take_up(results, network)) is not None:
-            states[network.name] = state
+        name = network.name
+        results.standings[name], state = look_up(results, network)
+        if state is not None:
+            states[name] = state
         if (failure := _failure(results, network)) is not None:
-            results._failed[network.name] = failure
+            results.standings[name] = replace(results.standings[name], outcome=Outcome(failure, is_failure=True))
     return states
 
 
-def take_up(results: Results, network: NetworkSpec) -> State | None:
-    """Hold a network to be as far as its newest checkpoint says: its record, without arrays; None without one."""
-    name = network.name
-    results.histories.pop(name, None)
-    results._reasons.pop(name, None)
+def look_up(results: Results, network: NetworkSpec) -> tuple[Standing, State | None]:
+    """How far a network is by its newest whole checkpoint: its record, without arrays; None without one."""
     # What is damaged inside its arrays is found out when they are read; the trainer says so.
-    state = newest(results.paths, name, with_arrays=False).state
-    if state is not None:
-        results.histories[name] = state.history
-        # Judged anew, for the spec may now ask for more epochs than it did. A network that had converged,
-        # and was not exported any more, is given to a group once again.
-        reason = convergence(state.history, network.train.converge).reason
-        is_out = not results.spec.engine.exports or results.paths.exported(name).exists()
-        is_kept = results.spec.checkpoint.keep == "last" or results.paths.best(name).exists()
-        if reason and not state.position and is_kept and is_out:
-            results._reasons[name] = reason
-    return state
+    state = newest(results.paths, network.name, with_arrays=False).state
+    if state is None:
+        return Standing(), None
+    # Judged anew, since the spec may now ask for more epochs than it did. A network that had converged,
+    # and was not exported any more, is given to a group once again.
+    reason = convergence(state.history, network.train.converge).reason
+    is_out = not results.spec.engine.exports or results.paths.exported(network.name).exists()
+    is_kept = results.spec.checkpoint.keep == "last" or results.paths.best(network.name).exists()
+    is_done = reason and not state.position and is_kept and is_out
+    return Standing(state.history, Outcome(reason) if is_done else None), state
 
 
 def _failure(results: Results, network: NetworkSpec) -> str | None:

@@ -82,6 +82,34 @@ class State:
 
 
 @dataclass(frozen=True)
+class Outcome:
+    """How it ended with a network.
+
+    Attributes:
+        reason: why it is done, or why it failed.
+        is_failure: whether it failed.
+        may_pass: whether what made it fail may pass, so that the next launch tries it again.
+    """
+
+    reason: str
+    is_failure: bool = False
+    may_pass: bool = False
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How far a network of a run is.
+
+    Attributes:
+        history: its finished epochs.
+        outcome: None while there is something left to train.
+    """
+
+    history: tuple[EpochRecord, ...] = ()
+    outcome: Outcome | None = None
+
+
+@dataclass(frozen=True)
 class Convergence:
     """What a network's history says of its convergence.
 

@@ -124,7 +124,7 @@ def test_a_rank_that_is_stopped_for_a_while_is_not_taken_for_dead(launch, tmp_pa
 
 @pytest.mark.parametrize("rank", ["0", "2"])
 def test_without_a_coordinator_or_ulfm_all_ranks_end_at_once_and_the_job_resumes(launch, tmp_path, rank):
-    where = (("runtime.coordinator:Coordinator._on_epoch_done", 4) if rank == "0"
+    where = (("ensemble.networks:Networks.end_epoch", 4) if rank == "0"
              else ("runtime.trainer:Trainer._step", 30))
     run, content = run_dying(launch, tmp_path, {rank: where}, survive=rank == "0")
     assert run.status not in (0, 2, 3, 75)

@@ -23,8 +23,9 @@ from hypothesis import strategies as st
 from fleet.comm.messages import Join, Start
 from fleet.comm.roles import assign
 from fleet.engines.softmax import NumpyEngine, SoftmaxRegression
+from fleet.ensemble import networks
 from fleet.errors import ExitStatus, StorageError, UserError
-from fleet.runtime import board, coordinator, trainer
+from fleet.runtime import board, trainer
 from fleet.runtime import session as fleet_session
 from fleet.runtime.prepare import prepare
 from fleet.runtime.session import Session
@@ -172,7 +173,7 @@ class Runner:
         results = Results(self.prepared.spec, self.prepared.paths, 1)
         recover(results)
         for name in self.prepared.spec.by_name:  # nobody reads the arrays of one that is done
-            state = newest(self.prepared.paths, name, with_arrays=name not in results.finished()).state
+            state = newest(self.prepared.paths, name, with_arrays=results.standing(name).outcome is None).state
             whole = {place_of(record) for record in state.history} if state else set()
             part = {(state.path or [state.stream_epoch])[0]: state.position} if state else {}
             for key in [key for key in self.notes if key[0] == name and key[1] not in whole]:
@@ -217,7 +218,7 @@ class _Session(Session):
         def hear_and_note(tag):
             message = hear(tag)
             if isinstance(message, Start | Join):
-                self._serving[0] = message.network
+                self._serving[0] = message.network.name
             return message
 
         world.hear = hear_and_note
@@ -357,7 +358,7 @@ def shaky(folder, failures, retries, epochs=1, engine="numpy", data=None, checkp
 
 @pytest.mark.parametrize("policy", ["global", "baseline"])  # with baseline nothing is measured before
 def test_a_network_is_tried_again_as_often_as_the_spec_says_and_again_in_the_next_launch(folders, monkeypatch, policy):
-    monkeypatch.setattr(coordinator, "_REST_S", 0.01)
+    monkeypatch.setattr(networks, "_REST_S", 0.01)
     runner = shaky(folders(), failures=4, retries=2, policy=policy)
     assert runner.launch() is ExitStatus.NETWORK_FAILED
     assert runner.results()["n0"].reason == "OSError: [Errno 116] Stale file handle"
@@ -386,7 +387,7 @@ def test_a_network_that_is_tried_again_goes_on_from_all_that_it_has_told(folders
 
     write = _Writer._write
     monkeypatch.setattr(_Writer, "_write", write_late)
-    monkeypatch.setattr(coordinator, "_REST_S", 0.01)
+    monkeypatch.setattr(networks, "_REST_S", 0.01)
     monkeypatch.setattr(SoftmaxRegression, "step", failing_once(SoftmaxRegression.step, at=4))
     runner = shaky(folders(), failures=0, retries=1, epochs=2, policy="baseline")
     assert runner.launch() is ExitStatus.OK
@@ -406,7 +407,7 @@ def test_measured_rates_are_kept_before_anything_is_trained(folders, monkeypatch
 
 @pytest.mark.parametrize("data", [{}, {"order": "ring", "shards": 2}], ids=["strict", "ring"])
 def test_a_replay_that_is_tried_again_takes_the_epochs_that_are_left(folders, monkeypatch, data):
-    monkeypatch.setattr(coordinator, "_REST_S", 0.01)
+    monkeypatch.setattr(networks, "_REST_S", 0.01)
     runner = shaky(folders(), failures=0, retries=1, epochs=3, data=data, policy="global")
     assert runner.launch() is ExitStatus.OK
     last, taken = runner.prepared.paths.last("n0"), runner.history("n0")
@@ -479,7 +480,7 @@ class _ExportingEngine(NumpyEngine):
 
 @pytest.mark.parametrize("failures", [1, 2])
 def test_an_export_that_fails_for_a_reason_that_may_pass_is_tried_again(folders, monkeypatch, failures):
-    monkeypatch.setattr(coordinator, "_REST_S", 0.01)
+    monkeypatch.setattr(networks, "_REST_S", 0.01)
     monkeypatch.setattr(fleet_session, "make_engine", lambda spec, sample, *_: _ExportingEngine(sample))
     export = _Exporting.export
     for _ in range(failures):

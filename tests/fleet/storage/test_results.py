@@ -12,10 +12,11 @@ from fleet.storage.checkpoint import write_state
 from fleet.storage.files import replacing
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Results, Status, leaderboard, read_results, recover
-from fleet.storage.state import State
+from fleet.storage.state import Outcome, Standing, State
 from tests.examples import examples
 from tests.fleet.histories import history, record, spec
 
+FAILURE = Outcome("out of memory", is_failure=True)
 MODELS = [{"family": "softmax", "name": name} for name in ("a", "b", "c")]
 
 
@@ -31,20 +32,15 @@ def names(results):
 
 def test_a_network_waits_trains_and_finishes_or_fails(results):
     assert {row.status for row in results.rows()} == {Status.WAITING}
-    results.add_epoch("a", record(1))
-    results.add_epoch("b", record(1))
-    results.finish("a", "3 epochs")
-    results.fail("b", "out of memory")
+    results.keep("a", Standing((record(1),), Outcome("3 epochs")))
+    results.keep("b", Standing((record(1),), FAILURE))
     rows = {row.name: row for row in results.rows()}
     assert [(rows[name].status, rows[name].reason) for name in "abc"] == [
         (Status.FINISHED, "3 epochs"), (Status.FAILED, "out of memory"), (Status.WAITING, "")]
-    assert (results.finished(), results.failed()) == ({"a", "b"}, {"b": "out of memory"})
-    assert results.epochs_done() == {"a": 1.0, "b": 1.0}
 
 
 def test_a_row_tells_of_the_best_epoch_and_of_all_seconds(results):
-    for one in history(0.5, 0.9, 0.8):
-        results.add_epoch("a", one)
+    results.keep("a", Standing(history(0.5, 0.9, 0.8)))
     row = results.rows()[0]
     assert (row.name, row.epochs, row.best_epoch, row.val_accuracy, row.seconds, row.parameters) == (
         "a", 3, 2, 0.9, 6.0, 51)
@@ -52,19 +48,19 @@ def test_a_row_tells_of_the_best_epoch_and_of_all_seconds(results):
 
 def test_the_best_network_is_first_failed_ones_last(results):
     for name, accuracy in [("a", 0.6), ("b", 0.9), ("c", 0.99)]:
-        results.add_epoch(name, record(1, val_accuracy=accuracy))
-    results.fail("c", "NaN")
+        results.keep(name, Standing((record(1, val_accuracy=accuracy),), FAILURE if name == "c" else None))
     assert names(results) == ["b", "a", "c"]
 
 
 def test_without_validation_data_the_training_itself_ranks(results):
     for name, accuracy, loss in [("a", 0.5, 2.0), ("b", 0.5, 1.0), ("c", 0.4, 0.5)]:
-        results.add_epoch(name, record(1, accuracy=accuracy, loss=loss, val_accuracy=math.nan, val_loss=math.nan))
+        results.keep(name, Standing((
+            record(1, accuracy=accuracy, loss=loss, val_accuracy=math.nan, val_loss=math.nan),)))
     assert names(results) == ["b", "a", "c"]
 
 
 def test_a_network_without_an_epoch_comes_after_those_with_one(results):
-    results.add_epoch("c", record(1, val_accuracy=0.01))
+    results.keep("c", Standing((record(1, val_accuracy=0.01),)))
     assert names(results) == ["c", "a", "b"]
 
 
@@ -76,8 +72,7 @@ def test_the_table_reads_back_as_it_was_written(tmp_path_factory, records, reaso
     content.by_name["a"].parameters.update(drawn)
     results = Results(content, RunPaths(tmp_path_factory.mktemp("run")), samples=60, parameters={"b": 7})
     for name, one in zip("abc", records, strict=True):
-        results.add_epoch(name, one)
-    results.fail("b", reason)
+        results.keep(name, Standing((one,), Outcome(reason, is_failure=True) if name == "b" else None))
     read = read_results(results.paths.root)
     assert [repr(row) for row in read] == [repr(row) for row in results.rows()]  # by text, for NaN is not NaN
 
@@ -120,13 +115,13 @@ def left(results, name, epochs, best=True, **state):
 def test_a_network_goes_on_where_its_checkpoint_is(results):
     left(results, "a", history(0.5, 0.6))
     states = recover(results)
-    assert (list(states), results.histories["a"], results.finished()) == (["a"], history(0.5, 0.6), frozenset())
+    assert (list(states), results.standing("a")) == (["a"], Standing(history(0.5, 0.6)))
 
 
 def test_a_network_that_had_converged_is_finished(results):
     left(results, "a", history(0.5, 0.6, 0.7))
     recover(results)
-    assert results.finished() == {"a"}
+    assert results.standing("a").outcome == Outcome("3 epochs")
     assert results.rows()[0].reason == "3 epochs"
 
 
@@ -135,41 +130,54 @@ def test_a_longer_training_is_judged_anew(tmp_path):
     left(short, "a", history(0.5), final="1 epochs")
     longer = Results(spec(*MODELS, train={"converge": {"max_epochs": 9}}), RunPaths(tmp_path), 60)
     recover(longer)
-    assert longer.finished() == frozenset()
+    assert longer.standing("a").outcome is None
 
 
 def test_a_network_in_the_middle_of_an_epoch_is_not_finished(results):
     left(results, "a", history(0.5, 0.6, 0.7), position=16, stream_epoch=3)
     assert recover(results)["a"].position == 16
-    assert results.finished() == frozenset()
+    assert results.standing("a").outcome is None
 
 
-def test_a_failed_network_stays_failed(results, tmp_path):
-    results.fail("b", "out of memory")
-    again = Results(results.spec, results.paths, 60)
+def taken_up(results, **changes):
+    """What the next launch makes of what this one has left."""
+    again = Results(results.spec, results.paths, 60, **changes)
     recover(again)
-    assert again.failed() == {"b": "out of memory"}
+    return again
+
+
+def failed(results):
+    return {row.name: row.reason for row in results.rows() if row.status is Status.FAILED}
+
+
+def test_a_failed_network_stays_failed(results):
+    results.keep("b", Standing((), FAILURE))
+    assert failed(taken_up(results)) == {"b": "out of memory"}
 
 
 def test_a_network_that_failed_for_a_reason_that_may_pass_is_tried_again(results):
-    results.fail("b", "Stale file handle", may_pass=True)
-    again = Results(results.spec, results.paths, 60)
-    recover(again)
-    assert again.failed() == {}
+    results.keep("b", Standing((), Outcome("Stale file handle", is_failure=True, may_pass=True)))
+    assert failed(results) == {"b": "Stale file handle"}
+    assert failed(taken_up(results)) == {}
 
 
 def test_a_failed_network_is_tried_again_when_something_else_is_tried_or_when_it_has_finished(results):
-    results.fail("b", "out of memory")
-    results.fail("c", "the loss became nan")
-    again = Results(results.spec, results.paths, 60, tried=lambda network: f"another {network.name}")
-    recover(again)
-    assert again.failed() == {}
-    again.fail("c", "the loss became inf")
-    again.finish("b", "3 epochs")
+    results.keep("b", Standing((), FAILURE))
+    results.keep("c", Standing((), FAILURE))
+    again = taken_up(results, tried=lambda network: f"another {network.name}")
+    assert failed(again) == {}
+    again.keep("c", Standing((), Outcome("the loss became inf", is_failure=True)))
+    again.keep("b", Standing((), Outcome("3 epochs")))
     assert not results.paths.failure("b").exists()
-    once_more = Results(results.spec, results.paths, 60, tried=again.tried)
-    recover(once_more)
-    assert once_more.failed() == {"c": "the loss became inf"}
+    assert failed(taken_up(results, tried=again.tried)) == {"c": "the loss became inf"}
+
+
+def test_what_a_network_failed_of_is_written_once_and_its_row_each_time(results):
+    results.keep("b", Standing((), FAILURE))
+    results.paths.failure("b").unlink()
+    results.keep("b", Standing(history(0.5), FAILURE))
+    assert not results.paths.failure("b").exists()
+    assert {row.name: row.epochs for row in read_results(results.paths.root)}["b"] == 1
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"reason": "x"}', '{"reason": "x", "may_pass": false}', "\x00"])
@@ -177,17 +185,11 @@ def test_a_network_is_tried_again_where_nobody_can_tell_why_it_failed(results, c
     with replacing(results.paths.failure("b")) as file:
         file.write(content)
     recover(results)
-    assert results.failed() == {}
-
-
-def test_where_trainers_prepare_their_own_samples_each_network_goes_through_the_stream_epochs_in_order(results):
-    assert results.next_own_epoch("a") == 0
-    results.add_epoch("a", record(1, stream_epoch=4))
-    assert results.next_own_epoch("a") == 5
+    assert failed(results) == {}
 
 
 def test_the_final_table_shortens_long_reasons_and_leaves_out_what_is_not_there(results):
-    results.fail("a", "x" * 80)
+    results.keep("a", Standing((), Outcome("x" * 80, is_failure=True)))
     headers, rows = leaderboard(results.rows())
     by_name = {row[0]: dict(zip(headers, row, strict=True)) for row in rows}
     assert by_name["a"]["why"] == "x" * 47 + "..."

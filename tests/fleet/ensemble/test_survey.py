@@ -1,11 +1,11 @@
 """Which rates are measured, on how many GPUs, in which order."""
 
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.runtime.survey import Survey, Task
+from fleet.ensemble.survey import Survey, Task
 from fleet.spec import NetworkSpec, Profile
+from fleet.storage.state import Outcome
 from tests.examples import examples
 from tests.fleet.histories import spec
 
@@ -88,7 +88,7 @@ def test_a_network_that_fails_is_left_out_and_asked_nothing_more():
     whole = survey([network("a"), network("b")], max_gpus=3)
     tasks = run(whole, lambda name, gpus: 0.0 if (name, gpus) == ("a", 2) else 1.0, idle=3)
     assert [task.gpus for task in tasks if task.network == "a"] == [1, 2]
-    assert whole.failed == {"a": "out of memory"}
+    assert whole.failed == {"a": Outcome("out of memory", is_failure=True)}
     assert [model.name for model in whole.table(60).models] == ["b"]
 
 

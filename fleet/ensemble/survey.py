@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fleet.spec import NetworkSpec, Profile
+from fleet.storage.state import Outcome
 from scheduler.base import Network, RateTable
 from scheduler.ensemble.rates import counts_to_measure, up_to_gap
 
@@ -44,7 +45,7 @@ class Survey:
     devices: int
     gpus_per_node: int
     known: dict[str, dict[int, float]]
-    failed: dict[str, str] = field(default_factory=dict)  # network -> reason
+    failed: dict[str, Outcome] = field(default_factory=dict)
     measured: int = 0
     _twins: dict[str, list[NetworkSpec]] = field(default_factory=dict)  # by key
     _queue: deque[Task] = field(default_factory=deque)
@@ -78,14 +79,14 @@ class Survey:
         self._open.add(task)
         return task
 
-    def add(self, task: Task, rate: float, reason: str) -> None:
-        """Take in what was measured; a rate of 0 comes with its reason."""
+    def add(self, task: Task, rate: float, reason: str, may_pass: bool = False) -> None:
+        """Take in what was measured; a rate of 0 comes with its reason, and whether that may pass."""
         self._open.discard(task)
         self.measured += 1
         if rate > 0:
             self.known.setdefault(self.keys[task.network], {})[task.gpus] = rate
         else:
-            self.failed[task.network] = reason
+            self.failed[task.network] = Outcome(reason, is_failure=True, may_pass=may_pass)
             # Its twins may be built otherwise (another seed), so one of them takes over what it was asked for.
             left = [waiting.gpus for waiting in self._queue if waiting.network == task.network]
             self._queue = deque(waiting for waiting in self._queue if waiting.network != task.network)

@@ -1,0 +1,128 @@
+"""What an ensemble is told beside messages, and what it wants to be done (pure values)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from fleet.comm.messages import Message, Tag
+from fleet.errors import ExitStatus, FleetError
+from fleet.storage.events import Event
+from fleet.storage.state import Standing
+from scheduler.base import RateTable
+
+# ---- heard -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RanksDied:
+    """Some ranks have died, and all that they had said before is heard."""
+
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class EndAsked:
+    """The launch is to end before its networks are done: a signal came, or its time is nearly over."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class CheckpointRead:
+    """The answer to :class:`ReadCheckpoint`.
+
+    Attributes:
+        standing: how far the network is by its newest whole checkpoint.
+        position: samples of the next epoch that it has consumed there.
+    """
+
+    network: str
+    standing: Standing
+    position: int
+
+
+Heard: TypeAlias = Message | RanksDied | EndAsked | CheckpointRead
+
+# ---- wanted ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tell:
+    """Send a message to a rank."""
+
+    rank: int
+    tag: Tag
+    message: Message
+
+
+@dataclass(frozen=True)
+class Note:
+    """Log an event, and show it to all who watch."""
+
+    event: Event
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Write down how far a network is now."""
+
+    network: str
+    standing: Standing
+
+
+@dataclass(frozen=True)
+class KeepRates:
+    """Write down the rates by which groups are formed: they have been measured."""
+
+    rates: RateTable
+
+
+@dataclass(frozen=True)
+class ReadCheckpoint:
+    """Find out how far a network is whose group has lost a rank; :class:`CheckpointRead` is the answer."""
+
+    network: str
+
+
+@dataclass(frozen=True)
+class Fail:
+    """End all ranks at once: no rank can go on."""
+
+    error: FleetError
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The launch is over; all ranks have been told."""
+
+    status: ExitStatus
+
+
+Effect: TypeAlias = Tell | Note | Keep | KeepRates | ReadCheckpoint | Fail | Finish
+
+
+class Outbox:
+    """Collects what is to be done, in order."""
+
+    def __init__(self) -> None:
+        self._effects: list[Effect] = []
+
+    def add(self, effect: Effect) -> None:
+        """Have something done."""
+        self._effects.append(effect)
+
+    def note(self, event: Event) -> None:
+        """Have an event logged and shown."""
+        self.add(Note(event))
+
+    def tell(self, ranks: Iterable[int], tag: Tag, message: Message) -> None:
+        """Have a message sent to some ranks."""
+        for rank in ranks:
+            self.add(Tell(rank, tag, message))
+
+    def take(self) -> list[Effect]:
+        """What has been collected since this was called last."""
+        effects, self._effects = self._effects, []
+        return effects

@@ -1,0 +1,508 @@
+"""The mind of the coordinator: it is told what happens, and says what is to be done (pure).
+
+:class:`Ensemble` asks a policy what should run now and makes it so, by the moves that a simulation makes as well
+(:mod:`scheduler.ensemble.moves`). It knows no MPI, no clock and no disk: :meth:`Ensemble.handle` is given the time and
+what was heard, and returns effects, which the coordinator carries out (:mod:`fleet.runtime.coordinator`). What is heard
+alone decides, so a run can be repeated from what it has heard, and tried a thousand times in a second.
+
+Each group is in one phase of its life (:mod:`fleet.ensemble.group`). What cannot be heard in that phase is an error,
+which tells what was heard before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fleet.comm.messages import (
+    Bad,
+    Built,
+    Converged,
+    EpochDone,
+    Exit,
+    Failed,
+    FellBack,
+    Joined,
+    Measured,
+    Pace,
+    Paused,
+    Ready,
+    Regrouped,
+    Stopped,
+    Tag,
+    Throughput,
+)
+from fleet.comm.roles import Roles
+from fleet.ensemble.effects import (
+    CheckpointRead,
+    Effect,
+    EndAsked,
+    Fail,
+    Finish,
+    Heard,
+    KeepRates,
+    Outbox,
+    RanksDied,
+)
+from fleet.ensemble.group import Group, Phase
+from fleet.ensemble.groups import Groups
+from fleet.ensemble.history import History, Impossible
+from fleet.ensemble.networks import Networks
+from fleet.ensemble.production import Production
+from fleet.ensemble.startup import StartupTimes
+from fleet.ensemble.survey import Survey
+from fleet.errors import ExitStatus, InfrastructureError, UserError
+from fleet.spec import Spec
+from fleet.storage.events import (
+    BadSample,
+    BestLost,
+    GroupChanged,
+    GroupStarted,
+    GroupStopped,
+    Interrupted,
+    Planned,
+    PlannedGroup,
+    Profiled,
+    RankLost,
+    RateMeasured,
+    RoundStarted,
+    TooLate,
+)
+from fleet.storage.state import Standing
+from fleet.stream.layout import Layout
+from fleet.units import counted
+from scheduler.base import Cluster, Progress, RateTable, Round
+from scheduler.ensemble.moves import Dismiss, Grow, Move, Recruit, Shrink, Start, Stop, moves
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What stays as it is while a launch lasts.
+
+    Attributes:
+        layout: of the stream; None where every trainer prepares its own samples, or finishes those that are kept.
+        samples: training samples of the data set.
+        outlives: whether ranks may die and the others go on.
+        ends_s: when the walltime will be a reason to stop, in seconds of the clock of :meth:`Ensemble.handle`.
+        first_epoch: of the stream, in this launch.
+        replayed: the stream epochs to train on, one after another, where one network is trained again.
+        bad: the samples that are known to be unreadable.
+    """
+
+    spec: Spec
+    roles: Roles
+    layout: Layout | None
+    samples: int
+    outlives: bool = False
+    ends_s: float | None = None
+    first_epoch: int = 0
+    replayed: tuple[int, ...] = ()
+    bad: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a policy answers, and how many seconds that took."""
+
+    round: Round
+    seconds: float = 0.0
+
+
+Ask = Callable[[RateTable, Progress, Cluster], Decision]
+
+
+class Ensemble:
+    """The networks of a run, the groups that train them, and what is to be done next.
+
+    Args:
+        standings: how far earlier launches of this run have brought the networks.
+        survey: the measurements to make.
+        rates: instead of measuring.
+        ask: the policy.
+
+    Attributes:
+        status: how the launch ends, once it does; then nothing more is heard.
+    """
+
+    def __init__(self, setup: Setup, standings: Mapping[str, Standing], survey: Survey, rates: RateTable | None,
+                 ask: Ask) -> None:
+        spec, roles, self._outbox = setup.spec, setup.roles, Outbox()
+        self._setup, self._survey, self._rates, self._ask = setup, survey, rates, ask
+        self._production = Production(setup.layout, roles.preprocessors, setup.first_epoch, setup.replayed)
+        self._networks = Networks(spec.networks, standings, spec.document.retries, self._outbox)
+        self._groups = Groups(roles, setup.outlives, self._production, self._outbox)
+        self._starts, self._history = StartupTimes(setup.ends_s), History()
+        self._bad = set(setup.bad)
+        self._measure_began_s: float | None = None
+        self._wanted = Round()
+        self._has_news = True  # whether the policy might answer otherwise than it did
+        self._deciding_s = 0.0  # that the policy has taken since it last wanted something else
+        self._round = 0
+        self._is_late = False  # whether that has been noted
+        self._ends = ""  # why the launch ends before its networks are done, once it does
+        self._now_s, self._wakes_s = 0.0, float("-inf")
+        self.status: ExitStatus | None = None
+
+    @property
+    def pace(self) -> str:
+        """How groups depend on each other's pace, as :func:`fleet.units.parse_stream` reads it."""
+        return self._production.pace
+
+    def handle(self, now_s: float, heard: Heard | None = None) -> list[Effect]:
+        """Hear of something, or only of the time, and decide.
+
+        Args:
+            now_s: seconds of a clock that does not go back.
+            heard: a message, or what else has happened.
+
+        Returns:
+            What is to be done, in this order.
+
+        Raises:
+            TransitionError: that cannot be.
+        """
+        if self.status is not None or (heard is None and now_s < self._wakes_s):
+            return []
+        self._now_s = now_s
+        # Of the many that tell of a group's pace, only the first has any effect here.
+        matters = not isinstance(heard, Pace) or self._starts.is_awaited(heard.network)
+        try:
+            if heard is not None:
+                self._hear(heard)
+            self._decide()
+        except Impossible as error:
+            self._history.add(now_s, heard, self._outbox.take())
+            raise self._history.error(str(error)) from error
+        effects = self._outbox.take()
+        if matters:
+            self._history.add(now_s, heard, effects)
+        return effects
+
+    # ---- hear ----
+
+    def _hear(self, heard: Heard) -> None:
+        if isinstance(heard, _OF_GROUPS):
+            group = self._groups.get(heard.network)
+            if group is None and self._groups.lost:
+                return  # the last word of a rank that has died
+            if group is None:
+                raise Impossible(f"{heard.network} has no group, and yet there is {heard}")
+            group.advance(heard)
+            if group.phase is Phase.STRUCK:
+                return
+        if (handler := _HANDLERS.get(type(heard))) is None:
+            raise Impossible(f"a coordinator is not told {heard}")
+        handler(self, heard)
+        self._has_news |= isinstance(heard, _NEWS)
+
+    # ---- of groups ----
+
+    def _on_joined(self, joined: Joined) -> None:
+        self._has_met(self._groups[joined.network])
+
+    def _on_regrouped(self, regrouped: Regrouped) -> None:
+        group = self._groups[regrouped.network]
+        self._outbox.note(GroupChanged(group.name, group.before, group.devices, regrouped.position,
+                                       regrouped.seconds))
+        self._has_met(group)
+
+    def _has_met(self, group: Group) -> None:
+        group.joins = None
+        self._produce()
+        if self._ends:
+            self._groups.pause(group, ends=True)
+
+    def _on_fell_back(self, fallen: FellBack) -> None:
+        self._networks.fall_back(fallen)
+
+    def _on_pace(self, pace: Pace) -> None:
+        self._starts.trained(pace.network, self._now_s)
+
+    def _on_epoch_done(self, done: EpochDone) -> None:
+        self._starts.trained(done.network, self._now_s)
+        self._networks.end_epoch(done)
+        group = self._groups[done.network]
+        group.next_epoch = group.reads_next = self._production.epoch_after(
+            group.next_epoch, self._networks.history(group.name))
+
+    def _on_converged(self, converged: Converged) -> None:
+        self._starts.trained(converged.network, self._now_s)
+        self._networks.finish(converged.network, converged.reason)
+
+    def _on_paused(self, paused: Paused) -> None:
+        group = self._groups[paused.network]
+        # An epoch that was begun in an earlier launch is not the one that was granted.
+        group.reads_next = group.next_epoch + (paused.stream_epoch == group.next_epoch)
+
+    def _on_stopped(self, stopped: Stopped) -> None:
+        self._groups.remove(stopped.network)
+        self._outbox.note(GroupStopped(stopped.network, stopped.checkpoint_s, stopped.export_s))
+        if stopped.damage:
+            self._outbox.note(BestLost(stopped.network, stopped.damage))
+
+    def _on_failed(self, failed: Failed) -> None:
+        self._groups.remove(failed.network)
+        if self._networks.may_retry(failed):
+            self._networks.rest(failed.network, self._now_s)
+        else:
+            self._networks.fail(failed.network, failed.reason, failed.detail, failed.may_pass)
+
+    # ---- of ranks ----
+
+    def _on_ready(self, ready: Ready) -> None:
+        self._groups.ready(ready)
+
+    def _on_built(self, built: Built) -> None:
+        self._groups.built(built)
+
+    def _on_throughput(self, said: Throughput) -> None:
+        self._production.hear(said)
+
+    def _on_measured(self, measured: Measured) -> None:
+        task = self._groups.measured(measured)
+        if task is None:
+            return
+        if self._networks.may_retry(measured):
+            self._survey.again(task)
+            return
+        self._survey.add(task, measured.rate, measured.reason, measured.may_pass)
+        self._outbox.note(RateMeasured(task.network, task.gpus, measured.rate, measured.seconds,
+                                       done=self._survey.measured, total=self._survey.total, reason=measured.reason))
+
+    def _on_bad(self, bad: Bad) -> None:
+        if bad.name in self._bad:  # other ranks, or other epochs, have met it too
+            return
+        self._bad.add(bad.name)
+        self._outbox.note(BadSample(bad.name, bad.reason, bad.training))
+        samples, most = self._setup.samples, self._setup.spec.data.max_bad
+        if len(self._bad) > most * samples:
+            self._outbox.add(Fail(UserError(
+                f"{len(self._bad)} of {samples} samples cannot be read, more than data.max_bad: {most:.2%}; the "
+                f"latest: {bad.name}: {bad.reason}")))
+
+    def _on_ranks_died(self, died: RanksDied) -> None:
+        for rank in sorted(set(died.ranks) - self._groups.lost):
+            self._groups.lost.add(rank)
+            if self._setup.replayed:
+                self._outbox.add(Fail(InfrastructureError(f"rank {rank} has died")))
+            device = self._setup.roles.device_of.get(rank)
+            self._outbox.note(RankLost(rank, device))
+            if device is not None:  # otherwise trainers prepare their samples themselves from now on
+                for task in self._groups.lose(rank, died):
+                    self._survey.again(task)
+                self._survey.lose(self._groups.cluster.gpus)
+        self._produce()  # which no struck group holds back
+        if not self._groups.cluster.devices:
+            self._end_early("all trainers have died")
+
+    # ---- of the launch ----
+
+    def _on_checkpoint_read(self, read: CheckpointRead) -> None:
+        self._networks.take_up(read)
+
+    def _on_end_asked(self, asked: EndAsked) -> None:
+        self._end_early(asked.reason)
+
+    # ---- decide ----
+
+    def _decide(self) -> None:
+        for group in self._groups.struck:
+            self._groups.remove(group.name)
+            self._networks.strike(group.name)
+        if not self._ends:
+            self._measure()
+            if self._rates is not None and self._production.is_known(self._groups.lost):
+                self._carry_out(self._rates)
+        if self._ends:
+            self._wind_up()
+        self._wakes_s = float("inf") if self._ends else self._networks.wakes_s
+
+    def _measure(self) -> None:
+        """Give idle devices something to measure, until all rates are known."""
+        if self._rates is not None:
+            return
+        if self._measure_began_s is None:
+            self._measure_began_s = self._now_s
+        while (task := self._survey.next(len(self._groups.free))) is not None:
+            self._groups.measure(self._networks.specs[task.network], task.gpus)
+        if self._survey.is_done:
+            self._rates = self._survey.table(self._setup.samples)
+            for network, outcome in self._survey.failed.items():
+                self._networks.fail(network, outcome.reason, may_pass=outcome.may_pass)
+            self._outbox.note(Profiled(self._survey.measured, self._now_s - self._measure_began_s,
+                                       {network.name: network.rates for network in self._rates.models}))
+            self._outbox.add(KeepRates(self._rates))
+
+    def _carry_out(self, rates: RateTable) -> None:
+        """Bring what runs nearer to what should run, or end."""
+        if not (self._networks.left or self._groups):
+            self._end()
+            return
+        self._has_news |= self._networks.wake(self._now_s)
+        if self._has_news:
+            self._ask_policy(rates)
+        held_back = self._groups.held_back
+        found = moves(self._groups.holdings(held_back), self._wanted, self._groups.free)
+        for move in found:
+            self._make(move)
+        for group in self._groups:
+            if group.stands_still and group.name not in held_back:
+                self._go_on(group)
+        if starts := [move for move in found if isinstance(move, Start)]:
+            self._start(starts, rates)
+        if not (self._groups or self._wanted.members or self._networks.away):
+            self._give_up()
+
+    def _ask_policy(self, rates: RateTable) -> None:
+        progress = Progress(
+            running=tuple(group.member for group in self._groups if group.phase is not Phase.STRUCK),
+            epochs_done=self._networks.epochs_done, finished=self._networks.over | self._networks.away,
+            wanted=self._wanted)
+        decision = self._ask(rates, progress, self._groups.cluster)
+        self._has_news = False
+        self._deciding_s += decision.seconds
+        if decision.round != self._wanted:
+            self._wanted = decision.round
+            self._outbox.note(Planned(tuple(PlannedGroup(member.name, member.gpus, member.devices)
+                                            for member in self._wanted.members), self._deciding_s))
+            self._deciding_s = 0.0
+
+    # ---- moves ----
+
+    def _make(self, move: Move) -> None:
+        """Make a move of a group that runs; one that is to change inside its epoch is asked to stand still first."""
+        if (group := self._groups.get(move.name)) is None:
+            return  # to start groups comes last
+        match move:
+            case Recruit():
+                self._groups.recruit(group, move.devices)
+            case Dismiss():
+                self._groups.dismiss(group, move.devices)
+            case Grow() | Shrink() if group.stands_still:
+                self._groups.regroup(group, move.devices)
+                self._grant(group.next_epoch)
+            case Grow() if group.phase is Phase.TRAINING:
+                self._groups.pause(group, ends=False)
+            case Stop() if not self._starts.is_too_late(self._now_s):  # else no other is started in its place
+                self._groups.stop(group, self._networks.is_over(group.name))
+
+    def _go_on(self, group: Group) -> None:
+        if self._networks.is_over(group.name):
+            self._groups.stop(group, is_final=True)
+        else:
+            self._groups.go_on(group)
+            self._grant(group.next_epoch)
+
+    def _start(self, starts: Sequence[Start], rates: RateTable) -> None:
+        """Start groups, unless it is too late for that, or a moment too early.
+
+        Groups that could start together should: each that comes later is given a later epoch of the stream, and the
+        window keeps it from training on that before the others are near.
+        """
+        if self._starts.is_too_late(self._now_s):
+            self._do_not_start(starts)
+            return
+        if self._production.is_in_step and self._groups.returning:
+            return
+        self._begin_production(rates)
+        if all(group.phase is Phase.STOPPING for group in self._groups):
+            self._round += 1
+            self._outbox.note(RoundStarted(self._round, tuple(start.name for start in starts)))
+        fresh = self._production.fresh
+        for start in starts:
+            epoch = self._production.next_epoch(self._networks.history(start.name))
+            self._groups.start(self._networks.specs[start.name], start.devices, epoch)
+            self._starts.started(start.name, self._now_s)
+            self._outbox.note(GroupStarted(start.name, start.devices, epoch, self._round))
+        self._grant(fresh)
+
+    def _do_not_start(self, starts: Sequence[Start]) -> None:
+        """Start nothing any more; end once nothing runs."""
+        if not self._is_late:
+            self._is_late = True
+            self._outbox.note(TooLate(tuple(start.name for start in starts), self._starts.left_s(self._now_s) or 0.0,
+                                      self._starts.longest_s or 0.0))
+        if not self._groups:
+            self._end_early("too little of the walltime is left for another group")
+
+    def _give_up(self) -> None:
+        """Nothing runs, and the policy starts nothing."""
+        left, cluster = ", ".join(self._networks.left), self._groups.cluster
+        if self._groups.lost:
+            few = f"{counted(cluster.gpus, 'trainer')} {'is' if cluster.gpus == 1 else 'are'}"
+            self._end_early(f"{len(self._groups.lost)} ranks have died, and {few} too few for {left}")
+        else:
+            self._outbox.add(Fail(InfrastructureError(
+                f"the policy {self._setup.spec.schedule.policy} leaves {left} waiting while nothing runs")))
+
+    # ---- the stream ----
+
+    def _begin_production(self, rates: RateTable) -> None:
+        if self._setup.roles.shared and not self._production.turns:
+            resources = self._setup.spec.resources
+            self._outbox.note(self._production.begin(rates, resources.time_scale, resources.preprocessors == "auto",
+                                                     self._setup.spec.schedule.policy))
+
+    def _grant(self, epoch: int) -> None:
+        """Let groups train on an epoch of the stream."""
+        self._production.grant(epoch)
+        self._produce()
+
+    def _produce(self) -> None:
+        """Tell preprocessors how far the stream is wanted, where that has changed."""
+        if (order := self._production.order(self._groups.joining)) is not None:
+            self._outbox.tell(self._setup.roles.preprocessors, Tag.PREPROCESSOR, order)
+
+    # ---- end ----
+
+    def _end_early(self, reason: str) -> None:
+        """Have all groups save and let go, wherever in an epoch they are."""
+        if self._ends:
+            return
+        self._ends = reason
+        self._outbox.note(Interrupted(reason, replay=bool(self._setup.replayed)))
+        for group in self._groups:
+            if group.phase in (Phase.TRAINING, Phase.PAUSING):
+                self._groups.pause(group, ends=True)
+
+    def _wind_up(self) -> None:
+        """End once every trainer has let go, and what is being measured has been."""
+        for group in self._groups:
+            if group.stands_still:
+                self._groups.stop(group, self._networks.is_over(group.name))
+        if self._groups.are_all_idle and not self._networks.has_fallen:
+            self._end()
+
+    def _end(self) -> None:
+        self.status = self._networks.status
+        self._outbox.tell(self._setup.roles.trainers, Tag.TRAINER, Exit())
+        self._outbox.tell(self._setup.roles.preprocessors, Tag.PREPROCESSOR, Exit())
+        self._outbox.add(Finish(self.status))
+
+
+# What a group's master says of the group.
+_OF_GROUPS = (Joined, FellBack, Pace, EpochDone, Paused, Converged, Regrouped, Stopped, Failed)
+
+# After these the policy is asked again.
+_NEWS = (EpochDone, Converged, Stopped, Failed, RanksDied, CheckpointRead)
+
+_HANDLERS: Mapping[type, Callable[[Ensemble, Any], None]] = {
+    Joined: Ensemble._on_joined,
+    Regrouped: Ensemble._on_regrouped,
+    FellBack: Ensemble._on_fell_back,
+    Pace: Ensemble._on_pace,
+    EpochDone: Ensemble._on_epoch_done,
+    Converged: Ensemble._on_converged,
+    Paused: Ensemble._on_paused,
+    Stopped: Ensemble._on_stopped,
+    Failed: Ensemble._on_failed,
+    Ready: Ensemble._on_ready,
+    Built: Ensemble._on_built,
+    Throughput: Ensemble._on_throughput,
+    Measured: Ensemble._on_measured,
+    Bad: Ensemble._on_bad,
+    RanksDied: Ensemble._on_ranks_died,
+    CheckpointRead: Ensemble._on_checkpoint_read,
+    EndAsked: Ensemble._on_end_asked,
+}

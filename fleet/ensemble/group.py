@@ -1,0 +1,152 @@
+"""A training group as the coordinator knows it: the phases of its life, and what can happen in each (pure).
+
+::
+
+    Start -> FORMING -> TRAINING <-> PAUSING -> PAUSED     inside an epoch
+                           |  ^         |          |
+                           v  |         v          v
+                         WAITING  <-----+      CHANGING -> TRAINING
+                           |
+                           v
+                        STOPPING -> GONE
+
+A group says where it is, and is told what to do next only where it stands still: paused inside an epoch, or waiting
+between two. So its orders never cross what it says, but for one: a pause that comes after an epoch's last step is void.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from fleet.comm.messages import (
+    Converged,
+    EpochDone,
+    Failed,
+    FellBack,
+    GoOn,
+    Joined,
+    Pace,
+    Pause,
+    Paused,
+    Regroup,
+    Regrouped,
+    Stop,
+    Stopped,
+)
+from fleet.ensemble.effects import RanksDied
+from fleet.ensemble.history import Impossible
+from fleet.spec import NetworkSpec
+from scheduler.base import Member
+from scheduler.ensemble.moves import Holding, Stance
+
+
+class Phase(Enum):
+    """Where a group is in its life; the value says it in words."""
+
+    FORMING = "its ranks were told to start, and meet"
+    TRAINING = "it trains, or builds the network"
+    PAUSING = "it was asked to stand still inside its epoch"
+    PAUSED = "it stands still inside an epoch"
+    WAITING = "it stands still between two epochs"
+    CHANGING = "its ranks were told to go on with others, and meet"
+    STOPPING = "it was told to save and to let go"
+    STRUCK = "one of its ranks has died, and the others let go"
+    GONE = "it is no more"
+
+
+# What a group says, is told or suffers -> the phase that follows.
+Steps = Mapping[type, Phase]
+
+_SAID = (Joined, FellBack, Pace, EpochDone, Paused, Converged, Regrouped, Stopped, Failed)
+
+_INSIDE: Steps = {EpochDone: Phase.WAITING, Converged: Phase.WAITING, Failed: Phase.GONE, Pause: Phase.PAUSING}
+
+_ALIVE: Mapping[Phase, Steps] = {
+    Phase.FORMING: {Joined: Phase.TRAINING},
+    Phase.TRAINING: {**_INSIDE, Pace: Phase.TRAINING, FellBack: Phase.TRAINING},
+    # A second pause says that the launch ends: the first is void where a network is being judged.
+    Phase.PAUSING: {**_INSIDE, Pace: Phase.PAUSING, FellBack: Phase.PAUSING, Paused: Phase.PAUSED},
+    Phase.PAUSED: {GoOn: Phase.TRAINING, Regroup: Phase.CHANGING, Stop: Phase.STOPPING},
+    Phase.WAITING: {GoOn: Phase.TRAINING, Regroup: Phase.CHANGING, Stop: Phase.STOPPING},
+    Phase.CHANGING: {Regrouped: Phase.TRAINING, Failed: Phase.GONE},
+    Phase.STOPPING: {Stopped: Phase.GONE, Failed: Phase.GONE},
+    # How far its network has come will be read from a checkpoint, whatever the group still says.
+    Phase.STRUCK: {step: Phase.STRUCK for step in _SAID},
+    Phase.GONE: {},
+}
+
+TRANSITIONS: Mapping[Phase, Steps] = {phase: {**steps, RanksDied: Phase.STRUCK} for phase, steps in _ALIVE.items()}
+
+_STANCES = {Phase.TRAINING: Stance.INSIDE, Phase.PAUSING: Stance.INSIDE, Phase.PAUSED: Stance.INSIDE,
+            Phase.WAITING: Stance.BETWEEN}
+
+
+@dataclass
+class Group:
+    """A training group, from its start until its ranks are free again.
+
+    Attributes:
+        network: that it trains.
+        devices: of its ranks, the master's first.
+        next_epoch: of the stream: what it is granted when it has none in hand.
+        reads_next: the epoch whose first sample it will read next, where it stands still.
+        reads_from: device -> the epoch from which on it reads the stream; before it, it prepares its own rows.
+        joins: the epoch from which on devices will read that have not told the stream so yet.
+        recruits: the devices that will join it -> whether they have built the network.
+        before: the devices that it had before it changed for those that it has.
+    """
+
+    network: NetworkSpec
+    devices: tuple[int, ...]
+    next_epoch: int
+    reads_from: dict[int, int]
+    joins: int | None
+    reads_next: int = 0
+    recruits: dict[int, bool] = field(default_factory=dict)
+    before: tuple[int, ...] = ()
+    phase: Phase = Phase.FORMING
+
+    @property
+    def name(self) -> str:
+        """The network's name."""
+        return self.network.name
+
+    @property
+    def member(self) -> Member:
+        """The group, as policies know it."""
+        return Member(self.name, self.devices)
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether it waits for orders."""
+        return self.phase in (Phase.PAUSED, Phase.WAITING)
+
+    def advance(self, step: Any) -> None:
+        """Go over to the phase that follows on what the group says, is told or suffers.
+
+        Raises:
+            Impossible: nothing follows.
+        """
+        after = TRANSITIONS[self.phase].get(type(step))
+        if after is None:
+            raise Impossible(f"{self.name} is {self.phase.name} ({self.phase.value}), and yet there is {step}")
+        self.phase = after
+
+    def holding(self, can_change: bool, grows_inside: bool, is_answered: bool) -> Holding:
+        """The devices, and what can be done about them now.
+
+        Args:
+            can_change: whether groups of this launch can change.
+            grows_inside: whether they can take devices in inside an epoch.
+            is_answered: whether it gets its orders now, where it stands still.
+        """
+        stance = _STANCES.get(self.phase, Stance.BUSY)
+        if self.stands_still and not is_answered:
+            stance = Stance.BUSY
+        # With a batch that follows the GPUs another size is another optimizer.
+        is_fixed = self.network.train.batch.when_scaled == "fixed"
+        return Holding(self.devices, stance, self.network.min_gpus, can_change and is_fixed, grows_inside,
+                       self.recruits)

@@ -1,0 +1,273 @@
+"""All training groups of a launch: their devices, and the orders that they are given (pure).
+
+Every device is in one place: idle, in a group, recruited by one, measuring, or on its way back from there, which ends
+when its trainer says that it waits for work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from fleet.comm.messages import Built, GoOn, Join, Measure, Measured, Pause, Ready, Regroup, Start, Stop, Tag
+from fleet.comm.roles import Roles
+from fleet.ensemble.effects import Outbox, RanksDied
+from fleet.ensemble.group import Group, Phase
+from fleet.ensemble.history import Impossible
+from fleet.ensemble.production import Production
+from fleet.ensemble.survey import Task
+from fleet.spec import NetworkSpec
+from scheduler.base import Cluster
+from scheduler.ensemble.moves import Holding
+
+
+class Groups:
+    """The groups, by the names of their networks.
+
+    Args:
+        outlives: whether ranks may die and the others go on.
+        production: of the stream that they read.
+        outbox: takes what is to be done.
+    """
+
+    def __init__(self, roles: Roles, outlives: bool, production: Production, outbox: Outbox) -> None:
+        self._roles, self._outlives, self._production, self._outbox = roles, outlives, production, outbox
+        self.cluster = Cluster(tuple(sorted(roles.rank_of)), roles.gpus_per_node)  # the devices that are alive
+        self.lost: set[int] = set()  # ranks that have died
+        self._idle: set[int] = set()
+        self._groups: dict[str, Group] = {}
+        self._measuring: dict[tuple[int, ...], Task] = {}
+        self._number = 0  # of the latest group of ranks
+
+    def __iter__(self) -> Iterator[Group]:
+        return iter(list(self._groups.values()))
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def __getitem__(self, name: str) -> Group:
+        return self._groups[name]
+
+    def get(self, name: str) -> Group | None:
+        """The group of a network, if there is one."""
+        return self._groups.get(name)
+
+    # ---- devices ----
+
+    @property
+    def free(self) -> frozenset[int]:
+        """The devices that can be given work; one of a group may be idle before the group is known to be no more."""
+        return frozenset(self._idle - self._taken())
+
+    @property
+    def returning(self) -> set[int]:
+        """The devices of no group whose trainers have not said yet that they wait for work."""
+        measuring = {device for devices in self._measuring for device in devices}
+        return set(self.cluster.devices) - self._idle - self._taken() - measuring
+
+    @property
+    def are_all_idle(self) -> bool:
+        """Whether every trainer waits for work."""
+        return not self._groups and self._idle == set(self.cluster.devices)
+
+    def _taken(self) -> set[int]:
+        return {device for group in self for device in (*group.devices, *group.recruits)}
+
+    def ready(self, ready: Ready) -> None:
+        """A trainer waits for work.
+
+        Raises:
+            Impossible: it is none, or has waited all the time.
+        """
+        if ready.rank in self.lost:
+            return  # its last word
+        device = self._roles.device_of.get(ready.rank)
+        if device is None or device in self._idle:
+            raise Impossible(f"rank {ready.rank} has nothing to do, and yet there is {ready}")
+        self._idle.add(device)
+
+    def built(self, built: Built) -> None:
+        """A recruit has built the network.
+
+        Raises:
+            Impossible: it is none.
+        """
+        group, device = self.get(built.network), self._roles.device_of[built.rank]
+        if group is not None and group.recruits.get(device) is False:
+            group.recruits[device] = True
+        elif device not in self.returning and built.rank not in self.lost:  # those do not know yet that they are none
+            raise Impossible(f"rank {built.rank} builds nothing, and yet there is {built}")
+
+    def lose(self, rank: int, died: RanksDied) -> list[Task]:
+        """A trainer has died; returns what it measured."""
+        device = self._roles.device_of[rank]
+        self._idle.discard(device)
+        self.cluster = self.cluster.without([device])
+        for group in self:
+            group.recruits.pop(device, None)
+            if device in group.devices:
+                group.advance(died)
+        return [self._measuring.pop(devices) for devices in list(self._measuring) if device in devices]
+
+    # ---- measuring ----
+
+    def measure(self, network: NetworkSpec, gpus: int) -> None:
+        """Have a network measured on some of the free devices, close together."""
+        devices = _close_together(sorted(self.free), gpus, self.cluster.gpus_per_node)
+        self._idle -= set(devices)
+        self._measuring[devices] = Task(network.name, gpus)
+        ranks = self._ranks(devices)
+        self._outbox.tell(ranks, Tag.TRAINER, Measure(network, ranks, self._next_number()))
+
+    def measured(self, measured: Measured) -> Task | None:
+        """A measurement is over; returns which, or None where it was given up: one of its ranks has died.
+
+        Raises:
+            Impossible: there was none.
+        """
+        task = Task(measured.network, measured.gpus)
+        for devices, other in self._measuring.items():
+            if other == task:
+                del self._measuring[devices]
+                return task
+        if self.lost:
+            return None
+        raise Impossible(f"nobody measures that, and yet there is {measured}")
+
+    # ---- orders ----
+
+    def start(self, network: NetworkSpec, devices: tuple[int, ...], epoch: int) -> None:
+        """Train a network on free devices.
+
+        Args:
+            epoch: the number of the first one that it may train on.
+        """
+        self._idle -= set(devices)
+        self._groups[network.name] = Group(network, devices, epoch, dict.fromkeys(devices, epoch), joins=epoch)
+        ranks = self._ranks(devices)
+        self._outbox.tell(ranks, Tag.TRAINER,
+                          Start(network, ranks, self._next_number(), self._production.stream_epoch(epoch)))
+
+    def recruit(self, group: Group, devices: Sequence[int]) -> None:
+        """Have free devices build the network, so that they can join its group."""
+        for device in devices:
+            self._idle.remove(device)
+            group.recruits[device] = False
+            self._outbox.tell(self._ranks([device]), Tag.TRAINER, Join(group.network, self._next_number()))
+
+    def dismiss(self, group: Group, devices: Sequence[int]) -> None:
+        """Let devices go that were to join a group."""
+        for device in devices:
+            del group.recruits[device]
+        self._outbox.tell(self._ranks(devices), Tag.TRAINER, Stop(final=False))
+
+    def pause(self, group: Group, ends: bool) -> None:
+        """Have a group stand still as soon as it can.
+
+        Args:
+            ends: whether the launch does.
+        """
+        self._order(group, Pause(ends))
+
+    def go_on(self, group: Group) -> None:
+        """Have a group that stands still train on."""
+        self._order(group, GoOn(self._production.stream_epoch(group.next_epoch)))
+
+    def regroup(self, group: Group, devices: tuple[int, ...]) -> None:
+        """Have a group that stands still go on with these devices, its own first."""
+        stay = tuple(device for device in devices if device in group.devices)
+        fresh = self._production.fresh if self._production.is_in_step else 0
+        order = Regroup(self._ranks(devices), len(stay), self._next_number(),
+                        self._production.stream_epoch(group.next_epoch), reads_from=fresh)
+        self._order(group, order)
+        reads_from = {device: group.reads_from[device] for device in stay}
+        for device in devices[len(stay):]:
+            reads_from[device] = self._first_read(device, group, stay, fresh)
+            self._outbox.tell(self._ranks([device]), Tag.TRAINER, order._replace(reads_from=reads_from[device]))
+            del group.recruits[device]
+        group.before, group.devices, group.reads_from = group.devices, devices, reads_from
+        group.joins = fresh if len(devices) > len(stay) else None
+
+    def _first_read(self, device: int, group: Group, stay: Sequence[int], fresh: int) -> int:
+        """The epoch from which on a newcomer reads the stream."""
+        if not self._production.is_in_step:
+            return 0
+        # What those that stay will read next is protected on their nodes.
+        node = self.cluster.node(device)
+        held = [group.reads_from[mate] for mate in stay if self.cluster.node(mate) == node]
+        return max(group.reads_next, min(held, default=fresh))
+
+    def stop(self, group: Group, is_final: bool) -> None:
+        """Have a group that stands still save and let go, and its recruits as well.
+
+        Args:
+            is_final: whether there is nothing left to train.
+        """
+        self.dismiss(group, tuple(group.recruits))
+        self._order(group, Stop(is_final))
+
+    def remove(self, name: str) -> None:
+        """A group is no more; its recruits are let go."""
+        group = self._groups.pop(name)
+        self.dismiss(group, tuple(group.recruits))
+
+    def _order(self, group: Group, order: Pause | GoOn | Regroup | Stop) -> None:
+        """Tell a group's master, and go over to the phase that follows."""
+        group.advance(order)
+        self._outbox.tell(self._ranks(group.devices[:1]), Tag.TRAINER, order)
+
+    # ---- what there is to know of them ----
+
+    @property
+    def joining(self) -> list[int]:
+        """The epochs from which on ranks will read the stream that have not told it so yet."""
+        return [group.joins for group in self if group.joins is not None and group.phase is not Phase.STRUCK]
+
+    @property
+    def struck(self) -> list[Group]:
+        """The groups that have lost a rank, and whose other ranks have all let go."""
+        return [group for group in self if group.phase is Phase.STRUCK
+                and self._idle.issuperset(self.cluster.only(group.devices))]
+
+    @property
+    def held_back(self) -> set[str]:
+        """The groups between two epochs that get no orders yet, because others have not come as far.
+
+        In lockstep all end an epoch nearly together. They are answered together: the first would otherwise go on into
+        another epoch when the last of them, a moment later, ends the round.
+        """
+        waiting = {group.name: group.next_epoch for group in self if group.phase is Phase.WAITING}
+        ahead = max(waiting.values(), default=0)
+        are_behind = self._production.is_lockstep and any(
+            group.next_epoch < ahead for group in self
+            if group.name not in waiting and group.phase not in (Phase.STOPPING, Phase.STRUCK))
+        return set(waiting) if are_behind else set()
+
+    def holdings(self, held_back: Collection[str]) -> dict[str, Holding]:
+        """What can be done about the devices of each group now.
+
+        Args:
+            held_back: the groups that get no orders yet.
+        """
+        # Where ranks may die, one could while it leaves, and those that are new would wait for the others.
+        return {group.name: group.holding(can_change=not self._outlives,
+                                          grows_inside=self._production.changes_inside,
+                                          is_answered=group.name not in held_back) for group in self}
+
+    # ---- small things ----
+
+    def _ranks(self, devices: Sequence[int]) -> tuple[int, ...]:
+        return tuple(self._roles.rank_of[device] for device in devices)
+
+    def _next_number(self) -> int:
+        self._number += 1
+        return self._number
+
+
+def _close_together(devices: Sequence[int], count: int, gpus_per_node: int) -> tuple[int, ...]:
+    """Some of the devices, on as few nodes as can be.
+
+    >>> _close_together([1, 4, 5, 6], 2, gpus_per_node=4)
+    (4, 5)
+    """
+    runs = [tuple(devices[start:start + count]) for start in range(len(devices) - count + 1)]
+    return min(runs, key=lambda run: len({device // gpus_per_node for device in run}))

@@ -1,0 +1,171 @@
+"""What becomes of the networks of a run: how far each is, and which cannot be given devices just now (pure)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from fleet.comm.messages import EpochDone, Failed, FellBack, Measured
+from fleet.ensemble.effects import CheckpointRead, Keep, Outbox, ReadCheckpoint
+from fleet.ensemble.history import Impossible
+from fleet.errors import ExitStatus
+from fleet.spec import NetworkSpec
+from fleet.storage.events import (
+    EpochEnded,
+    GroupStruck,
+    NetworkFailed,
+    NetworkFellBack,
+    NetworkFinished,
+    NetworkRetried,
+)
+from fleet.storage.state import EpochRecord, Outcome, Standing
+
+_REST_S = 5.0  # before a network is tried again; twice as long each time
+
+
+class Networks:
+    """The networks, by name.
+
+    A network that failed for a reason that may pass rests for a while; one whose group has lost a rank has fallen until
+    its checkpoint is read. Neither is given devices meanwhile.
+
+    Args:
+        standings: how far earlier launches have brought them.
+        retries: how often each is tried again in this launch.
+        outbox: takes what is to be done.
+    """
+
+    def __init__(self, networks: Iterable[NetworkSpec], standings: Mapping[str, Standing], retries: int,
+                 outbox: Outbox) -> None:
+        self.specs = {network.name: network for network in networks}
+        self._standings = {name: standings.get(name, Standing()) for name in self.specs}
+        self._retries, self._outbox = retries, outbox
+        self._failures: Counter[str] = Counter()  # of each network, for reasons that may pass
+        self._resting: dict[str, float] = {}  # network -> when it is tried again, in seconds
+        self._fallen: set[str] = set()
+
+    # ---- how far they are ----
+
+    def history(self, name: str) -> tuple[EpochRecord, ...]:
+        """The finished epochs of a network."""
+        return self._standings[name].history
+
+    def is_over(self, name: str) -> bool:
+        """Whether a network is done, or has failed."""
+        return self._standings[name].outcome is not None
+
+    @property
+    def over(self) -> frozenset[str]:
+        """The networks that are done, or have failed."""
+        return frozenset(filter(self.is_over, self.specs))
+
+    @property
+    def left(self) -> list[str]:
+        """The others, in order of their names."""
+        return sorted(self.specs.keys() - self.over)
+
+    @property
+    def away(self) -> frozenset[str]:
+        """The networks that are tried again later."""
+        return frozenset(self._resting) | self._fallen
+
+    @property
+    def has_fallen(self) -> bool:
+        """Whether a checkpoint is still being read."""
+        return bool(self._fallen)
+
+    @property
+    def epochs_done(self) -> dict[str, float]:
+        """The finished epochs of the networks that have begun."""
+        return {name: float(len(standing.history)) for name, standing in self._standings.items() if standing.history}
+
+    @property
+    def status(self) -> ExitStatus:
+        """How a launch ends that ends now."""
+        outcomes = [standing.outcome for standing in self._standings.values()]
+        if None in outcomes:
+            return ExitStatus.RESUMABLE
+        has_failed = any(outcome is not None and outcome.is_failure for outcome in outcomes)
+        return ExitStatus.NETWORK_FAILED if has_failed else ExitStatus.OK
+
+    # ---- what happens to them ----
+
+    def end_epoch(self, done: EpochDone) -> None:
+        """A network has finished an epoch, and perhaps its training."""
+        standing = self._standings[done.network]
+        self._keep(done.network, replace(standing, history=(*standing.history, done.record)))
+        self._outbox.note(EpochEnded(done.network, done.record, done.blocked_s))
+        if done.final:
+            self.finish(done.network, done.final)
+
+    def finish(self, name: str, reason: str) -> None:
+        """A network is done."""
+        history = self.history(name)
+        self._keep(name, Standing(history, Outcome(reason)))
+        self._outbox.note(NetworkFinished(name, reason, epochs=len(history)))
+
+    def fail(self, name: str, reason: str, detail: str = "", may_pass: bool = False) -> None:
+        """A network has failed, and is not tried again in this launch."""
+        self._keep(name, Standing(self.history(name), Outcome(reason, is_failure=True, may_pass=may_pass)))
+        self._outbox.note(NetworkFailed(name, reason, detail))
+
+    def may_retry(self, failed: Failed | Measured) -> bool:
+        """Whether a network may be tried again after it has failed; then that is counted."""
+        name = failed.network
+        if not failed.may_pass or self._failures[name] >= self._retries:
+            return False
+        self._failures[name] += 1
+        self._outbox.note(NetworkRetried(name, failed.reason, self._failures[name], self._retries))
+        return True
+
+    def fall_back(self, fallen: FellBack) -> None:
+        """A network's newest checkpoint is damaged: it goes on from the one before, or starts over."""
+        self._keep(fallen.network, Standing(fallen.history))
+        self._outbox.note(NetworkFellBack(fallen.network, fallen.damage, len(fallen.history), fallen.position))
+
+    def _keep(self, name: str, standing: Standing) -> None:
+        self._standings[name] = standing
+        self._outbox.add(Keep(name, standing))
+
+    # ---- those that are away ----
+
+    def rest(self, name: str, now_s: float) -> None:
+        """Try a network again in a while."""
+        if self.is_over(name):  # it was done, and has failed in its export
+            self._keep(name, Standing(self.history(name)))
+        self._resting[name] = now_s + _REST_S * 2 ** (self._failures[name] - 1)
+
+    @property
+    def wakes_s(self) -> float:
+        """When the next network has rested; infinity where none rests."""
+        return min(self._resting.values(), default=float("inf"))
+
+    def wake(self, now_s: float) -> bool:
+        """Let go on what has rested; returns whether anything has."""
+        rested = [name for name, until in self._resting.items() if now_s >= until]
+        for name in rested:
+            del self._resting[name]
+        return bool(rested)
+
+    def strike(self, name: str) -> None:
+        """The group of a network has lost a rank, and has let go: only its checkpoint says how far it is."""
+        self._fallen.add(name)
+        self._outbox.add(ReadCheckpoint(name))
+
+    def take_up(self, read: CheckpointRead) -> None:
+        """A network goes back to its last checkpoint.
+
+        Raises:
+            Impossible: nobody asked for it.
+        """
+        name, history = read.network, read.standing.history
+        if name not in self._fallen:
+            raise Impossible(f"nobody has asked how far {name} is, and yet there is {read}")
+        self._fallen.remove(name)
+        had = {(record.epoch, record.stream_epoch) for record in self.history(name)}
+        self._keep(name, read.standing)
+        for record in history:
+            if (record.epoch, record.stream_epoch) not in had:  # saved, and then the master died
+                self._outbox.note(EpochEnded(name, record))
+        self._outbox.note(GroupStruck(name, epochs=len(history), position=read.position))

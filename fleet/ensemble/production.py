@@ -1,0 +1,158 @@
+"""How far the stream is granted to groups, and what preprocessors are told of that (pure).
+
+Networks that share a strict stream train in step: all consume the epochs of one stream, and a group starts at one that
+nobody has been granted yet. Everywhere else (in a ring, from kept samples, from samples that each trainer prepares
+itself) each network counts its own epochs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+
+from fleet.comm.messages import NO_LIMIT, Produce, Throughput
+from fleet.ensemble.history import Impossible
+from fleet.storage.events import StreamStarted
+from fleet.storage.state import EpochRecord
+from fleet.stream.layout import Layout
+from scheduler.base import RateTable
+from scheduler.ensemble.rates import preprocessors_needed
+
+
+class Production:
+    """The stream's epochs, and who produces them.
+
+    Args:
+        layout: of the stream; None where every trainer prepares its own samples, or finishes those that are kept.
+        preprocessors: their ranks, in the order in which they take turns; none where trainers prepare their own.
+        first: the first epoch of the stream in this launch.
+        replayed: the stream epochs to train on, one after another, where one network is trained again.
+    """
+
+    def __init__(self, layout: Layout | None, preprocessors: Sequence[int], first: int = 0,
+                 replayed: Sequence[int] = ()) -> None:
+        self._layout, self._preprocessors = layout, tuple(preprocessors)
+        self._first, self._replayed = first, tuple(replayed)
+        self._granted = first - 1  # the latest epoch that any group may train on
+        self._throughput: dict[int, float] = {}  # rank of a preprocessor -> samples/s
+        self._order: Produce | None = None  # what preprocessors were told last
+        self.turns: tuple[int, ...] = ()  # the ranks that produce, once it has begun
+
+    # ---- the kind of stream ----
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether networks consume the epochs of one stream; otherwise each counts its own."""
+        return self._layout is not None and not self._layout.is_ring
+
+    @property
+    def is_lockstep(self) -> bool:
+        """Whether networks are also held together within an epoch: the window does not hold a whole one."""
+        return self._layout is not None and self.is_in_step and self._layout.slots < self._layout.chunks
+
+    @property
+    def changes_inside(self) -> bool:
+        """Whether a group can take ranks in within an epoch: in a ring, its path is only known to those who began."""
+        return self._layout is None or not self._layout.is_ring
+
+    @property
+    def pace(self) -> str:
+        """How groups depend on each other's pace, as :func:`fleet.units.parse_stream` reads it."""
+        if self._layout is None or self._layout.slots >= self._layout.chunks:
+            return "free"
+        return f"ring:{self._layout.slots / self._layout.chunks:.2%}" if self._layout.is_ring else "lockstep"
+
+    # ---- epochs ----
+
+    @property
+    def fresh(self) -> int:
+        """The first epoch that nobody has been granted, so that it has been left behind on no node."""
+        return self._granted + 1
+
+    def next_epoch(self, history: Sequence[EpochRecord]) -> int:
+        """The number of the epoch that a network starts with."""
+        if self.is_in_step:
+            return self.fresh
+        if self._replayed:
+            return len(history)
+        return 1 + max((record.stream_epoch for record in history), default=-1)
+
+    def epoch_after(self, granted: int, history: Sequence[EpochRecord]) -> int:
+        """What a network may train on after the last epoch of its history.
+
+        Args:
+            granted: the epoch that it had been granted; it may have finished an older one, of an earlier launch.
+        """
+        if self.is_in_step:
+            return granted + (history[-1].stream_epoch == granted)
+        return self.next_epoch(history)
+
+    def stream_epoch(self, number: int) -> int:
+        """The stream epoch behind a number: itself, or the one that a replay repeats."""
+        return self._replayed[number] if number < len(self._replayed) else number
+
+    def grant(self, epoch: int) -> None:
+        """A group may train on an epoch from now on."""
+        self._granted = max(self._granted, epoch)
+
+    # ---- producing ----
+
+    def hear(self, said: Throughput) -> None:
+        """A preprocessor says how fast it prepares samples.
+
+        Raises:
+            Impossible: it is none, or has said so before.
+        """
+        if said.rank not in self._preprocessors or said.rank in self._throughput:
+            raise Impossible(f"{said.rank} is no preprocessor of which nothing is known, and yet there is {said}")
+        self._throughput[said.rank] = said.samples_per_s
+
+    def is_known(self, lost: set[int]) -> bool:
+        """Whether all preprocessors that are alive have said how fast they are.
+
+        Args:
+            lost: the ranks that have died.
+        """
+        return set(self._preprocessors) <= lost | self._throughput.keys()
+
+    def begin(self, rates: RateTable, time_scale: float, chooses: bool, policy: str) -> StreamStarted:
+        """Choose the preprocessors that are needed: the least whose throughput meets what trainers can take.
+
+        Samples are shared, so the demand is that of the fastest network alone, not the sum of all. Samples that are
+        kept are prepared once, as fast as can be.
+
+        Args:
+            time_scale: seconds that a second of training takes.
+            chooses: whether some may be left out.
+            policy: its name, for the log.
+        """
+        demand = max(rate for network in rates.models for rate in network.rates) / time_scale
+        reached = list(accumulate(self._throughput.get(rank, 0.0) for rank in self._preprocessors))
+        needed = len(self._preprocessors)
+        if chooses and self._layout is not None:
+            needed = preprocessors_needed(reached, demand)
+        self.turns, supply = self._preprocessors[:needed], reached[needed - 1]
+        return StreamStarted(needed, len(self._preprocessors), policy, pace="shared" if self.is_in_step else "own",
+                             kept=self._layout is None, supply_samples_per_s=supply, demand_samples_per_s=demand,
+                             bottleneck="input" if supply < demand else "training")
+
+    def order(self, joining: Iterable[int]) -> Produce | None:
+        """What preprocessors should be told now; None where they have been, or none has begun.
+
+        One epoch more than was granted is allowed, so that nobody waits at an epoch's start; the layout's lookahead
+        keeps it to what is needed soon.
+
+        Args:
+            joining: the epochs from which on ranks will read that have not told the stream so yet.
+        """
+        if not self.turns:
+            return None
+        chunks = self._layout.chunks if self._layout is not None else 0
+        limit = hold = NO_LIMIT
+        if self.is_in_step:
+            limit, hold = (self._granted + 2) * chunks, min([*joining, self._granted + 1]) * chunks
+        order = Produce(limit, hold, first=self._first * chunks, turns=self.turns)
+        if order == self._order:
+            return None
+        self._order = order
+        return order
