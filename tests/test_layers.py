@@ -228,6 +228,21 @@ def test_every_folder_says_what_it_is_and_what_it_may_import():
             if not re.search(r"\bimports?\b", ast.get_docstring(ast.parse(text)) or "")] == []
 
 
+# What decides in a launch hears of the time, of ranks and of files, and looks at none of them.
+PURE = {"fleet.ensemble", "fleet.comm.messages", "fleet.comm.roles", "fleet.errors", "fleet.spec",
+        "fleet.storage.events", "fleet.storage.state", "fleet.stream.layout", "fleet.units", "scheduler"}
+PURE_ELSEWHERE = {"__future__", "collections", "dataclasses", "enum", "itertools", "typing"}
+
+
+def test_what_decides_in_a_launch_imports_nothing_that_looks_or_acts():
+    def is_pure(name):
+        return any(name == pure or name.startswith(f"{pure}.") for pure in PURE | PURE_ELSEWHERE)
+
+    assert [f"{path_of(module).relative_to(ROOT)}:{line}: {name}" for module, found in NAMED.items()
+            if room(module) == "fleet.ensemble" for line, name in found
+            if not is_pure(name) and not _is_text(path_of(module), line, name)] == []
+
+
 # ---- what comes from outside -------------------------------------------------------------------
 
 

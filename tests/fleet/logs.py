@@ -18,7 +18,7 @@ from fleet.storage.events import (
 from fleet.storage.lines import to_json
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Results
-from fleet.storage.state import EpochRecord
+from fleet.storage.state import EpochRecord, Outcome, Standing
 
 START = Started(
     networks=2, trainers=2, preprocessors=1, nodes=1, gpus_per_node=2, policy="baseline", finished=(),
@@ -63,7 +63,7 @@ def made_up_run(folder):
     paths = RunPaths(folder / "run")
     spec = parse({"models": [{"family": "softmax", "name": "a"}, {"family": "softmax", "name": "b"}]})
     results = Results(spec, paths, 100)
-    results.finish("a", "2 epochs")
+    results.keep("a", Standing((), Outcome("2 epochs")))
     paths.results.write_text(paths.results.read_text().replace("b,", "b<1>,"))
     paths.events.write_text(as_text(LOG))
     return paths

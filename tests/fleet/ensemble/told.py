@@ -1,0 +1,103 @@
+"""An ensemble, and what it wants to be done: for tests that say word for word what it hears."""
+
+from collections import defaultdict
+
+from fleet.comm.messages import EpochDone, Joined, Ready, Tag
+from fleet.comm.roles import assign
+from fleet.ensemble import effects as do
+from fleet.ensemble.ensemble import Decision, Ensemble, Setup
+from fleet.ensemble.survey import Survey
+from fleet.storage.state import Standing
+from fleet.stream.layout import Layout
+from preprocess.sample import ImageSpec
+from scheduler.base import Member, Network, RateTable, Round
+from tests.fleet.histories import record, spec
+
+
+def layout(slots, is_ring=False):
+    """A stream of epochs of six chunks, of which a window holds some."""
+    return Layout(ImageSpec((4, 4, 1), "uint8"), samples=60, chunk=10, slots=slots, lookahead=1, readers=4,
+                  is_ring=is_ring)
+
+
+class Told:
+    """An ensemble of networks a, b, ... on trainers that are devices 0, 1, ... and ranks 1, 2, ...
+
+    Args:
+        wanted: what the policy wants: network -> devices, or a function of the progress that says so. Networks that
+            have finished, or rest, are left out.
+        gpus: network -> its least and most GPUs.
+        trainers: how many, all on one node.
+        stream: the layout; then rank 0 is a preprocessor.
+        measures: whether rates are not known.
+        parts: of the spec.
+        setup: what else is not as it mostly is.
+    """
+
+    def __init__(self, wanted, networks="ab", trainers=4, stream=None, measures=False, standings=None, gpus=None,
+                 parts=None, **setup):
+        self.wanted = wanted
+        models = [{"family": "softmax", "name": name, "gpus": (gpus or {}).get(name, [1, 4])} for name in networks]
+        content = spec(*models, **(parts or {}))
+        roles = assign((0,) * (trainers + 1), 1 if stream else None, None, own_preprocessing=stream is None)
+        self.setup = Setup(content, roles, stream, samples=60, **setup)
+        table = RateTable(60, trainers, tuple(Network(name, (10.0, 19.0)) for name in networks))
+        self.rates = None if measures else table
+        self.asked = []  # the progress that the policy was told of
+        self.now = 0.0
+        self.effects, self.mail, self.events, self.standings = [], defaultdict(list), [], dict(standings or {})
+        self.begun = dict(self.standings)
+        self.ensemble = self.make()
+        self.hear(None)
+
+    def make(self):
+        networks = self.setup.spec.networks
+        survey = Survey(networks, {network.name: network.name for network in networks}, self.setup.spec.profile,
+                        len(self.setup.roles.trainers), self.setup.roles.gpus_per_node, {})
+        return Ensemble(self.setup, self.begun, survey,
+                        self.rates, self.ask)
+
+    def ask(self, rates, progress, cluster):
+        self.asked.append(progress)
+        wanted = self.wanted(progress) if callable(self.wanted) else self.wanted
+        return Decision(Round(tuple(Member(name, tuple(devices)) for name, devices in wanted.items()
+                                    if name not in progress.finished)))
+
+    def hear(self, *words, after=0.0):
+        """Hear some words, the first after some seconds; returns what is to be done about all of them."""
+        self.now += after
+        self.effects = [effect for word in words for effect in self.ensemble.handle(self.now, word)]
+        for effect in self.effects:
+            if isinstance(effect, do.Tell):
+                self.mail[effect.rank if effect.tag is Tag.TRAINER else "preprocessor"].append(effect.message)
+            elif isinstance(effect, do.Note):
+                self.events.append(effect.event)
+            elif isinstance(effect, do.Keep):
+                self.standings[effect.network] = effect.standing
+        return self.effects
+
+    def ready(self, *ranks):
+        """Some trainers say that they wait for work; all, where none is named."""
+        return self.hear(*(Ready(rank) for rank in ranks or self.setup.roles.trainers))
+
+    def begin(self, *ranks):
+        """Trainers are ready, and the groups that start then meet; what was told so far is read."""
+        self.ready(*ranks)
+        self.hear(*(Joined(event.network) for event in self.of("GroupStarted")))
+        self.read()
+        return self
+
+    def read(self):
+        """What each rank was told since this was called last."""
+        mail, self.mail = dict(self.mail), defaultdict(list)
+        return mail
+
+    def of(self, kind):
+        """The events of a kind."""
+        return [event for event in self.events if type(event).__name__ == kind]
+
+    def end_epoch(self, network, stream_epoch=None, final=""):
+        """A network ends an epoch."""
+        number = len(self.standings.get(network, Standing()).history) + 1
+        done = record(number, stream_epoch=number - 1 if stream_epoch is None else stream_epoch)
+        return self.hear(EpochDone(network, done, 0.25, final))
