@@ -345,7 +345,7 @@ def test_a_network_whose_export_fails_is_tried_again_as_one_that_is_not_done():
 
 
 def test_a_sample_that_cannot_be_read_is_noted_once_and_too_many_end_the_run():
-    told = Told({"a": [0]}, parts={"data": {"source": "digits", "max_bad": "5%"}}, bad=frozenset({"known"}))
+    told = Told({"a": [0]}, parts={"data": {"source": "builtin:digits", "max_bad": "5%"}}, bad=frozenset({"known"}))
     told.hear(Bad("x", "torn", True), Bad("x", "torn", True), Bad("known", "torn", True), Bad("y", "torn", False))
     assert [event.name for event in told.of("BadSample")] == ["x", "y"]
     told.hear(Bad("z", "empty", True))

@@ -15,6 +15,7 @@ from fleet.stream.layout import Layout
 from preprocess.sample import ImageSpec
 from scheduler.base import Member, Network, Options, RateTable, Round
 from scheduler.ensemble.policies import POLICIES
+from tests.examples import examples
 from tests.fleet.ensemble.trainers import Fate, Ranks
 from tests.fleet.histories import record, spec
 
@@ -103,7 +104,7 @@ everything = pytest.mark.parametrize("policy", DECIDE)
 
 
 @everything
-@settings(max_examples=60)
+@settings(max_examples=examples(40))
 @given(st.data())
 def test_every_network_comes_to_its_end_and_all_ranks_are_told(policy, data):
     ranks = data.draw(launches(policy, histories=st.booleans()))
@@ -114,7 +115,7 @@ def test_every_network_comes_to_its_end_and_all_ranks_are_told(policy, data):
 
 
 @everything
-@settings(max_examples=60)
+@settings(max_examples=examples(40))
 @given(st.data())
 def test_a_launch_that_is_asked_to_end_does(policy, data):
     ranks = data.draw(launches(policy, asked_at=st.integers(1, 150)))
@@ -124,7 +125,7 @@ def test_a_launch_that_is_asked_to_end_does(policy, data):
 
 
 @everything
-@settings(max_examples=60)
+@settings(max_examples=examples(40))
 @given(st.data())
 def test_a_launch_whose_time_is_nearly_over_starts_nothing_and_ends(policy, data):
     ranks = data.draw(launches(policy, ends_s=st.floats(0, 60)))
@@ -134,7 +135,7 @@ def test_a_launch_whose_time_is_nearly_over_starts_nothing_and_ends(policy, data
 
 
 @everything
-@settings(max_examples=60)
+@settings(max_examples=examples(40))
 @given(st.data())
 def test_ranks_may_die_at_any_time(policy, data):
     ranks = data.draw(launches(policy, deaths=st.integers(1, 3), asked_at=st.none() | st.integers(1, 150)))
