@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
     if name is None:
         return _no_command(words)
     if rest.count("--") > 1 and rest[-1] == "--":  # argparse would make an empty list of it, whatever is wanted there
-        return _complain(f"fleet {name}: -- at the end, with nothing behind it", ExitStatus.BAD_INPUT)
+        return _complain(f"fleet {name}: nothing follows the -- at the end", ExitStatus.BAD_INPUT)
     module = import_module(COMMANDS[name][0])
     parser = Parser(prog=f"fleet {name}", description=module.__doc__, allow_abbrev=False,
                     formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -89,8 +89,8 @@ def _no_command(words: list[str]) -> int:
         return ExitStatus.OK
     word = words[0]
     family = [name for name in COMMANDS if name.split()[0] == word]
-    what = (f"fleet {word} wants one of: " + ", ".join(n.split()[1] for n in family) if family
-            else f"no command {word!r}; there are: " + ", ".join(COMMANDS))
+    what = (f"fleet {word} needs one of: " + ", ".join(n.split()[1] for n in family) if family
+            else f"unknown command {word!r}; there are: " + ", ".join(COMMANDS))
     return _complain(f"fleet: {what}", ExitStatus.BAD_INPUT)
 
 

@@ -113,7 +113,7 @@ def run(spec: str | Path, ranks: int, *arguments: str, launcher: Sequence[str] |
     if status == ExitStatus.BAD_INPUT:
         raise UserError(f"{spec} cannot be run")
     if status not in (ExitStatus.OK, ExitStatus.NETWORK_FAILED, ExitStatus.RESUMABLE):
-        how = f"ended with status {ended}" if ended else "broke off, as when a node dies; run it again to go on"
+        how = f"ended with status {ended}" if ended else "broke off, as when a node dies; run it again to resume it"
         raise InfrastructureError(f"the run of {spec} {how}")
     return ExitStatus(status)
 

@@ -51,7 +51,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Request:
     parser = Parser(
         prog="python -m fleet.run", allow_abbrev=False,
         description="Train the ensemble of a spec: mpirun -n N python -m fleet.run SPEC. "
-                    "The same command goes on with a run that was interrupted.")
+                    "The same command resumes a run that was interrupted.")
     parser.add_argument("spec", help="the YAML file")
     parser.add_argument("--fresh", action="store_true",
                         help="delete what an earlier run of this spec left, and start over")

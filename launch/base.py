@@ -27,4 +27,4 @@ def check_fields(text: str, known: Set[str], place: str) -> None:
         fields = [(text, "", None)]
     if any(name not in known or spec or conversion for name, spec, conversion in fields):
         wanted = ", ".join(f"{{{name}}}" for name in sorted(known))
-        raise InputError(f"{place}: {text!r} has braces around something else than {wanted}")
+        raise InputError(f"{place}: {text!r} may have braces only around {wanted}")

@@ -62,8 +62,8 @@ def render(job: Job, system: System, site: Site) -> str:
         if word is not None and not _WORD.fullmatch(word):
             raise InputError(f"{what} is {word!r}; it should be one word")
     if system.directive and not _PLAIN_PATH.fullmatch(str(job.outputs)):
-        raise InputError(f"{str(job.outputs)!r}: batch systems want a folder whose path has letters, digits, '.', '_', "
-                         "'+' and '-' only")
+        raise InputError(f"{str(job.outputs)!r}: batch systems need a folder whose path has only letters, digits, '.', "
+                         "'_', '+' and '-'")
     ranks = job.ranks or site.ranks
     counts = {"nodes": job.nodes, "ranks": job.nodes * ranks, "ranks_per_node": ranks, "gpus": site.gpus}
     minutes = max(1, math.ceil((job.walltime or 0) / 60))

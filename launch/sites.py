@@ -99,16 +99,16 @@ def parse_site(content: Mapping[str, Any], place: str) -> Site:
     """
     base_name = content.get("base", "generic")
     if not isinstance(base_name, str) or base_name not in SITES:
-        raise InputError(f"{place}: base: {base_name!r} is not known; there are {', '.join(SITES)}")
+        raise InputError(f"{place}: base: {base_name!r} is unknown; there are {', '.join(SITES)}")
     base = SITES[base_name]
     defaults = {field.name: getattr(base, field.name) for field in dataclasses.fields(Site)}
     given = {key: value for key, value in content.items() if key != "base"}
     if unknown := sorted(map(str, given.keys() - defaults.keys())):
         known = "\n".join(f"  {name}: {_shown(value)}" for name, value in {"base": base_name, **defaults}.items())
-        raise InputError(f"{place}: {unknown[0]!r} is not known here; there are, with their defaults\n{known}")
+        raise InputError(f"{place}: {unknown[0]!r} is unknown; there are, with their defaults\n{known}")
     site = dataclasses.replace(base, **{key: _checked(key, value, place) for key, value in given.items()})
     if site.system is not None and site.system not in SYSTEMS and ":" not in site.system:
-        raise InputError(f"{place}: system: {site.system!r} is not known; there are {', '.join(SYSTEMS)}, or an import "
+        raise InputError(f"{place}: system: {site.system!r} is unknown; there are {', '.join(SYSTEMS)}, or an import "
                          "path module:system")
     check_fields(site.queue_option, {""}, place)
     for text in (site.launcher, *site.resources):
@@ -139,7 +139,7 @@ def places(site: Site, ranks: int, place: str) -> tuple[str, ...]:
     if not site.cpus:
         return ()
     if len(site.cpus) != site.gpus:
-        raise InputError(f"{place}: cpus has {len(site.cpus)} lists, and there are {site.gpus} GPUs: one for each")
+        raise InputError(f"{place}: cpus has {len(site.cpus)} lists, but there are {site.gpus} GPUs: one for each")
     near = [list(parse_cpus(text)) for text in site.cpus]
     if len({cpu for cpus in near for cpu in cpus}) < (cores_of_node := sum(map(len, near))):
         raise InputError(f"{place}: cpus: a CPU is in two lists")
@@ -160,7 +160,7 @@ def _checked(key: str, value: Any, place: str) -> Any:
         return value
     if key in ("cpus", "resources", "directives", "setup"):
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise InputError(f"{place}: {key}: {value!r} should be a list of texts (in quotes where they are numbers)")
+            raise InputError(f"{place}: {key}: {value!r} should be a list of texts (numbers in quotes)")
         lines = value
     elif not isinstance(value, str):
         raise InputError(f"{place}: {key}: {value!r} should be a text")

@@ -61,7 +61,7 @@ def running_jobs(partition: str | None = None) -> list[SlurmJob]:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except FileNotFoundError:
-        raise InputError("squeue is not on the PATH: this is no machine of a Slurm cluster") from None
+        raise InputError("squeue is not on the PATH: this machine is not part of a Slurm cluster") from None
     except subprocess.TimeoutExpired:
         raise InputError(f"squeue did not answer within {TIMEOUT_S} s") from None
     if done.returncode:
@@ -105,7 +105,7 @@ def parse_elapsed(text: str) -> int:
     """
     match = re.fullmatch(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d+)", text)
     if not match:
-        raise InputError(f"squeue gives the time {text!r}; [[days-]hours:]minutes:seconds is wanted")
+        raise InputError(f"squeue gives the time {text!r}; it should be [[days-]hours:]minutes:seconds")
     days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
@@ -129,5 +129,5 @@ def parse_comment(job: str, comment: str) -> dict[str, float]:
             equals = ""
         if not (name and equals):
             raise InputError(f"the comment of job {job} says {match[0].strip()!r}; "  # type: ignore[index]
-                             "fleet:name=number,name=number is wanted")
+                             "it should be fleet:name=number,name=number")
     return said

@@ -46,5 +46,5 @@ def _job_id(system: System) -> str:
     if not system.job_variable:
         return f"process {os.getpid()}"
     if not (job := os.environ.get(system.job_variable)):
-        raise UserError(f"{system.job_variable} is not set: this is no job of {system.name} (fleet submit makes one)")
+        raise UserError(f"{system.job_variable} is not set: this is no job of {system.name} (fleet submit starts one)")
     return job

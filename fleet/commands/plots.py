@@ -40,7 +40,7 @@ def drawn(path: Path, width: float, height: float) -> Iterator[Figure]:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise UserError("--plot wants matplotlib: pip install 'fleet-ensemble[plots]'") from None
+        raise UserError("--plot needs matplotlib: pip install 'fleet-ensemble[plots]'") from None
     figure = Figure(figsize=(width, height), layout="constrained")
     yield figure
     try:

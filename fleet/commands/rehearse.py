@@ -94,7 +94,7 @@ def _check_output(folder: Path) -> None:
     if not paths.marker.exists():  # nothing is there, or nothing that the launch would delete
         return
     if not (paths.spec.exists() and _is_rehearsal(read_yaml(paths.spec)[0])):
-        raise UserError(f"--output {folder}: a run is there that is no rehearsal; name another folder")
+        raise UserError(f"--output {folder} holds a run that is not a rehearsal; name another folder")
 
 
 def _is_rehearsal(content: dict[str, Any]) -> bool:
@@ -118,10 +118,10 @@ def _cluster(args: argparse.Namespace, spec: Spec) -> Cluster:
         nodes = 1 if per_node is None else -(-args.ranks // (per_node + 1))
         gpus = args.ranks - nodes
     if gpus < 1:
-        raise UserError(f"{gpus} GPUs: a rehearsal wants at least 1, and a rank more on each node")
+        raise UserError(f"{gpus} GPUs: a rehearsal needs at least 1, and one more rank on each node")
     per_node = gpus if per_node is None else min(per_node, gpus)
     if per_node < 1 or gpus % per_node:
-        raise UserError(f"{gpus} GPUs on nodes of {per_node}: a rehearsal wants whole nodes")
+        raise UserError(f"{gpus} GPUs on nodes of {per_node}: a rehearsal needs whole nodes")
     return Cluster.of(gpus, per_node)
 
 
@@ -209,7 +209,7 @@ def _announce(spec: Spec, cluster: Cluster, origin: str, outcomes: list[Simulate
                 title=f"{policy}: {format_duration(planned.makespan_s)} in {len(planned.rounds)} rounds")
     if spec.document.walltime is not None and planned.makespan_s > spec.document.walltime:
         print(f"The walltime of {format_duration(spec.document.walltime)} will not be enough: the run will stop, "
-              "and the same command goes on.")
+              "and the same command resumes it.")
     print(f"Rehearsing it on {cluster.gpus + cluster.gpus // cluster.gpus_per_node} ranks in about "
           f"{format_duration(planned.makespan_s * rehearsal.scale)} ...", flush=True)
 

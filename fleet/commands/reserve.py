@@ -47,7 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     known = parser.add_mutually_exclusive_group(required=True)
     known.add_argument("--distribution", choices=LAWS, help="law of the run times, with the parameters below")
-    known.add_argument("--log", type=Path, metavar="FILE", help="file of past run times, one number a line")
+    known.add_argument("--log", type=Path, metavar="FILE", help="file of past run times, one number per line")
     known.add_argument("--table", type=Path, metavar="FILE", help="file of a law, as rows time,probability")
     add_law_parameters(parser)
     parser.add_argument("--backfill-rate", type=share, default=0.0, metavar="Z",

@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     job = _job(args, spec, paths, system, site)
     script = render(job, system, site)
     if not site.gpus and spec.engine.uses_gpus and system.has_queue:
-        print("fleet submit: the job asks for no GPU (--gpus-per-node, resources.gpus_per_node or --site does)",
+        print("fleet submit: the job asks for no GPUs; --gpus-per-node, resources.gpus_per_node or --site would",
               file=sys.stderr)
     if args.dry_run:
         if args.json:
@@ -105,7 +105,7 @@ def _site(name: str) -> Site:
     if name in SITES:
         return SITES[name]
     if not name.endswith((".yaml", ".yml")) and not os.path.exists(name):
-        raise UserError(f"--site {name}: there are {', '.join(SITES)}; your own would be a YAML file")
+        raise UserError(f"--site {name} is unknown; there are {', '.join(SITES)}, or a YAML file of your own")
     return parse_site(read_yaml(Path(name))[0], name)
 
 
@@ -113,7 +113,7 @@ def _with_gpus(args: argparse.Namespace, spec: Spec, site: Site) -> Site:
     """A site that knows nothing of GPUs, with those that are asked for, or that the spec counts on."""
     asked, counted_on = args.gpus_per_node, spec.resources.gpus_per_node
     if asked is not None and site.gpus:
-        raise UserError(f"--gpus-per-node goes with a site that does not tell; {args.site} has {site.gpus}")
+        raise UserError(f"--gpus-per-node goes with a site that does not say; {args.site} has {site.gpus}")
     gpus = asked if asked is not None else 0 if counted_on == "auto" else counted_on
     if not gpus or site.gpus:
         return site
@@ -131,7 +131,7 @@ def _system(name: str | None, site: Site, place: str) -> System:
 
 def _job(args: argparse.Namespace, spec: Spec, paths: RunPaths, system: System, site: Site) -> Job:
     if not system.has_queue and args.nodes != 1:
-        raise UserError(f"--nodes is {args.nodes}; with --system {system.name} there is this machine alone")
+        raise UserError(f"--nodes is {args.nodes}; with --system {system.name} there is only this machine")
     walltime, warning = _times(args, spec, system)
     jobs, retries = _limits(args, system)
     return Job(spec.document.name, args.spec, Path.cwd(), Path(sys.executable), paths.root, paths.jobs, args.nodes,
@@ -152,7 +152,7 @@ def _times(args: argparse.Namespace, spec: Spec, system: System) -> tuple[float 
 def _limits(args: argparse.Namespace, system: System) -> tuple[int, int]:
     """How many jobs there may be, and after how many failures of the machine another one follows."""
     if args.chain and system.has_queue and not (system.after or system.requeue):
-        raise UserError(f"--chain: {system.name} says neither by after nor by requeue how a job follows another")
+        raise UserError(f"--chain: {system.name} has neither after nor requeue, so no job can follow another")
     if args.chain:
         return args.max_jobs or MOST_JOBS, RETRIES if args.retries is None else args.retries
     if (args.max_jobs, args.retries) != (None, None):

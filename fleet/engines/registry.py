@@ -31,7 +31,7 @@ def make_engine(spec: Spec, sample: SampleSpec, rates: RateTable | None, index: 
     engine = _function(spec.engine.make)(Setup(sample, spec.resources, rates, index, trainers))
     if missing := [name for name in ("exchange_name", "build") if not hasattr(engine, name)]:
         raise UserError(f"resources.engine: {spec.resources.engine} makes a {type(engine).__name__}, which has no "
-                        f"{' and no '.join(missing)}: an engine is wanted, as fleet.engines.base says")
+                        f"{' and no '.join(missing)}: it should make an engine, as in fleet.engines.base")
     return engine
 
 

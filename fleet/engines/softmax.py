@@ -69,7 +69,7 @@ class SoftmaxRegression:
     def __init__(self, network: NetworkSpec, group: Group, sample: SampleSpec, weights: np.ndarray) -> None:
         optimizer = network.train.optimizer
         if optimizer.name != "sgd" or not isinstance(optimizer.learning_rate, float):
-            raise ModelError("the numpy engine has sgd with a constant learning rate only")
+            raise ModelError("the numpy engine has only sgd with a constant learning rate")
         self._group, self._sample = group, sample
         self._rate = optimizer.learning_rate * network.learning_rate_scale(group.size)
         self._momentum = optimizer.momentum or 0.0

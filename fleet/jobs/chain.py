@@ -85,14 +85,14 @@ def decide(stops: Sequence[Stop], limits: Limits) -> Decision:
     if last.status == ExitStatus.OK:
         return Decision(False, "all networks finished")
     if last.status == ExitStatus.NETWORK_FAILED:
-        return Decision(False, "the others finished, some networks failed")
+        return Decision(False, "some networks failed, the others finished")
     if last.status == ExitStatus.BAD_INPUT:
         return Decision(False, "the spec or the arguments are wrong")
     failures = sum(stop.is_failure for stop in stops)
     if failures > limits.retries:
-        return Decision(False, f"{_times(failures)} the machine failed: retries: {limits.retries}")
+        return Decision(False, f"the machine failed {_times(failures)} (retries: {limits.retries})")
     if len(stops) >= limits.jobs:
-        return Decision(False, f"{_times(len(stops))} a job has run: jobs: {limits.jobs}")
+        return Decision(False, f"a job has run {_times(len(stops))} (jobs: {limits.jobs})")
     return Decision(True, "networks are left")
 
 
@@ -212,7 +212,7 @@ class Keeper:
         while True:
             stops = stops_before(self._paths.stops, self._job)
             if len(stops) >= self._limits.jobs:  # the batch system started it again by itself
-                print(f"fleet job: {_times(len(stops))} a job has run: jobs: {self._limits.jobs}", file=sys.stderr)
+                print(f"fleet job: a job has run {_times(len(stops))} (jobs: {self._limits.jobs})", file=sys.stderr)
                 return int(ExitStatus.RESUMABLE)
             status, goes_on = self._launch(command, stops)
             if not goes_on or self._system.has_queue:
@@ -288,12 +288,12 @@ class Keeper:
         try:
             return continue_job(self._system, self._job, self._paths.job_script), decision.why
         except (InputError, OSError) as error:
-            return None, f"{decision.why}, but no job could be made to follow: {error}"
+            return None, f"{decision.why}, but no further job could be submitted: {error}"
 
     def _why(self, status: int, ended: int) -> str:
         if status == ExitStatus.RESUMABLE:
             interrupted = events_of(self._paths.events, Interrupted)
             return interrupted[-1].reason if interrupted else self._warning
         if status in (ExitStatus.OK, ExitStatus.NETWORK_FAILED, ExitStatus.BAD_INPUT):
-            return "it came to its end"
+            return "it ended"
         return f"it broke off: its launcher ended with status {ended}" + (self._warning and f" after {self._warning}")

@@ -69,7 +69,7 @@ def check_launch(launcher: str, launched: int | None, size: int, library: str) -
     """
     if launched is None or launched == size:
         return []
-    return [Finding(f"{launcher} started {launched} ranks, and MPI sees {size}: mpi4py uses {library}",
+    return [Finding(f"{launcher} started {launched} ranks, but MPI sees {size}: mpi4py uses {library}",
                     "start with the launcher of that MPI, or build mpi4py for this one: "
                     "MPICC=mpicc pip install --no-cache-dir --no-binary mpi4py mpi4py")]
 
@@ -119,7 +119,7 @@ def check_disk(disk: Disk) -> list[Finding]:
         return [Finding(f"{disk.folder} cannot be written: {disk.problem}", "name another folder as `output:`")]
     if disk.free >= disk.needed:
         return []
-    return [Finding(f"{disk.folder} has {format_size(disk.free)} free, and the checkpoints want about "
+    return [Finding(f"{disk.folder} has {format_size(disk.free)} free, but the checkpoints need about "
                     f"{format_size(disk.needed)}", "make room, or name another folder as `output:`")]
 
 
@@ -139,8 +139,8 @@ def _check_gpus(node: int, ranks: Sequence[RankFacts], trainers: Sequence[RankFa
     there, shown = max(rank.gpu_files for rank in ranks), {gpu for rank in ranks for gpu in rank.gpus}
     if not shown:
         if there:
-            yield Finding(f"node {node} has {counted(there, 'GPU')}, and its ranks are shown none",
-                          "look at CUDA_VISIBLE_DEVICES and its like, and at what the job asks for")
+            yield Finding(f"node {node} has {counted(there, 'GPU')}, but its ranks are shown none",
+                          "check CUDA_VISIBLE_DEVICES and variables like it, and what the job asks for")
         return
     # As the engine chooses: the one that a rank is shown alone, otherwise that of its place among the trainers.
     taken = [rank.gpus[0] if len(rank.gpus) == 1 else rank.gpus[place] if place < len(rank.gpus) else ""
@@ -149,7 +149,7 @@ def _check_gpus(node: int, ranks: Sequence[RankFacts], trainers: Sequence[RankFa
     twice = {gpu: count for gpus in (alone, taken) for gpu, count in Counter(gpus).items() if gpu and count > 1}
     for gpu, count in twice.items():
         yield Finding(f"{count} ranks of node {node} are shown GPU {gpu} alone, or others under its name",
-                      "show every rank all GPUs of its node (srun --gpu-bind=none, no --gpus-per-task): FLEET gives "
+                      "show every rank all GPUs of its node (srun --gpu-bind=none, no --gpus-per-task): FLEET hands "
                       "them out")
     if missing := len(trainers) - sum(map(bool, taken)):
         yield Finding(f"{counted(missing, 'trainer')} of node {node} are shown no GPU of their own",
@@ -162,11 +162,11 @@ def _check_libraries(host: str, found: Libraries, gpus: Sequence[str], exchange:
                       "install it on every node: pip install 'tensorflow[and-cuda]==2.18.*', or load its module")
         return
     if gpus and not found.gpus:
-        yield Finding(f"{host}: {counted(len(gpus), 'GPU')} shown, and TensorFlow {found.tensorflow} sees none",
-                      "it wants the CUDA libraries: pip install 'tensorflow[and-cuda]==2.18.*', or load its module")
+        yield Finding(f"{host}: {counted(len(gpus), 'GPU')} shown, but TensorFlow {found.tensorflow} sees none",
+                      "it needs the CUDA libraries: pip install 'tensorflow[and-cuda]==2.18.*', or load its module")
     build = "HOROVOD_WITH_MPI=1 pip install --no-cache-dir --no-build-isolation --force-reinstall --no-deps horovod"
     if found.horovod not in ("ready", "missing") and exchange != "mpi":
-        yield Finding(f"{host}: Horovod is not for TensorFlow {found.tensorflow}: {found.horovod}",
-                      f"build it anew: {build}; or set resources.exchange: mpi")
+        yield Finding(f"{host}: Horovod does not fit TensorFlow {found.tensorflow}: {found.horovod}",
+                      f"build it again: {build}; or set resources.exchange: mpi")
     elif found.horovod == "missing" and (exchange == "horovod" or (exchange == "auto" and found.gpus)):
         yield Finding(f"{host}: Horovod is not installed", f"{build}; or set resources.exchange: mpi, which is slower")

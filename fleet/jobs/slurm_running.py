@@ -59,7 +59,7 @@ def read_site(path: Path) -> Site:
     whole = _mapping(read_json(path), f"{path}")
     groups = ("partitions", "names", "jobs")
     if unknown := whole.keys() - {"default", *groups}:
-        raise UserError(f"{path}: {min(unknown)!r} is not known here; there are default, {', '.join(groups)}")
+        raise UserError(f"{path}: {min(unknown)!r} is unknown; there are default, {', '.join(groups)}")
     said = {group: {name: _said(values, f"{path}: {group}: {name}")
                     for name, values in _mapping(whole.get(group, {}), f"{path}: {group}").items()}
             for group in groups}
@@ -96,7 +96,7 @@ def running_jobs(jobs: Sequence[SlurmJob], site: Site, storage: FileSystem | Non
             found.append(_join(replace(job, checkpoint={}), site, storage, now_s, grain))
             why = str(error)
         if why:
-            warn(f"{why}; its comment is passed over")
+            warn(f"{why}; its comment is ignored")
     return found
 
 
@@ -123,14 +123,14 @@ def _join(job: SlurmJob, site: Site, storage: FileSystem | None, now_s: float, g
 
 def _mapping(value: Any, place: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise UserError(f"{place}: an object is wanted")
+        raise UserError(f"{place}: it must be an object")
     return value
 
 
 def _said(value: Any, place: str) -> dict[str, float]:
     for name, number in _mapping(value, place).items():
         if name not in KNOWN:
-            raise UserError(f"{place}: {name!r} is not known here; there are {', '.join(KNOWN)}")
+            raise UserError(f"{place}: {name!r} is unknown; there are {', '.join(KNOWN)}")
         if not is_number(number):
-            raise UserError(f"{place}: {name} is {repr(number)[:40]}, a finite number is wanted")
+            raise UserError(f"{place}: {name} is {repr(number)[:40]}; it must be a finite number")
     return dict(value)

@@ -41,10 +41,10 @@ def render(report: Report) -> str:
     longest = max(account.seconds, account.simulated_s or 0.0)
     body = [
         f"<h1>{escape(report.name)}</h1>", _summary(report),
-        "<h2>The best first</h2>", _table(*leaderboard(report.rows)),
+        "<h2>Leaderboard</h2>", _table(*leaderboard(report.rows)),
         "<h2>How they learned</h2>", _curves(report, colours),
         "<h2>Who had which GPU</h2>",
-        "<p class=note>A bar for every network on every GPU it had; a darker edge where a group formed anew.</p>",
+        "<p class=note>A bar for every network on every GPU it had. A dark edge shows where a group was formed.</p>",
         timeline(account.stints, account.devices, 1.0, longest, colours),
         "<h2>Where the time went</h2>", _shares(account.spent),
         "<h2>Beside the simulation</h2>", _comparison(account)]
@@ -87,7 +87,7 @@ def _summary(report: Report) -> str:
     launches = f", {account.launches} launches" if account.launches > 1 else ""
     facts = [(f"{finished} of {len(report.rows)}", "networks finished" + (f", {failed} failed" if failed else "")),
              (format_duration(account.seconds), f"in all{launches}"),
-             (f"{len(account.devices)}", f"GPUs, {account.gpus_per_node} a node"), (account.policy, "policy"),
+             (f"{len(account.devices)}", f"GPUs, {account.gpus_per_node} per node"), (account.policy, "policy"),
              (f"{account.spent.shares['training']:.1%}", "of the GPU time in training")]
     return ("<div class=facts>" + "".join(f"<div><b>{escape(value)}</b><span>{escape(what)}</span></div>"
                                           for value, what in facts) + "</div>")
@@ -118,10 +118,10 @@ def _legend(items: Iterable[tuple[str, str]]) -> str:
 
 
 def _curves(report: Report, colours: Mapping[str, str]) -> str:
-    grey = "" if len(report.losses) <= NAMED else f" The best {NAMED} have a colour."
-    return (f"<p class=note>A point an epoch.{grey}</p><div class=row>"
+    grey = "" if len(report.losses) <= NAMED else f" The best {NAMED} networks are in colour."
+    return (f"<p class=note>One point per epoch.{grey}</p><div class=row>"
             + line_chart("training loss", report.losses, colours)
-            + line_chart("accuracy (validation, where there is any)", report.accuracies, colours) + "</div>"
+            + line_chart("accuracy (on validation data, if there are any)", report.accuracies, colours) + "</div>"
             + _legend((curve.name, colours.get(curve.name, "grey")) for curve in report.losses[:NAMED]))
 
 
@@ -137,7 +137,7 @@ def _comparison(account: Account) -> str:
     """What the run took and what it should have taken, and the costs that were simulated."""
     measured_s, simulated_s, replay = account.measured_s, account.simulated_s, account.replay
     if measured_s is None or simulated_s is None or replay is None:
-        return "<p class=note>No network has ended an epoch: there is nothing to simulate.</p>"
+        return "<p class=note>No network has ended an epoch, so there is nothing to simulate.</p>"
     bound_s = replay.simulated.lower_bound_s * account.time_scale
     rows = [["measured, from the first group to the last", f"{measured_s:.1f}", ""],
             ["simulated, with the costs below", f"{simulated_s:.1f}", f"{account.ratio:.3f}"],

@@ -69,7 +69,7 @@ def read_report(paths: RunPaths) -> Report:
     except (ValueError, ArithmeticError) as error:
         raise UserError(f"{paths.events} is damaged: {one_line(error)}") from error
     if found is None:
-        raise UserError(f"{paths.events} tells of no launch: there is nothing to report")
+        raise UserError(f"{paths.events} has no launch, so there is nothing to report")
     histories = [(row.name, history) for row in rows if (history := _history(log, row.name))]
     return Report(paths.root.resolve().name, tuple(rows), account=found,
                   losses=tuple(_curve(name, history, _loss) for name, history in histories),

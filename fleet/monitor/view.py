@@ -90,8 +90,8 @@ def describe(event: Event, max_epochs: Mapping[str, int]) -> str:
             return f"{event.network} is done: {event.reason}"
         case Interrupted():
             if event.replay:
-                return f"{event.reason}: stopping; a replay does not go on, the same command starts it over"
-            return f"{event.reason}: finishing the step, saving, and stopping; the same command goes on"
+                return f"{event.reason}: stopping; a replay cannot be resumed, the same command starts it over"
+            return f"{event.reason}: finishing the step, saving, and stopping; the same command resumes it"
         case _:
             return _describe_trouble(event)
 
@@ -102,9 +102,9 @@ def _describe_trouble(event: Event) -> str:
             return f"{event.network} FAILED: {event.reason}"
         case TooLate():
             return (f"too late to start {', '.join(event.networks)}: {format_duration(event.left_s)} are left, "
-                    f"and a group has taken {format_duration(event.needed_s)} to start")
+                    f"but a group has taken {format_duration(event.needed_s)} to start")
         case NetworkRetried():
-            return (f"{event.network} failed: {event.reason}; that may pass: retry {event.retry} of "
+            return (f"{event.network} failed: {event.reason}; this may pass: retry {event.retry} of "
                     f"{event.retries}")
         case NetworkFellBack():
             goes_on = f"goes on after epoch {event.epochs}" if event.epochs or event.position else "starts over"

@@ -161,10 +161,10 @@ def _check_networks(spec: Spec, sample: SampleSpec, data: DataSet, trainers: int
             wrong.append(f"{network.name}: train.batch.size: {batch} is more than the {len(data.train)} "
                          "training samples")
         if network.min_gpus > trainers:
-            wrong.append(f"{network.name}: gpus: wants at least {network.min_gpus} trainers, and there are {trainers}: "
+            wrong.append(f"{network.name}: gpus: needs at least {network.min_gpus} trainers, but there are {trainers}: "
                          "start more ranks")
         if data.validation is None and network.train.converge.monitor.startswith("val_"):
-            wrong.append(f"{network.name}: train.converge.monitor: {network.train.converge.monitor} wants validation "
+            wrong.append(f"{network.name}: train.converge.monitor: {network.train.converge.monitor} needs validation "
                          "data: give data.validation, or monitor accuracy or loss")
         if network.architecture.kind == "family" and spec.engine.learns:
             try:

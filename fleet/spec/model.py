@@ -241,7 +241,7 @@ def check_input(settings: Settings, input_shape: tuple[int, int, int]) -> None:
         side = 4 * (side - 1) + 1  # the stem divides by four and rounds up
     if min(input_shape[:2]) < side:
         name = type(settings).__name__.lower()
-        raise UserError(f"{name} halves the image {halvings} times and wants at least {side}x{side} pixels, "
+        raise UserError(f"{name} halves the image {halvings} times and needs at least {side}x{side} pixels, "
                         f"not {input_shape[0]}x{input_shape[1]}")
 
 

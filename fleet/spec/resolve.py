@@ -287,7 +287,7 @@ def _architecture(entry: ModelEntry, drawn: Mapping[str, Any], engine: EngineInf
     target = str(entry.family)
     check_target(target)
     if engine is not None and engine.families is not None and target not in engine.families:
-        raise UserError(f"the {engine.name} engine trains the family {', '.join(sorted(engine.families))} only, not "
+        raise UserError(f"the {engine.name} engine trains only the family {', '.join(sorted(engine.families))}, not "
                         f"{target}")
     try:
         return Architecture(target, args)

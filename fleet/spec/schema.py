@@ -209,10 +209,10 @@ class ModelEntry:
     @model_validator(mode="after")
     def _one_way_to_say_it(self) -> ModelEntry:
         if (self.family is None) == (self.build is None):
-            raise ValueError("wants exactly one of `family:` (resnet, densenet, cnn, a keras.applications name) "
+            raise ValueError("needs exactly one of `family:` (resnet, densenet, cnn, a keras.applications name) "
                              "and `build: module:function`")
         if self.space is not None and self.grid is not None:
-            raise ValueError("wants `space:` (random draws) or `grid:` (the full product), not both")
+            raise ValueError("needs `space:` (random draws) or `grid:` (the full product), not both")
         if (self.space is None) != (self.count is None):
             raise ValueError("`count:` and `space:` go together: count random draws from the space")
         if isinstance(self.gpus, tuple) and self.gpus[0] > self.gpus[1]:

@@ -104,9 +104,9 @@ def _walk(node: yaml.Node, where: tuple) -> Iterator[tuple[tuple, int, str, str]
         for key, value in node.value:
             place = (*where, str(key.value) if isinstance(key, yaml.ScalarNode) else "?")
             if key.tag not in _YAML_KEYS:
-                yield place, key.start_mark.line + 1, "is a key and no text", "text, perhaps in quotes"
+                yield place, key.start_mark.line + 1, "is a key, but not text", "text, perhaps in quotes"
             elif place in seen:
-                yield place, key.start_mark.line + 1, "stands here twice", "each key once"
+                yield place, key.start_mark.line + 1, "appears here twice", "each key once"
             else:
                 yield place, key.start_mark.line + 1, *_fault(key)
             seen.add(place)

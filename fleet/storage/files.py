@@ -57,7 +57,8 @@ def _explain(path: Path, wanted: int, error: OSError) -> str:
         sizes += [f"{format_size(free)} free" for free in _free(path)]
     shown = f" ({', '.join(sizes)})" if sizes else ""
     advice = "" if error.errno in _OF_THE_NAME else (
-        f"; what was saved before is whole: {_ADVICE.get(error.errno or 0, 'mend that')}, and the same command goes on")
+        f"; what was saved before is intact: {_ADVICE.get(error.errno or 0, 'mend that')}, and the same command "
+        "resumes the run")
     return f"{path} cannot be written: {why}{shown}{advice}"
 
 

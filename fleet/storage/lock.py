@@ -45,7 +45,7 @@ class FolderLock:
                 holder = self._file.read().strip()
                 self._file.close()
                 raise UserError(f"another launch is at work in this folder{holder and f' ({holder})'}; wait for its "
-                                f"end, or name another output; if there is none any more, delete {path}")
+                                f"end, or name another output; if there is no such launch, delete {path}")
             time.sleep(0.1)
         with suppress(OSError):  # a full disk: then nobody is told who holds it
             self._file.truncate(0)

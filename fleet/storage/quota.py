@@ -48,7 +48,7 @@ class Quota:
                 raise StorageError(
                     f"{path} cannot be written: with its {format_size(wanted)} the checkpoints would take "
                     f"{format_size(used + wanted)}, and checkpoint.quota is {format_size(self._limit)}; what was saved "
-                    "before is whole: raise the quota, or ask for `keep: last`, and the same command goes on")
+                    "before is intact: raise the quota, or ask for `keep: last`, and the same command resumes the run")
             log.info("dropping %s for the quota", droppable[0])
             droppable.pop(0).unlink(missing_ok=True)
 

@@ -37,5 +37,5 @@ def check_quota(spec: Spec, sample: SampleSpec) -> None:
              for network in spec.networks if network.architecture.kind == "family"]
     kept = 1 if spec.checkpoint.keep == "last" else 2
     if (least := kept * sum(sizes) + max(sizes, default=0)) > quota:
-        raise UserError(f"checkpoint.quota: {format_size(quota)} is too little: {spec.checkpoint.keep} of "
-                        f"{len(sizes)} networks, and one being written, take {format_size(least)} at least")
+        raise UserError(f"checkpoint.quota: {format_size(quota)} is too small: {spec.checkpoint.keep} of "
+                        f"{len(sizes)} networks, and one being written, need at least {format_size(least)}")

@@ -87,7 +87,7 @@ def _read_block(path: Path, file: IO[bytes], with_the_rest: bool) -> Any:
     """The record, once all that should be verified is."""
     head = _HEAD.fullmatch(start := file.read(_HEAD_BYTES))
     if not head:
-        raise DamagedError(f"{path} cannot be read: it is damaged, or no checkpoint")
+        raise DamagedError(f"{path} cannot be read: it is damaged, or not a checkpoint")
     block, size = int(head[3]), int(head[4])
     there = os.fstat(file.fileno()).st_size
     if block + size != there:

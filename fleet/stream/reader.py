@@ -94,5 +94,5 @@ class SharedStream:
         cause = (f"reader {slowest} of this node, at chunk {reading[slowest]}, reads no further and the window is full"
                  if window.newest() - reading[slowest] >= window.layout.slots
                  else "the preprocessor that should write it does not")
-        return (f"chunk {sequence} of the stream has not come for {self._stall_s:.0f} s (data.stall): {cause}; "
+        return (f"chunk {sequence} of the stream has not arrived for {self._stall_s:.0f} s (data.stall): {cause}; "
                 f"the newest chunk is {window.newest() - 1}")

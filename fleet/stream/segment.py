@@ -58,7 +58,7 @@ class Segment:
             self._path.unlink(missing_ok=True)
             free = os.statvfs(_FOLDER)
             raise InfrastructureError(
-                f"{format_size(size)} of shared memory are wanted and {format_size(free.f_bavail * free.f_frsize)} "
+                f"{format_size(size)} of shared memory are needed and {format_size(free.f_bavail * free.f_frsize)} "
                 f"are free in {_FOLDER}: lower data.window") from error
         finally:
             os.close(descriptor)

@@ -54,7 +54,7 @@ def clock_for_set(shared: SampleSet, what: str, stall_s: float) -> StallClock:
     """Measures a wait for samples that stay once they have come; ``what`` they are is for the message."""
 
     def explain() -> str:
-        return (f"no further {what} samples have come for {stall_s:.0f} s (data.stall): {shared.ready()} of "
+        return (f"no further {what} samples have arrived for {stall_s:.0f} s (data.stall): {shared.ready()} of "
                 f"{shared.chunks} chunks are there, and the preprocessors that should write the others do not")
 
     return StallClock(stall_s, explain, shared.ready)

@@ -104,7 +104,7 @@ def test_an_account_and_a_queue_are_one_word(wrong):
 
 def test_a_folder_that_directives_cannot_name_is_refused_by_batch_systems_alone():
     job = replace(JOB, outputs=Path("/home/me/my runs"))
-    with pytest.raises(InputError, match="want a folder whose path"):
+    with pytest.raises(InputError, match="need a folder whose path"):
         render(job, SYSTEMS["pbs"], Site())
     assert lines(job, "local")
 

@@ -48,29 +48,29 @@ def test_an_unknown_key_is_answered_with_all_that_there_are_and_their_defaults()
     with pytest.raises(InputError) as caught:
         parse_site({"gpu": 4}, "own.yaml")
     text = str(caught.value)
-    assert text.startswith("own.yaml: 'gpu' is not known here; there are, with their defaults\n")
+    assert text.startswith("own.yaml: 'gpu' is unknown; there are, with their defaults\n")
     assert {line.split(":")[0].strip() for line in text.splitlines()[1:]} == {"base", *Site.__dataclass_fields__}
     assert "  ranks: 4" in text.splitlines()
 
 
 @pytest.mark.parametrize(("content", "said"), [
-    ({"base": "summitt"}, "base: 'summitt' is not known; there are generic, summit"),
-    ({"system": "sge"}, "system: 'sge' is not known; there are slurm"),
+    ({"base": "summitt"}, "base: 'summitt' is unknown; there are generic, summit"),
+    ({"system": "sge"}, "system: 'sge' is unknown; there are slurm"),
     ({"gpus": "4"}, "gpus: '4' should be a whole number from 0 to 1024"),
     ({"ranks": True}, "ranks: True should be a whole number from 1"),
     ({"gpus": 4, "ranks": 4}, "it should be 5 at least"),
     ({"launcher": 3}, "launcher: 3 should be a text"),
-    ({"launcher": "srun -n {rank}"}, "has braces around something else than {gpus}, {nodes}, {ranks}"),
-    ({"launcher": "srun -n {ranks:>9999999999}"}, "has braces around something else"),
-    ({"launcher": "srun -n {ranks.__class__}"}, "has braces around something else"),
-    ({"launcher": "srun -n {"}, "has braces around something else"),
-    ({"resources": ["{0}"]}, "has braces around something else"),
-    ({"queue_option": "--qos={nodes}"}, "has braces around something else than {}"),
-    ({"base": ["generic"]}, "base: ['generic'] is not known"),
+    ({"launcher": "srun -n {rank}"}, "may have braces only around {gpus}, {nodes}, {ranks}"),
+    ({"launcher": "srun -n {ranks:>9999999999}"}, "may have braces only around"),
+    ({"launcher": "srun -n {ranks.__class__}"}, "may have braces only around"),
+    ({"launcher": "srun -n {"}, "may have braces only around"),
+    ({"resources": ["{0}"]}, "may have braces only around"),
+    ({"queue_option": "--qos={nodes}"}, "may have braces only around {}"),
+    ({"base": ["generic"]}, "base: ['generic'] is unknown"),
     ({"gpus": 1, "ranks": 2, "cpus": ["0-99999999999"]}, "'0-99999999999' is not a list of CPUs"),
     ({"setup": "module load x"}, "setup: 'module load x' should be a list of texts"),
     ({"setup": ["a\nb"]}, "should not have line breaks"),
-    ({"gpus": 2, "ranks": 3, "cpus": ["0-3"]}, "cpus has 1 lists, and there are 2 GPUs"),
+    ({"gpus": 2, "ranks": 3, "cpus": ["0-3"]}, "cpus has 1 lists, but there are 2 GPUs"),
     ({"gpus": 2, "ranks": 3, "cpus": ["0-3", "3-6"]}, "a CPU is in two lists"),
     ({"gpus": 1, "ranks": 4, "cpus": ["0,1"]}, "ranks: 4 are more than the 2 cores of a node"),
     ({"gpus": 1, "ranks": 2, "cpus": ["0-x"]}, "'0-x' is not a list of CPUs"),

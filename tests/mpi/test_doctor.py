@@ -59,7 +59,7 @@ def test_a_rank_that_is_bound_to_one_core_is_found_and_warned_of_by_the_run_too(
 def test_ranks_of_a_launcher_that_mpi_does_not_know_are_found(doctor):
     status, lines, _ = doctor(PMI_SIZE="8", PMI_RANK="0")
     assert status == 1
-    assert lines[0].startswith("mpiexec of MPICH started 8 ranks, and MPI sees 1: mpi4py uses Open MPI")
+    assert lines[0].startswith("mpiexec of MPICH started 8 ranks, but MPI sees 1: mpi4py uses Open MPI")
 
 
 def test_of_ranks_that_all_take_themselves_for_rank_0_one_of_each_node_speaks(doctor):
@@ -131,9 +131,9 @@ def test_horovod_built_for_another_tensorflow_and_a_disk_that_is_too_small_are_f
                    resources={"engine": "keras"})
     status, lines, _ = doctor(content, path=str(package.parent.parent))
     assert status == 1
-    assert "Horovod is not for TensorFlow 2." in lines[0]
+    assert "Horovod does not fit TensorFlow 2." in lines[0]
     assert "undefined symbol" in lines[0]
-    assert "free, and the checkpoints want about" in lines[1]
+    assert "free, but the checkpoints need about" in lines[1]
 
 
 @pytest.mark.tensorflow
@@ -141,7 +141,7 @@ def test_a_network_that_cannot_be_built_is_found_and_keeps_no_rank_waiting(docto
     content = spec(doctor.folder, [{"family": "cnn", "args": {"filters": [1] * 6}}], resources={"engine": "keras"})
     status, lines, _ = doctor(content, mpirun(2))
     assert status == 1
-    assert "cnn halves the image 6 times and wants at least 64x64 pixels, not 4x4: change the network" in lines[-1]
+    assert "cnn halves the image 6 times and needs at least 64x64 pixels, not 4x4: change the network" in lines[-1]
 
 
 def test_json_is_one_object(tmp_path):

@@ -95,7 +95,7 @@ def test_whoever_stops_reading_or_writing_ends_all_ranks_within_seconds(launch, 
     os.kill(rank_process(process.pid, stopped), signal.SIGSTOP)
     output, _ = process.communicate(timeout=60)
     assert process.returncode not in (0, 2, 3, 75), output
-    assert "of the stream has not come for 2 s (data.stall)" in output
+    assert "of the stream has not arrived for 2 s (data.stall)" in output
     assert said in output
     assert not session_members(process.pid)
 
@@ -126,9 +126,9 @@ def test_too_many_bad_samples_end_the_run(launch, tmp_path, ranks):
     ({"models": [{"build": "no_such_module:f"}]}, "no module 'no_such_module'"),
     ({"models": [GOOD, GOOD]}, "2 networks are named 'good'"),
     ({"train": {"batch": {"size": 61}}}, "train.batch.size: 61 is more than the 60 training samples"),
-    ({"models": [{**GOOD, "gpus": 7}]}, "wants at least 7 trainers, and there are 2"),
+    ({"models": [{**GOOD, "gpus": 7}]}, "needs at least 7 trainers, but there are 2"),
     ({"resources": {"engine": "numpy", "preprocessors": 3}}, "start at least 4 ranks"),
-    ({"train": {"converge": {"monitor": "val_loss"}}}, "wants validation data"),
+    ({"train": {"converge": {"monitor": "val_loss"}}}, "needs validation data"),
     ({"data": {"window": 100}}, "data.window: 100 B is too small"),
 ])
 def test_bad_input_ends_with_status_2_before_any_rank_waits(launch, tmp_path, change, message):

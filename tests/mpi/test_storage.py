@@ -20,7 +20,7 @@ def is_told(run, why):
     lines = [line for line in run.output.splitlines() if "cannot be written: " + why in line]
     assert lines, run.output
     assert lines[0].lstrip("\0").startswith("fleet: ")  # mpirun may put a zero byte before what a rank says
-    assert lines[0].endswith("and the same command goes on")
+    assert lines[0].endswith("and the same command resumes the run")
     assert "Traceback" not in run.output
 
 

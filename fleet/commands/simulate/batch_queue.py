@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     trace = None if args.trace is None else read_swf(args.trace)
     if args.fit:
         if trace is None:
-            raise UserError("--fit wants a trace")
+            raise UserError("--fit needs a trace")
         return _fit(trace, args.json)
     if trace is not None and args.stream is not None:
         raise UserError("--stream goes with --distribution, whose law it scales down")
@@ -122,7 +122,7 @@ def _processors(args: argparse.Namespace, trace: Trace | None) -> int:
     of_the_machine = PROCESSORS if trace is None else trace.machine_size
     found: int | None = args.processors or of_the_machine
     if found is None:
-        raise UserError(f"{args.trace}: its header does not tell MaxProcs; name --processors")
+        raise UserError(f"{args.trace}: its header has no MaxProcs; name --processors")
     return found
 
 

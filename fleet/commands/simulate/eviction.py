@@ -43,7 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--running", type=count, default=24, metavar="N", help="number of batch jobs that fill the machine (24)")
     add("--machine", type=count, default=NODES, metavar="NODES", help=f"number of nodes of the machine ({NODES})")
-    add("--nodes", type=count, required=True, metavar="K", help="number of nodes that the on-demand job wants")
+    add("--nodes", type=count, required=True, metavar="K", help="number of nodes that the on-demand job needs")
     add("--deadline", type=whole(), required=True, metavar="MIN", help="the last deadline, in minutes")
     add("--step", type=count, default=1, metavar="MIN", help="minutes between deadlines (1)")
     add("--length", type=number(LEAST, MOST), default=60.0, metavar="MIN",
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"policy": args.policy, "deadlines": results})
     else:
-        print(f"{args.running} jobs on {args.machine} nodes; an on-demand job wants {args.nodes}")
+        print(f"{args.running} jobs on {args.machine} nodes; an on-demand job needs {args.nodes}")
         print_table(["deadline, min", "planned, min", "started, min", "lost, node-hours", "idle, node-hours",
                      "batch delay, min", "all ended, min"],
                     [[result.deadline, *(round(value, 1) for value in (

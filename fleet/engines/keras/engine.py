@@ -40,8 +40,8 @@ class KerasEngine:
         take_device(index, trainers)
         self._horovod = None if exchange == "mpi" else import_horovod()
         if exchange == "horovod" and self._horovod is None:
-            raise UserError("resources.exchange: horovod is asked for, and Horovod is not installed with MPI; "
-                            "right would be: mpi, or auto")
+            raise UserError("resources.exchange: horovod: Horovod is not installed with MPI; "
+                            "it should be mpi, or auto")
         self.exchange_name = "mpi" if self._horovod is None else "horovod"
         log.info("TensorFlow %s, Keras %s, gradients by %s", tf.__version__, keras.__version__, self.exchange_name)
 

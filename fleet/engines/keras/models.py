@@ -236,9 +236,9 @@ def _check_application_args(model: Architecture, function: Callable[..., Any]) -
     allowed = [name for name in inspect.signature(function).parameters if name not in _GIVEN]
     for name in model.args:
         if name in _GIVEN:
-            raise UserError(f"keras.applications.{model.target}: {name} follows from the spec, leave it out")
+            raise UserError(f"keras.applications.{model.target}: {name} follows from the spec; leave it out")
         if name not in allowed:
-            raise UserError(f"keras.applications.{model.target} has no argument {name!r}; it has: "
+            raise UserError(f"keras.applications.{model.target} has no argument {name!r}; its arguments: "
                             f"{', '.join(allowed)}")
 
 
@@ -290,8 +290,8 @@ def _without_softmax(target: str, model: keras.Model) -> keras.Model:
     is_softmax = type(last).__name__ == "Softmax"  # the layer, or keras.ops.softmax
     if is_softmax and last is _last_operation(model, inside=False):
         return keras.Model(model.input, last.input, name=model.name)
-    raise ModelError(f"{target} gives probabilities, by a softmax that cannot be taken away here; return "
-                     "logits: leave the last softmax out")
+    raise ModelError(f"{target} gives probabilities, by a softmax that cannot be removed here; leave out "
+                     "the last softmax, so that it returns logits")
 
 
 def _last_operation(model: keras.Model, inside: bool = True) -> Any:

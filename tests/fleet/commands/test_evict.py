@@ -223,17 +223,17 @@ def test_times_that_are_said_go_before_those_that_follow_from_sizes():
 
 
 @pytest.mark.parametrize(("job", "storage", "message"), [
-    (slurm({"memry_gb": 3}), STORAGE, "job 7: 'memry_gb' is not known here; there are memory_gb,"),
+    (slurm({"memry_gb": 3}), STORAGE, "job 7: 'memry_gb' is unknown; there are memory_gb,"),
     (slurm({"memory_gb": 3}), None, "job 7: its checkpoints have sizes, so name --aggregate-bandwidth"),
     (slurm({"interval_min": -3}), STORAGE, "job 7: interval_min is -3"),
-    (slurm({"sys_time": float("nan")}), STORAGE, "job 7: sys_time is nan, a finite number"),
-    (slurm({"sys_time": float("inf")}), STORAGE, "job 7: sys_time is inf, a finite number"),
+    (slurm({"sys_time": float("nan")}), STORAGE, "job 7: sys_time is nan; it must be a finite number"),
+    (slurm({"sys_time": float("inf")}), STORAGE, "job 7: sys_time is inf; it must be a finite number"),
     (slurm({"sys_time": -1}), STORAGE, "job 7: sys_time is -1"),
 ])
 def test_a_comment_that_says_something_wrong_is_passed_over_with_a_warning(job, storage, message):
     warned = []
     assert join(job, storage=storage, warn=warned.append) == join(slurm(), storage=storage)
-    assert [message in text and text.endswith("; its comment is passed over") for text in warned] == [True]
+    assert [message in text and text.endswith("; its comment is ignored") for text in warned] == [True]
     with pytest.raises((UserError, InputError), match=message):  # but the site's operator is told
         join(slurm(), Site(jobs={"7": job.checkpoint}), storage=storage)
 
@@ -252,11 +252,11 @@ def test_any_users_comment_leaves_the_operator_a_plan(squeue, capsys):
 
 
 @pytest.mark.parametrize(("text", "message"), [
-    ("[]", "site.json: an object is wanted"),
-    ('{"users": {}}', "site.json: 'users' is not known here; there are default, partitions, names, jobs"),
-    ('{"default": {"memory_gb": "much"}}', "site.json: default: memory_gb is 'much', a finite number is wanted"),
-    ('{"names": {"md": {"memry": 1}}}', "site.json: names: md: 'memry' is not known here"),
-    ('{"jobs": {"1": 3}}', "site.json: jobs: 1: an object is wanted"),
+    ("[]", "site.json: it must be an object"),
+    ('{"users": {}}', "site.json: 'users' is unknown; there are default, partitions, names, jobs"),
+    ('{"default": {"memory_gb": "much"}}', "site.json: default: memory_gb is 'much'; it must be a finite number"),
+    ('{"names": {"md": {"memry": 1}}}', "site.json: names: md: 'memry' is unknown"),
+    ('{"jobs": {"1": 3}}', "site.json: jobs: 1: it must be an object"),
     ("{,}", "site.json:1: not JSON"),
 ])
 def test_a_mistake_in_the_site_file_is_named_with_its_place(tmp_path, text, message):
@@ -279,7 +279,7 @@ def test_a_simulated_machine_starts_the_on_demand_job_as_promised(capsys):
     greedy = json.loads(capsys.readouterr().out)["deadlines"]
     assert sum(row["lost_node_s"] for row in greedy) > sum(row["lost_node_s"] for row in answer["deadlines"])
     assert main(["simulate", "eviction", *words]) == 0
-    assert capsys.readouterr().out.startswith("6 jobs on 60 nodes; an on-demand job wants 30")
+    assert capsys.readouterr().out.startswith("6 jobs on 60 nodes; an on-demand job needs 30")
 
 
 @pytest.mark.parametrize(("words", "message"), [

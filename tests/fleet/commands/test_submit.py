@@ -108,27 +108,27 @@ def test_a_generic_site_gets_two_ranks_beside_each_gpu_that_is_asked_for(submit,
 def test_a_job_that_asks_for_no_gpu_says_so(submit):
     job = ("--system", "slurm", "--walltime", "1h", "--dry-run")
     assert submit(*job)[2].splitlines() == [
-        "fleet submit: the job asks for no GPU (--gpus-per-node, resources.gpus_per_node or --site does)"]
+        "fleet submit: the job asks for no GPUs; --gpus-per-node, resources.gpus_per_node or --site would"]
     assert submit(*job, more="resources: {engine: numpy}")[2] == ""
     assert submit("--site", "perlmutter", *job[2:])[2] == ""
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
-    (("--site", "polaris", "--walltime", "1h", "--gpus-per-node", "2"), "a site that does not tell; polaris has 4"),
+    (("--site", "polaris", "--walltime", "1h", "--gpus-per-node", "2"), "a site that does not say; polaris has 4"),
     (("--system", "slurm", "--walltime", "1h", "--gpus-per-node", "0"), "--gpus-per-node: '0' should be a whole"),
     (("--system", "slurm"), "--walltime (or walltime in the spec) says how long"),
     (("--walltime", "1h"), "--system says which batch system there is: slurm, lsf, pbs, local"),
     (("--system", "sge", "--walltime", "1h"), "no batch system is named 'sge'; one of slurm, lsf, pbs, local, or an"),
     (("--system", "no_module:X", "--walltime", "1h"), "system 'no_module:X': cannot import 'no_module'"),
     (("--site", "frontier", "--system", "pbs", "--walltime", "1h"), "--system pbs: frontier has slurm"),
-    (("--site", "titan", "--walltime", "1h"), "--site titan: there are generic, summit"),
+    (("--site", "titan", "--walltime", "1h"), "--site titan is unknown; there are generic, summit"),
     (("--site", "none.yaml", "--walltime", "1h"), "none.yaml: cannot be read"),
     (("--system", "slurm", "--walltime", "soon"), "--walltime: 'soon' should be written like"),
     (("--system", "slurm", "--walltime", "0"), "more than nothing"),
     (("--system", "slurm", "--walltime", "1h", "--nodes", "0"), "--nodes: '0' should be a whole number from 1 to"),
     (("--system", "slurm", "--walltime", "1h", "--retries", "3"), "go with --chain"),
     (("--system", "slurm", "--walltime", "1h", "--warn", "2h"), "should be less than the walltime"),
-    (("--system", "local", "--nodes", "2"), "this machine alone"),
+    (("--system", "local", "--nodes", "2"), "there is only this machine"),
     (("--system", "slurm", "--walltime", "1h", "--account", "a b"), "--account is 'a b'; it should be one word"),
     (("--site", "polaris", "--walltime", "1h", "--ranks-per-node", "4"), "leave none to prepare"),
     (("--site", "polaris", "--walltime", "1h", "--ranks-per-node", "33"), "more than the 32 cores"),
@@ -158,7 +158,7 @@ def test_a_batch_system_of_ones_own_is_named_by_its_import_path(submit, tmp_path
     assert "--system=submitted_system:OWN" in text
     status, _, error = submit(*named, "--walltime", "1h", "--chain")
     assert status == 2
-    assert "--chain: submitted_system:OWN says neither by after nor by requeue how a job follows another" in error
+    assert "--chain: submitted_system:OWN has neither after nor requeue, so no job can follow another" in error
 
 
 def test_a_folder_that_is_somebody_elses_is_left_alone(submit, tmp_path):

@@ -108,7 +108,7 @@ def test_what_leads_to_no_engine_is_a_mistake_of_the_spec_among_others(engine, w
 
 
 def test_a_spec_is_held_against_the_row_of_its_engine():
-    with pytest.raises(SpecError, match="the own_engines:ROW engine trains the family softmax only, not cnn"):
+    with pytest.raises(SpecError, match="the own_engines:ROW engine trains only the family softmax, not cnn"):
         spec("own_engines:ROW", {"family": "cnn"})
     with pytest.raises(SpecError, match=r"resources.engine: emulated networks train at rates that are known; "
                                         r"`schedule: \{rates: FILE\}`"):

@@ -25,15 +25,15 @@ LOST = Stop(None)
 @pytest.mark.parametrize(("stops", "goes_on", "why"), [
     ([STOPPED], True, "networks are left"),
     ([STOPPED] * 4, True, "networks are left"),
-    ([STOPPED] * 5, False, "5 times a job has run"),
+    ([STOPPED] * 5, False, "a job has run 5 times (jobs: 5)"),
     ([Stop(0)], False, "all networks finished"),
     ([Stop(2)], False, "the spec or the arguments are wrong"),
     ([Stop(3)], False, "some networks failed"),
     ([FAILED, Stop(139)], True, "networks are left"),
-    ([FAILED, STOPPED, FAILED, Stop(127)], False, "3 times the machine failed"),
+    ([FAILED, STOPPED, FAILED, Stop(127)], False, "the machine failed 3 times (retries: 2)"),
     ([Stop(1, warned=True)] * 4, True, "networks are left"),
     ([LOST] * 4, True, "networks are left"),
-    ([LOST] * 5, False, "5 times a job has run"),
+    ([LOST] * 5, False, "a job has run 5 times (jobs: 5)"),
 ], ids=str)
 def test_what_comes_after_a_stop(stops, goes_on, why):
     decision = decide(stops, LIMITS)
@@ -141,7 +141,7 @@ def test_failures_of_the_machine_are_forgiven_as_often_as_is_said(job):
     ended = job("1 -", "7 -", "0 0")
     assert ended.returncode == 7
     assert "twice" not in ended.stderr_text
-    assert job.stops()[-1]["then"] == "2 times the machine failed: retries: 1"
+    assert job.stops()[-1]["then"] == "the machine failed 2 times (retries: 1)"
     assert job.stops()[-1]["next"] is None
 
 
@@ -209,7 +209,7 @@ def test_a_job_that_the_system_starts_more_often_than_allowed_does_nothing(job, 
         note(RunPaths(job.root), Stopped("17", LOST, "", next="17"))
     ended = job("0 0", system="slurm", **scontrol)
     assert ended.returncode == 75
-    assert "5 times a job has run" in ended.stderr_text
+    assert "a job has run 5 times (jobs: 5)" in ended.stderr_text
     assert not (job.root / "launches").exists()
 
 
@@ -218,7 +218,7 @@ def test_a_job_that_cannot_be_followed_says_why(job, scontrol, tmp_path):
     (tmp_path / "sbatch").write_text("#!/bin/sh\necho 'no such partition' >&2; exit 1\n")
     (tmp_path / "sbatch").chmod(0o755)
     assert job("75 75", system="slurm", **scontrol).returncode == 75
-    assert job.stops()[-1]["then"].endswith("no job could be made to follow: sbatch failed: no such partition")
+    assert job.stops()[-1]["then"].endswith("no further job could be submitted: sbatch failed: no such partition")
 
 
 def test_half_a_line_that_a_full_disk_left_swallows_no_other(tmp_path):

@@ -34,7 +34,7 @@ def test_as_many_ranks_as_were_started_are_right_and_so_is_nobody_who_started_an
 
 def test_a_launcher_of_another_mpi_starts_many_first_ranks():
     finding, = check_launch("mpiexec of MPICH", 8, 1, "Open MPI v5.0.11")
-    assert str(finding).startswith("mpiexec of MPICH started 8 ranks, and MPI sees 1: mpi4py uses Open MPI v5.0.11: ")
+    assert str(finding).startswith("mpiexec of MPICH started 8 ranks, but MPI sees 1: mpi4py uses Open MPI v5.0.11: ")
     assert "MPICC=mpicc" in finding.remedy
 
 
@@ -43,7 +43,7 @@ def test_a_healthy_node_has_nothing_to_say():
 
 
 @pytest.mark.parametrize(("ranks", "trainers", "what"), [
-    ([replace(RANK, gpus=())] * 3, [1, 2], "node 0 has 2 GPUs, and its ranks are shown none"),
+    ([replace(RANK, gpus=())] * 3, [1, 2], "node 0 has 2 GPUs, but its ranks are shown none"),
     ([replace(RANK, gpus=("0",))] * 3, [2], "3 ranks of node 0 are shown GPU 0 alone, or others under its name"),
     ([RANK, replace(RANK, gpus=("1",), gpu_files=0), replace(RANK, gpus=("1",), gpu_files=0)], [1, 2],
      "2 ranks of node 0 are shown GPU 1 alone, or others under its name"),
@@ -67,7 +67,7 @@ def test_gpus_as_they_may_be_are_not(ranks):
 def test_each_node_is_looked_at_by_itself():
     hidden = replace(RANK, gpus=())
     assert said(check_ranks([RANK, hidden, RANK, hidden], [0, 1, 0, 1], [2, 3], True)) == [
-        "node 1 has 2 GPUs, and its ranks are shown none"]
+        "node 1 has 2 GPUs, but its ranks are shown none"]
 
 
 @pytest.mark.parametrize(("ranks", "threads", "what"), [
@@ -89,7 +89,7 @@ def test_tensorflow_has_to_be_there_and_to_see_the_gpus():
         "n1: TensorFlow cannot be imported: ModuleNotFoundError: keras"]
     assert libraries(gpus=("0",), horovod="ready") == []
     assert said(check_libraries([replace(RANK, libraries=Libraries("2.18.1", horovod="ready"))], "auto")) == [
-        "n1: 2 GPUs shown, and TensorFlow 2.18.1 sees none"]
+        "n1: 2 GPUs shown, but TensorFlow 2.18.1 sees none"]
 
 
 @pytest.mark.parametrize(("exchange", "gpus", "horovod", "what"), [
@@ -98,7 +98,7 @@ def test_tensorflow_has_to_be_there_and_to_see_the_gpus():
     ("horovod", (), "missing", ["n1: Horovod is not installed"]),
     ("mpi", ("0",), "missing", []),
     ("auto", (), "ImportError: undefined symbol",
-     ["n1: Horovod is not for TensorFlow 2.18.1: ImportError: undefined symbol"]),
+     ["n1: Horovod does not fit TensorFlow 2.18.1: ImportError: undefined symbol"]),
     ("mpi", (), "ImportError: undefined symbol", []),
 ])
 def test_horovod_has_to_fit_where_it_is_to_be_used(exchange, gpus, horovod, what):
@@ -108,7 +108,7 @@ def test_horovod_has_to_fit_where_it_is_to_be_used(exchange, gpus, horovod, what
 def test_checkpoints_want_room_in_a_folder_that_can_be_written():
     assert check_disk(Disk("/scratch", free=10**9, needed=10**9)) == []
     assert said(check_disk(Disk("/scratch", free=10**9, needed=2 * 10**9))) == [
-        "/scratch has 1 GB free, and the checkpoints want about 2 GB"]
+        "/scratch has 1 GB free, but the checkpoints need about 2 GB"]
     assert said(check_disk(Disk("/scratch", 10**9, 0, "Read-only file system"))) == [
         "/scratch cannot be written: Read-only file system"]
 

@@ -141,7 +141,7 @@ def test_a_rehearsal_does_not_take_the_folder_of_a_real_run(spec_file, tmp_path,
     if left is not None:
         paths.spec.write_text(left)
     assert main(["rehearse", str(spec_file), "--gpus", "1", "--output", str(paths.root)]) == 2
-    assert "a run is there that is no rehearsal" in capsys.readouterr().err
+    assert "holds a run that is not a rehearsal" in capsys.readouterr().err
     assert paths.marker.exists()
 
 

@@ -84,8 +84,8 @@ EVENTS = [
     (NetworkFailed("a", "no room", "Traceback"), "a FAILED: no room"),
     (GroupStopped("a", 0.1), ""),
     (TooLate(("a", "b"), 5.0, 30.0),
-     "too late to start a, b: 5.0 s are left, and a group has taken 30.0 s to start"),
-    (NetworkRetried("a", "Stale file handle", 1, 2), "a failed: Stale file handle; that may pass: retry 1 of 2"),
+     "too late to start a, b: 5.0 s are left, but a group has taken 30.0 s to start"),
+    (NetworkRetried("a", "Stale file handle", 1, 2), "a failed: Stale file handle; this may pass: retry 1 of 2"),
     (NetworkFellBack("a", "last.h5 is torn", 3, 0), "WARNING: a goes on after epoch 3: last.h5 is torn"),
     (NetworkFellBack("a", "both are torn", 0, 0), "WARNING: a starts over: both are torn"),
     (BestLost("a", "best.h5 is torn; epoch 3 stands in"), "WARNING: a: best.h5 is torn; epoch 3 stands in"),
@@ -93,9 +93,10 @@ EVENTS = [
     (GroupStruck("a", 3, 0), "a lost a rank, and goes back to its last checkpoint: after epoch 3"),
     (GroupStruck("a", 3, 70), "a lost a rank, and goes back to its last checkpoint: after epoch 3, sample 70"),
     (BadSample("x.png", "torn", True), "skipped x.png: torn"),
-    (Interrupted("SIGTERM came"), "SIGTERM came: finishing the step, saving, and stopping; the same command goes on"),
+    (Interrupted("SIGTERM came"),
+     "SIGTERM came: finishing the step, saving, and stopping; the same command resumes it"),
     (Interrupted("SIGTERM came", replay=True),
-     "SIGTERM came: stopping; a replay does not go on, the same command starts it over"),
+     "SIGTERM came: stopping; a replay cannot be resumed, the same command starts it over"),
     (Ended(0, 1.0, 1), ""),
 ]
 

@@ -86,12 +86,12 @@ def test_the_folder_holds_the_spec_and_says_whose_it_is(asking):
     ("data", {"source": "image_folder", "path": "/no/such/folder"}, "/no/such/folder"),
     ("train", {"batch": {"size": 61}}, "train.batch.size: 61 is more than the 60 training samples"),
     ("data", {"source": "tests.fleet.runtime.test_prepare:alone", "path": "60", "validation": None},
-     "a: train.converge.monitor: val_accuracy wants validation data"),
-    ("models", [{"family": "softmax", "name": "a", "gpus": [3, 4]}], "wants at least 3 trainers, and there are 2"),
+     "a: train.converge.monitor: val_accuracy needs validation data"),
+    ("models", [{"family": "softmax", "name": "a", "gpus": [3, 4]}], "needs at least 3 trainers, but there are 2"),
     ("data", {"source": "tests.fleet.runtime.test_prepare:of_one_class", "path": "60"}, "only one class"),
     ("data", {"source": "tests.fleet.runtime.test_prepare:locked", "path": "60"}, "cannot be sent to the other ranks"),
     ("data", {"source": "tests.fleet.runtime.test_prepare:uneven", "path": "60"},
-     "a resize or a crop would make them one"),
+     "add a resize or a crop"),
     ("data", {"source": "tests.sources:numbered", "path": "60", "window": "100B"}, "data.window: 100 B is too small"),
     ("resources", {"engine": "numpy", "preprocessors": 3}, "would leave no trainer"),
     ("output", "/dev/null", "output: /dev/null is a file"),
@@ -109,7 +109,7 @@ def test_all_that_is_wrong_with_the_networks_is_said_at_once(asking):
     message = asking.refused()
     assert message.startswith("2 of the networks cannot be trained as the spec says")
     assert "a: train.batch.size: 100" in message
-    assert "b: gpus: wants at least 7 trainers" in message
+    assert "b: gpus: needs at least 7 trainers" in message
 
 
 def alone(path):

@@ -56,7 +56,7 @@ def test_small_images_get_basic_blocks_and_a_small_stem():
     (CNN(filters=(8, 8, 8)), 7, 8),
 ])
 def test_an_image_too_small_to_be_pooled_is_refused_with_the_least_size(settings, side, least):
-    with pytest.raises(UserError, match=f"wants at least {least}x{least} pixels, not {side}x{side}"):
+    with pytest.raises(UserError, match=f"needs at least {least}x{least} pixels, not {side}x{side}"):
         count_parameters(settings, (side, side, 3), classes=10)
     count_parameters(settings, (least, least, 3), classes=10)
 

@@ -15,7 +15,7 @@ SOFTMAX = (4 * 4 + 1) * 3 * 2 * 8  # weights and velocities of the networks belo
 def test_a_quota_that_cannot_be_enough_is_refused_before_the_run(keep, least):
     models = [{"family": "softmax", "name": name} for name in ("a", "b")]
     check_quota(spec(*models, checkpoint={"quota": least, "keep": keep}), SAMPLE)
-    with pytest.raises(UserError, match=r"checkpoint.quota: .* is too little: .* of 2 networks, and one being written"):
+    with pytest.raises(UserError, match=r"checkpoint.quota: .* is too small: .* of 2 networks, and one being written"):
         check_quota(spec(*models, checkpoint={"quota": least - 1, "keep": keep}), SAMPLE)
 
 

@@ -110,7 +110,7 @@ def test_a_full_disk_is_told_with_what_was_wanted_and_what_is_free(full_disk):
     path = full_disk / "file.h5"
     write_verified(path, {"small": np.zeros(100)}, {"number": 1})
     with pytest.raises(StorageError, match=r"file.h5 cannot be written: No space left on device \(8 MB wanted, "
-                                           r".* free\); what was saved before is whole: make room, and the same"):
+                                           r".* free\); what was saved before is intact: make room, and the same"):
         write_verified(path, {"large": np.zeros(10**6)}, {"number": 2}, full_disk / "previous.h5")
     assert read_verified(path)[1] == {"number": 1}
     assert os.listdir(full_disk) == ["file.h5"]

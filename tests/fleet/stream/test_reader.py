@@ -25,8 +25,8 @@ def stalled(layout, prepare, chunk=0):
 
 def test_a_writer_that_does_not_write_is_named_in_an_error():
     assert stalled(LAYOUT, lambda window: window.publish(0)) == (
-        "chunk 1 of the stream has not come for 0 s (data.stall): the preprocessor that should write it does not; the "
-        "newest chunk is 0")
+        "chunk 1 of the stream has not arrived for 0 s (data.stall): the preprocessor that should write it does not; "
+        "the newest chunk is 0")
 
 
 def test_a_reader_that_reads_no_further_is_named_in_an_error():

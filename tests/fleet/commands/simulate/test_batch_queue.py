@@ -102,7 +102,7 @@ def test_a_person_gets_tables(simulate, trace):
 @pytest.mark.parametrize(("words", "message"), [
     ("", "name either a trace or a --distribution"),
     (f"{LAW} trace.swf", "name either a trace or a --distribution"),
-    (f"{LAW} --fit", "--fit wants a trace"),
+    (f"{LAW} --fit", "--fit needs a trace"),
     (f"{LAW} --runs 0", "--runs: '0' should be a whole number from 1 to 10000"),
     (f"{LAW} --jobs 0", "--jobs: '0' should be a whole number from 1"),
     (f"{LAW} --processors -3", "--processors: '-3' should be a whole number from 1"),
@@ -122,6 +122,6 @@ def test_what_a_trace_cannot_do_is_said(simulate, trace):
     assert "--stream goes with --distribution" in simulate("--stream 0.2", trace)[2]
     assert "job 0 wants 4 processors, the machine has 2" in simulate("--processors 2", trace)[2]
     trace.write_text(trace.read_text().replace("; MaxProcs: 8\n", ""))
-    assert "does not tell MaxProcs" in simulate("", trace)[2]
+    assert "has no MaxProcs" in simulate("", trace)[2]
     trace.write_text("1 2 3\n")
     assert "trace.swf:1: 3 columns where a job has 18" in simulate("", trace)[2]

@@ -224,10 +224,10 @@ def test_an_application_leaves_the_scaling_of_pixels_to_the_spec(build):
 @pytest.mark.parametrize(("target", "args", "message"), [
     ("ResNet5", {}, "did you mean ResNet50"),
     ("resnet50", {}, "did you mean ResNet50"),
-    ("MobileNet", {"alhpa": 0.5}, "has no argument 'alhpa'; it has: alpha"),
+    ("MobileNet", {"alhpa": 0.5}, "has no argument 'alhpa'; its arguments: alpha"),
     ("MobileNet", {"weights": "imagenet"}, "weights follows from the spec"),
     ("Xception", {}, "Xception on images of 32x32x3: ValueError: Input size must be at least"),
-    ("densenet", {"blocks": [1] * 7}, "wants at least 64x64 pixels, not 32x32"),
+    ("densenet", {"blocks": [1] * 7}, "needs at least 64x64 pixels, not 32x32"),
 ])
 def test_a_description_that_cannot_be_built_is_answered_in_one_line(build, target, args, message):
     with pytest.raises(UserError, match=message) as caught:
