@@ -35,10 +35,12 @@ class Group(Protocol):
     Attributes:
         rank: of this one in the group.
         size: how many ranks the group has.
+        ranks: of the launch, in the order that they have in the group.
     """
 
     rank: int
     size: int
+    ranks: tuple[int, ...]
 
     @property
     def is_master(self) -> bool:

@@ -53,6 +53,7 @@ from fleet.storage.writer import CheckpointWriter
 from fleet.stream.base import Stream
 from fleet.stream.order import Epoch, read_path, write_path
 from fleet.stream.own import OwnStream
+from fleet.stream.stall import Stalled
 from fleet.stream.validation import Validation
 from preprocess.sample import SampleSpec
 
@@ -194,6 +195,9 @@ class Trainer:
             log.warning("%s: %s; it goes back to its last checkpoint", training.network.name, strike)
             self._writer.flush()  # which is then what the coordinator reads
             return
+        except Stalled as stall:
+            ranks = ", ".join(map(str, training.group.ranks))
+            raise InfrastructureError(f"{training.network.name}, on ranks {ranks}: {stall}") from stall
         finally:
             self._sources.stream.leave()
         training.group.free()

@@ -105,7 +105,7 @@ class WindowFiller:
     def _may_write(self, sequence: int) -> bool:
         """Whether chunk ``sequence`` is wanted yet, and its slot is free."""
         if self._window.layout.is_ring:
-            return self._window.is_coming(sequence)
+            return self._window.has_slot(sequence)
         return self._is_wanted(sequence) and self._window.is_free(sequence, self._hold, self._first)
 
     def _produce(self) -> bool:

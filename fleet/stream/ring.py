@@ -21,7 +21,7 @@ from fleet.stream.base import Batch, Members, split_rows
 from fleet.stream.order import Epoch, RingOrder
 from fleet.stream.reader import SharedStream
 from fleet.stream.stall import WriterLost
-from fleet.stream.window import CHOOSING, Stock, Window
+from fleet.stream.window import CHOOSING, NOT_READING, Stock, Window
 
 
 def choose(stocks: Sequence[Stock], is_of_use: Callable[[int], bool]) -> int:
@@ -119,6 +119,18 @@ class RingStream(SharedStream):
         if not has_come:
             raise WriterLost("a rank that prepared samples has died")
         return sequence
+
+    def _stalled(self, sequence: int) -> str:
+        window, newest = self._window, self._window.newest() - 1
+        if window.has_slot(sequence):
+            cause = "the preprocessor that should write it does not"
+        else:
+            held = sorted(set(window.cursors[:-1].tolist()) - {NOT_READING, CHOOSING, sequence})
+            cause = ("no slot has become free for it on this node, "
+                     + (f"whose readers hold {', '.join(map(str, held))}" if held else "though no reader holds one"))
+        passing = ", though newer ones come" if newest > sequence else ""
+        return (f"chunk {sequence} of the ring has not arrived for {self._stall_s:.0f} s (data.stall){passing}: "
+                f"{cause}; the newest chunk is {newest}")
 
     def _choose(self, is_of_use: Callable[[int], bool], group: Members) -> int:
         group.exchange(None)  # all are here: others on these nodes are kept waiting for a moment only

@@ -21,6 +21,10 @@ class WriterLost(InfrastructureError):
     """A rank that fills what a node shares has died, and what was waited for will not come."""
 
 
+class Stalled(InfrastructureError):
+    """What a rank waits for has not come for too long: a rank that should write or read has stopped."""
+
+
 class StallClock:
     """Measures one wait, and ends the run when nothing has come for too long.
 
@@ -41,13 +45,13 @@ class StallClock:
         """Called again and again while somebody waits; the first call starts the clock.
 
         Raises:
-            InfrastructureError: nothing has come for so long that the rank that should write has stopped.
+            Stalled: nothing has come for so long that the rank that should write has stopped.
         """
         progress, now = self._progress(), self._clock()
         if progress != self._seen:
             self._seen, self._since = progress, now
         elif now - self._since > self._stall_s:
-            raise InfrastructureError(self._explain())
+            raise Stalled(self._explain())
 
 
 def clock_for_set(shared: SampleSet, what: str, stall_s: float) -> StallClock:
@@ -65,7 +69,7 @@ def await_written(world: World, writers: Container[int], ready: Callable[[], T |
 
     Raises:
         WriterLost: one of them has died, so that it may never come.
-        InfrastructureError: the clock says that it will not come.
+        Stalled: the clock says that it will not come.
     """
 
     def look() -> T | None:

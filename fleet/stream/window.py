@@ -160,7 +160,7 @@ class Window:
         return Stock(frozenset(chunk for chunk, is_there in slots if is_there),
                      frozenset(chunk for chunk, is_there in slots if not is_there), until)
 
-    def is_coming(self, sequence: int) -> bool:
+    def has_slot(self, sequence: int) -> bool:
         """Whether a chunk of the ring that is not complete has a slot, to be written into."""
         return sequence + 1 in self.assigned
 

@@ -163,7 +163,7 @@ class World:
         self.lost, self.outlives = frozenset(), False
         self.actor = None
         self._launch = launch
-        self._everybody = Group(self, launch.groups.setdefault("all", _Shared(size, launch.random)), rank)
+        self._everybody = Group(self, launch.groups.setdefault("all", _Shared(size, launch.random)), range(size))
 
     def tell(self, rank, tag, message):
         self._launch.mail[rank, tag].append(pickle.dumps(message))
@@ -216,7 +216,7 @@ class World:
     def group(self, ranks, number):
         key = (tuple(ranks), number)
         shared = self._launch.groups.setdefault(key, _Shared(len(ranks), self._launch.random))
-        group = Group(self, shared, list(ranks).index(self.rank))
+        group = Group(self, shared, ranks)
         duties, self.duties = self.duties, []  # creating a communicator is collective, and blocks
         group.exchange(None)
         self.duties = duties
@@ -234,8 +234,8 @@ class _Shared:
 class Group:
     """fleet.comm.base.Group, of a launch in which nobody dies."""
 
-    def __init__(self, world, shared, rank):
-        self.rank, self.size = rank, shared.size
+    def __init__(self, world, shared, ranks):
+        self.ranks, self.rank, self.size = tuple(ranks), list(ranks).index(world.rank), shared.size
         self._world, self._shared = world, shared
         self._number = 0
 

@@ -18,9 +18,10 @@ from fleet.stream.layout import Layout
 from fleet.stream.memory import NodeMemory
 from fleet.stream.order import Epoch, RingOrder
 from fleet.stream.ring import RingStream, choose, missed
+from fleet.stream.stall import Stalled
 from fleet.stream.window import Stock
 from tests.fleet.one_process import Launch
-from tests.fleet.stream.streams import GREY, SEED, expected, pipeline, window_of
+from tests.fleet.stream.streams import GREY, SEED, Alone, alone_in_the_world, expected, pipeline, window_of
 from tests.fleet.stream.words import watched
 
 SIZE = 2  # samples in a shard
@@ -54,6 +55,27 @@ def test_chunks_of_use_that_one_node_holds_and_another_let_go_are_missed():
     there = Stock(frozenset({4, 6, 7}), frozenset({8}), until=9)
     assert missed([here, there], lambda sequence: sequence != 2) == {3, 5}
     assert missed([here, here], lambda sequence: True) == set()
+
+
+@pytest.mark.parametrize(("taken", "said"), [
+    ({1}, "chunk 0 of the ring .*, though newer ones come: the preprocessor that should write it does not; .* is 1"),
+    ({0, 1}, r"chunk 2 of the ring has not arrived for 0 s \(data.stall\): the preprocessor that should write it does"),
+    ({0, 1, 2}, "chunk 3 of the ring .*: no slot has become free for it on this node, whose readers hold 1; "),
+], ids=["late", "last", "without a slot"])
+def test_a_group_that_waits_too_long_for_a_chunk_says_why_it_does_not_come(taken, said):
+    layout = Layout(GREY, 6 * SIZE, SIZE, slots=3, lookahead=2, readers=2, is_ring=True)
+    window, alone = window_of(layout), pipeline(layout.samples)
+    for chunk in range(3):
+        window.assign(chunk)
+    window.publish(1)
+    window.need(1, 1)
+
+    def use(world):
+        stream = RingStream(window, 0, world, RingOrder(alone, SIZE, SEED), stall_s=0.05)
+        return list(stream.batches(Epoch(0), 0, SIZE, Alone(), taken))
+
+    with pytest.raises(Stalled, match=said):
+        alone_in_the_world(use)
 
 
 # ---- whole launches ----
