@@ -41,7 +41,7 @@ coverage: env
 test-cluster: env
 	$(BIN)/python -m pytest -rs tests/cluster $(PYTEST_ARGS)
 
-# Faults at random moments; an hour, and it writes docs/reliability.md. As root, for it fills up disks of its own.
+# Faults at random moments; an hour, and it writes docs/reliability.md. As root, because it fills up disks of its own.
 chaos: env
 	$(BIN)/python -m tests.chaos $(or $(CHAOS_ARGS),--document docs/reliability.md $(if $(wildcard runs/digits/events.jsonl),--run runs/digits))
 

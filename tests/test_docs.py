@@ -15,6 +15,7 @@ from fleet.run import parse_arguments
 from fleet.spec import Data, Document, load, parse
 from launch.sites import parse_site
 from tests.places import ROOT
+from tests.test_layers import MAY_IMPORT
 
 README, CHANGELOG = ROOT / "README.md", ROOT / "CHANGELOG.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]  # the changelog also names what is no more
@@ -275,3 +276,13 @@ def test_the_changelog_says_where_modules_are_now():
     moved = [pair for old, new in rows for pair in zip(spans(old), spans(new), strict=True)]
     assert [(old, new) for old, new in moved if not is_there(new) or old == new] == []
     assert moved
+
+
+# ---- the design --------------------------------------------------------------------------------
+
+
+def test_the_design_names_every_room():
+    text = (ROOT / "docs/design.md").read_text(encoding="utf-8")
+    rooms = [room.partition(".")[2] for room in MAY_IMPORT if room.startswith(("fleet.", "scheduler."))]
+    assert [room for room in rooms if room not in spans(text) and not room.startswith("__")
+            and not re.search(rf"^    .*\b{room}\b", text, re.MULTILINE)] == []

@@ -52,7 +52,7 @@ fi
 want=$(fingerprint tools/requirements.txt tools/constraints.txt tools/env.sh)
 if ! is_done horovod "$want"; then
     if [ -z "$(command -v g++ || command -v c++ || true)" ]; then
-        say "Horovod is left out, for there is no C++ compiler: gradients will be exchanged by MPI"
+        say "Horovod is left out, because there is no C++ compiler: gradients will be exchanged by MPI"
     else
         say "building Horovod $HOROVOD against this TensorFlow (1 to 2 minutes)"
         log=$VENV/horovod-build.log
