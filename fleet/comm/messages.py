@@ -139,6 +139,7 @@ class EpochDone(NamedTuple):
     record: EpochRecord
     blocked_s: float  # what training waited for checkpoints in this epoch
     final: str  # why the network is done, or nothing
+    missed: int = 0  # chunks of a ring; see :class:`fleet.stream.base.Batch`
 
 
 class Paused(NamedTuple):

@@ -16,7 +16,7 @@ from pathlib import Path
 from fleet.commands.options import add_json, print_json
 from fleet.errors import ExitStatus, StorageError
 from fleet.monitor.html import write_report
-from fleet.monitor.report import Report, read_report
+from fleet.monitor.report import MISSED, Report, read_report
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import leaderboard
 from fleet.terminal import print_table
@@ -52,5 +52,7 @@ def _print(report: Report) -> None:
     print_table(*leaderboard(report.rows), title=f"{report.name}: the best network first")
     print(f"{format_duration(account.seconds)} on {counted(len(account.devices), 'GPU')}: "
           + ", ".join(f"{name} {share:.1%}" for name, share in account.spent.shares.items()))
+    if report.missed:
+        print(MISSED.format(chunks=counted(report.missed, "chunk")))
     if account.ratio is not None:
         print(f"makespan {account.measured_s:.1f} s, simulated {account.simulated_s:.1f} s: {account.ratio:.3f}")

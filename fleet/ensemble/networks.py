@@ -95,7 +95,7 @@ class Networks:
         """A network has finished an epoch, and perhaps its training."""
         standing = self._standings[done.network]
         self._keep(done.network, replace(standing, history=(*standing.history, done.record)))
-        self._outbox.note(EpochEnded(done.network, done.record, done.blocked_s))
+        self._outbox.note(EpochEnded(done.network, done.record, done.blocked_s, done.missed))
         if done.final:
             self.finish(done.network, done.final)
 

@@ -9,12 +9,12 @@ from html import escape
 from typing import Any
 
 from fleet.monitor.account import Account, Spent
-from fleet.monitor.report import Report
+from fleet.monitor.report import MISSED, Report
 from fleet.monitor.svg import NAMED, colour, line_chart, share_bar, timeline
 from fleet.storage.files import replacing
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Status, leaderboard
-from fleet.units import format_duration
+from fleet.units import counted, format_duration
 
 # The parts of the GPU time in the order of the bar: each one's name for people and its colour.
 _SPENT = {"training": ("training", "#4e79a7"), "data": ("waiting for data", "#f28e2b"),
@@ -46,7 +46,7 @@ def render(report: Report) -> str:
         "<h2>Who had which GPU</h2>",
         "<p class=note>A bar for every network on every GPU it had. A dark edge shows where a group was formed.</p>",
         timeline(account.stints, account.devices, 1.0, longest, colours),
-        "<h2>Where the time went</h2>", _shares(account.spent),
+        "<h2>Where the time went</h2>", _shares(account.spent), _missed(report),
         "<h2>Beside the simulation</h2>", _comparison(account)]
     if account.replay is not None:
         body.append(timeline(account.replay.simulated.stints, account.devices, account.time_scale, longest, colours))
@@ -131,6 +131,10 @@ def _shares(spent: Spent) -> str:
     return (share_bar((name, shares[part], fill) for part, (name, fill) in _SPENT.items()) + _legend(_SPENT.values())
             + _table(["", "GPU-seconds", "share"], [[name, f"{seconds[part]:.1f}", f"{shares[part]:.2%}"]
                                                     for part, (name, _) in _SPENT.items()]))
+
+
+def _missed(report: Report) -> str:
+    return f"<p class=note>{MISSED.format(chunks=counted(report.missed, 'chunk'))}.</p>" if report.missed else ""
 
 
 def _comparison(account: Account) -> str:

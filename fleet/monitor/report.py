@@ -17,6 +17,9 @@ from fleet.storage.paths import RunPaths
 from fleet.storage.results import NetworkResult, read_results
 from fleet.storage.state import EpochRecord
 
+# What is said of the chunks that were missed.
+MISSED = "{chunks} of the ring could not be taken by a group that lacked them: one of its nodes had let them go"
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -37,6 +40,7 @@ class Report:
         losses: of training, in the same order; networks without an epoch are left out.
         accuracies: of validation where there is any, otherwise of training.
         account: of its time.
+        missed: chunks of a ring that a group could not take, because one of its nodes had let them go.
     """
 
     name: str
@@ -44,6 +48,7 @@ class Report:
     losses: tuple[Curve, ...]
     accuracies: tuple[Curve, ...]
     account: Account
+    missed: int
 
     def numbers(self) -> dict[str, Any]:
         """The report without its pictures."""
@@ -51,7 +56,8 @@ class Report:
         return {"name": self.name, "policy": account.policy, "seconds": account.seconds, "launches": account.launches,
                 "gpus": len(account.devices), "networks": list(self.rows),
                 "spent_gpu_s": dataclasses.asdict(account.spent), "measured_s": account.measured_s,
-                "simulated_s": account.simulated_s, "costs": account.costs, "epoch_s": account.epoch_s}
+                "simulated_s": account.simulated_s, "costs": account.costs, "epoch_s": account.epoch_s,
+                "missed_chunks": self.missed}
 
 
 def read_report(paths: RunPaths) -> Report:
@@ -72,6 +78,7 @@ def read_report(paths: RunPaths) -> Report:
         raise UserError(f"{paths.events} has no launch, so there is nothing to report")
     histories = [(row.name, history) for row in rows if (history := _history(log, row.name))]
     return Report(paths.root.resolve().name, tuple(rows), account=found,
+                  missed=sum(event.missed for _, event in log if isinstance(event, EpochEnded)),
                   losses=tuple(_curve(name, history, _loss) for name, history in histories),
                   accuracies=tuple(_curve(name, history, _accuracy) for name, history in histories))
 

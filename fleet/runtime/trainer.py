@@ -258,6 +258,7 @@ class Trainer:
             taken = {chunk for record in state.history for chunk in read_path(record.path)}
             batch_size = network.global_batch(group.size)
             pace, saved = _Pace(network.name, state.position), time.perf_counter()
+            missed = 0  # of the chunks of a ring
             is_over = True  # as it is where nothing is left of the epoch: the launch before ended while it was judged
 
             for batch in source.batches(epoch, state.position, batch_size, group, taken):
@@ -268,7 +269,7 @@ class Trainer:
                                         f"within the first {batch.position} samples")
                 state = dataclasses.replace(state, stream_epoch=batch.epoch.number, path=batch.epoch.path,
                                             position=batch.position, sums=(Sums(*state.sums) + result).totals)
-                is_over = batch.is_last
+                is_over, missed = batch.is_last, batch.missed
                 if is_over:
                     continue
                 if result.stop:
@@ -286,7 +287,7 @@ class Trainer:
             training.trainable.average_statistics()
             judged = self._evaluate(training) if is_over else None
             if judged is not None:
-                state = self._end_epoch(training, state, began, judged)
+                state = self._end_epoch(training, state, began, judged, missed)
             else:
                 state, began = self._timed(state, began)
                 if group.is_master:
@@ -320,7 +321,7 @@ class Trainer:
         """Whether the group should pause; nothing else is said inside an epoch."""
         return self._world.hear(Tag.TRAINER) is not None
 
-    def _end_epoch(self, training: Training, state: State, began: _Clock, judged: Sums) -> State:
+    def _end_epoch(self, training: Training, state: State, began: _Clock, judged: Sums, missed: int) -> State:
         """Save the network and tell of it; returns its state before the next epoch."""
         network, group, trainable = training.network, training.group, training.trainable
         loss, correct, count = state.sums
@@ -337,7 +338,8 @@ class Trainer:
         state = State(arrays={}, identity=state.identity, history=history, final=verdict.reason)
         if group.is_master:
             self._save(training, state, is_best=verdict.best_epoch == record.epoch)
-            self._tell(EpochDone(network.name, record, self._writer.blocked_s - began.blocked_s, verdict.reason))
+            self._tell(EpochDone(network.name, record, self._writer.blocked_s - began.blocked_s, verdict.reason,
+                                 missed))
         return state
 
     def _evaluate(self, training: Training) -> Sums | None:

@@ -277,12 +277,15 @@ class EpochEnded:
     Attributes:
         record: the epoch in the network's history; its fields are keys of the event.
         blocked_s: seconds for which checkpoints kept training waiting.
+        missed: chunks of a ring that were of use, that a node of the group held, and that another had let go; none
+            where an epoch was logged later than it ended.
     """
 
     word: ClassVar[str] = "epoch"
     network: str
     record: Annotated[EpochRecord, Flat]
     blocked_s: Micro = 0.0
+    missed: Annotated[int, Unless] = 0
 
 
 @dataclass(frozen=True)

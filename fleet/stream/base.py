@@ -24,6 +24,8 @@ class Batch:
         position: samples of the epoch that are consumed once this batch is.
         is_last: of the epoch.
         epoch: what is consumed then: its number, or in a ring the latest production, and the path.
+        missed: chunks of a ring that were of use to the epoch so far, that a node of the group held, and that another
+            had let go.
     """
 
     images: np.ndarray
@@ -32,6 +34,7 @@ class Batch:
     position: int
     is_last: bool
     epoch: Epoch
+    missed: int = 0
 
 
 def split_rows(first: int, last: int, rank: int, size: int) -> tuple[int, int]:

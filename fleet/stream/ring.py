@@ -49,11 +49,7 @@ def missed(stocks: Sequence[Stock], is_of_use: Callable[[int], bool]) -> set[int
 
 
 class RingStream(SharedStream):
-    """Reads the window of this node at the group's own pace; see the module.
-
-    Attributes:
-        missed: chunks of use to an epoch that a node of the group held, and another had let go; so far.
-    """
+    """Reads the window of this node at the group's own pace; see the module."""
 
     def __init__(self, window: Window, reader: int, world: World, order: RingOrder, stall_s: float = math.inf,
                  writers: Container[int] = ()) -> None:
@@ -74,6 +70,7 @@ class RingStream(SharedStream):
         def is_of_use(sequence: int) -> bool:
             return self._order.shard(sequence) in lacks and sequence not in taken
 
+        gone: set[int] = set()  # chunks that were missed
         begin = end = 0  # of the chunk that is read, in the epoch
         for first in range(0, samples, batch):
             last = min(first + batch, samples)
@@ -87,13 +84,13 @@ class RingStream(SharedStream):
                     break
                 # What this rank wants of the chunk is copied before the chunk is let go.
                 parts = [(images.copy(), labels.copy()) for images, labels in parts]
-                path.append(self._take(is_of_use, group))
+                path.append(self._take(is_of_use, group, gone))
                 lacks.remove(self._order.shard(path[-1]))
                 rows = self._window.rows(path[-1])
                 begin, end = end, end + rows.stop - rows.start
             images, labels = _joined(parts) if parts else (self._window.images[:0], self._window.labels[:0])
             latest = Epoch(max(path) // self._order.shards, tuple(path))
-            yield Batch(images, labels, last - first, last, last == samples, latest)
+            yield Batch(images, labels, last - first, last, last == samples, latest, len(gone))
         self.leave()
 
     def _part(self, sequence: int, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
@@ -101,14 +98,17 @@ class RingStream(SharedStream):
         rows = slice(start + first, start + last)
         return self._window.images[rows], self._window.labels[rows]
 
-    def _take(self, is_of_use: Callable[[int], bool], group: Members) -> int:
+    def _take(self, is_of_use: Callable[[int], bool], group: Members, gone: set[int]) -> int:
         """Agree on the next chunk, hold it on all nodes of the group, and wait until it is there.
+
+        Args:
+            gone: is added what was missed.
 
         Raises:
             WriterLost: on all ranks of the group: on one of them it will not come any more.
         """
         self.leave()  # what this rank has held is needed no more
-        sequence = self._choose(is_of_use, group)
+        sequence = self._choose(is_of_use, group, gone)
         has_come = True
         try:
             self._wait(sequence)
@@ -132,7 +132,7 @@ class RingStream(SharedStream):
         return (f"chunk {sequence} of the ring has not arrived for {self._stall_s:.0f} s (data.stall){passing}: "
                 f"{cause}; the newest chunk is {newest}")
 
-    def _choose(self, is_of_use: Callable[[int], bool], group: Members) -> int:
+    def _choose(self, is_of_use: Callable[[int], bool], group: Members, gone: set[int]) -> int:
         group.exchange(None)  # all are here: others on these nodes are kept waiting for a moment only
         self._need(CHOOSING)
         try:
@@ -142,6 +142,7 @@ class RingStream(SharedStream):
             self.leave()
             raise
         self._need(sequence)
+        gone |= missed(stocks, is_of_use)
         return sequence
 
 

@@ -1,11 +1,13 @@
 """``fleet report``."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from fleet.__main__ import main
-from tests.fleet.logs import made_up_run
+from fleet.storage.events import EpochEnded
+from tests.fleet.logs import LOG, as_text, made_up_run
 
 
 @pytest.fixture
@@ -21,6 +23,15 @@ def test_the_command_writes_the_page_and_prints_the_numbers(run, capsys):
     found = json.loads(capsys.readouterr().out)
     assert (found["measured_s"], found["gpus"]) == (pytest.approx(21.1), 2)
     assert {row["name"]: row["status"] for row in found["networks"]} == {"a": "finished", "b<1>": "waiting"}
+
+
+def test_chunks_of_a_ring_that_groups_missed_are_counted(run, capsys):
+    missed = [logged._replace(event=replace(logged.event, missed=3)) if isinstance(logged.event, EpochEnded) else logged
+              for logged in LOG]
+    run.events.write_text(as_text(missed))
+    assert main(["report", str(run.root)]) == 0
+    assert "9 chunks of the ring could not be taken" in capsys.readouterr().out
+    assert "9 chunks of the ring could not be taken" in run.report.read_text()
 
 
 def test_a_run_in_whose_folder_nothing_may_be_written_is_shown_too(run, capsys):

@@ -78,6 +78,22 @@ def test_a_group_that_waits_too_long_for_a_chunk_says_why_it_does_not_come(taken
         alone_in_the_world(use)
 
 
+def test_an_epoch_counts_the_chunks_that_one_node_of_the_group_let_go():
+    layout = Layout(GREY, 3 * SIZE, SIZE, slots=4, lookahead=2, readers=1, is_ring=True)
+    windows, alone, counted = [window_of(layout), window_of(layout)], pipeline(layout.samples), []
+    for node, window in enumerate(windows):
+        for chunk in range(4 + node):  # the second node has let go of chunk 0
+            window.assign(chunk)
+            window.publish(chunk)
+
+    def be(world):
+        stream = RingStream(windows[world.rank], 0, world, RingOrder(alone, SIZE, SEED))
+        counted.append([batch.missed for batch in stream.batches(Epoch(0), 0, SIZE, world.group((0, 1), 1))])
+
+    assert Launch(2, seed=0).run(be)
+    assert counted == [[1, 1, 1], [1, 1, 1]]
+
+
 # ---- whole launches ----
 
 
