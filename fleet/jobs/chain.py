@@ -24,7 +24,7 @@ from fleet.errors import ExitStatus, StorageError, UserError
 from fleet.storage.event_log import events_of, launch_status, log_mark
 from fleet.storage.events import Interrupted
 from fleet.storage.files import storing
-from fleet.storage.lines import Flat, Unless, add_line, from_json, open_lines, read_lines, to_json
+from fleet.storage.lines import Flat, OmitDefault, add_line, from_json, open_lines, read_lines, to_json
 from fleet.storage.lock import FolderLock
 from fleet.storage.paths import RunPaths
 from launch.base import InputError
@@ -126,7 +126,7 @@ class Stopped:
     stop: Annotated[Stop, Flat]
     why: str
     next: str | None
-    then: Annotated[str, Unless] = ""
+    then: Annotated[str, OmitDefault] = ""
 
 
 _KINDS: Mapping[str, type] = {kind.word: kind for kind in (Begun, Stopped)}

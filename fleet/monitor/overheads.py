@@ -1,6 +1,7 @@
-"""What a launch spent beside training ([FLEET] Table 4), summed up from its events: the run's one accounting of it.
+"""What a launch spent on anything but training ([FLEET] Table 4), summed up from its events.
 
-The coordinator feeds it while the launch goes on; :mod:`fleet.monitor.account` feeds it from the log.
+The coordinator feeds it while the launch goes on, and prints from it; :mod:`fleet.monitor.account` feeds it from the
+log. So the last line of a run and its report agree.
 """
 
 from __future__ import annotations

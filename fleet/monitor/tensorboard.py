@@ -1,7 +1,7 @@
-"""TensorBoard events of each network, written without TensorFlow: rank 0 never imports it.
+"""TensorBoard's files of each network, written without TensorFlow, which rank 0 never imports.
 
 An event file is a sequence of records, each framed by its length and two checksums; the
-``tensorboard`` package brings the messages and the framing.
+``tensorboard`` package provides the messages and the framing.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from fleet.storage.paths import RunPaths
 
 
 class TensorBoardObserver:
-    """Writes the metrics of every epoch; a no-op where the package is not installed."""
+    """Writes the metrics of every epoch; does nothing if the ``tensorboard`` package is not installed."""
 
     def __init__(self, paths: RunPaths) -> None:
         self._paths = paths
-        # What TensorBoard looks for, as the reference writers name it.
+        # TensorBoard looks for files with such names.
         self._name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
         try:
             from tensorboard.compat.proto import event_pb2, summary_pb2
@@ -45,7 +45,7 @@ class TensorBoardObserver:
                 wall_time=time.time(), step=record.epoch, summary=self._summary(value=values)))
 
     def on_pace(self, network: str, samples: int, samples_per_s: float) -> None:
-        """Only whole epochs are written."""
+        """Do nothing: only whole epochs are written."""
 
     def _write(self, network: str, event: Any) -> None:
         # Nothing stays open: a run may have more networks than a process may have open files.

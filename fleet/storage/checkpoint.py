@@ -44,11 +44,11 @@ def read_state(path: Path, with_arrays: bool = True) -> State:
     """Read a checkpoint.
 
     Args:
-        with_arrays: without them only the record is read, which takes no time.
+        with_arrays: otherwise only the record is read, which takes no time.
 
     Raises:
         DamagedError: it is torn or corrupted.
-        CheckpointError: there is none, or the file system does not give it.
+        CheckpointError: there is none, or the file system does not let it be read.
     """
     arrays, record = read_verified(path, with_arrays)
     try:
@@ -61,11 +61,11 @@ def read_state(path: Path, with_arrays: bool = True) -> State:
 
 @dataclass(frozen=True)
 class CheckpointLookup:
-    """What is left of a network.
+    """The checkpoint that was found of a network, and the damage that was met on the way.
 
     Attributes:
-        state: the newest that is whole; None where there is none.
-        damage: what is wrong with newer ones; nothing where there is none, or nothing is wrong.
+        state: of the newest checkpoint that is whole; None if there is none.
+        damage: what is wrong with the checkpoints that were passed over; empty if none was.
     """
 
     state: State | None
@@ -76,10 +76,10 @@ def newest(paths: RunPaths, name: str, with_arrays: bool = True) -> CheckpointLo
     """The newest checkpoint of a network that is whole.
 
     Args:
-        with_arrays: without them only the records are read, and verified, which takes no time.
+        with_arrays: otherwise only the records are read and verified, which takes no time.
 
     Raises:
-        CheckpointError: there is one that may be whole, and the file system does not give it.
+        CheckpointError: there is one that may be whole, and the file system does not let it be read.
     """
     damage: list[str] = []
     for path in (paths.last(name), paths.previous(name)):
@@ -100,7 +100,7 @@ def _is_lost(error: CheckpointError) -> bool:
 
 
 def promote_previous(paths: RunPaths, name: str, found: CheckpointLookup) -> None:
-    """Make the files of a network agree with what was found of it, once it goes on from there."""
+    """Make a network's files agree with the checkpoint that was found, because the network goes on from there."""
     with storing(paths.last(name)):
         if found.state is None:
             paths.last(name).unlink(missing_ok=True)
@@ -111,13 +111,13 @@ def promote_previous(paths: RunPaths, name: str, found: CheckpointLookup) -> Non
 
 
 def best_state(paths: RunPaths, name: str, converge: Converge, keep: str) -> CheckpointLookup:
-    """The state of a finished network's best epoch; of its last one, where the best is lost or was not to be kept.
+    """The state of a finished network's best epoch, or of its last one if the best was lost or is not kept.
 
     Args:
-        keep: as the spec says.
+        keep: ``checkpoint.keep`` of the spec.
 
     Raises:
-        CheckpointError: the file system does not give it, or nothing whole is left.
+        CheckpointError: the file system does not let it be read, or nothing whole is left.
     """
     if keep == "last":
         return CheckpointLookup(read_state(paths.last(name)))

@@ -61,7 +61,7 @@ class Logged(NamedTuple):
 def read_events(path: Path, start: int = 0) -> Iterator[Logged]:
     """The events of a run, in order.
 
-    Half a line, left by a killed run, is passed over, and so is a damaged one, and one of an unknown kind.
+    Lines that a killed run left half written, damaged lines and unknown kinds are passed over.
 
     Args:
         path: of the log.
@@ -74,7 +74,7 @@ def read_events(path: Path, start: int = 0) -> Iterator[Logged]:
 
 
 def events_of(path: Path, kind: type[E]) -> list[E]:
-    """The events of one kind, in order; none where there is no log yet."""
+    """The events of one kind, in order; none if there is no log yet."""
     return [event for _, event in read_events(path) if isinstance(event, kind)] if path.exists() else []
 
 
@@ -87,7 +87,7 @@ def logged_epochs(path: Path) -> set[tuple[str, int, int]]:
 
 
 def log_mark(path: Path) -> tuple[int, int]:
-    """What tells whether a log was written to: when it last was (nanoseconds), and its size in bytes."""
+    """When a log was last written (nanoseconds), and its size in bytes; they differ once it is written again."""
     if not path.exists():
         return 0, 0
     stat = path.stat()

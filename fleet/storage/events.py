@@ -1,9 +1,9 @@
-"""What happens in a run, each kind of event a class: what the event log holds and what observers are shown.
+"""What can happen in a run: one class for each kind of event.
 
-The coordinator makes them; nobody else does. ``word`` is the event's name in the log, the fields are its keys
-(:mod:`fleet.storage.lines` says how they are written). Seconds are real ones; where training is emulated, they are
-scaled. A device is a trainer's number, counted over all nodes; epochs of a network are counted from 1, those of the
-stream from 0.
+The coordinator makes events, the event log stores them, and observers are shown them. ``word`` is the kind's name in
+the log and the fields are its keys; :mod:`fleet.storage.lines` says how they are written. Seconds are those of the
+clock, also in a rehearsal, where they are a fraction of the real run's. A device is the number of a trainer, counted
+over all nodes. The epochs of a network are counted from 1, those of the stream from 0.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, TypeAlias, get_args
 
-from fleet.storage.lines import Flat, Places, Unless, from_json
+from fleet.storage.lines import Flat, OmitDefault, Places, from_json
 from fleet.storage.state import EpochRecord
 
 Tenths: TypeAlias = Annotated[float, Places(1)]
@@ -44,8 +44,8 @@ class Started:
         samples: of the training set.
         devices: of the trainers.
         stream: how groups depend on each other's pace, as :func:`fleet.units.parse_stream` reads it.
-        bounds: network -> the fewest and the most GPUs that it may have; no most where as many as are useful.
-        time_scale: seconds that a second of training takes: not 1 where training is emulated.
+        bounds: network -> the fewest and the most GPUs that it may have; None if there is no upper bound.
+        time_scale: seconds that a second of training takes; other than 1 only if training is emulated.
     """
 
     word: ClassVar[str] = "start"
@@ -70,7 +70,7 @@ class Interrupted:
     """The launch is to end before its networks are done: all groups save where they are.
 
     Attributes:
-        replay: whether a network is trained again, which begins anew in the next launch.
+        replay: whether this was a replay of one network, which starts over in the next launch.
     """
 
     word: ClassVar[str] = "interrupted"
@@ -83,8 +83,8 @@ class TooLate:
     """So little of the walltime is left that no group is started any more; written once.
 
     Attributes:
-        networks: that could have been started.
-        left_s: seconds of the walltime.
+        networks: those that could have been started.
+        left_s: seconds that are left of the walltime.
         needed_s: what the slowest group has taken from its start to its first step.
     """
 
@@ -96,12 +96,12 @@ class TooLate:
 
 @dataclass(frozen=True)
 class Ended:
-    """The launch came to its end: its last event, which one that breaks off lacks.
+    """The launch came to its end. This is its last event; a launch that breaks off has none.
 
     Attributes:
         status: how it ended (:class:`fleet.errors.ExitStatus`).
         seconds: since it began.
-        rounds: how often groups were started when none went on.
+        rounds: how many there were (:class:`RoundStarted`).
         profiling_s, scheduling_s: seconds for which all waited for rates, and for the policy.
         checkpointing_s, regrouping_s: GPU-seconds for which training was blocked by them.
     """
@@ -121,7 +121,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class RatesGiven:
-    """Rates come from a file, so none are measured; written at the start.
+    """Rates were read from a file, so none are measured; follows :class:`Started`.
 
     Attributes:
         rates: network -> samples/s on 1, 2, ... GPUs.
@@ -136,10 +136,10 @@ class RateMeasured:
     """A network's rate on a group of some size was measured, or could not be.
 
     Attributes:
-        rate: samples/s of the whole group; 0 where there is a reason.
-        seconds: that it took.
+        rate: samples/s of the whole group; 0 if it could not be measured.
+        seconds: how long the measurement took.
         done, total: measurements so far, and in all.
-        reason: why there is no rate.
+        reason: why it could not be measured; empty if it was.
     """
 
     word: ClassVar[str] = "measured"
@@ -149,16 +149,16 @@ class RateMeasured:
     seconds: Milli
     done: int
     total: int
-    reason: Annotated[str, Unless] = ""
+    reason: Annotated[str, OmitDefault] = ""
 
 
 @dataclass(frozen=True)
 class Profiled:
-    """All rates are known; written where they were measured, in this launch or an earlier one.
+    """All rates are known because they were measured, in this launch or an earlier one.
 
     Attributes:
-        measurements: that were made in this launch.
-        seconds: that they took.
+        measurements: how many were made in this launch.
+        seconds: how long they took in all.
         rates: network -> samples/s on 1, 2, ... GPUs.
     """
 
@@ -170,15 +170,15 @@ class Profiled:
 
 @dataclass(frozen=True)
 class StreamStarted:
-    """Preprocessors were told to produce, and which of them; written once, before the first group trains.
+    """The preprocessors begin to produce samples; once in a launch.
 
     Attributes:
-        preprocessors: so many produce,
-        of: of so many.
-        pace: ``shared`` where groups read the same epochs in step, ``own`` where each goes at its own.
+        preprocessors: how many produce.
+        of: how many there are.
+        pace: ``shared`` if groups read the same epochs in step, ``own`` if each group goes at its own pace.
         kept: whether samples are decoded in the first epoch and kept from then on.
-        supply_samples_per_s: what those preprocessors reach together.
-        demand_samples_per_s: what the fastest network takes.
+        supply_samples_per_s: how many samples/s those preprocessors produce together.
+        demand_samples_per_s: how many samples/s the fastest network takes.
         bottleneck: ``input`` or ``training``.
     """
 
@@ -195,7 +195,7 @@ class StreamStarted:
 
 @dataclass(frozen=True)
 class PlannedGroup:
-    """A network in a plan, and the devices that it should have."""
+    """A network in a plan, with how many devices it should have and which."""
 
     name: str
     gpus: int
@@ -204,10 +204,11 @@ class PlannedGroup:
 
 @dataclass(frozen=True)
 class Planned:
-    """The policy wants something else than before.
+    """The policy wants another assignment than before.
 
     Attributes:
-        scheduling_s: seconds that the policy took since the plan before, in which it wanted no change included.
+        members: the networks that should train now; those that are not named should not.
+        scheduling_s: seconds that the policy took since the previous plan; it is also asked when it wants no change.
     """
 
     word: ClassVar[str] = "plan"
@@ -220,7 +221,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class RoundStarted:
-    """Groups start while none goes on.
+    """A round begins: groups start, and every other group is about to stop.
 
     Attributes:
         round: counted from 1 in each launch.
@@ -238,7 +239,7 @@ class GroupStarted:
 
     Attributes:
         devices: the master's first.
-        stream_epoch: the first that it may read; where networks count their own epochs, the network's next.
+        stream_epoch: the first epoch of the stream that it may read, or of the network's own count if each has one.
     """
 
     word: ClassVar[str] = "group"
@@ -254,7 +255,7 @@ class GroupChanged:
 
     Attributes:
         before: the devices that it had.
-        devices: that it has now, the master's first.
+        devices: the devices that it has now, the master's first.
         position: samples of the epoch that it had consumed.
         seconds: for which it stood still.
     """
@@ -290,11 +291,11 @@ class EpochEnded:
 
 @dataclass(frozen=True)
 class GroupStopped:
-    """A group has let go of its network, which is saved; its devices are free.
+    """A group has stopped: its network is saved, its devices are free.
 
     Attributes:
         checkpoint_s: seconds until the last checkpoint was on disk.
-        export_s: seconds that the export of a finished network took then.
+        export_s: seconds that the export of a finished network took after that.
     """
 
     word: ClassVar[str] = "stopped"
@@ -326,8 +327,8 @@ class NetworkRetried:
     """A network failed for a reason that may pass, and is tried again.
 
     Attributes:
-        retry: how often it has been by now,
-        retries: of how often it may.
+        retry: the number of this retry, counted from 1.
+        retries: how many there may be.
     """
 
     word: ClassVar[str] = "retry"
@@ -342,7 +343,7 @@ class NetworkFailed:
     """A network failed, and is not tried again in this launch.
 
     Attributes:
-        detail: a traceback, where there is one.
+        detail: the traceback, if there is one.
     """
 
     word: ClassVar[str] = "failed"
@@ -356,9 +357,9 @@ class NetworkFellBack:
     """A network's newest checkpoint is damaged: it goes on from the one before, or starts over.
 
     Attributes:
-        damage: what is wrong with it.
-        epochs: finished in what it goes on from.
-        position: samples of the next epoch that it has consumed there.
+        damage: what is wrong with the checkpoint.
+        epochs: how many are finished in the state from which it goes on.
+        position: samples of the next epoch that are consumed in that state.
     """
 
     word: ClassVar[str] = "fell_back"
@@ -385,7 +386,7 @@ class RankLost:
     """A rank has died, and the others go on.
 
     Attributes:
-        device: that it trained on; None for a preprocessor.
+        device: the device on which it trained; None if it was a preprocessor.
     """
 
     word: ClassVar[str] = "lost"
@@ -398,8 +399,8 @@ class GroupStruck:
     """A group that lost a rank has let go of its network, which goes back to its last checkpoint.
 
     Attributes:
-        epochs: finished there.
-        position: samples of the next epoch that it has consumed there.
+        epochs: how many are finished in that checkpoint.
+        position: samples of the next epoch that are consumed in it.
     """
 
     word: ClassVar[str] = "struck"
@@ -413,7 +414,7 @@ class BadSample:
     """A sample could not be read and is skipped; written once for each.
 
     Attributes:
-        training: whether it is of the training set.
+        training: whether it belongs to the training set.
     """
 
     word: ClassVar[str] = "bad_sample"

@@ -1,4 +1,4 @@
-"""Files that never half exist, and clear words where the file system refuses to write them."""
+"""Files that are written whole or not at all, and clear messages when the file system refuses to write them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import IO, Any
 from fleet.errors import StorageError
 from fleet.units import format_size
 
-# What the file system says of a name rather than of itself.
+# Errors that are about the name of a file rather than about the state of the disk.
 _OF_THE_NAME = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP}
 
 
@@ -29,11 +29,11 @@ STDOUT = Path("standard output")  # for messages; a batch log may lie on the dis
 
 @contextmanager
 def storing(path: Path, wanted: int = 0, kind: type[OSError] = OSError) -> Iterator[None]:
-    """Write a file inside, and say what helps where the file system refuses.
+    """A context in which a file is written; if the file system refuses, the error says what helps.
 
     Args:
-        wanted: bytes that are to be written, where that is known.
-        kind: of the errors that are meant, where files are read inside as well.
+        wanted: bytes that are to be written, if that is known.
+        kind: of the errors that count; narrower than OSError if files are read inside as well.
 
     Raises:
         StorageError: the file system refused.
@@ -45,12 +45,12 @@ def storing(path: Path, wanted: int = 0, kind: type[OSError] = OSError) -> Itera
 
 
 def is_of_the_name(error: StorageError) -> bool:
-    """Whether what is wrong is the name that was asked for, and not the state of the disk."""
+    """Whether the name of the file is wrong, and not the state of the disk."""
     return isinstance(error.__cause__, OSError) and error.__cause__.errno in _OF_THE_NAME
 
 
 def _explain(path: Path, wanted: int, error: OSError) -> str:
-    # Libraries put whole stories into their errors; their number is enough.
+    # Libraries put much text into their errors; the error number is enough.
     why = os.strerror(error.errno) if error.errno else str(error).partition("\n")[0]
     sizes = [f"{format_size(wanted)} wanted"] * bool(wanted)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -63,7 +63,7 @@ def _explain(path: Path, wanted: int, error: OSError) -> str:
 
 
 def _free(path: Path) -> list[int]:
-    """Free bytes where a file should be, if the file system says so."""
+    """Free bytes in the folder of a file, as a list of one; empty if the file system does not say."""
     try:
         return [shutil.disk_usage(path.parent).free]
     except OSError:
@@ -115,7 +115,7 @@ def replace_by(path: Path, write: Callable[[Path], None], wanted: int = 0, previ
 
 @contextmanager
 def _vanishing(temporary: Path) -> Iterator[None]:
-    """Leave nothing of a temporary file, as far as the file system lets us."""
+    """Remove a temporary file in the end, if the file system allows it."""
     try:
         yield
     finally:
@@ -131,7 +131,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def as_json(value: Any) -> Any:
-    """A value in the types that JSON has; what it cannot say (NaN, infinity) becomes None.
+    """A value in the types that JSON has; NaN and infinity, which it lacks, become None.
 
     >>> as_json({1: (float("nan"), 2.0)})
     {'1': [None, 2.0]}

@@ -1,4 +1,4 @@
-"""What makes two networks the same to a checkpoint, to a failure and to a cache of rates."""
+"""Fingerprints: may a network go on from this checkpoint, would it fail again, is its rate known?"""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from preprocess.sample import SampleSpec
 
 
 def identity(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> str:
-    """A fingerprint of all that shapes a network's training, but for when it ends and where the data lies.
+    """A fingerprint of all that shapes a network's training, except when it ends and where the data is.
 
     A checkpoint is taken up only by a network of the same identity: another optimizer, another
-    architecture under the same name or other transforms are refused. `converge` may change: to train
-    longer is a wish that users have. So may paths: data sets are moved.
+    architecture under the same name or other transforms are refused. `converge` may change, because users
+    want to train longer; so may paths, because data sets are moved.
     """
     data = spec.data
     ring = {"shards": data.shards} if data.order == "ring" else {}
@@ -35,8 +35,8 @@ def identity(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> str:
 def trial_identity(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> str:
     """A fingerprint of all that may decide whether a network fails, as far as rank 0 can see it.
 
-    Beside what shapes its training that is how many GPUs share it, and the files that its model function and an engine
-    of the user's own are in.
+    These are what shapes its training, how many GPUs share it, and the files of its model function and of an engine of
+    the user's own.
     """
     return _hash({"identity": identity(network, spec, sample), "gpus": [network.min_gpus, network.max_gpus],
                   "source": _source(network.architecture.target),
@@ -44,7 +44,7 @@ def trial_identity(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> str:
 
 
 def _source(path: str) -> str:
-    """The text of the module of an import path; nothing where the path is a name, or the module cannot be read."""
+    """The text of an import path's module; empty if the path is a plain name, or the module cannot be read."""
     if ":" not in path:
         return ""
     try:  # not by importing it: that may import TensorFlow

@@ -36,15 +36,15 @@ class Places:
 
 
 class Flat:
-    """The fields of this dataclass are written as keys of the object that it stands in."""
+    """The fields of this nested dataclass are written as keys of the outer object."""
 
 
-class Unless:
-    """The key is left out where the field has its default."""
+class OmitDefault:
+    """The key is left out if the field has its default."""
 
 
 class MayBeNan:
-    """The number may be none (NaN, infinite): then null is written, and read as NaN."""
+    """The number may be NaN or infinite: it is written as null, and read as NaN. Elsewhere null is damage."""
 
 
 def to_json(event: Kind) -> dict[str, Any]:
@@ -63,16 +63,16 @@ def to_json(event: Kind) -> dict[str, Any]:
 
 
 def from_json(record: Any, kinds: Mapping[str, type]) -> Any:
-    """The event that an object tells of: what :func:`to_json` was given, but for rounding.
+    """The event that :func:`to_json` was given, except that numbers have been rounded.
 
-    A key that is missing gets the field's default; one that no field knows is passed over.
+    If a key is missing, the field gets its default. Keys that no field knows are passed over.
 
     Args:
         record: what a line holds.
         kinds: word -> dataclass.
 
     Returns:
-        None where it is of no known kind, lacks a key, or holds what a field cannot.
+        None if the record is of no known kind, lacks a key without a default, or holds a value of a wrong type.
     """
     word = record.get("event") if isinstance(record, dict) else None
     if not isinstance(word, str) or word not in kinds:
@@ -88,7 +88,7 @@ def from_json(record: Any, kinds: Mapping[str, type]) -> Any:
 
 @cache
 def _marks(kind: type) -> dict[str, tuple[Any, tuple[Any, ...]]]:
-    """The type of each field, and what its annotation says of the writing."""
+    """Of each field: its type, and the marks in its annotation."""
     hints = get_type_hints(kind, include_extras=True)
     return {field.name: (get_args(hints[field.name])[0], hints[field.name].__metadata__)
             if get_origin(hints[field.name]) is Annotated else (hints[field.name], ())
@@ -101,7 +101,7 @@ def _written(value: Any) -> dict[str, Any]:
     for field in dataclasses.fields(kind):
         _, marks = _marks(kind)[field.name]
         item = getattr(value, field.name)
-        if Unless in marks and item == field.default:
+        if OmitDefault in marks and item == field.default:
             continue
         if Flat in marks:
             content |= _written(item)
@@ -145,7 +145,7 @@ def _read(hint: Any, value: Any) -> Any:
 
 
 def is_finite(value: Any) -> bool:
-    """Whether a value of JSON is a number that a float can hold; Python reads NaN and Infinity as well."""
+    """Whether a value of JSON is a number that a float can hold; Python's parser lets NaN and Infinity through."""
     return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
@@ -153,7 +153,7 @@ def is_finite(value: Any) -> bool:
 
 
 def open_lines(path: Path) -> io.FileIO:
-    """Open a file of JSON lines to add some; half a line, left by a killed process, is ended."""
+    """Open a file of JSON lines for appending; if a killed process left half a line at the end, it is ended."""
     # Without a buffer: what the disk had no room for is not tried again when the file is closed.
     file = open(path, "ab", buffering=0)  # noqa: SIM115 - the caller closes it
     if _is_torn(path):

@@ -1,4 +1,4 @@
-"""One at a time in a run's folder: a lock that ends with the process that holds it, however that ends."""
+"""A lock on a run's folder, so that one launch works there at a time; it ends with the process, however that ends."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import IO
 from fleet.errors import UserError
 from fleet.storage.files import storing
 
-_PATIENCE_S = 5.0  # a launch that was killed may be a moment in dying
+_PATIENCE_S = 5.0  # a launch that was killed may take a moment to die
 
 
 class FolderLock:
-    """Holds a file of a run's folder for this process alone; the programs that it starts do not inherit that.
+    """Locks a file of a run's folder for this process; programs that it starts do not inherit the lock.
 
     Args:
         patience_s: how long to wait for another process that holds it.
@@ -29,11 +29,11 @@ class FolderLock:
         self._file: IO[str] | None = None
 
     def take(self, path: Path) -> None:
-        """Lock a file, which is made where it is not there.
+        """Lock a file, and create it if it does not exist.
 
         Raises:
             UserError: another process holds it.
-            StorageError: it cannot be made.
+            StorageError: it cannot be created.
         """
         with storing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -47,7 +47,7 @@ class FolderLock:
                 raise UserError(f"another launch is at work in this folder{holder and f' ({holder})'}; wait for its "
                                 f"end, or name another output; if there is no such launch, delete {path}")
             time.sleep(0.1)
-        with suppress(OSError):  # a full disk: then nobody is told who holds it
+        with suppress(OSError):  # on a full disk the next launch is not told who holds the lock
             self._file.truncate(0)
             self._file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
             self._file.flush()
@@ -63,7 +63,7 @@ class FolderLock:
 
 
 def _is_mine(file: IO[str]) -> bool:
-    """Try to lock a file; one that a file system cannot lock is as good as locked, for it is no reason not to train."""
+    """Try to lock a file. A file system that has no locks counts as success: that is no reason not to train."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,4 +1,4 @@
-"""Every file name of a run, and the one way in which its files are written."""
+"""Where each file of a run is, and which files in its folder are not of the run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-# Every file above and below, what a killed launch has left of one (`.tmp`), and the runs inside `replay`.
+# All files that FLEET writes, here and for each run inside `replay`, and what a killed launch left of one (`.tmp`).
 _WRITTEN = re.compile(
     r"(replay/[^/]+/)?(\.fleet-run|\.fleet-lock|spec\.yaml|profile\.json|events\.jsonl|results\.csv|bad_samples\.csv|report\.html"
     r"|logs/rank-\d+\.log|decoded\.h5|models/[^/]+/(history\.csv|(last|previous|best)\.h5|best\.keras|failure\.json)"
@@ -27,17 +27,17 @@ class RunPaths:
 
     @property
     def decoded(self) -> Path:
-        """The decoded images, where the spec asks to decode once."""
+        """The decoded images, if the spec asks to decode once (``data.cache: file``)."""
         return self.root / "decoded.h5"
 
     @property
     def marker(self) -> Path:
-        """A file that says: FLEET wrote this folder, so FLEET may delete it."""
+        """An empty file that marks a folder as written by FLEET, so that ``--fresh`` may delete it."""
         return self.root / ".fleet-run"
 
     @property
     def lock(self) -> Path:
-        """A file that rank 0 holds, so that no other launch works here at the same time."""
+        """The file that rank 0 locks, so that no other launch works in the folder at the same time."""
         return self.root / ".fleet-lock"
 
     @property
@@ -52,17 +52,17 @@ class RunPaths:
 
     @property
     def events(self) -> Path:
-        """Every decision and epoch, a JSON object a line."""
+        """The event log: every decision and every epoch, one JSON object per line."""
         return self.root / "events.jsonl"
 
     @property
     def results(self) -> Path:
-        """A row a network."""
+        """The table of results: one row per network."""
         return self.root / "results.csv"
 
     @property
     def report(self) -> Path:
-        """The run to look at."""
+        """The report as an HTML page."""
         return self.root / "report.html"
 
     @property
@@ -72,26 +72,26 @@ class RunPaths:
 
     @property
     def jobs(self) -> Path:
-        """The folder of the batch jobs; what they print is there, under names that the batch system gives."""
+        """The folder of the batch jobs: their script, what they printed, and why each of them stopped."""
         return self.root / "jobs"
 
     @property
     def job_script(self) -> Path:
-        """What a batch system was handed in."""
+        """The script that was submitted to the batch system."""
         return self.jobs / "job.sh"
 
     @property
     def stops(self) -> Path:
-        """Every job, why it stopped and what came next, a JSON object a line."""
+        """When each launch of the jobs began and stopped, why, and what came next: one JSON object per line."""
         return self.jobs / "stops.jsonl"
 
     @property
     def jobs_lock(self) -> Path:
-        """The same for the jobs of a chain, of which each waits for the one before."""
+        """The file that a job locks, so that only one job of a chain works at a time."""
         return self.jobs / ".lock"
 
     def log(self, rank: int) -> Path:
-        """What one rank logs."""
+        """The log of one rank."""
         return self.root / "logs" / f"rank-{rank:03d}.log"
 
     @property
@@ -104,7 +104,7 @@ class RunPaths:
         return self.models / name
 
     def history(self, name: str) -> Path:
-        """A row an epoch."""
+        """The history of a network: one row per epoch."""
         return self.model(name) / "history.csv"
 
     def last(self, name: str) -> Path:
@@ -112,7 +112,7 @@ class RunPaths:
         return self.model(name) / "last.h5"
 
     def previous(self, name: str) -> Path:
-        """The checkpoint before the newest one, which takes its place where that is damaged."""
+        """The checkpoint before the newest one; it takes the newest one's place if that is damaged."""
         return self.model(name) / "previous.h5"
 
     def all_previous(self) -> list[Path]:
@@ -124,11 +124,11 @@ class RunPaths:
         return self.model(name) / "best.h5"
 
     def exported(self, name: str) -> Path:
-        """The best network, for plain Keras; written when it is final."""
+        """The best epoch's network in Keras' own format; written when the network is done."""
         return self.model(name) / "best.keras"
 
     def failure(self, name: str) -> Path:
-        """Why a network failed; only of those that did."""
+        """Why a network failed; only networks that failed have this file."""
         return self.model(name) / "failure.json"
 
     def tensorboard(self, name: str) -> Path:
@@ -136,7 +136,7 @@ class RunPaths:
         return self.root / "tensorboard" / name
 
     def replay(self, name: str) -> Path:
-        """The run that trains one network alone again."""
+        """The folder of the run that trains one network again, alone (``--replay``)."""
         return self.root / "replay" / name
 
     def foreign(self) -> list[Path]:

@@ -1,11 +1,10 @@
 """HDF5 files of which every byte is verified before anything in them is believed.
 
-HDF5 can keep checksums of the data, but not of most of what it notes about them; and its library trusts those
-notes: a flipped byte there may be anything from a wrong number to a crash. So checksums of everything stand at
-the head of the file, in what HDF5 calls its user block (room that its library leaves alone), and with them the
-record, so that it can be read, and verified, without the arrays. The checksum is CRC-32: it finds every damage
-of up to 32 adjacent bits, misses any other once in 4e9 times, and passes over 4 GB in a second on one core, where
-BLAKE2b takes four times as long.
+HDF5 can keep checksums of the data, but not of most of its metadata. Its library trusts the metadata: a flipped byte
+there may cause anything from a wrong number to a crash. So checksums of everything stand at the head of the file, in
+what HDF5 calls the user block, which its library leaves alone. The record stands there too, so that it can be read and
+verified without the arrays. The checksum is CRC-32: it finds every damage of up to 32 adjacent bits, misses one in 4e9
+of the others, and covers 4 GB in a second on one core; BLAKE2b takes four times as long.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def write_verified(path: Path, arrays: Mapping[str, np.ndarray], record: Mapping
     """Write arrays and a record, whole or not at all.
 
     Args:
-        record: what JSON can say.
+        record: of values that JSON has.
         previous: the name that the old file gets, once the new one is whole.
 
     Raises:
@@ -66,11 +65,11 @@ def read_verified(path: Path, with_arrays: bool = True) -> tuple[dict[str, np.nd
     """Read arrays and a record.
 
     Args:
-        with_arrays: without them only the record is read, and verified, which takes no time.
+        with_arrays: otherwise only the record is read and verified, which takes no time.
 
     Raises:
         DamagedError: a byte of it is not what was written.
-        CheckpointError: the file system does not give it.
+        CheckpointError: the file system does not let it be read.
     """
     try:
         with open(path, "rb") as file:
@@ -84,7 +83,7 @@ def read_verified(path: Path, with_arrays: bool = True) -> tuple[dict[str, np.nd
 
 
 def _read_block(path: Path, file: IO[bytes], with_the_rest: bool) -> Any:
-    """The record, once all that should be verified is."""
+    """The record, after it has been verified, and the rest of the file if that is wanted."""
     head = _HEAD.fullmatch(start := file.read(_HEAD_BYTES))
     if not head:
         raise DamagedError(f"{path} cannot be read: it is damaged, or not a checkpoint")
@@ -101,7 +100,7 @@ def _read_block(path: Path, file: IO[bytes], with_the_rest: bool) -> Any:
 
 
 def _sum(file: IO[bytes], start: int) -> int:
-    """The checksum of a file from a place on to its end."""
+    """The checksum of a file, from an offset in bytes to its end."""
     file.seek(start)
     checksum = 0
     while piece := file.read(_PIECE):
