@@ -46,7 +46,7 @@ def check_range(what: str, value: float, least: float, most: float, unit: str = 
     """
     if not least <= value <= most:
         shown = f"{str(value)[:40]} {unit}".rstrip()
-        raise InputError(f"{what} is {shown}: a number from {least:g} to {most:g} is wanted")
+        raise InputError(f"{what} is {shown}; it must be a number from {least:g} to {most:g}")
 
 
 @dataclass(frozen=True)
@@ -118,9 +118,9 @@ class Cluster:
 
     def __post_init__(self) -> None:
         if self.gpus_per_node < 1:
-            raise InputError(f"gpus_per_node is {self.gpus_per_node}: a node has at least 1")
+            raise InputError(f"gpus_per_node is {self.gpus_per_node}; it must be at least 1")
         if len(set(self.devices)) < len(self.devices) or min(self.devices, default=0) < 0:
-            raise InputError(f"devices {self.devices}: each is named once, by a number from 0")
+            raise InputError(f"devices {self.devices}: each must be there once, as a number of at least 0")
 
     @classmethod
     def of(cls, gpus: int, gpus_per_node: int) -> Cluster:
@@ -130,10 +130,10 @@ class Cluster:
             InputError: no GPU, or fewer than one node is said to have.
         """
         if gpus < 1:
-            raise InputError(f"gpus is {gpus}: a cluster has at least 1")
+            raise InputError(f"gpus is {gpus}; it must be at least 1")
         check_range("gpus", gpus, 1, MOST_NODES)
         if gpus_per_node > gpus:
-            raise InputError(f"gpus_per_node is {gpus_per_node}: the whole cluster has {gpus} GPUs")
+            raise InputError(f"gpus_per_node is {gpus_per_node}, but the whole cluster has {gpus} GPUs")
         return cls(tuple(range(gpus)), gpus_per_node)
 
     @property
@@ -228,7 +228,7 @@ class Delta:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.value) and self.value >= 0):
-            raise InputError(f"delta is {self.value}: a share of the fastest rate, or samples/s, from 0 up")
+            raise InputError(f"delta is {self.value}; it must be at least 0 (a share of the fastest, or samples/s)")
 
     def of(self, reference: float) -> float:
         """The distance in samples/s at a reference rate."""
@@ -257,4 +257,4 @@ class Options:
 
     def __post_init__(self) -> None:
         if not 0 < self.alpha <= 1:
-            raise InputError(f"alpha is {self.alpha}: it is a share of the GPUs, above 0 and at most 1")
+            raise InputError(f"alpha is {self.alpha}; it must be a share of the GPUs, above 0 and at most 1")

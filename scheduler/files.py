@@ -56,12 +56,12 @@ class MistakeReader:
         """A record with no other keys than these."""
         required, known = tuple(required), (*required, *optional)
         if not isinstance(value, dict):
-            self.mistake(place or "the whole", f"{_short(value)}: it holds " + ", ".join(known))
+            self.mistake(place or "the whole", f"{_short(value)}, but must be an object with " + ", ".join(known))
             return {}
         prefix = f"{place}." if place else ""
         for key in value:
             if key not in known:
-                self.mistake(prefix + str(key), "an unknown key; there are: " + ", ".join(known))
+                self.mistake(prefix + str(key), "an unknown key; the keys are " + ", ".join(known))
         for key in required:
             if key not in value:
                 self.mistake(prefix + key, "missing")
@@ -71,19 +71,19 @@ class MistakeReader:
         """Each network has a name of its own."""
         for name, count in sorted(Counter(network.name for network in networks).items()):
             if count > 1:
-                self.mistake(place, f"wrong in that {count} networks are named {name!r}: each has its own name")
+                self.mistake("", f"{place}: {count} networks are named {name!r}, but names must be unique")
 
     def items(self, record: dict[str, Any], key: str, place: str) -> list[Any]:
         """The list under a key; empty where there is none."""
         value = record.get(key, [])
         if isinstance(value, list):
             return value
-        self.mistake(place, f"{_short(value)}: a list is wanted")
+        self.mistake(place, f"{_short(value)}, but must be a list")
         return []
 
     def positive(self, value: Any, place: str, unit: str) -> float:
         """A number above 0, of a size that a machine may have: sums and quotients of such are numbers as well."""
-        return self._number(value, place, lambda x: LEAST <= x <= MOST, f"{unit} above 0, from {LEAST} to {MOST}")
+        return self._number(value, place, lambda x: LEAST <= x <= MOST, f"from {LEAST} to {MOST} {unit}")
 
     def count(self, record: dict[str, Any], key: str, place: str) -> int:
         """A whole number from 1 to 1e12."""
@@ -95,7 +95,7 @@ class MistakeReader:
     def _number(self, value: Any, place: str, right: Callable[[float], bool], wanted: str) -> float:
         if is_number(value) and right(value):
             return value
-        self.mistake(place, f"{_short(value)}: {wanted}")
+        self.mistake(place, f"{_short(value)}, but must be {wanted}")
         return 1.0
 
 

@@ -62,9 +62,9 @@ def _measured_steps(measured: Sequence[StepTime]) -> tuple[Array, Array]:
     seconds = np.array([step.seconds for step in ordered], dtype=np.float64)
     if len(set(sizes.tolist())) < max(2, len(sizes)):
         raise InputError(f"step_s holds batch sizes {[step.batch for step in ordered]}: "
-                         "it takes two different ones at least, each once")
+                         "it needs at least two different ones, each once")
     if not (sizes[0] >= 1 and np.isfinite(seconds).all() and seconds.min() > 0):
-        raise InputError("step_s: batch sizes are 1 or more, seconds are positive numbers")
+        raise InputError("step_s: batch sizes must be at least 1 and seconds must be positive")
     return sizes, seconds
 
 
@@ -98,7 +98,7 @@ def exchange_seconds(measured: Sequence[CommTime], params_mb: float, gpus: int) 
         if count > 1:
             points[count] = _exchange_on(list(rows), params_mb)
     if gpus > 1 and len(points) == 1:
-        raise InputError("comm_s says nothing of 2 GPUs or more: measure one exchange at least")
+        raise InputError("comm_s has no entry for 2 or more GPUs: measure at least one exchange")
     counts = np.fromiter(points.keys(), dtype=np.float64)
     seconds = np.fromiter(points.values(), dtype=np.float64)
     return _extended(np.arange(1, gpus + 1, dtype=np.float64), counts, seconds)
@@ -109,8 +109,8 @@ def _exchange_on(rows: list[CommTime], params_mb: float) -> float:
     sizes = np.array([0.0, *(row.params_mb for row in rows)])
     seconds = np.array([0.0, *(row.seconds for row in rows)])
     if not (np.diff(sizes).min() > 0 and np.isfinite(seconds).all() and seconds.min() >= 0):
-        raise InputError(f"comm_s on {rows[0].gpus} GPUs: params_mb are positive and differ, "
-                         "seconds are not negative")
+        raise InputError(f"comm_s on {rows[0].gpus} GPUs: params_mb must be positive and differ, "
+                         "seconds must not be negative")
     return float(_extended(np.array([params_mb]), sizes, seconds)[0])
 
 
@@ -129,7 +129,7 @@ class BatchRange:
 
     def __post_init__(self) -> None:
         if not 1 <= self.smallest <= self.largest:
-            raise InputError(f"batch range [{self.smallest}, {self.largest}]: 1 <= smallest <= largest")
+            raise InputError(f"batch range [{self.smallest}, {self.largest}]: it must be 1 <= smallest <= largest")
 
 
 def scaling(network: Network, comm: Sequence[CommTime], batches: BatchRange, gpus: int,
@@ -168,7 +168,7 @@ def scaling(network: Network, comm: Sequence[CommTime], batches: BatchRange, gpu
     ([1.0, 1.6364], (16, 32))
     """
     if network.params_mb is None:
-        raise InputError(f"network {network.name!r}: params_mb is needed to know what an exchange takes")
+        raise InputError(f"network {network.name!r}: params_mb is needed to compute the time of an exchange")
     try:
         exchange = exchange_seconds(comm, network.params_mb, gpus)
         step = _step_table(network.step_s, batches)
@@ -221,9 +221,9 @@ class Curve:
     def __post_init__(self) -> None:
         wrong = next((f for f in self.factors if not (math.isfinite(f) and f >= 0)), None)
         if wrong is not None:
-            raise InputError(f"scaling factor {wrong}: it is 0 (cannot run) or a positive number")
+            raise InputError(f"scaling factor {wrong}: it must be 0 (cannot run) or positive")
         if not any(self.factors):
-            raise InputError("a scaling curve is 0 everywhere: on one count at least it must be positive")
+            raise InputError("a scaling curve is 0 everywhere; it must be positive on at least one count")
 
     @cached_property
     def least(self) -> int:

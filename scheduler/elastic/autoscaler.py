@@ -51,14 +51,14 @@ class Autoscaling:
 
     def __post_init__(self) -> None:
         if self.gpus < 1:
-            raise InputError(f"gpus is {self.gpus}: a cluster has at least 1")
+            raise InputError(f"gpus is {self.gpus}; it must be at least 1")
         for name in ("interval_min", "rescale_cost_min", "hold_min"):
             value = getattr(self, name)
             if value is not None:
                 check_range(name, value, 0, MOST_MIN, "min")
         if 0 < self.interval_min < 1e-3:
-            raise InputError(f"interval_min is {self.interval_min}: 0 for every event, or a thousandth of a minute "
-                             "at least")
+            raise InputError(f"interval_min is {self.interval_min}; it must be 0 (decide at every event) or at least "
+                             "a thousandth of a minute")
 
     @property
     def keeps_for_min(self) -> float:

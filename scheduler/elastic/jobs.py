@@ -56,9 +56,9 @@ def read_jobs(path: str | Path) -> JobFile:
     top = _record(read_json(path), str(path), ("gpus", "jobs"))
     gpus = top["gpus"]
     if not (isinstance(gpus, int) and not isinstance(gpus, bool) and gpus >= 1):
-        raise InputError(f"{path}: gpus is {gpus!r}: a whole number, 1 or more")
+        raise InputError(f"{path}: gpus is {gpus!r}; it must be a whole number of at least 1")
     if not (isinstance(top["jobs"], list) and top["jobs"]):
-        raise InputError(f"{path}: jobs is {top['jobs']!r}: a list of one job or more")
+        raise InputError(f"{path}: jobs is {top['jobs']!r}; it must be a list of at least one job")
     return JobFile(gpus, tuple(_job(job, f"{path}: jobs[{i}]") for i, job in enumerate(top["jobs"])))
 
 
@@ -67,11 +67,11 @@ def _job(value: Any, place: str) -> ElasticJob:
     arrival = _number(record["arrival_min"], f"{place}.arrival_min")
     length = _number(record["length_min"], f"{place}.length_min")
     if not 0 <= arrival <= LONGEST_MIN:
-        raise InputError(f"{place}.arrival_min is {arrival:g}: minutes from the start, 0 to {LONGEST_MIN:g}")
+        raise InputError(f"{place}.arrival_min is {arrival:g}; it must be 0 to {LONGEST_MIN:g} minutes from the start")
     if length <= 0:
-        raise InputError(f"{place}.length_min is {length:g}: minutes on a scaling factor of 1, above 0")
+        raise InputError(f"{place}.length_min is {length:g}; it must be above 0 (minutes on a scaling factor of 1)")
     if not isinstance(record["scaling"], list):
-        raise InputError(f"{place}.scaling is {record['scaling']!r}: a list of the factors on 1, 2, ... GPUs")
+        raise InputError(f"{place}.scaling is {record['scaling']!r}; it must be a list of factors on 1, 2, ... GPUs")
     factors = tuple(_number(factor, f"{place}.scaling[{k}]") for k, factor in enumerate(record["scaling"]))
     try:
         job = ElasticJob(arrival, length, Curve(factors))
@@ -86,19 +86,19 @@ def _job(value: Any, place: str) -> ElasticJob:
 
 def _record(value: Any, place: str, keys: Sequence[str]) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise InputError(f"{place}: it holds {', '.join(keys)}")
+        raise InputError(f"{place} must be an object with {', '.join(keys)}")
     for key in keys:
         if key not in value:
-            raise InputError(f"{place}: {key} is missing; it holds {', '.join(keys)}")
+            raise InputError(f"{place}: {key} is missing; the keys are {', '.join(keys)}")
     for key in value:
         if key not in keys:
-            raise InputError(f"{place}: {key} is unknown; it holds {', '.join(keys)}")
+            raise InputError(f"{place}: {key} is unknown; the keys are {', '.join(keys)}")
     return value
 
 
 def _number(value: Any, place: str) -> float:
     if not is_number(value):
-        raise InputError(f"{place} is {value!r}: a number is wanted")
+        raise InputError(f"{place} is {value!r}; it must be a number")
     return float(value)
 
 
@@ -189,13 +189,13 @@ def generate(gpus: int, minutes: float, pattern: str, policy: str, seed: int,
     """
     for name, value in (("gpus", gpus), ("minutes", minutes), ("load", load)):
         if not (math.isfinite(value) and value > 0):
-            raise InputError(f"{name} is {value}: a number above 0")
+            raise InputError(f"{name} is {value}; it must be a number above 0")
     assumed = workload()
     rng = np.random.default_rng(seed)
     busy = load * gpus / float(np.mean([category.length_min for category in assumed.categories]))
     if busy * minutes > MOST_JOBS:
-        raise InputError(f"{gpus} GPUs at load {load:g} for {minutes:g} min are some {busy * minutes:.0g} jobs: "
-                         f"no more than {MOST_JOBS:g} are drawn")
+        raise InputError(f"{gpus} GPUs at load {load:g} for {minutes:g} min make about {busy * minutes:.0g} jobs: "
+                         f"at most {MOST_JOBS:g} can be drawn")
     arrivals = _arrivals(rng, minutes, pattern, busy, assumed)
     drawn = rng.integers(len(assumed.categories), size=len(arrivals))
     place = rng.random(len(arrivals))

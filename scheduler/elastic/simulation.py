@@ -302,7 +302,7 @@ def _audit_counts(number: int, job: ElasticJob, own: list[Holding], settings: Au
 def _audit_work(number: int, job: ElasticJob, own: list[Holding], took: float | None) -> None:
     done = math.fsum(job.curve.factors[h.gpus - 1] * max(0.0, h.end_min - h.steady_min) for h in own)
     if took is None:
-        _insist(done < job.length_min, f"job {number} did all its work and does not count as completed")
+        _insist(done < job.length_min, f"job {number} did all its work but does not count as completed")
     else:
         rounding = SAME_MOMENT + 1e-12 * own[-1].end_min
         slack = 1e-9 * job.length_min + rounding * max(job.curve.factors)

@@ -29,7 +29,7 @@ class Costs:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if not 0 <= value <= 1e9:
-                raise InputError(f"{name} is {value}: seconds, 0 or more, and at most 1e9")
+                raise InputError(f"{name} is {value}; it must be 0 to 1e9 seconds")
 
 
 PAPER_COSTS = Costs(checkpoint_s=34.0, scheduling_s=0.46)  # [FLEET] Table 4, divided by its flotillas

@@ -150,13 +150,13 @@ def convert(value: Any, place: str = "ensemble") -> RateTable:
         rates = tuple(read.positive(rate, f"{at}.r[{i}]", "samples/s")
                       for i, rate in enumerate(read.items(record, "r", f"{at}.r")))
         if "r" in record and not rates:
-            read.mistake(f"{at}.r", "empty: the rate on 1 GPU at least")
+            read.mistake(f"{at}.r", "empty, but needs at least the rate on 1 GPU")
         networks.append(Network(f"m{record.get('id', index)}", rates,
                                 epochs=read.count(record, "epochs", f"{at}.epochs") if "epochs" in record else None,
                                 params_mb=(read.positive(record["params_mb"], f"{at}.params_mb", "MB")
                                            if "params_mb" in record else None)))
     if "dnns" in top and not networks:
-        read.mistake("dnns", "empty: an ensemble has at least one network")
+        read.mistake("dnns", "empty, but an ensemble needs at least one network")
     read.own_names("dnns", networks)
     gpus = read.count(top, "gpus_per_node", "gpus_per_node") if "gpus_per_node" in top else GPUS_PER_NODE
     table = RateTable(read.count(top, "images_per_epoch", "images_per_epoch"), gpus, tuple(networks))
@@ -177,7 +177,8 @@ def redraw_epochs(table: RateTable, seed: int, heavy_tail: bool = False) -> Rate
     else:
         known = [network.epochs for network in table.models]
         if None in known:
-            raise InputError(f"{table.models[known.index(None)].name} has no epochs: drawing epochs needs them all")
+            raise InputError(f"{table.models[known.index(None)].name} has no epochs; to draw epochs, each network must "
+                             "have them")
         drawn = rng.choice(np.array(known, dtype=np.int64), count)
     return replace(table, models=tuple(replace(network, epochs=int(epochs))
                                        for network, epochs in zip(table.models, drawn, strict=True)))

@@ -40,7 +40,7 @@ class Ring:
     def __post_init__(self) -> None:
         if self.shards < 1 or not 0 < self.window <= 1:
             raise InputError(f"a ring of {self.shards} shards with a window of {self.window:.0%}: "
-                             "at least 1 shard, and a window above 0 % and at most 100 %")
+                             "it needs at least 1 shard, and a window above 0 % and at most 100 %")
 
     @property
     def kept(self) -> int:
@@ -67,9 +67,9 @@ class Stream:
 
     def __post_init__(self) -> None:
         if self.count < 0:
-            raise InputError(f"{self.count} streams: 1 is lockstep, 0 is free pace")
+            raise InputError(f"{self.count} streams: it must be 0 (free pace), 1 (lockstep) or more")
         if not self.rate >= LEAST:
-            raise InputError(f"the stream's rate is {self.rate}: samples/s, {LEAST} or more")
+            raise InputError(f"the stream's rate is {self.rate}; it must be at least {LEAST} samples/s")
 
     def split(self, rates: Sequence[float], gpus: Sequence[int]) -> list[int]:
         """Which stream each network would best be in: the cut that wastes the fewest GPUs.

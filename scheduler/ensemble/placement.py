@@ -71,7 +71,7 @@ def greedy(groups: Groups, devices: Sequence[int], gpus_per_node: int) -> tuple[
     """
     slots = _by_node(devices, gpus_per_node)
     if sum(groups.values()) > len(slots):
-        raise InputError(f"groups need {sum(groups.values())} GPUs: {len(slots)} are free")
+        raise InputError(f"groups need {sum(groups.values())} GPUs, but {len(slots)} are free")
     order, rest = _fill_nodes(groups, gpus_per_node)
     order += _best_permutation(groups, order, rest, [slot // gpus_per_node for slot in slots])
     taken: dict[str, tuple[int, ...]] = {}

@@ -62,7 +62,7 @@ class Policy:
 
     def __post_init__(self) -> None:
         if unknown := sorted(self.reads - SETTINGS):
-            raise InputError(f"policy {self.name}: reads {', '.join(map(repr, unknown))}: options are "
+            raise InputError(f"policy {self.name} reads unknown options {', '.join(map(repr, unknown))}; there are "
                              f"{', '.join(sorted(SETTINGS))}")
 
     def reads_of(self, settings: Mapping[str, str]) -> str:
@@ -179,19 +179,20 @@ def check_round(answer: object, rates: RateTable, progress: Progress, cluster: C
         InputError: it is no :class:`~scheduler.base.Round`, or one of networks and devices that cannot be given.
     """
     if not isinstance(answer, Round):
-        raise InputError(f"answers with a {type(answer).__name__}: a Round is wanted")
+        raise InputError(f"returns a {type(answer).__name__}; it must return a Round")
     networks = {network.name: network for network in rates.models if network.name not in progress.finished}
     given: list[int] = []
     for member in answer.members:
         if not isinstance(member, Member) or member.name not in networks:
-            raise InputError(f"gives devices to {getattr(member, 'name', member)!r}, which is no network that is left")
+            raise InputError(f"gives devices to {getattr(member, 'name', member)!r}, which is not among the networks "
+                             "that are left")
         network = networks.pop(member.name)  # so that none is named twice
         if not network.min_gpus <= member.gpus <= (network.max_gpus or member.gpus):
-            raise InputError(f"gives {member.gpus} devices to {member.name}, which wants {network.min_gpus} to "
+            raise InputError(f"gives {member.gpus} devices to {member.name}, which takes {network.min_gpus} to "
                              f"{network.max_gpus or cluster.gpus}")
         given += member.devices
     if len(set(given)) < len(given) or not set(given) <= set(cluster.devices):
-        raise InputError(f"gives away the devices {sorted(given)}: each of {list(cluster.devices)} can be given once")
+        raise InputError(f"hands out the devices {sorted(given)}; it can hand out each of {list(cluster.devices)} once")
 
 
 def _alive(rates: RateTable, progress: Progress, cluster: Cluster) -> tuple[Member, ...]:

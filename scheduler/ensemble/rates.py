@@ -209,7 +209,7 @@ def preprocessors_needed(throughput: Sequence[float], demand: float) -> int:
     2
     """
     if not throughput:
-        raise InputError("no preprocessor throughput was measured: at least that of one is needed")
+        raise InputError("no throughput of preprocessors was measured; that of at least one is needed")
     for count, reached in enumerate(throughput, start=1):
         if reached >= demand:
             return count

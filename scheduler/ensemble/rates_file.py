@@ -42,7 +42,7 @@ def parse_rates(value: Any, place: str = "rates") -> RateTable:
     models = tuple(_network(read, item, f"models[{i}]")
                    for i, item in enumerate(read.items(top, "models", "models")))
     if "models" in top and not models:
-        read.mistake("models", "empty: an ensemble has at least one network")
+        read.mistake("models", "empty, but an ensemble needs at least one network")
     read.own_names("models", models)
     comm = tuple(_comm_time(read, item, f"comm_s[{i}]")
                  for i, item in enumerate(read.items(top, "comm_s", "comm_s")))
@@ -81,11 +81,11 @@ def _network(read: MistakeReader, value: Any, place: str) -> Network:
     record = read.record(value, place, required=("name", "rates"), optional=("epochs", "params_mb", "step_s"))
     name = record.get("name", place)
     if not (isinstance(name, str) and name):
-        read.mistake(f"{place}.name", f"{name!r}: a name is a word")
+        read.mistake(f"{place}.name", f"{name!r}, but must be one word")
     rates = tuple(read.positive(rate, f"{place}.rates[{i}]", "samples/s")
                   for i, rate in enumerate(read.items(record, "rates", f"{place}.rates")))
     if "rates" in record and not rates:
-        read.mistake(f"{place}.rates", "empty: the rate on 1 GPU at least")
+        read.mistake(f"{place}.rates", "empty, but needs at least the rate on 1 GPU")
     steps = tuple(_step_time(read, item, f"{place}.step_s[{i}]")
                   for i, item in enumerate(read.items(record, "step_s", f"{place}.step_s")))
     return Network(str(name), rates,

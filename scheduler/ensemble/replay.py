@@ -77,9 +77,9 @@ def replay(records: Iterable[Record], rates: RateTable, cluster: Cluster, policy
     epochs = Counter(record.network for record in records if record.event == "epoch")
     unknown = sorted(set(epochs) - {network.name for network in rates.models})
     if unknown:
-        raise InputError(f"the record has epochs of {', '.join(unknown)}: there are no rates of them")
+        raise InputError(f"the record has epochs of {', '.join(unknown)}, for which there are no rates")
     if not epochs:
-        raise InputError("the record holds no epoch: there is nothing to replay")
+        raise InputError("the record has no epochs, so there is nothing to replay")
     trained = replace(rates, models=tuple(replace(network, epochs=epochs[network.name])
                                           for network in rates.models if epochs[network.name]))
     simulated = simulate(_slowed(trained, cluster.gpus, epoch_s), cluster, policy, options, costs, stream, trained)
@@ -110,7 +110,7 @@ def stints_of(records: Iterable[Record]) -> tuple[Stint, ...]:
     before = float("-inf")
     for record in records:
         if record.t_s < before:
-            raise InputError(f"the record goes from {before} s back to {record.t_s} s")
+            raise InputError(f"the record goes back from {before} s to {record.t_s} s")
         before = record.t_s
         current = running.pop(record.network, None)
         if current is None and record.event != "group":

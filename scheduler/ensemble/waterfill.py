@@ -169,9 +169,9 @@ def lower_bound(rates: RateTable, gpus: int) -> float:
     """
     for network in rates.models:
         if network.epochs is None:
-            raise InputError(f"{network.name} has no epochs: a simulation needs them of every network")
+            raise InputError(f"{network.name} has no epochs; a simulation needs them for every network")
         if network.min_gpus > gpus:
-            raise InputError(f"{network.name} trains on {network.min_gpus} GPUs at least: there are {gpus}")
+            raise InputError(f"{network.name} needs at least {network.min_gpus} GPUs, but there are {gpus}")
     work = rates.samples_per_epoch * np.array([network.epochs for network in rates.models], dtype=np.float64)
     hull = hulls(rates, gpus)
     level = water_fill(hull, np.arange(len(work)), work, gpus)

@@ -65,7 +65,7 @@ class RunningJob:
         if not self.id:
             raise InputError("a job has no id")
         if not _is_whole(self.nodes) or self.nodes < 1:
-            raise InputError(f"job {self.id}: nodes is {self.nodes}, a whole number above 0 is wanted")
+            raise InputError(f"job {self.id}: nodes is {self.nodes}; it must be a whole number above 0")
         check_range(f"job {self.id}: nodes", self.nodes, 1, MOST_NODES)
         _check_amount(f"job {self.id}: loss", self.loss)
         for name, time in (("app_time", self.app_time), ("sys_time", self.sys_time)):
@@ -217,7 +217,7 @@ class Spectrum:
         problem = self._problem
         if 8 * (problem.nodes + 1) * len(self.deadlines) > MOST_BYTES:
             raise InputError(f"a spectrum of {problem.nodes} nodes and {len(self.deadlines)} deadlines would fill more "
-                             f"than {MOST_BYTES / 1e9:g} GB; a coarser step makes it less")
+                             f"than {MOST_BYTES / 1e9:g} GB; choose a coarser step")
         units = np.array([self._table.least(row)[0] for row in range(problem.rows + 1)])
         row_of = -(-np.arange(problem.nodes + 1) // problem.block)
         if units.dtype == object:  # too many of them for a machine's integer, and maybe for a float
@@ -244,10 +244,10 @@ def check_jobs(jobs: Sequence[RunningJob], nodes: int) -> None:
     seen = set()
     for job in jobs:
         if job.id in seen:
-            raise InputError(f"job {job.id} comes twice; an id names one job")
+            raise InputError(f"job {job.id} appears twice; ids must be unique")
         seen.add(job.id)
     if not _is_whole(nodes) or nodes < 0:
-        raise InputError(f"the nodes to free are {nodes}, a whole number from 0 is wanted")
+        raise InputError(f"the number of nodes to free is {nodes}; it must be a whole number of at least 0")
     have = sum(job.nodes for job in jobs)
     if nodes > have:
         raise InputError(f"{nodes} nodes cannot be freed: all {len(jobs)} jobs together run on {have}")

@@ -159,7 +159,7 @@ def read_jobs(path: str | Path, storage: FileSystem | None = None,
         except InputError as error:
             raise InputError(f"{place}: {error}") from None
         if job.id in first:
-            raise InputError(f"{place}: job {job.id} comes twice, first at {first[job.id]}")
+            raise InputError(f"{place}: job {job.id} appears twice, first at {first[job.id]}")
         first[job.id] = place
         jobs.append(job)
     return jobs
@@ -179,7 +179,7 @@ def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     readers = {".csv": _csv_records, ".json": _json_records}
     reader = readers.get(path.suffix.lower())
     if reader is None:
-        raise InputError(f"{path}: a file of jobs ends in .csv or .json")
+        raise InputError(f"{path}: the name of a file of jobs must end in .csv or .json")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -208,7 +208,7 @@ def _csv_records(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
     except (csv.Error, InputError) as error:
         raise InputError(f"{path}:{reader.line_num}: {error}") from None
     if not header:
-        raise InputError(f"{path}:1: the file is empty; its first line is {','.join(DIRECT)}")
+        raise InputError(f"{path}:1: the file is empty; its first line must be {','.join(DIRECT)}")
 
 
 def _json_records(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -217,10 +217,11 @@ def _json_records(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]
         whole = json.loads(text)
         jobs = whole["jobs"] if isinstance(whole, dict) and whole.keys() == {"jobs"} else whole
         if not isinstance(jobs, list):
-            raise InputError('a list of jobs is wanted, or {"jobs": [...]}')
+            raise InputError('it must be a list of jobs, or {"jobs": [...]}')
         for line, record in zip(_lines_of_items(text), jobs, strict=True):
             if not isinstance(record, dict):
-                raise InputError(f"{json.dumps(record)} is not a job; an object with the keys {', '.join(DIRECT)} is")
+                raise InputError(f"{json.dumps(record)} is not a job, which is an object with the keys "
+                                 f"{', '.join(DIRECT)}")
             _check_names(list(record), required=[name for name in _form(record) if name not in MAY_BE_EMPTY])
             yield line, _read(record, _value)
     except json.JSONDecodeError as error:
@@ -252,9 +253,9 @@ def _check_names(names: Sequence[str], required: Iterable[str]) -> None:
     form = _form(names)
     for name in names:
         if name not in form:
-            raise InputError(f"{name!r} is not known here; a job has {','.join(form)}")
+            raise InputError(f"{name!r} is unknown; a job has {','.join(form)}")
         if names.count(name) > 1:
-            raise InputError(f"{name!r} comes twice")
+            raise InputError(f"{name!r} appears twice")
     for name in required:
         if name not in names:
             raise InputError(f"{name!r} is missing; a job has {','.join(form)}")
@@ -273,12 +274,12 @@ def _cell(name: str, text: str) -> Number:
     try:
         return int(text) if re.fullmatch(r"[+-]?[0-9]+", text) else float(text)
     except ValueError:
-        raise InputError(f"{name} is {text[:40]!r}, a number is wanted") from None
+        raise InputError(f"{name} is {text[:40]!r}; it must be a number") from None
 
 
 def _value(name: str, value: Any) -> Any:
     if name in ("critical_gb", "memory_gb") and isinstance(value, list):
         return [_value(name, size) for size in value]
     if not is_number(value):
-        raise InputError(f"{name} is {json.dumps(value)[:40]}, a number is wanted")
+        raise InputError(f"{name} is {json.dumps(value)[:40]}; it must be a number")
     return value

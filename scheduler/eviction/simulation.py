@@ -83,9 +83,9 @@ def simulate(jobs: Sequence[BatchJob], actions: Mapping[str, Action], nodes: int
     """
     names = {job.checkpointing.id for job in jobs}
     if strangers := sorted(actions.keys() - names):
-        raise InputError(f"the plan stops {strangers[0]}, which does not run")
+        raise InputError(f"the plan stops {strangers[0]}, which is not running")
     if nodes > (free := sum(job.checkpointing.nodes for job in jobs if job.checkpointing.id in actions)):
-        raise InputError(f"the plan frees {free} nodes, the on-demand job wants {nodes}")
+        raise InputError(f"the plan frees {free} nodes, but the on-demand job needs {nodes}")
     machine = _Machine(jobs, actions, nodes, length_min, storage)
     machine.sim.run()
     outcome = machine.outcome(jobs)

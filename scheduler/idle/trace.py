@@ -160,11 +160,11 @@ def with_objective(jobs: Sequence[Job], objective: str, weights: Mapping[str, fl
     """
     weights = weights or {}
     if objective not in OBJECTIVES:
-        raise InputError(f"no objective {objective!r}; there are: {', '.join(OBJECTIVES)}")
+        raise InputError(f"unknown objective {objective!r}; there are: {', '.join(OBJECTIVES)}")
     known = {job.curve for job in jobs}
     for name, weight in weights.items():
         if name not in known:
-            raise InputError(f"a weight for {name!r}, which no trainer is; there are: "
+            raise InputError(f"a weight for the unknown network {name!r}; there are: "
                              + ", ".join(sorted(known)))
         check_range(f"the weight of {name}", weight, 0, MOST)
     check_range("the rescale factor", rescale_factor, 0, MOST)

@@ -44,7 +44,7 @@ def fit_laws(runs: ArrayLike) -> tuple[Fit, ...]:
     """
     sample = np.sort(np.asarray(runs, float))
     if sample.size < FEWEST or sample[0] == sample[-1]:
-        raise InputError(f"a law is fitted to at least {FEWEST} run times that are not all equal; "
+        raise InputError(f"to fit a law takes at least {FEWEST} run times that are not all equal; "
                          f"given: {sample.size}, {np.unique(sample).size} different")
     if not (math.isfinite(sample[-1]) and sample[0] > 0):
         raise InputError("run times must be finite and above 0")

@@ -44,13 +44,13 @@ class Law:
     def __post_init__(self) -> None:
         for parameter, value in self.parameters().items():
             if not math.isfinite(value):
-                raise InputError(f"{self.name}: {parameter} is {value}, it must be a finite number")
+                raise InputError(f"{self.name}: {parameter} is {value}; it must be a finite number")
         for parameter in self.positive:
             if not (value := getattr(self, parameter)) > 0:
-                raise InputError(f"{self.name}: {parameter} is {value}, it must be above 0")
+                raise InputError(f"{self.name}: {parameter} is {value}; it must be above 0")
         if not 0 <= self.low < self.high:
-            raise InputError(f"{self.name}: low is {self.low} and high is {self.high}, "
-                             "they must be 0 <= low < high")
+            raise InputError(f"{self.name}: low is {self.low} and high is {self.high}; "
+                             "it must be 0 <= low < high")
         check_range(f"{self.name}: high", self.high, 0, MOST)
         if not self._inside > 1e-9 * abs(self._below):  # a difference without digits is no probability
             raise InputError(f"{self.name}: there is no probability between {self.low} and {self.high}")
@@ -249,7 +249,7 @@ def make_law(name: str, **parameters: float) -> Law:
     array(0.5)
     """
     if name not in LAWS:
-        raise InputError(f"no distribution {name!r}; there are: {', '.join(LAWS)}")
+        raise InputError(f"unknown distribution {name!r}; there are: {', '.join(LAWS)}")
     wanted = [field.name for field in fields(LAWS[name])]
     if set(parameters) != set(wanted):
         raise InputError(f"{name} takes {_listed(wanted)}; given: {_listed(parameters) or 'none'}")
@@ -274,7 +274,7 @@ class Discrete:
     def __post_init__(self) -> None:
         values, mass = np.array(self.values, float), np.array(self.probabilities, float)
         if values.ndim != 1 or values.shape != mass.shape or not values.size:
-            raise InputError(f"a law wants as many values as probabilities, at least one; given: "
+            raise InputError(f"a law needs as many values as probabilities, at least one; given: "
                              f"{values.size} and {mass.size}")
         if not np.all(np.isfinite(values) & (values >= 0)) or np.any(np.diff(values) <= 0):
             raise InputError("the times of a law must be finite, at least 0 and increasing")
@@ -358,7 +358,7 @@ def empirical(runs: ArrayLike) -> Discrete:
     """
     runs = np.asarray(runs, float)
     if not runs.size:
-        raise InputError("there is no past run to learn from")
+        raise InputError("there are no past runs to learn from")
     if not np.all(np.isfinite(runs) & (runs > 0)):
         raise InputError("run times must be finite and above 0")
     values, counts = np.unique(runs, return_counts=True)

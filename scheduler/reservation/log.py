@@ -22,7 +22,7 @@ def read_runs(path: str | Path) -> Array:
     """
     runs = [_number(place, text, "a run time", above_zero=True) for place, text in _lines(path)]
     if not runs:
-        raise InputError(f"{path}: there is no run time in it; one number a line is wanted")
+        raise InputError(f"{path}: it has no run times; it must have one number per line")
     return np.array(runs)
 
 
@@ -60,7 +60,7 @@ def _number(place: str, text: str, what: str, *, above_zero: bool = False) -> fl
     try:
         value = float(text)
     except ValueError:
-        raise InputError(f"{place}: {text.strip()!r} is not a number; {what} is wanted") from None
+        raise InputError(f"{place}: {text.strip()!r} is not a number; it must be {what}") from None
     if not 0 <= value <= MOST or (above_zero and value == 0):
         raise InputError(f"{place}: {text.strip()} is not {what}: "
                          f"it must be {'above' if above_zero else 'at least'} 0 and at most {MOST:g}")

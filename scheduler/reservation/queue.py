@@ -201,15 +201,15 @@ def audit(schedule: Schedule) -> None:
     changes = np.concatenate((sizes, -sizes))
     used = np.cumsum(changes[np.lexsort((changes, moments))])  # at one moment, ends before starts
     if used.max() > schedule.processors:
-        raise AuditError(f"{used.max()} processors were used, the machine has {schedule.processors}")
+        raise AuditError(f"{used.max()} processors were used, but the machine has {schedule.processors}")
 
 
 def _check(jobs: Sequence[Job], processors: int, stream: Stream | None) -> None:
     if not jobs:
-        raise InputError("there is no job to simulate")
+        raise InputError("there are no jobs to simulate")
     for index, job in enumerate(jobs):
         if not 1 <= job.processors <= processors:
-            raise InputError(f"job {index} wants {job.processors} processors, the machine has {processors}")
+            raise InputError(f"job {index} needs {job.processors} processors, but the machine has {processors}")
         if not (math.isfinite(job.run_time) and job.run_time > 0 and 0 <= job.submit < math.inf):
             raise InputError(f"job {index} arrives at {job.submit} and runs for {job.run_time}: "
                              "times must be finite, the arrival at least 0 and the run above 0")
@@ -220,7 +220,7 @@ def _check(jobs: Sequence[Job], processors: int, stream: Stream | None) -> None:
                              "requests must be finite, above 0 and increasing")
     if stream is not None and not (0 < stream.interval < math.inf and 1 <= stream.processors <= processors):
         raise InputError(f"a stream of jobs of {stream.processors} processors every {stream.interval} "
-                         f"makes no sense on {processors} processors")
+                         f"does not fit a machine of {processors} processors")
 
 
 class _Kind(IntEnum):

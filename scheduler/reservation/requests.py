@@ -64,7 +64,7 @@ def optimal_requests(law: Discrete, backfill_rate: float = 0.0, spent: float = 0
     """
     _check_rate(backfill_rate)
     if not 0 <= spent < math.inf:
-        raise InputError(f"the time spent is {spent}, it must be finite and at least 0")
+        raise InputError(f"the time spent is {spent}; it must be finite and at least 0")
     if backfill_rate > 0:
         return at_optimal(law, backfill_rate, spent)
     best = t_optimal(law)
@@ -459,4 +459,4 @@ def _single(request: float, law: Discrete | None, spent: float, backfill_rate: f
 
 def _check_rate(backfill_rate: float) -> None:
     if not 0 <= backfill_rate < 1:
-        raise InputError(f"the backfill rate is {backfill_rate}, it must be at least 0 and below 1")
+        raise InputError(f"the backfill rate is {backfill_rate}; it must be at least 0 and below 1")

@@ -99,10 +99,10 @@ def read_swf(path: str | Path) -> Trace:
         elif line.strip():
             job = _job(f"{path}:{number}", line.split())
             if job.job in jobs and job.status not in PARTIAL:
-                raise InputError(f"{path}:{number}: job {job.job} is there already; job numbers must differ")
+                raise InputError(f"{path}:{number}: job {job.job} appears twice; job numbers must be unique")
             jobs.setdefault(job.job, job)
     if not jobs:
-        raise InputError(f"{path}: there is no job in it; a line of {len(COLUMNS)} columns a job is wanted")
+        raise InputError(f"{path}: it has no jobs; it must have a line of {len(COLUMNS)} columns per job")
     return Trace(tuple(jobs.values()), header)
 
 
@@ -137,7 +137,7 @@ def _text(path: str | Path) -> str:
 
 def _job(place: str, cells: list[str]) -> SwfJob:
     if len(cells) != len(COLUMNS):
-        raise InputError(f"{place}: {len(cells)} columns where a job has {len(COLUMNS)}")
+        raise InputError(f"{place}: {len(cells)} columns, but a job has {len(COLUMNS)}")
     values: list[float] = []
     for column, cell in zip(COLUMNS, cells, strict=True):
         try:
@@ -146,11 +146,11 @@ def _job(place: str, cells: list[str]) -> SwfJob:
             value = math.nan
         if not abs(value) <= MOST or (column in INTEGERS and not value.is_integer()):
             wanted = "a whole number" if column in INTEGERS else "a number"
-            raise InputError(f"{place}: {column} is {cell[:40]!r}, {wanted} up to {MOST:g} is wanted")
+            raise InputError(f"{place}: {column} is {cell[:40]!r}; it must be {wanted} up to {MOST:g}")
         values.append(int(value) if column in INTEGERS else value)
     job = SwfJob(*values)  # type: ignore[arg-type]  # each value has the type of its column by now
     if job.submit_s < 0:
-        raise InputError(f"{place}: submit_s is {job.submit_s:g}, a time of at least 0 is wanted")
+        raise InputError(f"{place}: submit_s is {job.submit_s:g}; it must be at least 0")
     return job
 
 

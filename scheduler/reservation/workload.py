@@ -69,7 +69,7 @@ def requests(rule: Rule, law: Discrete, recent: Sequence[float],
         longest = float(max(recent))
         return (longest, law.longest) if longest < law.longest else (law.longest,)
     if rule is Rule.USER:
-        raise InputError("only a trace tells what users asked for; the rules are: "
+        raise InputError("only a trace knows what users asked for; the other rules are: "
                          + ", ".join(other for other in Rule if other is not Rule.USER))
     return _optimal(law, backfill_rate if rule is Rule.ATOPTIMAL else 0.0)
 
@@ -128,7 +128,7 @@ def small_stream(law: Law, work_rate: float, processors: int) -> Stream:
     Their run times follow the law scaled down by ``STREAM_SCALE``, and are known when they arrive.
     """
     if not 0 < work_rate < 1:
-        raise InputError(f"the work rate of the stream is {work_rate}, it must be above 0 and below 1")
+        raise InputError(f"the work rate of the stream is {work_rate}; it must be above 0 and below 1")
     return Stream(interval=law.mean / STREAM_SCALE / (work_rate * processors),
                   draw=lambda rng: float(law.sample(rng, 1)[0]) / STREAM_SCALE)
 

@@ -89,7 +89,7 @@ def test_what_leads_to_no_policy_is_refused_in_a_line(name, said):
 @pytest.mark.parametrize(("name", "said"), [
     ("own_policies:raises", r"the policy own_policies:raises failed: KeyError: 'a\nb'"),
     ("own_policies:wrong",
-     "the policy own_policies:wrong gives away the devices [7]: each of [0, 1] can be given once"),
+     "the policy own_policies:wrong hands out the devices [7]; it can hand out each of [0, 1] once"),
 ])
 def test_a_policy_that_fails_or_answers_nonsense_is_named(name, said):
     with pytest.raises(UserError) as refusal:

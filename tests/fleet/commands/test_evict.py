@@ -132,7 +132,7 @@ def test_the_trade_off_is_drawn(jobs, tmp_path, capsys):
     ("--nodes 2.5 --deadline 1", "--nodes: '2.5' should be a whole number from 0"),
     ("--nodes -1 --deadline 1", "--nodes: '-1' should be a whole number from 0"),
     ("--nodes many --deadline 1", "--nodes: 'many' should be a whole number"),
-    ("--nodes 1 --deadline -1", "the deadline is -1: a number from 0 to"),
+    ("--nodes 1 --deadline -1", "the deadline is -1; it must be a number from 0 to"),
     ("--nodes 1 --deadline inf", "--deadline: 'inf' should be a number"),
     ("--nodes 1 --deadline 1 --step 0", "the step between deadlines is 0"),
     ("--nodes 1 --deadline 1 --resolution -1", "the resolution is -1 min"),
@@ -147,7 +147,7 @@ def test_a_wrong_option_is_named_in_one_line(jobs, capsys, words, message):
 
 @pytest.mark.parametrize(("text", "message"), [
     (DIRECT.replace(",sys_time", ""), "jobs.csv:1: 'sys_time' is missing"),
-    (DIRECT + "a,1,1,,\n", "jobs.csv:5: job a comes twice"),
+    (DIRECT + "a,1,1,,\n", "jobs.csv:5: job a appears twice"),
     (DIRECT + "d,1.5,1,,\n", "jobs.csv:5: job d: nodes is 1.5"),
     (DIRECT + "d,1,-1,,\n", "jobs.csv:5: job d: loss is -1"),
     (DIRECT + "d,1,1,inf,\n", "jobs.csv:5: job d: app_time is inf"),

@@ -69,7 +69,7 @@ def test_the_table_names_the_groups_under_every_policy(plan, rates, policy):
 @pytest.mark.parametrize(("options", "said"), [
     (["--gpus", 0], "--gpus: '0' should be a whole number from 1"),
     (["--gpus", -2], "--gpus: '-2' should be a whole number from 1"),
-    (["--gpus", 2, "--gpus-per-node", 4], "gpus_per_node is 4: the whole cluster has 2 GPUs"),
+    (["--gpus", 2, "--gpus-per-node", 4], "gpus_per_node is 4, but the whole cluster has 2 GPUs"),
     (["--gpus", 2, "--gpus-per-node", 0], "--gpus-per-node: '0' should be a whole number from 1"),
     (["--gpus", 2, "--alpha", 1.5], "--alpha: '1.5' should be a share, at most 100%"),
     (["--gpus", 2, "--delta", "near"], "--delta: 'near' should be written like 15%"),

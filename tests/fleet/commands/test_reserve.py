@@ -96,7 +96,7 @@ def test_bad_arguments_are_one_line_and_status_2(reserve, words, message):
 
 
 @pytest.mark.parametrize(("option", "text", "message"), [
-    ("--log", "", "in.txt: there is no run time in it"),
+    ("--log", "", "in.txt: it has no run times"),
     ("--log", "5\nx\n", "in.txt:2: 'x' is not a number"),
     ("--log", "5\n-1\n", "in.txt:2: -1 is not a run time"),
     ("--log", "inf\n", "in.txt:1: inf is not a run time"),

@@ -193,7 +193,7 @@ def test_one_batch_size_says_too_little(steps):
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan])
 def test_a_step_time_that_cannot_be_is_refused(seconds):
-    with pytest.raises(InputError, match="seconds are positive"):
+    with pytest.raises(InputError, match="seconds must be positive"):
         step_seconds([StepTime(8, 1.0), StepTime(16, seconds)], np.array([8]))
 
 
@@ -214,7 +214,7 @@ def test_exchanges_never_become_faster_beyond_the_last_measured_count():
 
 
 def test_an_exchange_that_was_never_measured_is_asked_for():
-    with pytest.raises(InputError, match="2 GPUs or more"):
+    with pytest.raises(InputError, match="2 or more GPUs"):
         exchange_seconds([CommTime(100, 1, 0.0)], 100, 2)
     assert exchange_seconds([], 100, 1).tolist() == [0.0]
 

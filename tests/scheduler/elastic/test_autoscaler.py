@@ -106,7 +106,7 @@ def test_a_decision_is_never_in_the_past():
 @pytest.mark.parametrize(("wrong", "message"), [
     ({"gpus": 0}, "gpus is 0"),
     ({"interval_min": -1.0}, "interval_min is -1"),
-    ({"interval_min": 1e-300}, "interval_min is 1e-300: 0 for every event"),
+    ({"interval_min": 1e-300}, "interval_min is 1e-300; it must be 0 \\(decide at every event\\)"),
     ({"rescale_cost_min": math.nan}, "rescale_cost_min is nan"),
     ({"hold_min": math.inf}, "hold_min is inf"),
 ])

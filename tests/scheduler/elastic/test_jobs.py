@@ -37,21 +37,21 @@ def test_what_is_written_is_read_back(file):
 
 @pytest.mark.parametrize(("content", "message"), [
     ("", r"jobs.json:1: not JSON"),
-    ("[]", "it holds gpus, jobs"),
+    ("[]", "must be an object with gpus, jobs"),
     ({"gpus": 2}, "jobs is missing"),
     ({"gpus": 0, "jobs": [JOB]}, "gpus is 0"),
     ({"gpus": True, "jobs": [JOB]}, "gpus is True"),
-    ({"gpus": 2, "jobs": []}, "a list of one job or more"),
+    ({"gpus": 2, "jobs": []}, "must be a list of at least one job"),
     ({"gpus": 2, "jobs": [JOB], "nodes": 1}, "nodes is unknown"),
     ({"gpus": 2, "jobs": [JOB, {**JOB, "length": 3}]}, r"jobs\[1\]: length is unknown"),
     ({"gpus": 2, "jobs": [{**JOB, "arrival_min": -1}]}, r"jobs\[0\].arrival_min is -1"),
     ({"gpus": 2, "jobs": [{**JOB, "arrival_min": "soon"}]}, r"jobs\[0\].arrival_min is 'soon'"),
     ({"gpus": 2, "jobs": [{**JOB, "length_min": 0}]}, r"jobs\[0\].length_min is 0"),
-    ({"gpus": 2, "jobs": [{**JOB, "scaling": 1.5}]}, r"jobs\[0\].scaling is 1.5: a list"),
+    ({"gpus": 2, "jobs": [{**JOB, "scaling": 1.5}]}, r"jobs\[0\].scaling is 1.5; it must be a list"),
     ({"gpus": 2, "jobs": [{**JOB, "scaling": [1, -1]}]}, r"jobs\[0\].scaling: scaling factor -1"),
     ({"gpus": 2, "jobs": [{**JOB, "scaling": [float("nan")]}]}, r"jobs\[0\].scaling\[0\] is nan"),
     ({"gpus": 2, "jobs": [{**JOB, "arrival_min": 1e300}]}, r"jobs\[0\].arrival_min is 1e\+300"),
-    ({"gpus": 2, "jobs": [{**JOB, "length_min": 10**400}]}, r"jobs\[0\].length_min is 1000.*: a number"),
+    ({"gpus": 2, "jobs": [{**JOB, "length_min": 10**400}]}, r"jobs\[0\].length_min is 1000.*; it must be a number"),
     ({"gpus": 2, "jobs": [{**JOB, "scaling": [1e-300]}]}, r"jobs\[0\]: 30 min on a scaling factor of 1e-300"),
     ({"gpus": 2, "jobs": [{**JOB, "scaling": []}]}, r"jobs\[0\].scaling: .* 0 everywhere"),
 ])
@@ -107,7 +107,7 @@ def test_a_fixed_batch_needs_at_least_the_gpus_that_hold_it():
 
 @pytest.mark.parametrize(("wrong", "message"), [
     ({"gpus": 0}, "gpus is 0"), ({"minutes": -1.0}, "minutes is -1"), ({"load": float("nan")}, "load is nan"),
-    ({"load": 1e9}, "are some 9e.09 jobs")])
+    ({"load": 1e9}, "make about 9e.09 jobs")])
 def test_numbers_that_cannot_be_are_refused(wrong, message):
     with pytest.raises(InputError, match=message):
         generate(**{"gpus": 4, "minutes": 60.0, "pattern": "low", "policy": "elastic", "seed": 0, **wrong})

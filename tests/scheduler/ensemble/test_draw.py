@@ -55,7 +55,7 @@ def test_a_table_is_converted():
 
 
 @pytest.mark.parametrize(("change", "said"), [
-    ({"dnns": [{"id": 0, "r": [0]}]}, r"table: dnns\[0\]\.r\[0\] is 0: samples/s above 0"),
+    ({"dnns": [{"id": 0, "r": [0]}]}, r"table: dnns\[0\]\.r\[0\] is 0, but must be from"),
     ({"dnns": [{"id": 0, "r": []}]}, r"dnns\[0\]\.r is empty"),
     ({"dnns": []}, "dnns is empty"),
     ({"dnns": 2 * TABLE["dnns"][:1]}, "2 networks are named 'm0'"),

@@ -50,5 +50,5 @@ def test_a_ring_whose_window_is_no_part_of_it_is_refused(window):
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, math.nan])
 def test_a_stream_that_produces_nothing_is_refused(rate):
-    with pytest.raises(InputError, match="samples/s, 1e-12 or more"):
+    with pytest.raises(InputError, match="at least 1e-12 samples/s"):
         Stream(rate=rate)

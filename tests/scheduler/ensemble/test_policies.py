@@ -177,21 +177,22 @@ def test_every_row_goes_by_its_own_name_and_has_a_line_of_help():
 
 
 def test_a_row_that_reads_what_is_no_setting_is_refused():
-    with pytest.raises(InputError, match="policy mine: reads 'gamma': options are alpha, delta, peak_limited, seed"):
+    with pytest.raises(InputError, match="policy mine reads unknown options 'gamma'; "
+                                         "there are alpha, delta, peak_limited, seed"):
         Policy("mine", POLICIES["local"].decide, reads=SETTINGS | {"gamma"})
 
 
 @pytest.mark.parametrize(("answer", "said"), [
-    ([Member("n0", (0,))], "answers with a list: a Round is wanted"),
-    (Round(("n0",)), "gives devices to 'n0', which is no network"),
-    (Round((Member("other", (0,)),)), "gives devices to 'other', which is no network"),
-    (Round((Member("n1", (0,)),)), "gives devices to 'n1', which is no network"),  # it has finished
-    (Round((Member("n0", (0,)), Member("n0", (2,)))), "gives devices to 'n0', which is no network"),
-    (Round((Member("n0", ()),)), "gives 0 devices to n0, which wants 1 to 2"),
-    (Round((Member("n0", (0, 2, 3)),)), "gives 3 devices to n0, which wants 1 to 2"),
-    (Round((Member("n0", (0, 0)),)), r"gives away the devices \[0, 0\]: each of \[0, 2, 3\]"),
-    (Round((Member("n0", (1,)),)), r"gives away the devices \[1\]: each of \[0, 2, 3\]"),
-    (Round((Member("n0", (0,)), Member("n2", (0,)))), r"gives away the devices \[0, 0\]"),
+    ([Member("n0", (0,))], "returns a list; it must return a Round"),
+    (Round(("n0",)), "gives devices to 'n0', which is not among the networks"),
+    (Round((Member("other", (0,)),)), "gives devices to 'other', which is not among the networks"),
+    (Round((Member("n1", (0,)),)), "gives devices to 'n1', which is not among the networks"),  # it has finished
+    (Round((Member("n0", (0,)), Member("n0", (2,)))), "gives devices to 'n0', which is not among the networks"),
+    (Round((Member("n0", ()),)), "gives 0 devices to n0, which takes 1 to 2"),
+    (Round((Member("n0", (0, 2, 3)),)), "gives 3 devices to n0, which takes 1 to 2"),
+    (Round((Member("n0", (0, 0)),)), r"hands out the devices \[0, 0\]; it can hand out each of \[0, 2, 3\]"),
+    (Round((Member("n0", (1,)),)), r"hands out the devices \[1\]; it can hand out each of \[0, 2, 3\]"),
+    (Round((Member("n0", (0,)), Member("n2", (0,)))), r"hands out the devices \[0, 0\]"),
 ])
 def test_an_answer_that_cannot_be_carried_out_is_refused(answer, said):
     rates, progress = table((1.0,), (1.0,), (1.0,), max_gpus=2), Progress(finished=frozenset({"n1"}))

@@ -107,5 +107,5 @@ def test_preprocessors_needed_is_the_least_that_is_enough(throughput, demand):
 
 
 def test_no_measured_preprocessor_is_an_error():
-    with pytest.raises(InputError, match="at least that of one"):
+    with pytest.raises(InputError, match="that of at least one"):
         preprocessors_needed([], 10.0)

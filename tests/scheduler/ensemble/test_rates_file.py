@@ -39,25 +39,25 @@ def test_what_is_written_is_read_back():
 
 
 @pytest.mark.parametrize(("path", "value", "said"), [
-    (["models", 0, "rates", 1], 0, "models[0].rates[1] is 0: samples/s above 0"),
-    (["models", 0, "rates", 1], -3.5, "models[0].rates[1] is -3.5: samples/s above 0"),
-    (["models", 0, "rates", 1], float("nan"), "models[0].rates[1] is NaN: samples/s above 0"),
-    (["models", 0, "rates", 1], float("inf"), "models[0].rates[1] is Infinity: samples/s above 0"),
-    (["models", 0, "rates", 1], "fast", 'models[0].rates[1] is "fast": samples/s above 0'),
-    (["models", 0, "rates", 1], True, "models[0].rates[1] is true: samples/s above 0"),
-    (["models", 0, "rates"], [], "models[0].rates is empty: the rate on 1 GPU at least"),
-    (["models", 0, "rates"], 22.5, "models[0].rates is 22.5: a list is wanted"),
+    (["models", 0, "rates", 1], 0, "models[0].rates[1] is 0, but must be from"),
+    (["models", 0, "rates", 1], -3.5, "models[0].rates[1] is -3.5, but must be from"),
+    (["models", 0, "rates", 1], float("nan"), "models[0].rates[1] is NaN, but must be from"),
+    (["models", 0, "rates", 1], float("inf"), "models[0].rates[1] is Infinity, but must be from"),
+    (["models", 0, "rates", 1], "fast", 'models[0].rates[1] is "fast", but must be from'),
+    (["models", 0, "rates", 1], True, "models[0].rates[1] is true, but must be from"),
+    (["models", 0, "rates"], [], "models[0].rates is empty, but needs at least the rate on 1 GPU"),
+    (["models", 0, "rates"], 22.5, "models[0].rates is 22.5, but must be a list"),
     (["models", 0, "rates"], KeyError, "models[0].rates is missing"),
-    (["models", 0, "epochs"], 0, "models[0].epochs is 0: a whole number from 1"),
-    (["models", 0, "epochs"], 2.5, "models[0].epochs is 2.5: a whole number from 1"),
-    (["models", 0, "params_mb"], -1, "models[0].params_mb is -1: MB above 0"),
+    (["models", 0, "epochs"], 0, "models[0].epochs is 0, but must be a whole number from 1"),
+    (["models", 0, "epochs"], 2.5, "models[0].epochs is 2.5, but must be a whole number from 1"),
+    (["models", 0, "params_mb"], -1, "models[0].params_mb is -1, but must be from"),
     (["models", 0, "name"], "", "models[0].name is ''"),
     (["models", 1, "name"], "m0", "2 networks are named 'm0'"),
-    (["models", 1, "gpus"], 3, "models[1].gpus is an unknown key; there are: name, rates"),
-    (["models"], [], "models is empty: an ensemble has at least one network"),
-    (["gpus_per_node"], 0, "gpus_per_node is 0: a whole number from 1"),
+    (["models", 1, "gpus"], 3, "models[1].gpus is an unknown key; the keys are name, rates"),
+    (["models"], [], "models is empty, but an ensemble needs at least one network"),
+    (["gpus_per_node"], 0, "gpus_per_node is 0, but must be a whole number from 1"),
     (["samples_per_epoch"], KeyError, "samples_per_epoch is missing"),
-    (["comm_s", 0, "seconds"], 0, "comm_s[0].seconds is 0: seconds above 0"),
+    (["comm_s", 0, "seconds"], 0, "comm_s[0].seconds is 0, but must be from"),
 ])
 def test_a_mistake_is_named_with_its_place_and_what_would_be_right(path, value, said):
     with pytest.raises(InputError) as caught:
@@ -82,7 +82,7 @@ def test_very_many_mistakes_are_counted():
 
 @pytest.mark.parametrize(("text", "said"), [
     ('{"models": [\n  {"name": }]}', "rates.json:2: not JSON"),
-    ("[1, 2]", "the whole is [1, 2]: it holds samples_per_epoch"),
+    ("[1, 2]", "the whole is [1, 2], but must be an object with samples_per_epoch"),
     ("", "not JSON"),
 ])
 def test_a_file_that_is_no_rates_file_is_refused(tmp_path, text, said):

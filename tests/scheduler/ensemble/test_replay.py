@@ -32,10 +32,10 @@ def test_a_group_that_is_still_running_at_the_end_of_the_record_ends_there():
 
 
 @pytest.mark.parametrize(("records", "said"), [
-    ([], "holds no epoch"),
-    ([Record(1.0, "group", "a", (0,)), Record(0.5, "epoch", "a")], "from 1.0 s back to 0.5 s"),
+    ([], "has no epochs"),
+    ([Record(1.0, "group", "a", (0,)), Record(0.5, "epoch", "a")], "back from 1.0 s to 0.5 s"),
     ([Record(1.0, "epoch", "a")], "at 1.0 s: epoch of a, which has no devices"),
-    ([Record(1.0, "group", "z", (0,)), Record(2.0, "epoch", "z")], "epochs of z: there are no rates"),
+    ([Record(1.0, "group", "z", (0,)), Record(2.0, "epoch", "z")], "epochs of z, for which there are no rates"),
 ])
 def test_a_record_that_cannot_be_replayed_is_refused(records, said):
     with pytest.raises(InputError, match=said):

@@ -140,7 +140,7 @@ def test_a_group_that_grows_at_the_very_end_of_its_epoch_still_ends_it():
 
 @pytest.mark.parametrize(("rates", "said"), [
     (RateTable(100, 1, (Network("a", (1.0,)),)), "a has no epochs"),
-    (RateTable(100, 1, (Network("a", (1.0,), epochs=1, min_gpus=9),)), "a trains on 9 GPUs at least"),
+    (RateTable(100, 1, (Network("a", (1.0,), epochs=1, min_gpus=9),)), "a needs at least 9 GPUs"),
 ])
 def test_what_cannot_be_trained_is_refused(rates, said):
     with pytest.raises(InputError, match=said):

@@ -222,10 +222,10 @@ def test_times_are_rounded_up_but_not_for_the_noise_of_floats(value, grain, roun
 
 @pytest.mark.parametrize(("fields", "message"), [
     ({"id": ""}, "a job has no id"),
-    ({"nodes": 0}, "job a: nodes is 0, a whole number above 0 is wanted"),
-    ({"nodes": 2.5}, "job a: nodes is 2.5, a whole number"),
+    ({"nodes": 0}, "job a: nodes is 0; it must be a whole number above 0"),
+    ({"nodes": 2.5}, "job a: nodes is 2.5; it must be a whole number"),
     ({"nodes": True}, "job a: nodes is True"),
-    ({"loss": -1}, "job a: loss is -1: a number from 0 to"),
+    ({"loss": -1}, "job a: loss is -1; it must be a number from 0 to"),
     ({"loss": math.nan}, "job a: loss is nan"),
     ({"app_time": math.inf}, "job a: app_time is inf"),
     ({"sys_time": -0.5}, "job a: sys_time is -0.5"),
@@ -237,8 +237,8 @@ def test_a_job_out_of_range_is_refused(fields, message):
 
 @pytest.mark.parametrize(("nodes", "deadline", "step", "message"), [
     (6, 1, 1, "6 nodes cannot be freed: all 2 jobs together run on 5"),
-    (-1, 1, 1, "the nodes to free are -1"),
-    (2.0, 1, 1, "the nodes to free are 2.0"),
+    (-1, 1, 1, "the number of nodes to free is -1"),
+    (2.0, 1, 1, "the number of nodes to free is 2.0"),
     (1, -1, 1, "the deadline is -1"),
     (1, math.nan, 1, "the deadline is nan"),
     (1, 1, 0, "the step between deadlines is 0, too small"),
@@ -253,7 +253,7 @@ def test_a_question_out_of_range_is_refused(solve, nodes, deadline, step, messag
 
 @pytest.mark.parametrize("solve", [plan_evictions, greedy, branch_and_bound, algorithm_1])
 def test_an_id_that_comes_twice_is_refused(solve):
-    with pytest.raises(InputError, match="job a comes twice"):
+    with pytest.raises(InputError, match="job a appears twice"):
         solve([RunningJob("a", 2, 1), RunningJob("a", 3, 1)], 1, 1)
 
 

@@ -110,33 +110,33 @@ HEADER = "id,nodes,loss,app_time,sys_time\n"
 
 
 @pytest.mark.parametrize(("name", "text", "message"), [
-    ("a.csv", "", r"a.csv:1: the file is empty; its first line is id,nodes,loss"),
+    ("a.csv", "", r"a.csv:1: the file is empty; its first line must be id,nodes,loss"),
     ("a.csv", "id,nodes,loss,app_time\n17,1,2,3\n", r"a.csv:1: 'sys_time' is missing; a job has id,nodes,loss,"),
     ("a.csv", "id,nodes,memory_gb,critical_gb,interval_min\n", r"a.csv:1: 'since_checkpoint_min' is missing"),
-    ("a.csv", "id,nodes,loss,app_time,sys_time,user\n", r"a.csv:1: 'user' is not known here"),
-    ("a.csv", "id,nodes,loss,app_time,app_time\n", r"a.csv:1: 'app_time' comes twice"),
-    ("a.csv", HEADER + "17,1,2,3,4\n17,1,2,3,4\n", r"a.csv:3: job 17 comes twice, first at .*a.csv:2"),
-    ("a.csv", HEADER + "17,1.5,2,3,4\n", r"a.csv:2: job 17: nodes is 1.5, a whole number above 0"),
+    ("a.csv", "id,nodes,loss,app_time,sys_time,user\n", r"a.csv:1: 'user' is unknown"),
+    ("a.csv", "id,nodes,loss,app_time,app_time\n", r"a.csv:1: 'app_time' appears twice"),
+    ("a.csv", HEADER + "17,1,2,3,4\n17,1,2,3,4\n", r"a.csv:3: job 17 appears twice, first at .*a.csv:2"),
+    ("a.csv", HEADER + "17,1.5,2,3,4\n", r"a.csv:2: job 17: nodes is 1.5; it must be a whole number above 0"),
     ("a.csv", HEADER + "17,0,2,3,4\n", r"a.csv:2: job 17: nodes is 0"),
-    ("a.csv", HEADER + "17,1,-2,3,4\n", r"a.csv:2: job 17: loss is -2: a number from 0"),
+    ("a.csv", HEADER + "17,1,-2,3,4\n", r"a.csv:2: job 17: loss is -2; it must be a number from 0"),
     ("a.csv", HEADER + "17,1,2,inf,4\n", r"a.csv:2: job 17: app_time is inf"),
     ("a.csv", HEADER + "17,1,2,nan,4\n", r"a.csv:2: job 17: app_time is nan"),
-    ("a.csv", HEADER + "\n17,1,2,3,soon\n", r"a.csv:3: sys_time is 'soon', a number is wanted"),
+    ("a.csv", HEADER + "\n17,1,2,3,soon\n", r"a.csv:3: sys_time is 'soon'; it must be a number"),
     ("a.csv", HEADER + "17,,2,3,4\n", r"a.csv:2: nodes is empty"),
     ("a.csv", HEADER + ",1,2,3,4\n", r"a.csv:2: id is empty"),
     ("a.csv", HEADER + "17,1,2,3\n", r"a.csv:2: 4 cells, but the header has 5"),
     ("a.csv", HEADER + '17,1,2,3,"4\n', r"a.csv:2: unexpected end of data"),
     ("a.csv", b"\xff\xfe\x00", r"a.csv: cannot be read: it is not text"),
-    ("a.txt", DIRECT, r"a.txt: a file of jobs ends in .csv or .json"),
+    ("a.txt", DIRECT, r"a.txt: the name of a file of jobs must end in .csv or .json"),
     ("a.json", '[{"id": 1,\n "nodes": 1 "loss": 3}]', r"a.json:2: not JSON: Expecting ',' delimiter"),
-    ("a.json", '{"id": 17}', r"a.json:1: a list of jobs is wanted"),
+    ("a.json", '{"id": 17}', r"a.json:1: it must be a list of jobs"),
     ("a.json", "[\n\n17]", r"a.json:3: 17 is not a job"),
     ("a.json", '[{"id": 1, "nodes": 1, "loss": 0},\n\n {"id": 2, "nodes": 1}]', r"a.json:3: 'loss' is missing"),
-    ("a.json", '[\n{"id": 1, "nodes": 1, "loss": 0, "user": "me"}]', r"a.json:2: 'user' is not known here"),
-    ("a.json", '[\n{"id": 1, "nodes": true, "loss": 0}]', r"a.json:2: nodes is true, a number is wanted"),
-    ("a.json", '[\n{"id": 1, "nodes": "1", "loss": 0}]', r'a.json:2: nodes is "1", a number is wanted'),
+    ("a.json", '[\n{"id": 1, "nodes": 1, "loss": 0, "user": "me"}]', r"a.json:2: 'user' is unknown"),
+    ("a.json", '[\n{"id": 1, "nodes": true, "loss": 0}]', r"a.json:2: nodes is true; it must be a number"),
+    ("a.json", '[\n{"id": 1, "nodes": "1", "loss": 0}]', r'a.json:2: nodes is "1"; it must be a number'),
     ("a.json", '[\n{"id": null, "nodes": 1, "loss": 0}]', r"a.json:2: id is empty"),
-    ("a.json", '[\n{"id": 1, "nodes": 1, "loss": NaN}]', r"a.json:2: loss is NaN, a number is wanted"),
+    ("a.json", '[\n{"id": 1, "nodes": 1, "loss": NaN}]', r"a.json:2: loss is NaN; it must be a number"),
     ("a.csv", RAW, r"a.csv:2: a job in the raw form needs the bandwidths"),
 ])
 def test_a_mistake_is_named_with_its_file_and_line(write, name, text, message):
@@ -146,7 +146,7 @@ def test_a_mistake_is_named_with_its_file_and_line(write, name, text, message):
 
 
 @pytest.mark.parametrize(("name", "text", "message"), [
-    ("a.csv", HEADER + "17,1," + "9" * 5000 + ",3,4\n", r"a.csv:2: loss is '9+', a number is wanted"),
+    ("a.csv", HEADER + "17,1," + "9" * 5000 + ",3,4\n", r"a.csv:2: loss is '9+'; it must be a number"),
     ("a.json", '[{"id": 1, "nodes": 1, "loss": ' + "9" * 5000 + "}]", r"a.json:1: Exceeds the limit"),
     ("a.json", "[" * 100_000, r"a.json:1: maximum recursion depth"),
 ], ids=["digits in csv", "digits in json", "depth"])

@@ -79,8 +79,8 @@ def test_two_runs_are_the_same():
 
 
 @pytest.mark.parametrize(("actions", "nodes", "message"), [
-    ({"c": "kill"}, 1, "the plan stops c, which does not run"),
-    ({"a": "kill"}, 3, "the plan frees 2 nodes, the on-demand job wants 3"),
+    ({"c": "kill"}, 1, "the plan stops c, which is not running"),
+    ({"a": "kill"}, 3, "the plan frees 2 nodes, but the on-demand job needs 3"),
     ({"b": "app"}, 1, "the plan checkpoints b by 'app', which it cannot do"),
     ({"b": "sys"}, 1, "the plan checkpoints b by 'sys', which it cannot do"),
 ])

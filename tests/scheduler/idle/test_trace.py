@@ -191,8 +191,8 @@ def test_rescaling_can_be_made_dearer(trainers):
 
 
 @pytest.mark.parametrize(("arguments", "complaint"), [
-    (("speed",), "no objective 'speed'; there are: samples, efficiency, file"),
-    (("samples", {"vgg": 2.0}), "a weight for 'vgg', which no trainer is; there are: net"),
+    (("speed",), "unknown objective 'speed'; there are: samples, efficiency, file"),
+    (("samples", {"vgg": 2.0}), "a weight for the unknown network 'vgg'; there are: net"),
     (("samples", {"net": -1.0}), "the weight of net is -1.0"),
     (("samples", {}, -1.0), "the rescale factor is -1.0"),
 ])

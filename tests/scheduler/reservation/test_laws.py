@@ -89,15 +89,15 @@ def test_work_within_a_time_is_what_a_run_stopped_there_achieves():
 
 
 @pytest.mark.parametrize(("name", "parameters", "message"), [
-    ("normal", {}, "no distribution 'normal'; there are: truncnorm"),
+    ("normal", {}, "unknown distribution 'normal'; there are: truncnorm"),
     ("truncnorm", {"low": 0, "high": 1, "mu": 0}, "takes low, high, mu, sigma; given: low, high, mu"),
     ("uniform", {"low": 0, "high": 1, "mu": 0}, "uniform takes low, high; given: low, high, mu"),
-    ("truncnorm", {"low": 0, "high": 1, "mu": 0, "sigma": 0}, "sigma is 0, it must be above 0"),
+    ("truncnorm", {"low": 0, "high": 1, "mu": 0, "sigma": 0}, "sigma is 0; it must be above 0"),
     ("truncnorm", {"low": 0, "high": float("inf"), "mu": 0, "sigma": 1}, "high is inf"),
     ("truncnorm", {"low": 50, "high": 60, "mu": 0, "sigma": 1}, "no probability between 50 and 60"),
     ("uniform", {"low": 3, "high": 3}, "0 <= low < high"),
     ("uniform", {"low": -3, "high": 3}, "0 <= low < high"),
-    ("pareto", {"low": 0, "high": 3, "alpha": 2}, "low is 0, it must be above 0"),
+    ("pareto", {"low": 0, "high": 3, "alpha": 2}, "low is 0; it must be above 0"),
     ("exponential", {"low": 0, "high": 3, "rate": float("nan")}, "rate is nan"),
 ])
 def test_a_law_that_cannot_be_is_refused(name, parameters, message):

@@ -20,9 +20,9 @@ def test_one_number_a_line_with_comments_and_blank_lines(written):
 
 
 @pytest.mark.parametrize(("text", "message"), [
-    ("", r"runs\.txt: there is no run time in it"),
-    ("# nothing\n", r"runs\.txt: there is no run time in it"),
-    ("1\n\nten\n", r"runs\.txt:3: 'ten' is not a number; a run time is wanted"),
+    ("", r"runs\.txt: it has no run times"),
+    ("# nothing\n", r"runs\.txt: it has no run times"),
+    ("1\n\nten\n", r"runs\.txt:3: 'ten' is not a number; it must be a run time"),
     ("1 2\n", r"runs\.txt:1: '1 2' is not a number"),
     ("1\n-2\n", r"runs\.txt:2: -2 is not a run time: it must be above 0 and at most"),
     ("0\n", r"runs\.txt:1: 0 is not a run time"),
@@ -46,11 +46,11 @@ def test_a_table_is_a_law(written):
 
 @pytest.mark.parametrize(("text", "message"), [
     ("1,0.5\n2\n", r"runs\.txt:2: '2' is not a row 'time,probability'"),
-    ("1,0.5\n2,half\n", r"runs\.txt:2: 'half' is not a number; a probability is wanted"),
+    ("1,0.5\n2,half\n", r"runs\.txt:2: 'half' is not a number; it must be a probability"),
     ("1,0.5\n2,-0.5\n", r"runs\.txt:2: -0.5 is not a probability"),
     ("1,0.5\n2,0.4\n", r"runs\.txt: the probabilities of a law must .* the sum is 0.9"),
     ("2,0.5\n1,0.5\n", r"runs\.txt: the times of a law must .* increasing"),
-    ("", r"runs\.txt: a law wants .* at least one"),
+    ("", r"runs\.txt: a law needs .* at least one"),
 ])
 def test_a_table_that_is_no_law_says_where(written, text, message):
     with pytest.raises(InputError, match=message):

@@ -178,7 +178,7 @@ def test_small_jobs_wait_for_a_gap_and_go_in_the_order_of_arrival():
 
 @pytest.mark.parametrize(("runs", "message"), [
     ([Run(0, 0, 3, 4, True, False)], "job 1 completed 0 times"),
-    ([Run(0, 0, 3, 4, True, False), Run(1, 2, 4, 4, True, False)], "4 processors .*, the machine has 3"),
+    ([Run(0, 0, 3, 4, True, False), Run(1, 2, 4, 4, True, False)], "4 processors .*, but the machine has 3"),
     ([Run(0, 0, 3, 4, True, False), Run(0, 3, 6, 8, True, False), Run(1, 6, 8, 8, True, False)],
      "job 0 completed 2 times"),
     ([Run(0, 0, 2, 4, True, False), Run(1, 2, 4, 4, True, False)], "job 0 ended neither"),
@@ -194,8 +194,8 @@ def test_the_audit_finds_a_schedule_that_breaks_a_rule(runs, message):
 
 @pytest.mark.parametrize(("made", "processors", "message"), [
     ([], 4, "no job"),
-    ([Job(0, 5, 1, (1,))], 4, "job 0 wants 5 processors, the machine has 4"),
-    ([Job(0, 1, 1, (1,)), Job(0, 0, 1, (1,))], 4, "job 1 wants 0"),
+    ([Job(0, 5, 1, (1,))], 4, "job 0 needs 5 processors, but the machine has 4"),
+    ([Job(0, 1, 1, (1,)), Job(0, 0, 1, (1,))], 4, "job 1 needs 0"),
     ([Job(0, 1, 0, (1,))], 4, "runs for 0"),
     ([Job(-1, 1, 1, (1,))], 4, "arrives at -1"),
     ([Job(0, 1, 1, ())], 4, "increasing"),

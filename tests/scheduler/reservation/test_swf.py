@@ -62,15 +62,15 @@ def test_a_written_trace_has_18_columns_and_its_header(tmp_path):
 
 
 @pytest.mark.parametrize(("text", "message"), [
-    ("", r"trace\.swf: there is no job in it"),
-    ("; MaxProcs: 3\n", r"trace\.swf: there is no job in it"),
-    (f"{LINE}\n1 2 3\n", r"trace\.swf:2: 3 columns where a job has 18"),
-    (f"{LINE} 7\n", r"trace\.swf:1: 19 columns where a job has 18"),
-    (LINE.replace("3600", "long"), r"trace\.swf:1: run_s is 'long', a number up to 1e.15 is wanted"),
-    (LINE.replace("3600", "inf"), r"trace\.swf:1: run_s is 'inf', a number up to 1e.15 is wanted"),
-    (LINE.replace("3600 4", "3600 4.5"), r"trace\.swf:1: processors is '4\.5', a whole number up to 1e.15 is wanted"),
+    ("", r"trace\.swf: it has no jobs"),
+    ("; MaxProcs: 3\n", r"trace\.swf: it has no jobs"),
+    (f"{LINE}\n1 2 3\n", r"trace\.swf:2: 3 columns, but a job has 18"),
+    (f"{LINE} 7\n", r"trace\.swf:1: 19 columns, but a job has 18"),
+    (LINE.replace("3600", "long"), r"trace\.swf:1: run_s is 'long'; it must be a number up to 1e.15"),
+    (LINE.replace("3600", "inf"), r"trace\.swf:1: run_s is 'inf'; it must be a number up to 1e.15"),
+    (LINE.replace("3600 4", "3600 4.5"), r"trace\.swf:1: processors is '4\.5'; it must be a whole number up to 1e.15"),
     (LINE.replace("1 0 5", "1 -1 5"), r"trace\.swf:1: submit_s is -1"),
-    (f"{LINE}\n{LINE}\n", r"trace\.swf:2: job 1 is there already"),
+    (f"{LINE}\n{LINE}\n", r"trace\.swf:2: job 1 appears twice"),
 ])
 def test_a_trace_that_is_none_says_where(written, text, message):
     with pytest.raises(InputError, match=message):

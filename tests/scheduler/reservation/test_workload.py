@@ -40,7 +40,7 @@ def test_recent_runs_as_long_as_the_longest_known_are_asked_for_once():
 
 
 def test_only_a_trace_knows_what_users_asked_for():
-    with pytest.raises(InputError, match="the rules are: classical, recent, toptimal, atoptimal"):
+    with pytest.raises(InputError, match="the other rules are: classical, recent, toptimal, atoptimal"):
         requests(Rule.USER, KNOWN, [1])
 
 

@@ -107,7 +107,7 @@ def test_a_person_gets_tables(simulate, trace):
     (f"{LAW} --jobs 0", "--jobs: '0' should be a whole number from 1"),
     (f"{LAW} --processors -3", "--processors: '-3' should be a whole number from 1"),
     (f"{LAW} --stream 1", "work rate of the stream"),
-    (f"{LAW} --requests user", "only a trace tells what users asked for"),
+    (f"{LAW} --requests user", "only a trace knows what users asked for"),
     (f"{LAW} --requests atoptimal --backfill-rate 1", "at least 0 and below 1"),
     ("nowhere.swf", "nowhere.swf: cannot be read"),
 ])
@@ -120,8 +120,8 @@ def test_bad_arguments_are_one_line_and_status_2(simulate, words, message):
 
 def test_what_a_trace_cannot_do_is_said(simulate, trace):
     assert "--stream goes with --distribution" in simulate("--stream 0.2", trace)[2]
-    assert "job 0 wants 4 processors, the machine has 2" in simulate("--processors 2", trace)[2]
+    assert "job 0 needs 4 processors, but the machine has 2" in simulate("--processors 2", trace)[2]
     trace.write_text(trace.read_text().replace("; MaxProcs: 8\n", ""))
     assert "has no MaxProcs" in simulate("", trace)[2]
     trace.write_text("1 2 3\n")
-    assert "trace.swf:1: 3 columns where a job has 18" in simulate("", trace)[2]
+    assert "trace.swf:1: 3 columns, but a job has 18" in simulate("", trace)[2]

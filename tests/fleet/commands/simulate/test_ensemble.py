@@ -90,7 +90,7 @@ def test_a_gantt_chart_is_drawn(simulate, tmp_path):
 
 @pytest.mark.parametrize(("options", "said"), [
     (["--gpus", 0], "--gpus: '0' should be a whole number from 1"),
-    (["--gpus", 1, "--gpus-per-node", 4], "gpus_per_node is 4: the whole cluster has 1 GPUs"),
+    (["--gpus", 1, "--gpus-per-node", 4], "gpus_per_node is 4, but the whole cluster has 1 GPUs"),
     (["--gpus", 1, "--stream", "fast"], "--stream: 'fast' should be free, lockstep, a number"),
     (["--gpus", 1, "--stream", "ring:2"], "--stream: 'ring:2' should have a window above 0% and at most 100%"),
     (["--gpus", 1, "--delta", "20"], "--delta: '20' should be written like 15%"),
@@ -165,7 +165,7 @@ def test_a_policy_of_ones_own_is_simulated_at_its_own_costs(own, simulate):
 
 @pytest.mark.parametrize(("policy", "options", "said"), [
     ("simulated_policy:never", [], "the policy simulated_policy:never leaves a, b, c waiting for ever"),
-    ("simulated_policy:every", [], "the policy simulated_policy:every gives away the devices [0, 0, 0]"),
+    ("simulated_policy:every", [], "the policy simulated_policy:every hands out the devices [0, 0, 0]"),
     ("simulated_policy:ONE_AFTER_ANOTHER", ["--alpha", 0.5], "--alpha: simulated_policy:ONE_AFTER_ANOTHER does not"),
     ("simulated_policy:OWN", [], "module 'simulated_policy' has no 'OWN'"),
 ])
@@ -178,7 +178,7 @@ def test_a_policy_of_ones_own_that_does_not_do_is_told_of_in_a_line(own, simulat
 def test_a_network_without_epochs_cannot_be_simulated(simulate, rates):
     rates.write_text(json.dumps({**RATES, "models": [{"name": "a", "rates": [1.0]}]}))
     assert simulate("--gpus", 1, "--policy", "local")[0::2] == (
-        2, "fleet simulate ensemble: a has no epochs: a simulation needs them of every network\n")
+        2, "fleet simulate ensemble: a has no epochs; a simulation needs them for every network\n")
 
 
 def test_a_chart_of_all_policies_is_refused(simulate, tmp_path):

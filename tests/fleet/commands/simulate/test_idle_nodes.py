@@ -116,7 +116,7 @@ def test_a_plot_is_drawn(simulate, files, suffix):
     (["--horizon", "-5"], "--horizon: '-5' should be a number from 0"),
     (["--max-parallel", "0"], "--max-parallel: '0' should be a whole number from 1"),
     (["--weight", "net"], "--weight: 'net' should be CURVE=NUMBER"),
-    (["--weight", "vgg=2"], "a weight for 'vgg'"),
+    (["--weight", "vgg=2"], "a weight for the unknown network 'vgg'"),
     (["--rescale-factor", "-1"], "--rescale-factor: '-1' should be a number from 0"),
     (["--placement", "order"], "--placement order wants --node-names FILE"),
     (["--node-names", "nowhere.txt"], "nowhere.txt: No such file"),
