@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from launch.place import format_numbers
+
 _SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 
 
@@ -54,17 +56,13 @@ def binding_problem(cores: Sequence[Cores], node_of: Sequence[int]) -> str:
         if there == 1:
             continue
         if len(bound) == len(ranks) < there:
-            who = f"rank {ranks[0]} has one core" if len(ranks) == 1 else f"ranks {_span(ranks)} have one core each"
-            return f"{who}, and node {node} has {there}"
+            who = f"ranks {format_numbers(ranks, ', ')} have one core each"
+            return f"{who if len(ranks) > 1 else f'rank {ranks[0]} has one core'}, and node {node} has {there}"
         shared = Counter(core for rank in bound for core in cores[rank].mine)
         core, count = max(shared.items(), key=lambda item: item[1], default=(0, 0))
         if count > 1:
             return f"{count} ranks of node {node} have one core only, and share it (core {core})"
     return ""
-
-
-def _span(ranks: Sequence[int]) -> str:
-    return (f"{ranks[0]}-{ranks[-1]}" if ranks[-1] - ranks[0] == len(ranks) - 1 else ", ".join(map(str, ranks)))
 
 
 BINDING_REMEDY = "start them unbound: mpirun --bind-to none, srun --cpu-bind=none, mpiexec --cpu-bind none"

@@ -41,10 +41,10 @@ def parse_cpus(text: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def format_cpus(numbers: Sequence[int]) -> str:
-    """The list of some CPUs, with dashes where numbers follow one another.
+def format_numbers(numbers: Sequence[int], separator: str = ",") -> str:
+    """Numbers of CPUs, or of ranks, with dashes where they follow one another.
 
-    >>> format_cpus([0, 1, 2, 9])
+    >>> format_numbers([0, 1, 2, 9])
     '0-2,9'
     """
     spans: list[list[int]] = []
@@ -53,7 +53,7 @@ def format_cpus(numbers: Sequence[int]) -> str:
             spans[-1][1] = number
         else:
             spans.append([number, number])
-    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in spans)
+    return separator.join(f"{first}" if first == last else f"{first}-{last}" for first, last in spans)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launch.base import InputError, check_fields
-from launch.place import format_cpus, parse_cpus
+from launch.place import format_numbers, parse_cpus
 from launch.systems import COUNTS, SYSTEMS
 
 MPIRUN = "mpirun -n {ranks} --map-by ppr:{ranks_per_node}:node:oversubscribe --bind-to none"
@@ -149,7 +149,7 @@ def places(site: Site, ranks: int, place: str) -> tuple[str, ...]:
         if len(cores) == 1:
             raise InputError(f"{place}: ranks: {ranks} are more than the {cores_of_node} cores of a node")
         preparing.append([cores.pop()])
-    return tuple(format_cpus(cpus) for cpus in (*preparing, *near))
+    return tuple(format_numbers(cpus) for cpus in (*preparing, *near))
 
 
 def _checked(key: str, value: Any, place: str) -> Any:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fleet.errors import UserError
+from fleet.spec import Spec
 from fleet.units import counted
 
 
@@ -63,6 +64,23 @@ class Roles:
     def leader(self, node: int) -> int:
         """The rank that speaks for a node: its first preprocessor."""
         return next(rank for rank in self.preprocessors if self.node_of[rank] == node)
+
+
+def roles_of(spec: Spec, node_of: Sequence[int], gpus_per_node: int | None, own_preprocessing: bool = False) -> Roles:
+    """Split the ranks as a spec asks for.
+
+    Args:
+        node_of: the node of each rank, numbered from 0 in order of first appearance.
+        gpus_per_node: as the nodes show them, None without GPUs; what the spec says counts instead.
+        own_preprocessing: every trainer prepares its own samples, whatever the policy.
+
+    Raises:
+        UserError: there are fewer ranks than needed.
+    """
+    asked = spec.resources
+    return assign(node_of, None if asked.preprocessors == "auto" else asked.preprocessors,
+                  gpus_per_node if asked.gpus_per_node == "auto" else asked.gpus_per_node,
+                  own_preprocessing or spec.policy.own_samples)
 
 
 def assign(node_of: Sequence[int], preprocessors: int | None, gpus_per_node: int | None,

@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Sequence
 
 from fleet.comm.base import World
-from fleet.comm.roles import assign
+from fleet.comm.roles import assign, roles_of
 from fleet.commands.options import add_json, add_spec, print_json
 from fleet.engines.registry import parameters_of
 from fleet.errors import ExitStatus, UserError
@@ -145,13 +145,9 @@ def _reading_problem(data: DataSet | None) -> str:
 def _trainers(spec: Spec | None, facts: Sequence[RankFacts], node_of: Sequence[int]
               ) -> tuple[tuple[int, ...], list[Finding]]:
     """The ranks that would train, or why the run would not start."""
-    preprocessors, gpus = None, gpus_per_node([rank.gpus for rank in facts], node_of)
-    if spec is not None:
-        preprocessors = None if spec.resources.preprocessors == "auto" else spec.resources.preprocessors
-        gpus = gpus if spec.resources.gpus_per_node == "auto" else spec.resources.gpus_per_node
-    own = spec is not None and spec.policy.own_samples
+    gpus = gpus_per_node([rank.gpus for rank in facts], node_of)
     try:
-        return assign(node_of, preprocessors, gpus, own).trainers, []
+        return (assign(node_of, None, gpus) if spec is None else roles_of(spec, node_of, gpus)).trainers, []
     except UserError as error:
         what, _, remedy = str(error).rpartition(": ")
         return (), [Finding(what, remedy)]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleet.comm.roles import Roles, assign
+from fleet.comm.roles import Roles, roles_of
 from fleet.errors import UserError
 from fleet.runtime.folder import _take_folder
 from fleet.runtime.inputs import decode, open_inputs
@@ -106,10 +106,7 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
     if replay is not None and only is not None:
         spec, replayed = _replaying(spec, RunPaths(Path(replay)), only)
         fresh = True
-    if spec.resources.gpus_per_node != "auto":
-        gpus_per_node = spec.resources.gpus_per_node
-    roles = assign(node_of, None if spec.resources.preprocessors == "auto" else spec.resources.preprocessors,
-                   gpus_per_node, own_preprocessing=bool(replayed) or spec.policy.own_samples)
+    roles = roles_of(spec, node_of, gpus_per_node, own_preprocessing=bool(replayed))
     keep = spec.data.cache == "file" or (spec.data.cache == "memory" and roles.shared)
     opened = open_inputs(spec, keep)
     data, sample = opened.data, opened.sample

@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.comm.roles import assign
+from fleet.comm.roles import assign, roles_of
 from fleet.errors import UserError
 from tests.examples import examples
+from tests.fleet.histories import spec
 
 
 @st.composite
@@ -119,3 +120,18 @@ def test_with_their_own_preprocessing_all_but_rank_0_train_on_as_many_gpus_as_th
 def test_too_few_ranks_are_an_error_that_says_how_many_would_do(arguments, words):
     with pytest.raises(UserError, match=words):
         assign(*arguments)
+
+
+@pytest.mark.parametrize(("parts", "preprocessors", "trainers"), [
+    ({}, (0,), (1, 2, 3)),  # three GPUs are shown
+    ({"resources": {"engine": "numpy", "preprocessors": 2}}, (0, 1), (2, 3)),
+    ({"resources": {"engine": "numpy", "gpus_per_node": 2}}, (0, 1), (2, 3)),  # the spec's word counts
+    ({"schedule": {"policy": "baseline"}}, (), (1, 2, 3)),
+])
+def test_a_spec_says_how_ranks_are_split(parts, preprocessors, trainers):
+    roles = roles_of(spec(**parts), [0, 0, 0, 0], gpus_per_node=3)
+    assert (roles.preprocessors, roles.trainers) == (preprocessors, trainers)
+
+
+def test_trainers_of_a_replay_prepare_their_own_samples_under_any_policy():
+    assert roles_of(spec(), [0, 0], None, own_preprocessing=True).preprocessors == ()
