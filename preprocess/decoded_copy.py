@@ -65,7 +65,7 @@ class Decoded(NamedTuple):
 
 def _pipeline(source: Source, fixed: Sequence[Transform], sample: SampleSpec) -> Pipeline:
     if sample.kept is None:
-        raise ValueError("nothing is known of what is kept of a sample; probe(..., keep=True) finds it out")
+        raise ValueError("the part of a sample that is kept is unknown; probe(..., keep=True) finds it out")
     return Pipeline(source, fixed, seed=0, sample=SampleSpec(sample.kept, sample.classes))
 
 
@@ -83,8 +83,8 @@ def _is_made_from(path: str | Path, made_from: str) -> bool:
     if not os.path.isfile(path):
         return False
     if not h5py.is_hdf5(path):
-        raise InputError(f"{path} is there and is not an HDF5 file: not replaced")
+        raise InputError(f"{path} exists and is not an HDF5 file, so it is not replaced")
     with open_file(path) as file:
         if "made_from" not in file.attrs:
-            raise InputError(f"{path} is there and was not made from images by this program: not replaced")
+            raise InputError(f"{path} exists and this program did not make it from images, so it is not replaced")
         return file.attrs["made_from"] == made_from

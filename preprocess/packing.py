@@ -40,7 +40,7 @@ def write_hdf5(parts: Mapping[str, Source | Pipeline], path: str | Path,
     """
     place = Path(path)
     if not place.name or place.is_dir():
-        raise InputError(f"{place} is a folder; a file's name is wanted")
+        raise InputError(f"{place} is a folder; it must be the name of a file")
     partial = place.with_name(f".{place.name}.{os.getpid()}.tmp")
     for left_over in place.parent.glob(f".{glob.escape(place.name)}.*.tmp"):  # of a process that was killed
         left_over.unlink(missing_ok=True)

@@ -78,8 +78,8 @@ def _alike_at_the_end(found: Sequence[_Probed]) -> ImageSpec:
                          "(height, width, channels) of uint8 or float32")
     for other in found[1:]:
         if ImageSpec.of(other.image) != image:
-            raise InputError(f"transforms: samples must end in one shape; add a resize or a crop, for "
-                             f"{name} is {image} and {other.name} is {ImageSpec.of(other.image)}")
+            raise InputError(f"transforms: samples must end in one shape, but {name} is {image} and {other.name} is "
+                             f"{ImageSpec.of(other.image)}; add a resize or a crop")
     return image
 
 
@@ -91,5 +91,5 @@ def _alike_when_kept(found: Sequence[_Probed]) -> ImageSpec:
                              "uint8 is kept")
         if ImageSpec.of(other.kept) != image:
             raise InputError(f"{name} is {image} and {other.name} {ImageSpec.of(other.kept)} before the first random "
-                             "transform; a resize or a crop before it would make them one")
+                             "transform; add a resize or a crop before it")
     return image

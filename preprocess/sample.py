@@ -80,7 +80,7 @@ class Affine:
         """
         numbers = np.broadcast(self.multiplier, self.offset).size
         if numbers not in (1, channels):
-            raise InputError(f"scale: {numbers} numbers, one for each channel; the samples have {channels} channels")
+            raise InputError(f"scale: {numbers} numbers, one for each channel, but samples have {channels} channels")
 
     def apply(self, images: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """Scale images whose last axis is the channels, to float32; into ``out`` where it is given."""

@@ -121,14 +121,14 @@ def split(source: Source, fraction: float, seed: int) -> tuple[View, View]:
         count = min(max(round(fraction * len(members)), 1), len(members) - 1)
         taken[rng.permutation(members)[:max(count, 0)]] = True
     if not taken.any():
-        raise InputError(f"validation: {fraction} of {len(source)} samples is none, as no class has two")
+        raise InputError(f"validation: {fraction} of {len(source)} samples is none, because no class has two")
     return View(source, np.flatnonzero(~taken)), View(source, np.flatnonzero(taken))
 
 
 def _opener(source: str, options: Mapping[str, Any]) -> Opener:
     """The function that opens a source, its options already given."""
     if source not in SOURCES and ":" not in source:
-        raise InputError(f"no source {source!r}; there are {', '.join(SOURCES)}, "
+        raise InputError(f"unknown source {source!r}; there are {', '.join(SOURCES)}, "
                          "or an import path module:function")
     if source not in SOURCES:
         return _user_opener(source, options)
@@ -138,11 +138,11 @@ def _opener(source: str, options: Mapping[str, Any]) -> Opener:
     for option in options:
         if option not in [parameter.name for parameter in known]:
             listed = ", ".join(f"{parameter.name}={parameter.default!r}" for parameter in known) or "none"
-            raise InputError(f"{source}: no option {option!r}; its options: {listed}")
+            raise InputError(f"{source}: unknown option {option!r}; its options: {listed}")
 
     def opener(path: str | None) -> tuple[Source, Source | None]:
         if path is None and place.default is place.empty:
-            raise InputError(f"{source}: wants a path")
+            raise InputError(f"{source}: it needs a path")
         return function(path, **options)
 
     return opener
@@ -162,7 +162,7 @@ def _user_opener(source: str, options: Mapping[str, Any]) -> Opener:
         pair = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
         for part in pair:
             if not (isinstance(part, Source) or (part is None and part is not pair[0])):
-                raise InputError(f"{source} returned {type(part).__name__}, not a source: that has len(), "
+                raise InputError(f"{source} returned {type(part).__name__}, not a source, which has len(), "
                                  "labels, classes, read(index), name(index) and order(seed, epoch)")
         return pair
 
@@ -175,7 +175,7 @@ def _with_classes(source: Source, classes: tuple[str, ...], place: str | None) -
         return source
     unknown = sorted(set(source.classes) - set(classes))
     if unknown:
-        raise InputError(f"{place}: the validation data has classes that the training data has not: "
+        raise InputError(f"{place}: the validation data has classes that the training data lacks: "
                          f"{', '.join(unknown[:5])}{' ...' if len(unknown) > 5 else ''}; "
                          f"the {len(classes)} classes of training are "
                          f"{', '.join(classes[:5])}{' ...' if len(classes) > 5 else ''}")

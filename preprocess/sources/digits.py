@@ -28,8 +28,8 @@ def open_digits(path: str | None = None) -> tuple[ImageFolder, ImageFolder | Non
     train, validation = open_image_folder(str(folder))
     found = len(train) + (0 if validation is None else len(validation))
     if found != COUNT:
-        raise InputError(f"{folder} holds {found} images, the digits are {COUNT}; "
-                         "delete it, and it is written anew")
+        raise InputError(f"{folder} holds {found} images instead of {COUNT} digits; "
+                         "delete it, and it will be written again")
     return train, validation
 
 

@@ -43,8 +43,8 @@ class HDF5(RandomAccess):
             self.classes = tuple(part["classes"].asstr()[:] if "classes" in part
                                  else map(str, range(self.labels.max(initial=-1) + 1)))
         if self.labels.min(initial=0) < 0 or self.labels.max(initial=-1) >= len(self.classes):
-            raise InputError(f"{path}: {group}/labels are not all in 0..{len(self.classes) - 1}, "
-                             f"for there are {len(self.classes)} classes")
+            raise InputError(f"{path}: {group}/labels must all be in 0..{len(self.classes) - 1}, "
+                             f"because there are {len(self.classes)} classes")
 
     def read(self, index: int) -> bytes | np.ndarray:
         """The encoded file or the array; see :class:`~preprocess.base.Source`."""
@@ -77,16 +77,16 @@ class HDF5(RandomAccess):
     def _check(self, part: h5py.Group) -> None:
         for name in ("images", "labels"):
             if not isinstance(part.get(name), h5py.Dataset):
-                raise InputError(f"{self.path}: no data set {self.group.rstrip('/')}/{name} in it")
+                raise InputError(f"{self.path}: it has no data set {self.group.rstrip('/')}/{name}")
         images, labels = part["images"], part["labels"]
         encoded = images.ndim == 1 and h5py.check_vlen_dtype(images.dtype) == np.uint8
         if not (encoded or (images.ndim == 4 and images.dtype == np.uint8)):
-            raise InputError(f"{self.path}: {self.group}/images is {images.shape} of {images.dtype}; wanted "
-                             "are (n, height, width, channels) uint8, or (n,) encoded images of "
+            raise InputError(f"{self.path}: {self.group}/images is {images.shape} of {images.dtype}; it must "
+                             "be (n, height, width, channels) uint8, or (n,) encoded images of "
                              "variable-length uint8")
         if labels.shape != images.shape[:1] or labels.dtype.kind not in "iu":
             raise InputError(f"{self.path}: {self.group}/labels is {labels.shape} of {labels.dtype}; "
-                             f"{images.shape[:1]} integers are wanted, one for each image")
+                             f"it must be {images.shape[:1]} integers, one for each image")
 
 
 def open_file(path: str | Path) -> h5py.File:

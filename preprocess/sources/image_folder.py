@@ -31,7 +31,7 @@ class ImageFolder(RandomAccess):
         self.folder = str(folder)
         self.classes = tuple(class_folders(folder))
         if not self.classes:
-            raise InputError(f"{folder}: no folders in it; one folder of images for each class is wanted")
+            raise InputError(f"{folder}: it has no folders; it must have one folder of images for each class")
         files = [_images(os.path.join(self.folder, name)) for name in self.classes]
         for name, found in zip(self.classes, files, strict=True):
             if not found:
@@ -78,7 +78,7 @@ def check_folder(path: str) -> None:
     if not os.path.exists(path):
         raise InputError(f"{path}: no such folder")
     if not os.path.isdir(path):
-        raise InputError(f"{path} is a file; a folder is wanted")
+        raise InputError(f"{path} is a file; it must be a folder")
 
 
 def class_folders(folder: str | Path) -> list[str]:

@@ -84,7 +84,7 @@ class Shards:
         if not shards:
             raise InputError("no shards")
         if buffer < 1:
-            raise InputError(f"buffer: {buffer} records; at least 1 is wanted")
+            raise InputError(f"buffer: {buffer} records; it must be at least 1")
         self._index = load_index(tuple(shards), form)
         self._form, self._buffer = form, buffer
         values, self.labels = np.unique(self._index.values, return_inverse=True)

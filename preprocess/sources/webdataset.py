@@ -50,8 +50,8 @@ class WebDataset:
     def _sample(self, name: str, file: int, members: dict[str, tuple[int, int]]) -> Record:
         image = next((members[key] for key in self.image_key.split(";") if key in members), None)
         if image is None or self.label_key not in members:
-            raise InputError(f"{name}: a sample has an image ({self.image_key}) and a label "
-                             f"({self.label_key}); this has {', '.join(members)} "
+            raise InputError(f"{name}: a sample must have an image ({self.image_key}) and a label "
+                             f"({self.label_key}); this one has {', '.join(members)} "
                              "(options: image_key, label_key)")
         offset, size = members[self.label_key]
         text = os.pread(file, size, offset).decode(errors="replace").strip()

@@ -41,5 +41,5 @@ def as_image(image: np.ndarray, transform: object) -> Image.Image:
     """
     if image.dtype != np.uint8 or image.shape[2] not in (1, 3):
         raise InputError(f"{type(transform).__name__} works on uint8 images with 1 or 3 channels, not on "
-                         f"{image.dtype} with {image.shape[2]}; scale comes after it")
+                         f"{image.dtype} with {image.shape[2]}; put scale after it")
     return to_image(np.ascontiguousarray(image))

@@ -30,7 +30,7 @@ class ColorJitter:
 
     def __post_init__(self) -> None:
         if not (self.brightness or self.contrast or self.saturation):
-            raise ValueError("color_jitter of what? brightness, contrast or saturation above 0")
+            raise ValueError("needs brightness, contrast or saturation above 0")
 
     def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
         """The image, its colours changed."""
@@ -63,7 +63,7 @@ class Scale:
     def __post_init__(self) -> None:
         if isinstance(self.mean, tuple) and isinstance(self.std, tuple) and len(self.mean) != len(self.std):
             raise ValueError(f"{len(self.mean)} means and {len(self.std)} standard deviations; "
-                             "each channel has one of either")
+                             "each channel needs one of each")
 
     @cached_property
     def affine(self) -> Affine:

@@ -83,14 +83,14 @@ class CenterCrop:
 class Flip:
     """Mirror the image with probability one half, in each of the directions asked for."""
 
-    horizontal: Annotated[Switch, Field(description="true where left and right may change places, or false")] = False
-    vertical: Annotated[Switch, Field(description="true where top and bottom may change places, or false")] = False
+    horizontal: Annotated[Switch, Field(description="true if left and right may be swapped, or false")] = False
+    vertical: Annotated[Switch, Field(description="true if top and bottom may be swapped, or false")] = False
 
     is_random: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not (self.horizontal or self.vertical):
-            raise ValueError("flip in which direction? horizontal: true, vertical: true, or both")
+            raise ValueError("needs horizontal: true, vertical: true, or both")
 
     def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
         """The image, perhaps mirrored."""

@@ -46,7 +46,7 @@ def parse_transform(item: object) -> Transform:
         return transform
     if name not in TRANSFORMS:
         known = ", ".join(signature(known) for known in TRANSFORMS)
-        raise InputError(f"no transform {name!r}; there are {known}, or an import path module:function")
+        raise InputError(f"unknown transform {name!r}; there are {known}, or an import path module:function")
     try:
         return TypeAdapter(TRANSFORMS[name]).validate_python(parameters)
     except ValidationError as error:
@@ -61,7 +61,7 @@ def parse_transforms(items: object) -> tuple[Transform, ...]:
         InputError: names every item that is wrong, one line each.
     """
     if not isinstance(items, Sequence) or isinstance(items, str):
-        raise InputError(f"transforms: a list of transforms is wanted, not {items!r}")
+        raise InputError(f"transforms: it must be a list of transforms, not {items!r}")
     transforms: list[Transform] = []
     wrong = []
     for index, item in enumerate(items):
@@ -71,7 +71,7 @@ def parse_transforms(items: object) -> tuple[Transform, ...]:
             wrong.append(f"transforms[{index}]: {error}")
             continue
         if isinstance(transform, Decode) and index > 0:
-            wrong.append(f"transforms[{index}]: decode comes first: after it there is nothing to decode")
+            wrong.append(f"transforms[{index}]: decode must come first; later there is nothing to decode")
         transforms.append(transform)
     if wrong:
         raise InputError("\n".join(wrong))
@@ -128,11 +128,11 @@ def _complaint(name: str, parameters: dict[str, Any], error: Any) -> str:
         return str(error["ctx"]["error"])
     parameter = error["loc"][0]
     if error["type"] == "unexpected_keyword_argument":
-        return f"no parameter {parameter!r}"
+        return f"unknown parameter {parameter!r}"
     wanted = _schema(name)["properties"][parameter]["description"]
     if error["type"] == "missing":
         return f"{parameter!r} is missing: {wanted}"
-    return f"{parameter!r} is {parameters[parameter]!r}; wanted: {wanted}"
+    return f"{parameter!r} is {parameters[parameter]!r}; it should be {wanted}"
 
 
 def _schema(name: str) -> dict[str, Any]:

@@ -90,9 +90,9 @@ def test_making_the_copy_reads_each_sample_once(path):
 
 def test_a_file_that_is_something_else_is_not_replaced(data, path):
     foreign(path, np.zeros((4, 3, 4, 3), np.uint8), [0, 1, 0, 1])
-    with pytest.raises(InputError, match="not made from images by this program: not replaced"):
+    with pytest.raises(InputError, match="this program did not make it from images, so it is not replaced"):
         copied(data, TRANSFORMS, path)
     with open(path, "w") as file:
         file.write("a diary")
-    with pytest.raises(InputError, match="not an HDF5 file: not replaced"):
+    with pytest.raises(InputError, match="not an HDF5 file, so it is not replaced"):
         copied(data, TRANSFORMS, path)

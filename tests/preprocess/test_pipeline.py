@@ -98,7 +98,7 @@ def test_without_a_scale_there_is_nothing_for_the_trainer_to_do():
 
 def test_a_scale_for_three_channels_does_not_fit_one():
     for more in ([], [f"{__name__}:keep"]):  # scaled by the trainers, or here
-        with pytest.raises(InputError, match="3 numbers, one for each channel; the samples have 1 channels"):
+        with pytest.raises(InputError, match="3 numbers, one for each channel, but samples have 1 channels"):
             pipeline(transforms=[{"decode": {"mode": "L"}}, {"scale": {"mean": [0.5, 0.5, 0.5]}}, *more])
 
 

@@ -45,11 +45,11 @@ def test_bad_samples_are_passed_over():
 @pytest.mark.parametrize(("samples", "transforms", "complaint"), [
     ([], [], "data set is empty"),
     ([None, None], [], "none of the 2 samples can be used; the first: sample 0: cannot be read"),
-    ([pattern(6, 6), pattern(6, 8)], [], "add a resize or a crop.*6 x 6 x 3 uint8 and sample 1 is 6 x 8 x 3"),
+    ([pattern(6, 6), pattern(6, 8)], [], "6 x 6 x 3 uint8 and sample 1 is 6 x 8 x 3 uint8; add a resize or a crop"),
     (IMAGES, [{"center_crop": {"size": [7, 7]}}], "6 x 6 pixels is too small"),
     ([IMAGES[0][:, :, 0]] * 2, ["decode"], "is an array of 2 dimensions"),
     ([encode(IMAGES[0])], [{"flip": {"horizontal": True}}], "the first must be decode"),
-    (IMAGES, ["decode", "scale", {"rotate": {"degrees": 3}}], "scale comes after it"),
+    (IMAGES, ["decode", "scale", {"rotate": {"degrees": 3}}], "put scale after it"),
 ])
 def test_what_cannot_work_is_said_at_the_start(samples, transforms, complaint):
     with pytest.raises(InputError, match=complaint):

@@ -82,7 +82,7 @@ def test_another_process_may_be_faster(quick, monkeypatch, tmp_path):
 def test_a_folder_that_is_not_the_digits_is_refused(tmp_path, folder):
     shutil.copytree(folder, tmp_path / "digits")
     (tmp_path / "digits/train/3/0013.png").unlink()
-    with pytest.raises(InputError, match="holds 1796 images, the digits are 1797; delete it"):
+    with pytest.raises(InputError, match="holds 1796 images instead of 1797 digits; delete it"):
         digits.open_digits(str(tmp_path / "digits"))
 
 

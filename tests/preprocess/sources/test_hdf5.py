@@ -51,11 +51,11 @@ def test_the_names_of_the_classes_may_be_given(path):
 
 
 @pytest.mark.parametrize(("images", "labels", "complaint"), [
-    (IMAGES[:, :, :, 0], [0, 1, 0, 1], r"images is \(4, 3, 4\) of uint8; wanted are"),
-    (IMAGES.astype(np.float32), [0, 1, 0, 1], "of float32; wanted are"),
-    (IMAGES, [0, 1, 0], r"labels is \(3,\) of int64; \(4,\) integers are wanted"),
+    (IMAGES[:, :, :, 0], [0, 1, 0, 1], r"images is \(4, 3, 4\) of uint8; it must be"),
+    (IMAGES.astype(np.float32), [0, 1, 0, 1], "of float32; it must be"),
+    (IMAGES, [0, 1, 0], r"labels is \(3,\) of int64; it must be \(4,\) integers"),
     (IMAGES, [0.0, 1.0, 0.0, 1.0], "of float64"),
-    (IMAGES, [0, 1, -1, 1], r"labels are not all in 0..1"),
+    (IMAGES, [0, 1, -1, 1], r"labels must all be in 0..1"),
 ])
 def test_a_file_of_another_layout_is_told_what_is_wanted(path, images, labels, complaint):
     foreign(path, images, labels)
@@ -66,7 +66,7 @@ def test_a_file_of_another_layout_is_told_what_is_wanted(path, images, labels, c
 def test_a_file_without_labels_or_of_another_kind_is_refused(path, tmp_path):
     with h5py.File(path, "w") as file:
         file["images"] = IMAGES
-    with pytest.raises(InputError, match="no data set /labels in it"):
+    with pytest.raises(InputError, match="it has no data set /labels"):
         open_hdf5(path)
     (tmp_path / "text").write_text("not HDF5")
     with pytest.raises(InputError, match="not an HDF5 file"):

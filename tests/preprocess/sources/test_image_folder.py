@@ -65,8 +65,8 @@ def test_a_class_may_be_named_train(folder):
 def test_a_missing_folder_a_file_and_an_empty_folder_are_told_apart(tmp_path):
     (tmp_path / "file").write_bytes(encode(pattern(2, 2)))
     (tmp_path / "empty").mkdir()
-    for name, complaint in [("nowhere", "no such folder"), ("file", "is a file; a folder is wanted"),
-                            ("empty", "one folder of images for each class is wanted")]:
+    for name, complaint in [("nowhere", "no such folder"), ("file", "is a file; it must be a folder"),
+                            ("empty", "it must have one folder of images for each class")]:
         with pytest.raises(InputError, match=complaint):
             open_image_folder(str(tmp_path / name))
 

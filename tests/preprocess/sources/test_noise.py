@@ -34,7 +34,7 @@ def test_it_is_sent_to_other_ranks_in_little_more_than_its_labels():
     ({"samples": 0}, "samples: 0 should be a whole number from 1"),
     ({"classes": 1}, "classes: 1 should be a whole number from 2"),
     ({"size": 2.5}, "size: 2.5"),
-    ({"pixels": 3}, "no option 'pixels'"),
+    ({"pixels": 3}, "unknown option 'pixels'"),
 ])
 def test_wrong_options_are_named(options, said):
     with pytest.raises(InputError, match=said):

@@ -51,7 +51,7 @@ def test_the_members_can_have_other_extensions(tmp_path):
 @pytest.mark.parametrize("content", [[("0.jpg", b"x"), ("1.cls", b"1")], [("0.cls", b"1"), ("0.txt", b"x")]])
 def test_a_sample_without_image_or_label_is_named_with_what_it_has(tmp_path, content):
     write_tar(tmp_path / "a.tar", content)
-    with pytest.raises(InputError, match=r"a.tar\[/0\]: a sample has an image .* and a label .*this has"):
+    with pytest.raises(InputError, match=r"a.tar\[/0\]: a sample must have an image .* and a label .*this one has"):
         opened(tmp_path)
 
 

@@ -18,5 +18,5 @@ def test_in_evaluation_nothing_is_random(transform):
 @pytest.mark.parametrize("transform", [Resize(size=(2, 2)), Rotate(degrees=3), ColorJitter(contrast=0.1)])
 @pytest.mark.parametrize("image", [np.zeros((4, 4, 3), np.float32), np.zeros((4, 4, 4), np.uint8)])
 def test_what_pillow_cannot_do_is_an_error_that_says_what_it_can(transform, image, rng):
-    with pytest.raises(InputError, match="uint8 images with 1 or 3 channels.*scale comes after it"):
+    with pytest.raises(InputError, match="uint8 images with 1 or 3 channels.*put scale after it"):
         transform.apply(image, rng, True)

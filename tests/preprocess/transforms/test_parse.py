@@ -32,18 +32,19 @@ def test_an_unknown_transform_is_told_all_there_are_with_their_defaults():
 
 
 @pytest.mark.parametrize(("item", "complaint"), [
-    ({"rotate": {"angle": 3}}, "no parameter 'angle'; it takes degrees"),
+    ({"rotate": {"angle": 3}}, "unknown parameter 'angle'; it takes degrees"),
     ("rotate", "'degrees' is missing"),
     ({"rotate": {"degrees": "ten"}}, "'degrees' is 'ten'"),
     ({"rotate": {"degrees": 200}}, "'degrees' is 200"),
-    ({"random_crop": {"size": [32, 0]}}, "'size' is [32, 0]; wanted: [height, width] of the crop, in pixels; it takes"),
-    ({"random_crop": {"size": 32}}, "'size' is 32; wanted"),
-    ({"random_crop": {"size": [True, 3]}}, "'size' is [True, 3]; wanted"),
-    ({"resize": {"size": [1, 2, 3]}}, "'size' is [1, 2, 3]; wanted: [height, width], or one number"),
+    ({"random_crop": {"size": [32, 0]}},
+     "'size' is [32, 0]; it should be [height, width] of the crop, in pixels; it takes"),
+    ({"random_crop": {"size": 32}}, "'size' is 32; it should be"),
+    ({"random_crop": {"size": [True, 3]}}, "'size' is [True, 3]; it should be"),
+    ({"resize": {"size": [1, 2, 3]}}, "'size' is [1, 2, 3]; it should be [height, width], or one number"),
     ({"random_crop": {"size": [3, 3], "padding": -1}}, "'padding' is -1"),
     ({"decode": {"mode": "RGBA"}}, "'mode' is 'RGBA'"),
-    ("flip", "in which direction"),
-    ("color_jitter", "of what"),
+    ("flip", "flip: needs horizontal: true"),
+    ("color_jitter", "color_jitter: needs brightness"),
     ({"scale": {"std": 0}}, "'std' is 0"),
     ({"scale": {"std": float("nan")}}, "'std' is nan"),
     ({"scale": {"mean": [0.5, 0.5], "std": [1.0, 1.0, 1.0]}}, "2 means and 3 standard deviations"),
@@ -66,12 +67,12 @@ CONSTANT = 3
 
 @pytest.mark.parametrize("items", ["decode", None, {"decode": {}}])
 def test_transforms_are_a_list(items):
-    with pytest.raises(InputError, match="a list of transforms is wanted"):
+    with pytest.raises(InputError, match="it must be a list of transforms"):
         parse_transforms(items)
 
 
 def test_decode_comes_first():
-    with pytest.raises(InputError, match=r"transforms\[1\]: decode comes first"):
+    with pytest.raises(InputError, match=r"transforms\[1\]: decode must come first"):
         parse_transforms([{"flip": {"horizontal": True}}, "decode"])
 
 
