@@ -286,7 +286,7 @@ class EpochEnded:
     network: str
     record: Annotated[EpochRecord, Flat]
     blocked_s: Micro = 0.0
-    missed: Annotated[int, Unless] = 0
+    missed: Annotated[int, OmitDefault] = 0
 
 
 @dataclass(frozen=True)
