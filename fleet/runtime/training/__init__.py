@@ -1,0 +1,1 @@
+"""The trainer rank, and the training loop; imports what ``fleet.runtime`` may import."""
