@@ -13,7 +13,8 @@ from fleet.runtime.board import CoordinatorSide
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.prepare import Prepared
 from fleet.runtime.preprocessor import Preprocessor
-from fleet.runtime.trainer import Sources, Trainer
+from fleet.runtime.training.sources import Sources
+from fleet.runtime.training.trainer import Trainer
 from fleet.stream.base import Stream
 from fleet.stream.failover import OutlivingStream, OutlivingValidation
 from fleet.stream.layout import chunk_size

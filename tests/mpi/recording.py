@@ -7,7 +7,7 @@ import zlib
 from pathlib import Path
 
 from fleet.run import main
-from fleet.runtime import trainer
+from fleet.runtime.training import trainer
 from fleet.stream import own, reader, ring
 from tests.sources import Numbered
 

@@ -11,6 +11,7 @@ from tests.mpi.test_training import replayed
 
 DYING = (str(ROOT / "tests/mpi/dying.py"),)
 EPOCHS = 6
+STEP = "runtime.training.network:Training.step"
 # The only rates with which all three run at once on four trainers, in two rounds at most.
 RATES = {"pair": [10.0, 19.0], "one": [19.0], "two": [19.0]}
 
@@ -45,14 +46,14 @@ def check(launch, run, content, names=("pair",)):
 
 
 @pytest.mark.parametrize("deaths", [
-    pytest.param({"1": ("runtime.trainer:Trainer._step", 30)}, id="the master inside an epoch"),
-    pytest.param({"2": ("runtime.trainer:Trainer._step", 30)}, id="a worker inside an epoch"),
-    pytest.param({"2": ("runtime.trainer:Trainer._evaluate", 2)}, id="a worker that the master waits for"),
-    pytest.param({"1": ("runtime.trainer:Trainer._next_order", 2)}, id="the master between two epochs"),
+    pytest.param({"1": (STEP, 30)}, id="the master inside an epoch"),
+    pytest.param({"2": (STEP, 30)}, id="a worker inside an epoch"),
+    pytest.param({"2": ("runtime.training.loop:evaluate", 2)}, id="a worker that the master waits for"),
+    pytest.param({"1": ("runtime.training.loop:TrainingLoop.next_order", 2)}, id="the master between two epochs"),
     pytest.param({"2": ("comm.ulfm:ULFMWorld.group", 1)}, id="a worker before there is a group"),
     pytest.param({"1": ("storage.writer:CheckpointWriter._write", 3)}, id="the master before it has written"),
     pytest.param({"1": ("storage.writer:write_history", 3)}, id="the master when it has written"),
-    pytest.param({"1": ("runtime.trainer:Trainer._step", 30), "2": ("runtime.trainer:Trainer._step", 30)},
+    pytest.param({"1": (STEP, 30), "2": (STEP, 30)},
                  id="all of a group"),
 ])
 def test_only_the_struck_network_falls_back(launch, tmp_path, deaths):
@@ -68,8 +69,8 @@ def test_only_the_struck_network_falls_back(launch, tmp_path, deaths):
 
 
 def test_ranks_may_die_one_after_another(launch, tmp_path):
-    deaths = {"2": ("runtime.trainer:Trainer._step", 20), "3": ("runtime.trainer:Trainer._step", 60),
-              "4": ("runtime.trainer:Trainer.run", 1)}
+    deaths = {"2": (STEP, 20), "3": (STEP, 60),
+              "4": ("runtime.training.trainer:Trainer.run", 1)}
     run, content = run_dying(launch, tmp_path, deaths)
     assert run.status == 75, run.output  # one trainer is left, and the pair wants two
     assert "3 ranks have died, and 1 trainer is too few for pair" in run.output
@@ -108,14 +109,14 @@ def test_it_does_not_matter_in_which_order_or_on_how_many_nodes_it_prepared(laun
 
 
 def test_a_trainer_that_waits_for_work_is_not_missed(launch, tmp_path):
-    run, content = run_dying(launch, tmp_path, {"5": ("runtime.trainer:Trainer.run", 1)}, ranks=6)
+    run, content = run_dying(launch, tmp_path, {"5": ("runtime.training.trainer:Trainer.run", 1)}, ranks=6)
     assert run.status == 0, run.output
     assert not run.events(GroupStruck)
     check(launch, run, content, names=())
 
 
 def test_a_rank_that_is_stopped_for_a_while_is_not_taken_for_dead(launch, tmp_path):
-    run, content = run_dying(launch, tmp_path, {"2": ("runtime.trainer:Trainer._step", 30)},
+    run, content = run_dying(launch, tmp_path, {"2": (STEP, 30)},
                              environment={"FLEET_TEST_STOPS": "2"})
     assert run.status == 0, run.output
     assert not run.events(RankLost)
@@ -124,8 +125,7 @@ def test_a_rank_that_is_stopped_for_a_while_is_not_taken_for_dead(launch, tmp_pa
 
 @pytest.mark.parametrize("rank", ["0", "2"])
 def test_without_a_coordinator_or_ulfm_all_ranks_end_at_once_and_the_job_resumes(launch, tmp_path, rank):
-    where = (("ensemble.networks:Networks.end_epoch", 4) if rank == "0"
-             else ("runtime.trainer:Trainer._step", 30))
+    where = ("ensemble.networks:Networks.end_epoch", 4) if rank == "0" else (STEP, 30)
     run, content = run_dying(launch, tmp_path, {rank: where}, survive=rank == "0")
     assert run.status not in (0, 2, 3, 75)
     assert run.output.count("all ranks end") == (rank == "0")
@@ -147,7 +147,7 @@ def test_a_member_of_a_tensorflow_group_dies(launch, tmp_path, exchange):
                    schedule={"rates": str(tmp_path / "rates.json")}, train={"converge": {"max_epochs": EPOCHS}},
                    resources={"engine": "keras", "exchange": exchange})
     run = launch(4, content, program=DYING, survive=True, timeout=600,
-                 environment={"FLEET_TEST_DEATHS": json.dumps({"2": ("runtime.trainer:Trainer._step", 30)})})
+                 environment={"FLEET_TEST_DEATHS": json.dumps({"2": (STEP, 30)})})
     assert run.status == 0, run.output
     assert [event.network for event in run.events(GroupStruck)] == ["pair"]
     check(launch, run, content, names=())

@@ -25,10 +25,11 @@ from fleet.comm.roles import assign
 from fleet.engines.softmax import NumpyEngine, SoftmaxRegression
 from fleet.ensemble import networks
 from fleet.errors import ExitStatus, StorageError, UserError
-from fleet.runtime import board, trainer
+from fleet.runtime import board
 from fleet.runtime import session as fleet_session
 from fleet.runtime.prepare import prepare
 from fleet.runtime.session import Session
+from fleet.runtime.training import evaluation, trainer
 from fleet.storage.checkpoint import newest, read_state, write_state
 from fleet.storage.event_log import events_of, logged_epochs, read_events
 from fleet.storage.events import (
@@ -61,7 +62,7 @@ def _quick(tmp_path_factory):
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         patch.setattr(board, "write_cache", lambda path, known: None)
         patch.setattr(trainer, "CheckpointWriter", _Writer)
-        patch.setattr(trainer, "_JUDGED_AT_ONCE_S", 0.0)  # an interruption may come between any two batches
+        patch.setattr(evaluation, "_JUDGED_AT_ONCE_S", 0.0)  # an interruption may come between any two batches
         yield
 
 

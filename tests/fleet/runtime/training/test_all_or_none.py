@@ -31,6 +31,6 @@ KERAS = """in user code:
                           "the heads do not divide 10"),
 ])
 def test_an_error_is_told_in_one_line_without_its_traceback(error, reason):
-    from fleet.runtime.all_or_none import reason_of
+    from fleet.runtime.training.all_or_none import reason_of
 
     assert reason_of(error) == reason

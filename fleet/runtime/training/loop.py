@@ -1,0 +1,241 @@
+"""The training loop: get, step, tell.
+
+:meth:`TrainingLoop.run` trains a network epoch after epoch; :meth:`TrainingLoop._consume` is what it does with one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import time
+from functools import partial
+from typing import NamedTuple, TypeAlias
+
+from fleet.comm.base import Group, World
+from fleet.comm.messages import (
+    EpochDone,
+    GoOn,
+    Message,
+    Pause,
+    Paused,
+    Regroup,
+    Regrouped,
+    Stop,
+    Stopped,
+    Tag,
+)
+from fleet.engines.base import Sums
+from fleet.errors import InfrastructureError
+from fleet.runtime.training.all_or_none import NetworkFailed, all_or_none
+from fleet.runtime.training.clocks import EpochClock, PaceReport
+from fleet.runtime.training.evaluation import evaluate
+from fleet.runtime.training.network import Training
+from fleet.runtime.training.sources import Sources
+from fleet.storage.state import EpochRecord, State, convergence
+from fleet.storage.writer import CheckpointWriter
+from fleet.stream.base import Stream
+from fleet.stream.order import Epoch, read_path, write_path
+
+log = logging.getLogger("fleet.runtime.training.loop")
+
+Order: TypeAlias = GoOn | Regroup | Stop  # what a group waits for, between two epochs or inside one
+
+
+class Consumed(NamedTuple):
+    """How far a group has come in an epoch.
+
+    Attributes:
+        state: of the network there.
+        is_over: whether the epoch is; otherwise the group pauses.
+        missed: chunks of a ring, as in :class:`fleet.stream.base.Batch`.
+    """
+
+    state: State
+    is_over: bool
+    missed: int
+
+
+class TrainingLoop:
+    """Trains one network after another, each until the coordinator says otherwise.
+
+    Args:
+        save_every: seconds between two checkpoints inside an epoch; None for none.
+    """
+
+    def __init__(self, world: World, sources: Sources, writer: CheckpointWriter, save_every: float | None) -> None:
+        self._world, self._sources, self._writer, self._save_every = world, sources, writer, save_every
+        self._clock = EpochClock(sources, writer)
+        self._tell = partial(world.tell, 0, Tag.COORDINATOR)
+
+    def run(self, training: Training, state: State, stream_epoch: int) -> None:
+        """Train until told otherwise: epoch after epoch, some of them in pieces, between which the group may change.
+
+        Args:
+            state: of the network, the same on all ranks of the group.
+            stream_epoch: to train on next.
+        """
+        source: Stream = self._sources.own  # of the rest of an epoch that this rank has not begun
+        self._clock.restart()
+        while True:
+            epoch = Epoch(state.stream_epoch, state.path)
+            if not state.position:
+                epoch = Epoch(stream_epoch)
+                source = self._sources.stream if stream_epoch >= training.reads_from else self._sources.own
+                self._clock.restart()
+            state, is_over, missed = self._consume(training, state, source, epoch)
+            # What each rank gathered by itself must be one thing before it is judged, handed on, or saved where all
+            # stand still; a save on the way has the master's. It is running means, hence linear: to average them
+            # within an epoch and again at its end is to do it once.
+            training.trainable.average_statistics()
+            judged = evaluate(training, self._sources.validation, self._is_told_of_the_end) if is_over else None
+            if judged is None:
+                state = self._pause(training, state)
+            else:
+                state = self._end_epoch(training, state, judged, missed)
+
+            paused = time.perf_counter()
+            order = self.next_order(training.group)
+            if isinstance(order, Stop):
+                if training.group.is_master and state.position:
+                    self._save(training, state)
+                self.finish(training, order.final)
+                return
+            if isinstance(order, Regroup):
+                state = self._hand_over(training.group, order, state)
+                if self._world.rank not in order.ranks:
+                    return
+                self.change_group(training, order, state)
+                if training.group.is_master:
+                    self._tell(Regrouped(training.network.name, state.position, time.perf_counter() - paused))
+            stream_epoch = order.stream_epoch
+
+    def _consume(self, training: Training, state: State, source: Stream, epoch: Epoch) -> Consumed:
+        """Train on what is left of an epoch, or on less, where the group is asked to pause."""
+        network, group = training.network, training.group
+        taken = {chunk for record in state.history for chunk in read_path(record.path)}
+        pace, saved = PaceReport(network.name, state.position), time.perf_counter()
+        is_over, missed = True, 0  # nothing may be left: the launch before ended while the network was judged
+        for batch in source.batches(epoch, state.position, network.global_batch(group.size), group, taken):
+            stop = group.is_master and self._is_asked()
+            sums = training.step(batch.images, batch.labels, batch.size, stop)
+            if not math.isfinite(sums.loss):
+                raise NetworkFailed(f"the loss became {sums.loss} in epoch {state.epoch + 1}, "
+                                    f"within the first {batch.position} samples")
+            state = dataclasses.replace(state, stream_epoch=batch.epoch.number, path=batch.epoch.path,
+                                        position=batch.position, sums=(Sums(*state.sums) + sums).totals)
+            is_over, missed = batch.is_last, batch.missed
+            if is_over:
+                continue
+            if sums.stop:
+                break
+            if group.is_master:
+                pace.tell(self._tell, batch.position)
+                if self._save_every and time.perf_counter() - saved > self._save_every:
+                    saved = time.perf_counter()
+                    state = self._clock.note(state)
+                    self._save(training, state)
+        return Consumed(state, is_over, missed)
+
+    # ---- what is heard ----
+
+    def _is_asked(self) -> bool:
+        """Whether the group should pause; nothing else is said inside an epoch."""
+        return self._world.hear(Tag.TRAINER) is not None
+
+    def _is_told_of_the_end(self) -> bool:
+        """Whether the run ends: a pause of another kind comes too late, as it does at the epoch's end."""
+        self._world.do_duties()  # this may be the rank that coordinates
+        heard = self._world.hear(Tag.TRAINER)
+        return isinstance(heard, Pause) and heard.ends
+
+    def next_order(self, group: Group) -> Order:
+        """Wait, as a group, for what the coordinator wants next."""
+
+        def hear() -> Message | None:
+            group.check()  # of a group that was struck the coordinator takes no epoch, and answers nothing
+            return self._world.hear(Tag.TRAINER)
+
+        heard = None
+        while group.is_master and not isinstance(heard, Order):  # a Pause comes too late
+            heard = self._world.wait(hear)
+        order = group.from_master(heard)
+        if not isinstance(order, Order):
+            raise InfrastructureError(f"rank {self._world.rank} did not expect {order}")
+        return order
+
+    # ---- where an epoch stops ----
+
+    def _pause(self, training: Training, state: State) -> State:
+        """Tell that the group waits inside an epoch; returns its state there."""
+        state = self._clock.note(state)
+        if training.group.is_master:
+            self._tell(Paused(training.network.name, state.stream_epoch))
+        return state
+
+    def _end_epoch(self, training: Training, state: State, judged: Sums, missed: int) -> State:
+        """Save the network and tell of it; returns its state before the next epoch."""
+        state = self._clock.note(state)
+        record = _record(training, state, judged)
+        history = (*state.history, record)
+        verdict = convergence(history, training.network.train.converge)
+        state = State(arrays={}, identity=state.identity, history=history, final=verdict.reason)
+        if training.group.is_master:
+            self._save(training, state, is_best=verdict.best_epoch == record.epoch)
+            self._tell(EpochDone(training.network.name, record, self._clock.blocked_s, verdict.reason, missed))
+        return state
+
+    # ---- changing the group ----
+
+    def _hand_over(self, group: Group, order: Regroup, state: State) -> State:
+        """The state as the master has it, for the next one."""
+        if group.is_master and order.ranks[0] != self._world.rank:  # the next one will write to the same files
+            self._writer.flush()
+        return group.from_master(state)
+
+    def change_group(self, training: Training, order: Regroup, state: State | None, failure: Exception | None = None
+                     ) -> State:
+        """Go over to the group of an order; see :meth:`fleet.runtime.training.network.Training.move`."""
+        group = self._world.group(order.ranks, order.group)
+        state = training.move(group, order.stay, state, failure)
+        log.info("%s: goes on with ranks %s after epoch %d, sample %d", training.network.name, order.ranks, state.epoch,
+                 state.position)
+        return state
+
+    # ---- saving ----
+
+    def _save(self, training: Training, state: State, is_best: bool = False) -> None:
+        began = time.perf_counter()
+        arrays = training.trainable.state()
+        self._writer.blocked_s += time.perf_counter() - began
+        self._writer.save(training.network.name, dataclasses.replace(state, arrays=arrays), is_best)
+
+    def finish(self, training: Training, final: bool) -> None:
+        """Put everything on disk before the coordinator hears that the ranks are free.
+
+        Args:
+            final: export the network, too.
+        """
+        network, group = training.network, training.group
+
+        def export() -> str:
+            return self._writer.export(network.name, network.train.converge, training.trainable.export)
+
+        began = time.perf_counter()
+        all_or_none(group, lambda: self._writer.flush() if group.is_master else None)
+        saved = time.perf_counter()
+        damage = all_or_none(group, lambda: export() if group.is_master and final else "")
+        if group.is_master:
+            self._tell(Stopped(network.name, saved - began, time.perf_counter() - saved, damage))
+
+
+def _record(training: Training, state: State, judged: Sums) -> EpochRecord:
+    """The row of an epoch that is over, in its network's history."""
+    sums = Sums(*state.sums)
+    return EpochRecord(
+        epoch=state.epoch + 1, stream_epoch=state.stream_epoch, loss=sums.loss / max(sums.count, 1),
+        accuracy=sums.correct / max(sums.count, 1),
+        val_loss=judged.loss / judged.count if judged.count else math.nan,
+        val_accuracy=judged.correct / judged.count if judged.count else math.nan,
+        learning_rate=training.trainable.learning_rate(), samples=int(sums.count), gpus=training.group.size,
+        seconds=state.seconds, waited_s=state.waited_s, path=write_path(state.path))

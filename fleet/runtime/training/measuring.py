@@ -1,0 +1,36 @@
+"""How fast a network trains on a group, on samples made up: the stream has its own measure."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from fleet.runtime.training.network import Training
+from fleet.spec import Profile
+from preprocess.sample import SampleSpec
+
+
+def measure_rate(training: Training, sample: SampleSpec, profile: Profile) -> float:
+    """Samples/s of the whole group, over the last steps of a few; collective over the group.
+
+    Raises:
+        NetworkFailed: on all ranks, when a step failed on one.
+    """
+    group, size = training.group, training.network.global_batch(training.group.size)
+    images, labels = made_up(sample, rows=len(range(group.rank, size, group.size)))
+    for batch in range(profile.batches):
+        if batch == profile.batches - profile.timed:
+            began = time.perf_counter()
+        training.step(images, labels, size)
+    return profile.timed * size / (time.perf_counter() - began)
+
+
+def made_up(sample: SampleSpec, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Samples of no meaning: images (rows, height, width, channels) of the sample's type, labels (rows,) int64."""
+    random, shape = np.random.default_rng(0), (rows, *sample.image.shape)
+    if np.issubdtype(sample.image.dtype, np.integer):
+        images = random.integers(0, 256, shape).astype(sample.image.dtype)
+    else:
+        images = random.random(shape, np.float32)
+    return images, random.integers(0, sample.classes, rows)

@@ -1,0 +1,73 @@
+"""One network in training on this rank: a step of its group, and how it comes to other ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fleet.comm.base import Group
+from fleet.engines.base import Sums, Trainable
+from fleet.runtime.training.all_or_none import agree, all_or_none
+from fleet.spec import NetworkSpec
+from fleet.storage.state import State
+
+
+@dataclass
+class Training:
+    """One network in training, on this rank.
+
+    Attributes:
+        reads_from: the epoch from which on this rank reads the stream; before it, it prepares its own rows.
+        group: that this rank trains it in; it may be exchanged for another one.
+    """
+
+    network: NetworkSpec
+    reads_from: int
+    group: Group = field(init=False)
+    trainable: Trainable = field(init=False)
+
+    def step(self, images: np.ndarray, labels: np.ndarray, size: int, stop: bool = False) -> Sums:
+        """Train on one global batch, with all ranks of the group; see :meth:`fleet.engines.base.Trainable.step`.
+
+        Raises:
+            NetworkFailed: on all ranks, when it failed on one.
+        """
+        try:
+            return self.trainable.step(images, labels, size, stop)
+        except Exception as error:
+            # An engine raises on all ranks of the group or on none: so all of them are here.
+            raise agree(self.group, error) from error
+
+    def share(self, state: State | None) -> State:
+        """Give every rank of the group the network as the master has it, and its state; collective."""
+        if self.group.size > 1:
+            arrays = self.trainable.state()  # of the same names, shapes and types on every rank
+            self.group.broadcast(list(arrays.values()))
+            self.trainable.load(arrays)
+        return self.group.from_master(state)
+
+    def move(self, group: Group, stay: int, state: State | None, failure: Exception | None = None) -> State:
+        """Go over to another group; returns the network's state, on the ranks that are new to it as well.
+
+        Args:
+            stay: so many of the group's ranks, the first ones, have the network already.
+            state: None on a rank that is new.
+            failure: why a rank that is new could not build the network, for all to hear now that they have met.
+
+        Raises:
+            NetworkFailed: on all ranks, when one has brought a failure.
+        """
+
+        def check() -> None:
+            if failure is not None:
+                raise failure
+
+        self.group.free()
+        self.group = group
+        all_or_none(group, check)
+        self.trainable.regroup(group)
+        if stay < group.size:
+            state = self.share(state)
+        assert state is not None
+        return state

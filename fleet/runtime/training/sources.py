@@ -1,0 +1,29 @@
+"""Where a trainer gets its samples from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fleet.stream.base import Stream
+from fleet.stream.own import OwnStream
+from fleet.stream.validation import Validation
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What a trainer reads.
+
+    Attributes:
+        stream: of training samples.
+        own: the same samples, prepared by this rank: for the rest of an epoch that the stream has left behind.
+        validation: None where there is no validation data.
+    """
+
+    stream: Stream
+    own: OwnStream
+    validation: Validation | None
+
+    @property
+    def waited_s(self) -> float:
+        """What this rank has waited for data so far."""
+        return self.stream.waited_s + (self.own.waited_s if self.own is not self.stream else 0.0)

@@ -1,0 +1,47 @@
+"""The seconds of an epoch, and what is told of its pace."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from fleet.comm.messages import Pace
+from fleet.runtime.training import clocks
+from fleet.runtime.training.clocks import EpochClock, PaceReport
+from fleet.storage.state import State
+
+
+@pytest.fixture
+def now(monkeypatch):
+    """The time, which tests move on."""
+    now = SimpleNamespace(s=100.0)
+    monkeypatch.setattr(clocks.time, "perf_counter", lambda: now.s)
+    return now
+
+
+def test_a_state_gathers_the_seconds_of_its_epoch_piece_by_piece_each_once(now):
+    sources, writer = SimpleNamespace(waited_s=5.0), SimpleNamespace(blocked_s=7.0)
+    clock, state = EpochClock(sources, writer), State({}, "i", seconds=10.0, waited_s=1.0)  # of an earlier launch
+    now.s, sources.waited_s, writer.blocked_s = 103.0, 5.5, 7.25
+    state = clock.note(state)
+    assert (state.seconds, state.waited_s) == (13.0, 1.5)
+    now.s, sources.waited_s = 104.0, 5.75
+    assert clock.note(state).seconds == 14.0
+    assert clock.note(state).seconds == 13.0  # nothing has passed since
+    assert clock.blocked_s == 0.25  # of the whole epoch, however often its seconds are noted
+
+
+def test_another_epoch_begins_at_nothing(now):
+    sources, writer = SimpleNamespace(waited_s=0.0), SimpleNamespace(blocked_s=0.0)
+    clock = EpochClock(sources, writer)
+    now.s, sources.waited_s, writer.blocked_s = 150.0, 20.0, 30.0
+    clock.restart()
+    state = clock.note(State({}, "i"))
+    assert (state.seconds, state.waited_s, clock.blocked_s) == (0.0, 0.0, 0.0)
+
+
+def test_the_pace_is_told_once_a_second_at_most_and_is_that_of_the_time_since(now):
+    told = []
+    report = PaceReport("net", 100)
+    for now.s, position in ((100.5, 150), (101.0, 300), (101.9, 350), (103.0, 500)):
+        report.tell(told.append, position)
+    assert told == [Pace("net", 300, 200.0), Pace("net", 500, 100.0)]

@@ -1,0 +1,66 @@
+"""A network that goes from one group to another."""
+
+import numpy as np
+import pytest
+
+from fleet.engines.softmax import NumpyEngine
+from fleet.runtime.training.all_or_none import NetworkFailed
+from fleet.runtime.training.network import Training
+from fleet.storage.state import State
+from tests.fleet.histories import SAMPLE, spec
+from tests.fleet.one_process import Launch
+
+
+def training_in(group):
+    network = spec({"family": "softmax"}).networks[0]
+    training = Training(network, reads_from=0)
+    training.group, training.trainable = group, NumpyEngine(SAMPLE).build(network, group)
+    return training
+
+
+def weights(training):
+    return training.trainable.state()["weights"].tolist()
+
+
+def test_ranks_that_are_new_get_the_network_and_its_state_as_the_master_has_them():
+    found, grown = {}, State({}, "i", stream_epoch=3, position=8)
+
+    def rank_main(world):
+        training = training_in(world.group([world.rank], world.rank))
+        if world.rank == 1:  # has trained, and stays as the master of all
+            training.step(np.ones((2, 4, 4, 1), np.uint8), np.array([0, 2]), 2)
+        state = training.move(world.group([1, 0, 2], 10), 1, grown if world.rank == 1 else None)
+        found[world.rank] = (state, weights(training), training.group.size)
+
+    assert Launch(3, 0).run(rank_main)
+    assert found[0] == found[1] == found[2]
+    assert found[1][0] == grown
+
+
+def test_what_a_new_rank_could_not_build_fails_on_all():
+    failed = {}
+
+    def rank_main(world):
+        training = training_in(world.group([world.rank], world.rank))
+        failure = ValueError("no such layer") if world.rank == 2 else None
+        with pytest.raises(NetworkFailed, match="no such layer") as caught:
+            training.move(world.group(range(3), 10), 2, State({}, "i"), failure)
+        failed[world.rank] = caught.value.reason
+
+    assert Launch(3, 0).run(rank_main)
+    assert len(failed) == 3
+
+
+def test_a_step_that_fails_on_one_rank_fails_on_all_with_its_reason():
+    failed = {}
+
+    def rank_main(world):
+        training = training_in(world.group(range(3), 10))
+        rows = np.ones((2, 4, 4, 1), np.uint8) if world.rank else np.ones((2, 9, 9, 1), np.uint8)
+        with pytest.raises(NetworkFailed) as caught:
+            training.step(rows, np.array([0, 1]), 6)
+        failed[world.rank] = caught.value.reason
+
+    assert Launch(3, 0).run(rank_main)
+    assert len(set(failed.values())) == 1
+    assert "reshape" in failed[1]
