@@ -1,0 +1,93 @@
+"""Which rank takes up which role, and what the ranks of a node share."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fleet.errors import ExitStatus
+from fleet.runtime import session
+from fleet.runtime.prepare import prepare
+from fleet.runtime.session import Session
+from fleet.storage.event_log import events_of
+from fleet.storage.events import Ended
+from tests.fleet.one_process import Launch
+
+SCALED = ["tests.sources:noise", {"scale": {"mean": 0.5, "std": 0.5}}]
+
+
+class Interruption:
+    """Never comes."""
+
+    def reason(self):
+        return ""
+
+    def seconds_left(self):
+        return None
+
+
+@pytest.fixture
+def launch(tmp_path, monkeypatch):
+    """Runs a small ensemble; returns what each rank ended with, and what was prepared for it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def run(node_of, watch=lambda one: None, **parts):
+        content = {
+            "output": str(tmp_path / "run"), "models": [{"family": "softmax"}],
+            "data": {"source": "tests.sources:numbered", "path": "12", "transforms": SCALED},
+            "train": {"converge": {"max_epochs": 1}, "batch": {"size": 4}, "optimizer": {"learning_rate": 0.02}},
+            "profile": {"batches": 2, "timed": 1}, "resources": {"engine": "numpy"}, **parts}
+        (tmp_path / "spec.yaml").write_text(yaml.safe_dump(content))
+        prepared = prepare(str(tmp_path / "spec.yaml"), node_of, None, plain=True)
+        statuses = {}
+
+        def rank_main(world):
+            one = Session(world, prepared, Interruption())
+            watch(one)
+            statuses[world.rank] = one.run()
+
+        assert Launch(len(node_of), seed=1).run(rank_main)
+        return statuses, prepared
+
+    return run
+
+
+@pytest.mark.parametrize(("node_of", "preparing", "training"), [
+    ([0], [], [0]), ([0, 0], [0], [1]), ([0, 0, 0, 1, 1], [0, 3], [1, 2, 4])])
+def test_every_rank_takes_up_its_role_and_ends_well(launch, monkeypatch, node_of, preparing, training):
+    took = {"Preprocessor": [], "Trainer": []}
+    for role in took:
+        kind = getattr(session, role)
+        monkeypatch.setattr(session, role, lambda world, *rest, kind=kind, role=role:
+                            took[role].append(world.rank) or kind(world, *rest))
+    statuses, prepared = launch(node_of)
+    assert {name: sorted(ranks) for name, ranks in took.items()} == {"Preprocessor": preparing, "Trainer": training}
+    assert statuses == dict.fromkeys(range(len(node_of)), ExitStatus.OK)
+    assert prepared.paths.results.exists()
+
+
+def test_under_a_policy_without_a_stream_rank_0_only_coordinates(launch, monkeypatch):
+    monkeypatch.setattr(session, "Preprocessor", None)  # nobody may make one
+    statuses, _ = launch([0, 0, 0], schedule={"policy": "baseline"})
+    assert set(statuses.values()) == {ExitStatus.OK}
+
+
+@pytest.mark.parametrize("data", [{}, {"cache": "memory"}])
+def test_what_a_node_shares_has_no_name_any_more_once_all_of_it_have_mapped_it(launch, data):
+    named = {}
+
+    def watch(one):
+        map_memory = one._map_memory
+
+        def map_and_look():
+            map_memory()
+            shared = Path("/dev/shm").glob(f"{one._prepared.paths.segment_name}*")
+            named[one._world.rank] = [path.name for path in shared]
+
+        one._map_memory = map_and_look
+
+    statuses, prepared = launch([0, 0, 0], watch, data={"source": "tests.sources:numbered", "path": "12",
+                                                        "transforms": SCALED, **data})
+    assert named[0] == []  # the others may look a moment before rank 0, which leads the node, has unlinked it
+    assert set(statuses.values()) == {ExitStatus.OK}
+    assert len(events_of(prepared.paths.events, Ended)) == 1
