@@ -103,7 +103,7 @@ class Measured(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """All ranks of a group have told the stream from where on they read."""
+    """All ranks of a group have put their cursors on the stream: what they will read is held for them from now on."""
 
     network: str
 

@@ -118,14 +118,14 @@ def _open(path: str | None) -> tuple[Spec | None, DataSet | None, SampleSpec | N
 
 def _facts(world: World, node_of: Sequence[int], spec: Spec | None, data: DataSet | None, problem: str) -> RankFacts:
     files = os.listdir("/dev")
-    told = [os.environ.get(variable, "") for variable in THREAD_VARIABLES]
+    threads = [os.environ.get(variable, "") for variable in THREAD_VARIABLES]
     leads = node_of.index(node_of[world.rank]) == world.rank  # what is the same on all ranks of a node
     libraries = None
     if leads and spec is not None and spec.engine.uses_tensorflow:
         from fleet.engines.keras.facts import libraries as look
 
         libraries = look()
-    return RankFacts(world.host, my_cores(), max([int(text) for text in told if text.isdecimal()], default=1),
+    return RankFacts(world.host, my_cores(), max([int(text) for text in threads if text.isdecimal()], default=1),
                      visible_gpus(os.environ, files), len(visible_gpus({}, files)),
                      (problem or _reading_problem(data)) if leads else "", libraries)
 

@@ -130,8 +130,8 @@ def _check_threads(node: int, ranks: Sequence[RankFacts]) -> Iterator[Finding]:
     cores = len({core for rank in ranks for core in rank.cores.mine})
     threads = sum(rank.threads for rank in ranks)
     if threads > cores:
-        told = f" ({' or '.join(THREAD_VARIABLES)} makes that {threads} threads)" if threads > len(ranks) else ""
-        yield Finding(f"node {node} has {counted(len(ranks), 'rank')}{told} on {counted(cores, 'core')}",
+        why = f" ({' or '.join(THREAD_VARIABLES)} makes that {threads} threads)" if threads > len(ranks) else ""
+        yield Finding(f"node {node} has {counted(len(ranks), 'rank')}{why} on {counted(cores, 'core')}",
                       "start fewer ranks there, or let them use fewer threads")
 
 

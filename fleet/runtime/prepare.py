@@ -189,14 +189,14 @@ def _told_when_to_end(spec: Spec) -> Spec:
         return spec
     epochs = {network.name: network.epochs for network in read_rates(spec.schedule.rates).models}
 
-    def told(network: NetworkSpec) -> NetworkSpec:
+    def limited(network: NetworkSpec) -> NetworkSpec:
         known = epochs.get(network.name)
         if known is None:
             return network
         converge = dataclasses.replace(network.train.converge, max_epochs=known, patience=None, target=None)
         return dataclasses.replace(network, train=dataclasses.replace(network.train, converge=converge))
 
-    return dataclasses.replace(spec, networks=tuple(map(told, spec.networks)))
+    return dataclasses.replace(spec, networks=tuple(map(limited, spec.networks)))
 
 
 def _equal_rates(spec: Spec, roles: Roles) -> RateTable:

@@ -69,7 +69,7 @@ class TrainingLoop:
         self._tell = partial(world.tell, 0, Tag.COORDINATOR)
 
     def run(self, training: Training, state: State, stream_epoch: int) -> None:
-        """Train until told otherwise: epoch after epoch, some of them in pieces, between which the group may change.
+        """Train epoch after epoch, some in pieces between which the group may change, until the coordinator ends it.
 
         Args:
             state: of the network, the same on all ranks of the group.

@@ -133,7 +133,7 @@ class Trainer:
 
     @contextmanager
     def _leaving(self, training: Training) -> Iterator[None]:
-        """However training ends here: a failure is told, the stream and the group are left."""
+        """However training ends here: report a failure, and leave the stream and the group."""
         try:
             yield
         except NetworkFailed as failure:
