@@ -2,7 +2,7 @@
 
 Every rank has a mailbox of what it was told, and a line of what it has said and nobody has heard. One step is one
 thing: a rank takes an order, a group does something, a word is heard, a rank dies. Which one, a seed decides. What
-trainers do is in :mod:`fleet.runtime.trainer`; here it takes no time, and nothing is trained.
+trainers do is in :mod:`fleet.runtime.training`; here it takes no time, and nothing is trained.
 """
 
 from collections import defaultdict, deque
