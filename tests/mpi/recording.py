@@ -43,7 +43,7 @@ def _note_network():
         original = getattr(trainer.Trainer, name)
 
         def serve(self, order, original=original):
-            _serving["name"] = order.network
+            _serving["name"] = order.network.name
             return original(self, order)
 
         setattr(trainer.Trainer, name, serve)
