@@ -2,13 +2,13 @@
 
 ::
 
-    Start -> FORMING -> TRAINING <-> PAUSING -> PAUSED     inside an epoch
-                           |  ^         |          |
-                           v  |         v          v
-                         WAITING  <-----+      CHANGING -> TRAINING
-                           |
-                           v
-                        STOPPING -> GONE
+    FORMING --> TRAINING --> PAUSING --> PAUSED    stands still inside an epoch
+                    |           |
+                    +-----------+------> WAITING   stands still between two epochs
+
+    PAUSED, WAITING --> TRAINING                   is told to go on
+                    --> CHANGING --> TRAINING      is told to go on with other devices
+                    --> STOPPING --> GONE          is told to save and to let go
 
 A group says where it is, and is told what to do next only where it stands still: paused inside an epoch, or waiting
 between two. So its orders never cross what it says, but for one: a pause that comes after an epoch's last step is void.

@@ -490,6 +490,15 @@ def test_a_struck_network_goes_back_to_its_last_checkpoint_when_its_other_ranks_
     assert told.read()[1][0].ranks == (1,)
 
 
+def test_the_other_ranks_of_a_struck_group_serve_nobody_before_all_have_let_go():
+    told = Told({"a": [0, 1, 2]}, trainers=3, outlives=True).begin()
+    told.wanted = {"b": [0]}
+    told.hear(RanksDied((3,)), Ready(1))
+    assert told.read() == {}
+    assert told.ready(2)[0] == ReadCheckpoint("a")
+    assert [start.network.name for start in told.read()[1]] == ["b"]
+
+
 def test_nothing_that_a_struck_group_says_is_believed():
     told = struck()
     assert told.end_epoch("a", final="2 epochs") == []
@@ -510,6 +519,14 @@ def test_a_rank_that_dies_while_it_measures_has_its_measurement_made_by_others()
     told.read()
     told.hear(RanksDied((2,)))
     assert told.read() == {1: [Measure(told.setup.spec.by_name["a"], (1,), 2)]}
+
+
+def test_a_network_that_was_to_have_a_trainer_that_died_gets_another_one():
+    told = Told({"a": [0]}, networks="a", trainers=2, outlives=True)
+    told.ready(2)
+    told.wanted = {"a": [1]}
+    told.hear(RanksDied((1,)))
+    assert told.read()[2][0].ranks == (2,)
 
 
 def test_a_preprocessor_that_dies_holds_nobody_up():

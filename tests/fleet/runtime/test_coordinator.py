@@ -1,0 +1,141 @@
+"""The hands of the coordinator: what comes in is heard, and what is wanted is done."""
+
+import logging
+
+import pytest
+
+from fleet.comm.messages import EpochDone, Exit, Joined, Pace, Ready, Start, Stopped, Tag
+from fleet.comm.roles import assign
+from fleet.ensemble.ensemble import Setup
+from fleet.ensemble.history import TransitionError
+from fleet.ensemble.survey import Survey
+from fleet.errors import ExitStatus, InfrastructureError
+from fleet.runtime.coordinator import Coordinator
+from fleet.runtime.interrupt import Interruption
+from fleet.storage.checkpoint import write_state
+from fleet.storage.event_log import EventLog, read_events
+from fleet.storage.events import GroupStruck
+from fleet.storage.paths import RunPaths
+from fleet.storage.results import Results, read_results
+from fleet.storage.state import State
+from scheduler.base import Network, RateTable
+from tests.fleet.histories import history, record, spec
+
+
+class World:
+    """Rank 0's view of two trainers: what they say is written down beforehand."""
+
+    outlives = True
+
+    def __init__(self):
+        self.said, self.told, self.lost = [], [], frozenset()
+
+    def hear(self, tag):
+        assert tag is Tag.COORDINATOR
+        return self.said.pop(0) if self.said else None
+
+    def tell(self, rank, tag, message):
+        self.told.append((rank, tag, message))
+
+
+class Watcher:
+    def __init__(self):
+        self.events, self.paces = [], []
+
+    def on_event(self, event):
+        self.events.append(event.word)
+
+    def on_pace(self, *pace):
+        self.paces.append(pace)
+
+
+class Launch:
+    """A coordinator of one network, on the first of two trainers."""
+
+    def __init__(self, folder, **rest):
+        content = spec({"family": "softmax", "name": "a"}, schedule={"policy": "baseline"})
+        roles = assign((0, 0, 0), None, None, own_preprocessing=True)
+        self.world, self.watcher, self.paths = World(), Watcher(), RunPaths(folder)
+        self.results = Results(content, self.paths, 60)
+        self.log = EventLog(self.paths.events, clock=lambda: 0.0)
+        setup = Setup(content, roles, None, samples=60, outlives=True, **rest)
+        self.coordinator = Coordinator(
+            self.world, setup, Survey([], {}, content.profile, 2, 2, {}),
+            RateTable(60, 2, (Network("a", (10.0,)),)), self.results, self.log, self.paths.profile, [self.watcher],
+            Interruption(None))
+        self.coordinator.start()
+
+    def hear(self, *words):
+        """Let the coordinator hear some words, and then that there are no more."""
+        self.world.said += words
+        while self.coordinator.step():
+            pass
+
+    def told(self):
+        told, self.world.told = self.world.told, []
+        return [(rank, type(message)) for rank, _, message in told]
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Makes a launch whose log is closed in the end."""
+    launches = []
+
+    def make(**rest):
+        launches.append(Launch(tmp_path, **rest))
+        return launches[-1]
+
+    yield make
+    for launch in launches:
+        launch.log.close()
+
+
+@pytest.fixture
+def launch(make):
+    return make()
+
+
+def test_messages_are_sent_events_logged_and_shown_and_results_written(launch):
+    launch.hear(Ready(1), Ready(2))
+    assert launch.told() == [(1, Start)]
+    launch.hear(Joined("a"), Pace("a", 10, 5.0), EpochDone("a", record(1), 0.5, "1 epochs"), Stopped("a", 0.0))
+    launch.coordinator.stop()
+    assert launch.told()[-2:] == [(1, Exit), (2, Exit)]
+    assert launch.coordinator.status is ExitStatus.OK
+    assert [logged.event.word for logged in read_events(launch.paths.events)] == launch.watcher.events
+    assert launch.watcher.events == ["start", "plan", "round", "group", "epoch", "final", "plan", "stopped", "end"]
+    assert launch.watcher.paces == [("a", 10, 5.0)]
+    assert [(row.name, row.epochs, row.reason) for row in read_results(launch.paths.root)] == [("a", 1, "1 epochs")]
+
+
+def test_a_death_is_heard_when_all_that_the_dead_have_said_is(launch):
+    launch.hear(Ready(1), Ready(2), Joined("a"))
+    launch.world.lost = frozenset({1})
+    launch.hear(EpochDone("a", record(1), 0.5, ""))
+    assert launch.watcher.events.index("epoch") < launch.watcher.events.index("lost")
+    assert launch.watcher.events.count("lost") == 1
+
+
+def test_a_struck_network_is_as_far_as_its_checkpoint_on_disk(launch):
+    launch.hear(Ready(1), Ready(2), Joined("a"))
+    write_state(launch.paths.last("a"), State(arrays={}, identity="i", history=history(0.5, 0.6), position=7))
+    launch.world.lost = frozenset({1})
+    launch.hear()
+    assert GroupStruck("a", epochs=2, position=7) in [logged.event for logged in read_events(launch.paths.events)]
+    assert [row.epochs for row in read_results(launch.paths.root)] == [2]
+    assert launch.told()[-1] == (2, Start)
+
+
+def test_what_ends_all_ranks_is_raised(make):
+    launch = make(replayed=(0,))
+    launch.world.lost = frozenset({2})
+    with pytest.raises(InfrastructureError, match="rank 2 has died"):
+        launch.hear()
+
+
+def test_a_message_that_cannot_be_is_reported_with_all_that_was_heard_before(launch, caplog):
+    launch.hear(Ready(1))
+    with caplog.at_level(logging.CRITICAL, "fleet"), pytest.raises(TransitionError, match="a is FORMING"):
+        launch.hear(Stopped("a", 0.0))
+    assert "Ready(rank=1)" in caplog.text
+    assert "Stopped(network='a'" in caplog.text
