@@ -101,7 +101,7 @@ class CoordinatorSide:
         try:
             write_report(self._prepared.paths, read_report(self._prepared.paths))
         except UserError as error:  # a log that was damaged is no reason to fail after all else went well
-            shown = f"without a report, for {error}"
+            shown = f"without a report, because {error}"
         print(f"Everything is in {self._prepared.paths.root}; {shown}.", flush=True)
 
 

@@ -88,7 +88,7 @@ def _names(args: argparse.Namespace) -> Path | None:
 
 def _placement(args: argparse.Namespace) -> str:
     if args.placement == "order" and _names(args) is None:
-        raise UserError("--placement order wants --node-names FILE, in which line i is the name of node i")
+        raise UserError("--placement order needs --node-names FILE, in which line i is the name of node i")
     return args.placement or ("index" if _names(args) is None else "order")
 
 

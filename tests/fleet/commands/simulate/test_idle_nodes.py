@@ -118,7 +118,7 @@ def test_a_plot_is_drawn(simulate, files, suffix):
     (["--weight", "net"], "--weight: 'net' should be CURVE=NUMBER"),
     (["--weight", "vgg=2"], "a weight for the unknown network 'vgg'"),
     (["--rescale-factor", "-1"], "--rescale-factor: '-1' should be a number from 0"),
-    (["--placement", "order"], "--placement order wants --node-names FILE"),
+    (["--placement", "order"], "--placement order needs --node-names FILE"),
     (["--node-names", "nowhere.txt"], "nowhere.txt: No such file"),
     (["--plot", "replay.nonsense"], "--plot: replay.nonsense: "),
 ])
