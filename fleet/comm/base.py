@@ -134,7 +134,10 @@ class World(Protocol):
 
     @property
     def lost(self) -> frozenset[int]:
-        """The ranks that are known to have died, as of the last time that this rank waited or told something."""
+        """The ranks that are known to have died, as of the last time that this rank waited or sent something.
+
+        A rank may be struck in a group before it knows who has died: another one knew it first.
+        """
 
     def heed_deaths(self) -> None:
         """Find out which ranks have died, and end this process if the launch is to end.

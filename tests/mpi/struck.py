@@ -19,7 +19,7 @@ try:
     for collective in (lambda: group.exchange(None), lambda: group.sum(np.zeros(3)), lambda: group.from_master(1)):
         with pytest.raises(GroupStruck):
             collective()
-    assert world.lost == {2}
+    world.wait(lambda: world.lost == {2} or None)  # a rank may be struck by another that has heard of the death before
     with pytest.raises(GroupStruck):
         group.check()
     with pytest.raises(GroupStruck):
