@@ -15,6 +15,7 @@ settings.register_profile("search", deadline=None, max_examples=examples(100))
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items):
     """Say what may run side by side: launches may, and otherwise what shares a file stays together."""
     for item in items:
