@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 
 from fleet.comm.base import World
-from fleet.comm.messages import Demand, Exit, Produce, Tag, Throughput
+from fleet.comm.messages import Demand, Exit, Message, Produce, Tag, Throughput
 from fleet.comm.roles import Roles
 from fleet.errors import GroupStruck
 from fleet.stream.filler import SetFiller, WindowFiller
@@ -56,6 +56,22 @@ class Preprocessor:
     def step(self) -> bool:
         """Do a bounded piece of work; returns whether there was any."""
         message = self._world.hear(Tag.PREPROCESSOR)
+        if isinstance(message, Exit):
+            self.is_done = True
+            return False
+        if self._world.lost.intersection(self._turns):
+            return message is not None  # trainers prepare their samples themselves now
+        try:
+            self._follow(message)
+            worked = self._window is not None and self._window.step()
+            for one in self._sets:
+                worked |= one.step()
+        except GroupStruck:  # a leader that relayed, or was to, has died, which all will know in a moment
+            return message is not None
+        return worked | (message is not None)
+
+    def _follow(self, message: Message | None) -> None:
+        """Do what the coordinator, or a preprocessor of another node, asks for."""
         if isinstance(message, Produce):
             if self._window is not None:
                 self._window.follow(message)
@@ -63,18 +79,6 @@ class Preprocessor:
                 self._sets.append(self._kept)
         elif isinstance(message, Demand) and self._window is not None:
             self._window.heed(message)
-        elif isinstance(message, Exit):
-            self.is_done = True
-            return False
-        if self._world.lost.intersection(self._turns):
-            return message is not None  # trainers prepare their samples themselves now
-        try:
-            worked = self._window is not None and self._window.step()
-            for one in self._sets:
-                worked |= one.step()
-        except GroupStruck:  # a leader that relayed has died, which all will know in a moment
-            return message is not None
-        return worked | (message is not None)
 
     def stop(self) -> None:
         """Leave the stream in order; collective over the leaders."""

@@ -5,6 +5,7 @@ import pytest
 
 from fleet.comm.messages import NO_LIMIT, Bad, Exit, Produce, Tag, Throughput
 from fleet.comm.roles import assign
+from fleet.errors import GroupStruck
 from fleet.runtime.preprocessor import Preprocessor
 from fleet.stream.layout import Layout
 from fleet.stream.memory import NodeMemory
@@ -128,3 +129,18 @@ def test_it_prepares_no_more_when_another_preprocessor_has_died():
 
     alone_in_the_world(use)
     assert window.complete() == []
+
+
+def test_a_leader_of_another_node_may_die_before_the_two_have_met_to_relay():
+    def use(world):
+        def struck(ranks, number):
+            world.lost = frozenset({2})
+            raise GroupStruck("died: rank 2")
+
+        world.group = struck
+        asked = Asked(world, NodeMemory(window_of(LAYOUT, is_relayed=True)), roles=assign((0, 0, 1, 1), 2, None))
+        steps = asked.told(Produce(6, NO_LIMIT, 0, (0, 2))).until_idle()
+        asked.role.stop()
+        return steps
+
+    assert alone_in_the_world(use) == 1
