@@ -31,8 +31,9 @@ def choose(stocks: Sequence[Stock], is_of_use: Callable[[int], bool]) -> int:
         stocks: of the group's nodes.
         is_of_use: whether a chunk holds a shard that the group still lacks, and was not consumed before.
     """
-    complete = frozenset.intersection(*(stock.complete for stock in stocks))
-    there = min(filter(is_of_use, complete), default=None)
+    # In order, up to the first: an order of shards is drawn anew for each change from one production to another.
+    complete = sorted(frozenset.intersection(*(stock.complete for stock in stocks)))
+    there = next(filter(is_of_use, complete), None)
     if there is not None:
         return there
     held = frozenset.union(*(stock.complete | stock.coming for stock in stocks))
