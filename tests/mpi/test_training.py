@@ -134,14 +134,14 @@ def test_a_signal_stops_within_a_step_and_nothing_is_trained_twice(launch, tmp_p
 
 
 def test_a_run_stops_before_its_walltime_and_an_epoch_longer_than_that_still_ends(launch, tmp_path):
-    content = spec(tmp_path, [{"family": "softmax", "name": "one"}], samples=4000, source="slow", walltime="3s",
+    content = spec(tmp_path, [{"family": "softmax", "name": "one"}], samples=12000, source="slow", walltime="9s",
                    train={"converge": {"max_epochs": 1}})
     launches = [launch(2, content)]
     while launches[-1].status == 75 and len(launches) < 9:
         launches.append(launch(2, content))
     assert launches[-1].status == 0, launches[-1].output
     assert len(launches) >= 2
-    assert "the walltime of 3.0 s is nearly over" in launches[0].output
+    assert "the walltime of 9.0 s is nearly over" in launches[0].output
     assert replayed(launch, {**content, "walltime": "1h"}, launches[-1], "one") < 1e-9
 
 
