@@ -19,7 +19,7 @@ def check_fields(text: str, known: Set[str], place: str) -> None:
     >>> check_fields("--nodes={count}", {"nodes"}, "my site")
     Traceback (most recent call last):
     ...
-    launch.base.InputError: my site: '--nodes={count}' has braces around something else than {nodes}
+    launch.base.InputError: my site: '--nodes={count}' may have braces only around {nodes}
     """
     try:
         fields = [(name, spec, conversion) for _, name, spec, conversion in Formatter().parse(text) if name is not None]

@@ -42,7 +42,7 @@ def check_range(what: str, value: float, least: float, most: float, unit: str = 
     >>> check_range("--points", 10**12, 1, 10**6)
     Traceback (most recent call last):
     ...
-    scheduler.base.InputError: --points is 1000000000000: a number from 1 to 1e+06 is wanted
+    scheduler.base.InputError: --points is 1000000000000; it must be a number from 1 to 1e+06
     """
     if not least <= value <= most:
         shown = f"{str(value)[:40]} {unit}".rstrip()

@@ -126,8 +126,8 @@ RATE = 0.5
 def own_network(group):
     spec = parse({"models": [{"family": "softmax", "train": {"optimizer": {"learning_rate": RATE}}}],
                   "resources": {"engine": "my_engine:ENGINE"}})
-    inputs = SampleSpec(ImageSpec((2, 2, 1), "uint8"), classes=3)
-    return make_engine(spec, inputs, None, 0, 1).build(spec.networks[0], group)
+    sample = SampleSpec(ImageSpec((2, 2, 1), "uint8"), classes=3)
+    return make_engine(spec, sample, None, 0, 1).build(spec.networks[0], group)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])

@@ -11,19 +11,19 @@ class LogisticEngine:
     exchange_name = "mpi"  # how gradients travel, for the log
 
     def __init__(self, setup):
-        self.inputs = setup.inputs
+        self.sample = setup.sample
 
     def build(self, network, group):
-        return Logistic(network, group, self.inputs)
+        return Logistic(network, group, self.sample)
 
 
 class Logistic:
     """One network on one rank of its group."""
 
-    def __init__(self, network, group, inputs):
-        self.group, self.inputs = group, inputs
+    def __init__(self, network, group, sample):
+        self.group, self.sample = group, sample
         self.rate = network.train.optimizer.learning_rate * network.learning_rate_scale(group.size)
-        self.weights = np.zeros((inputs.image.size + 1, inputs.classes))
+        self.weights = np.zeros((sample.image.size + 1, sample.classes))
 
     def step(self, images, labels, size, stop=False):
         gradient, sums, error = np.zeros_like(self.weights), Sums(stop=stop), None
@@ -45,10 +45,10 @@ class Logistic:
     def _judge(self, images, labels):
         """The gradient of the summed loss, and the sums, of the samples that could be read."""
         images, labels = images[labels >= 0], labels[labels >= 0]
-        if self.inputs.affine is not None:  # a scale that the stream leaves to the engine
-            images = self.inputs.affine.apply(images)
-        pixels = np.c_[images.reshape(len(images), self.inputs.image.size), np.ones(len(images))]
-        wanted, scores = np.eye(self.inputs.classes)[labels], pixels @ self.weights
+        if self.sample.affine is not None:  # a scale that the stream leaves to the engine
+            images = self.sample.affine.apply(images)
+        pixels = np.c_[images.reshape(len(images), self.sample.image.size), np.ones(len(images))]
+        wanted, scores = np.eye(self.sample.classes)[labels], pixels @ self.weights
         loss = np.logaddexp(0, np.where(wanted, -scores, scores)).sum()
         gradient = pixels.T @ (1 / (1 + np.exp(-scores)) - wanted)
         return gradient, Sums(float(loss), float((scores.argmax(axis=1) == labels).sum()), len(labels))

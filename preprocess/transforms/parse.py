@@ -32,9 +32,9 @@ def parse_transform(item: object) -> Transform:
 
     >>> parse_transform({"random_crop": {"size": [32, 32], "padding": 4}})
     RandomCrop(size=(32, 32), padding=4)
-    >>> parse_transform({"rotate": {"degrees": 200}})
+    >>> parse_transform({"rotate": {"degrees": 200}})  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    preprocess.base.InputError: rotate: 'degrees' is 200; wanted: largest angle, above 0, at most 180; it takes degrees
+    preprocess.base.InputError: rotate: 'degrees' is 200; it should be largest angle, above 0, at most 180; ...
 
     Raises:
         InputError: no such transform, or parameters that it does not take; the message lists what there is.

@@ -144,7 +144,7 @@ class Launch:
     def _watch(self):
         if self._idle < 30 * len(self._actors):
             self._last_progress = time.monotonic()
-        elif time.monotonic() - self._last_progress < 1.0:
+        elif time.monotonic() - self._last_progress < 10.0:
             time.sleep(0.0002)  # a thread of a rank (its own stream, its writer) may be what they wait for
         else:
             raise Deadlock("\n".join(self._where(rank) for rank in range(len(self._actors))))

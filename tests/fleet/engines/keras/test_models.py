@@ -264,7 +264,7 @@ def test_a_last_softmax_is_taken_away(keras, build, my_models, name, tmp_path):
     ("no_model", ModelError, "returned a list, not a keras.Model"),
     ("one_class_more", ModelError, r"outputs of shape \(None, 4\), not \(None, 3\)"),
     ("other_images", ModelError, "cannot take images of 4x4x1: "),
-    ("probabilities", ModelError, "leave the last softmax out"),
+    ("probabilities", ModelError, "leave out the last softmax, so that it returns logits"),
 ])
 def test_a_function_that_gives_no_usable_model_is_named_in_one_line(build, my_models, name, error, message):
     args = {"depth": 3} if name == "logits" else {}
