@@ -11,6 +11,7 @@ ARCHIVE = ROOT.parent / "shared" / "data" / "cifar10_jpeg.tar"
 
 
 @pytest.mark.tensorflow
+@pytest.mark.long
 @pytest.mark.skipif(not ARCHIVE.exists(), reason="the JPEG files of CIFAR-10 are not here")
 def test_every_network_of_the_cifar10_example_learns(launch, tmp_path):
     with tarfile.open(ARCHIVE) as archive:

@@ -9,7 +9,7 @@ from fleet.storage.events import GroupChanged
 from fleet.storage.paths import RunPaths
 from tests.mpi.conftest import ROOT, spec
 
-pytestmark = pytest.mark.tensorflow
+pytestmark = [pytest.mark.tensorflow, pytest.mark.long]
 
 # Without batch normalisation and dropout: how a batch is split changes nothing but the order of sums.
 PLAIN = {"filters": [4], "dense": [8], "norm": "none"}

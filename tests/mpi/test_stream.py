@@ -55,7 +55,8 @@ DATA = {"transforms": ["tests.sources:noise", {"scale": {"mean": 0.5, "std": 0.5
 MODELS = [{"family": "softmax", "name": "one"}, {"family": "softmax", "name": "other", "train": {"batch": {"size": 7}}}]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long), 3,
+                                   pytest.param(5, marks=pytest.mark.long)])
 def test_each_network_is_given_each_sample_once_per_epoch(launch, tmp_path, ranks):
     content = spec(tmp_path, MODELS, samples=61, data=DATA)
     run, records = run_recorded(launch, tmp_path, ranks, content)

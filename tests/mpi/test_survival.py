@@ -46,15 +46,17 @@ def check(launch, run, content, names=("pair",)):
 
 
 @pytest.mark.parametrize("deaths", [
-    pytest.param({"1": (STEP, 30)}, id="the master inside an epoch"),
+    pytest.param({"1": (STEP, 30)}, id="the master inside an epoch", marks=pytest.mark.long),
     pytest.param({"2": (STEP, 30)}, id="a worker inside an epoch"),
-    pytest.param({"2": ("runtime.training.loop:evaluate", 2)}, id="a worker that the master waits for"),
+    pytest.param({"2": ("runtime.training.loop:evaluate", 2)}, id="a worker that the master waits for",
+                 marks=pytest.mark.long),
     pytest.param({"1": ("runtime.training.loop:TrainingLoop.next_order", 2)}, id="the master between two epochs"),
     pytest.param({"2": ("comm.ulfm:ULFMWorld.group", 1)}, id="a worker before there is a group"),
-    pytest.param({"1": ("storage.writer:CheckpointWriter._write", 3)}, id="the master before it has written"),
+    pytest.param({"1": ("storage.writer:CheckpointWriter._write", 3)}, id="the master before it has written",
+                 marks=pytest.mark.long),
     pytest.param({"1": ("storage.writer:write_history", 3)}, id="the master when it has written"),
     pytest.param({"1": (STEP, 30), "2": (STEP, 30)},
-                 id="all of a group"),
+                 id="all of a group", marks=pytest.mark.long),
 ])
 def test_only_the_struck_network_falls_back(launch, tmp_path, deaths):
     run, content = run_dying(launch, tmp_path, deaths)
@@ -135,6 +137,7 @@ def test_without_a_coordinator_or_ulfm_all_ranks_end_at_once_and_the_job_resumes
 
 
 @pytest.mark.tensorflow
+@pytest.mark.long
 @pytest.mark.parametrize("exchange", ["horovod", "mpi"])
 def test_a_member_of_a_tensorflow_group_dies(launch, tmp_path, exchange):
     if exchange == "horovod":

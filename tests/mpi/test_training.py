@@ -26,7 +26,8 @@ def replayed(launch, content, run, name, ranks=1):
     return largest_difference(run.history(name), other.history(name))
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long), 3,
+                                   pytest.param(5, marks=pytest.mark.long)])
 def test_networks_train_to_the_same_losses_as_alone(launch, tmp_path, ranks):
     models = [{"family": "softmax", "name": "free"},
               {"family": "softmax", "name": "odd", "train": {"batch": {"size": 7}}}]
@@ -106,7 +107,7 @@ def test_checkpoints_inside_an_epoch_bound_what_a_kill_costs(launch, tmp_path):
     assert replayed(launch, content, run, "one") < 1e-9
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.long), 4])
 def test_a_signal_stops_within_a_step_and_nothing_is_trained_twice(launch, tmp_path, ranks):
     models = [{"family": "softmax", "name": "one"}]
     if ranks == 4:
@@ -133,6 +134,7 @@ def test_a_signal_stops_within_a_step_and_nothing_is_trained_twice(launch, tmp_p
         assert replayed(launch, content, run, model["name"]) < 1e-9
 
 
+@pytest.mark.long
 def test_a_run_stops_before_its_walltime_and_an_epoch_longer_than_that_still_ends(launch, tmp_path):
     content = spec(tmp_path, [{"family": "softmax", "name": "one"}], samples=12000, source="slow", walltime="9s",
                    train={"converge": {"max_epochs": 1}})

@@ -102,6 +102,7 @@ def my_models(tmp_path, monkeypatch):
     return "my_test_models"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", APPLICATIONS)
 def test_imagenet_settings_have_the_parameter_counts_that_are_published_for_keras_applications(build, name):
     # Only our six are built: the counts that keras.applications states are in test_families.py, and
@@ -110,6 +111,7 @@ def test_imagenet_settings_have_the_parameter_counts_that_are_published_for_kera
     assert ours == count_parameters(APPLICATIONS[name].settings, IMAGENET, classes=1000)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["ResNet50", "DenseNet121"])
 def test_the_weights_of_keras_applications_give_the_same_outputs_in_a_family(keras, build, name):
     shape = (64, 64, 3)
