@@ -1,7 +1,10 @@
 """What all tests share."""
 
+import atexit
 import os
+import shutil
 import subprocess
+import tempfile
 
 import pytest
 from hypothesis import settings
@@ -13,6 +16,12 @@ from tests.examples import examples
 settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=examples(100))
 settings.register_profile("search", deadline=None, max_examples=examples(100))
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
+
+# Launches that start and end side by side would make and delete one folder of Open MPI's sessions: a listener may then
+# fail to start. So each worker has a folder of its own, with a short name, since sockets lie in there.
+if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+    os.environ["TMPDIR"] = tempfile.mkdtemp(prefix=f"{worker}-")
+    atexit.register(shutil.rmtree, os.environ["TMPDIR"], ignore_errors=True)
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
