@@ -36,16 +36,19 @@ def choose(stocks: Sequence[Stock], is_of_use: Callable[[int], bool]) -> int:
     there = next(filter(is_of_use, complete), None)
     if there is not None:
         return there
-    held = frozenset.union(*(stock.complete | stock.coming for stock in stocks))
     later = itertools.count(max(stock.until for stock in stocks))
-    return next(sequence for sequence in itertools.chain(sorted(held), later)
+    return next(sequence for sequence in itertools.chain(sorted(_held(stocks)), later)
                 if all(stock.will_have(sequence) for stock in stocks) and is_of_use(sequence))
+
+
+def _held(stocks: Sequence[Stock]) -> frozenset[int]:
+    """The chunks that are there, or being written, on any of the nodes."""
+    return frozenset.union(*(stock.complete | stock.coming for stock in stocks))
 
 
 def missed(stocks: Sequence[Stock], is_of_use: Callable[[int], bool]) -> set[int]:
     """The chunks of use that some nodes of a group hold, and others have let go."""
-    held = frozenset.union(*(stock.complete | stock.coming for stock in stocks))
-    return {sequence for sequence in held
+    return {sequence for sequence in _held(stocks)
             if not all(stock.will_have(sequence) for stock in stocks) and is_of_use(sequence)}
 
 
