@@ -6,6 +6,7 @@ nothing else. So it does not matter which process prepares a sample, or when, or
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -94,9 +95,10 @@ class Chain:
         return image
 
 
-class _Generators:
+class _Generators(threading.local):
     """A generator for each (epoch, index), at the cost of setting a counter (under 2 microseconds).
 
+    Each thread has one of its own: one that was set by another between two draws would go on with that one's numbers.
     Philox turns a 128-bit key and a 256-bit counter into random bits. The key is the seed; each sample of
     each epoch has 2**128 values of the counter for itself.
     """

@@ -1,6 +1,7 @@
 """What all tests share."""
 
 import atexit
+import logging
 import os
 import shutil
 import subprocess
@@ -32,6 +33,16 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.xdist_group("tensorflow"))  # imported once
         elif item.get_closest_marker("tensorflow") or not item.nodeid.startswith("tests/mpi/"):
             item.add_marker(pytest.mark.xdist_group(item.path.as_posix()))
+
+
+@pytest.fixture(autouse=True)
+def logging_restored():
+    """What a rank sets up for its log is undone: a test that starts one in its own process would deafen later ones."""
+    logger, raises = logging.getLogger("fleet"), logging.raiseExceptions
+    level, propagate, handlers = logger.level, logger.propagate, logger.handlers[:]
+    yield
+    logger.setLevel(level)
+    logger.propagate, logger.handlers[:], logging.raiseExceptions = propagate, handlers, raises
 
 
 @pytest.fixture

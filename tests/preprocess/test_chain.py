@@ -1,5 +1,7 @@
 """A source and its transforms, one sample at a time."""
 
+import threading
+
 import numpy as np
 
 from preprocess.base import AUGMENT
@@ -17,6 +19,17 @@ def test_a_generator_that_is_set_equals_one_that_is_made():
         assert set_draws.random(5).tolist() == made_draws.random(5).tolist()
         assert set_draws.integers(7, size=3, dtype=np.int32).tolist() == made_draws.integers(
             7, size=3, dtype=np.int32).tolist()
+
+
+def test_a_generator_is_not_changed_by_another_thread_between_two_draws():
+    alone, shared = _Generators(seed=1).at(2, 3), _Generators(seed=1)
+    expected = alone.random(4).tolist()
+    mine = shared.at(2, 3)
+    drawn = mine.random(2).tolist()
+    other = threading.Thread(target=lambda: shared.at(5, 6).random(3))
+    other.start()
+    other.join()
+    assert drawn + mine.random(2).tolist() == expected
 
 
 def test_a_jpeg_is_decoded_small_only_for_a_resize_that_follows_at_once(monkeypatch):
