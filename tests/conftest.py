@@ -41,6 +41,8 @@ def logging_restored():
     logger, raises = logging.getLogger("fleet"), logging.raiseExceptions
     level, propagate, handlers = logger.level, logger.propagate, logger.handlers[:]
     yield
+    for handler in set(logger.handlers) - set(handlers):
+        handler.close()
     logger.setLevel(level)
     logger.propagate, logger.handlers[:], logging.raiseExceptions = propagate, handlers, raises
 
