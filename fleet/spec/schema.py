@@ -160,7 +160,8 @@ class Converge:
         "Number of epochs without an improvement of `monitor` after which training ends. Without it, training does not "
         "end early."))
     monitor: Literal["val_accuracy", "val_loss", "accuracy", "loss"] = Field(default="val_accuracy", description=(
-        "The quantity that decides which epoch is the best, and when training ends."))
+        "The quantity that decides which epoch is the best, and when training ends. Of epochs with equal values, the "
+        "one with the least loss is the best: of validation, or of training without validation data."))
     min_delta: Annotated[float, Field(ge=0)] = Field(default=0.0, description=(
         "How much better than its best value so far `monitor` must be to count as an improvement."))
     target: float | None = Field(default=None, description="Value of `monitor` that is good enough to end training.")

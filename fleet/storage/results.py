@@ -136,8 +136,8 @@ class Results:
 
 def _rank(row: NetworkResult) -> tuple:
     accuracy = row.accuracy if math.isnan(row.val_accuracy) else row.val_accuracy
-    loss = row.loss if math.isnan(row.val_loss) else row.val_loss
-    return (row.status is Status.FAILED, math.isnan(accuracy), -accuracy, loss, row.name)
+    loss = row.loss if math.isnan(row.val_accuracy) else row.val_loss
+    return (row.status is Status.FAILED, math.isnan(accuracy), -accuracy, math.isnan(loss), loss, row.name)
 
 
 def recover(results: Results) -> dict[str, State]:

@@ -114,7 +114,7 @@ class Convergence:
     """What a network's history says of its convergence.
 
     Attributes:
-        best_epoch: counted from 1; 0 when there is none.
+        best_epoch: counted from 1; 0 when there is none. Of epochs with equal values it is the one of least loss.
         best: the monitored value of that epoch.
         reason: why training is over, or nothing.
     """
@@ -132,17 +132,25 @@ def convergence(history: Sequence[EpochRecord], converge: Converge) -> Convergen
         converge: when to stop.
     """
     sign = 1 if converge.monitor.endswith("accuracy") else -1
-    best, best_epoch = -math.inf, 0
+    best, best_epoch, improved, least = -math.inf, 0, 0, math.inf
     for record in history:
-        value = sign * getattr(record, converge.monitor)
+        value, loss = sign * getattr(record, converge.monitor), judged_loss(record)
         # The first epoch is the best so far whatever it is; one that is no number gives way to any that is.
         if not best_epoch or value > best + converge.min_delta or (math.isnan(best) and not math.isnan(value)):
-            best, best_epoch = value, record.epoch
+            best, best_epoch, improved, least = value, record.epoch, record.epoch, loss
+        elif value == best and loss < least:  # better, but no improvement of what is monitored: patience does not wait
+            best_epoch, least = record.epoch, loss
     reason = ""
     if converge.target is not None and best_epoch and best >= sign * converge.target:
         reason = f"{converge.monitor} reached {sign * best:.4g}"
-    elif converge.patience is not None and len(history) - best_epoch >= converge.patience:
+    elif converge.patience is not None and len(history) - improved >= converge.patience:
         reason = f"no better {converge.monitor} for {converge.patience} epochs"
     elif len(history) >= converge.max_epochs:
         reason = f"{converge.max_epochs} epochs"
     return Convergence(best_epoch, sign * best if best_epoch else math.nan, reason)
+
+
+def judged_loss(record: EpochRecord) -> float:
+    """The loss that breaks a tie: of validation, or of training without it; infinite where it is no number."""
+    loss = record.loss if math.isnan(record.val_accuracy) else record.val_loss
+    return math.inf if math.isnan(loss) else loss

@@ -45,7 +45,7 @@ def judged(*values, monitor="val_accuracy", **converge):
     ((), {}, 0, ""),
     ((0.5,), {}, 1, ""),
     ((0.5, 0.7, 0.6), {}, 2, ""),
-    ((0.5, 0.5), {}, 1, ""),  # as good is no better
+    ((0.5, 0.5), {}, 1, ""),  # as good, at the same loss, is no better
     ((0.5, 0.7, 0.6), {"max_epochs": 3}, 2, "3 epochs"),
     ((0.5, 0.7, 0.6, 0.6), {"patience": 2}, 2, "no better val_accuracy for 2 epochs"),
     ((0.5, 0.7, 0.6), {"patience": 2}, 2, ""),
@@ -79,19 +79,41 @@ def test_a_first_epoch_that_is_no_number_gives_way_to_one_that_is(monitor):
     assert judged(math.inf, 0.5, monitor="val_loss").best_epoch == 2
 
 
+def test_of_epochs_that_are_as_good_the_one_of_least_loss_is_the_best():
+    losses = (33.7, 9.0, 2.4, 3.1)
+    tied = [record(epoch, val_accuracy=0.9, val_loss=loss) for epoch, loss in enumerate(losses, start=1)]
+    assert convergence(tied, Converge()).best_epoch == 3
+    # A loss that falls is no better accuracy, for which patience waits.
+    assert convergence(tied[:3], Converge(patience=2)).reason == "no better val_accuracy for 2 epochs"
+
+
+@pytest.mark.parametrize(("val_accuracy", "best_epoch"), [(math.nan, 2), (0.5, 1)])
+def test_a_tie_of_training_is_broken_by_validation_where_there_is_any(val_accuracy, best_epoch):
+    epochs = [record(1, accuracy=1.0, loss=0.2, val_accuracy=val_accuracy, val_loss=1.0),
+              record(2, accuracy=1.0, loss=0.1, val_accuracy=val_accuracy, val_loss=2.0)]
+    assert convergence(epochs, Converge(monitor="accuracy")).best_epoch == best_epoch
+
+
+def test_a_loss_that_is_no_number_breaks_no_tie():
+    tied = [record(epoch, val_loss=loss) for epoch, loss in enumerate((math.nan, 2.0, math.nan), start=1)]
+    assert convergence(tied, Converge()).best_epoch == 2
+
+
 class EarlyStopping:
     """The textbook's early stopping, which remembers what it has seen: the oracle of one that does not."""
 
     def __init__(self, converge):
         self.converge, self.sign = converge, 1 if converge.monitor.endswith("accuracy") else -1
-        self.best = self.best_epoch = self.waited = self.epochs = 0
+        self.best = self.best_epoch = self.waited = self.epochs = self.loss = 0
 
-    def see(self, value):
+    def see(self, value, loss):
         self.epochs += 1
         if self.epochs == 1 or self.sign * (value - self.best) > self.converge.min_delta:
-            self.best, self.best_epoch, self.waited = value, self.epochs, 0
-        else:
-            self.waited += 1
+            self.best, self.best_epoch, self.waited, self.loss = value, self.epochs, 0, loss
+            return
+        self.waited += 1
+        if value == self.best and loss < self.loss:
+            self.best_epoch, self.loss = self.epochs, loss
 
     @property
     def is_over(self):
@@ -101,15 +123,15 @@ class EarlyStopping:
 
 
 @settings(max_examples=examples(200))
-@given(st.lists(st.integers(0, 8), max_size=12),
+@given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 3)), max_size=12),
        st.builds(Converge, st.integers(1, 12), st.one_of(st.none(), st.integers(1, 5)),
                  st.sampled_from(["val_loss", "val_accuracy", "loss", "accuracy"]), st.sampled_from([0.0, 1.0, 2.5]),
                  st.one_of(st.none(), st.integers(0, 8))))
 def test_a_network_that_is_resumed_after_any_epoch_stops_where_it_would_have(values, converge):
     oracle, epochs = EarlyStopping(converge), []
-    for epoch, value in enumerate(values, start=1):
-        oracle.see(value)
-        epochs.append(record(epoch, **{converge.monitor: value}))
+    for epoch, (value, loss) in enumerate(values, start=1):
+        epochs.append(record(epoch, **{"val_loss": loss, converge.monitor: value}))
+        oracle.see(value, epochs[-1].val_loss)
         verdict = convergence(epochs, converge)  # all that a resumed run has is the history
         assert (verdict.best_epoch, verdict.best, bool(verdict.reason)) == (
             oracle.best_epoch, oracle.best, oracle.is_over)

@@ -52,6 +52,12 @@ def test_the_best_network_is_first_failed_ones_last(results):
     assert names(results) == ["b", "a", "c"]
 
 
+def test_of_networks_that_are_as_good_the_one_of_least_loss_is_first(results):
+    for name, loss in [("a", math.nan), ("b", 33.7), ("c", 2.4)]:
+        results.keep(name, Standing((record(1, val_accuracy=0.9, val_loss=loss),)))
+    assert names(results) == ["c", "b", "a"]
+
+
 def test_without_validation_data_the_training_itself_ranks(results):
     for name, accuracy, loss in [("a", 0.5, 2.0), ("b", 0.5, 1.0), ("c", 0.4, 0.5)]:
         results.keep(name, Standing((
