@@ -94,7 +94,7 @@ class RandomAccess:
 
 
 # Purposes of randomness: streams of one seed that must not be the same stream.
-SPLIT, ORDER, AUGMENT = 1, 2, 3
+SPLIT, ORDER, AUGMENT, TEST_SPLIT = 1, 2, 3, 4
 
 
 def rng_for(seed: int, purpose: int, *more: int) -> np.random.Generator:
@@ -146,12 +146,21 @@ def import_object(path: str, role: str, form: str = "module:function") -> Any:
 
 @dataclass(frozen=True)
 class DataSet:
-    """What the networks learn from and what they are judged by."""
+    """What the networks learn from and what they are judged by.
+
+    Attributes:
+        validation: chooses the best epoch of a network, and the best network.
+        test: chooses nothing; finished networks are judged on it.
+        remark: what its owner should know about it; empty if there is nothing.
+    """
 
     train: Source
     validation: Source | None
     classes: tuple[str, ...]
+    test: Source | None = None
+    remark: str = ""
 
     def parts(self) -> dict[str, Source]:
-        """The sources by what they are for: ``train`` and, where there is one, ``validation``."""
-        return {"train": self.train} | ({} if self.validation is None else {"validation": self.validation})
+        """The sources by what they are for: ``train`` and, where there are such, ``validation`` and ``test``."""
+        parts = {"train": self.train, "validation": self.validation, "test": self.test}
+        return {name: source for name, source in parts.items() if source is not None}

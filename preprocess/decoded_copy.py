@@ -15,7 +15,7 @@ from preprocess.chain import split_scale, split_transforms
 from preprocess.packing import Progress, write_hdf5
 from preprocess.pipeline import Pipeline
 from preprocess.sample import SampleSpec
-from preprocess.sources.hdf5 import open_file, open_hdf5
+from preprocess.sources.hdf5 import HDF5, open_file, open_hdf5
 from preprocess.transforms import Transform
 
 
@@ -45,8 +45,9 @@ def decode_once(data: DataSet, transforms: Sequence[Transform], samples: Mapping
         parts = {name: _pipeline(source, fixed, samples[name]) for name, source in data.parts().items()}
         write_hdf5(parts, path, progress, made_from)
     train, validation = open_hdf5(str(path))
-    left_out = [sample for part in (train, validation) if part is not None for sample in part.left_out()]
-    return Decoded(DataSet(train, validation, data.classes), tuple(transforms[len(fixed):]), left_out)
+    test = None if data.test is None else HDF5(str(path), "/test")
+    left_out = [sample for part in (train, validation, test) if part is not None for sample in part.left_out()]
+    return Decoded(DataSet(train, validation, data.classes, test), tuple(transforms[len(fixed):]), left_out)
 
 
 class Decoded(NamedTuple):

@@ -1,19 +1,30 @@
-"""Where samples come from: ``open_data`` turns a spec's ``data`` into training and validation sources.
+"""Where samples come from: ``open_data`` turns a spec's ``data`` into training, validation and test sources.
 
 A source is anything with the methods of :class:`~preprocess.base.Source`. Validation samples are the data of
-a path of their own, the validation part of the training data, or a fraction of it.
+a path of their own, the validation part of the training data, or a fraction of it; test samples are the data of a path
+of their own, or a fraction.
 """
 
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 
-from preprocess.base import SPLIT, DataSet, InputError, RandomAccess, Source, import_function, rng_for
+from preprocess.base import (
+    SPLIT,
+    TEST_SPLIT,
+    DataSet,
+    InputError,
+    RandomAccess,
+    Source,
+    import_function,
+    rng_for,
+)
 
 __all__ = ["SOURCES", "DataSet", "RandomAccess", "Source", "View", "open_data", "split"]
 
@@ -47,6 +58,7 @@ class View:
         self.indices = indices
         self.labels = (source.labels if labels is None else labels)[indices]
         self.classes = source.classes if classes is None else classes
+        self.places: tuple[str, ...] = getattr(source, "places", ())
         self._place = np.full(len(source), -1)
         self._place[indices] = np.arange(len(indices))
 
@@ -68,7 +80,7 @@ class View:
 
 
 def open_data(source: str, path: str | None, validation: float | str | None, seed: int,
-              options: Mapping[str, Any] | None = None) -> DataSet:
+              options: Mapping[str, Any] | None = None, test: float | str | None = None) -> DataSet:
     """Open the data of a spec.
 
     Args:
@@ -79,24 +91,36 @@ def open_data(source: str, path: str | None, validation: float | str | None, see
             fraction of the samples of each class that is taken for it, chosen by ``seed``. Or None.
         seed: the seed of the run.
         options: further arguments of the source, by name.
+        test: a path with the test data. Or the fraction of the training samples of each class that is taken for it,
+            chosen by ``seed``, before any are taken for validation. Or None. If the data's own validation part lies
+            at that path, it is test data only.
 
     Raises:
-        InputError: what is wrong with the source, the path, the options or the validation data.
+        InputError: what is wrong with the source, the path, the options, the validation data or the test data.
     """
     opener = _opener(source, options or {})
     train, held_out = opener(path)
     if len(train.classes) < 2:
         raise InputError(f"{path}: only one class, {train.classes[0]!r}; at least two are needed")
+    tested: Source | None = None
+    if isinstance(test, str):
+        tested = _with_classes(opener(test)[0], train.classes, test, "test")
+        held_out = None if held_out is not None and _overlap(held_out, tested) else held_out
+    elif test is not None:
+        train, tested = split(train, test, seed, "test")
+    remark = ""
     if isinstance(validation, str):
-        held_out = opener(validation)[0]
-    elif validation is not None and held_out is None:
+        held_out = _with_classes(opener(validation)[0], train.classes, validation)
+    elif held_out is not None:
+        held_out, remark = _with_classes(held_out, train.classes, path), _remark_on_test_part(held_out, path)
+    elif validation is not None:
         train, held_out = split(train, validation, seed)
-    if held_out is not None:
-        held_out = _with_classes(held_out, train.classes, validation if isinstance(validation, str) else path)
-    return DataSet(train, held_out, train.classes)
+    if tested is not None and isinstance(test, str):
+        _check_apart(test, tested, {"training": train, "validation": held_out})
+    return DataSet(train, held_out, train.classes, tested, remark)
 
 
-def split(source: Source, fraction: float, seed: int) -> tuple[View, View]:
+def split(source: Source, fraction: float, seed: int, part: str = "validation") -> tuple[View, View]:
     """Divide a source into two, at random, the same fraction of each class.
 
     A class of two samples or more has at least one on either side.
@@ -105,6 +129,7 @@ def split(source: Source, fraction: float, seed: int) -> tuple[View, View]:
         source: the samples.
         fraction: between 0 and 1, of the samples that go to the second part.
         seed: of the choice.
+        part: what the second part is for: ``validation`` or ``test``, which are chosen independently.
 
     Returns:
         What is left, and the fraction.
@@ -113,16 +138,39 @@ def split(source: Source, fraction: float, seed: int) -> tuple[View, View]:
         InputError: the fraction is not between 0 and 1, or no class has two samples.
     """
     if not 0 < fraction < 1:
-        raise InputError(f"validation: {fraction} is not a fraction between 0 and 1 (nor a path)")
-    rng = rng_for(seed, SPLIT)
+        raise InputError(f"{part}: {fraction} is not a fraction between 0 and 1 (nor a path)")
+    rng = rng_for(seed, TEST_SPLIT if part == "test" else SPLIT)
     taken = np.zeros(len(source), bool)
     for label in range(len(source.classes)):
         members = np.flatnonzero(source.labels == label)
         count = min(max(round(fraction * len(members)), 1), len(members) - 1)
         taken[rng.permutation(members)[:max(count, 0)]] = True
     if not taken.any():
-        raise InputError(f"validation: {fraction} of {len(source)} samples is none, because no class has two")
+        raise InputError(f"{part}: {fraction} of {len(source)} samples is none, because no class has two")
     return View(source, np.flatnonzero(~taken)), View(source, np.flatnonzero(taken))
+
+
+def _overlap(one: Source, other: Source) -> bool:
+    """Whether two sources lie in the same folder or file, as far as they say where they lie (``places``)."""
+    ours, theirs = ([os.path.realpath(place) for place in getattr(source, "places", ())] for source in (one, other))
+    return any(a == b or a.startswith(b + os.sep) or b.startswith(a + os.sep) for a in ours for b in theirs)
+
+
+def _check_apart(path: str, test: Source, others: Mapping[str, Source | None]) -> None:
+    for what, source in others.items():
+        if source is not None and _overlap(test, source):
+            raise InputError(f"data.test: {path}: this is {what} data too; it should be data that chooses nothing, and "
+                             "lie elsewhere")
+
+
+def _remark_on_test_part(held_out: Source, path: str | None) -> str:
+    """A word about data whose test part stands in for validation data; nothing of other data."""
+    for place in getattr(held_out, "places", ()):
+        inside = os.path.relpath(place, path or ".")
+        if inside.startswith("test"):
+            return (f"data: {place} is taken for validation, so networks are chosen by it, because {path} has no "
+                    f"validation part; name it in data.test if it should choose nothing")
+    return ""
 
 
 def _opener(source: str, options: Mapping[str, Any]) -> Opener:
@@ -169,13 +217,13 @@ def _user_opener(source: str, options: Mapping[str, Any]) -> Opener:
     return opener
 
 
-def _with_classes(source: Source, classes: tuple[str, ...], place: str | None) -> Source:
-    """Validation samples with the labels that the training samples have."""
+def _with_classes(source: Source, classes: tuple[str, ...], place: str | None, part: str = "validation") -> Source:
+    """Validation or test samples with the labels that the training samples have."""
     if source.classes == classes:
         return source
     unknown = sorted(set(source.classes) - set(classes))
     if unknown:
-        raise InputError(f"{place}: the validation data has classes that the training data lacks: "
+        raise InputError(f"{place}: the {part} data has classes that the training data lacks: "
                          f"{', '.join(unknown[:5])}{' ...' if len(unknown) > 5 else ''}; "
                          f"the {len(classes)} classes of training are "
                          f"{', '.join(classes[:5])}{' ...' if len(classes) > 5 else ''}")

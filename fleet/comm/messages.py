@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import NamedTuple, TypeAlias
 
 from fleet.spec import NetworkSpec
-from fleet.storage.state import EpochRecord
+from fleet.storage.state import EpochRecord, Judged
 
 
 class Tag(IntEnum):
@@ -171,6 +171,8 @@ class Stopped(NamedTuple):
     checkpoint_s: float  # that it took until the last checkpoint was on disk
     export_s: float = 0.0  # and then until the network was exported
     damage: str = ""  # why another epoch than the best is exported
+    tested: Judged | None = None  # what the exported network came to on the test data
+    test_s: float = 0.0  # and how long that took
 
 
 class Failed(NamedTuple):

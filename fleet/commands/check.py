@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,6 +39,8 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("name a spec file, or ask for --families")
     spec = load(args.spec)
     opened = open_inputs(spec)
+    if opened.data.remark:
+        print(f"fleet check: {opened.data.remark}", file=sys.stderr)
     counts = {network.name: parameters_of(network, spec, opened.sample) for network in spec.networks}
     if args.json:
         print_json(_numbers(spec, opened, counts))
@@ -49,13 +52,15 @@ def run(args: argparse.Namespace) -> int:
 def _numbers(spec: Spec, opened: Inputs, counts: Mapping[str, int | None]) -> dict[str, Any]:
     data, image = opened.data, opened.sample.image
     return {"name": spec.document.name, "samples": len(data.train), "validation_samples": len(data.validation or ()),
+            **({} if data.test is None else {"test_samples": len(data.test)}),
             "classes": list(data.classes), "shape": list(image.shape), "dtype": image.dtype,
             "networks": [_record(network, counts[network.name]) for network in spec.networks]}
 
 
 def _print(path: str, spec: Spec, opened: Inputs, counts: Mapping[str, int | None]) -> None:
     data, image = opened.data, opened.sample.image
-    print(f"{path}: {len(data.train)} training and {len(data.validation or ())} validation samples of {image} in "
+    test = "" if data.test is None else f" and {len(data.test)} test"
+    print(f"{path}: {len(data.train)} training and {len(data.validation or ())} validation{test} samples of {image} in "
           f"{len(data.classes)} classes ({format_size(len(data.train) * image.nbytes)} decoded)")
     print_table(["network", "model", "parameters", "batch", "optimizer", "GPUs", "epochs"],
                 [_row(network, counts[network.name]) for network in spec.networks])

@@ -132,8 +132,7 @@ def _facts(world: World, node_of: Sequence[int], spec: Spec | None, data: DataSe
 
 def _reading_problem(data: DataSet | None) -> str:
     """Why some samples cannot be read here: the first, the one in the middle, the last."""
-    sources = () if data is None else (data.train, data.validation)
-    for source in (source for source in sources if source is not None):
+    for source in () if data is None else data.parts().values():
         for index in {0, len(source) // 2, len(source) - 1}:
             try:
                 source.read(index)

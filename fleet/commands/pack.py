@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,6 +42,8 @@ def run(args: argparse.Namespace) -> int:
     from preprocess.sources.hdf5 import open_hdf5
 
     data = open_data("image_folder", args.folder, validation=None, seed=0)
+    if data.remark:
+        print(f"fleet pack: {data.remark}", file=sys.stderr)
     left_out = _write(data, args)
     train, validation = open_hdf5(args.out)
     counts = {"train": len(train), "validation": len(validation or ())}

@@ -240,6 +240,8 @@ class Ensemble:
         self._outbox.note(GroupStopped(stopped.network, stopped.checkpoint_s, stopped.export_s))
         if stopped.damage:
             self._outbox.note(BestLost(stopped.network, stopped.damage))
+        if stopped.tested is not None:
+            self._networks.test(stopped.network, stopped.tested, stopped.test_s)
 
     def _on_failed(self, failed: Failed) -> None:
         self._groups.remove(failed.network)

@@ -18,8 +18,9 @@ from fleet.storage.events import (
     NetworkFellBack,
     NetworkFinished,
     NetworkRetried,
+    NetworkTested,
 )
-from fleet.storage.state import EpochRecord, Outcome, Standing
+from fleet.storage.state import EpochRecord, Judged, Outcome, Standing
 
 _REST_S = 5.0  # before a network is tried again; twice as long each time
 
@@ -104,6 +105,11 @@ class Networks:
         history = self.history(name)
         self._keep(name, Standing(history, Outcome(reason)))
         self._outbox.note(NetworkFinished(name, reason, epochs=len(history)))
+
+    def test(self, name: str, tested: Judged, seconds: float) -> None:
+        """A network that is done was judged on the test data."""
+        self._keep(name, replace(self._standings[name], tested=tested))
+        self._outbox.note(NetworkTested(name, tested.loss, tested.accuracy, tested.samples, seconds))
 
     def fail(self, name: str, reason: str, detail: str = "", may_pass: bool = False) -> None:
         """A network has failed, and is not tried again in this launch."""

@@ -25,6 +25,7 @@ from fleet.storage.events import (
     NetworkFellBack,
     NetworkFinished,
     NetworkRetried,
+    NetworkTested,
     Profiled,
     RankLost,
     RateMeasured,
@@ -88,6 +89,8 @@ def describe(event: Event, max_epochs: Mapping[str, int]) -> str:
             return _describe_epoch(event, max_epochs[event.network])
         case NetworkFinished():
             return f"{event.network} is done: {event.reason}"
+        case NetworkTested():
+            return f"{event.network} on the test data: loss {event.loss:.4f} {event.accuracy:.2%}"
         case Interrupted():
             if event.replay:
                 return f"{event.reason}: stopping; a replay cannot be resumed, the same command starts it over"
@@ -148,8 +151,8 @@ def _describe_stream(event: StreamStarted) -> str:
 
 
 # What stays on the screen above the live table.
-_STAYING = (Started, Profiled, StreamStarted, NetworkFinished, NetworkFailed, TooLate, NetworkRetried, NetworkFellBack,
-            BestLost, RankLost, GroupStruck, Interrupted, BadSample)
+_STAYING = (Started, Profiled, StreamStarted, NetworkFinished, NetworkTested, NetworkFailed, TooLate, NetworkRetried,
+            NetworkFellBack, BestLost, RankLost, GroupStruck, Interrupted, BadSample)
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,8 @@ class CoordinatorSide:
         spec, paths = prepared.spec, prepared.paths
         self._prepared = prepared
         self.results = Results(spec, paths, len(prepared.data.train), _parameters(prepared),
-                               lambda network: trial_identity(network, spec, prepared.sample))
+                               lambda network: trial_identity(network, spec, prepared.sample),
+                               test="" if prepared.test() is None else str(spec.data.test))
         states = recover(self.results)
         for sample in prepared.left_out:
             self.results.add_bad(sample.name, sample.reason)

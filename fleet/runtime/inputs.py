@@ -53,16 +53,18 @@ def open_inputs(spec: Spec, keep: bool = False) -> Inputs:
     """
     settings = spec.data
     transforms = parse_transforms(settings.transforms)
-    data = open_data(settings.source, settings.path, settings.validation, spec.seed, settings.options)
+    data = open_data(settings.source, settings.path, settings.validation, spec.seed, settings.options,
+                     settings.test)
     try:
         pickle.dumps(data)  # all ranks get it from rank 0, by MPI
     except Exception as error:  # the user's classes may raise anything
         raise UserError(f"data.source: {settings.source} cannot be sent to the other ranks: {error}; it should "
                         "hold plain values, and open its files when it reads") from None
     samples = {name: probe(source, transforms, spec.seed, keep) for name, source in data.parts().items()}
-    if len({sample.image for sample in samples.values()}) > 1:
-        raise UserError(f"data: training samples are {samples['train'].image} and validation samples "
-                        f"{samples['validation'].image}; add a resize or a crop")
+    for part, sample in samples.items():
+        if sample.image != samples["train"].image:
+            raise UserError(f"data: training samples are {samples['train'].image} and {part} samples {sample.image}; "
+                            "add a resize or a crop")
     return Inputs(data, transforms, samples)
 
 

@@ -82,6 +82,12 @@ class Prepared:
             return None
         return Pipeline(self.data.validation, self.transforms, self.spec.seed, self.sample)
 
+    def test(self) -> Pipeline | None:
+        """How test samples are prepared; a replay judges nothing, for it makes no new network."""
+        if self.data.test is None or self.replayed:
+            return None
+        return Pipeline(self.data.test, self.transforms, self.spec.seed, self.sample)
+
 
 def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh: bool = False,
             replay: str | None = None, only: str | None = None, plain: bool = False, lock: FolderLock | None = None

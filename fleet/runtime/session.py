@@ -24,7 +24,7 @@ from fleet.stream.own import FromKept, FromSource, OwnStream
 from fleet.stream.reader import SharedStream
 from fleet.stream.ring import RingStream
 from fleet.stream.sample_set import SampleSet
-from fleet.stream.validation import OwnValidation, SharedValidation, Validation
+from fleet.stream.validation import OwnValidation, PassingSamples, SharedValidation, Validation
 from fleet.stream.window import Window
 from preprocess.base import BadSample
 from preprocess.decode import decoder_name
@@ -135,7 +135,7 @@ class Session:
                       if isinstance(order, RingOrder)
                       else SharedStream(shared.window, reader, self._world, stall_s, writers))
             stream = OutlivingStream(window, own)
-        return Sources(stream, own, self._validation())
+        return Sources(stream, own, self._validation(), self._test())
 
     def _validation(self) -> Validation | None:
         evaluation = self._prepared.evaluation()
@@ -147,6 +147,10 @@ class Session:
         shared = SharedValidation(self._shared.validation, self._world, self._prepared.spec.data.stall,
                                   self._roles.preprocessors)
         return OutlivingValidation(shared, own)
+
+    def _test(self) -> Validation | None:
+        test = self._prepared.test()
+        return None if test is None else PassingSamples(test, lambda bad: self._report(bad, training=False))
 
     def _report(self, bad: BadSample, training: bool) -> None:
         self._world.tell(0, Tag.COORDINATOR, Bad(bad.name, bad.reason, training))

@@ -67,6 +67,10 @@ class Data:
     validation: ShareOrPath | None = Field(default=0.1, description=(
         "The data that networks are judged by: a path, or the share of the samples of each class that is held out, "
         "like 10%. Data that has a validation part of its own is not split. With null, nothing is held out."))
+    test: ShareOrPath | None = Field(default=None, description=(
+        "Data that chooses nothing, neither epochs nor networks: a path, or the share of the training samples of each "
+        "class that is set aside before any other, like 10%. Each finished network is judged on it once, in the "
+        "columns test_loss and test_accuracy of the results."))
     transforms: tuple[TransformItem, ...] = Field(default=("decode",), description=(
         "What is done to each sample, in this order: names of transforms, with their parameters where they have some, "
         "and import paths of your own functions."))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, TypeAlias, get_args
 
 from fleet.storage.lines import Flat, OmitDefault, Places, from_json
-from fleet.storage.state import EpochRecord
+from fleet.storage.state import EpochRecord, Score
 
 Tenths: TypeAlias = Annotated[float, Places(1)]
 Milli: TypeAlias = Annotated[float, Places(3)]
@@ -323,6 +323,24 @@ class NetworkFinished:
 
 
 @dataclass(frozen=True)
+class NetworkTested:
+    """A network that is done was judged on the test data, as it is exported.
+
+    Attributes:
+        loss, accuracy: means over the samples; null if none could be read.
+        samples: that could be read.
+        seconds: how long it took.
+    """
+
+    word: ClassVar[str] = "test"
+    network: str
+    loss: Score
+    accuracy: Score
+    samples: int
+    seconds: Micro
+
+
+@dataclass(frozen=True)
 class NetworkRetried:
     """A network failed for a reason that may pass, and is tried again.
 
@@ -425,8 +443,8 @@ class BadSample:
 
 Event: TypeAlias = (
     Started | Interrupted | TooLate | Ended | RatesGiven | RateMeasured | Profiled | StreamStarted | Planned
-    | RoundStarted | GroupStarted | GroupChanged | EpochEnded | GroupStopped | NetworkFinished | NetworkRetried
-    | NetworkFailed | NetworkFellBack | BestLost | RankLost | GroupStruck | BadSample)
+    | RoundStarted | GroupStarted | GroupChanged | EpochEnded | GroupStopped | NetworkFinished | NetworkTested
+    | NetworkRetried | NetworkFailed | NetworkFellBack | BestLost | RankLost | GroupStruck | BadSample)
 
 KINDS: Mapping[str, type] = {kind.word: kind for kind in get_args(Event)}
 

@@ -23,13 +23,14 @@ def identity(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> str:
     """
     data = spec.data
     ring = {"shards": data.shards} if data.order == "ring" else {}
+    test = {"test": data.test} if isinstance(data.test, float) else {}  # it is taken from the training samples
     train = TypeAdapter(Train).dump_python(network.train, mode="json")
     train.pop("converge")
     return _hash({"architecture": network.architecture.key, "seed": network.seed, "train": train,
                   "engine": spec.resources.engine, "source": data.source, "options": data.options,
                   "transforms": data.transforms,
                   "validation": None if isinstance(data.validation, str) else data.validation,
-                  "inputs": sample.identity(), **ring})
+                  "inputs": sample.identity(), **ring, **test})
 
 
 def trial_identity(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> str:

@@ -17,7 +17,8 @@ from fleet.spec import NetworkSpec, Spec
 from fleet.storage.checkpoint import newest
 from fleet.storage.files import replacing, storing, write_json
 from fleet.storage.paths import RunPaths
-from fleet.storage.state import Outcome, Standing, State, convergence
+from fleet.storage.state import Judged, Outcome, Standing, State, convergence
+from fleet.storage.tested import read_tested, write_tested
 
 
 class Status(StrEnum):
@@ -37,6 +38,7 @@ class NetworkResult:
         reason: why the network is done, or why it failed.
         parameters: how many it has; None where only building it would tell.
         best_epoch: counted from 1, by the monitored value; the losses and accuracies are of this epoch.
+        test_loss, test_accuracy: of the exported network, on the test data; NaN without it, and until it is done.
         seconds: of training.
         drawn: the parameters that were drawn for it.
     """
@@ -51,6 +53,8 @@ class NetworkResult:
     accuracy: float
     val_loss: float
     val_accuracy: float
+    test_loss: float
+    test_accuracy: float
     seconds: float
     drawn: dict[str, Any]
 
@@ -65,6 +69,7 @@ class Results:
         tried: a fingerprint of what is tried with a network; where another one failed, it may do better.
         standings: network -> how far it is.
         bad: sample that could not be read -> why.
+        test: which test data networks are judged on when they are done; empty if there is none.
     """
 
     spec: Spec
@@ -74,6 +79,7 @@ class Results:
     tried: Callable[[NetworkSpec], str] = lambda network: ""
     standings: dict[str, Standing] = field(default_factory=dict)
     bad: dict[str, str] = field(default_factory=dict)
+    test: str = ""
 
     def standing(self, name: str) -> Standing:
         """How far a network is."""
@@ -83,6 +89,8 @@ class Results:
         """Write down how far a network is now."""
         before, outcome = self.standing(name).outcome, standing.outcome
         self.standings[name] = standing
+        if standing.tested is not None:
+            write_tested(self.paths.tested(name), self.test, standing.history, standing.tested)
         if outcome is not None and outcome != before:
             if outcome.is_failure:
                 write_json(self.paths.failure(name), {"reason": outcome.reason, "may_pass": outcome.may_pass,
@@ -115,9 +123,10 @@ class Results:
         nan = math.nan
         loss, accuracy, val_loss, val_accuracy = (nan, nan, nan, nan) if record is None else (
             record.loss, record.accuracy, record.val_loss, record.val_accuracy)
+        tested = standing.tested or Judged(nan, nan, 0)
         return NetworkResult(
             name, status, "" if outcome is None else outcome.reason, self.parameters.get(name),
-            len(history), best, loss, accuracy, val_loss, val_accuracy,
+            len(history), best, loss, accuracy, val_loss, val_accuracy, tested.loss, tested.accuracy,
             seconds=sum(record.seconds for record in history), drawn=network.parameters)
 
     def rows(self) -> list[NetworkResult]:
@@ -164,8 +173,11 @@ def look_up(results: Results, network: NetworkSpec) -> tuple[Standing, State | N
     reason = convergence(state.history, network.train.converge).reason
     is_out = not results.spec.engine.exports or results.paths.exported(network.name).exists()
     is_kept = results.spec.checkpoint.keep == "last" or results.paths.best(network.name).exists()
-    is_done = reason and not state.position and is_kept and is_out
-    return Standing(state.history, Outcome(reason) if is_done else None), state
+    tested = read_tested(results.paths.tested(network.name), results.test, state.history)
+    is_judged = tested is not None or not results.test
+    if reason and not state.position and is_kept and is_out and is_judged:
+        return Standing(state.history, Outcome(reason), tested), state
+    return Standing(state.history), state
 
 
 def _failure(results: Results, network: NetworkSpec) -> str | None:
@@ -201,7 +213,8 @@ def _parse_row(row: dict[str, str]) -> NetworkResult:
     return NetworkResult(
         row["name"], Status(row["status"]), row["reason"], int(row["parameters"]) if row["parameters"] else None,
         int(row["epochs"]), int(row["best_epoch"]), float(row["loss"]), float(row["accuracy"]),
-        float(row["val_loss"]), float(row["val_accuracy"]), float(row["seconds"]), json.loads(row["drawn"]))
+        float(row["val_loss"]), float(row["val_accuracy"]), float(row.get("test_loss", "nan")),
+        float(row.get("test_accuracy", "nan")), float(row["seconds"]), json.loads(row["drawn"]))
 
 
 def leaderboard(rows: Sequence[NetworkResult]) -> tuple[list[str], list[list[Any]]]:
@@ -209,8 +222,12 @@ def leaderboard(rows: Sequence[NetworkResult]) -> tuple[list[str], list[list[Any
     def shown(value: float) -> str:
         return "" if math.isnan(value) else f"{value:.4f}"
 
-    headers = ["network", "status", "epochs", "best", "val acc", "val loss", "acc", "params", "s", "why"]
+    has_test = any(not math.isnan(row.test_loss) for row in rows)
+    headers = ["network", "status", "epochs", "best", "val acc", "val loss", "acc",
+               *(["test acc", "test loss"] if has_test else []), "params", "s", "why"]
     return headers, [[row.name, str(row.status), row.epochs, row.best_epoch or "", shown(row.val_accuracy),
-                      shown(row.val_loss), shown(row.accuracy), row.parameters, round(row.seconds, 1),
+                      shown(row.val_loss), shown(row.accuracy),
+                      *([shown(row.test_accuracy), shown(row.test_loss)] if has_test else []),
+                      row.parameters, round(row.seconds, 1),
                       row.reason if len(row.reason) <= 50 else row.reason[:47] + "..."]
                      for row in rows]

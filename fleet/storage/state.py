@@ -97,16 +97,32 @@ class Outcome:
 
 
 @dataclass(frozen=True)
+class Judged:
+    """What a finished network, as it is exported, came to on the test data.
+
+    Attributes:
+        loss, accuracy: means over the samples; NaN where none could be read.
+        samples: that could be read.
+    """
+
+    loss: Score
+    accuracy: Score
+    samples: int
+
+
+@dataclass(frozen=True)
 class Standing:
     """How far a network of a run is.
 
     Attributes:
         history: its finished epochs.
         outcome: None while there is something left to train.
+        tested: None until it is done, and without test data.
     """
 
     history: tuple[EpochRecord, ...] = ()
     outcome: Outcome | None = None
+    tested: Judged | None = None
 
 
 @dataclass(frozen=True)

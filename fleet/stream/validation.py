@@ -1,4 +1,4 @@
-"""The validation samples, as trainers iterate over them."""
+"""The samples that networks are judged by, as trainers iterate over them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from preprocess.pipeline import Pipeline
 
 
 class Validation(Protocol):
-    """The validation samples, the same for every network."""
+    """The validation samples, or those of the test data, the same for every network."""
 
     samples: int
 
@@ -68,6 +68,23 @@ class OwnValidation:
                 self._on_bad(sample)
             self._held = images, labels
         yield from _slices(*self._held, batch, rank, size)
+
+
+class PassingSamples:
+    """Prepares samples whenever they are asked for, each rank its share, and keeps none: test data is read rarely."""
+
+    def __init__(self, pipeline: Pipeline, on_bad: Callable[[BadSample], None]) -> None:
+        self.samples = pipeline.samples
+        self._pipeline, self._on_bad = pipeline, on_bad
+
+    def batches(self, batch: int, rank: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:  # noqa: D102
+        start, stop = split_rows(0, self.samples, rank, size)
+        for first in range(start, stop, batch):
+            rows = range(first, min(first + batch, stop))
+            images, labels = self._pipeline.empty(len(rows))
+            for sample in self._pipeline.load(rows, 0, images, labels, training=False):
+                self._on_bad(sample)
+            yield images, labels
 
 
 def _slices(images: np.ndarray, labels: np.ndarray, batch: int, rank: int, size: int

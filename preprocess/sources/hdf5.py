@@ -36,6 +36,7 @@ class HDF5(RandomAccess):
     def __init__(self, path: str, group: str) -> None:
         self.path = path
         self.group = group
+        self.places = (f"{os.path.realpath(path)}:{group}",)
         with open_file(path) as file:
             part = file[group]
             self._check(part)

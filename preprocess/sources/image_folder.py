@@ -29,6 +29,7 @@ class ImageFolder(RandomAccess):
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = str(folder)
+        self.places = (self.folder,)
         self.classes = tuple(class_folders(folder))
         if not self.classes:
             raise InputError(f"{folder}: it has no folders; it must have one folder of images for each class")

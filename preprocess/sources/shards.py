@@ -86,6 +86,7 @@ class Shards:
         if buffer < 1:
             raise InputError(f"buffer: {buffer} records; it must be at least 1")
         self._index = load_index(tuple(shards), form)
+        self.places = tuple(shards)
         self._form, self._buffer = form, buffer
         values, self.labels = np.unique(self._index.values, return_inverse=True)
         self.labels = self.labels.astype(np.int64)

@@ -48,6 +48,13 @@ def test_the_copy_is_made_once_and_anew_when_it_would_differ(data, path, folder)
     assert sum(made) == 24
 
 
+def test_the_copy_holds_the_test_data_too(folder, path):
+    data = open_data("image_folder", str(folder), 0.4, seed=7, test=0.25)
+    copy = copied(data, TRANSFORMS, path).data
+    assert {name: source.labels.tolist() for name, source in copy.parts().items()} == {
+        name: source.labels.tolist() for name, source in data.parts().items()}
+
+
 def test_what_the_copy_leaves_out_is_known_each_time(data, path):
     name = data.train.name(2)
     with open(name, "wb") as file:

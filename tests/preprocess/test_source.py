@@ -115,6 +115,69 @@ def test_an_unknown_option_is_told_the_options_with_their_defaults(tmp_path):
         open_data("image_folder", str(tmp_path), None, 0, {"key": 3})
 
 
+# ---- test data --------------------------------------------------------------------------------
+
+
+def test_a_share_for_the_test_is_set_aside_before_one_for_validation(folder):
+    data = open_data("image_folder", str(folder), 0.4, seed=7, test=0.25)
+    names = {part: {source.name(index) for index in range(len(source))} for part, source in data.parts().items()}
+    assert {part: len(found) for part, found in names.items()} == {"train": 3, "validation": 3, "test": 2}
+    assert len(set.union(*names.values())) == 8
+    alone = open_data("image_folder", str(folder), None, seed=7, test=0.25).test
+    assert {alone.name(index) for index in range(len(alone))} == names["test"]  # whatever the validation
+    other = open_data("image_folder", str(folder), None, seed=8, test=0.5).test
+    assert {other.name(index) for index in range(len(other))} != names["test"]
+
+
+def test_the_two_shares_of_one_seed_are_chosen_apart():
+    source = memory([0, 1] * 30)
+    assert split(source, 0.3, 1)[1].indices.tolist() != split(source, 0.3, 1, "test")[1].indices.tolist()
+    with pytest.raises(InputError, match="test: 2 is not a fraction"):
+        split(source, 2, 1, "test")
+
+
+def test_test_data_may_be_another_path_and_lack_classes_but_not_have_others(folder):
+    write(folder.parent / "more/dog/9.png", pattern(4, 6))
+    data = open_data("image_folder", str(folder), None, seed=7, test=str(folder.parent / "more"))
+    assert (len(data.train), data.test.labels.tolist(), data.test.classes) == (8, [1], ("cat", "dog"))
+    write(folder.parent / "more/eel/9.png", pattern(4, 6))
+    with pytest.raises(InputError, match="more: the test data has classes that the training data lacks: eel"):
+        open_data("image_folder", str(folder), None, seed=7, test=str(folder.parent / "more"))
+
+
+def parted(folder, *parts):
+    """The folder as the training part beside others."""
+    place = folder.parent / "all"
+    place.mkdir()
+    folder.rename(place / "train")
+    for part in parts:
+        write(place / part / "cat/9.png", pattern(4, 6))
+    return place
+
+
+def test_a_test_part_that_stands_in_for_validation_is_told_of(folder):
+    place = parted(folder, "test")
+    data = open_data("image_folder", str(place), 0.5, seed=7)
+    assert (len(data.train), len(data.validation), data.test) == (8, 1, None)
+    assert f"{place}/test is taken for validation" in data.remark
+    write(place / "val/cat/8.png", pattern(4, 6))
+    assert open_data("image_folder", str(place), 0.5, seed=7).remark == ""
+
+
+def test_a_test_part_that_is_named_is_no_validation_data(folder, monkeypatch):
+    place = parted(folder, "test")
+    monkeypatch.chdir(place)
+    data = open_data("image_folder", str(place), 0.25, seed=7, test="./test")
+    assert (len(data.train), len(data.validation), len(data.test), data.remark) == (6, 2, 1, "")
+
+
+@pytest.mark.parametrize(("test", "what"), [("train", "training"), (".", "training"), ("val", "validation")])
+def test_test_data_that_chooses_something_is_refused(folder, test, what):
+    place = parted(folder, "val")
+    with pytest.raises(InputError, match=f"data.test: .*: this is {what} data too; it should be data that chooses"):
+        open_data("image_folder", str(place), str(place / "val"), seed=7, test=str(place / test))
+
+
 # ---- the user's own ---------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ import logging
 import math
 import time
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from fleet.comm.base import Group, World
@@ -25,14 +26,14 @@ from fleet.comm.messages import (
     Stopped,
     Tag,
 )
-from fleet.engines.base import Sums
+from fleet.engines.base import Arrays, Sums
 from fleet.errors import InfrastructureError
 from fleet.runtime.training.all_or_none import NetworkFailed, all_or_none
 from fleet.runtime.training.clocks import EpochClock, PaceReport
 from fleet.runtime.training.evaluation import evaluate
 from fleet.runtime.training.network import Training
 from fleet.runtime.training.sources import Sources
-from fleet.storage.state import EpochRecord, State, convergence
+from fleet.storage.state import EpochRecord, Judged, State, convergence
 from fleet.storage.writer import CheckpointWriter
 from fleet.stream.base import Stream
 from fleet.stream.order import Epoch, read_path, write_path
@@ -214,28 +215,51 @@ class TrainingLoop:
         """Put everything on disk before the coordinator hears that the ranks are free.
 
         Args:
-            final: export the network, too.
+            final: export the network, too, and judge what is exported on the test data.
         """
         network, group = training.network, training.group
 
+        def write(arrays: Arrays, path: Path) -> None:
+            training.trainable.export(arrays, path)
+            if self._sources.test is not None:
+                training.trainable.load(arrays)
+
         def export() -> str:
-            return self._writer.export(network.name, network.train.converge, training.trainable.export)
+            return self._writer.export(network.name, network.train.converge, write)
 
         began = time.perf_counter()
         all_or_none(group, lambda: self._writer.flush() if group.is_master else None)
         saved = time.perf_counter()
         damage = all_or_none(group, lambda: export() if group.is_master and final else "")
+        exported = time.perf_counter()
+        tested = self._test(training) if final else None
         if group.is_master:
-            self._tell(Stopped(network.name, saved - began, time.perf_counter() - saved, damage))
+            self._tell(Stopped(network.name, saved - began, exported - saved, damage, tested,
+                               time.perf_counter() - exported))
+
+    def _test(self, training: Training) -> Judged | None:
+        """Judge the network that the master has exported on the test data; collective over the group."""
+        if self._sources.test is None:
+            return None
+        training.share(None)
+        judged = evaluate(training, self._sources.test, lambda: False)
+        assert judged is not None  # nothing ends it
+        return Judged(*_means(judged), int(judged.count))
 
 
 def _record(training: Training, state: State, judged: Sums) -> EpochRecord:
     """The row of an epoch that is over, in its network's history."""
-    sums = Sums(*state.sums)
+    sums, (val_loss, val_accuracy) = Sums(*state.sums), _means(judged)
     return EpochRecord(
         epoch=state.epoch + 1, stream_epoch=state.stream_epoch, loss=sums.loss / max(sums.count, 1),
         accuracy=sums.correct / max(sums.count, 1),
-        val_loss=judged.loss / judged.count if judged.count else math.nan,
-        val_accuracy=judged.correct / judged.count if judged.count else math.nan,
+        val_loss=val_loss, val_accuracy=val_accuracy,
         learning_rate=training.trainable.learning_rate(), samples=int(sums.count), gpus=training.group.size,
         seconds=state.seconds, waited_s=state.waited_s, path=write_path(state.path))
+
+
+def _means(judged: Sums) -> tuple[float, float]:
+    """Loss and accuracy; NaN where no sample could be read."""
+    if not judged.count:
+        return math.nan, math.nan
+    return judged.loss / judged.count, judged.correct / judged.count

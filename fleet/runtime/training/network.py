@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 
@@ -11,6 +12,8 @@ from fleet.engines.base import Sums, Trainable
 from fleet.runtime.training.all_or_none import agree, all_or_none
 from fleet.spec import NetworkSpec
 from fleet.storage.state import State
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -39,7 +42,7 @@ class Training:
             # An engine raises on all ranks of the group or on none: so all of them are here.
             raise agree(self.group, error) from error
 
-    def share(self, state: State | None) -> State:
+    def share(self, state: T) -> T:
         """Give every rank of the group the network as the master has it, and its state; collective."""
         if self.group.size > 1:
             arrays = self.trainable.state()  # of the same names, shapes and types on every rank

@@ -17,11 +17,13 @@ class Sources:
         stream: of training samples.
         own: the same samples, prepared by this rank: for the rest of an epoch that the stream has left behind.
         validation: None where there is no validation data.
+        test: None where there is no test data.
     """
 
     stream: Stream
     own: OwnStream
     validation: Validation | None
+    test: Validation | None = None
 
     @property
     def waited_s(self) -> float:

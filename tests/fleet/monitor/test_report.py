@@ -23,6 +23,7 @@ def test_a_log_of_0_1_0_gives_the_numbers_that_it_gave_then():
     expected = json.loads((recorded.root / "report.json").read_text())
     found = as_json(read_report(recorded).numbers())
     assert found.pop("missed_chunks") == 0
+    assert {(network.pop("test_loss"), network.pop("test_accuracy")) for network in found["networks"]} == {(None, None)}
     for part in ("spent_gpu_s", "costs"):
         assert found.pop(part) == pytest.approx(expected.pop(part))
     for number in ("seconds", "measured_s", "simulated_s", "epoch_s"):

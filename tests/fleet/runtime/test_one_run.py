@@ -30,7 +30,7 @@ from fleet.runtime import session as fleet_session
 from fleet.runtime.prepare import prepare
 from fleet.runtime.session import Session
 from fleet.runtime.training import evaluation, trainer
-from fleet.storage.checkpoint import newest, read_state, write_state
+from fleet.storage.checkpoint import best_state, newest, read_state, write_state
 from fleet.storage.event_log import events_of, logged_epochs, read_events
 from fleet.storage.events import (
     Ended,
@@ -40,6 +40,7 @@ from fleet.storage.events import (
     NetworkFailed,
     NetworkFinished,
     NetworkRetried,
+    NetworkTested,
     Profiled,
     RoundStarted,
 )
@@ -190,8 +191,26 @@ class Runner:
         state = newest(self.prepared.paths, name, with_arrays=False).state
         return state.history if state else ()
 
+    def check_tests(self):
+        """Every network that is done was judged on the test data once, as it is exported; no other was."""
+        test, spec = self.prepared.test(), self.prepared.spec
+        told = [event.network for event in self.events(NetworkTested)]
+        for name, row in self.results().items():
+            if test is None or row.status is not Status.FINISHED:
+                assert np.isnan([row.test_loss, row.test_accuracy]).all()
+                assert name not in told
+                continue
+            best = best_state(self.prepared.paths, name, spec.by_name[name].train.converge, spec.checkpoint.keep).state
+            trainable = NumpyEngine(self.prepared.sample).build(spec.by_name[name], _Alone())
+            trainable.load(best.arrays)
+            judged = trainable.evaluate(*loaded(test, range(test.samples), 0, False))
+            np.testing.assert_allclose([row.test_loss, row.test_accuracy],
+                                       [judged.loss / judged.count, judged.correct / judged.count], rtol=1e-9)
+            assert told.count(name) == 1
+
     def check_epochs(self):
         """Every epoch of every history was the whole data set, in order, each sample once; and trained as alone."""
+        self.check_tests()
         assert self.prepared.paths.foreign() == []
         for name in self.results():
             history = self.history(name)
@@ -307,7 +326,7 @@ def cases(draw, failing=False, regroups=False):
         "seed": 5, "models": models,
         "data": {"source": "tests.sources:numbered", "path": str(samples), **draw(st.sampled_from(
                      [{}, {"order": "ring", "shards": draw(st.integers(2, 9))}, {"cache": "memory"},
-                      {"cache": "file"}])),
+                      {"cache": "file"}])), **draw(st.sampled_from([{}, {"test": "9"}])),
                  "transforms": [{"center_crop": {"size": [4, 4]}}, "tests.sources:noise",
                                 {"scale": {"mean": 0.5, "std": 0.5}}]},
         "train": {"optimizer": {"learning_rate": 0.02, "momentum": 0.5}},
@@ -330,6 +349,54 @@ def test_every_network_is_trained_to_its_end_as_if_it_were_alone(folders, case):
     for model in case.content["models"]:
         assert len(runner.history(model["name"])) == model["train"]["converge"]["max_epochs"]
     runner.check_epochs()
+
+
+def test_a_share_is_set_aside_for_the_test_before_any_other_and_is_never_trained_on(folders):
+    content = {"models": [{"family": "softmax", "name": "n0"}], "resources": {"engine": "numpy"},
+               "data": {"source": "tests.sources:unvalidated", "path": "40", "validation": "20%", "test": "25%",
+                        "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}]},
+               "train": {"batch": {"size": 8}, "converge": {"max_epochs": 2}}, "schedule": {"policy": "baseline"}}
+    runner = Runner(Case(content, (0, 0), 4, 1, 0), folders())
+    assert runner.launch() is ExitStatus.OK
+    parts = {name: {source.name(index) for index in range(len(source))}
+             for name, source in runner.prepared.data.parts().items()}
+    assert {name: len(found) for name, found in parts.items()} == {"train": 24, "validation": 6, "test": 10}
+    assert len(set.union(*parts.values())) == 40
+    assert {f"sample {number}" for noted in runner.notes.values() for _, number in noted} == parts["train"]
+    runner.check_tests()
+
+
+def test_finished_networks_are_judged_when_the_spec_names_test_data_later_or_other_data(folders):
+    folder = folders()
+    before = shaky(folder, failures=0, retries=0, epochs=2)
+    assert before.launch() is ExitStatus.OK
+    for test, judged in [("9", 1), ("9", 1), ("12", 2)]:
+        content = {**before.case.content, "data": {**before.case.content["data"], "test": test}}
+        runner = Runner(dataclasses.replace(before.case, content=content), folder)
+        assert runner.launch() is ExitStatus.OK
+        assert len(runner.events(NetworkTested)) == judged
+        assert runner.history("n0") == before.history("n0")
+    assert runner.results()["n0"].test_accuracy >= 0
+
+
+def test_a_network_that_is_trained_further_is_judged_as_it_is_then(folders):
+    folder = folders()
+    for epochs in (2, 4):
+        runner = further(folder, epochs)
+        assert runner.launch() is ExitStatus.OK
+        assert len(runner.events(NetworkTested)) == epochs / 2
+    runner.prepared.paths.tested("n0").write_text("{")  # damaged, or lost with a killed launch
+    assert runner.launch() is ExitStatus.OK
+    assert len(runner.events(NetworkTested)) == 3
+
+
+def further(folder, epochs):
+    """A run with test data in a folder where there may be one already."""
+    content = {"models": [{"family": "softmax", "name": "n0"}], "resources": {"engine": "numpy"},
+               "data": {"source": "tests.sources:numbered", "path": "12", "test": "9",
+                        "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}]},
+               "train": {"batch": {"size": 4}, "converge": {"max_epochs": epochs}}, "schedule": {"policy": "baseline"}}
+    return Runner(Case(content, (0, 0), 4, 1, 0), folder)
 
 
 @few

@@ -12,7 +12,7 @@ from fleet.storage.checkpoint import write_state
 from fleet.storage.files import replacing
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Results, Status, leaderboard, read_results, recover
-from fleet.storage.state import Outcome, Standing, State
+from fleet.storage.state import Judged, Outcome, Standing, State
 from tests.examples import examples
 from tests.fleet.histories import history, record, spec
 
@@ -192,6 +192,14 @@ def test_a_network_is_tried_again_where_nobody_can_tell_why_it_failed(results, c
         file.write(content)
     recover(results)
     assert failed(results) == {}
+
+
+def test_the_table_has_columns_for_the_test_only_where_something_was_judged(results):
+    assert "test acc" not in leaderboard(results.rows())[0]
+    results.keep("a", Standing((record(1),), Outcome("1 epochs"), Judged(0.5, 0.75, 8)))
+    headers, rows = leaderboard(results.rows())
+    row = next(row for row in rows if row[0] == "a")
+    assert (row[headers.index("test acc")], row[headers.index("test loss")]) == ("0.7500", "0.5000")
 
 
 def test_the_final_table_shortens_long_reasons_and_leaves_out_what_is_not_there(results):

@@ -22,6 +22,15 @@ def test_encoded_files_come_back_byte_for_byte(data, path):
         assert [packed.read(i) for i in range(len(packed))] == [source.read(i) for i in range(len(source))]
 
 
+def test_another_file_may_be_the_test_data_and_the_same_one_may_not(data, path, tmp_path):
+    write_hdf5(data.parts(), path)
+    write_hdf5({"train": data.validation}, tmp_path / "test.h5")
+    opened = open_data("hdf5", path, None, 0, test=str(tmp_path / "test.h5"))
+    assert [len(part) for part in opened.parts().values()] == [len(data.train), *2 * [len(data.validation)]]
+    with pytest.raises(InputError, match="this is training data too"):
+        open_data("hdf5", path, None, 0, test=path)
+
+
 def test_a_source_that_has_been_read_can_be_sent_to_another_process(data, path):
     write_hdf5(data.parts(), path)
     train, _ = open_hdf5(path)

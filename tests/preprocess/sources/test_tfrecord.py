@@ -38,6 +38,16 @@ def test_images_and_labels_come_back(tmp_path):
     assert (data.classes, data.validation.labels.tolist()) == (("10", "11"), [1])
 
 
+def test_shards_for_the_test_are_named_by_a_pattern_and_are_no_validation_data_then(tmp_path):
+    for part, count in (("train", 8), ("test", 3)):
+        write_records(tmp_path / f"{part}-00000-of-00001", *(labelled(b"x", i % 2) for i in range(count)))
+    untold = open_data("tfrecord", str(tmp_path), 0.5, 0)
+    assert (len(untold.train), len(untold.validation), untold.test) == (8, 3, None)
+    assert "is taken for validation" in untold.remark
+    told = open_data("tfrecord", str(tmp_path), 0.5, 0, test=str(tmp_path / "test-*"))
+    assert (len(told.train), len(told.validation), len(told.test), told.remark) == (4, 4, 3, "")
+
+
 def test_they_go_through_the_pipeline_as_files_do(tmp_path):
     images = [pattern(5, 6, seed=number) for number in range(6)]
     write_records(tmp_path / "a.tfrecord", *(labelled(encode(image), i % 2)

@@ -1,0 +1,43 @@
+"""What finished networks came to on the test data, each in a file of its own: it is found out once."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from fleet.storage.files import as_json, write_json
+from fleet.storage.state import EpochRecord, Judged
+
+
+def write_tested(path: Path, test: str, history: Sequence[EpochRecord], tested: Judged) -> None:
+    """Keep what a network came to.
+
+    Args:
+        test: which test data that was on.
+        history: of the network.
+    """
+    write_json(path, as_json({**dataclasses.asdict(tested), "test": test, "history": _stream_epochs(history)}))
+
+
+def read_tested(path: Path, test: str, history: Sequence[EpochRecord]) -> Judged | None:
+    """What a network came to; None where it was not judged yet, or had another history, or there was other test data.
+
+    Args:
+        test, history: as they are now.
+    """
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        if (kept["test"], kept["history"]) != (test, _stream_epochs(history)):
+            return None
+        loss, accuracy = (math.nan if kept[name] is None else float(kept[name]) for name in ("loss", "accuracy"))
+        return Judged(loss, accuracy, int(kept["samples"]))
+    except (OSError, ValueError, LookupError, TypeError):  # nobody can tell: it is judged again
+        return None
+
+
+def _stream_epochs(history: Sequence[EpochRecord]) -> list[int]:
+    """What tells a history from others of its network."""
+    return [record.stream_epoch for record in history]
