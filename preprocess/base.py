@@ -8,10 +8,13 @@ BadSample                 the same with the name of the file or record
 
 from __future__ import annotations
 
+import importlib
 import sys
+import sysconfig
 import traceback
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -125,7 +128,7 @@ def import_object(path: str, role: str, form: str = "module:function") -> Any:
         form: of such a path, for the message.
 
     Raises:
-        InputError: no such module, or it has no such name.
+        InputError: no such module, importing it raises, or it has no such name.
     """
     module_name, _, name = path.partition(":")
     if not (module_name and name):
@@ -134,14 +137,40 @@ def import_object(path: str, role: str, form: str = "module:function") -> Any:
         sys.path.append("")
     try:
         module = import_module(module_name)
-    except Exception as error:  # the module is the user's: anything may go wrong in it
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        where = "" if "importlib" in place.filename else f" ({place.filename}, line {place.lineno})"
-        raise InputError(f"{role} {path!r}: cannot import {module_name!r}: {type(error).__name__}: {error}{where}"
-                         ) from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the module is the user's: anything may go wrong in it, and it may exit
+        raise InputError(f"{role} {path!r}: cannot import {module_name!r}: {in_one_line(error)}") from error
     if (found := getattr(module, name, None)) is None:
         raise InputError(f"{role} {path!r}: module {module_name!r} has no {name!r}")
     return found
+
+
+def in_one_line(error: BaseException) -> str:
+    """What went wrong in a user's code: the exception, what it says, and the line of theirs where it happened.
+
+    >>> in_one_line(ValueError("two\\nlines"))
+    'ValueError: two lines'
+    """
+    said = error.msg if isinstance(error, SyntaxError) else str(error)
+    what = f"{type(error).__name__}: {' '.join(said.split())}".removesuffix(": ")
+    place = _place(error)
+    return what if place is None else f"{what} ({place[0]}, line {place[1]})"
+
+
+def _place(error: BaseException) -> tuple[str, int] | None:
+    """The file and the line: the last one that is neither ours nor of an installed package, where there is one."""
+    if isinstance(error, SyntaxError) and error.lineno and error.filename and Path(error.filename).is_file():
+        return error.filename, error.lineno
+    frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)
+              if frame.lineno is not None and not frame.filename.startswith(("<frozen importlib", _IMPORTLIB, _HERE))]
+    theirs = [(file, line) for file, line in frames if not file.startswith(_INSTALLED)]
+    return next(reversed(theirs or frames), None)
+
+
+_HERE = str(Path(__file__).parent)
+_IMPORTLIB = str(Path(importlib.__file__).parent)
+_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,10 @@ from preprocess.base import (
     RandomAccess,
     Source,
     import_function,
+    in_one_line,
     rng_for,
 )
+from preprocess.labels import checked_labels
 
 __all__ = ["SOURCES", "DataSet", "RandomAccess", "Source", "View", "open_data", "split"]
 
@@ -96,9 +98,9 @@ def open_data(source: str, path: str | None, validation: float | str | None, see
             at that path, it is test data only.
 
     Raises:
-        InputError: what is wrong with the source, the path, the options, the validation data or the test data.
+        InputError: what is wrong with the source, path, options, labels, validation data or test data.
     """
-    opener = _opener(source, options or {})
+    opener = _checking_labels(source, _opener(source, options or {}))
     train, held_out = opener(path)
     if len(train.classes) < 2:
         raise InputError(f"{path}: only one class, {train.classes[0]!r}; at least two are needed")
@@ -196,17 +198,39 @@ def _opener(source: str, options: Mapping[str, Any]) -> Opener:
     return opener
 
 
+def _checking_labels(source: str, opener: Opener) -> Opener:
+    """An opener whose sources have labels that are classes: each in an array, and the names of the classes as text."""
+    def checking(path: str | None) -> tuple[Source, Source | None]:
+        train, held_out = opener(path)
+        # A source of the user's own is where its labels are made; of others, the path is.
+        place = f"{source}{f' of {path}' if path else ''}" if ":" in source and source not in SOURCES else str(path)
+        return _checked(train, place), None if held_out is None else _checked(held_out, f"{place}, validation")
+
+    return checking
+
+
+def _checked(source: Source, origin: str) -> Source:
+    """The source itself, or a view of it where its labels were no array or its classes no text."""
+    classes = tuple(map(str, source.classes))
+    if not classes:
+        raise InputError(f"{origin}: no classes; at least two are needed")
+    labels = checked_labels(source, origin)
+    if labels is source.labels and classes == source.classes:
+        return source
+    return View(source, np.arange(len(source)), labels, classes)
+
+
 def _user_opener(source: str, options: Mapping[str, Any]) -> Opener:
     function = import_function(source, "data source")
 
     def opener(path: str | None) -> tuple[Source, Source | None]:
         try:
             found = function(path, **options)
-        except InputError:
+        except (InputError, KeyboardInterrupt):
             raise
-        except Exception as error:  # the user's function may raise anything
-            raise InputError(f"{source} failed for path {path!r} and options {dict(options)}: "
-                             f"{type(error).__name__}: {error}") from error
+        except BaseException as error:  # the user's function may raise anything, and exit
+            raise InputError(f"{source} failed for path {path!r} and options {dict(options)}: {in_one_line(error)}"
+                             ) from error
         pair = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
         for part in pair:
             if not (isinstance(part, Source) or (part is None and part is not pair[0])):

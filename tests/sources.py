@@ -46,6 +46,26 @@ def numbered(path):
     return Numbered(int(path), seed=1), Numbered(20, seed=2)
 
 
+def _labelled(source, labels):
+    source.labels = labels
+    return source
+
+
+def measures(path):
+    """Samples whose labels are measures instead of classes."""
+    return _labelled(Numbered(int(path), seed=1), np.arange(int(path)) / 8)
+
+
+def beyond(path):
+    """Samples of one class more than there are."""
+    return _labelled(Numbered(int(path), seed=1), np.arange(int(path)) % (len(CLASSES) + 1))
+
+
+def one_hot(path):
+    """Samples with a row for each label."""
+    return _labelled(Numbered(int(path), seed=1), np.eye(len(CLASSES))[np.arange(int(path)) % len(CLASSES)])
+
+
 class _Slowly:
     def __init__(self, seconds):
         self.seconds = seconds

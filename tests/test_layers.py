@@ -45,7 +45,8 @@ MAY_IMPORT = {
     "preprocess.packing": "preprocess.base preprocess.files preprocess.pipeline",
     "preprocess.decoded_copy": "preprocess.base preprocess.chain preprocess.packing preprocess.pipeline "
                                "preprocess.sample preprocess.sources preprocess.transforms",
-    "preprocess.source": "preprocess.base preprocess.sources",
+    "preprocess.labels": "preprocess.base",
+    "preprocess.source": "preprocess.base preprocess.labels preprocess.sources",
     "scheduler.base": "",
     "scheduler.files": "scheduler.base",
     "scheduler.simulator": "scheduler.base",

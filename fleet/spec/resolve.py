@@ -28,7 +28,7 @@ from fleet.errors import SpecError, SpecMistake, UserError
 from fleet.plugins import find_policy
 from fleet.spec.engines import EngineInfo, find_engine
 from fleet.spec.mistakes import explain, key_path, line_of
-from fleet.spec.model import FAMILIES, Architecture, check_target
+from fleet.spec.model import FAMILIES, Architecture, check_target, load_function
 from fleet.spec.schema import (
     MOST_NETWORKS,
     Document,
@@ -296,7 +296,13 @@ def _architecture(entry: ModelEntry, drawn: Mapping[str, Any], engine: EngineInf
 
 
 def check_import(path: str) -> None:
-    """Refuse an import path that leads nowhere, without importing its module: that may import TensorFlow."""
+    """Refuse an import path that leads nowhere.
+
+    Its module is imported only where there is no other way to tell, for that may import TensorFlow.
+
+    Raises:
+        UserError: there is no such module or function, or what must be imported to know raises.
+    """
     module, _, function = path.partition(":")
     if not module or not function.isidentifier():
         raise UserError(f"{path!r} should be written module:function")
@@ -304,17 +310,37 @@ def check_import(path: str) -> None:
         sys.path.insert(0, str(Path.cwd()))  # as `python -m` does; a console script does not
     try:
         found = importlib.util.find_spec(module)
-    except Exception:  # the packages around the module are imported, and may raise anything
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the packages around the module are imported, and may raise anything
+        if not isinstance(error, ModuleNotFoundError) or not f"{module}.".startswith(f"{error.name}."):
+            load_function(path)  # says what
+            return
         found = None
     if found is None:
         raise UserError(f"build: {path}: no module {module!r} is found from {Path.cwd()}; "
                         "it should stand there, or beside the spec, or be installed")
     if found.origin and found.origin.endswith(".py"):
         names = _top_level_names(Path(found.origin))
-        if names is not None and function not in names:
+        if names is not None and function not in names and not _is_made_by_importing(path):
             close = difflib.get_close_matches(function, sorted(names), n=3)
             hint = f"; near it: {', '.join(close)}" if close else ""
             raise UserError(f"build: {path}: {found.origin} has no function {function!r}{hint}")
+
+
+def _is_made_by_importing(path: str) -> bool:
+    """Whether a module has a function that does not stand in its file.
+
+    Raises:
+        UserError: importing it raises: so nobody knows which functions it would have.
+    """
+    try:
+        load_function(path)
+    except UserError:
+        if path.partition(":")[0] not in sys.modules:
+            raise
+        return False
+    return True
 
 
 def _top_level_names(file: Path) -> set[str] | None:

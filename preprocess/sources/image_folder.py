@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from preprocess.base import InputError, RandomAccess
-from preprocess.passing import read_patiently
+from preprocess.passing import may_pass, read_patiently
 
 EXTENSIONS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff",
                         ".webp"})
@@ -18,13 +20,14 @@ VALIDATION_NAMES = ("validation", "val", "test")  # in this order
 class ImageFolder(RandomAccess):
     """The images of ``folder/<class>/``, also in folders below; classes and files in alphabetical order.
 
-    Hidden files and folders, and files with other extensions than ``EXTENSIONS``, are left out.
+    Hidden files and folders, and files with other extensions than ``EXTENSIONS``, are left out. Links to folders are
+    followed, but for those that lead back to a folder that they are in.
 
     Args:
         folder: holds one folder for each class.
 
     Raises:
-        InputError: no such folder, no class in it, or a class without images.
+        InputError: no such folder, no class in it, a class without images, or a link that leads nowhere.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -83,17 +86,70 @@ def check_folder(path: str) -> None:
 
 
 def class_folders(folder: str | Path) -> list[str]:
-    """The names of the folders in a folder that are not hidden, in alphabetical order."""
-    with os.scandir(folder) as entries:
-        return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+    """The names of the folders in a folder that are not hidden, in alphabetical order.
+
+    Raises:
+        InputError: a link leads nowhere.
+    """
+    return _scan(str(folder), inside=(os.path.realpath(folder),))[0]
 
 
 def _images(folder: str) -> list[str]:
-    """Paths of the images below a folder, relative to it, sorted."""
-    found = []
-    for root, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        inside = os.path.relpath(root, folder)
-        found += [name if inside == "." else os.path.join(inside, name) for name in files
-                  if not name.startswith(".") and os.path.splitext(name)[1].lower() in EXTENSIONS]
-    return sorted(found)
+    """Paths of the images below a class's folder, relative to it, sorted."""
+    above = os.path.realpath(os.path.dirname(folder))
+    return sorted(os.path.relpath(path, folder) for path in _below(folder, (above,)))
+
+
+def _below(folder: str, inside: tuple[str, ...]) -> Iterator[str]:
+    """The images in a folder and in those below it.
+
+    Args:
+        inside: the folders that the way has led through, by their paths without links.
+    """
+    inside = (*inside, os.path.realpath(folder))
+    folders, files = _scan(folder, inside)
+    for name in files:
+        if os.path.splitext(name)[1].lower() in EXTENSIONS:
+            yield os.path.join(folder, name)
+    for name in folders:
+        yield from _below(os.path.join(folder, name), inside)
+
+
+def _scan(folder: str, inside: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """The folders in a folder, sorted, and its files; without hidden ones, and links that lead back to where they are.
+
+    Raises:
+        InputError: the folder cannot be read, or a link leads nowhere.
+    """
+    folders, files = [], []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                if not (_leads_to_a_folder(entry.path) if entry.is_symlink() else entry.is_dir()):
+                    files.append(entry.name)
+                elif not (entry.is_symlink() and _leads_back(entry.path, inside)):
+                    folders.append(entry.name)
+    except OSError as error:
+        if may_pass(error):
+            raise
+        raise InputError(f"{folder}: cannot be read: {error.strerror}") from error
+    return sorted(folders), files
+
+
+def _leads_to_a_folder(link: str) -> bool:
+    try:
+        return stat.S_ISDIR(os.stat(link).st_mode)
+    except OSError as error:
+        if may_pass(error):
+            raise
+        if os.path.splitext(link)[1]:  # meant for a file: that an image is missing shows when it is read
+            return False
+        raise InputError(f"{link}: this link leads nowhere ({error.strerror}); mend it or remove it") from error
+
+
+def _leads_back(link: str, inside: tuple[str, ...]) -> bool:
+    """Whether a link leads to a folder that holds one of those that it is inside of: a loop."""
+    target = os.path.join(os.path.realpath(link), "")
+    return any(os.path.join(place, "").startswith(target) for place in inside)

@@ -126,6 +126,7 @@ def test_too_many_bad_samples_end_the_run(launch, tmp_path, ranks):
     ({"data": {"source": "image_folder", "path": "no/such/folder"}}, "no/such/folder"),
     ({"models": [{"build": "tests.sources:missing"}]}, "has no function 'missing'"),
     ({"models": [{"build": "no_such_module:f"}]}, "no module 'no_such_module'"),
+    ({"data": {"source": "tests.sources:measures"}}, "tests.sources:measures of 60: sample 1 has the label 0.125"),
     ({"models": [GOOD, GOOD]}, "2 networks are named 'good'"),
     ({"train": {"batch": {"size": 61}}}, "train.batch.size: 61 is more than the 60 training samples"),
     ({"models": [{**GOOD, "gpus": 7}]}, "needs at least 7 trainers, but there are 2"),

@@ -118,12 +118,20 @@ def test_an_unknown_target_is_answered_with_close_matches():
 @pytest.mark.parametrize(("path", "message"), [
     ("no_such_module_here:build", "cannot import 'no_such_module_here'"),
     ("broken_model:build", r"cannot import 'broken_model': ValueError: two lines \(.*broken_model.py, line 1\)"),
+    ("exiting_model:build", r"cannot import 'exiting_model': SystemExit: no licence \(.*exiting_model.py, line 2\)$"),
+    ("misusing_model:build", r"ValueError: shape mismatch: .*\(.*misusing_model.py, line 2\)$"),
+    ("lacking_model:build", r"ModuleNotFoundError: No module named 'not_here' \(.*lacking_model.py, line 2\)$"),
+    ("garbled_model:build", r"SyntaxError: '\(' was never closed \(.*/garbled_model.py, line 2\)$"),
     ("math:hypott", "module 'math' has no 'hypott'"),
     ("math:pi", "is a float, not a function"),
     ("math:", "'math:' is not an import path module:function"),
 ])
 def test_a_function_that_cannot_be_loaded_is_named_in_one_line(path, message, tmp_path, monkeypatch):
-    (tmp_path / "broken_model.py").write_text("raise ValueError('two\\nlines')")
+    for name, content in (("broken", "raise ValueError('two\\nlines')"),
+                          ("exiting", "import sys\nsys.exit('no licence')"),
+                          ("misusing", "import numpy\nnumpy.broadcast_shapes((2, 3), (4, 5))"),
+                          ("lacking", "import os\nimport not_here"), ("garbled", "def build():\n    return (1\n")):
+        (tmp_path / f"{name}_model.py").write_text(content)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UserError, match=message) as caught:
         load_function(path)

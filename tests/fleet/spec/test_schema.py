@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -361,12 +362,38 @@ def test_a_file_that_cannot_be_read_is_named(file, tmp_path):
         load(file)
 
 
-def test_a_module_whose_package_raises_is_a_mistake(tmp_path, monkeypatch, file):
-    (tmp_path / "broken_package").mkdir()
-    (tmp_path / "broken_package/__init__.py").write_text("1 / 0")
+@pytest.mark.parametrize(("file_name", "content", "said"), [
+    ("package/__init__.py", "1 / 0", r"ZeroDivisionError: division by zero \(.*package/__init__.py, line 1\)$"),
+    ("package/__init__.py", "import sys\nsys.exit('no licence')", r"SystemExit: no licence \(.*__init__.py, line 2\)$"),
+    ("package/__init__.py", "import lacking_here", r"'lacking_here' \(.*package/__init__.py, line 1\)$"),
+    ("package/models.py", "raise OSError('no\\nway')\nfor name in ['build']:\n globals()[name] = print",
+     r"OSError: no way \(.*package/models.py, line 1\)$"),
+])
+def test_a_module_that_raises_when_it_is_imported_is_not_taken_for_one_that_lacks_a_function(
+        tmp_path, monkeypatch, file, file_name, content, said):
+    for path in ("package/__init__.py", "package/models.py"):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(content if path == file_name else "")
     monkeypatch.syspath_prepend(tmp_path)
-    assert "no module 'broken_package.models'" in str(
-        mistakes("models: [{build: 'broken_package.models:build'}]", file)[0])
+    forget(monkeypatch, "package", "package.models")
+    wrong = mistakes("models: [{build: 'package.models:build'}]", file)[0].wrong
+    assert re.search(f"^model function 'package.models:build': cannot import 'package.models': .*{said}", wrong), wrong
+
+
+def test_a_function_that_stands_nowhere_in_its_file_is_found_by_importing_it(tmp_path, monkeypatch, file):
+    (tmp_path / "making.py").write_text("for name in ['build']:\n    globals()[name] = print\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    forget(monkeypatch, "making")
+    file.write_text("models: [{build: 'making:build'}]\ndata: {source: 'builtin:digits'}")
+    assert load(file).networks[0].architecture.target == "making:build"
+    assert "making.py has no function 'biuld'" in str(mistakes("models: [{build: 'making:biuld'}]", file)[0])
+
+
+def forget(monkeypatch, *modules):
+    """Have modules imported anew, and forgotten after the test."""
+    for module in modules:
+        monkeypatch.setitem(sys.modules, module, None)
+        monkeypatch.delitem(sys.modules, module)
 
 
 def test_modules_beside_the_spec_are_found_from_any_folder(tmp_path, monkeypatch):

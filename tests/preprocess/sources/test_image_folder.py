@@ -25,6 +25,73 @@ def test_folders_below_a_class_belong_to_it(folder):
     assert ImageFolder(folder).name(3).endswith("cat/tabby/a.jpg")
 
 
+# ---- links ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def elsewhere(tmp_path):
+    """A folder with one image, outside of the data set."""
+    write(tmp_path / "elsewhere/0.png", pattern(4, 6, seed=9))
+    return tmp_path / "elsewhere"
+
+
+def names(source):
+    return [source.name(index).removeprefix(f"{source.folder}/") for index in range(len(source))]
+
+
+def test_a_class_may_be_a_link(folder, elsewhere):
+    (folder / "eel").symlink_to(elsewhere)
+    source = ImageFolder(folder)
+    assert source.classes == ("cat", "dog", "eel")
+    assert names(source)[8:] == ["eel/0.png"]
+    assert source.read(8) == (elsewhere / "0.png").read_bytes()
+
+
+def test_links_to_folders_and_files_below_a_class_are_followed(folder, elsewhere):
+    (folder / "cat/more").symlink_to(elsewhere)
+    (folder / "cat/one.png").symlink_to(elsewhere / "0.png")
+    assert names(ImageFolder(folder))[:5] == ["cat/0.png", "cat/1.png", "cat/2.png", "cat/more/0.png", "cat/one.png"]
+
+
+def test_two_links_to_one_folder_are_two_ways_to_its_images(folder, elsewhere):
+    (folder / "cat/a").symlink_to(elsewhere)
+    (folder / "dog/b").symlink_to(elsewhere)
+    assert len(ImageFolder(folder)) == 10
+
+
+@pytest.mark.parametrize("target", [".", "..", "{folder}", "/"])
+@pytest.mark.parametrize("place", ["cat/back", "cat/back.png", "back"])
+def test_a_link_that_leads_back_is_not_followed(folder, place, target):
+    (folder / place).symlink_to(target.format(folder=folder))
+    source = ImageFolder(folder)
+    assert (source.classes, len(source)) == (("cat", "dog"), 8)
+
+
+def test_links_of_two_folders_to_each_other_end(folder, elsewhere):
+    (folder / "cat/there").symlink_to(elsewhere)
+    (elsewhere / "back").symlink_to(folder / "cat")
+    assert names(ImageFolder(folder))[:4] == ["cat/0.png", "cat/1.png", "cat/2.png", "cat/there/0.png"]
+
+
+@pytest.mark.parametrize("place", ["eel", "cat/more"])
+@pytest.mark.parametrize("target", ["nowhere", "{itself}"])
+def test_a_link_that_leads_nowhere_is_named(folder, place, target):
+    (folder / place).symlink_to(target.format(itself=folder / place))
+    with pytest.raises(InputError, match=f"{place}: this link leads nowhere"):
+        ImageFolder(folder)
+
+
+def test_a_link_to_an_image_that_is_gone_is_a_bad_sample(folder):
+    (folder / "cat/3.png").symlink_to("gone.png")
+    (folder / "README.md").symlink_to("gone.md")
+    source = ImageFolder(folder)
+    with pytest.raises(BadSample, match="cat/3.png: cannot be read"):
+        source.read(3)
+
+
+# ---- what is left out -------------------------------------------------------------------------
+
+
 def test_hidden_files_and_other_kinds_of_files_are_left_out(folder):
     for path in ("cat/.hidden.png", "cat/.thumbnails/0.png", ".cache/0.png", "cat/notes.txt"):
         write(folder / path, pattern(4, 6))
