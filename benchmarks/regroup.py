@@ -74,7 +74,7 @@ class Bench:
         self.trainable.regroup(group)
         if size > before:
             self.share(group, self.trainable)
-        group.exchange(None)
+        group.meet()
         took = 1e3 * (time.perf_counter() - began)
         return [took, self.step(self.trainable, group), self.step(self.trainable, group)]
 
@@ -97,7 +97,7 @@ class Bench:
         if group.is_master:
             self.trainable.load(read_state(self.path).arrays)
         self.share(group, self.trainable)
-        group.exchange(None)
+        group.meet()
         took = 1e3 * (time.perf_counter() - began)
         return [took, self.step(self.trainable, group), self.step(self.trainable, group)]
 

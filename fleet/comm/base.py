@@ -49,6 +49,9 @@ class Group(Protocol):
     def sum(self, buffer: np.ndarray) -> None:
         """Replace an array of any shape, on every rank, by the sum of all ranks' arrays."""
 
+    def meet(self) -> None:
+        """Wait until all ranks of the group are here."""
+
     def exchange(self, value: T) -> list[T]:
         """Give every rank the values of all, in order of rank; small ones."""
 

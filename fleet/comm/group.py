@@ -39,17 +39,21 @@ class MPIGroup:
         if self.size > 1:
             self._complete(self.comm.Iallreduce(MPI.IN_PLACE, buffer, op=MPI.SUM))
 
+    def meet(self) -> None:  # noqa: D102
+        if self.size > 1:
+            self._complete(self.comm.Ibarrier())
+
     def exchange(self, value: T) -> list[T]:  # noqa: D102
         if self.size == 1:
             return [value]
-        self._complete(self.comm.Ibarrier())  # then nobody blocks long in the next lines
+        self.meet()  # then nobody blocks long in the next lines
         with self.striking():
             return self.comm.allgather(value)
 
     def from_master(self, value: T | None) -> T:  # noqa: D102
         if self.size == 1:
             return value  # type: ignore[return-value]
-        self._complete(self.comm.Ibarrier())
+        self.meet()
         with self.striking():
             return self.comm.bcast(value, root=0)
 
@@ -122,6 +126,6 @@ def communicator_for_library(group: Group) -> Iterator[Any]:
         GroupStruck: a rank of the group has died.
     """
     assert isinstance(group, MPIGroup)  # a library that speaks MPI itself wants ranks that MPI has started
-    group.exchange(None)  # all are here: what follows cannot be interrupted
+    group.meet()  # what follows cannot be interrupted
     with group.blocking(), group.striking():
         yield group.comm.Dup()

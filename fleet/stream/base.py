@@ -54,6 +54,9 @@ class Members(Protocol):
     rank: int
     size: int
 
+    def meet(self) -> None:
+        """Wait until all ranks are here."""
+
     def exchange(self, value: T) -> list[T]:
         """Give every rank the values of all."""
 

@@ -137,7 +137,7 @@ class RingStream(SharedStream):
                 f"{cause}; the newest chunk is {newest}")
 
     def _choose(self, is_of_use: Callable[[int], bool], group: Members, gone: set[int]) -> int:
-        group.exchange(None)  # all are here: others on these nodes are kept waiting for a moment only
+        group.meet()  # others on these nodes are kept waiting for a moment only
         self._need(CHOOSING)
         try:
             stocks = group.exchange(self._window.stock())

@@ -208,7 +208,7 @@ class World:
         return self._everybody.exchange(value)
 
     def finish(self):
-        self._everybody.exchange(None)
+        self._everybody.meet()
 
     def library(self):
         return "one process"
@@ -218,7 +218,7 @@ class World:
         shared = self._launch.groups.setdefault(key, _Shared(len(ranks), self._launch.random))
         group = Group(self, shared, ranks)
         duties, self.duties = self.duties, []  # creating a communicator is collective, and blocks
-        group.exchange(None)
+        group.meet()
         self.duties = duties
         return group
 
@@ -259,6 +259,9 @@ class Group:
         parts[self.rank] = pickle.dumps(value)
         self._world.wait(lambda: len(parts) == self.size or None)
         return [pickle.loads(parts[rank]) for rank in range(self.size)]
+
+    def meet(self):
+        self.exchange(None)
 
     def rest(self, seconds):
         """Time is not what these launches are about."""

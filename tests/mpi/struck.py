@@ -12,11 +12,12 @@ from fleet.errors import GroupStruck
 
 world = start_mpi()
 group = world.group(range(world.size), 1)
-group.exchange(None)
+group.meet()
 if world.rank == 2:
     os.kill(os.getpid(), signal.SIGKILL)
 try:
-    for collective in (lambda: group.exchange(None), lambda: group.sum(np.zeros(3)), lambda: group.from_master(1)):
+    for collective in (group.meet, lambda: group.exchange(1), lambda: group.sum(np.zeros(3)),
+                       lambda: group.from_master(1)):
         with pytest.raises(GroupStruck):
             collective()
     world.wait(lambda: world.lost == {2} or None)  # a rank may be struck by another that has heard of the death before

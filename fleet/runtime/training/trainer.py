@@ -95,7 +95,7 @@ class Trainer:
         training = Training(network, reads_from=order.stream_epoch)
         with self._leaving(training):
             training.group = group = self._world.group(order.ranks, order.group)
-            group.exchange(None)  # all ranks of the group have joined the stream
+            group.meet()  # all its ranks have joined the stream
             if group.is_master:
                 self._tell(Joined(network.name))
             log.info("%s: training on ranks %s from stream epoch %d, gradients by %s", network.name, order.ranks,

@@ -105,7 +105,7 @@ def read(world, roles, layout, window, group, place, alone, seen):
     stream.join(group.first)
     ranks = [roles.trainers[trainer] for trainer in group.trainers]
     members = world.group(ranks, place)
-    members.exchange(None)
+    members.meet()
     taken = set()
     if rank == 0:
         world.tell(0, Tag.COORDINATOR, ("joined", place, group.first))
@@ -129,7 +129,7 @@ def read(world, roles, layout, window, group, place, alone, seen):
             assert whole.path == batch.epoch.path
             assert sorted(whole.indices) == list(range(layout.samples))
     stream.leave()
-    world.group(ranks, place + 1000).exchange(None)
+    world.group(ranks, place + 1000).meet()
     if rank == 0:
         world.tell(0, Tag.COORDINATOR, ("left", place, group.first))
 

@@ -148,6 +148,9 @@ class Counted:
     def __init__(self, group):
         self._group, self.rank, self.size, self.times = group, group.rank, group.size, 0
 
+    def meet(self):
+        self._group.meet()
+
     def exchange(self, value):
         self.times += 1
         return self._group.exchange(value)
@@ -217,7 +220,7 @@ class Rings:
             known, members.times = 0, 0
             for batch in stream.batches(Epoch(epoch), 0, group.batch, members, taken):
                 path = batch.epoch.path
-                assert members.times <= 2 * (len(path) - known), "what was agreed upon was not to be had"
+                assert members.times <= len(path) - known, "what was agreed upon was not to be had"
                 self.chunks += (len(path) - known) * (rank == 0)
                 known, members.times = len(path), 0
                 rows = split_rows(batch.position - batch.size, batch.position, rank, len(ranks))
@@ -228,7 +231,7 @@ class Rings:
                 self.read.append((number, epoch, *rows))
             assert not taken & set(path)
             taken |= set(path)
-        world.group(ranks, number + 1000).exchange(None)
+        world.group(ranks, number + 1000).meet()
 
     @property
     def produced(self):
