@@ -435,8 +435,9 @@ class Ensemble:
             few = f"{counted(cluster.gpus, 'trainer')} {'is' if cluster.gpus == 1 else 'are'}"
             self._end_early(f"{len(self._groups.lost)} ranks have died, and {few} too few for {left}")
         else:
-            self._outbox.add(Fail(InfrastructureError(
-                f"the policy {self._setup.spec.schedule.policy} leaves {left} waiting while nothing runs")))
+            self._outbox.add(Fail(UserError(
+                f"schedule.policy: {self._setup.spec.schedule.policy} leaves {left} waiting while nothing runs; it "
+                "must give devices to a network that waits whenever all are free")))
 
     # ---- the stream ----
 

@@ -132,7 +132,7 @@ def test_a_run_of_which_all_is_done_ends_before_anybody_says_a_word():
 
 def test_a_policy_that_leaves_networks_waiting_while_nothing_runs_ends_the_run():
     fail, = Told({}).ready(1)
-    assert isinstance(fail, Fail)
+    assert isinstance(fail.error, UserError)
     assert "leaves a, b waiting" in str(fail.error)
 
 
