@@ -11,6 +11,8 @@ FleetError
       +-- CoordinatorLost     rank 0 died; the others end as well
       +-- GroupStruck         a rank of this one's group died: its network goes back to its last checkpoint
 
+NetworkWarning is no error: training goes on, though not as somebody may expect.
+
 The leaves (preprocess, scheduler, launch) do not import this module; for bad
 input they raise a subclass of ``ValueError`` named ``InputError``, which the
 command line treats like ``UserError``.
@@ -73,6 +75,13 @@ class SpecError(UserError):
 
 class ModelError(FleetError):
     """One network cannot be built or trained; the others go on."""
+
+
+class NetworkWarning(UserWarning):
+    """What a network's description asks for is not done; the message says what is done instead.
+
+    Engines give it to :func:`warnings.warn` while they build a network; ``fleet check`` and the run then show it once.
+    """
 
 
 class CheckpointError(FleetError):

@@ -123,6 +123,13 @@ class Pace(NamedTuple):
     samples_per_s: float
 
 
+class Warned(NamedTuple):
+    """An engine that has built a network warns of it."""
+
+    network: str
+    warning: str
+
+
 class FellBack(NamedTuple):
     """The newest checkpoint of a network is damaged: it goes on from the one before, or starts over."""
 
@@ -227,5 +234,5 @@ class Bad(NamedTuple):
 
 
 Message: TypeAlias = (Measure | Start | Join | Pause | GoOn | Regroup | Stop | Exit | Ready | Measured | Joined | Built
-                      | Pace | FellBack | EpochDone | Paused | Regrouped | Converged | Stopped | Failed | Produce
-                      | Demand | Throughput | Bad)
+                      | Pace | Warned | FellBack | EpochDone | Paused | Regrouped | Converged | Stopped | Failed
+                      | Produce | Demand | Throughput | Bad)

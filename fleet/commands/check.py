@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fleet.commands.options import add_json, add_spec, print_json
+from fleet.engines.base import network_warnings
 from fleet.engines.registry import parameters_of
 from fleet.errors import ExitStatus, UserError
 from fleet.runtime.inputs import Inputs, open_inputs
@@ -41,7 +42,10 @@ def run(args: argparse.Namespace) -> int:
     opened = open_inputs(spec)
     if opened.data.remark:
         print(f"fleet check: {opened.data.remark}", file=sys.stderr)
-    counts = {network.name: parameters_of(network, spec, opened.sample) for network in spec.networks}
+    with network_warnings() as told:
+        counts = {network.name: parameters_of(network, spec, opened.sample) for network in spec.networks}
+    for warning in dict.fromkeys(told):  # networks of one function say the same
+        print(f"fleet check: WARNING: {warning}", file=sys.stderr)
     if args.json:
         print_json(_numbers(spec, opened, counts))
     else:

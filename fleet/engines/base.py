@@ -6,15 +6,17 @@ of the group call the same methods in the same order, and the engine exchanges g
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Protocol, SupportsFloat
+from typing import Any, Protocol, SupportsFloat
 
 import numpy as np
 
 from fleet.comm.base import Group
-from fleet.errors import FleetError
+from fleet.errors import FleetError, NetworkWarning
 from fleet.spec import NetworkSpec, Resources
 from preprocess.sample import SampleSpec
 from scheduler.base import RateTable
@@ -171,3 +173,24 @@ class Engine(Protocol):
         Raises:
             Exception: whatever the model function raises.
         """
+
+
+@contextmanager
+def network_warnings() -> Iterator[list[str]]:
+    """A context in which a network is built; gives the list of what its engine warns of, in lines.
+
+    Warnings of other kinds are shown as ever.
+    """
+    told: list[str] = []
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def note(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+            if issubclass(category, NetworkWarning):
+                told.append(" ".join(str(message).split()))
+            else:
+                show(message, category, *place, **more)
+
+        warnings.simplefilter("always", NetworkWarning)
+        warnings.showwarning = note
+        yield told

@@ -32,6 +32,7 @@ from fleet.comm.messages import (
     Stopped,
     Tag,
     Throughput,
+    Warned,
 )
 from fleet.comm.roles import Roles
 from fleet.ensemble.effects import (
@@ -61,6 +62,7 @@ from fleet.storage.events import (
     GroupStarted,
     GroupStopped,
     Interrupted,
+    NetworkWarned,
     Planned,
     PlannedGroup,
     Profiled,
@@ -134,6 +136,7 @@ class Ensemble:
         self._groups = Groups(roles, setup.outlives, self._production, self._outbox)
         self._starts, self._history = StartupTimes(setup.ends_s), History()
         self._bad = set(setup.bad)
+        self._warnings: set[str] = set()
         self._measure_began_s: float | None = None
         self._wanted = Round()
         self._has_news = True  # whether the policy might answer otherwise than it did
@@ -271,6 +274,11 @@ class Ensemble:
         self._survey.add(task, measured.rate, measured.reason, measured.may_pass)
         self._outbox.note(RateMeasured(task.network, task.gpus, measured.rate, measured.seconds,
                                        done=self._survey.measured, total=self._survey.total, reason=measured.reason))
+
+    def _on_warned(self, warned: Warned) -> None:
+        if warned.warning not in self._warnings:  # each group that trains the network says so, and its twins
+            self._warnings.add(warned.warning)
+            self._outbox.note(NetworkWarned(*warned))
 
     def _on_bad(self, bad: Bad) -> None:
         if bad.name in self._bad:  # other ranks, or other epochs, have met it too
@@ -504,6 +512,7 @@ _HANDLERS: Mapping[type, Callable[[Ensemble, Any], None]] = {
     Built: Ensemble._on_built,
     Throughput: Ensemble._on_throughput,
     Measured: Ensemble._on_measured,
+    Warned: Ensemble._on_warned,
     Bad: Ensemble._on_bad,
     RanksDied: Ensemble._on_ranks_died,
     CheckpointRead: Ensemble._on_checkpoint_read,

@@ -26,6 +26,7 @@ from fleet.storage.events import (
     NetworkFinished,
     NetworkRetried,
     NetworkTested,
+    NetworkWarned,
     Profiled,
     RankLost,
     RateMeasured,
@@ -112,6 +113,8 @@ def _describe_trouble(event: Event) -> str:
         case NetworkFellBack():
             goes_on = f"goes on after epoch {event.epochs}" if event.epochs or event.position else "starts over"
             return f"WARNING: {event.network} {goes_on}: {event.damage}"
+        case NetworkWarned():
+            return f"WARNING: {event.network}: {event.warning}"
         case BestLost():
             return f"WARNING: {event.network}: {event.damage}"
         case RankLost():
@@ -152,7 +155,7 @@ def _describe_stream(event: StreamStarted) -> str:
 
 # What stays on the screen above the live table.
 _STAYING = (Started, Profiled, StreamStarted, NetworkFinished, NetworkTested, NetworkFailed, TooLate, NetworkRetried,
-            NetworkFellBack, BestLost, RankLost, GroupStruck, Interrupted, BadSample)
+            NetworkFellBack, BestLost, NetworkWarned, RankLost, GroupStruck, Interrupted, BadSample)
 
 
 @dataclass(frozen=True)

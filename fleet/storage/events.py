@@ -396,6 +396,15 @@ class BestLost:
     damage: str
 
 
+@dataclass(frozen=True)
+class NetworkWarned:
+    """What a network's description asks for is not done; written once, of the first network that it is said of."""
+
+    word: ClassVar[str] = "warning"
+    network: str
+    warning: str
+
+
 # ---- what is lost ------------------------------------------------------------------------------
 
 
@@ -444,7 +453,8 @@ class BadSample:
 Event: TypeAlias = (
     Started | Interrupted | TooLate | Ended | RatesGiven | RateMeasured | Profiled | StreamStarted | Planned
     | RoundStarted | GroupStarted | GroupChanged | EpochEnded | GroupStopped | NetworkFinished | NetworkTested
-    | NetworkRetried | NetworkFailed | NetworkFellBack | BestLost | RankLost | GroupStruck | BadSample)
+    | NetworkRetried | NetworkFailed | NetworkFellBack | BestLost | NetworkWarned | RankLost | GroupStruck
+    | BadSample)
 
 KINDS: Mapping[str, type] = {kind.word: kind for kind in get_args(Event)}
 

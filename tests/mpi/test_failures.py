@@ -9,7 +9,7 @@ import time
 import pytest
 
 from fleet.storage.event_log import events_of
-from fleet.storage.events import EpochEnded, GroupStarted
+from fleet.storage.events import EpochEnded, GroupStarted, NetworkWarned
 from fleet.storage.paths import RunPaths
 from tests.mpi.conftest import ROOT, rank_process, session_members, spec
 
@@ -115,6 +115,14 @@ def test_too_many_bad_samples_end_the_run(launch, tmp_path, ranks):
     run = launch(ranks, spec(tmp_path, [GOOD], source="partly_bad"))
     assert run.status == 2
     assert "1 of 60 samples cannot be read, more than data.max_bad: 1.00%" in run.output
+
+
+def test_a_warning_of_networks_is_told_once(launch, tmp_path):
+    twins = [{"build": "tests.sources:warning", "name": name, "gpus": 2} for name in ("a", "b")]
+    run = launch(3, spec(tmp_path, twins))
+    assert run.status == 0, run.output
+    assert run.output.count("a loss is not used") == 1
+    assert [event.warning for event in run.events(NetworkWarned)] == ["a loss is not used"]
 
 
 # ---- bad input: one clear message and status 2 before any rank waits ----

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import random
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,7 +19,7 @@ import keras
 import numpy as np
 from keras import layers
 
-from fleet.errors import ModelError, UserError
+from fleet.errors import ModelError, NetworkWarning, UserError
 from fleet.spec.model import (
     CNN,
     Architecture,
@@ -261,7 +262,26 @@ def _build_imported(model: Architecture, input_shape: tuple[int, int, int], clas
         raise ModelError(f"{model.target} raised {one_line(error)}") from error
     if not isinstance(built, keras.Model):
         raise ModelError(f"{model.target} returned a {type(built).__name__}, not a keras.Model")
+    _warn_of_its_loss(model.target, built)
     return _logits(model.target, built, input_shape, classes)
+
+
+def _warn_of_its_loss(target: str, model: keras.Model) -> None:
+    """Say that a loss with which the model was compiled is not used, and which one is."""
+    if (loss := getattr(model, "loss", None)) is not None:
+        warnings.warn(f"{target} compiles its model with the loss {_loss_name(loss)}, which is not used: FLEET trains "
+                      "every network with the softmax cross-entropy of its logits, and the optimizer of the spec; "
+                      "leave the compile out", NetworkWarning, stacklevel=2)
+
+
+def _loss_name(loss: Any) -> str:
+    if isinstance(loss, list | tuple):
+        return ", ".join(map(_loss_name, loss))
+    if isinstance(loss, dict):
+        return _loss_name(list(loss.values()))
+    if isinstance(loss, str):
+        return loss
+    return getattr(loss, "__name__", "") or getattr(loss, "name", "") or type(loss).__name__
 
 
 def _logits(target: str, model: keras.Model, input_shape: tuple[int, int, int], classes: int) -> keras.Model:

@@ -30,8 +30,9 @@ from fleet.comm.messages import (
     Start,
     Stop,
     Tag,
+    Warned,
 )
-from fleet.engines.base import Engine, Trainable
+from fleet.engines.base import Engine, Trainable, network_warnings
 from fleet.errors import GroupStruck, InfrastructureError
 from fleet.runtime.training.all_or_none import NetworkFailed, all_or_none
 from fleet.runtime.training.loop import TrainingLoop
@@ -154,8 +155,17 @@ class Trainer:
 
     @contextmanager
     def _built(self, network: NetworkSpec, group: Group) -> Iterator[Trainable]:
-        with closing(all_or_none(group, lambda: self._engine.build(network, group))) as trainable:
+        with closing(all_or_none(group, lambda: self._build(network, group))) as trainable:
             yield trainable
+
+    def _build(self, network: NetworkSpec, group: Group) -> Trainable:
+        with network_warnings() as told:
+            trainable = self._engine.build(network, group)
+        if group.is_master:
+            for warning in told:
+                log.warning("%s: %s", network.name, warning)
+                self._tell(Warned(network.name, warning))
+        return trainable
 
     def _resume(self, training: Training) -> State:
         """The master's state, on every rank: from the last checkpoint, or from the start."""

@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 
+from fleet.engines.base import network_warnings
 from fleet.errors import ModelError, UserError
 from fleet.spec.model import Architecture, application_names
 from fleet.spec.parameters import count_parameters
@@ -73,6 +74,15 @@ def raises(input_shape, classes):
 
 def no_model(input_shape, classes):
     return [layers.Dense(classes)]
+
+def my_loss(labels, outputs):
+    return keras.losses.sparse_categorical_crossentropy(labels, outputs, from_logits=True)
+
+def compiled(input_shape, classes, loss=None):
+    built = logits(input_shape, classes)
+    named = {"object": keras.losses.MeanSquaredError(), "function": my_loss}
+    built.compile("sgd", loss=named.get(loss, loss) if isinstance(loss, str) else loss, metrics=["accuracy"])
+    return built
 
 def random_weights(input_shape, classes):
     import numpy
@@ -258,6 +268,24 @@ def test_a_last_softmax_is_taken_away(keras, build, my_models, name, tmp_path):
     np.testing.assert_allclose(outputs, images.reshape(5, 16) @ kernel + bias, atol=1e-5)
     built.save(tmp_path / "model.keras")
     np.testing.assert_allclose(keras.saving.load_model(tmp_path / "model.keras")(images), outputs, atol=1e-6)
+
+
+@pytest.mark.parametrize(("loss", "named"), [
+    ("mse", "mse"), ("sparse_categorical_crossentropy", "sparse_categorical_crossentropy"),
+    ("object", "mean_squared_error"), ("function", "my_loss"), (["mae"], "mae"), ({"logits": "mae"}, "mae")])
+def test_a_loss_that_a_model_was_compiled_with_is_named_and_the_one_that_is_used(build, my_models, loss, named):
+    with network_warnings() as told:
+        build(Architecture("my_test_models:compiled", {"loss": loss}), (4, 4, 1), classes=3)
+    assert len(told) == 1
+    assert told[0].startswith(f"my_test_models:compiled compiles its model with the loss {named}, which is not used: "
+                              "FLEET trains every network with the softmax cross-entropy of its logits")
+
+
+@pytest.mark.parametrize("name", ["logits", "compiled"])
+def test_a_model_without_a_loss_is_not_warned_of(build, my_models, name):
+    with network_warnings() as told:
+        build(Architecture(f"my_test_models:{name}"), (4, 4, 1), classes=3)
+    assert told == []
 
 
 @pytest.mark.parametrize(("name", "error", "message"), [
