@@ -8,6 +8,7 @@ afterwards. So uneven shares are right, and a rank without rows takes part with 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +40,14 @@ class KerasNetwork:
         signature = [tf.TensorSpec((None, *sample.image.shape), sample.image.dtype), tf.TensorSpec((None,), tf.int64),
                      tf.TensorSpec((), tf.float32), tf.TensorSpec((), tf.float32)]
         compiled = {"input_signature": signature, "jit_compile": xla or None}
-        self._local = tf.function(self._compute, **compiled)
-        self._update = tf.function(self._apply)
+        self._local = _graph_of(self._compute, **compiled)
+        self._update = _graph_of(self._apply)
         # The exchange is inside of these graphs, so each kind of it has its own; XLA does not know Horovod's operation.
         self._fused: dict[type, Any] = {
-            NoExchange: tf.function(self._compute_exchange_apply, **compiled),
-            HorovodExchange: tf.function(self._compute_exchange_apply, input_signature=signature)}
-        self._fused_empty = tf.function(self._exchange_apply)  # a rank alone has rows
-        self._judge = tf.function(self._evaluate, input_signature=signature[:2])
+            NoExchange: _graph_of(self._compute_exchange_apply, **compiled),
+            HorovodExchange: _graph_of(self._compute_exchange_apply, input_signature=signature)}
+        self._fused_empty = _graph_of(self._exchange_apply)  # a rank alone has rows
+        self._judge = _graph_of(self._evaluate, input_signature=signature[:2])
 
     # ---- what the trainer calls ----
 
@@ -207,6 +208,15 @@ class KerasNetwork:
         pairs = [*(("model", variable) for variable in self._model.variables),
                  *(("optimizer", variable) for variable in self._optimizer.variables)]
         return [(f"{owner}/{place:04d}/{variable.path}", variable) for place, (owner, variable) in enumerate(pairs)]
+
+
+def _graph_of(function: Callable[..., Any], **options: Any) -> Any:
+    """A ``tf.function`` of one network, whose tracings are counted by themselves.
+
+    TensorFlow warns of functions that are traced again and again, and counts by code: so a run with many networks, each
+    of which is traced once, looked to it like one that is traced many times. A partial has no code of its own to go by.
+    """
+    return tf.function(partial(function), **options)
 
 
 def _losses(logits: tf.Tensor, labels: tf.Tensor, valid: tf.Tensor) -> tf.Tensor:

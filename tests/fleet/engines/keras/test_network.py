@@ -1,6 +1,7 @@
 """A Keras network on one rank: settings, states, samples that cannot be read."""
 
 import inspect
+import logging
 
 import numpy as np
 import pytest
@@ -111,3 +112,35 @@ def test_the_arguments_of_learning_rate_schedules_are_those_of_keras(name):
 
     known = inspect.signature(getattr(keras.optimizers.schedules, name)).parameters
     assert set(SCHEDULES[name]) == set(known) - {"name"}
+
+
+@pytest.fixture
+def tensorflow_said():
+    """What TensorFlow's Python logs."""
+    import tensorflow as tf
+
+    said = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    tf.get_logger().addHandler(handler)
+    yield said
+    tf.get_logger().removeHandler(handler)
+
+
+def test_many_networks_that_are_traced_once_each_are_not_taken_for_one_that_is_traced_again(
+        engine, batch, tensorflow_said):
+    for _ in range(8):
+        trainable = engine.build(network(), OneRank())
+        trainable.step(*batch, 12)
+        trainable.evaluate(*batch)
+        trainable.close()
+    assert tensorflow_said == []
+
+
+def test_one_that_is_traced_again_and_again_is_still_told_of(engine, tensorflow_said):
+    from fleet.engines.keras.network import _graph_of
+
+    twice = _graph_of(lambda number: 2 * number)
+    for number in range(8):
+        twice(number)
+    assert "triggered tf.function retracing" in tensorflow_said[0]
