@@ -20,7 +20,7 @@ from fleet.errors import ExitStatus, FleetError, StorageError, UserError, shorte
 from fleet.runtime.interrupt import Interruption
 from fleet.storage.files import storing
 from fleet.storage.lock import FolderLock
-from launch.binding import BINDING_REMEDY, binding_problem, my_cores
+from launch.binding import BINDING_REMEDY, binding_problem, my_cores, ranks_per_core
 from launch.devices import gpus_per_node, visible_gpus
 from launch.environment import is_first
 from launch.walltime import seconds_left
@@ -40,6 +40,7 @@ class Request:
     only: str | None = None
     plain: bool = False
     walltime: float | None = None
+    remeasure: bool = False
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> Request:
@@ -59,6 +60,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Request:
                         help="train one network of a run alone again, on the stream epochs of its history, and "
                              "compare the losses")
     parser.add_argument("--only", metavar="NAME", help="the network to replay")
+    parser.add_argument("--remeasure", action="store_true",
+                        help="measure all rates anew, and replace those that earlier runs have left in the cache")
     parser.add_argument("--plain", action="store_true", help="plain lines instead of the live table")
     parser.add_argument("--walltime", type=duration, metavar="2h",
                         help="save everything and stop, with status 75, shortly before this time is over")
@@ -108,13 +111,14 @@ def _run(world: World, request: Request, batch_left: float | None, began: float,
     # Rank 0 finds all that is wrong with the input; then either all ranks go on or none does.
     node_of = world.node_of()
     shown = world.gather(visible_gpus(os.environ, os.listdir("/dev")))
-    binding = binding_problem(world.gather(my_cores()), node_of)
+    cores = world.gather(my_cores())
+    binding = binding_problem(cores, node_of)
     prepared: Prepared | None = None
     problem, status = "", ExitStatus.BAD_INPUT
     if world.rank == 0:
         try:
             prepared = prepare(request.spec, node_of, gpus_per_node(shown, node_of), request.fresh, request.replay,
-                               request.only, request.plain, lock)
+                               request.only, request.plain, lock, ranks_per_core(cores, node_of), request.remeasure)
         except FleetError as error:
             problem = str(error)
             status = ExitStatus.BAD_INPUT if isinstance(error, UserError) else ExitStatus.INFRASTRUCTURE

@@ -65,4 +65,20 @@ def binding_problem(cores: Sequence[Cores], node_of: Sequence[int]) -> str:
     return ""
 
 
+def ranks_per_core(cores: Sequence[Cores], node_of: Sequence[int]) -> float:
+    """How many ranks share a core, on the node where most do.
+
+    Args:
+        cores: of each rank.
+        node_of: the node of each rank.
+
+    >>> ranks_per_core([Cores(frozenset({0, 1}), 8), Cores(frozenset({0, 1}), 8), Cores(frozenset({2}), 8)], [0, 0, 0])
+    1.0
+    """
+    ranks: dict[int, list[Cores]] = {}
+    for node, mine in zip(node_of, cores, strict=True):
+        ranks.setdefault(node, []).append(mine)
+    return max(len(of_node) / len(frozenset().union(*(one.mine for one in of_node))) for of_node in ranks.values())
+
+
 BINDING_REMEDY = "start them unbound: mpirun --bind-to none, srun --cpu-bind=none, mpiexec --cpu-bind none"

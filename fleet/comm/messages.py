@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import NamedTuple, TypeAlias
 
 from fleet.spec import NetworkSpec
-from fleet.storage.state import EpochRecord, Judged
+from fleet.storage.state import EpochRecord, Judged, StepRate
 
 
 class Tag(IntEnum):
@@ -92,11 +92,11 @@ class Ready(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """What was measured: samples/s of the whole group, or why there is no number."""
+    """What was measured, or why there is no number."""
 
     network: str
     gpus: int
-    rate: float
+    rate: StepRate
     seconds: float
     reason: str
     may_pass: bool = False  # whether measuring again may help
@@ -147,6 +147,7 @@ class EpochDone(NamedTuple):
     blocked_s: float  # what training waited for checkpoints in this epoch
     final: str  # why the network is done, or nothing
     missed: int = 0  # chunks of a ring; see :class:`fleet.stream.base.Batch`
+    rate: StepRate = StepRate()  # of the steps in which the group was as it is
 
 
 class Paused(NamedTuple):

@@ -28,6 +28,7 @@ from fleet.commands.options import add_json, add_spec, print_json
 from fleet.errors import ExitStatus, FleetError, InfrastructureError, UserError
 from fleet.terminal import print_table
 from fleet.units import format_duration
+from launch.binding import my_cores
 from scheduler.base import Cluster, RateTable
 from scheduler.ensemble.costs import Costs
 from scheduler.ensemble.policies import POLICIES
@@ -128,14 +129,17 @@ def _cluster(args: argparse.Namespace, spec: Spec) -> Cluster:
 def _rates(args: argparse.Namespace, spec: Spec, sample: SampleSpec, cluster: Cluster) -> tuple[RateTable, str]:
     """The best rates that there are, and where they come from."""
     from fleet.jobs.rehearsal import estimated_rates, known_rates
-    from fleet.runtime.known_rates import cache_path, hardware, rates_file, read_cache, read_rates_of
-    from fleet.storage.identity import speed_identity
+    from fleet.runtime.known_rates import hardware, rates_file, read_rates_of
+    from fleet.storage.identity import Machine, codes_of_all, speed_identity
+    from fleet.storage.rate_cache import cache_path, numbers, read_cache
 
     file = rates_file(spec, args.rates)
     if file is not None:
         return read_rates_of(spec, file), file
-    keys = {network.name: speed_identity(network, spec.resources, sample, hardware()) for network in spec.networks}
-    cached = known_rates(spec, keys, read_cache(cache_path()), cluster.gpus_per_node)
+    machine = Machine(hardware(), (cluster.gpus_per_node + 1) / len(my_cores().mine))
+    codes = codes_of_all(spec, Path(args.spec).absolute().parent)
+    keys = {network.name: speed_identity(network, spec.resources, sample, machine, codes) for network in spec.networks}
+    cached = known_rates(spec, keys, numbers(read_cache(cache_path())), cluster.gpus_per_node)
     if cached is not None:
         return cached, "measured before"
     return estimated_rates(spec, sample, cluster.gpus_per_node), "estimated"

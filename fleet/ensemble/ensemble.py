@@ -51,6 +51,7 @@ from fleet.ensemble.groups import Groups
 from fleet.ensemble.history import History, Impossible
 from fleet.ensemble.networks import Networks
 from fleet.ensemble.production import Production
+from fleet.ensemble.rate_check import RateCheck
 from fleet.ensemble.startup import StartupTimes
 from fleet.ensemble.survey import Survey
 from fleet.errors import ExitStatus, InfrastructureError, UserError
@@ -76,6 +77,7 @@ from fleet.stream.layout import Layout
 from fleet.units import counted
 from scheduler.base import Cluster, Progress, RateTable, Round
 from scheduler.ensemble.moves import Dismiss, Grow, Move, Recruit, Shrink, Start, Stop, moves
+from scheduler.ensemble.rates import rate as rate_of
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,9 @@ class Ensemble:
         self._production = Production(setup.layout, roles.preprocessors, setup.first_epoch, setup.replayed)
         self._networks = Networks(spec.networks, standings, spec.document.retries, self._outbox)
         self._groups = Groups(roles, setup.outlives, self._production, self._outbox)
+        is_file = spec.schedule.rates is not None
+        self._rate_check = RateCheck(survey.keys, not is_file) if spec.engine.learns and (
+            is_file or rates is None) else None  # otherwise nobody has said how fast networks are
         self._starts, self._history = StartupTimes(setup.ends_s), History()
         self._bad = set(setup.bad)
         self._warnings: set[str] = set()
@@ -226,8 +231,17 @@ class Ensemble:
         self._starts.trained(done.network, self._now_s)
         self._networks.end_epoch(done)
         group = self._groups[done.network]
+        self._check_rate(done)
         group.next_epoch = group.reads_next = self._production.epoch_after(
             group.next_epoch, self._networks.history(group.name))
+
+    def _check_rate(self, done: EpochDone) -> None:
+        network = next((one for one in self._rates.models if one.name == done.network), None) if self._rates else None
+        if self._rate_check is None or network is None or not done.rate.rate:
+            return
+        gpus = done.record.gpus
+        if off := self._rate_check.compare(network.name, gpus, done.rate, rate_of(network, gpus)):
+            self._outbox.note(off)
 
     def _on_converged(self, converged: Converged) -> None:
         self._starts.trained(converged.network, self._now_s)
@@ -271,9 +285,11 @@ class Ensemble:
         if self._networks.may_retry(measured):
             self._survey.again(task)
             return
-        self._survey.add(task, measured.rate, measured.reason, measured.may_pass)
-        self._outbox.note(RateMeasured(task.network, task.gpus, measured.rate, measured.seconds,
-                                       done=self._survey.measured, total=self._survey.total, reason=measured.reason))
+        found = measured.rate
+        self._survey.add(task, found.rate, measured.reason, measured.may_pass)
+        self._outbox.note(RateMeasured(task.network, task.gpus, found.rate, measured.seconds,
+                                       done=self._survey.measured, total=self._survey.total, reason=measured.reason,
+                                       spread=found.spread, steps=found.steps))
 
     def _on_warned(self, warned: Warned) -> None:
         if warned.warning not in self._warnings:  # each group that trains the network says so, and its twins

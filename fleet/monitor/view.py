@@ -30,6 +30,8 @@ from fleet.storage.events import (
     Profiled,
     RankLost,
     RateMeasured,
+    RateOff,
+    RatesRemembered,
     RoundStarted,
     Started,
     StreamStarted,
@@ -71,8 +73,11 @@ def describe(event: Event, max_epochs: Mapping[str, int]) -> str:
             return (f"{counted(event.networks, 'network')}{done}; {counted(event.trainers, 'trainer')}, "
                     f"{counted(event.preprocessors, 'preprocessor')} on {counted(event.nodes, 'node')}; "
                     f"policy {event.policy}")
+        case RatesRemembered():
+            return _describe_remembered(event)
         case RateMeasured():
-            result = event.reason or f"{event.rate:.0f} samples/s"
+            spread = f" ± {event.spread:.0%}" if event.spread else ""
+            result = event.reason or f"{event.rate:.0f} samples/s{spread}"
             return f"measured {event.done}/{event.total}: {event.network} on {counted(event.gpus, 'GPU')}: {result}"
         case Profiled():
             return "rates known" + (f" after {format_duration(event.seconds)}" if event.measurements
@@ -100,8 +105,26 @@ def describe(event: Event, max_epochs: Mapping[str, int]) -> str:
             return _describe_trouble(event)
 
 
+def _describe_remembered(event: RatesRemembered) -> str:
+    """Whose rates are used, how old they are, and how to be rid of them."""
+    rates = [rate for found in event.rates.values() for rate in found]
+    ages = sorted(rate.age_s for rate in rates)
+    age = " to ".join(dict.fromkeys([_age(ages[0]), _age(ages[-1])]))
+    hosts = ", ".join(sorted({rate.machine.partition(":")[0] for rate in rates}))
+    return (f"rates of {counted(len(event.rates), 'network')} found out {age} ago on {hosts}, spread up to "
+            f"{max(rate.spread for rate in rates):.0%}: {event.cache}; --remeasure measures them anew")
+
+
+def _age(seconds: float) -> str:
+    return format_duration(seconds) if seconds < 2 * 86400 else f"{seconds // 86400:.0f} days"
+
+
 def _describe_trouble(event: Event) -> str:
     match event:
+        case RateOff():
+            kept = "the cache is corrected" if event.corrected else "correct schedule.rates"
+            return (f"WARNING: {event.network} on {counted(event.gpus, 'GPU')} trains {event.rate:.0f} samples/s, "
+                    f"and was taken to train {event.expected:.0f}: {kept}")
         case NetworkFailed():
             return f"{event.network} FAILED: {event.reason}"
         case TooLate():
@@ -154,8 +177,9 @@ def _describe_stream(event: StreamStarted) -> str:
 
 
 # What stays on the screen above the live table.
-_STAYING = (Started, Profiled, StreamStarted, NetworkFinished, NetworkTested, NetworkFailed, TooLate, NetworkRetried,
-            NetworkFellBack, BestLost, NetworkWarned, RankLost, GroupStruck, Interrupted, BadSample)
+_STAYING = (Started, RatesRemembered, RateOff, Profiled, StreamStarted, NetworkFinished, NetworkTested, NetworkFailed,
+            TooLate, NetworkRetried, NetworkFellBack, BestLost, NetworkWarned, RankLost, GroupStruck, Interrupted,
+            BadSample)
 
 
 @dataclass(frozen=True)

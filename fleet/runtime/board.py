@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import time
+
 from fleet.comm.base import World
 from fleet.ensemble.ensemble import Setup
 from fleet.ensemble.survey import Survey
@@ -12,13 +15,13 @@ from fleet.monitor.tensorboard import TensorBoardObserver
 from fleet.monitor.view import make_view
 from fleet.runtime.coordinator import Coordinator, Observer
 from fleet.runtime.interrupt import Interruption
-from fleet.runtime.known_rates import cache_path, hardware, read_cache, write_cache
 from fleet.runtime.prepare import Prepared
 from fleet.runtime.replay import compare
 from fleet.storage.event_log import EventLog, logged_epochs
-from fleet.storage.events import Event, Profiled
+from fleet.storage.events import Event, Profiled, RateMeasured, RateOff, RatesRemembered, RememberedRate
 from fleet.storage.files import STDOUT, storing
-from fleet.storage.identity import speed_identity, trial_identity
+from fleet.storage.identity import codes_of_all, speed_identity, trial_identity
+from fleet.storage.rate_cache import KnownRate, RateBook, cache_path, numbers
 from fleet.storage.results import Results, leaderboard, recover
 from fleet.terminal import print_table
 
@@ -38,8 +41,8 @@ class CoordinatorSide:
         self.results.write()
         histories = {name: standing.history for name, standing in self.results.standings.items()}
         self._view = make_view(spec, prepared.plain, {name: len(history) for name, history in histories.items()})
-        self._cache = cache_path()
-        self._survey = self._make_survey(hardware())
+        self._book = RateBook(cache_path(), prepared.remeasure)
+        self._survey = self._make_survey()
         consumed = [record.stream_epoch for history in histories.values() for record in history]
         consumed += [state.stream_epoch for state in states.values()]
         logged = logged_epochs(paths.events)
@@ -53,24 +56,43 @@ class CoordinatorSide:
                       bad=frozenset(self.results.bad))
         observers: list[Observer] = [self._view, TensorBoardObserver(paths), self]
         self.coordinator = Coordinator(world, setup, self._survey, prepared.rates, self.results, self._events,
-                                       paths.profile, observers, interruption, unlogged)
+                                       paths.profile, observers, interruption, unlogged, self._remembered())
 
-    def _make_survey(self, machine: str) -> Survey:
-        """The measurements that networks which are not done need, beside those that are known.
-
-        Args:
-            machine: what decides speed about it, in a line.
-        """
-        spec, roles = self._prepared.spec, self._prepared.roles
+    def _make_survey(self) -> Survey:
+        """The measurements that networks which are not done need, beside those that are known."""
+        prepared, spec, roles = self._prepared, self._prepared.spec, self._prepared.roles
         left = [network for network in spec.networks if self.results.standing(network.name).outcome is None]
-        keys = {network.name: speed_identity(network, spec.resources, self._prepared.sample, machine)
+        codes = codes_of_all(spec, prepared.beside)
+        keys = {network.name: speed_identity(network, spec.resources, prepared.sample, prepared.machine, codes)
                 for network in left}
-        return Survey(left, keys, spec.profile, len(roles.trainers), roles.gpus_per_node, read_cache(self._cache))
+        return Survey(left, keys, spec.profile, len(roles.trainers), roles.gpus_per_node, numbers(self._book.known))
 
     def on_event(self, event: Event) -> None:
         """Keep what was measured as soon as it is, whatever becomes of this launch."""
-        if isinstance(event, Profiled):
-            write_cache(self._cache, self._survey.known)
+        match event:
+            case RateMeasured() if event.rate > 0:
+                self._book.add(self._survey.keys[event.network], event.gpus, self._found(event, "measured"))
+            case RateOff() if event.corrected:
+                self._book.correct(self._survey.keys[event.network], event.gpus, self._found(event, "trained"))
+                self._book.write()
+            case Profiled():
+                self._book.write()
+
+    def _found(self, event: RateMeasured | RateOff, how: str) -> KnownRate:
+        """A rate of this launch, for later ones."""
+        return KnownRate(event.rate, event.spread, event.steps, time.time(),
+                         f"{socket.gethostname()}: {self._prepared.machine.hardware}", how, event.network)
+
+    def _remembered(self) -> RatesRemembered | None:
+        """The rates of earlier launches that this one goes by; None where there are none, or rates are not measured."""
+        if self._prepared.rates is not None:
+            return None
+        now = time.time()
+        rates = {name: tuple(RememberedRate(gpus, one.rate, one.spread, max(0.0, now - one.at), one.machine, one.how)
+                             for gpus, one in sorted(self._book.known.get(key, {}).items()))
+                 for name, key in self._survey.keys.items()}
+        known = {name: found for name, found in rates.items() if found}
+        return RatesRemembered(str(self._book.path), known) if known else None
 
     def on_pace(self, network: str, samples: int, samples_per_s: float) -> None:
         """Nothing is kept of that."""
@@ -81,7 +103,7 @@ class CoordinatorSide:
 
     def end(self) -> int:
         """Write and print what came out; returns the exit status."""
-        write_cache(self._cache, self._survey.known)
+        self._book.write()
         self.coordinator.stop()
         self.results.write()
         self._events.close()

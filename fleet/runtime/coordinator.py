@@ -42,6 +42,7 @@ from fleet.storage.events import (
     EpochEnded,
     Event,
     RatesGiven,
+    RatesRemembered,
     ScheduleOptions,
     Started,
 )
@@ -75,14 +76,15 @@ class Coordinator:
         profile: the file where measured rates are written.
         interruption: says when to stop before the end.
         unlogged: epochs of earlier launches that are in checkpoints and not in the event log.
+        remembered: the rates of earlier launches that are used.
     """
 
     def __init__(self, world: World, setup: Setup, survey: Survey, rates: RateTable | None, results: Results,
                  events: EventLog, profile: Path, observers: Sequence[Observer], interruption: Interruption,
-                 unlogged: Sequence[tuple[str, EpochRecord]] = ()) -> None:
+                 unlogged: Sequence[tuple[str, EpochRecord]] = (), remembered: RatesRemembered | None = None) -> None:
         self._world, self._setup, self._rates, self._results = world, setup, rates, results
         self._events, self._profile, self._observers = events, profile, tuple(observers)
-        self._interruption, self._unlogged = interruption, unlogged
+        self._interruption, self._unlogged, self._remembered = interruption, unlogged, remembered
         self._overheads = Overheads()
         self._ensemble = Ensemble(setup, results.standings, survey, rates, self._ask)
         self._lost: frozenset[int] = frozenset()  # the deaths that the ensemble has heard of
@@ -105,6 +107,8 @@ class Coordinator:
             time_scale=spec.resources.time_scale))
         if spec.schedule.rates is not None and self._rates is not None:
             self._note(RatesGiven({network.name: network.rates for network in self._rates.models}))
+        if self._remembered is not None:
+            self._note(self._remembered)
         for network, record in self._unlogged:
             self._note(EpochEnded(network, record))
 

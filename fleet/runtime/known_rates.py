@@ -1,17 +1,13 @@
-"""Rates that need not be measured: those of a file that a spec names, and those of earlier runs (a cache)."""
+"""Rates that need not be measured: those of a file that a spec names. For the cache: what decides speed here."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import math
 import os
-from collections.abc import Mapping
 from pathlib import Path
 
-from fleet.errors import StorageError, UserError
+from fleet.errors import UserError
 from fleet.spec import Spec
-from fleet.storage.files import write_json
 from fleet.storage.paths import RunPaths
 from scheduler.base import RateTable
 from scheduler.ensemble.rates_file import read_rates
@@ -40,33 +36,8 @@ def rates_file(spec: Spec, given: str | None) -> str | None:
     return given or spec.schedule.rates or (str(profile) if profile.exists() else None)
 
 
-def cache_path() -> Path:
-    """Where measured rates are kept between runs."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "fleet" / "rates.json"
-
-
-def read_cache(path: Path) -> dict[str, dict[int, float]]:
-    """The rates measured before; none where the file is missing or damaged: it is only a cache."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return {key: {int(gpus): float(rate) for gpus, rate in rates.items() if 0 < rate < math.inf}
-                for key, rates in content.items()}
-    except (OSError, ValueError, AttributeError, TypeError):
-        return {}
-
-
-def write_cache(path: Path, known: Mapping[str, Mapping[int, float]]) -> None:
-    """Keep rates for later runs, beside what other runs have kept meanwhile; a cache may fail silently."""
-    kept = read_cache(path)
-    try:
-        write_json(path, {**kept, **{key: {**kept.get(key, {}), **rates} for key, rates in known.items()}})
-    except StorageError:
-        return
-
-
 def hardware() -> str:
-    """What decides speed about this machine, in a line."""
+    """What this machine has, in a line, as far as it decides speed."""
     model = ""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:

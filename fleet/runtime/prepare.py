@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fleet.comm.roles import Roles, roles_of
 from fleet.errors import UserError
 from fleet.runtime.folder import _take_folder
 from fleet.runtime.inputs import decode, open_inputs
-from fleet.runtime.known_rates import read_rates_of
+from fleet.runtime.known_rates import hardware, read_rates_of
 from fleet.runtime.replay import _check_identity, _replaying
 from fleet.spec import NetworkSpec, Spec, load
 from fleet.spec.model import check_input
+from fleet.storage.identity import Machine
 from fleet.storage.lock import FolderLock
 from fleet.storage.paths import RunPaths
 from fleet.storage.sizes import check_quota
@@ -40,6 +41,9 @@ class Prepared:
         left_out: the samples that could not be decoded when they were, once and for all.
         rates: where they need not be measured.
         replayed: the history to train again, of the one network that there is.
+        machine: on which it trains.
+        beside: the folder of the spec.
+        remeasure: whether rates are measured that earlier launches have measured.
     """
 
     spec: Spec
@@ -53,6 +57,9 @@ class Prepared:
     rates: RateTable | None
     replayed: tuple[EpochRecord, ...] = ()
     plain: bool = False
+    machine: Machine = field(default_factory=lambda: Machine("", 1.0))
+    beside: Path = Path()
+    remeasure: bool = False
 
     @property
     def kept(self) -> ImageSpec | None:
@@ -90,8 +97,8 @@ class Prepared:
 
 
 def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh: bool = False,
-            replay: str | None = None, only: str | None = None, plain: bool = False, lock: FolderLock | None = None
-            ) -> Prepared:
+            replay: str | None = None, only: str | None = None, plain: bool = False, lock: FolderLock | None = None,
+            ranks_per_core: float = 1.0, remeasure: bool = False) -> Prepared:
     """Read and check everything; nothing is written before all of it is right, but for what only decoding once finds.
 
     Args:
@@ -101,6 +108,8 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
         fresh: start over.
         replay, only: train one network of a run again.
         lock: keeps other launches out of the run's folder from now on.
+        ranks_per_core: how many ranks share a core.
+        remeasure: measure rates that earlier launches have measured.
 
     Raises:
         UserError, InputError: what is wrong, and what would be right.
@@ -120,6 +129,8 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
     check_quota(spec, sample)
     layout = _plan_memory(spec, data, sample, roles)
     paths = RunPaths(spec.output)
+    if remeasure:
+        _check_remeasuring(spec, bool(replayed))
     needless = spec.schedule.rates is None and (bool(replayed) or not spec.policy.needs_rates)
     rates = _equal_rates(spec, roles) if needless else _rates(spec, len(data.train), roles)
     if replayed:
@@ -129,7 +140,7 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
         opened = decode(opened, spec, RunPaths(Path(str(replay))).decoded if replayed else paths.decoded)
         layout = _plan_memory(spec, opened.data, sample, roles)
     return Prepared(spec, paths, opened.data, opened.transforms, sample, roles, layout, opened.left_out, rates,
-                    replayed, plain)
+                    replayed, plain, Machine(hardware(), ranks_per_core), Path(path).absolute().parent, remeasure)
 
 
 def _plan_memory(spec: Spec, data: DataSet, sample: SampleSpec, roles: Roles) -> Layout | None:
@@ -179,6 +190,15 @@ def _check_networks(spec: Spec, sample: SampleSpec, data: DataSet, trainers: int
 
 
 # ---- rates -------------------------------------------------------------------------------------
+
+
+def _check_remeasuring(spec: Spec, replays: bool) -> None:
+    """Refuse to measure anew what is not measured at all."""
+    why = ("a replay measures no rates" if replays else
+           f"rates are read from schedule.rates: {spec.schedule.rates}" if spec.schedule.rates is not None else
+           "" if spec.policy.needs_rates else f"the policy {spec.schedule.policy} looks at no rates")
+    if why:
+        raise UserError(f"--remeasure: {why}; leave it out")
 
 
 def _rates(spec: Spec, samples: int, roles: Roles) -> RateTable | None:

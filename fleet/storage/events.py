@@ -140,6 +140,8 @@ class RateMeasured:
         seconds: how long the measurement took.
         done, total: measurements so far, and in all.
         reason: why it could not be measured; empty if it was.
+        spread: standard deviation of the durations of its steps, as a share of their mean.
+        steps: that were timed.
     """
 
     word: ClassVar[str] = "measured"
@@ -150,6 +152,59 @@ class RateMeasured:
     done: int
     total: int
     reason: Annotated[str, OmitDefault] = ""
+    spread: Annotated[float, Places(4), OmitDefault] = 0.0
+    steps: Annotated[int, OmitDefault] = 0
+
+
+@dataclass(frozen=True)
+class RememberedRate:
+    """A rate that an earlier launch has found out; see :class:`fleet.storage.rate_cache.KnownRate`.
+
+    Attributes:
+        age_s: how old it was, in seconds, when this launch began.
+    """
+
+    gpus: int
+    rate: Milli
+    spread: float
+    age_s: float
+    machine: str
+    how: str
+
+
+@dataclass(frozen=True)
+class RatesRemembered:
+    """Rates of earlier launches are used; follows :class:`Started`.
+
+    Attributes:
+        cache: the file that has them.
+        rates: network -> what is known of it.
+    """
+
+    word: ClassVar[str] = "cached"
+    cache: str
+    rates: Mapping[str, tuple[RememberedRate, ...]]
+
+
+@dataclass(frozen=True)
+class RateOff:
+    """A network trains at another rate than it was taken to, by more than a quarter.
+
+    Attributes:
+        expected, rate: samples/s of the whole group: by which it was decided, and of its training steps.
+        spread: standard deviation of the durations of these steps, as a share of their mean.
+        steps: that were timed.
+        corrected: whether the cache of rates has it now; a rates file stays as it is.
+    """
+
+    word: ClassVar[str] = "rate_off"
+    network: str
+    gpus: int
+    expected: Milli
+    rate: Milli
+    spread: Annotated[float, Places(4)]
+    steps: int
+    corrected: bool
 
 
 @dataclass(frozen=True)
@@ -451,7 +506,8 @@ class BadSample:
 
 
 Event: TypeAlias = (
-    Started | Interrupted | TooLate | Ended | RatesGiven | RateMeasured | Profiled | StreamStarted | Planned
+    Started | Interrupted | TooLate | Ended | RatesGiven | RatesRemembered | RateMeasured | RateOff | Profiled
+    | StreamStarted | Planned
     | RoundStarted | GroupStarted | GroupChanged | EpochEnded | GroupStopped | NetworkFinished | NetworkTested
     | NetworkRetried | NetworkFailed | NetworkFellBack | BestLost | NetworkWarned | RankLost | GroupStruck
     | BadSample)

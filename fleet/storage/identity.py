@@ -5,13 +5,29 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
 
 from fleet.spec import NetworkSpec, Resources, Spec, Train
+from fleet.storage.code import Code, code_of
 from preprocess.sample import SampleSpec
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What decides about the ranks of a launch how fast they are.
+
+    Attributes:
+        hardware: of a node, in a line.
+        ranks_per_core: how many ranks share a core.
+    """
+
+    hardware: str
+    ranks_per_core: float
 
 
 def identity(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> str:
@@ -55,13 +71,31 @@ def _source(path: str) -> str:
         return ""
 
 
-def speed_identity(network: NetworkSpec, resources: Resources, sample: SampleSpec, hardware: str) -> str:
-    """A fingerprint of all that decides how fast a network trains."""
+def codes_of_all(spec: Spec, beside: Path) -> dict[str, Code]:
+    """Import path -> its files, of all ``build:`` functions and the engine; what is ours has none.
+
+    Args:
+        beside: the folder of the spec.
+    """
+    paths = {spec.resources.engine, *(network.architecture.target for network in spec.networks)}
+    return {path: code for path in paths if (code := code_of(path, beside))}
+
+
+def speed_identity(network: NetworkSpec, resources: Resources, sample: SampleSpec, machine: Machine,
+                   codes: Mapping[str, Code]) -> str:
+    """A fingerprint of all that decides how fast a network trains.
+
+    Args:
+        machine: on which it trains.
+        codes: as :func:`codes_of_all` has them.
+    """
     return _hash({"architecture": network.architecture.key, "batch": network.train.batch.size,
                   "when_scaled": network.train.batch.when_scaled, "precision": network.train.precision,
                   "xla": network.train.xla, "optimizer": network.train.optimizer.name,
                   "engine": resources.engine, "exchange": resources.exchange,
-                  "inputs": sample.identity(), "hardware": hardware})
+                  "inputs": sample.identity(), "hardware": machine.hardware,
+                  "ranks_per_core": f"{machine.ranks_per_core:.3g}",
+                  "code": [codes.get(network.architecture.target), codes.get(resources.engine)]})
 
 
 def _hash(value: Any) -> str:

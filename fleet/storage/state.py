@@ -126,6 +126,21 @@ class Standing:
 
 
 @dataclass(frozen=True)
+class StepRate:
+    """How fast the training steps of a group are, by themselves.
+
+    Attributes:
+        rate: samples/s of the whole group; 0 where nobody can tell.
+        spread: standard deviation of the durations of steps, as a share of their mean.
+        steps: that were timed.
+    """
+
+    rate: float = 0.0
+    spread: float = 0.0
+    steps: int = 0
+
+
+@dataclass(frozen=True)
 class Convergence:
     """What a network's history says of its convergence.
 

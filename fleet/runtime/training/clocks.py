@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable
 
 from fleet.comm.messages import Message, Pace
 from fleet.runtime.training.sources import Sources
-from fleet.storage.state import State
+from fleet.storage.state import State, StepRate
 from fleet.storage.writer import CheckpointWriter
 
 _PACE_EVERY_S = 1.0
@@ -43,6 +44,38 @@ class EpochClock:
     def blocked_s(self) -> float:
         """What training has waited for checkpoints since the epoch began."""
         return self._writer.blocked_s - self._blocked_s
+
+
+class StepClock:
+    """How fast a group's training steps are by themselves: without waits for samples, validation and checkpoints.
+
+    Args:
+        warm_up: so many steps are left out, the first ones: they trace and compile.
+        least: fewer steps tell nothing.
+    """
+
+    def __init__(self, warm_up: int = 3, least: int = 1) -> None:
+        self._warm_up, self._least = warm_up, least
+        self._steps, self._samples, self._seconds, self._squares = 0, 0, 0.0, 0.0
+
+    def add(self, samples: int, seconds: float) -> None:
+        """A step on a whole batch has taken so long."""
+        if self._warm_up > 0:
+            self._warm_up -= 1
+            return
+        self._steps += 1
+        self._samples += samples
+        self._seconds += seconds
+        self._squares += seconds**2
+
+    @property
+    def rate(self) -> StepRate:
+        """Of all steps so far."""
+        if self._steps < self._least:
+            return StepRate()
+        mean = max(self._seconds / self._steps, 1e-9)
+        deviation = math.sqrt(max(0.0, self._squares / self._steps - mean**2))
+        return StepRate(self._samples / self._steps / mean, deviation / mean, self._steps)
 
 
 class PaceReport:

@@ -33,12 +33,14 @@ from fleet.runtime.training.clocks import EpochClock, PaceReport
 from fleet.runtime.training.evaluation import evaluate
 from fleet.runtime.training.network import Training
 from fleet.runtime.training.sources import Sources
-from fleet.storage.state import EpochRecord, Judged, State, convergence
+from fleet.storage.state import EpochRecord, Judged, State, StepRate, convergence
 from fleet.storage.writer import CheckpointWriter
 from fleet.stream.base import Stream
 from fleet.stream.order import Epoch, read_path, write_path
 
 log = logging.getLogger("fleet.runtime.training.loop")
+
+_WAITING = 0.1  # of an epoch: then the steps of a group are no measure of its rate
 
 Order: TypeAlias = GoOn | Regroup | Stop  # what a group waits for, between two epochs or inside one
 
@@ -116,10 +118,14 @@ class TrainingLoop:
         network, group = training.network, training.group
         taken = {chunk for record in state.history for chunk in read_path(record.path)}
         pace, saved = PaceReport(network.name, state.position), time.perf_counter()
+        size = network.global_batch(group.size)
         is_over, missed = True, 0  # nothing may be left: the launch before ended while the network was judged
-        for batch in source.batches(epoch, state.position, network.global_batch(group.size), group, taken):
+        for batch in source.batches(epoch, state.position, size, group, taken):
             stop = group.is_master and self._is_asked()
+            began = time.perf_counter()
             sums = training.step(batch.images, batch.labels, batch.size, stop)
+            if batch.size == size:
+                training.steps.add(size, time.perf_counter() - began)
             if not math.isfinite(sums.loss):
                 raise NetworkFailed(f"the loss became {sums.loss} in epoch {state.epoch + 1}, "
                                     f"within the first {batch.position} samples")
@@ -183,7 +189,8 @@ class TrainingLoop:
         state = State(arrays={}, identity=state.identity, history=history, final=verdict.reason)
         if training.group.is_master:
             self._save(training, state, is_best=verdict.best_epoch == record.epoch)
-            self._tell(EpochDone(training.network.name, record, self._clock.blocked_s, verdict.reason, missed))
+            self._tell(EpochDone(training.network.name, record, self._clock.blocked_s, verdict.reason, missed,
+                                 _rate(training, record)))
         return state
 
     # ---- changing the group ----
@@ -256,6 +263,12 @@ def _record(training: Training, state: State, judged: Sums) -> EpochRecord:
         val_loss=val_loss, val_accuracy=val_accuracy,
         learning_rate=training.trainable.learning_rate(), samples=int(sums.count), gpus=training.group.size,
         seconds=state.seconds, waited_s=state.waited_s, path=write_path(state.path))
+
+
+def _rate(training: Training, record: EpochRecord) -> StepRate:
+    """How fast a group's steps are; nobody can tell where in steps ranks waited for others that lacked samples."""
+    waits = training.group.size > 1 and record.waited_s > _WAITING * record.seconds
+    return StepRate() if waits else training.steps.rate
 
 
 def _means(judged: Sums) -> tuple[float, float]:

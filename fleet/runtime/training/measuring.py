@@ -6,24 +6,27 @@ import time
 
 import numpy as np
 
+from fleet.runtime.training.clocks import StepClock
 from fleet.runtime.training.network import Training
 from fleet.spec import Profile
+from fleet.storage.state import StepRate
 from preprocess.sample import SampleSpec
 
 
-def measure_rate(training: Training, sample: SampleSpec, profile: Profile) -> float:
-    """Samples/s of the whole group, over the last steps of a few; collective over the group.
+def measure_rate(training: Training, sample: SampleSpec, profile: Profile) -> StepRate:
+    """The rate of the whole group, over the last steps of a few; collective over the group.
 
     Raises:
         NetworkFailed: on all ranks, when a step failed on one.
     """
     group, size = training.group, training.network.global_batch(training.group.size)
     images, labels = made_up(sample, rows=len(range(group.rank, size, group.size)))
-    for batch in range(profile.batches):
-        if batch == profile.batches - profile.timed:
-            began = time.perf_counter()
+    clock = StepClock(warm_up=profile.batches - profile.timed)
+    for _ in range(profile.batches):
+        began = time.perf_counter()
         training.step(images, labels, size)
-    return profile.timed * size / (time.perf_counter() - began)
+        clock.add(size, time.perf_counter() - began)
+    return clock.rate
 
 
 def made_up(sample: SampleSpec, rows: int) -> tuple[np.ndarray, np.ndarray]:

@@ -10,10 +10,13 @@ import numpy as np
 from fleet.comm.base import Group
 from fleet.engines.base import Sums, Trainable
 from fleet.runtime.training.all_or_none import agree, all_or_none
+from fleet.runtime.training.clocks import StepClock
 from fleet.spec import NetworkSpec
 from fleet.storage.state import State
 
 T = TypeVar("T")
+
+LEAST_STEPS = 10  # of a group tell how fast it is
 
 
 @dataclass
@@ -22,11 +25,13 @@ class Training:
 
     Attributes:
         reads_from: the epoch from which on this rank reads the stream; before it, it prepares its own rows.
+        steps: how long those of this group take.
         group: that this rank trains it in; it may be exchanged for another one.
     """
 
     network: NetworkSpec
     reads_from: int
+    steps: StepClock = field(default_factory=lambda: StepClock(least=LEAST_STEPS))
     group: Group = field(init=False)
     trainable: Trainable = field(init=False)
 
@@ -67,7 +72,7 @@ class Training:
                 raise failure
 
         self.group.free()
-        self.group = group
+        self.group, self.steps = group, StepClock(least=LEAST_STEPS)
         all_or_none(group, check)
         self.trainable.regroup(group)
         if stay < group.size:

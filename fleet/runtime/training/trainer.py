@@ -43,7 +43,7 @@ from fleet.spec import NetworkSpec, Spec
 from fleet.storage.checkpoint import CheckpointLookup, newest, promote_previous
 from fleet.storage.identity import identity
 from fleet.storage.paths import RunPaths
-from fleet.storage.state import State, convergence
+from fleet.storage.state import State, StepRate, convergence
 from fleet.storage.writer import CheckpointWriter
 from fleet.stream.stall import Stalled
 from preprocess.sample import SampleSpec
@@ -200,12 +200,12 @@ class Trainer:
         """Measure samples/s of a network on a group."""
         network = order.network
         began = time.perf_counter()
-        rate, reason, passing = 0.0, "", False
+        found, reason, passing = StepRate(), "", False
         training = Training(network, reads_from=0)
         try:
             training.group = group = self._world.group(order.ranks, order.group)
             with self._built(network, group) as training.trainable:
-                rate = measure_rate(training, self._sample, self._spec.profile)
+                found = measure_rate(training, self._sample, self._spec.profile)
         except NetworkFailed as failure:
             reason, passing = failure.reason, failure.may_pass
             log.error("%s could not be measured: %s\n%s", network.name, failure.reason, failure.detail)
@@ -213,5 +213,5 @@ class Trainer:
             log.warning("%s is not measured on %d ranks: %s", network.name, len(order.ranks), strike)
             return
         if group.is_master:
-            self._tell(Measured(network.name, group.size, rate, time.perf_counter() - began, reason, passing))
+            self._tell(Measured(network.name, group.size, found, time.perf_counter() - began, reason, passing))
         group.free()

@@ -31,7 +31,7 @@ from fleet.comm.messages import (
 from fleet.ensemble.effects import CheckpointRead, EndAsked, Fail, Finish, KeepRates, RanksDied, ReadCheckpoint
 from fleet.ensemble.history import TransitionError
 from fleet.errors import ExitStatus, InfrastructureError, UserError
-from fleet.storage.state import Outcome, Standing
+from fleet.storage.state import Outcome, Standing, StepRate
 from tests.fleet.ensemble.told import Told, layout
 from tests.fleet.histories import history, record
 
@@ -362,8 +362,8 @@ def test_rates_are_measured_side_by_side_and_then_training_begins():
     told.ready()
     assert [message for messages in told.read().values() for message in messages] == [
         Measure(told.setup.spec.by_name["a"], (1,), 1), Measure(told.setup.spec.by_name["b"], (2,), 2)]
-    told.hear(Measured("a", 1, 10.0, 1.0, ""), Ready(1), after=2.0)
-    told.hear(Measured("b", 1, 0.0, 1.0, "out of memory", may_pass=False), after=3.0)
+    told.hear(Measured("a", 1, StepRate(10.0), 1.0, ""), Ready(1), after=2.0)
+    told.hear(Measured("b", 1, StepRate(0.0), 1.0, "out of memory", may_pass=False), after=3.0)
     profiled, = told.of("Profiled")
     assert (profiled.measurements, profiled.seconds, profiled.rates) == (2, 5.0, {"a": (10.0,)})
     assert told.standings == {"b": Standing((), Outcome("out of memory", is_failure=True))}
@@ -374,15 +374,36 @@ def test_rates_are_measured_side_by_side_and_then_training_begins():
 def test_a_measurement_that_fails_for_a_reason_that_may_pass_is_made_again():
     told = Told({"a": [0]}, networks="a", measures=True, trainers=1, parts={"retries": 1})
     told.ready()
-    told.hear(Measured("a", 1, 0.0, 1.0, "stale", may_pass=True), Ready(1))
+    told.hear(Measured("a", 1, StepRate(0.0), 1.0, "stale", may_pass=True), Ready(1))
     assert [type(message) for message in told.read()[1]] == [Measure, Measure]
 
 
 def test_rates_that_are_known_are_kept_with_the_bounds_of_their_groups():
     told = Told({"a": [0]}, networks="a", measures=True, trainers=1)
     told.ready()
-    kept = [effect for effect in told.hear(Measured("a", 1, 10.0, 1.0, "")) if isinstance(effect, KeepRates)]
+    kept = [effect for effect in told.hear(Measured("a", 1, StepRate(10.0), 1.0, "")) if isinstance(effect, KeepRates)]
     assert [(network.rates, network.max_gpus) for network in kept[0].rates.models] == [((10.0,), 4)]
+
+
+def test_a_group_that_trains_at_another_rate_than_was_measured_is_told_of():
+    told = Told({"a": [0]}, networks="a", measures=True, trainers=1)
+    told.ready()
+    told.hear(Measured("a", 1, StepRate(238.0, 0.4, 20), 1.0, ""), Ready(1))
+    told.hear(Joined("a"), EpochDone("a", record(1), 0.0, "", rate=StepRate(1348.0, 0.02, 300)))
+    off, = told.of("RateOff")
+    assert (off.expected, off.rate, off.spread, off.steps, off.corrected) == (238.0, 1348.0, 0.02, 300, True)
+
+
+@pytest.mark.parametrize(("rate", "parts"), [
+    (StepRate(), {}), (StepRate(12.0), {}), (StepRate(1348.0), {"schedule": {"policy": "baseline"}})])
+def test_nothing_is_told_of_a_rate_that_is_near_or_unknown_or_that_nobody_has_measured(rate, parts):
+    told = Told({"a": [0]}, networks="a", trainers=1, measures=not parts, parts=parts)
+    told.ready()
+    if not parts:
+        told.hear(Measured("a", 1, StepRate(10.0), 1.0, ""), Ready(1))
+    told.hear(Joined("a"), EpochDone("a", record(1), 0.0, "", rate=rate))
+    assert told.of("EpochEnded")
+    assert told.of("RateOff") == []
 
 
 # ---- ending early ------------------------------------------------------------------------------
@@ -435,7 +456,7 @@ def test_nothing_is_measured_any_more_when_the_launch_is_asked_to_end():
     told = Told({"a": [0]}, networks="a", measures=True, trainers=1)
     told.ready()
     told.hear(EndAsked("SIGTERM came"))
-    told.hear(Measured("a", 1, 10.0, 1.0, ""))
+    told.hear(Measured("a", 1, StepRate(10.0), 1.0, ""))
     assert told.ensemble.status is None
     told.hear(Ready(1))
     assert told.ensemble.status is ExitStatus.RESUMABLE
@@ -573,7 +594,7 @@ CANNOT_BE = {
     "a trainer that waits twice": Ready(2),
     "a trainer that is none": Ready(0),
     "a recruit that is none": Built("a", 2),
-    "a measurement that nobody makes": Measured("a", 1, 10.0, 1.0, ""),
+    "a measurement that nobody makes": Measured("a", 1, StepRate(10.0), 1.0, ""),
     "a preprocessor that is none": Throughput(1, 100.0),
     "a checkpoint that nobody asked for": CheckpointRead("a", Standing(), 0),
     "a message to somebody else": Demand(0, 7),

@@ -14,7 +14,7 @@ from fleet.ensemble import effects as do
 from fleet.ensemble.ensemble import Ensemble
 from fleet.errors import ExitStatus
 from fleet.storage.events import Interrupted
-from fleet.storage.state import Outcome, Standing
+from fleet.storage.state import Outcome, Standing, StepRate
 from tests.fleet.histories import record
 
 MOST_STEPS = 20_000
@@ -305,7 +305,7 @@ class Ranks:
     def measured(self, team):
         fails = self.fails(team)
         rate, reason = (0.0, "it failed") if fails is not None else (10.0 * len(team.ranks), "")
-        self.say(team.master, m.Measured(team.network, len(team.ranks), rate, 1.0, reason, bool(fails)))
+        self.say(team.master, m.Measured(team.network, len(team.ranks), StepRate(rate), 1.0, reason, bool(fails)))
         self.free(*team.ranks)
 
     def fails(self, team, probability=0.2):

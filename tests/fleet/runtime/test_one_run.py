@@ -25,11 +25,11 @@ from fleet.comm.roles import assign
 from fleet.engines.softmax import NumpyEngine, SoftmaxRegression
 from fleet.ensemble import networks
 from fleet.errors import ExitStatus, StorageError, UserError
-from fleet.runtime import board
 from fleet.runtime import session as fleet_session
 from fleet.runtime.prepare import prepare
 from fleet.runtime.session import Session
 from fleet.runtime.training import evaluation, trainer
+from fleet.runtime.training.clocks import StepClock
 from fleet.storage.checkpoint import best_state, newest, read_state, write_state
 from fleet.storage.event_log import events_of, logged_epochs, read_events
 from fleet.storage.events import (
@@ -42,8 +42,12 @@ from fleet.storage.events import (
     NetworkRetried,
     NetworkTested,
     Profiled,
+    RateMeasured,
+    RateOff,
+    RatesRemembered,
     RoundStarted,
 )
+from fleet.storage.rate_cache import RateBook, cache_path, read_cache
 from fleet.storage.results import Results, Status, read_results, recover
 from fleet.storage.writer import CheckpointWriter
 from fleet.stream.base import split_rows
@@ -61,10 +65,13 @@ def _quick(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.fsync", lambda descriptor: None)
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        patch.setattr(board, "write_cache", lambda path, known: None)
+        patch.setattr(RateBook, "write", lambda book: None)
         patch.setattr(trainer, "CheckpointWriter", _Writer)
         patch.setattr(evaluation, "_JUDGED_AT_ONCE_S", 0.0)  # an interruption may come between any two batches
         yield
+
+
+_write_cache = RateBook.write
 
 
 class _Writer(CheckpointWriter):
@@ -466,11 +473,56 @@ def test_a_network_that_is_tried_again_goes_on_from_all_that_it_has_told(folders
 def test_measured_rates_are_kept_before_anything_is_trained(folders, monkeypatch):
     kept = []
     runner = shaky(folders(), failures=0, retries=0, policy="global")
-    monkeypatch.setattr(board, "write_cache", lambda path, known: kept.append(
-        (list(read_events(runner.prepared.paths.events))[-1].event, [list(rates) for rates in known.values()])))
+    monkeypatch.setattr(RateBook, "write", lambda book: kept.append(
+        (list(read_events(runner.prepared.paths.events))[-1].event, [list(rates) for rates in book._new.values()])))
     assert runner.launch() is ExitStatus.OK
     assert isinstance(kept[0][0], Profiled)
     assert kept[0][1] == [[1]]
+
+
+def test_a_rate_of_the_cache_is_told_with_its_age_corrected_where_it_is_wrong_and_measured_anew_if_asked(
+        folders, monkeypatch):
+    folder = folders()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    monkeypatch.setattr(RateBook, "write", _write_cache)
+    add = StepClock.add
+    monkeypatch.setattr(StepClock, "add", lambda clock, samples, seconds: add(clock, samples, 0.001))
+    runner = shaky(folder, failures=0, retries=0, policy="global", data={"path": "80"}, epochs=2)
+    runner.launch()
+    wrong = json.loads(cache_path().read_text())
+    (key, sizes), = wrong.items()
+    assert (sizes["1"]["how"], sizes["1"]["steps"], sizes["1"]["network"]) == ("measured", 1, "n0")
+    assert sizes["1"]["rate"] == pytest.approx(4000)
+    sizes["1"].update(rate=1.0, at=time.time() - 3600, machine="node7: a slow one")
+    cache_path().write_text(json.dumps(wrong))
+
+    runner.launch(fresh=True)
+    told, = runner.events(RatesRemembered)
+    assert (told.rates["n0"][0].rate, told.rates["n0"][0].machine) == (1.0, "node7: a slow one")
+    assert told.rates["n0"][0].age_s == pytest.approx(3600, abs=60)
+    assert runner.events(RateOff)[0].expected == 1.0
+    corrected = read_cache(cache_path())[key][1]
+    assert (corrected.how, corrected.rate) == ("trained", pytest.approx(4000))
+
+    runner.launch(fresh=True)  # what is near the truth is taken as it is
+    assert runner.events(RateMeasured) == []
+    runner.launch(fresh=True, remeasure=True)
+    assert (runner.events(RatesRemembered), len(runner.events(RateMeasured))) == ([], 1)
+
+
+@pytest.mark.parametrize(("schedule", "why"), [
+    ({"policy": "baseline"}, "the policy baseline looks at no rates"), ({"rates": "x.json"}, "x.json")])
+def test_who_asks_to_measure_anew_what_is_not_measured_is_told_so(folders, schedule, why):
+    folder = folders()
+    (folder / "x.json").write_text(json.dumps({"samples_per_epoch": 12, "gpus_per_node": 1,
+                                               "models": [{"name": "n0", "rates": [10.0]}]}))
+    if "rates" in schedule:
+        schedule = {"rates": str(folder / "x.json")}
+    runner = shaky(folder, failures=0, retries=0)
+    runner.case.content["schedule"] = {}
+    runner.path.write_text(yaml.safe_dump({**runner.case.content, "schedule": schedule, "output": str(folder / "run")}))
+    with pytest.raises(UserError, match=f"--remeasure: .*{why}; leave it out"):
+        runner.launch(remeasure=True)
 
 
 @pytest.mark.parametrize("data", [{}, {"order": "ring", "shards": 2}], ids=["strict", "ring"])

@@ -4,18 +4,19 @@ from dataclasses import replace
 
 import pytest
 
-from fleet.storage.identity import identity, speed_identity, trial_identity
+from fleet.storage.identity import Machine, codes_of_all, identity, speed_identity, trial_identity
 from preprocess.sample import Affine, ImageSpec, SampleSpec
 from tests.fleet.histories import SAMPLE, spec
 
 MODEL = {"family": "cnn", "name": "net", "args": {"filters": [4]}}
 
 
-def identities(model=None, sample=SAMPLE, hardware="cpu", **parts):
+def identities(model=None, sample=SAMPLE, hardware="cpu", ranks_per_core=1.0, codes=None, **parts):
     """(to a checkpoint, to the cache of rates)"""
     made = spec({**MODEL, **(model or {})}, **{"resources": {"engine": "keras"}, **parts})
     network, = made.networks
-    return identity(network, made, sample), speed_identity(network, made.resources, sample, hardware)
+    return identity(network, made, sample), speed_identity(
+        network, made.resources, sample, Machine(hardware, ranks_per_core), codes or {})
 
 
 SAME = identities()
@@ -53,7 +54,7 @@ def test_what_shapes_training_alone_does_not_ask_for_another_measurement(change)
     assert speed == SAME[1]
 
 
-@pytest.mark.parametrize("change", [{"hardware": "gpu"}, {"resources": {"exchange": "mpi"}}])
+@pytest.mark.parametrize("change", [{"hardware": "gpu"}, {"ranks_per_core": 2.5}, {"resources": {"exchange": "mpi"}}])
 def test_what_shapes_speed_alone_leaves_checkpoints_good(change):
     checkpoint, speed = identities(**change)
     assert checkpoint == SAME[0]
@@ -82,7 +83,18 @@ def test_what_a_network_failed_with_is_its_settings_its_gpus_and_the_file_of_its
     assert len({first, *others, trial()}) == 5
 
 
-def test_checkpoints_and_rates_of_earlier_versions_stay_good():
+def test_checkpoints_of_earlier_versions_stay_good():
     colour = SampleSpec(ImageSpec((32, 32, 3), "uint8"), 3, Affine((0.5, 0.1, 0.2), 0.25))
-    assert identities() == ("bb935d41a2410224", "d4a6a66dd831b465")
+    assert identities()[0] == "bb935d41a2410224"
     assert identities(sample=colour) == identities(sample=replace(colour, kept=ImageSpec((40, 40, 3), "uint8")))
+
+
+def test_a_changed_model_function_asks_for_another_measurement(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    module = tmp_path / "speeds.py"
+    model, speeds = {"family": None, "args": {}, "build": "speeds:build"}, []
+    for text in ("def build(): return 1\n", "def build(): return 2\n", "def build(): return 1\n"):
+        module.write_text(text)
+        codes = codes_of_all(spec({"build": "speeds:build"}), tmp_path)
+        speeds.append(identities(model=model, codes=codes)[1])
+    assert speeds[0] == speeds[2] != speeds[1]

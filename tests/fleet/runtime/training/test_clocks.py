@@ -6,8 +6,8 @@ import pytest
 
 from fleet.comm.messages import Pace
 from fleet.runtime.training import clocks
-from fleet.runtime.training.clocks import EpochClock, PaceReport
-from fleet.storage.state import State
+from fleet.runtime.training.clocks import EpochClock, PaceReport, StepClock
+from fleet.storage.state import State, StepRate
 
 
 @pytest.fixture
@@ -45,3 +45,12 @@ def test_the_pace_is_told_once_a_second_at_most_and_is_that_of_the_time_since(no
     for now.s, position in ((100.5, 150), (101.0, 300), (101.9, 350), (103.0, 500)):
         report.tell(told.append, position)
     assert told == [Pace("net", 300, 200.0), Pace("net", 500, 100.0)]
+
+
+def test_the_rate_of_steps_leaves_out_the_first_ones_and_says_nothing_of_too_few():
+    clock = StepClock(warm_up=2, least=2)
+    for seconds in (9.0, 7.0, 0.5):
+        clock.add(10, seconds)
+    assert clock.rate == StepRate()
+    clock.add(10, 1.5)
+    assert clock.rate == StepRate(10.0, 0.5, 2)

@@ -9,6 +9,7 @@ from fleet.engines.base import Sums
 from fleet.runtime.training import measuring
 from fleet.runtime.training.measuring import made_up, measure_rate
 from fleet.spec import Profile
+from fleet.storage.state import StepRate
 from preprocess.sample import ImageSpec, SampleSpec
 
 
@@ -34,5 +35,5 @@ def test_the_last_steps_of_a_few_are_timed_each_rank_with_its_share(monkeypatch,
     training = SimpleNamespace(group=SimpleNamespace(rank=rank, size=3), step=step,
                                network=SimpleNamespace(global_batch=lambda gpus: 10))
     sample = SampleSpec(ImageSpec((2, 2, 1), "uint8"), 2)
-    assert measure_rate(training, sample, Profile(batches=6, timed=4)) == 10 / 0.5
+    assert measure_rate(training, sample, Profile(batches=6, timed=4)) == StepRate(10 / 0.5, 0.0, 4)
     assert seen == [(rows, rows, 10)] * 6

@@ -1,0 +1,38 @@
+"""Whether networks train as fast as their rates say (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fleet.storage.events import RateOff
+from fleet.storage.state import StepRate
+
+_OFF = 0.25  # a rate that is further from the truth, as a share of it, is told of
+
+
+class RateCheck:
+    """Compares the rates of training groups with those by which it was decided.
+
+    Args:
+        keys: of networks: equal keys train at equal speed, so it is told of one of them.
+        is_measured: whether rates come from measurements, of this launch or an earlier one, and not from a file.
+    """
+
+    def __init__(self, keys: Mapping[str, str], is_measured: bool) -> None:
+        self._keys, self._is_measured = keys, is_measured
+        self._told: dict[tuple[str, int], float] = {}  # key and GPUs -> what the rate was said to be
+
+    def compare(self, network: str, gpus: int, step_rate: StepRate, expected: float) -> RateOff | None:
+        """Tell of a rate that is off by more than a quarter, once; and again when it has changed by as much.
+
+        Args:
+            step_rate: that the group shows.
+            expected: samples/s that it was taken to have.
+        """
+        rate = step_rate.rate
+        place = self._keys.get(network, network), gpus
+        before = self._told.get(place, expected)
+        if abs(rate - before) <= _OFF * before:
+            return None
+        self._told[place] = rate
+        return RateOff(network, gpus, expected, rate, step_rate.spread, step_rate.steps, self._is_measured)

@@ -1,0 +1,153 @@
+"""The files whose code decides what a network is: its ``build:`` function's module, and what that imports beside it.
+
+The files are read, never run: rank 0 imports no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib
+import importlib.machinery
+import importlib.util
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+Code: TypeAlias = Mapping[str, str]  # file, relative to the folder where its module was found -> hash of its text
+
+_OURS = frozenset({"fleet", "preprocess", "scheduler", "launch"})
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
+
+
+@dataclass(frozen=True)
+class _Module:
+    """A module's file, by the name under which it is imported."""
+
+    name: str
+    file: Path
+    root: Path
+
+    @property
+    def place(self) -> str:
+        return self.file.relative_to(self.root).as_posix()
+
+    @property
+    def package(self) -> str:
+        """What its relative imports start from."""
+        return self.name if self.file.name == "__init__.py" else self.name.rpartition(".")[0]
+
+
+def code_of(target: str, beside: Path = Path()) -> Code:
+    """The files that decide what an import path names, with hashes of their texts.
+
+    These are the files of its module and of the packages around it, and of all that they import, however indirectly,
+    from the folder of that module, the working folder and the folder of the spec. Installed packages are left out, and
+    so is what is imported under a name that only running the code would tell.
+
+    Args:
+        target: ``module:name``; a plain name is decided by no file.
+        beside: the folder of the spec.
+
+    Returns:
+        Nothing if the module cannot be found or read.
+    """
+    name, colon, _ = target.partition(":")
+    importlib.invalidate_caches()
+    root = _root(name.partition(".")[0], beside) if colon else None
+    if root is None:
+        return {}
+    is_installed = _is_installed(root)
+    roots = [root, *(other for other in (Path.cwd(), beside.absolute()) if not is_installed and other != root)]
+    found: dict[str, str] = {}
+    waiting = list(_modules(name, roots))
+    while waiting:
+        module = waiting.pop()
+        try:
+            text = module.file.read_bytes()
+        except OSError:
+            continue
+        found[module.place] = hashlib.sha256(text).hexdigest()[:16]
+        if not is_installed:
+            waiting += [other for imported in _imports(text, module) for other in _modules(imported, roots)
+                        if other.place not in found]
+    return dict(sorted(found.items()))
+
+
+def changed_files(before: Code, now: Code) -> list[str]:
+    """The files that are not as they were, or no longer there, or new.
+
+    >>> changed_files({"a.py": "1", "b.py": "1", "c.py": "1"}, {"a.py": "1", "b.py": "2", "d.py": "1"})
+    ['b.py', 'c.py', 'd.py']
+    """
+    return sorted(file for file in before.keys() | now.keys() if before.get(file) != now.get(file))
+
+
+def _root(top: str, beside: Path) -> Path | None:
+    """The folder in which Python finds a package or module that stands in no other."""
+    try:
+        spec = importlib.machinery.PathFinder.find_spec(top, [*sys.path, "", str(beside)]) or (
+            importlib.util.find_spec(top))  # installed in a way of its own
+    except Exception:  # finders of others may raise anything
+        return None
+    if spec is None:
+        return None
+    if spec.submodule_search_locations:
+        return Path(next(iter(spec.submodule_search_locations))).absolute().parent
+    return Path(spec.origin).absolute().parent if spec.origin is not None and spec.has_location else None
+
+
+def _is_installed(root: Path) -> bool:
+    standard = Path(sysconfig.get_path("stdlib"))
+    return bool(_INSTALLED & set(root.parts)) or root == standard or standard in root.parents
+
+
+def _modules(name: str, roots: list[Path]) -> Iterator[_Module]:
+    """The files that are run when a name is imported: of the packages around it, and its own if it is a module's."""
+    parts = name.split(".")
+    if parts[0] in _OURS or not all(parts):
+        return
+    for root in roots:
+        files = {length: _file(root.joinpath(*parts[:length])) for length in range(1, len(parts) + 1)}
+        if any(files.values()):
+            yield from (_Module(".".join(parts[:length]), file, root) for length, file in files.items() if file)
+            return
+
+
+def _file(base: Path) -> Path | None:
+    """The file of the package, or of the module, that stands under a path without its suffix."""
+    suffixes = [*importlib.machinery.EXTENSION_SUFFIXES, ".py"]
+    files = [base / "__init__.py", *(base.with_name(base.name + suffix) for suffix in suffixes)]
+    return next((file for file in files if file.is_file()), None)
+
+
+def _imports(text: bytes, module: _Module) -> Iterator[str]:
+    """All names that a module may import, anywhere; some name what a module holds."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):  # compiled, or the run will say it
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            origin = ".".join(filter(None, [_package(module, node.level), node.module]))
+            yield from (f"{origin}.{alias.name}" if origin else alias.name for alias in node.names)
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant) and (
+                _called(node.func) in ("import_module", "__import__")) and isinstance(node.args[0].value, str):
+            yield node.args[0].value
+
+
+def _package(module: _Module, level: int) -> str:
+    """The package from which a relative import of this many dots starts; nothing if the import is absolute."""
+    if level == 0:
+        return ""
+    parts = module.package.split(".")
+    return ".".join(parts[:len(parts) - level + 1])
+
+
+def _called(function: ast.expr) -> str:
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")

@@ -1,0 +1,119 @@
+"""Rates that were measured before, kept for later runs: a file of the user's, for all runs on all machines.
+
+``$XDG_CACHE_HOME/fleet/rates.json``, or ``~/.cache/fleet/rates.json``, is one object: for each key
+(:func:`fleet.storage.identity.speed_identity`) the group sizes, and for each of these a :class:`KnownRate`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from fleet.errors import StorageError
+from fleet.storage.files import write_json
+
+
+@dataclass(frozen=True)
+class KnownRate:
+    """A rate, and where it comes from.
+
+    Attributes:
+        rate: samples/s of the whole group.
+        spread: standard deviation of the durations of steps, as a share of their mean.
+        steps: that were timed.
+        at: when, in seconds since the epoch of Unix.
+        machine: where: the name of the host, and its hardware.
+        how: ``measured`` before a run on samples made up, or ``trained`` by a run.
+        network: whose rate it was; others of the same key have the same.
+    """
+
+    rate: float
+    spread: float
+    steps: int
+    at: float
+    machine: str
+    how: str
+    network: str
+
+
+KnownRates: TypeAlias = Mapping[str, Mapping[int, KnownRate]]  # key -> group size -> rate
+
+
+def cache_path() -> Path:
+    """Where measured rates are kept between runs."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "fleet" / "rates.json"
+
+
+def read_cache(path: Path) -> dict[str, dict[int, KnownRate]]:
+    """The rates known from before; what is damaged is left out, and so are the bare numbers of 0.1.0."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    known: dict[str, dict[int, KnownRate]] = {}
+    for key, sizes in content.items() if isinstance(content, dict) else ():
+        rates = {int(gpus): found for gpus, entry in sizes.items()
+                 if gpus.isdecimal() and (found := _read(entry)) is not None} if isinstance(sizes, dict) else {}
+        if rates:
+            known[key] = rates
+    return known
+
+
+def _read(entry: object) -> KnownRate | None:
+    if not isinstance(entry, dict):
+        return None
+    try:
+        found = KnownRate(float(entry["rate"]), float(entry["spread"]), int(entry["steps"]), float(entry["at"]),
+                          str(entry["machine"]), str(entry["how"]), str(entry["network"]))
+    except (LookupError, TypeError, ValueError, OverflowError):
+        return None
+    return found if 0 < found.rate < math.inf and math.isfinite(found.spread + found.at) else None
+
+
+class RateBook:
+    """The rates that a launch knows from before, and those that it finds out.
+
+    Args:
+        path: of the cache.
+        remeasure: start from nothing, and replace what the cache has of the networks that are measured.
+    """
+
+    def __init__(self, path: Path, remeasure: bool = False) -> None:
+        self.path, self._remeasure = path, remeasure
+        self.known: KnownRates = {} if remeasure else read_cache(path)
+        self._new: dict[str, dict[int, KnownRate]] = {}
+        self._corrected: dict[str, dict[int, KnownRate]] = {}
+
+    def add(self, key: str, gpus: int, rate: KnownRate) -> None:
+        """A rate was measured."""
+        self._new.setdefault(key, {})[gpus] = rate
+
+    def correct(self, key: str, gpus: int, rate: KnownRate) -> None:
+        """A rate proved wrong; so the others of its network are in doubt, and are forgotten."""
+        self._corrected.setdefault(key, {})[gpus] = rate
+
+    def write(self) -> None:
+        """Keep what was found out for later runs, beside what others have kept meanwhile; a cache may fail silently."""
+        kept = read_cache(self.path)
+        for key, rates in self._new.items():
+            kept[key] = {**({} if self._remeasure else kept.get(key, {})), **rates}
+        kept |= self._corrected
+        if not (self._new or self._corrected):
+            return
+        try:
+            write_json(self.path, {key: {str(gpus): dataclasses.asdict(rate) for gpus, rate in sorted(rates.items())}
+                                   for key, rates in kept.items()})
+        except StorageError:
+            return
+
+
+def numbers(known: KnownRates) -> dict[str, dict[int, float]]:
+    """The rates alone."""
+    return {key: {gpus: found.rate for gpus, found in rates.items()} for key, rates in known.items()}

@@ -1,0 +1,85 @@
+"""Rates that earlier runs have found out."""
+
+import json
+from dataclasses import asdict, replace
+
+import pytest
+
+from fleet.storage.rate_cache import KnownRate, RateBook, numbers, read_cache
+
+ONE = KnownRate(238.0, 0.03, 20, 1.7e9, "node7: 8 cores", "measured", "net")
+
+
+def of(rate):
+    return replace(ONE, rate=rate)
+
+
+def found(path, *rates, remeasure=False):
+    """A launch that measures some: (key, GPUs, samples/s)."""
+    book = RateBook(path, remeasure)
+    for key, gpus, rate in rates:
+        book.add(key, gpus, of(rate))
+    book.write()
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "fleet" / "rates.json"
+
+
+def test_a_rate_is_kept_with_all_that_is_known_of_it(path):
+    book = RateBook(path)
+    book.add("a", 2, ONE)
+    book.write()
+    assert read_cache(path) == {"a": {2: ONE}}
+
+
+def test_the_cache_keeps_what_other_runs_have_measured_meanwhile(path):
+    book = RateBook(path)
+    found(path, ("a", 1, 10.0), ("b", 1, 5.0))
+    book.add("a", 2, of(18.0))
+    book.add("c", 1, of(1.5))
+    book.write()
+    assert numbers(read_cache(path)) == {"a": {1: 10.0, 2: 18.0}, "b": {1: 5.0}, "c": {1: 1.5}}
+
+
+def test_a_rate_that_proved_wrong_casts_doubt_on_the_others_of_its_network(path):
+    found(path, ("a", 1, 238.0), ("a", 2, 400.0), ("b", 1, 5.0))
+    book = RateBook(path)
+    book.correct("a", 1, of(1348.0))
+    book.write()
+    assert numbers(read_cache(path)) == {"a": {1: 1348.0}, "b": {1: 5.0}}
+
+
+def test_who_measures_anew_knows_nothing_from_before_and_replaces_it(path):
+    found(path, ("a", 1, 238.0), ("a", 2, 400.0), ("b", 1, 5.0))
+    assert RateBook(path, remeasure=True).known == {}
+    found(path, ("a", 1, 1348.0), remeasure=True)
+    assert numbers(read_cache(path)) == {"a": {1: 1348.0}, "b": {1: 5.0}}
+
+
+def test_who_finds_out_nothing_writes_nothing(path):
+    RateBook(path).write()
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("text", [
+    "", "[1]", "null", '{"a": 1}', '{"a": {"x": 1}}', '{"a": {"1": "fast"}}', "{", "\ud800", '{"a": {"1": 238.0}}',
+    '{"a": {"1": {"rate": 3}}}', "[" * 100_000])
+def test_a_damaged_cache_and_one_of_bare_numbers_are_empty(tmp_path, text):
+    path = tmp_path / "rates.json"
+    path.write_text(text, errors="surrogatepass")
+    assert read_cache(path) == {}
+    assert read_cache(tmp_path / "none.json") == {}
+
+
+def test_rates_that_cannot_be_are_passed_over(tmp_path):
+    path = tmp_path / "rates.json"
+    rates = [0.0, float("nan"), -1, float("inf"), 2]
+    path.write_text(json.dumps({"a": {gpus: asdict(of(rate)) for gpus, rate in enumerate(rates, start=1)}}))
+    assert numbers(read_cache(path)) == {"a": {5: 2.0}}
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(tmp_path):
+    (tmp_path / "file").touch()
+    found(tmp_path / "file" / "rates.json", ("a", 1, 10.0))
