@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from scheduler.base import Delta
+from scheduler.base import counted as counted
 from scheduler.ensemble.pace import Ring, Stream
 
 _NUMBER = r"[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?"
@@ -139,15 +140,6 @@ def parse_stream(text: str) -> Stream:
 
 
 _STREAMS = {"free": Stream(), "lockstep": Stream(1), "ring": Stream(ring=Ring())}
-
-
-def counted(number: int, what: str) -> str:
-    """So many of something.
-
-    >>> counted(1, "GPU"), counted(2, "GPU")
-    ('1 GPU', '2 GPUs')
-    """
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def format_duration(seconds: float) -> str:

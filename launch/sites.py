@@ -139,7 +139,7 @@ def places(site: Site, ranks: int, place: str) -> tuple[str, ...]:
     if not site.cpus:
         return ()
     if len(site.cpus) != site.gpus:
-        raise InputError(f"{place}: cpus has {len(site.cpus)} lists, but there are {site.gpus} GPUs: one for each")
+        raise InputError(f"{place}: cpus should have a list for each of its GPUs, {site.gpus}, not {len(site.cpus)}")
     near = [list(parse_cpus(text)) for text in site.cpus]
     if len({cpu for cpus in near for cpu in cpus}) < (cores_of_node := sum(map(len, near))):
         raise InputError(f"{place}: cpus: a CPU is in two lists")

@@ -51,6 +51,15 @@ class BadSample(Exception):
         return f"{self.name}: {self.reason}"
 
 
+def counted(number: int, what: str) -> str:
+    """So many of something.
+
+    >>> counted(1, "GPU"), counted(2, "GPU")
+    ('1 GPU', '2 GPUs')
+    """
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 @runtime_checkable
 class Source(Protocol):
     """A labelled set of samples that are read by index."""

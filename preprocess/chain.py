@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from preprocess.base import AUGMENT, BadImage, BadSample, InputError, Source
+from preprocess.base import AUGMENT, BadImage, BadSample, InputError, Source, counted
 from preprocess.transforms import Transform
 from preprocess.transforms.colour import Scale
 from preprocess.transforms.decoding import Decode
@@ -54,8 +54,8 @@ class Chain:
         try:
             data = self.source.read(index)
         except IndexError as error:
-            raise InputError(f"the source says that it has {len(self.source)} samples, and has none at {index}: {error}"
-                             ) from error
+            raise InputError(f"the source says that it has {counted(len(self.source), 'sample')}, and has none at "
+                             f"{index}: {error}") from error
         try:
             return self._fix(data)
         except BadImage as error:
@@ -84,7 +84,7 @@ class Chain:
     def _fix(self, image: bytes | np.ndarray) -> np.ndarray:
         transforms = self._fixed
         if isinstance(image, np.ndarray) and image.ndim != 3:
-            raise BadImage(f"is an array of {image.ndim} dimensions, not (height, width, channels)")
+            raise BadImage(f"is an array of {counted(image.ndim, 'dimension')}, not (height, width, channels)")
         if transforms and isinstance(transforms[0], Decode):
             image = transforms[0].apply(image, at_least=_enough(transforms[1:2]))
             transforms = transforms[1:]

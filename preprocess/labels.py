@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from preprocess.base import InputError, Source, in_one_line
+from preprocess.base import InputError, Source, counted, in_one_line
 
 
 def checked_labels(source: Source, origin: str) -> np.ndarray:
@@ -28,7 +28,7 @@ def checked_labels(source: Source, origin: str) -> np.ndarray:
         raise InputError(f"{origin}: its labels are not one number for each sample: {in_one_line(error)}") from error
     if labels.shape != (count,):
         one_hot = "; labels.argmax(axis=1) makes that of rows with a 1 in each" if labels.ndim == 2 else ""
-        raise InputError(f"{origin}: its labels are an array of shape {labels.shape} for {count} samples; "
+        raise InputError(f"{origin}: its labels are an array of shape {labels.shape} for {counted(count, 'sample')}; "
                          f"{_wanted(source)}{one_hot}")
     if len(labels) and labels.dtype.kind not in "iub":
         index = _first_with_a_fraction(labels)
@@ -43,7 +43,8 @@ def checked_labels(source: Source, origin: str) -> np.ndarray:
 
 
 def _wanted(source: Source) -> str:
-    return f"labels should be {len(source)} integers from 0 to {len(source.classes) - 1}, one class for each sample"
+    return (f"labels should be {counted(len(source), 'integer')} from 0 to {len(source.classes) - 1}, one class for "
+            "each sample")
 
 
 def _first_with_a_fraction(labels: np.ndarray) -> int:

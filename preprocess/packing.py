@@ -13,7 +13,7 @@ from typing import IO
 import h5py
 import numpy as np
 
-from preprocess.base import BadSample, CannotWrite, InputError, Source
+from preprocess.base import BadSample, CannotWrite, InputError, Source, counted
 from preprocess.files.deaf_file import DeafFile
 from preprocess.pipeline import Pipeline
 
@@ -99,7 +99,7 @@ def _write_part(group: h5py.Group, part: Source | Pipeline, progress: Progress) 
             bad.append(error)
         progress(1)
     if not kept:
-        raise InputError(f"none of the {len(source)} samples can be used; the first: {bad[0]}")
+        raise InputError(f"none of the {counted(len(source), 'sample')} can be used; the first: {bad[0]}")
     images.resize(len(kept), axis=0)
     group.create_dataset("labels", data=source.labels[kept].astype(np.int64))
     for name, texts in (("classes", source.classes), ("names", [source.name(index) for index in kept]),

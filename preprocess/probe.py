@@ -12,7 +12,7 @@ from itertools import islice
 
 import numpy as np
 
-from preprocess.base import BadSample, InputError, Source
+from preprocess.base import BadSample, InputError, Source, counted
 from preprocess.chain import Chain
 from preprocess.sample import ImageSpec, SampleSpec
 from preprocess.transforms import Transform
@@ -67,7 +67,7 @@ def _look(chain: Chain) -> list[_Probed]:
     spread = np.unique(np.linspace(0, count - 1, PROBES).astype(int)).tolist()
     found = list(usable(spread)) or list(islice(usable(range(count)), 1))
     if not found:
-        raise InputError(f"none of the {count} samples can be used; the first: {complaints[0]}")
+        raise InputError(f"none of the {counted(count, 'sample')} can be used; the first: {complaints[0]}")
     return found
 
 

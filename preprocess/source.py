@@ -22,6 +22,7 @@ from preprocess.base import (
     InputError,
     RandomAccess,
     Source,
+    counted,
     import_function,
     in_one_line,
     rng_for,
@@ -148,7 +149,7 @@ def split(source: Source, fraction: float, seed: int, part: str = "validation") 
         count = min(max(round(fraction * len(members)), 1), len(members) - 1)
         taken[rng.permutation(members)[:max(count, 0)]] = True
     if not taken.any():
-        raise InputError(f"{part}: {fraction} of {len(source)} samples is none, because no class has two")
+        raise InputError(f"{part}: {fraction} of {counted(len(source), 'sample')} is none, because no class has two")
     return View(source, np.flatnonzero(~taken)), View(source, np.flatnonzero(taken))
 
 

@@ -19,6 +19,15 @@ class InputError(ValueError):
     """Input that no algorithm can work on; the message names the place and what would be right."""
 
 
+def counted(number: int, what: str) -> str:
+    """So many of something.
+
+    >>> counted(1, "GPU"), counted(2, "GPU")
+    ('1 GPU', '2 GPUs')
+    """
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 # What a machine may have; sums, products and quotients of such numbers are numbers as well.
 LEAST, MOST = 1e-12, 1e15
 MOST_NODES = 1_000_000  # more would only cost memory
@@ -133,7 +142,7 @@ class Cluster:
             raise InputError(f"gpus is {gpus}; it must be at least 1")
         check_range("gpus", gpus, 1, MOST_NODES)
         if gpus_per_node > gpus:
-            raise InputError(f"gpus_per_node is {gpus_per_node}, but the whole cluster has {gpus} GPUs")
+            raise InputError(f"gpus_per_node is {gpus_per_node}, but the whole cluster has {counted(gpus, 'GPU')}")
         return cls(tuple(range(gpus)), gpus_per_node)
 
     @property

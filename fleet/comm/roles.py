@@ -125,14 +125,14 @@ def assign(node_of: Sequence[int], preprocessors: int | None, gpus_per_node: int
         if wanted >= len(ranks):
             raise UserError(
                 f"node {node} has {counted(len(ranks), 'rank')}, and {counted(wanted, 'preprocessor')} would leave no "
-                f"trainer there: start at least {wanted + 1} ranks on each node (mpirun -n {nodes * (wanted + 1)}) "
-                "or lower resources.preprocessors")
+                f"trainer there: start at least {counted(wanted + 1, 'rank')} on each node (mpirun -n "
+                f"{nodes * (wanted + 1)}) or lower resources.preprocessors")
         chosen += ranks[:wanted]
         rest = ranks[wanted:]
         if gpus_per_node is not None and len(rest) > gpus_per_node:
             raise UserError(
-                f"node {node} has {len(rest)} ranks for {gpus_per_node} GPUs beside "
-                f"{counted(wanted, 'preprocessor')}: start {gpus_per_node + wanted} ranks there or raise "
+                f"node {node} has {counted(len(rest), 'rank')} for {counted(gpus_per_node, 'GPU')} beside "
+                f"{counted(wanted, 'preprocessor')}: start {counted(gpus_per_node + wanted, 'rank')} there or raise "
                 "resources.preprocessors")
         trainers_list += rest
     # Preprocessors take turns over the nodes, so that each node prepares an equal share.

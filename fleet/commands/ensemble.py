@@ -18,6 +18,7 @@ from fleet.arguments import count
 from fleet.commands.options import add_seed, print_json
 from fleet.errors import ExitStatus, StorageError, UserError
 from fleet.storage.files import write_json
+from fleet.units import counted
 from scheduler.ensemble.draw import convert, generate
 from scheduler.ensemble.rates_file import write_rates
 from scheduler.files import read_json
@@ -44,5 +45,5 @@ def run(args: argparse.Namespace) -> int:
         write_json(args.out, write_rates(table))
     except StorageError as error:
         raise UserError(f"--out: {error}") from None
-    print(f"{args.out}: {len(table.models)} networks, {table.samples_per_epoch} samples an epoch")
+    print(f"{args.out}: {counted(len(table.models), 'network')}, {counted(table.samples_per_epoch, 'sample')} an epoch")
     return ExitStatus.OK

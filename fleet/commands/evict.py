@@ -23,6 +23,7 @@ from fleet.commands.options import add_json, print_json
 from fleet.commands.plots import add_plot, drawn
 from fleet.errors import ExitStatus, UserError
 from fleet.terminal import bar, print_table
+from fleet.units import counted
 from scheduler.base import InputError
 from scheduler.eviction.plan import Action, Number, Plan, RunningJob, Spectrum, check_jobs, plan_evictions
 from scheduler.eviction.running_jobs import RESOLUTION, FileSystem, read_jobs
@@ -104,7 +105,7 @@ def _storage(args: argparse.Namespace) -> FileSystem | None:
 
 def _show(jobs: Sequence[RunningJob], nodes: int, plans: Sequence[Plan]) -> None:
     in_use = sum(job.nodes for job in jobs)
-    print(f"{len(jobs)} jobs run on {in_use} nodes; to free at least {nodes}")
+    print(f"{counted(len(jobs), 'running job')} on {counted(in_use, 'node')}; to free at least {nodes}")
     shown = plans if len(plans) <= MOST_ROWS else _changes(plans)
     _show_trade_off(shown)
     if len(shown) <= MOST_ROWS:
@@ -136,7 +137,7 @@ def _show_actions(jobs: Sequence[RunningJob], plans: Sequence[Plan]) -> None:
     if rows:
         print_table(["job", "nodes", *(str(plan.deadline) for plan in plans)], rows)
         print("K killed, a checkpoints itself, s checkpointed by the system; "
-              f"{len(jobs) - len(stopped)} other jobs always run on")
+              f"not shown: {counted(len(jobs) - len(stopped), 'job')} that no plan stops")
 
 
 def _draw(plans: Sequence[Plan], nodes: int, path: Path) -> None:
@@ -144,7 +145,7 @@ def _draw(plans: Sequence[Plan], nodes: int, path: Path) -> None:
     with drawn(path, 6, 3.5) as figure:
         axes = figure.add_subplot()
         axes.step(deadlines, [plan.loss / 3600 for plan in plans], where="post", label="loss")
-        axes.set(xlabel="deadline, min", ylabel="loss, node-hours", title=f"at least {nodes} nodes free",
+        axes.set(xlabel="deadline, min", ylabel="loss, node-hours", title=f"at least {counted(nodes, 'node')} free",
                  ylim=(0, None))
         times = axes.twinx()
         times.step(deadlines, [plan.checkpoint_time for plan in plans], where="post", color="tab:gray", linestyle=":")

@@ -18,7 +18,7 @@ from fleet.commands.options import add_json, print_json
 from fleet.errors import ExitStatus
 from fleet.storage.files import storing
 from fleet.terminal import progress_bar
-from fleet.units import format_size
+from fleet.units import counted, format_size
 
 if TYPE_CHECKING:  # pydantic and the decoders take a while
     from preprocess.base import BadSample, DataSet
@@ -52,8 +52,9 @@ def run(args: argparse.Namespace) -> int:
         print_json({"path": args.out, "classes": len(data.classes), **counts, "bytes": written,
                     "left_out": [{"name": sample.name, "reason": sample.reason} for sample in left_out]})
         return ExitStatus.OK
-    print(f"{args.out}: {counts['train']} training and {counts['validation']} validation images of "
-          f"{len(data.classes)} classes, {format_size(written)}; {len(left_out)} left out")
+    print(f"{args.out}: {counted(counts['train'], 'training image')} and "
+          f"{counted(counts['validation'], 'validation image')} of {len(data.classes)} classes, "
+          f"{format_size(written)}; {len(left_out)} left out")
     for sample in left_out:
         print(f"  left out {sample}")
     return ExitStatus.OK

@@ -25,6 +25,7 @@ from fleet.commands.options import (
 from fleet.errors import ExitStatus, UserError
 from fleet.plugins import find_policy
 from fleet.terminal import bar, print_table
+from fleet.units import counted
 from scheduler.base import Cluster, Progress, RateTable, Round
 from scheduler.ensemble.placement import score
 from scheduler.ensemble.policies import Policy
@@ -92,8 +93,8 @@ def _print(policy: Policy, rates: RateTable, planned: Round, cluster: Cluster) -
                 [[member.name, member.gpus, len({cluster.node(device) for device in member.devices}),
                   " ".join(map(str, member.devices)), paces[member.name], bar(paces[member.name], fastest, 20)]
                  for member in planned.members],
-                title=f"{policy.name}: first round on {cluster.gpus} GPUs, {cluster.gpus_per_node} a node")
+                title=f"{policy.name}: first round on {counted(cluster.gpus, 'GPU')}, {cluster.gpus_per_node} a node")
     waiting = len(networks) - len(planned.members)
-    print(f"{len(planned.members)} of {len(networks)} networks train, {waiting} wait; "
-          f"{cluster.gpus - planned.gpus} GPUs stay idle; "
+    print(f"{len(planned.members)} of {counted(len(networks), 'network')} to train now, {waiting} to wait; "
+          f"{counted(cluster.gpus - planned.gpus, 'idle GPU')}; "
           f"placement score {score(planned.members, cluster.gpus_per_node):.4g} (nodes per GPU, summed over groups)")

@@ -457,7 +457,7 @@ class Ensemble:
         left, cluster = ", ".join(self._networks.left), self._groups.cluster
         if self._groups.lost:
             few = f"{counted(cluster.gpus, 'trainer')} {'is' if cluster.gpus == 1 else 'are'}"
-            self._end_early(f"{len(self._groups.lost)} ranks have died, and {few} too few for {left}")
+            self._end_early(f"{counted(len(self._groups.lost), 'rank')} died, and {few} too few for {left}")
         else:
             self._outbox.add(Fail(UserError(
                 f"schedule.policy: {self._setup.spec.schedule.policy} leaves {left} waiting while nothing runs; it "

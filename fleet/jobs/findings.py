@@ -69,7 +69,7 @@ def check_launch(launcher: str, launched: int | None, size: int, library: str) -
     """
     if launched is None or launched == size:
         return []
-    return [Finding(f"{launcher} started {launched} ranks, but MPI sees {size}: mpi4py uses {library}",
+    return [Finding(f"{launcher} started {counted(launched, 'rank')}, but MPI sees {size}: mpi4py uses {library}",
                     "start with the launcher of that MPI, or build mpi4py for this one: "
                     "MPICC=mpicc pip install --no-cache-dir --no-binary mpi4py mpi4py")]
 

@@ -24,6 +24,7 @@ from fleet.storage.identity import codes_of_all, speed_identity, trial_identity
 from fleet.storage.rate_cache import KnownRate, RateBook, cache_path, numbers
 from fleet.storage.results import Results, leaderboard, recover
 from fleet.terminal import print_table
+from fleet.units import counted
 
 
 class CoordinatorSide:
@@ -119,7 +120,7 @@ class CoordinatorSide:
         if self._prepared.replayed and len(replayed) == len(self._prepared.replayed):  # otherwise it failed
             print(compare(self._prepared.replayed, replayed))
         if self.results.bad:
-            print(f"{len(self.results.bad)} samples could not be read: {self._prepared.paths.bad_samples}")
+            print(f"{counted(len(self.results.bad), 'sample')} could not be read: {self._prepared.paths.bad_samples}")
         shown = "report.html shows it"
         try:
             write_report(self._prepared.paths, read_report(self._prepared.paths))

@@ -22,7 +22,7 @@ from fleet.storage.sizes import check_quota
 from fleet.storage.state import EpochRecord
 from fleet.stream.layout import Layout, plan_layout, plan_ring
 from fleet.stream.order import Order, RingOrder, StrictOrder, read_path
-from fleet.units import format_size
+from fleet.units import counted, format_size
 from preprocess.base import BadSample, DataSet
 from preprocess.pipeline import Pipeline
 from preprocess.sample import ImageSpec, SampleSpec
@@ -157,8 +157,8 @@ def _plan_memory(spec: Spec, data: DataSet, sample: SampleSpec, roles: Roles) ->
         needed = samples * sample.kept.nbytes
         if needed > settings.window:
             raise UserError(f"data.window: {format_size(settings.window)} is too small for data.cache: memory: "
-                            f"{samples} decoded samples need {format_size(needed)} on each node; give that much, or "
-                            "use data.order: ring")
+                            f"{counted(samples, 'decoded sample')} would take {format_size(needed)} on each node; "
+                            "give that much, or use data.order: ring")
         return None
     if settings.order == "ring":
         return plan_ring(sample.image, samples, settings.window, settings.shards, readers=roles.gpus_per_node)

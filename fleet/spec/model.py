@@ -27,6 +27,7 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as validated
 
 from fleet.errors import UserError
+from fleet.units import counted
 from preprocess.base import InputError, import_function
 
 # Strict, since pydantic would otherwise read `true` as the number 1.
@@ -241,7 +242,7 @@ def check_input(settings: Settings, input_shape: tuple[int, int, int]) -> None:
         side = 4 * (side - 1) + 1  # the stem divides by four and rounds up
     if min(input_shape[:2]) < side:
         name = type(settings).__name__.lower()
-        raise UserError(f"{name} halves the image {halvings} times and needs at least {side}x{side} pixels, "
+        raise UserError(f"{name} halves the image {counted(halvings, 'time')} and needs at least {side}x{side} pixels, "
                         f"not {input_shape[0]}x{input_shape[1]}")
 
 

@@ -40,6 +40,7 @@ from fleet.spec.schema import (
 )
 from fleet.spec.space import draw, grid, override
 from fleet.spec.yaml_file import plain, read_yaml
+from fleet.units import counted
 from preprocess.base import InputError
 from preprocess.source import SOURCES
 from scheduler.ensemble.policies import SETTINGS
@@ -227,7 +228,7 @@ def _draws(document: Document, index: int, entry: ModelEntry) -> list[dict[str, 
         return draw(entry.space, entry.count, document.seed + 7919 * index)
     if entry.grid is not None:
         if (size := math.prod(map(len, entry.grid.values()))) > MOST_NETWORKS:
-            raise UserError(f"the grid has {size} members: at most {MOST_NETWORKS} networks of one entry")
+            raise UserError(f"the grid has {counted(size, 'member')}: at most {MOST_NETWORKS} networks of one entry")
         return grid(entry.grid)
     return [{}]
 

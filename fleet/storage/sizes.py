@@ -5,7 +5,7 @@ from __future__ import annotations
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec, Spec
 from fleet.spec.parameters import count_parameters
-from fleet.units import format_size
+from fleet.units import counted, format_size
 from preprocess.sample import SampleSpec
 
 
@@ -38,4 +38,4 @@ def check_quota(spec: Spec, sample: SampleSpec) -> None:
     kept = 1 if spec.checkpoint.keep == "last" else 2
     if (least := kept * sum(sizes) + max(sizes, default=0)) > quota:
         raise UserError(f"checkpoint.quota: {format_size(quota)} is too small: {spec.checkpoint.keep} of "
-                        f"{len(sizes)} networks, and one being written, need at least {format_size(least)}")
+                        f"{counted(len(sizes), 'network')}, and one being written, need at least {format_size(least)}")

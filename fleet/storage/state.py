@@ -11,6 +11,7 @@ import numpy as np
 
 from fleet.spec import Converge
 from fleet.storage.lines import MayBeNan
+from fleet.units import counted
 
 Score: TypeAlias = Annotated[float, MayBeNan]  # NaN where nothing was judged, such as without validation data
 
@@ -175,9 +176,9 @@ def convergence(history: Sequence[EpochRecord], converge: Converge) -> Convergen
     if converge.target is not None and best_epoch and best >= sign * converge.target:
         reason = f"{converge.monitor} reached {sign * best:.4g}"
     elif converge.patience is not None and len(history) - improved >= converge.patience:
-        reason = f"no better {converge.monitor} for {converge.patience} epochs"
+        reason = f"no better {converge.monitor} for {counted(converge.patience, 'epoch')}"
     elif len(history) >= converge.max_epochs:
-        reason = f"{converge.max_epochs} epochs"
+        reason = counted(converge.max_epochs, "epoch")
     return Convergence(best_epoch, sign * best if best_epoch else math.nan, reason)
 
 

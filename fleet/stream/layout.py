@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fleet.errors import UserError
-from fleet.units import format_size
+from fleet.units import counted, format_size
 from preprocess.sample import ImageSpec
 
 
@@ -83,8 +83,9 @@ def plan_layout(image: ImageSpec, samples: int, window: int, largest_batch: int,
     slots = window // (chunk * image.nbytes)
     if slots < least:
         raise UserError(
-            f"data.window: {format_size(window)} is too small: the largest batch ({largest_batch} samples of "
-            f"{format_size(image.nbytes)}) and one chunk ahead need {format_size(least * chunk * image.nbytes)}")
+            f"data.window: {format_size(window)} is too small: the largest batch "
+            f"({counted(largest_batch, 'sample')} of {format_size(image.nbytes)}) "
+            f"and one chunk ahead need {format_size(least * chunk * image.nbytes)}")
     epoch = -(-samples // chunk)
     slots = min(slots, max(2 * epoch, least))  # more than two epochs would never be used
     lookahead = max(-(-Q_P // chunk), batch_chunks)
@@ -103,8 +104,9 @@ def plan_ring(image: ImageSpec, samples: int, window: int, shards: int, readers:
     least, slots = 3, window // (chunk * image.nbytes)
     if slots < least:
         raise UserError(
-            f"data.window: {format_size(window)} is too small for a ring: three shards of {chunk} samples of "
-            f"{format_size(image.nbytes)} need {format_size(least * chunk * image.nbytes)}; or cut the data set into "
-            f"more shards than data.shards: {shards}")
+            f"data.window: {format_size(window)} is too small for a ring: three shards of "
+            f"{counted(chunk, 'sample')} of {format_size(image.nbytes)} need "
+            f"{format_size(least * chunk * image.nbytes)}; or cut the data set into more shards "
+            f"than data.shards: {shards}")
     slots = min(slots, max(2 * -(-samples // chunk), least))
     return Layout(image, samples, chunk, slots, max(2, slots // 2), readers, is_ring=True)

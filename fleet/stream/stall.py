@@ -9,6 +9,7 @@ from typing import TypeVar
 from fleet.comm.base import World
 from fleet.errors import InfrastructureError
 from fleet.stream.sample_set import SampleSet
+from fleet.units import counted
 
 T = TypeVar("T")
 
@@ -59,7 +60,7 @@ def clock_for_set(shared: SampleSet, what: str, stall_s: float) -> StallClock:
 
     def explain() -> str:
         return (f"no further {what} samples have arrived for {stall_s:.0f} s (data.stall): {shared.ready()} of "
-                f"{shared.chunks} chunks are there, and the preprocessors that should write the others do not")
+                f"{counted(shared.chunks, 'chunk')} there, and the preprocessors that should write the others do not")
 
     return StallClock(stall_s, explain, shared.ready)
 

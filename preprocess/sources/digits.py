@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from preprocess.base import InputError
+from preprocess.base import InputError, counted
 from preprocess.sources.image_folder import ImageFolder, open_image_folder
 
 FOLDER = "data/digits"  # where it goes unless said
@@ -28,7 +28,7 @@ def open_digits(path: str | None = None) -> tuple[ImageFolder, ImageFolder | Non
     train, validation = open_image_folder(str(folder))
     found = len(train) + (0 if validation is None else len(validation))
     if found != COUNT:
-        raise InputError(f"{folder} holds {found} images instead of {COUNT} digits; "
+        raise InputError(f"{folder} holds {counted(found, 'image')} instead of {COUNT} digits; "
                          "delete it, and it will be written again")
     return train, validation
 

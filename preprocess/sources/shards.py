@@ -22,7 +22,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from preprocess.base import ORDER, BadImage, BadSample, InputError, rng_for
+from preprocess.base import ORDER, BadImage, BadSample, InputError, counted, rng_for
 from preprocess.passing import read_patiently
 from preprocess.sources.image_folder import VALIDATION_NAMES
 
@@ -84,7 +84,7 @@ class Shards:
         if not shards:
             raise InputError("no shards")
         if buffer < 1:
-            raise InputError(f"buffer: {buffer} records; it must be at least 1")
+            raise InputError(f"buffer: {counted(buffer, 'record')}; it must be at least 1")
         self._index = load_index(tuple(shards), form)
         self.places = tuple(shards)
         self._form, self._buffer = form, buffer

@@ -10,6 +10,7 @@ from PIL import ImageEnhance
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from preprocess.base import counted
 from preprocess.decode import to_array
 from preprocess.sample import Affine
 from preprocess.transforms.base import FORBID, Jitter, Positive, Real, as_image
@@ -62,7 +63,7 @@ class Scale:
 
     def __post_init__(self) -> None:
         if isinstance(self.mean, tuple) and isinstance(self.std, tuple) and len(self.mean) != len(self.std):
-            raise ValueError(f"{len(self.mean)} means and {len(self.std)} standard deviations; "
+            raise ValueError(f"{counted(len(self.mean), 'mean')} and {counted(len(self.std), 'standard deviation')}; "
                              "each channel needs one of each")
 
     @cached_property

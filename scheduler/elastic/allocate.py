@@ -19,7 +19,7 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.base import CommTime, InputError, Network, StepTime
+from scheduler.base import CommTime, InputError, Network, StepTime, counted
 
 Array = NDArray[np.float64]
 
@@ -109,7 +109,7 @@ def _exchange_on(rows: list[CommTime], params_mb: float) -> float:
     sizes = np.array([0.0, *(row.params_mb for row in rows)])
     seconds = np.array([0.0, *(row.seconds for row in rows)])
     if not (np.diff(sizes).min() > 0 and np.isfinite(seconds).all() and seconds.min() >= 0):
-        raise InputError(f"comm_s on {rows[0].gpus} GPUs: params_mb must be positive and differ, "
+        raise InputError(f"comm_s on {counted(rows[0].gpus, 'GPU')}: params_mb must be positive and differ, "
                          "seconds must not be negative")
     return float(_extended(np.array([params_mb]), sizes, seconds)[0])
 
@@ -180,7 +180,7 @@ def scaling(network: Network, comm: Sequence[CommTime], batches: BatchRange, gpu
     best = [_best_batch(step, exchange[k - 1], allowed, k) for k in range(1, gpus + 1)]
     if not any(batch for _, batch in best):
         raise InputError(f"network {network.name!r}: a batch of {allowed.smallest} does not fit "
-                         f"on {gpus} GPUs that hold {most} samples each")
+                         f"on {counted(gpus, 'GPU')} of {counted(most, 'sample')} each")
     return Curve(tuple(rate / reference for rate, _ in best), tuple(batch for _, batch in best))
 
 

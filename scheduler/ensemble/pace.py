@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.base import LEAST, InputError
+from scheduler.base import LEAST, InputError, counted
 
 Floats = NDArray[np.float64]
 
@@ -39,7 +39,7 @@ class Ring:
 
     def __post_init__(self) -> None:
         if self.shards < 1 or not 0 < self.window <= 1:
-            raise InputError(f"a ring of {self.shards} shards with a window of {self.window:.0%}: "
+            raise InputError(f"a ring of {counted(self.shards, 'shard')} with a window of {self.window:.0%}: "
                              "it needs at least 1 shard, and a window above 0 % and at most 100 %")
 
     @property

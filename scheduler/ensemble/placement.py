@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, islice, pairwise, permutations
 from typing import NamedTuple
 
-from scheduler.base import InputError, Member
+from scheduler.base import InputError, Member, counted
 
 MOST_PERMUTATIONS = 1024  # [FLEET] appendix A
 MOST_STATES = 2_000  # of the exact search: some hundredths of a second
@@ -71,7 +71,7 @@ def greedy(groups: Groups, devices: Sequence[int], gpus_per_node: int) -> tuple[
     """
     slots = _by_node(devices, gpus_per_node)
     if sum(groups.values()) > len(slots):
-        raise InputError(f"groups need {sum(groups.values())} GPUs, but {len(slots)} are free")
+        raise InputError(f"groups need {counted(sum(groups.values()), 'GPU')}, and {len(slots)} can be had")
     order, rest = _fill_nodes(groups, gpus_per_node)
     order += _best_permutation(groups, order, rest, [slot // gpus_per_node for slot in slots])
     taken: dict[str, tuple[int, ...]] = {}

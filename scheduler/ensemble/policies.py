@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from scheduler.base import Cluster, InputError, Member, Options, Progress, RateTable, Round
+from scheduler.base import Cluster, InputError, Member, Options, Progress, RateTable, Round, counted
 from scheduler.ensemble.adaptive import group_sizes
 from scheduler.ensemble.costs import PAPER_COSTS, REGROUPING_COSTS, Costs
 from scheduler.ensemble.flotilla import flotilla
@@ -188,8 +188,8 @@ def check_round(answer: object, rates: RateTable, progress: Progress, cluster: C
                              "that are left")
         network = networks.pop(member.name)  # so that none is named twice
         if not network.min_gpus <= member.gpus <= (network.max_gpus or member.gpus):
-            raise InputError(f"gives {member.gpus} devices to {member.name}, which takes {network.min_gpus} to "
-                             f"{network.max_gpus or cluster.gpus}")
+            raise InputError(f"gives {counted(member.gpus, 'device')} to {member.name}, which takes "
+                             f"{network.min_gpus} to {network.max_gpus or cluster.gpus}")
         given += member.devices
     if len(set(given)) < len(given) or not set(given) <= set(cluster.devices):
         raise InputError(f"hands out the devices {sorted(given)}; it can hand out each of {list(cluster.devices)} once")

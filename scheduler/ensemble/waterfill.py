@@ -19,7 +19,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.base import InputError, RateTable
+from scheduler.base import InputError, RateTable, counted
 from scheduler.ensemble.rates import curves
 
 Floats = NDArray[np.float64]
@@ -171,7 +171,7 @@ def lower_bound(rates: RateTable, gpus: int) -> float:
         if network.epochs is None:
             raise InputError(f"{network.name} has no epochs; a simulation needs them for every network")
         if network.min_gpus > gpus:
-            raise InputError(f"{network.name} needs at least {network.min_gpus} GPUs, but there are {gpus}")
+            raise InputError(f"{network.name} needs at least {counted(network.min_gpus, 'GPU')}, not {gpus}")
     work = rates.samples_per_epoch * np.array([network.epochs for network in rates.models], dtype=np.float64)
     hull = hulls(rates, gpus)
     level = water_fill(hull, np.arange(len(work)), work, gpus)

@@ -27,7 +27,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.base import MOST_NODES, InputError, check_range
+from scheduler.base import MOST_NODES, InputError, check_range, counted
 
 Action = Literal["kill", "app", "sys"]
 CHECKPOINTS: tuple[Action, ...] = ("app", "sys")  # in the order in which ties are broken
@@ -250,7 +250,7 @@ def check_jobs(jobs: Sequence[RunningJob], nodes: int) -> None:
         raise InputError(f"the number of nodes to free is {nodes}; it must be a whole number of at least 0")
     have = sum(job.nodes for job in jobs)
     if nodes > have:
-        raise InputError(f"{nodes} nodes cannot be freed: all {len(jobs)} jobs together run on {have}")
+        raise InputError(f"{counted(nodes, 'node')} cannot be freed: {counted(len(jobs), 'job')} in all, on {have}")
 
 
 def deadlines_up_to(deadline: Number, step: Number) -> list[Number]:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scheduler.base import LEAST, MOST, InputError, check_range, is_number
+from scheduler.base import LEAST, MOST, InputError, check_range, counted, is_number
 from scheduler.eviction.plan import Action, Number, RunningJob, exact, plain, round_up
 
 DIRECT = ("id", "nodes", "loss", "app_time", "sys_time")
@@ -87,7 +87,8 @@ class Checkpointing:
             for size in sizes if isinstance(sizes, Sequence) else () if sizes is None else (sizes,):
                 _check(self.id, name, size)
             if isinstance(sizes, Sequence) and len(sizes) != self.nodes:
-                raise InputError(f"job {self.id}: {name} has {len(sizes)} sizes for {self.nodes} nodes")
+                raise InputError(f"job {self.id}: {name} has {counted(len(sizes), 'size')} for "
+                                 f"{counted(self.nodes, 'node')}")
 
     @property
     def loss(self) -> int:
@@ -201,7 +202,7 @@ def _csv_records(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
                 header = [cell.strip() for cell in cells]
                 _check_names(header, required=_form(header))
             elif len(cells) != len(header):
-                raise InputError(f"{len(cells)} cells, but the header has {len(header)}")
+                raise InputError(f"{counted(len(cells), 'cell')}, but the header has {len(header)}")
             else:
                 yield reader.line_num, _read({name: cell.strip() or None
                                               for name, cell in zip(header, cells, strict=True)}, _cell)

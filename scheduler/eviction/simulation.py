@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
 
-from scheduler.base import InputError
+from scheduler.base import InputError, counted
 from scheduler.eviction.plan import Action
 from scheduler.eviction.running_jobs import FileSystem
 from scheduler.eviction.theta import BatchJob
@@ -85,7 +85,7 @@ def simulate(jobs: Sequence[BatchJob], actions: Mapping[str, Action], nodes: int
     if strangers := sorted(actions.keys() - names):
         raise InputError(f"the plan stops {strangers[0]}, which is not running")
     if nodes > (free := sum(job.checkpointing.nodes for job in jobs if job.checkpointing.id in actions)):
-        raise InputError(f"the plan frees {free} nodes, but the on-demand job needs {nodes}")
+        raise InputError(f"the plan frees {counted(free, 'node')}, but the on-demand job needs {nodes}")
     machine = _Machine(jobs, actions, nodes, length_min, storage)
     machine.sim.run()
     outcome = machine.outcome(jobs)

@@ -39,7 +39,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.base import MOST_NODES, InputError, check_range
+from scheduler.base import MOST_NODES, InputError, check_range, counted
 
 Counts = tuple[int, ...]
 FloatArray = NDArray[np.float64]
@@ -69,11 +69,12 @@ class Curve:
 
     def __post_init__(self) -> None:
         if len(self.nodes) != len(self.values) or not self.nodes:
-            raise InputError(f"a curve has {len(self.nodes)} node counts and {len(self.values)} values; "
-                             "there must be one value for each count, and at least one")
+            raise InputError(f"a curve has {counted(len(self.nodes), 'node count')} and "
+                             f"{counted(len(self.values), 'value')}; there must be one value for each count, "
+                             "and at least one")
         for count, value in zip(self.nodes, self.values, strict=True):
             if not (math.isfinite(value) and value >= 0):
-                raise InputError(f"a curve is {value} on {count} nodes; it must be a number, 0 or more")
+                raise InputError(f"a curve is {value} on {counted(count, 'node')}; it must be a number, 0 or more")
         if self.nodes[0] < 0 or any(a >= b for a, b in pairwise(self.nodes)):
             raise InputError(f"a curve's node counts must rise from 0, not {list(self.nodes)}")
         if self.nodes[0] > 0:
@@ -129,7 +130,7 @@ class Trainer:
             raise InputError(f"n_min {self.n_min}, n_max {self.n_max}: must be 1 <= n_min <= n_max")
         if self.n_max > self.objective.nodes[-1]:
             raise InputError(f"n_max {self.n_max} is beyond the curve, which ends at "
-                             f"{self.objective.nodes[-1]} nodes")
+                             f"{counted(self.objective.nodes[-1], 'node')}")
         check_range("n_max", self.n_max, 1, MOST_NODES)  # what a trainer gains is tabulated
         for name, seconds in (("up_s", self.up_s), ("down_s", self.down_s)):
             if not (math.isfinite(seconds) and seconds >= 0):
@@ -311,14 +312,14 @@ def check(trainers: Sequence[Trainer], current: Sequence[int], nodes: int, horiz
         InputError: see there.
     """
     if len(trainers) != len(current):
-        raise InputError(f"{len(trainers)} trainers, but current counts of {len(current)}")
+        raise InputError(f"{counted(len(trainers), 'trainer')}, but current counts of {len(current)}")
     if not (math.isfinite(horizon_s) and horizon_s >= 0):
         raise InputError(f"the horizon is {horizon_s}; it must be a number of seconds, 0 or more")
     for place, (trainer, had) in enumerate(zip(trainers, current, strict=True)):
         if not 0 <= had <= trainer.n_max:
-            raise InputError(f"trainer {place} has {had} nodes; it can have 0 to {trainer.n_max}")
+            raise InputError(f"trainer {place} has {counted(had, 'node')}; it can have 0 to {trainer.n_max}")
     if sum(current) > nodes:
-        raise InputError(f"the trainers have {sum(current)} nodes, but only {nodes} are idle")
+        raise InputError(f"the trainers have {counted(sum(current), 'node')}, more than the {nodes} that can be had")
 
 
 # --- Which nodes --------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from scheduler.base import InputError
+from scheduler.base import InputError, counted
 from scheduler.reservation.availability import Availability
 from scheduler.reservation.laws import Discrete
 from scheduler.reservation.requests import SAFETY
@@ -209,7 +209,8 @@ def _check(jobs: Sequence[Job], processors: int, stream: Stream | None) -> None:
         raise InputError("there are no jobs to simulate")
     for index, job in enumerate(jobs):
         if not 1 <= job.processors <= processors:
-            raise InputError(f"job {index} needs {job.processors} processors, but the machine has {processors}")
+            raise InputError(f"job {index} needs {counted(job.processors, 'processor')}, but the machine has "
+                             f"{processors}")
         if not (math.isfinite(job.run_time) and job.run_time > 0 and 0 <= job.submit < math.inf):
             raise InputError(f"job {index} arrives at {job.submit} and runs for {job.run_time}: "
                              "times must be finite, the arrival at least 0 and the run above 0")
@@ -219,8 +220,8 @@ def _check(jobs: Sequence[Job], processors: int, stream: Stream | None) -> None:
             raise InputError(f"job {index} asks for {requests}: "
                              "requests must be finite, above 0 and increasing")
     if stream is not None and not (0 < stream.interval < math.inf and 1 <= stream.processors <= processors):
-        raise InputError(f"a stream of jobs of {stream.processors} processors every {stream.interval} "
-                         f"does not fit a machine of {processors} processors")
+        raise InputError(f"a stream of jobs of {counted(stream.processors, 'processor')} every {stream.interval} "
+                         f"does not fit a machine of {counted(processors, 'processor')}")
 
 
 class _Kind(IntEnum):

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
 
-from scheduler.base import MOST, InputError
+from scheduler.base import MOST, InputError, counted
 
 UNKNOWN = -1
 PARTIAL = (2, 3, 4)  # status of the lines that tell parts of a job told as a whole elsewhere
@@ -137,7 +137,7 @@ def _text(path: str | Path) -> str:
 
 def _job(place: str, cells: list[str]) -> SwfJob:
     if len(cells) != len(COLUMNS):
-        raise InputError(f"{place}: {len(cells)} columns, but a job has {len(COLUMNS)}")
+        raise InputError(f"{place}: {counted(len(cells), 'column')}, but a job has {len(COLUMNS)}")
     values: list[float] = []
     for column, cell in zip(COLUMNS, cells, strict=True):
         try:

@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fleet.spec import Converge
+from fleet.storage.state import EpochRecord, convergence
 from fleet.units import (
     DELTA,
     DURATION,
@@ -140,3 +142,11 @@ def test_a_size_that_is_shown_reads_back_as_about_the_same(count):
     shown = format_size(count)
     assert re.fullmatch(r"[0-9.]+ [kMGT]?B", shown)
     assert parse_size(shown) == pytest.approx(count, rel=0.006)
+
+
+def test_one_of_something_is_no_plural_in_the_reason_that_a_network_is_done():
+    history = tuple(EpochRecord(number, number - 1, 0.5, 0.5, 0.5, 0.5, 0.1, 8, 1, 1.0) for number in (1, 2))
+    assert convergence(history[:1], Converge(max_epochs=1)).reason == "1 epoch"
+    assert convergence(history, Converge(max_epochs=2)).reason == "2 epochs"
+    assert convergence(history, Converge(max_epochs=9, patience=1, monitor="val_loss")).reason == (
+        "no better val_loss for 1 epoch")

@@ -70,7 +70,7 @@ def test_an_unknown_key_is_answered_with_all_that_there_are_and_their_defaults()
     ({"gpus": 1, "ranks": 2, "cpus": ["0-99999999999"]}, "'0-99999999999' is not a list of CPUs"),
     ({"setup": "module load x"}, "setup: 'module load x' should be a list of texts"),
     ({"setup": ["a\nb"]}, "should not have line breaks"),
-    ({"gpus": 2, "ranks": 3, "cpus": ["0-3"]}, "cpus has 1 lists, but there are 2 GPUs"),
+    ({"gpus": 2, "ranks": 3, "cpus": ["0-3"]}, "cpus should have a list for each of its GPUs, 2, not 1"),
     ({"gpus": 2, "ranks": 3, "cpus": ["0-3", "3-6"]}, "a CPU is in two lists"),
     ({"gpus": 1, "ranks": 4, "cpus": ["0,1"]}, "ranks: 4 are more than the 2 cores of a node"),
     ({"gpus": 1, "ranks": 2, "cpus": ["0-x"]}, "'0-x' is not a list of CPUs"),

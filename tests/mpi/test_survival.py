@@ -75,7 +75,7 @@ def test_ranks_may_die_one_after_another(launch, tmp_path):
               "4": ("runtime.training.trainer:Trainer.run", 1)}
     run, content = run_dying(launch, tmp_path, deaths)
     assert run.status == 75, run.output  # one trainer is left, and the pair wants two
-    assert "3 ranks have died, and 1 trainer is too few for pair" in run.output
+    assert "3 ranks died, and 1 trainer is too few for pair" in run.output
     again, content = run_dying(launch, tmp_path, {})
     assert again.status == 0, again.output
     check(launch, again, content)

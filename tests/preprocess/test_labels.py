@@ -35,7 +35,7 @@ WRONG = [
     (np.eye(2, dtype=int), r"array of shape \(2, 2\) for 2 samples; .*labels.argmax\(axis=1\) makes that"),
     (np.zeros((3, 1), int), r"array of shape \(3, 1\) for 3 samples"),
     ([[0], [1, 0]], "its labels are not one number for each sample: ValueError: "),
-    (np.array(1), r"array of shape \(\) for 1 samples"),
+    (np.array(1), r"array of shape \(\) for 1 sample"),
 ]
 
 

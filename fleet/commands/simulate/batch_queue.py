@@ -23,6 +23,7 @@ from fleet.arguments import count, share, whole
 from fleet.commands.options import add_json, add_law_parameters, add_seed, law_of, print_json
 from fleet.errors import ExitStatus, UserError
 from fleet.terminal import print_table
+from fleet.units import counted
 from scheduler.reservation.fit import fit_laws
 from scheduler.reservation.laws import LAWS, Law
 from scheduler.reservation.queue import Convention, Schedule, simulate
@@ -145,8 +146,8 @@ def _result(args: argparse.Namespace, schedules: list[Schedule], hours: float) -
 
 def _show(result: Result) -> None:
     speculation = ", speculative backfilling" if result.speculative else ""
-    print(f"{result.jobs} jobs on {result.processors} processors, {result.runs} runs; requests: "
-          f"{result.requests}; reservations: {result.convention}{speculation}")
+    print(f"{counted(result.jobs, 'job')} on {counted(result.processors, 'processor')}, {counted(result.runs, 'run')}; "
+          f"requests: {result.requests}; reservations: {result.convention}{speculation}")
     print_table(["", "mean"], [
         ["utilisation", f"{result.utilisation:.1%}"], ["lost in failed runs", f"{result.lost:.1%}"],
         ["response, hours", f"{result.mean_response_h:.4g}"],
@@ -164,7 +165,7 @@ def _fit(trace: Trace, as_json: bool) -> int:
             {"distribution": fit.law.name, **fit.law.parameters(), "aic": fit.aic,
              "ks_distance": fit.distance} for fit in fits]})
         return ExitStatus.OK
-    print(f"{len(hours)} completed runs, in hours; the best law first")
+    print(f"{counted(len(hours), 'completed run')}, in hours; the best law first")
     print_table(["law", "parameters", "AIC", "KS distance"],
                 [[fit.law.name, _listed(fit.law), f"{fit.aic:.1f}", f"{fit.distance:.3f}"] for fit in fits])
     return ExitStatus.OK

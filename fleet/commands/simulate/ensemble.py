@@ -28,6 +28,7 @@ from fleet.commands.plots import add_plot, drawn
 from fleet.errors import ExitStatus, UserError
 from fleet.plugins import find_policy
 from fleet.terminal import bar, print_table
+from fleet.units import counted
 from scheduler.base import Cluster, Options, RateTable
 from scheduler.ensemble.costs import Costs
 from scheduler.ensemble.draw import redraw_epochs, with_errors
@@ -137,15 +138,15 @@ def _print(outcome: Simulated, cluster: Cluster) -> None:
             ("regrouping per GPU, s", outcome.regroup_s_per_gpu),
             ("scheduling, s", outcome.scheduling_s),
             ("checkpointing, s", outcome.checkpoint_s)]
-    ], title=f"{outcome.makespan_s / outcome.lower_bound_s:.3f} of the lower bound on {cluster.gpus} GPUs, "
-             f"{cluster.gpus_per_node} a node, in {len(outcome.rounds)} rounds")
+    ], title=f"{outcome.makespan_s / outcome.lower_bound_s:.3f} of the lower bound on {counted(cluster.gpus, 'GPU')}, "
+             f"{cluster.gpus_per_node} a node, in {counted(len(outcome.rounds), 'round')}")
     shown = outcome.rounds if len(outcome.rounds) <= 30 else outcome.rounds[:30]
     print_table(["round", "start, s", "seconds", "networks", "GPUs", ""],
                 [[number, round(one.start_s, 1), round(one.end_s - one.start_s, 1), len(one.members),
                   sum(member.gpus for member in one.members), bar(sum(m.gpus for m in one.members), cluster.gpus)]
                  for number, one in enumerate(shown, start=1)])
     if len(shown) < len(outcome.rounds):
-        print(f"... and {len(outcome.rounds) - len(shown)} more rounds")
+        print(f"... and {counted(len(outcome.rounds) - len(shown), 'more round')}")
 
 
 def plot(path: Path, outcome: Simulated, cluster: Cluster) -> None:

@@ -16,6 +16,7 @@ from fleet.arguments import count, number, whole
 from fleet.commands.options import add_json, add_seed, print_json
 from fleet.errors import ExitStatus
 from fleet.terminal import print_table
+from fleet.units import counted
 from scheduler.base import LEAST, MOST
 from scheduler.eviction.baselines import greedy
 from scheduler.eviction.plan import Plan, RunningJob, plan_evictions
@@ -62,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"policy": args.policy, "deadlines": results})
     else:
-        print(f"{args.running} jobs on {args.machine} nodes; an on-demand job needs {args.nodes}")
+        print(f"{counted(args.running, 'job')} on {counted(args.machine, 'node')}; an on-demand job needs {args.nodes}")
         print_table(["deadline, min", "planned, min", "started, min", "lost, node-hours", "idle, node-hours",
                      "batch delay, min", "all ended, min"],
                     [[result.deadline, *(round(value, 1) for value in (

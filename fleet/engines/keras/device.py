@@ -7,6 +7,7 @@ import os
 import tensorflow as tf
 
 from fleet.errors import UserError
+from fleet.units import counted
 
 
 def take_device(index: int, trainers: int) -> None:
@@ -26,8 +27,8 @@ def take_device(index: int, trainers: int) -> None:
             tf.config.threading.set_intra_op_parallelism_threads(max(1, len(os.sched_getaffinity(0)) // trainers))
         return
     if len(gpus) > 1 and index >= len(gpus):
-        raise UserError(f"this node shows {len(gpus)} GPUs, and this rank is its trainer number {index + 1}: "
-                        "start fewer ranks on it, or set resources.gpus_per_node")
+        raise UserError(f"this node shows {counted(len(gpus), 'GPU')}, and this rank is its trainer number "
+                        f"{index + 1}: start fewer ranks on it, or set resources.gpus_per_node")
     # A launcher that shows each rank its own GPU alone has chosen already.
     chosen = gpus[0] if len(gpus) == 1 else gpus[index]
     tf.config.set_visible_devices([chosen], "GPU")

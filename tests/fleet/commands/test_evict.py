@@ -99,11 +99,11 @@ def test_the_spectrum_has_the_losses_of_every_count_of_nodes(jobs, capsys):
 def test_a_terminal_shows_the_trade_off_and_who_is_stopped(jobs, capsys):
     assert main(["evict", "--jobs", jobs, "--nodes", "8", "--deadline", "5"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
-    assert lines[0] == "3 jobs run on 12 nodes; to free at least 8".split()
+    assert lines[0] == "3 running jobs on 12 nodes; to free at least 8".split()
     assert ["2", "0.1", "0.1", "2", "8", "1", "1", "█████████"] in lines
     assert ["b", "4", "K", "K", "K", "K", "K", "s"] in lines
     assert ["c", "4", "K", "K", "a", "a", "a", "a"] in lines
-    assert lines[-1][-6:] == "1 other jobs always run on".split()
+    assert lines[-1][-6:] == "1 job that no plan stops".split()
 
 
 def test_many_deadlines_are_shown_by_the_changes_between_them(jobs, capsys):
@@ -128,7 +128,7 @@ def test_the_trade_off_is_drawn(jobs, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    ("--nodes 13 --deadline 1", "jobs.csv: 13 nodes cannot be freed: all 3 jobs together run on 12"),
+    ("--nodes 13 --deadline 1", "jobs.csv: 13 nodes cannot be freed: 3 jobs in all, on 12"),
     ("--nodes 2.5 --deadline 1", "--nodes: '2.5' should be a whole number from 0"),
     ("--nodes -1 --deadline 1", "--nodes: '-1' should be a whole number from 0"),
     ("--nodes many --deadline 1", "--nodes: 'many' should be a whole number"),

@@ -23,7 +23,7 @@ def test_files_are_kept_as_they_are(folder, capsys):
     train, validation = open_hdf5(f"{folder}/out.h5")
     assert train.read(0) == (folder / "in/train/a/0.png").read_bytes()
     assert len(validation) == 1
-    assert "4 training and 1 validation images of 2 classes" in capsys.readouterr().out
+    assert "4 training images and 1 validation image of 2 classes" in capsys.readouterr().out
 
 
 def test_decoded_images_have_one_size(folder):

@@ -103,7 +103,7 @@ def test_a_policy_of_ones_own_may_decide(plan, rates, tmp_path, monkeypatch):
     status, text, _ = plan("--rates", rates, "--gpus", 4, "--policy", "planned_policy:policy", "--alpha", 0.5)
     assert status == 0
     assert "planned_policy:policy: first round on 4 GPUs" in text
-    assert "1 of 3 networks train" in text
+    assert "1 of 3 networks to train now, 2 to wait" in text
 
 
 @pytest.mark.parametrize("wrong", [[], [0.0], [-1.0], [float("nan")], ["fast"], None])

@@ -79,16 +79,16 @@ def test_the_devices_of_a_group_are_not_given_away_before_it_is_known_to_be_no_m
 
 def test_a_network_that_has_converged_is_stopped_for_good_whatever_the_policy_wants():
     told = Told({"a": [0]}).begin()
-    told.end_epoch("a", final="1 epochs")
+    told.end_epoch("a", final="1 epoch")
     assert told.read() == {1: [Stop(final=True)]}
-    assert told.standings["a"].outcome == Outcome("1 epochs")
+    assert told.standings["a"].outcome == Outcome("1 epoch")
 
 
 def test_a_network_that_had_converged_before_is_exported_and_no_more():
     told = Told({"a": [0]}, standings={"a": Standing(history(0.5))}).begin()
-    told.hear(Converged("a", "1 epochs"))
+    told.hear(Converged("a", "1 epoch"))
     assert told.read() == {1: [Stop(final=True)]}
-    assert told.standings["a"] == Standing(history(0.5), Outcome("1 epochs"))
+    assert told.standings["a"] == Standing(history(0.5), Outcome("1 epoch"))
 
 
 def test_a_network_goes_on_from_the_checkpoint_before_a_damaged_one():
@@ -116,7 +116,7 @@ def test_the_launch_ends_when_all_networks_have_and_all_ranks_are_told(failure, 
     if failure:
         told.hear(Failed("a", failure, "", may_pass=False))
     else:
-        told.end_epoch("a", final="1 epochs")
+        told.end_epoch("a", final="1 epoch")
         told.hear(Stopped("a", 0.0))
     assert told.effects[-1] == Finish(status)
     assert {rank: messages[-1] for rank, messages in told.read().items()} == dict.fromkeys(
@@ -126,7 +126,7 @@ def test_the_launch_ends_when_all_networks_have_and_all_ranks_are_told(failure, 
 
 
 def test_a_run_of_which_all_is_done_ends_before_anybody_says_a_word():
-    told = Told({}, networks="a", standings={"a": Standing(history(0.5), Outcome("1 epochs"))})
+    told = Told({}, networks="a", standings={"a": Standing(history(0.5), Outcome("1 epoch"))})
     assert told.ensemble.status is ExitStatus.OK
 
 
@@ -146,7 +146,7 @@ def growing(**rest):
 
 
 def finish_b(told):
-    told.end_epoch("b", final="1 epochs")
+    told.end_epoch("b", final="1 epoch")
     told.hear(Stopped("b", 0.0), Ready(2))
     mail = told.read()
     assert mail[2][0] == Stop(final=True)
@@ -230,7 +230,7 @@ def test_a_group_that_fails_sends_its_recruits_away():
 def test_a_group_that_stops_sends_its_recruits_away_at_once():
     told = growing()
     finish_b(told)
-    told.end_epoch("a", final="1 epochs")
+    told.end_epoch("a", final="1 epoch")
     assert told.read() == {1: [Stop(final=True)], 2: [Stop(final=False)]}
 
 
@@ -336,11 +336,11 @@ def test_while_a_network_rests_its_devices_serve_others():
 
 def test_a_network_whose_export_fails_is_tried_again_as_one_that_is_not_done():
     told = Told({"a": [0]}, networks="a", trainers=1, parts={"retries": 1}).begin()
-    told.end_epoch("a", final="1 epochs")
+    told.end_epoch("a", final="1 epoch")
     told.hear(Failed("a", "stale", "", may_pass=True), Ready(1))
     assert told.standings["a"].outcome is None
     told.hear(None, after=5.0)
-    told.hear(Joined("a"), Converged("a", "1 epochs"), Stopped("a", 0.0))
+    told.hear(Joined("a"), Converged("a", "1 epoch"), Stopped("a", 0.0))
     assert told.ensemble.status is ExitStatus.OK
 
 
@@ -478,7 +478,7 @@ def test_when_it_is_too_late_to_start_another_a_group_goes_on_that_should_stop()
 
 def test_when_it_is_too_late_nothing_is_started_and_the_launch_ends_when_nothing_runs():
     told = late(lambda progress: {"b": [1]} if progress.epochs_done else {"a": [0]}, trainers=2)
-    told.end_epoch("a", final="1 epochs")
+    told.end_epoch("a", final="1 epoch")
     late_, = told.of("TooLate")
     assert (late_.networks, late_.left_s, late_.needed_s) == (("b",), 5.0, 10.0)
     told.hear(Stopped("a", 0.0), Ready(1))
@@ -564,7 +564,7 @@ def test_too_few_trainers_that_are_left_end_the_launch():
     told.wanted = {}
     told.hear(RanksDied((2,)), Ready(1), CheckpointRead("a", Standing(), 0))
     assert [event.reason for event in told.of("Interrupted")] == [
-        "1 ranks have died, and 1 trainer is too few for a"]
+        "1 rank died, and 1 trainer is too few for a"]
     assert told.ensemble.status is ExitStatus.RESUMABLE
 
 

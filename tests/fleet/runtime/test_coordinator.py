@@ -98,14 +98,14 @@ def launch(make):
 def test_messages_are_sent_events_logged_and_shown_and_results_written(launch):
     launch.hear(Ready(1), Ready(2))
     assert launch.told() == [(1, Start)]
-    launch.hear(Joined("a"), Pace("a", 10, 5.0), EpochDone("a", record(1), 0.5, "1 epochs"), Stopped("a", 0.0))
+    launch.hear(Joined("a"), Pace("a", 10, 5.0), EpochDone("a", record(1), 0.5, "1 epoch"), Stopped("a", 0.0))
     launch.coordinator.stop()
     assert launch.told()[-2:] == [(1, Exit), (2, Exit)]
     assert launch.coordinator.status is ExitStatus.OK
     assert [logged.event.word for logged in read_events(launch.paths.events)] == launch.watcher.events
     assert launch.watcher.events == ["start", "plan", "round", "group", "epoch", "final", "plan", "stopped", "end"]
     assert launch.watcher.paces == [("a", 10, 5.0)]
-    assert [(row.name, row.epochs, row.reason) for row in read_results(launch.paths.root)] == [("a", 1, "1 epochs")]
+    assert [(row.name, row.epochs, row.reason) for row in read_results(launch.paths.root)] == [("a", 1, "1 epoch")]
 
 
 def test_a_death_is_heard_when_all_that_the_dead_have_said_is(launch):

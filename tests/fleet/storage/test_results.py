@@ -133,7 +133,7 @@ def test_a_network_that_had_converged_is_finished(results):
 
 def test_a_longer_training_is_judged_anew(tmp_path):
     short = Results(spec(*MODELS, train={"converge": {"max_epochs": 1}}), RunPaths(tmp_path), 60)
-    left(short, "a", history(0.5), final="1 epochs")
+    left(short, "a", history(0.5), final="1 epoch")
     longer = Results(spec(*MODELS, train={"converge": {"max_epochs": 9}}), RunPaths(tmp_path), 60)
     recover(longer)
     assert longer.standing("a").outcome is None
@@ -196,7 +196,7 @@ def test_a_network_is_tried_again_where_nobody_can_tell_why_it_failed(results, c
 
 def test_the_table_has_columns_for_the_test_only_where_something_was_judged(results):
     assert "test acc" not in leaderboard(results.rows())[0]
-    results.keep("a", Standing((record(1),), Outcome("1 epochs"), Judged(0.5, 0.75, 8)))
+    results.keep("a", Standing((record(1),), Outcome("1 epoch"), Judged(0.5, 0.75, 8)))
     headers, rows = leaderboard(results.rows())
     row = next(row for row in rows if row[0] == "a")
     assert (row[headers.index("test acc")], row[headers.index("test loss")]) == ("0.7500", "0.5000")

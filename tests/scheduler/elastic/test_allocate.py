@@ -253,7 +253,7 @@ def test_a_job_whose_smallest_batch_needs_more_gpus_starts_there():
 
 
 def test_a_batch_that_fits_nowhere_is_refused():
-    with pytest.raises(InputError, match="'net': a batch of 200 does not fit on 4 GPUs that hold 32"):
+    with pytest.raises(InputError, match="'net': a batch of 200 does not fit on 4 GPUs of 32 samples each"):
         scaling(network(), EXCHANGES, BatchRange(200, 300), gpus=4)
 
 

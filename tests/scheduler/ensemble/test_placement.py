@@ -79,7 +79,7 @@ def test_full_nodes_are_taken_before_those_that_are_partly_free():
 
 
 def test_more_groups_than_devices_is_an_error():
-    with pytest.raises(InputError, match="groups need 5 GPUs, but 4 are free"):
+    with pytest.raises(InputError, match="groups need 5 GPUs, and 4 can be had"):
         place({"a": 2, "b": 3}, range(4), 4)
 
 

@@ -78,7 +78,7 @@ def test_a_network_at_its_peak_leaves_the_rest_to_the_others():
 
 @pytest.mark.parametrize(("network", "said"), [
     (Network("a", (1.0,)), "a has no epochs"),
-    (Network("a", (1.0,), epochs=1, min_gpus=3), "a needs at least 3 GPUs, but there are 2"),
+    (Network("a", (1.0,), epochs=1, min_gpus=3), "a needs at least 3 GPUs, not 2"),
 ])
 def test_there_is_no_bound_for_what_cannot_be_trained(network, said):
     with pytest.raises(InputError, match=said):

@@ -236,7 +236,7 @@ def test_a_job_out_of_range_is_refused(fields, message):
 
 
 @pytest.mark.parametrize(("nodes", "deadline", "step", "message"), [
-    (6, 1, 1, "6 nodes cannot be freed: all 2 jobs together run on 5"),
+    (6, 1, 1, "6 nodes cannot be freed: 2 jobs in all, on 5"),
     (-1, 1, 1, "the number of nodes to free is -1"),
     (2.0, 1, 1, "the number of nodes to free is 2.0"),
     (1, -1, 1, "the deadline is -1"),

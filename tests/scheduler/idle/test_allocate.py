@@ -173,9 +173,9 @@ def test_equal_serves_the_first_comer_where_there_are_fewer_nodes_than_trainers(
 
 @pytest.mark.parametrize("allocator", [allocate, equal, allocate_counts])
 @pytest.mark.parametrize(("current", "nodes", "horizon_s", "complaint"), [
-    ((1, 1), 4, 60.0, "1 trainers, but current counts of 2"),
+    ((1, 1), 4, 60.0, "1 trainer, but current counts of 2"),
     ((3,), 4, 60.0, "trainer 0 has 3 nodes; it can have 0 to 2"),
-    ((2,), 1, 60.0, "the trainers have 2 nodes, but only 1 are idle"),
+    ((2,), 1, 60.0, "the trainers have 2 nodes, more than the 1 that can be had"),
     ((1,), 4, math.nan, "the horizon is nan"),
     ((1,), 4, -1.0, "the horizon is -1"),
 ])
@@ -192,9 +192,9 @@ def test_the_program_over_nodes_refuses_a_node_held_twice():
 
 @pytest.mark.parametrize(("nodes", "values", "complaint"), [
     ((), (), "at least one"),
-    ((0, 1), (0.0,), "2 node counts and 1 values"),
-    ((0, 1), (0.0, -1.0), "is -1.0 on 1 nodes"),
-    ((0, 1), (0.0, math.nan), "is nan on 1 nodes"),
+    ((0, 1), (0.0,), "2 node counts and 1 value"),
+    ((0, 1), (0.0, -1.0), "is -1.0 on 1 node"),
+    ((0, 1), (0.0, math.nan), "is nan on 1 node"),
     ((0, 2, 2), (0.0, 1.0, 1.0), "must rise"),
     ((-1, 2), (0.0, 1.0), "must rise"),
     ((0, 2), (1.0, 1.0), "is 1.0 on 0 nodes"),

@@ -226,7 +226,7 @@ def changed(*path_and_value):
     (changed("curves", "net", "nodes", [0, 1, 2.5]), "curves.net.nodes must be whole numbers"),
     (changed("curves", "net", "nodes", [0, 1, float("nan")]), "curves.net.nodes must be a list of numbers"),
     (changed("curves", "net", "nodes", "0 1 4"), "curves.net.nodes must be a list of numbers"),
-    (changed("curves", "net", "samples_per_s", [0, -1, 2]), "curves.net.samples_per_s: a curve is -1.0 on 1 nodes"),
+    (changed("curves", "net", "samples_per_s", [0, -1, 2]), "curves.net.samples_per_s: a curve is -1.0 on 1 node"),
     (changed("curves", "net", "objective", [0, float("nan"), 2]), "curves.net.objective must be a list of numbers"),
     (changed("jobs", 0, ["net", 0]), "jobs[0] must be a list: dnn, submit_s"),
     (changed("jobs", 0, 0, "vgg"), "jobs[0]: no curve 'vgg'; there are: net"),

@@ -90,7 +90,7 @@ def test_a_gantt_chart_is_drawn(simulate, tmp_path):
 
 @pytest.mark.parametrize(("options", "said"), [
     (["--gpus", 0], "--gpus: '0' should be a whole number from 1"),
-    (["--gpus", 1, "--gpus-per-node", 4], "gpus_per_node is 4, but the whole cluster has 1 GPUs"),
+    (["--gpus", 1, "--gpus-per-node", 4], "gpus_per_node is 4, but the whole cluster has 1 GPU"),
     (["--gpus", 1, "--stream", "fast"], "--stream: 'fast' should be free, lockstep, a number"),
     (["--gpus", 1, "--stream", "ring:2"], "--stream: 'ring:2' should have a window above 0% and at most 100%"),
     (["--gpus", 1, "--delta", "20"], "--delta: '20' should be written like 15%"),
