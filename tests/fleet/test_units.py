@@ -145,7 +145,7 @@ def test_a_size_that_is_shown_reads_back_as_about_the_same(count):
 
 
 def test_one_of_something_is_no_plural_in_the_reason_that_a_network_is_done():
-    history = tuple(EpochRecord(number, number - 1, 0.5, 0.5, 0.5, 0.5, 0.1, 8, 1, 1.0) for number in (1, 2))
+    history = tuple(EpochRecord(number, number - 1, 0.5, 0.5, 0.5, 0.5, 0.1, 8, 1, 1.0, 0.0) for number in (1, 2))
     assert convergence(history[:1], Converge(max_epochs=1)).reason == "1 epoch"
     assert convergence(history, Converge(max_epochs=2)).reason == "2 epochs"
     assert convergence(history, Converge(max_epochs=9, patience=1, monitor="val_loss")).reason == (
