@@ -6,10 +6,11 @@ import dataclasses
 import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import IO, Any
 
+from fleet.monitor.progress import Progress
 from fleet.spec import Spec
 from fleet.storage.events import (
     BadSample,
@@ -45,21 +46,32 @@ from scheduler.ensemble.policies import POLICIES
 
 
 class PlainView:
-    """A line for each thing that happens; what a batch log wants."""
+    """A line for each thing that happens, and now and then how far long epochs are; what a batch log wants.
 
-    def __init__(self, spec: Spec, out: IO[str] | None = None) -> None:
-        self._out, self._start = out or sys.stdout, time.monotonic()
+    Args:
+        epochs: that networks have trained in earlier launches.
+        clock: seconds, from any origin; a test may give its own.
+    """
+
+    def __init__(self, spec: Spec, out: IO[str] | None = None, epochs: Mapping[str, int] | None = None,
+                 clock: Callable[[], float] = time.monotonic) -> None:
+        self._out, self._clock, self._start = out or sys.stdout, clock, clock()
         self._max_epochs = {network.name: network.train.converge.max_epochs for network in spec.networks}
+        self._progress = Progress(self._max_epochs, epochs or {})
 
     def on_event(self, event: Event) -> None:
         """Say what happened."""
-        line = describe(event, self._max_epochs)
-        if line:
-            with storing(STDOUT):
-                print(f"[{format_duration(time.monotonic() - self._start):>12}] {line}", file=self._out, flush=True)
+        self._progress.add(event, self._clock() - self._start)
+        self._print(describe(event, self._max_epochs))
 
     def on_pace(self, network: str, samples: int, samples_per_s: float) -> None:
-        """Too often for a log."""
+        """Say how far it is, but seldom."""
+        self._print(self._progress.line(network, samples, samples_per_s, self._clock() - self._start))
+
+    def _print(self, line: str) -> None:
+        if line:
+            with storing(STDOUT):
+                print(f"[{format_duration(self._clock() - self._start):>12}] {line}", file=self._out, flush=True)
 
     def close(self) -> None:
         """Nothing is held."""
@@ -236,6 +248,8 @@ class LiveView:
         if isinstance(event, _STAYING):
             self._live.console.print(self._describe(event), highlight=False)
         match event:
+            case Started():
+                self._samples = max(event.samples, 1)
             case RateMeasured():
                 self._title = self._describe(event)
             case RoundStarted():
@@ -297,4 +311,4 @@ def make_view(spec: Spec, plain: bool, epochs: Mapping[str, int]) -> PlainView |
         epochs: that networks have trained in earlier launches.
     """
     screen = None if plain else terminal()
-    return PlainView(spec) if screen is None else LiveView(spec, screen, epochs)
+    return PlainView(spec, epochs=epochs) if screen is None else LiveView(spec, screen, epochs)

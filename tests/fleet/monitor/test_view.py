@@ -202,6 +202,14 @@ def test_the_live_table_goes_on_counting_epochs_where_a_network_goes_on(live):
     assert "3/9" in shown()
 
 
+def test_the_live_table_knows_how_long_the_first_epoch_is(live):
+    view, _ = live
+    view.on_event(START)
+    view.on_event(GROUP)
+    view.on_pace("a", 150, 50.0)
+    assert view._rows["a"].part == 0.25
+
+
 def test_without_validation_data_the_live_table_shows_no_accuracy_of_it(live):
     view, shown = live
     view.on_event(GROUP)

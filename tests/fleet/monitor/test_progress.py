@@ -1,0 +1,73 @@
+"""How far long epochs are, in a log."""
+
+import io
+from dataclasses import replace
+
+from fleet.monitor.progress import FIRST_S, LONGEST_S, Progress
+from fleet.monitor.view import PlainView
+from fleet.storage.events import EpochEnded, GroupStarted, GroupStopped, GroupStruck
+from fleet.storage.state import EpochRecord
+from tests.fleet.histories import spec
+from tests.fleet.logs import START
+
+SAMPLES = 1000
+
+
+def started(names, epochs=None):
+    progress = Progress(dict.fromkeys(names, 9), epochs or {})
+    progress.add(replace(START, samples=SAMPLES), 0.0)
+    for name in names:
+        progress.add(GroupStarted(name, (0,), 0, 1), 0.0)
+    return progress
+
+
+def ended(name, epoch):
+    return EpochEnded(name, EpochRecord(epoch, epoch - 1, 0.5, 0.5, 0.5, 0.5, 0.1, SAMPLES, 1, 1.0, 0.0))
+
+
+def test_a_long_epoch_is_told_of_at_intervals_that_grow():
+    progress = started("a")
+    lines = {now: line for now in range(1, 2000) if (line := progress.line("a", now // 2, 0.5, float(now)))}
+    assert lines[30] == "a epoch 1/9: 2% (0 samples/s)"
+    assert lines[450] == "a epoch 1/9: 22% (0 samples/s)"
+    assert list(lines) == [30, 90, 210, 450, 750, 1050, 1350, 1650, 1950]
+    assert (FIRST_S, LONGEST_S) == (30, 300)
+
+
+def test_epochs_that_end_often_enough_speak_for_themselves():
+    progress = started("a")
+    for epoch in range(1, 100):
+        now = 20.0 * epoch
+        assert progress.line("a", 500, 50.0, now - 10) == ""
+        progress.add(ended("a", epoch), now)
+
+
+def test_one_line_tells_of_all_that_are_under_way():
+    progress = started([f"n{number}" for number in range(12)])
+    progress.add(ended("n3", 2), 29.0)
+    lines = [progress.line(f"n{number}", 250, 40.0, 30.0 if number == 11 else 20.0) for number in range(12)]
+    assert lines[:11] == [""] * 11
+    assert lines[11] == "; ".join([*(f"n{number} epoch 1/9: 25% (40 samples/s)"
+                                     for number in (0, 1, 2, 4, 5, 6, 7, 8)), "and 3 more"])
+
+
+def test_the_epoch_is_the_one_that_is_under_way():
+    progress = started("ab", {"a": 4})
+    progress.add(ended("b", 1), 1.0)
+    progress.line("a", 0, 1.0, 30.9)
+    assert progress.line("b", 1200, 1.0, 31.0) == ""  # the line before told that a goes on
+    assert progress.line("b", 1200, 1.0, 95.0) == "a epoch 5/9: 0% (1 samples/s); b epoch 2/9: 100% (1 samples/s)"
+    progress.add(GroupStruck("a", 3, 0), 96.0)
+    progress.add(GroupStopped("b", 0.1), 96.0)
+    assert progress.line("a", 10, 1.0, 300.0) == "a epoch 4/9: 1% (1 samples/s)"
+
+
+def test_a_log_has_these_lines_among_the_others():
+    now, out = [0.0], io.StringIO()
+    view = PlainView(spec({"family": "softmax", "name": "a"}, train={"converge": {"max_epochs": 9}}), out, {"a": 2},
+                     lambda: now[0])
+    view.on_event(replace(START, samples=SAMPLES))
+    for second in range(1, 40):
+        now[0] = float(second)
+        view.on_pace("a", 10 * second, 10.0)
+    assert out.getvalue().splitlines()[1:] == ["[      30.0 s] a epoch 3/9: 30% (10 samples/s)"]
