@@ -9,12 +9,14 @@ and the commands that need neither MPI nor TensorFlow start at once.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from importlib import import_module
 
 from fleet import __version__
 from fleet.arguments import Parser
 from fleet.errors import ExitStatus, FleetError, UserError, shortened
+from launch.environment import is_first
 
 # name -> (module, one line of help); a name may have two words.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -58,7 +60,11 @@ def main(argv: list[str] | None = None) -> int:
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     module.configure(parser)
     try:
-        return int(module.run(parser.parse_args(rest)))
+        args = parser.parse_args(rest)
+    except UserError as error:  # all ranks of a launch are told the same, and one of them says so
+        return _complain(f"fleet {name}: {error}" if is_first(os.environ) else "", ExitStatus.BAD_INPUT)
+    try:
+        return int(module.run(args))
     except UserError as error:
         return _complain(f"fleet {name}: {error}", ExitStatus.BAD_INPUT)
     except FleetError as error:
@@ -102,7 +108,8 @@ def _usage() -> str:
 
 
 def _complain(message: str, status: ExitStatus) -> int:
-    print(shortened(message), file=sys.stderr)
+    if message:
+        print(shortened(message), file=sys.stderr)
     return status
 
 

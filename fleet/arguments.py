@@ -28,8 +28,8 @@ class Parser(argparse.ArgumentParser):
     """Raises :class:`~fleet.errors.UserError` for a wrong command line, instead of printing and exiting."""
 
     def error(self, message: str) -> NoReturn:
-        """Refuse the command line; argparse calls this too."""
-        raise UserError(message.removeprefix("argument "))
+        """Refuse the command line, in one line whatever stands on it; argparse calls this too."""
+        raise UserError(" ".join(message.removeprefix("argument ").split()))
 
 
 def written_as(parse: Callable[[str], T]) -> Type[T]:

@@ -73,7 +73,7 @@ MAY_IMPORT = {
     "fleet.run": f"fleet.arguments {_RUN}",
     "fleet.api": f"fleet.run fleet.arguments {_RUN}",
     "fleet.commands": f"fleet.api fleet.run fleet.arguments fleet.jobs {_RUN}",
-    "fleet.__main__": f"fleet.commands fleet.arguments {_BELOW_SPEC}",
+    "fleet.__main__": f"fleet.commands fleet.arguments {_BELOW_SPEC} launch",
 }
 
 

@@ -84,6 +84,8 @@ def test_any_text_is_read_or_refused(read):
     (["plan", "--gpus"], "fleet plan: --gpus: expected one argument"),
     (["simulate", "autoscale", "--jobs", "generate", "--policy", "x"],
      "fleet simulate autoscale: --policy: invalid choice: 'x' (choose from "),
+    (["plan", "a.yaml", "--gpus", "1", "two\nlines"], "fleet plan: unrecognized arguments: two lines"),
+    (["doctor", "--json=3"], "fleet doctor: --json: ignored explicit argument '3'"),
     (["reserve", "--log", "a", "--table", "b"], "fleet reserve: --table: not allowed with argument --log"),
     (["simulate", "ensemble", "r", "--gpus", "1", "--policy", "global", "--delta", "0.15"],
      "fleet simulate ensemble: --delta: '0.15' should be written like 15% (of the fastest rate) or 20/s")])
@@ -92,6 +94,14 @@ def test_a_wrong_command_line_is_answered_in_one_line_with_status_2(words, line,
     out, err = capsys.readouterr()
     assert (out, len(err.splitlines())) == ("", 1)
     assert err.startswith(line)
+
+
+def test_of_all_ranks_that_are_given_a_wrong_command_line_the_first_says_so(capsys, monkeypatch):
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    for rank, lines in (("0", 1), ("1", 0)):
+        monkeypatch.setenv("OMPI_COMM_WORLD_RANK", rank)
+        assert main(["doctor", "--typo"]) == 2
+        assert len(capsys.readouterr().err.splitlines()) == lines
 
 
 @pytest.mark.parametrize(("words", "what"), [
