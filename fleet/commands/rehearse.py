@@ -1,5 +1,6 @@
 """Try a spec before an allocation is spent: the same run, with training emulated, on this machine.
 
+  fleet rehearse spec.yaml
   fleet rehearse spec.yaml --gpus 16
   fleet rehearse spec.yaml --gpus 64 --gpus-per-node 4 --rates profile.json
   fleet rehearse spec.yaml --gpus 16 --time-scale 0.001 --output runs/rehearsal
@@ -10,7 +11,9 @@ stream, rounds, checkpoints. Instead of training they sleep for as long as the r
 --rates, from `schedule.rates`, from the profile that a run of the spec has left, or from the cache of your
 measurements. If there are none, they are estimated from the numbers of parameters, which says nothing about how long
 the run will take. Networks train for the epochs that the rates file gives them, otherwise for as many as the spec
-allows.
+allows. The estimate of the run includes the time in which rates are measured, if the run will have to measure them.
+Without --gpus or --ranks the run is rehearsed on one node: with as many GPUs as the spec says, or with one for each
+network, at most 8.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from fleet.arguments import count, positive
 from fleet.commands.options import add_json, add_spec, print_json
 from fleet.errors import ExitStatus, FleetError, InfrastructureError, UserError
 from fleet.terminal import print_table
-from fleet.units import format_duration
+from fleet.units import counted, format_duration
 from launch.binding import my_cores
 from scheduler.base import Cluster, RateTable
 from scheduler.ensemble.costs import Costs
@@ -35,17 +38,21 @@ from scheduler.ensemble.policies import POLICIES
 from scheduler.ensemble.simulation import Simulated, simulate
 
 if TYPE_CHECKING:
+    from fleet.ensemble.survey_estimate import SurveyEstimate
     from fleet.jobs.rehearsal import Rehearsal
     from fleet.monitor.account import Account
     from fleet.spec import Spec
     from preprocess.sample import SampleSpec
 
+_MOST_BY_ITSELF = 8  # GPUs, where neither an option nor the spec says how many
+_BUILD_S = 8.0  # to build a network of Keras and to trace a step of it: between a small CNN's and a ResNet's
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_spec(parser)
-    size = parser.add_mutually_exclusive_group(required=True)
-    size.add_argument("--gpus", type=count, metavar="M", help="number of GPUs that the run will have")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--gpus", type=count, metavar="M", help="number of GPUs that the run will have (one node)")
     size.add_argument("--ranks", type=count, metavar="N",
                       help="number of ranks that the run will have: all but one on each node have a GPU")
     parser.add_argument("--gpus-per-node", type=count, metavar="G",
@@ -75,14 +82,15 @@ def run(args: argparse.Namespace) -> int:
     policies = {**POLICIES, spec.policy.name: spec.policy}  # it may be one of the user's own
     outcomes = [simulate(rates, cluster, policy, spec.options, Costs()) for policy in policies.values()]
     planned = next(outcome for outcome in outcomes if outcome.policy == spec.schedule.policy)
+    profiling = _profiling(args, spec, sample, rates, cluster)
     rehearsal = rehearse(spec, rates, cluster, planned.makespan_s, os.cpu_count() or 1, sample, args.time_scale)
     if not args.json:
-        _announce(spec, cluster, origin, outcomes, rehearsal)
+        _announce(spec, cluster, origin, outcomes, rehearsal, profiling)
     status, told = _perform(args, rehearsal, cluster)
     if args.json:
-        print_json(_numbers(spec, cluster, origin, outcomes, rehearsal, told))
+        print_json(_numbers(spec, cluster, origin, outcomes, rehearsal, told, profiling))
     else:
-        _print(told, rehearsal)
+        _print(told, rehearsal, profiling)
     return status
 
 
@@ -115,6 +123,8 @@ def _cluster(args: argparse.Namespace, spec: Spec) -> Cluster:
         per_node = spec.resources.gpus_per_node
     if args.gpus is not None:
         gpus = args.gpus
+    elif args.ranks is None:
+        gpus = _some_gpus(spec, per_node)
     else:
         nodes = 1 if per_node is None else -(-args.ranks // (per_node + 1))
         gpus = args.ranks - nodes
@@ -126,23 +136,52 @@ def _cluster(args: argparse.Namespace, spec: Spec) -> Cluster:
     return Cluster.of(gpus, per_node)
 
 
+def _some_gpus(spec: Spec, per_node: int | None) -> int:
+    """GPUs of one node, or of so many that every network can train, where nobody says how many there will be."""
+    least = max(network.min_gpus for network in spec.networks)
+    if per_node:
+        return per_node * -(-least // per_node)
+    return max(least, min(len(spec.networks), _MOST_BY_ITSELF))
+
+
 def _rates(args: argparse.Namespace, spec: Spec, sample: SampleSpec, cluster: Cluster) -> tuple[RateTable, str]:
     """The best rates that there are, and where they come from."""
     from fleet.jobs.rehearsal import estimated_rates, known_rates
-    from fleet.runtime.known_rates import hardware, rates_file, read_rates_of
-    from fleet.storage.identity import Machine, codes_of_all, speed_identity
-    from fleet.storage.rate_cache import cache_path, numbers, read_cache
+    from fleet.runtime.known_rates import rates_file, read_rates_of
 
     file = rates_file(spec, args.rates)
     if file is not None:
         return read_rates_of(spec, file), file
-    machine = Machine(hardware(), (cluster.gpus_per_node + 1) / len(my_cores().mine))
-    codes = codes_of_all(spec, Path(args.spec).absolute().parent)
-    keys = {network.name: speed_identity(network, spec.resources, sample, machine, codes) for network in spec.networks}
-    cached = known_rates(spec, keys, numbers(read_cache(cache_path())), cluster.gpus_per_node)
+    cached = known_rates(spec, *_cached(args, spec, sample, cluster), cluster.gpus_per_node)
     if cached is not None:
         return cached, "measured before"
     return estimated_rates(spec, sample, cluster.gpus_per_node), "estimated"
+
+
+def _cached(args: argparse.Namespace, spec: Spec, sample: SampleSpec, cluster: Cluster
+            ) -> tuple[dict[str, str], dict[str, dict[int, float]]]:
+    """The key of each network in the cache of rates, and what is in there."""
+    from fleet.runtime.known_rates import hardware
+    from fleet.storage.identity import Machine, codes_of_all, speed_identity
+    from fleet.storage.rate_cache import cache_path, numbers, read_cache
+
+    machine = Machine(hardware(), (cluster.gpus_per_node + 1) / len(my_cores().mine))
+    codes = codes_of_all(spec, Path(args.spec).absolute().parent)
+    keys = {network.name: speed_identity(network, spec.resources, sample, machine, codes) for network in spec.networks}
+    return keys, numbers(read_cache(cache_path()))
+
+
+def _profiling(args: argparse.Namespace, spec: Spec, sample: SampleSpec, rates: RateTable, cluster: Cluster
+               ) -> SurveyEstimate:
+    """What the run will measure before it trains, as far as this machine's cache does not know it."""
+    from fleet.ensemble.survey import Survey
+    from fleet.ensemble.survey_estimate import SurveyEstimate, estimate
+
+    if spec.schedule.rates is not None or not spec.policy.needs_rates:
+        return SurveyEstimate(0, 0.0)
+    keys, known = _cached(args, spec, sample, cluster)
+    survey = Survey(spec.networks, keys, spec.profile, cluster.gpus, cluster.gpus_per_node, known)
+    return estimate(survey, rates, _BUILD_S if spec.engine.uses_tensorflow else 0.0)
 
 
 def _perform(args: argparse.Namespace, rehearsal: Rehearsal, cluster: Cluster) -> tuple[ExitStatus, Account]:
@@ -197,41 +236,49 @@ def _tail(log: IO[str]) -> str:
     return log.read().strip()[-2000:]
 
 
-def _announce(spec: Spec, cluster: Cluster, origin: str, outcomes: list[Simulated], rehearsal: Rehearsal) -> None:
+def _announce(spec: Spec, cluster: Cluster, origin: str, outcomes: list[Simulated], rehearsal: Rehearsal,
+              profiling: SurveyEstimate) -> None:
     from fleet.commands.simulate.ensemble import print_all
 
     policy = spec.schedule.policy
     planned = next(outcome for outcome in outcomes if outcome.policy == policy)
-    print(f"{len(spec.networks)} networks, {rehearsal.rates.samples_per_epoch} samples an epoch; {cluster.gpus} GPUs, "
-          f"{cluster.gpus_per_node} a node; rates: {origin}")
+    print(f"{counted(len(spec.networks), 'network')}, {counted(rehearsal.rates.samples_per_epoch, 'sample')} an epoch; "
+          f"{counted(cluster.gpus, 'GPU')}, {cluster.gpus_per_node} a node; rates: {origin}")
     print_all(outcomes)
     print_table(["round", "start", "takes", "networks on GPUs"],
                 [[number, format_duration(one.start_s), format_duration(one.end_s - one.start_s),
                   ", ".join(f"{member.name} {member.gpus}" for member in one.members[:8])
                   + (f" and {len(one.members) - 8} more" if len(one.members) > 8 else "")]
                  for number, one in enumerate(planned.rounds[:10], start=1)],
-                title=f"{policy}: {format_duration(planned.makespan_s)} in {len(planned.rounds)} rounds")
-    if spec.document.walltime is not None and planned.makespan_s > spec.document.walltime:
+                title=f"{policy}: {format_duration(planned.makespan_s)} in {counted(len(planned.rounds), 'round')}")
+    total_s = profiling.seconds + planned.makespan_s
+    if profiling.measurements:
+        print(f"Before that, rates are measured: {counted(profiling.measurements, 'measurement')} in about "
+              f"{format_duration(profiling.seconds)}. The whole run: about {format_duration(total_s)}.")
+    if spec.document.walltime is not None and total_s > spec.document.walltime:
         print(f"The walltime of {format_duration(spec.document.walltime)} will not be enough: the run will stop, "
               "and the same command resumes it.")
     print(f"Rehearsing it on {cluster.gpus + cluster.gpus // cluster.gpus_per_node} ranks in about "
           f"{format_duration(planned.makespan_s * rehearsal.scale)} ...", flush=True)
 
 
-def _print(told: Account, rehearsal: Rehearsal) -> None:
-    print(f"{len({stint.name for stint in told.stints})} networks trained in {len(told.stints)} groups; GPU time: "
+def _print(told: Account, rehearsal: Rehearsal, profiling: SurveyEstimate) -> None:
+    print(f"{counted(len({stint.name for stint in told.stints}), 'network')} trained in "
+          f"{counted(len(told.stints), 'group')}; GPU time: "
           + ", ".join(f"{name} {share:.1%}" for name, share in told.spent.shares.items() if share >= 0.0005))
     if told.measured_s is not None:
         per_group, per_epoch = 1000 * told.costs.regroup_s, 1000 * told.epoch_s
         print(f"It took {format_duration(told.measured_s)}, {told.ratio:.3f} times what the "
               f"simulation says ({per_group:.0f} ms to form a group, {per_epoch:.0f} ms between epochs): "
-              f"{format_duration(told.measured_s / rehearsal.scale)} of the run's own time.")
+              f"{format_duration(told.measured_s / rehearsal.scale)} of the run's own time"
+              + (f", and {format_duration(profiling.seconds)} of measuring before it." if profiling.seconds else "."))
 
 
 def _numbers(spec: Spec, cluster: Cluster, origin: str, outcomes: list[Simulated], rehearsal: Rehearsal,
-             told: Account) -> dict[str, Any]:
+             told: Account, profiling: SurveyEstimate) -> dict[str, Any]:
     return {"policy": spec.schedule.policy, "gpus": cluster.gpus, "gpus_per_node": cluster.gpus_per_node,
-            "rates": origin, "predicted_s": {outcome.policy: outcome.makespan_s for outcome in outcomes},
+            "rates": origin, "measurements": profiling.measurements, "profiling_s": profiling.seconds,
+            "predicted_s": {outcome.policy: outcome.makespan_s for outcome in outcomes},
             "lower_bound_s": outcomes[0].lower_bound_s, "time_scale": rehearsal.scale,
             "measured_s": told.measured_s, "simulated_s": told.simulated_s, "groups": len(told.stints),
             "networks": len({stint.name for stint in told.stints}), "spent_gpu_s": dataclasses.asdict(told.spent)}

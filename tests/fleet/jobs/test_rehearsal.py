@@ -133,6 +133,37 @@ def test_a_clusters_shape_follows_from_gpus_or_ranks():
     assert shape(on_nodes, gpus=2) == (2, 2)
 
 
+def test_without_a_number_it_is_one_node_on_which_every_network_can_train():
+    from fleet.commands.rehearse import _cluster
+
+    def shape(models, **resources):
+        cluster = _cluster(SimpleNamespace(gpus=None, ranks=None, gpus_per_node=None),
+                           parse({"models": models, "resources": resources}))
+        return cluster.gpus, cluster.gpus_per_node
+
+    one, many = [{"family": "softmax"}], [{"family": "softmax", "name": f"n{number}"} for number in range(20)]
+    assert (shape(one), shape(many)) == ((1, 1), (8, 8))
+    assert shape([{"family": "softmax", "gpus": 12}]) == (12, 12)
+    assert (shape(one, gpus_per_node=4), shape([{"family": "softmax", "gpus": 6}], gpus_per_node=4)) == ((4, 4), (8, 4))
+
+
+def test_what_the_run_will_have_to_measure_belongs_to_its_time(spec_file, monkeypatch, tmp_path, capsys):
+    from fleet.commands import rehearse as command
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
+
+    def profiled(rates=None, policy="global"):
+        content = {**SPEC, "resources": {"engine": "numpy"}, "profile": {"batches": 10, "timed": 5, "max_gpus": 1},
+                   "models": [{"family": "softmax"}], "schedule": {"policy": policy, **(rates or {})}}
+        table = RateTable(1000, 1, (Network("softmax", (100.0,), epochs=1),))
+        return command._profiling(SimpleNamespace(spec=str(spec_file)), parse(content), SAMPLE, table, Cluster.of(1, 1))
+
+    assert profiled() == (1, 10 * 64 / 100)
+    assert profiled(policy="baseline") == (0, 0.0)
+    (tmp_path / "rates.json").write_text("{}")
+    assert profiled({"rates": str(tmp_path / "rates.json")}) == (0, 0.0)
+
+
 @pytest.mark.parametrize("left", ["models: [{family: softmax}]\n", "resources: {engine: numpy}\n", None])
 def test_a_rehearsal_does_not_take_the_folder_of_a_real_run(spec_file, tmp_path, capsys, left):
     paths = RunPaths(tmp_path / "real")
@@ -156,6 +187,6 @@ def test_a_rehearsal_that_does_not_end_well_says_so_and_shows_why(spec_file, cap
 
     monkeypatch.setattr("fleet.api.run", launch)
     monkeypatch.setattr("fleet.monitor.report.read_report", lambda paths: SimpleNamespace(account=None))
-    monkeypatch.setattr("fleet.commands.rehearse._print", lambda told, rehearsal: None)
+    monkeypatch.setattr("fleet.commands.rehearse._print", lambda told, rehearsal, profiling: None)
     assert main(["rehearse", str(spec_file), "--gpus", "1"]) == status
     assert capsys.readouterr().err.endswith("a rank has died\n")
