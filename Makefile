@@ -23,7 +23,7 @@ demo: env
 
 # Five minutes on two cores: one test of each kind, with fewer examples.
 test: env
-	FLEET_TEST_EXAMPLES=$${FLEET_TEST_EXAMPLES:-0.3} $(BIN)/python -m pytest -n $(WORKERS) -m "not long" $(PYTEST_ARGS)
+	FLEET_TEST_EXAMPLES=$${FLEET_TEST_EXAMPLES:-0.15} $(BIN)/python -m pytest -n $(WORKERS) -m "not long" $(PYTEST_ARGS)
 
 # All tests, as continuous integration runs them.
 test-all: env

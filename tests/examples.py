@@ -1,6 +1,11 @@
-"""How many examples property tests try: one setting for all, ``FLEET_TEST_EXAMPLES``, a factor that is 1 by default."""
+"""How much tests try: what `make test` leaves to `make test-all`.
+
+``FLEET_TEST_EXAMPLES``, 1 by default, is a factor for the examples of all property tests.
+"""
 
 import os
+
+import pytest
 
 _FACTOR = float(os.environ.get("FLEET_TEST_EXAMPLES", "1"))
 
@@ -8,3 +13,9 @@ _FACTOR = float(os.environ.get("FLEET_TEST_EXAMPLES", "1"))
 def examples(count):
     """The number of examples in place of ``count``, at least 5."""
     return max(5, round(_FACTOR * count))
+
+
+def long_but_first(first, *others):
+    """Parameters of a long test: `make test` runs it with the first alone."""
+    return [first, *(pytest.param(*(other if isinstance(other, tuple) else (other,)), marks=pytest.mark.long)
+                     for other in others)]

@@ -44,7 +44,7 @@ def same(expected, got):
 @pytest.mark.parametrize(("name", "arguments"), [
     ("plan.py", []),
     ("simulate.py", []),
-    ("random_search.py", ["--engine", "numpy", "--ranks", "3", "--networks", "3"]),
+    pytest.param("random_search.py", ["--engine", "numpy", "--ranks", "3", "--networks", "3"], marks=pytest.mark.long),
 ])
 def test_a_script_prints_what_stands_beside_it(tmp_path, name, arguments):
     got = printed(tmp_path, str(EXAMPLES / name), *arguments)

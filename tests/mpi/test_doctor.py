@@ -121,6 +121,7 @@ def test_a_wrong_spec_ends_with_status_2_on_any_number_of_ranks(doctor):
         assert errors.count("in the spec") == 1
 
 
+@pytest.mark.long
 @pytest.mark.tensorflow
 def test_horovod_built_for_another_tensorflow_and_a_disk_that_is_too_small_are_found(doctor):
     package = doctor.folder / "broken" / "horovod" / "tensorflow"

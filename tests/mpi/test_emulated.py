@@ -10,6 +10,7 @@ from fleet.storage.events import EpochEnded, GroupChanged, GroupStarted
 from scheduler.ensemble.policies import POLICIES
 from scheduler.ensemble.rates import rate
 from scheduler.ensemble.rates_file import parse_rates
+from tests.examples import long_but_first
 from tests.mpi.conftest import spec
 
 SCALE = 0.05
@@ -19,7 +20,7 @@ RATES = {"samples_per_epoch": 200, "gpus_per_node": 4,
                                                           (75.0, 3)])]}
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", long_but_first("adaptive", *sorted(set(POLICIES) - {"adaptive"})))
 def test_every_network_trains_for_its_epochs_and_no_faster_than_its_rate(launch, tmp_path, policy):
     (tmp_path / "rates.json").write_text(json.dumps(RATES))
     content = spec(tmp_path, [{"family": "softmax", "name": network["name"]} for network in RATES["models"]],

@@ -11,6 +11,7 @@ import pytest
 from fleet.storage.event_log import events_of
 from fleet.storage.events import EpochEnded, GroupStarted, NetworkWarned
 from fleet.storage.paths import RunPaths
+from tests.examples import long_but_first
 from tests.mpi.conftest import ROOT, rank_process, session_members, spec
 
 GOOD = {"family": "softmax", "name": "good"}
@@ -21,7 +22,7 @@ GOOD = {"family": "softmax", "name": "good"}
     ("too_large", "out of memory: MemoryError: wanted 900 GB"),
     ("not_a_number", "the loss became nan in epoch 1"),
 ])
-@pytest.mark.parametrize("gpus", [1, 2])
+@pytest.mark.parametrize("gpus", long_but_first(2, 1))
 def test_a_network_that_fails_is_a_row_and_the_others_go_on(launch, tmp_path, function, reason, gpus):
     bad = {"build": f"tests.sources:{function}", "name": "bad", "gpus": gpus}
     run = launch(3, spec(tmp_path, [bad, GOOD]))
@@ -33,6 +34,7 @@ def test_a_network_that_fails_is_a_row_and_the_others_go_on(launch, tmp_path, fu
     assert reason in run.output
 
 
+@pytest.mark.long
 def test_a_failed_network_stays_failed_when_the_run_is_repeated(launch, tmp_path):
     content = spec(tmp_path, [{"build": "tests.sources:broken", "name": "bad"}, GOOD])
     launch(2, content)
@@ -110,7 +112,7 @@ def test_a_sample_that_cannot_be_read_is_skipped_and_named(launch, tmp_path):
     assert {record.samples for record in run.history("good")} == {59}
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("ranks", long_but_first(3, 1))
 def test_too_many_bad_samples_end_the_run(launch, tmp_path, ranks):
     run = launch(ranks, spec(tmp_path, [GOOD], source="partly_bad"))
     assert run.status == 2

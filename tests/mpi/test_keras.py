@@ -66,11 +66,13 @@ def histories(tmp_path_factory):
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["one", "pair", "three"])
 def test_mpi_exchange_gives_the_losses_of_one_rank(histories, name):
     assert largest_difference(histories["alone"][name], histories["mpi"][name]) < 1e-4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["one", "pair", "three"])
 def test_horovod_gives_the_losses_of_mpi(histories, name):
     if "horovod" not in histories:
@@ -78,6 +80,7 @@ def test_horovod_gives_the_losses_of_mpi(histories, name):
     assert largest_difference(histories["horovod"][name], histories["mpi"][name]) < 1e-4
 
 
+@pytest.mark.long
 def test_a_recorded_loss_curve_guards_the_step(histories):
     golden = json.loads((GOLDEN / "losses_keras.json").read_text())
     losses = {name: [record.loss for record in history] for name, history in histories["alone"].items()}

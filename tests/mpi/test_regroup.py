@@ -5,6 +5,7 @@ import json
 import pytest
 
 from fleet.storage.events import GroupChanged, GroupStarted
+from tests.examples import long_but_first
 from tests.mpi.conftest import ROOT, spec
 from tests.mpi.test_training import replayed
 
@@ -18,7 +19,7 @@ def adaptive(tmp_path, models, rates, **parts):
                 schedule={"policy": "adaptive", "rates": str(tmp_path / "rates.json")})
 
 
-@pytest.mark.parametrize("ranks", [3, 5])
+@pytest.mark.parametrize("ranks", long_but_first(3, 5))
 def test_a_group_takes_in_the_devices_of_those_that_finish_in_the_middle_of_an_epoch(launch, tmp_path, ranks):
     models = [{"family": "softmax", "name": f"n{place}", "train": {"converge": {"max_epochs": 1 + 3 * place}}}
               for place in range(ranks - 1)]
@@ -34,6 +35,7 @@ def test_a_group_takes_in_the_devices_of_those_that_finish_in_the_middle_of_an_e
         assert replayed(launch, content, run, model["name"]) < 1e-9
 
 
+@pytest.mark.long
 def test_groups_shrink_swap_devices_and_change_their_master(launch, tmp_path):
     models = [{"family": "softmax", "name": name, "train": {"converge": {"max_epochs": 7}}} for name in "ab"]
     content = adaptive(tmp_path, models, [100.0, 200.0, 300.0, 400.0], train={"batch": {"size": 7}})

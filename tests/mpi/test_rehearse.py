@@ -7,6 +7,7 @@ import sys
 import pytest
 import yaml
 
+from tests.examples import long_but_first
 from tests.mpi.conftest import ROOT
 
 RATES = {"samples_per_epoch": 1, "gpus_per_node": 2,
@@ -14,7 +15,7 @@ RATES = {"samples_per_epoch": 1, "gpus_per_node": 2,
                     for i, rate in enumerate([50.0, 40.0, 20.0, 10.0])]}
 
 
-@pytest.mark.parametrize("policy", ["global", "adaptive"])
+@pytest.mark.parametrize("policy", long_but_first("global", "adaptive"))
 def test_a_spec_goes_through_all_of_its_run_on_nodes_that_are_pretended(launch, tmp_path, policy):
     spec = {"models": [{"family": "resnet", "name": network["name"]} for network in RATES["models"]],
             "data": {"source": "builtin:noise", "options": {"samples": 500, "size": 32}},

@@ -41,6 +41,7 @@ def test_a_full_disk_ends_the_run_and_the_same_command_goes_on_when_there_is_roo
     assert again.paths.foreign() == []
 
 
+@pytest.mark.long
 def test_a_folder_that_may_not_be_written_any_more_ends_the_run_before_it_begins(launch, full_disk):
     stopped = launch(3, {**content(full_disk), "walltime": 0.001})
     assert stopped.status == 75, stopped.output

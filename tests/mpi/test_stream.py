@@ -9,6 +9,7 @@ from fleet.storage.events import GroupStarted, Started
 from fleet.stream.order import Epoch, RingOrder, StrictOrder, read_path
 from preprocess.pipeline import Pipeline
 from preprocess.transforms import parse_transforms
+from tests.examples import long_but_first
 from tests.mpi.conftest import ROOT, read_lines, spec
 from tests.mpi.test_training import replayed
 from tests.sources import numbered
@@ -55,8 +56,7 @@ DATA = {"transforms": ["tests.sources:noise", {"scale": {"mean": 0.5, "std": 0.5
 MODELS = [{"family": "softmax", "name": "one"}, {"family": "softmax", "name": "other", "train": {"batch": {"size": 7}}}]
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long), 3,
-                                   pytest.param(5, marks=pytest.mark.long)])
+@pytest.mark.parametrize("ranks", long_but_first(3, 1, 2, 5))
 def test_each_network_is_given_each_sample_once_per_epoch(launch, tmp_path, ranks):
     content = spec(tmp_path, MODELS, samples=61, data=DATA)
     run, records = run_recorded(launch, tmp_path, ranks, content)
@@ -89,8 +89,9 @@ RING = {**DATA, "order": "ring", "shards": 12}
 KEPT = {**DATA, "cache": "memory"}
 
 
-@pytest.mark.parametrize("data", [RING, {**RING, "window": 20 * 16 * 3}, KEPT], ids=["ring", "small ring", "kept"])
-@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("data", long_but_first(RING, {**RING, "window": 20 * 16 * 3}, KEPT),
+                         ids=["ring", "small ring", "kept"])
+@pytest.mark.parametrize("nodes", long_but_first(2, 1))
 def test_networks_at_their_own_pace_are_given_each_sample_once_per_epoch(launch, tmp_path, data, nodes):
     models = [*MODELS, {"family": "softmax", "name": "long", "gpus": 2, "train": {"converge": {"max_epochs": 5}}}]
     content = spec(tmp_path, models, samples=230, data=data, resources={"engine": "numpy", "preprocessors": 2})
@@ -99,6 +100,7 @@ def test_networks_at_their_own_pace_are_given_each_sample_once_per_epoch(launch,
     assert run.events(Started)[0].nodes == nodes
 
 
+@pytest.mark.long
 def test_a_network_that_took_its_shards_from_a_ring_is_trained_again_to_the_same_losses(launch, tmp_path):
     models = [*MODELS, {"family": "softmax", "name": "pair", "gpus": 2}]
     content = spec(tmp_path, models, samples=230, data={**RING, "window": 20 * 16 * 3})

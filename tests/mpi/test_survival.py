@@ -6,6 +6,7 @@ import pytest
 
 from fleet.storage.events import EpochEnded, GroupStruck, RankLost
 from fleet.stream.order import read_path
+from tests.examples import long_but_first
 from tests.mpi.conftest import ROOT, spec
 from tests.mpi.test_training import replayed
 
@@ -50,11 +51,14 @@ def check(launch, run, content, names=("pair",)):
     pytest.param({"2": (STEP, 30)}, id="a worker inside an epoch"),
     pytest.param({"2": ("runtime.training.loop:evaluate", 2)}, id="a worker that the master waits for",
                  marks=pytest.mark.long),
-    pytest.param({"1": ("runtime.training.loop:TrainingLoop.next_order", 2)}, id="the master between two epochs"),
-    pytest.param({"2": ("comm.ulfm:ULFMWorld.group", 1)}, id="a worker before there is a group"),
+    pytest.param({"1": ("runtime.training.loop:TrainingLoop.next_order", 2)}, id="the master between two epochs",
+                 marks=pytest.mark.long),
+    pytest.param({"2": ("comm.ulfm:ULFMWorld.group", 1)}, id="a worker before there is a group",
+                 marks=pytest.mark.long),
     pytest.param({"1": ("storage.writer:CheckpointWriter._write", 3)}, id="the master before it has written",
                  marks=pytest.mark.long),
-    pytest.param({"1": ("storage.writer:write_history", 3)}, id="the master when it has written"),
+    pytest.param({"1": ("storage.writer:write_history", 3)}, id="the master when it has written",
+                 marks=pytest.mark.long),
     pytest.param({"1": (STEP, 30), "2": (STEP, 30)},
                  id="all of a group", marks=pytest.mark.long),
 ])
@@ -70,6 +74,7 @@ def test_only_the_struck_network_falls_back(launch, tmp_path, deaths):
     check(launch, run, content)
 
 
+@pytest.mark.long
 def test_ranks_may_die_one_after_another(launch, tmp_path):
     deaths = {"2": (STEP, 20), "3": (STEP, 60),
               "4": ("runtime.training.trainer:Trainer.run", 1)}
@@ -83,7 +88,8 @@ def test_ranks_may_die_one_after_another(launch, tmp_path):
 
 @pytest.mark.parametrize("death", [
     pytest.param(("stream.filler:WindowFiller._produce", 200), id="inside the stream"),
-    pytest.param(("runtime.preprocessor:Preprocessor.step", 1), id="before it has prepared anything"),
+    pytest.param(("runtime.preprocessor:Preprocessor.step", 1), id="before it has prepared anything",
+                 marks=pytest.mark.long),
 ])
 def test_trainers_prepare_their_samples_when_a_preprocessor_dies(launch, tmp_path, death):
     run, content = run_dying(launch, tmp_path, {"1": death}, ranks=6,
@@ -94,9 +100,9 @@ def test_trainers_prepare_their_samples_when_a_preprocessor_dies(launch, tmp_pat
     check(launch, run, content)
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
-@pytest.mark.parametrize("data", [{}, {"order": "ring", "shards": 10}, {"cache": "memory"}],
-                         ids=["strict", "ring", "kept"])
+@pytest.mark.parametrize("nodes", long_but_first(2, 1))
+@pytest.mark.parametrize("data", long_but_first({"order": "ring", "shards": 10}, {}, {"cache": "memory"}),
+                         ids=["ring", "strict", "kept"])
 def test_it_does_not_matter_in_which_order_or_on_how_many_nodes_it_prepared(launch, tmp_path, data, nodes):
     dies = (1, 3)[nodes - 1]
     filler, calls = ("SetFiller.step", 5) if "cache" in data else ("WindowFiller._produce", 20)
@@ -117,6 +123,7 @@ def test_a_trainer_that_waits_for_work_is_not_missed(launch, tmp_path):
     check(launch, run, content, names=())
 
 
+@pytest.mark.long
 def test_a_rank_that_is_stopped_for_a_while_is_not_taken_for_dead(launch, tmp_path):
     run, content = run_dying(launch, tmp_path, {"2": (STEP, 30)},
                              environment={"FLEET_TEST_STOPS": "2"})
@@ -125,7 +132,7 @@ def test_a_rank_that_is_stopped_for_a_while_is_not_taken_for_dead(launch, tmp_pa
     check(launch, run, content)
 
 
-@pytest.mark.parametrize("rank", ["0", "2"])
+@pytest.mark.parametrize("rank", long_but_first("0", "2"))
 def test_without_a_coordinator_or_ulfm_all_ranks_end_at_once_and_the_job_resumes(launch, tmp_path, rank):
     where = ("ensemble.networks:Networks.end_epoch", 4) if rank == "0" else (STEP, 30)
     run, content = run_dying(launch, tmp_path, {rank: where}, survive=rank == "0")

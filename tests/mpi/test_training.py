@@ -11,6 +11,7 @@ from fleet.storage.checkpoint import read_state
 from fleet.storage.event_log import events_of
 from fleet.storage.events import EpochEnded, GroupStarted, RateMeasured, RoundStarted, Started
 from fleet.storage.paths import RunPaths
+from tests.examples import long_but_first
 from tests.mpi.conftest import kill, spec
 from tests.places import ROOT
 
@@ -26,8 +27,7 @@ def replayed(launch, content, run, name, ranks=1):
     return largest_difference(run.history(name), other.history(name))
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long), 3,
-                                   pytest.param(5, marks=pytest.mark.long)])
+@pytest.mark.parametrize("ranks", long_but_first(3, 1, 2, 5))
 def test_networks_train_to_the_same_losses_as_alone(launch, tmp_path, ranks):
     models = [{"family": "softmax", "name": "free"},
               {"family": "softmax", "name": "odd", "train": {"batch": {"size": 7}}}]
@@ -88,6 +88,7 @@ def test_a_killed_run_goes_on_where_its_checkpoints_are(launch, tmp_path):
         assert replayed(launch, content, run, model["name"]) < 1e-9
 
 
+@pytest.mark.long
 def test_checkpoints_inside_an_epoch_bound_what_a_kill_costs(launch, tmp_path):
     content = spec(tmp_path, [{"family": "softmax", "name": "one"}], samples=3000, source="slow",
                    checkpoint={"every": "0.2s"}, train={"converge": {"max_epochs": 2}})
@@ -107,7 +108,7 @@ def test_checkpoints_inside_an_epoch_bound_what_a_kill_costs(launch, tmp_path):
     assert replayed(launch, content, run, "one") < 1e-9
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.long), 4])
+@pytest.mark.parametrize("ranks", long_but_first(2, 1, 4))
 def test_a_signal_stops_within_a_step_and_nothing_is_trained_twice(launch, tmp_path, ranks):
     models = [{"family": "softmax", "name": "one"}]
     if ranks == 4:

@@ -13,6 +13,7 @@ from tests.fleet.histories import record
 loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
 
 
+@pytest.mark.long
 def test_a_run_may_have_more_networks_than_a_process_may_have_open_files(tmp_path):
     observer = TensorBoardObserver(RunPaths(tmp_path))
     for number in (1, 2):

@@ -54,7 +54,7 @@ from fleet.stream.base import split_rows
 from fleet.stream.order import Epoch, read_path
 from scheduler.base import Member, Round
 from scheduler.ensemble.policies import POLICIES, Policy
-from tests.examples import examples
+from tests.examples import examples, long_but_first
 from tests.fleet.one_process import Launch
 from tests.sources import Numbered
 
@@ -758,7 +758,7 @@ def restless(seed):
     return policy
 
 
-@pytest.fixture(params=["adaptive", "restless"])
+@pytest.fixture(params=long_but_first("adaptive", "restless"))
 def regrouping(request):
     """Whole runs of a case under a policy that changes running groups."""
 
@@ -792,6 +792,7 @@ def test_networks_that_fail_while_groups_change_are_rows(regrouping, folders, ca
     runner.check_epochs()
 
 
+@pytest.mark.long
 @few
 @given(cases(regroups=True), st.lists(st.integers(0, 200), min_size=1, max_size=3))
 def test_a_run_may_be_interrupted_while_its_groups_change(regrouping, folders, case, moments):
