@@ -101,9 +101,14 @@ def kill(process):
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             continue
+    await_end(process)
+
+
+def await_end(process):
+    """Wait until neither the launcher nor a rank is left: those that were killed take a moment to go."""
     deadline = time.monotonic() + 10
     while session_members(process.pid):
-        assert time.monotonic() < deadline, "killed processes are still there"
+        assert time.monotonic() < deadline, "there are still processes of the launch"
         time.sleep(0.01)
 
 

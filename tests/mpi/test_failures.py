@@ -12,7 +12,7 @@ from fleet.storage.event_log import events_of
 from fleet.storage.events import EpochEnded, GroupStarted, NetworkWarned
 from fleet.storage.paths import RunPaths
 from tests.examples import long_but_first
-from tests.mpi.conftest import ROOT, rank_process, session_members, spec
+from tests.mpi.conftest import ROOT, await_end, rank_process, spec
 
 GOOD = {"family": "softmax", "name": "good"}
 
@@ -58,7 +58,7 @@ def test_a_bug_in_a_trainer_ends_all_ranks_and_leaves_no_process(launch, tmp_pat
     assert process.returncode not in (0, 2, 3, 75)
     assert "fleet: rank 2 of 3 on " in output
     assert "RuntimeError: a bug outside of any model" in output
-    assert not session_members(process.pid)
+    await_end(process)
 
 
 def test_a_launch_where_another_is_at_work_is_refused_until_that_is_killed(launch, tmp_path):
@@ -101,7 +101,7 @@ def test_whoever_stops_reading_or_writing_ends_all_ranks_within_seconds(launch, 
     waited = r"(good|other), on ranks [12]: chunk \d+ of the (stream|ring) has not arrived for 2 s \(data.stall\)"
     assert re.search(waited, output)
     assert said in output
-    assert not session_members(process.pid)
+    await_end(process)
 
 
 def test_a_sample_that_cannot_be_read_is_skipped_and_named(launch, tmp_path):
@@ -130,7 +130,7 @@ def test_a_warning_of_networks_is_told_once(launch, tmp_path):
 # ---- bad input: one clear message and status 2 before any rank waits ----
 
 
-@pytest.mark.parametrize(("change", "message"), [
+@pytest.mark.parametrize(("change", "message"), long_but_first(
     ({"modles": []}, "no key is named 'modles'; models?"),
     ({"train": {"batch": {"size": "many"}}}, "train.batch.size: 'many'"),
     ({"data": {"source": "image_folder", "path": "no/such/folder"}}, "no/such/folder"),
@@ -143,7 +143,7 @@ def test_a_warning_of_networks_is_told_once(launch, tmp_path):
     ({"resources": {"engine": "numpy", "preprocessors": 3}}, "start at least 4 ranks"),
     ({"train": {"converge": {"monitor": "val_loss"}}}, "needs validation data"),
     ({"data": {"window": 100}}, "data.window: 100 B is too small"),
-])
+))
 def test_bad_input_ends_with_status_2_before_any_rank_waits(launch, tmp_path, change, message):
     content = spec(tmp_path, **{"models": [GOOD], **change})
     if "monitor" in str(change):
