@@ -118,7 +118,7 @@ def alone(path):
 
 def of_one_class(path):
     source = Numbered(int(path), seed=1)
-    source.classes = ("only",)
+    source.classes, source.labels = ("only",), np.zeros(len(source), np.int64)
     return source
 
 
