@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from fleet.errors import ExitStatus, FleetError, InfrastructureError, SpecError, UserError
+from fleet.errors import EXPLAINED, ExitStatus, FleetError, InfrastructureError, SpecError, UserError
 from fleet.run import parse_arguments
 from fleet.spec import (
     Batch,
@@ -40,6 +39,7 @@ from fleet.storage.event_log import launch_status, log_mark
 from fleet.storage.files import replacing
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import NetworkResult, Status, read_results
+from launch.notices import run_quietly
 
 __all__ = ["Batch", "Checkpoint", "Converge", "Data", "Document", "ExitStatus", "FleetError", "ModelEntry",
            "NetworkResult", "Optimizer", "Profile", "Resources", "Schedule", "Spec", "SpecError", "Status", "Train",
@@ -86,6 +86,8 @@ def run(spec: str | Path, ranks: int, *arguments: str, launcher: Sequence[str] |
         log: IO[str] | None = None, environment: Mapping[str, str] | None = None) -> ExitStatus:
     """Run the main job and wait for it; it prints what it does.
 
+    What mpirun says of a status that the run has explained is left out.
+
     Args:
         spec: a spec file.
         ranks: processes; one preprocessor and the rest trainers, unless the spec says otherwise.
@@ -107,8 +109,7 @@ def run(spec: str | Path, ranks: int, *arguments: str, launcher: Sequence[str] |
     # Open MPI refuses to start as root, as in a container, unless it is told twice.
     allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     before = log_mark(events)
-    ended = subprocess.run(command, env={**allowed, **os.environ, **(environment or {})}, check=False, stdout=log,
-                           stderr=log).returncode
+    ended = run_quietly(command, EXPLAINED, log, {**allowed, **os.environ, **(environment or {})})
     status = launch_status(ended, events, before)
     if status == ExitStatus.BAD_INPUT:
         raise UserError(f"{spec} cannot be run")

@@ -35,6 +35,10 @@ class ExitStatus(IntEnum):
     RESUMABLE = 75
 
 
+# The statuses of which the program itself says what they mean: a launcher that calls them errors adds nothing.
+EXPLAINED = (ExitStatus.BAD_INPUT, ExitStatus.NETWORK_FAILED, ExitStatus.RESUMABLE)
+
+
 class FleetError(Exception):
     """Base of all errors that FLEET raises on purpose."""
 

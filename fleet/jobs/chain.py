@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Annotated, ClassVar
 
-from fleet.errors import ExitStatus, StorageError, UserError
+from fleet.errors import EXPLAINED, ExitStatus, StorageError, UserError
 from fleet.storage.event_log import events_of, launch_status, log_mark
 from fleet.storage.events import Interrupted
 from fleet.storage.files import storing
@@ -28,6 +28,7 @@ from fleet.storage.lines import Flat, OmitDefault, add_line, from_json, open_lin
 from fleet.storage.lock import FolderLock
 from fleet.storage.paths import RunPaths
 from launch.base import InputError
+from launch.notices import PATIENCE_S, start
 from launch.systems import System, continue_job, is_preempted
 
 # What batch systems send; SIGUSR2 is what launchers pass on to the ranks (mpirun ends them at once upon SIGTERM).
@@ -257,7 +258,7 @@ class Keeper:
     def _wait(self, command: Sequence[str]) -> int:
         timer = threading.Timer(self._warn_after or 0, self._warn, ["the walltime is nearly over"])
         try:
-            self._process = subprocess.Popen(command)
+            self._process, shown = start(command, EXPLAINED)
         except OSError as error:
             raise UserError(f"{command[0]} cannot be started: {error.strerror}") from None
         if self._warn_after is not None:
@@ -266,6 +267,7 @@ class Keeper:
             if self._signalled:  # while nobody was there to be told
                 self._process.send_signal(signal.SIGUSR2)
             status = self._process.wait()
+            shown.join(PATIENCE_S)
         finally:
             timer.cancel()
         return status if status >= 0 else 128 - status

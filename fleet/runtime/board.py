@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 
 from fleet.comm.base import World
 from fleet.ensemble.ensemble import Setup
 from fleet.ensemble.survey import Survey
-from fleet.errors import UserError
+from fleet.errors import ExitStatus, UserError
 from fleet.monitor.html import write_report
 from fleet.monitor.report import read_report
 from fleet.monitor.tensorboard import TensorBoardObserver
@@ -25,6 +26,11 @@ from fleet.storage.rate_cache import KnownRate, RateBook, cache_path, numbers
 from fleet.storage.results import Results, leaderboard, recover
 from fleet.terminal import print_table
 from fleet.units import counted
+from launch.environment import find_launcher
+
+# What an end is that launchers take for an abort, and say so below all else.
+_MEANINGS = {ExitStatus.NETWORK_FAILED: "some networks have failed, and the table says why",
+             ExitStatus.RESUMABLE: "networks are left, and the same command goes on with them"}
 
 
 class CoordinatorSide:
@@ -108,9 +114,13 @@ class CoordinatorSide:
         self.coordinator.stop()
         self.results.write()
         self._events.close()
+        status = ExitStatus(self.coordinator.status or 0)
         with storing(STDOUT):
             self._print()
-        return int(self.coordinator.status or 0)
+            if (meaning := _MEANINGS.get(status)) and find_launcher(os.environ) is not None:
+                print(f"Status {status.value}: {meaning}. Launchers take it for an abort; no rank has crashed.",
+                      flush=True)
+        return int(status)
 
     def _print(self) -> None:
         rows = self.results.rows()

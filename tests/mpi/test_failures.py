@@ -32,6 +32,7 @@ def test_a_network_that_fails_is_a_row_and_the_others_go_on(launch, tmp_path, fu
     assert rows["bad"].status == "failed"
     assert reason in rows["bad"].reason
     assert reason in run.output
+    assert "\nStatus 3: some networks have failed, and the table says why. Launchers" in run.output
 
 
 @pytest.mark.long

@@ -1,0 +1,143 @@
+"""What Open MPI's mpirun says of a rank that ends with a status, and how a launch is shown without it.
+
+mpirun takes every status but 0 for an abort, and says so in a box of eight lines or more. Where the status is one of
+which the program has spoken already, the box has nothing to add. All other boxes stay: of ranks that were killed, that
+crashed, or that ended with another status.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from typing import IO
+
+_RULE = re.compile(rb"-{70,}\s*")
+_STATUS = re.compile(rb"Exit code: +(\d+)\s*$|Errorcode: (\d+)\s*$", re.MULTILINE)
+# How boxes begin that tell of a status; the last one of an abort that the one before has told of.
+_OF_A_STATUS = (b"prterun detected that one or more processes exited with non-zero status", b"MPI_ABORT was invoked")
+_OF_AN_ABORT = b"prterun has exited due to process rank"
+_MOST_LINES = 20  # of a box
+PATIENCE_S = 5.0  # for the last that a launch has written: something that it left behind may hold its output open
+
+
+class Notices:
+    """Takes what a launch writes, piece by piece, and gives back what is to be shown.
+
+    Args:
+        explained: the statuses of which the program itself speaks.
+    """
+
+    def __init__(self, explained: Sequence[int]) -> None:
+        self._explained = frozenset(explained)
+        self._begun = b""  # of a line
+        self._is_inside_line = False  # which has been shown as far as it came
+        self._box: list[bytes] = []
+        self._was_dropped = False  # the last box that told of a status
+
+    def feed(self, data: bytes) -> bytes:
+        """What is to be shown now."""
+        *lines, rest = (self._begun + data).split(b"\n")
+        self._begun = b""
+        shown = b"".join(self._line(line + b"\n") for line in lines)
+        if self._box or (rest.startswith(b"-") and not self._is_inside_line):
+            self._begun = rest
+        elif rest:
+            self._is_inside_line = True
+            shown += rest
+        return shown
+
+    def close(self) -> bytes:
+        """What is left at the end."""
+        left, self._box, self._begun = b"".join(self._box) + self._begun, [], b""
+        return left
+
+    def _line(self, line: bytes) -> bytes:
+        if self._is_inside_line:
+            self._is_inside_line = False
+            return line
+        is_rule = _RULE.fullmatch(line) is not None
+        if not self._box:
+            if is_rule:
+                self._box = [line]
+                return b""
+            return line
+        self._box.append(line)
+        if len(self._box) == 2 and not line.startswith((*_OF_A_STATUS, _OF_AN_ABORT)):
+            return self._open(is_rule)
+        if is_rule:
+            return self._end_of_box()
+        return self._open() if len(self._box) > _MOST_LINES else b""
+
+    def _open(self, begins_another: bool = False) -> bytes:
+        """No box of mpirun's: what was held back of it, but for a rule that may begin one."""
+        shown = b"".join(self._box[:-1] if begins_another else self._box)
+        self._box = self._box[-1:] if begins_another else []
+        return shown
+
+    def _end_of_box(self) -> bytes:
+        box, self._box = b"".join(self._box), []
+        if self._tells_nothing_new(box):
+            return b""
+        return box
+
+    def _tells_nothing_new(self, box: bytes) -> bool:
+        if _OF_AN_ABORT in box:
+            return self._was_dropped
+        found = _STATUS.search(box)
+        self._was_dropped = found is not None and int(found[1] or found[2]) in self._explained
+        return self._was_dropped
+
+
+def run_quietly(command: Sequence[str], explained: Sequence[int], out: IO[str] | None = None,
+                environment: Mapping[str, str] | None = None) -> int:
+    """Start a launch, wait for it, and return how it ended; see :func:`start`."""
+    process, shown = start(command, explained, out, environment)
+    try:
+        return process.wait()
+    except BaseException:  # Ctrl-C
+        process.kill()
+        raise
+    finally:
+        shown.join(PATIENCE_S)
+
+
+def start(command: Sequence[str], explained: Sequence[int], out: IO[str] | None = None,
+          environment: Mapping[str, str] | None = None) -> tuple[subprocess.Popen[bytes], threading.Thread]:
+    """Start a launch whose notices of explained statuses are not shown.
+
+    Args:
+        explained: see :class:`Notices`.
+        out: where it prints; here, where that is None.
+        environment: its variables; those of this process, where that is None.
+
+    Returns:
+        The process, and the thread to join after it has ended: by then all that it wrote is shown.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    process = subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    thread = threading.Thread(target=_pass_on, daemon=True, args=(
+        process.stderr, 2 if out is None else out.fileno(), Notices(explained)))
+    thread.start()
+    return process, thread
+
+
+def _pass_on(source: IO[bytes], target: int, notices: Notices) -> None:
+    with source:
+        while data := os.read(source.fileno(), 65536):
+            _write(target, notices.feed(data))
+    _write(target, notices.close())
+
+
+def _write(target: int, data: bytes) -> None:
+    """All of it; a full disk, or a reader that is gone, is no reason to let the launch stand still."""
+    try:
+        while data:
+            data = data[os.write(target, data):]
+    except OSError:
+        pass
