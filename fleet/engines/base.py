@@ -92,6 +92,7 @@ class Setup:
         rates: of the networks, where they are known.
         index: the place of this trainer among those of its node, which is that of its GPU.
         trainers: on this node; without GPUs they share its cores.
+        deterministic: whether the same steps are to give the same numbers, bit for bit.
     """
 
     sample: SampleSpec
@@ -99,6 +100,7 @@ class Setup:
     rates: RateTable | None = None
     index: int = 0
     trainers: int = 1
+    deterministic: bool = False
 
 
 class PeerFailed(FleetError):

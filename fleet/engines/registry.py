@@ -28,7 +28,9 @@ def make_engine(spec: Spec, sample: SampleSpec, rates: RateTable | None, index: 
     Raises:
         UserError: what makes an engine of the user's own is not there, or makes something else.
     """
-    engine = _function(spec.engine.make)(Setup(sample, spec.resources, rates, index, trainers))
+    engine = _function(spec.engine.make)(Setup(
+        sample, spec.resources, rates, index, trainers,
+        deterministic=any(network.train.deterministic for network in spec.networks)))
     if missing := [name for name in ("exchange_name", "build") if not hasattr(engine, name)]:
         raise UserError(f"resources.engine: {spec.resources.engine} makes a {type(engine).__name__}, which has no "
                         f"{' and no '.join(missing)}: it should make an engine, as in fleet.engines.base")

@@ -128,7 +128,8 @@ class CoordinatorSide:
         print(self.coordinator.summary())
         replayed = self.results.standing(rows[0].name).history
         if self._prepared.replayed and len(replayed) == len(self._prepared.replayed):  # otherwise it failed
-            print(compare(self._prepared.replayed, replayed))
+            network, = self._prepared.spec.networks
+            print(compare(self._prepared.replayed, replayed, network.train.deterministic))
         if self.results.bad:
             print(f"{counted(len(self.results.bad), 'sample')} could not be read: {self._prepared.paths.bad_samples}")
         shown = "report.html shows it"

@@ -119,9 +119,11 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
         spec = _told_when_to_end(spec)
     replayed: tuple[EpochRecord, ...] = ()
     if replay is not None and only is not None:
-        spec, replayed = _replaying(spec, RunPaths(Path(replay)), only)
+        roles = roles_of(spec, node_of, gpus_per_node, own_preprocessing=True)
+        spec, replayed = _replaying(spec, RunPaths(Path(replay)), only, len(roles.trainers))
         fresh = True
-    roles = roles_of(spec, node_of, gpus_per_node, own_preprocessing=bool(replayed))
+    else:
+        roles = roles_of(spec, node_of, gpus_per_node)
     keep = spec.data.cache == "file" or (spec.data.cache == "memory" and roles.shared)
     opened = open_inputs(spec, keep)
     data, sample = opened.data, opened.sample

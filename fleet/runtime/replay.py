@@ -12,6 +12,7 @@ from fleet.storage.checkpoint import newest
 from fleet.storage.identity import identity
 from fleet.storage.paths import RunPaths
 from fleet.storage.state import EpochRecord, State
+from fleet.units import counted
 from preprocess.sample import SampleSpec
 
 _COMPARED = ("loss", "accuracy", "val_loss", "val_accuracy")
@@ -44,16 +45,56 @@ def _difference(a: float, b: float) -> float:
     return abs(a - b) / max(abs(a), abs(b), 1e-12)
 
 
-def compare(recorded: Sequence[EpochRecord], replayed: Sequence[EpochRecord]) -> str:
-    """Both histories beside each other, and how far they agree."""
+def compare(recorded: Sequence[EpochRecord], replayed: Sequence[EpochRecord], deterministic: bool = False) -> str:
+    """Both histories beside each other, how far each quantity agrees, and what may make a difference.
+
+    Args:
+        recorded, replayed: two histories of one network.
+        deterministic: whether the second was made so.
+    """
     lines = ["epoch  stream epoch  loss recorded  replayed   val recorded  replayed"]
     lines += [f"{one.epoch:5d}  {one.stream_epoch:12d}  {one.loss:13.6f}  {other.loss:8.6f}  "
               f"{one.val_loss:12.6f}  {other.val_loss:8.6f}" for one, other in zip(recorded, replayed, strict=True)]
+    lines += [_agreement(name, recorded, replayed) for name in _COMPARED]
+    lines += [_scope(recorded, replayed, deterministic)]
     return "\n".join([*lines, f"largest relative difference: {largest_difference(recorded, replayed):.2e}"])
 
 
-def _replaying(spec: Spec, paths: RunPaths, name: str) -> tuple[Spec, tuple[EpochRecord, ...]]:
-    """A spec of one network, trained for as many epochs as its history has."""
+def _agreement(name: str, recorded: Sequence[EpochRecord], replayed: Sequence[EpochRecord]) -> str:
+    """How far one quantity agrees, over all epochs."""
+    pairs = [(getattr(one, name), getattr(other, name)) for one, other in zip(recorded, replayed, strict=True)]
+    if all(math.isnan(one) and math.isnan(other) for one, other in pairs):
+        return f"{name}: not judged, neither then nor now"
+    equal = sum(_difference(*pair) == 0 for pair in pairs)
+    if equal == len(pairs):
+        return f"{name}: equal to the last bit in all of {counted(len(pairs), 'epoch')}"
+    furthest = max(range(len(pairs)), key=lambda place: _difference(*pairs[place]))
+    one, other = pairs[furthest]
+    return (f"{name}: equal in {equal} of {counted(len(pairs), 'epoch')}, furthest apart in epoch "
+            f"{recorded[furthest].epoch}: {one:.6g} and {other:.6g} (by {abs(one - other):.1e}, or "
+            f"{_difference(one, other):.1e} of it)")
+
+
+def _scope(recorded: Sequence[EpochRecord], replayed: Sequence[EpochRecord], deterministic: bool) -> str:
+    """What was the same, and what may make a difference."""
+    before, now = ({record.gpus for record in history} for history in (recorded, replayed))
+    sizes = f"on groups of {' and '.join(map(str, sorted(before)))}, replayed on {' and '.join(map(str, sorted(now)))}"
+    if before != now:
+        return f"trained {sizes}: sums over other groups are added up in another order"
+    if not deterministic:
+        return f"trained {sizes}, without train.deterministic: TensorFlow may add up in another order each time"
+    return (f"trained {sizes}, with train.deterministic: equal on the same machine and version of TensorFlow, if the "
+            "run was trained so too")
+
+
+def _replaying(spec: Spec, paths: RunPaths, name: str, trainers: int) -> tuple[Spec, tuple[EpochRecord, ...]]:
+    """A spec of one network, trained for as many epochs as its history has.
+
+    On as many GPUs as it had, if that number did not change and there are so many; otherwise on one.
+
+    Args:
+        trainers: how many there are.
+    """
     if name not in spec.by_name:
         raise UserError(f"--only {name}: the spec has no such network; it has {', '.join(spec.by_name)}")
     history = _left_by(name, paths).history
@@ -71,7 +112,9 @@ def _replaying(spec: Spec, paths: RunPaths, name: str) -> tuple[Spec, tuple[Epoc
         optimizer = dataclasses.replace(optimizer, learning_rate=optimizer.learning_rate * scale)
     converge = dataclasses.replace(network.train.converge, max_epochs=len(history), patience=None, target=None)
     train = dataclasses.replace(network.train, batch=batch, optimizer=optimizer, converge=converge)
-    alone = dataclasses.replace(network, train=train, min_gpus=1, max_gpus=1)
+    sizes = {record.gpus for record in history}
+    size = max(sizes) if len(sizes) == 1 and max(sizes) <= trainers else 1
+    alone = dataclasses.replace(network, train=train, min_gpus=size, max_gpus=size)
     return dataclasses.replace(with_output(spec, paths.replay(name)), networks=(alone,)), history
 
 

@@ -182,6 +182,11 @@ class Train:
         "Precision of the computations, as a dtype policy of Keras. The mixed ones compute with 16 bits and keep the "
         "weights in 32."))
     xla: bool = Field(default=False, description="Whether XLA compiles the training steps.")
+    deterministic: bool = Field(default=False, description=(
+        "Whether the same training gives the same numbers, bit for bit, on one machine, with one version of TensorFlow "
+        "and groups of one size, so that --replay is exact. If one network asks for it, all of the launch are trained "
+        "so: TensorFlow takes deterministic kernels, and each rank without a GPU computes in one thread, which is "
+        "slower."))
 
 
 @dataclass(frozen=True, config=_STRICT)

@@ -34,14 +34,15 @@ def identity(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> str:
     """A fingerprint of all that shapes a network's training, except when it ends and where the data is.
 
     A checkpoint is taken up only by a network of the same identity: another optimizer, another
-    architecture under the same name or other transforms are refused. `converge` may change, because users
-    want to train longer; so may paths, because data sets are moved.
+    architecture under the same name or other transforms are refused. `converge` and `deterministic` may change,
+    because users want to train longer, or to repeat it; so may paths, because data sets are moved.
     """
     data = spec.data
     ring = {"shards": data.shards} if data.order == "ring" else {}
     test = {"test": data.test} if isinstance(data.test, float) else {}  # it is taken from the training samples
     train = TypeAdapter(Train).dump_python(network.train, mode="json")
-    train.pop("converge")
+    for changeable in ("converge", "deterministic"):  # the latter says how numbers are added up
+        train.pop(changeable)
     return _hash({"architecture": network.architecture.key, "seed": network.seed, "train": train,
                   "engine": spec.resources.engine, "source": data.source, "options": data.options,
                   "transforms": data.transforms,
@@ -92,6 +93,7 @@ def speed_identity(network: NetworkSpec, resources: Resources, sample: SampleSpe
     return _hash({"architecture": network.architecture.key, "batch": network.train.batch.size,
                   "when_scaled": network.train.batch.when_scaled, "precision": network.train.precision,
                   "xla": network.train.xla, "optimizer": network.train.optimizer.name,
+                  "deterministic": network.train.deterministic,
                   "engine": resources.engine, "exchange": resources.exchange,
                   "inputs": sample.identity(), "hardware": machine.hardware,
                   "ranks_per_core": f"{machine.ranks_per_core:.3g}",

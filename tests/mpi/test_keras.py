@@ -123,6 +123,23 @@ def test_a_network_is_replayed_alone_to_the_same_losses(shared):
     assert largest_difference(run.history("plain"), other.history("plain")) < 1e-4
 
 
+def test_a_deterministic_network_is_replayed_in_a_group_of_its_size_to_the_same_numbers(tmp_path):
+    from tests.mpi.conftest import Launcher
+
+    launch = Launcher(tmp_path)
+    model = {"family": "cnn", "name": "normalised", "args": {"filters": [8, 8], "dense": [8], "dropout": 0.2},
+             "gpus": 2, "train": {"deterministic": True}}
+    content = keras_spec(tmp_path, [model], schedule={"policy": "global"})
+    run = launch(3, content, "--plain", timeout=240)
+    assert run.status == 0, run.output
+    again = launch(3, content, "--replay", str(run.paths.root), "--only", "normalised", timeout=120)
+    assert again.status == 0, again.output
+    assert "val_accuracy: equal to the last bit in all of 2 epochs" in again.output
+    assert "trained on groups of 2, replayed on 2, with train.deterministic" in again.output
+    other = type(run)(0, "", 0, RunPaths(run.paths.replay("normalised")))
+    assert largest_difference(run.history("normalised"), other.history("normalised")) == 0.0
+
+
 @pytest.mark.parametrize("name", ["normalised", "plain"])
 def test_the_exported_network_gives_the_recorded_accuracy_in_plain_keras(shared, name):
     import keras

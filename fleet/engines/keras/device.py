@@ -10,21 +10,28 @@ from fleet.errors import UserError
 from fleet.units import counted
 
 
-def take_device(index: int, trainers: int) -> None:
+def take_device(index: int, trainers: int, deterministic: bool = False) -> None:
     """Use one GPU, and of its memory only what is needed; without GPUs, a fair share of the cores.
+
+    Kernels cut their sums by the number of threads, so a network that is trained again in another number of them comes
+    to other numbers; which trainers share a node should not matter to one that is deterministic.
 
     Args:
         index: the place of this trainer among those of its node. TensorFlow sees the GPUs that an
             existing ``CUDA_VISIBLE_DEVICES`` leaves.
         trainers: on this node.
+        deterministic: take deterministic kernels, and without GPUs one thread.
 
     Raises:
         UserError: the node shows fewer GPUs than it has trainers.
     """
+    if deterministic:
+        tf.config.experimental.enable_op_determinism()
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus:
         if "TF_NUM_INTRAOP_THREADS" not in os.environ:
-            tf.config.threading.set_intra_op_parallelism_threads(max(1, len(os.sched_getaffinity(0)) // trainers))
+            threads = 1 if deterministic else max(1, len(os.sched_getaffinity(0)) // trainers)
+            tf.config.threading.set_intra_op_parallelism_threads(threads)
         return
     if len(gpus) > 1 and index >= len(gpus):
         raise UserError(f"this node shows {counted(len(gpus), 'GPU')}, and this rank is its trainer number "

@@ -30,14 +30,16 @@ class KerasEngine:
         exchange: auto | horovod | mpi; auto takes Horovod where it is installed.
         index: the place of this trainer among those of its node.
         trainers: on this node.
+        deterministic: the same steps give the same numbers, bit for bit.
 
     Raises:
         UserError: Horovod is asked for and is not installed.
     """
 
-    def __init__(self, sample: SampleSpec, exchange: str, index: int, trainers: int) -> None:
+    def __init__(self, sample: SampleSpec, exchange: str, index: int, trainers: int, deterministic: bool = False
+                 ) -> None:
         self._sample = sample
-        take_device(index, trainers)
+        take_device(index, trainers, deterministic)
         self._horovod = None if exchange == "mpi" else import_horovod()
         if exchange == "horovod" and self._horovod is None:
             raise UserError("resources.exchange: horovod: Horovod is not installed with MPI; "
@@ -64,4 +66,5 @@ class KerasEngine:
 
 def make(setup: Setup) -> KerasEngine:
     """The engine of a trainer."""
-    return KerasEngine(setup.sample, setup.resources.exchange, setup.index, setup.trainers)
+    return KerasEngine(setup.sample, setup.resources.exchange, setup.index, setup.trainers,
+                       setup.deterministic)

@@ -261,6 +261,13 @@ def test_a_batch_that_followed_the_gpus_is_replayed_at_the_size_that_it_had(aski
     assert "cannot be replayed: its batch followed the GPUs" in asking.refused(replay=str(asking.run.root), only="a")
 
 
+@pytest.mark.parametrize(("had", "ranks", "gets"), [((2, 2), 3, 2), ((2, 2), 1, 1), ((2, 1), 3, 1), ((3,), 2, 1)])
+def test_a_replay_takes_a_group_of_the_size_that_there_was_where_there_are_as_many_ranks(asking, had, ranks, gets):
+    asking.leave_checkpoint(epochs=tuple(record(epoch, gpus=gpus) for epoch, gpus in enumerate(had, start=1)))
+    network, = asking(replay=str(asking.run.root), only="a", ranks=(0,) * ranks).spec.networks
+    assert (network.min_gpus, network.max_gpus) == (gets, gets)
+
+
 def test_a_replay_of_what_is_not_there_is_refused(asking):
     asking()
     assert "--only b: the spec has no such network; it has a" in asking.refused(replay=str(asking.run.root), only="b")

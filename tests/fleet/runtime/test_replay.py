@@ -47,7 +47,25 @@ def test_histories_of_other_stream_epochs_are_not_compared(other):
 
 
 def test_both_histories_stand_beside_each_other():
-    head, *rows, end = compare(history(0.5, 0.6), history(0.5, 0.6)).split("\n")
-    assert (len(rows), end) == (2, "largest relative difference: 0.00e+00")
+    head, *rows = compare(history(0.5, 0.6), history(0.5, 0.6)).split("\n")
     assert rows[1].split()[:2] == ["2", "1"]
     assert "stream epoch" in head
+    assert rows[-1] == "largest relative difference: 0.00e+00"
+
+
+def test_what_agreed_to_what_is_said_of_each_quantity():
+    one = [record(1, val_loss=NAN), record(2, loss=2.0, val_loss=NAN)]
+    other = [one[0], replace(one[1], loss=1.5)]
+    text = compare(one, other)
+    assert ("\nloss: equal in 1 of 2 epochs, furthest apart in epoch 2: 2 and 1.5 (by 5.0e-01, or 2.5e-01 of it)\n"
+            in text)
+    assert "\naccuracy: equal to the last bit in all of 2 epochs\n" in text
+    assert "\nval_loss: not judged, neither then nor now\n" in text
+
+
+@pytest.mark.parametrize(("gpus", "deterministic", "words"), [
+    (2, True, "trained on groups of 1, replayed on 2: sums over other groups are added up in another order"),
+    (1, False, "on 1, without train.deterministic: TensorFlow may add up in another order each time"),
+    (1, True, "on 1, with train.deterministic: equal on the same machine and version of TensorFlow")])
+def test_what_may_make_a_difference_is_said(gpus, deterministic, words):
+    assert words in compare([record(1)], [record(1, gpus=gpus)], deterministic)

@@ -54,7 +54,8 @@ def test_what_shapes_training_alone_does_not_ask_for_another_measurement(change)
     assert speed == SAME[1]
 
 
-@pytest.mark.parametrize("change", [{"hardware": "gpu"}, {"ranks_per_core": 2.5}, {"resources": {"exchange": "mpi"}}])
+@pytest.mark.parametrize("change", [{"hardware": "gpu"}, {"ranks_per_core": 2.5},
+                                    {"train": {"deterministic": True}}, {"resources": {"exchange": "mpi"}}])
 def test_what_shapes_speed_alone_leaves_checkpoints_good(change):
     checkpoint, speed = identities(**change)
     assert checkpoint == SAME[0]

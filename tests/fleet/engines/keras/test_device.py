@@ -47,6 +47,8 @@ def test_trainers_of_a_node_without_gpus_share_its_cores(monkeypatch):
     monkeypatch.setattr(device.tf.config.threading, "set_intra_op_parallelism_threads", threads.append)
     for trainers in (1, 3, 20):
         device.take_device(0, trainers)
+    monkeypatch.setattr(device.tf.config.experimental, "enable_op_determinism", lambda: threads.append("deterministic"))
+    device.take_device(0, 1, deterministic=True)
     monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "5")  # the user's word
     device.take_device(0, 1)
-    assert threads == [8, 2, 1]
+    assert threads == [8, 2, 1, "deterministic", 1]
