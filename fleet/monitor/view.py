@@ -16,6 +16,7 @@ from fleet.storage.events import (
     BadSample,
     BestLost,
     EpochEnded,
+    Estimated,
     Event,
     GroupChanged,
     GroupStarted,
@@ -98,6 +99,8 @@ def describe(event: Event, max_epochs: Mapping[str, int]) -> str:
             return _describe_stream(event)
         case RoundStarted():
             return f"round {event.round}: {', '.join(event.members)}"
+        case Estimated():
+            return f"ETA: {eta(event)}"
         case GroupStarted():
             return f"  {event.network} on devices {list(event.devices)}"
         case GroupChanged():
@@ -115,6 +118,12 @@ def describe(event: Event, max_epochs: Mapping[str, int]) -> str:
             return f"{event.reason}: finishing the step, saving, and stopping; the same command resumes it"
         case _:
             return _describe_trouble(event)
+
+
+def eta(estimated: Estimated) -> str:
+    """How long a run will go on, as a range."""
+    low, high = format_duration(estimated.low_s), format_duration(estimated.high_s)
+    return f"{low} to {high}" if low != high else high
 
 
 def _describe_remembered(event: RatesRemembered) -> str:
@@ -239,6 +248,8 @@ class LiveView:
                       for network in spec.networks}
         self._title = "starting: TensorFlow takes some seconds"
         self._samples, self._start = 1, time.monotonic()
+        self._eta: Estimated | None = None
+        self._eta_at = 0.0
         console = Console(file=screen, force_terminal=True, width=terminal_width(screen))
         self._live = Live(console=console, get_renderable=self._table, refresh_per_second=4)
         self._live.start()
@@ -256,6 +267,9 @@ class LiveView:
                 self._title = f"round {event.round}"
             case GroupStarted():
                 self._change(event.network, devices=event.devices, rate=0.0, part=0.0)
+            case Estimated():
+                self._eta = event
+                self._eta_at = time.monotonic()
             case GroupChanged():
                 self._change(event.network, devices=event.devices)
             case EpochEnded():
@@ -287,12 +301,20 @@ class LiveView:
     def _change(self, network: str, **values: Any) -> None:
         self._rows[network] = dataclasses.replace(self._rows[network], **values)
 
+    def _left(self) -> str:
+        """The latest estimate, less what has passed since then."""
+        if self._eta is None:
+            return ""
+        passed = time.monotonic() - self._eta_at
+        return "; ETA " + eta(dataclasses.replace(self._eta, low_s=max(0.0, self._eta.low_s - passed),
+                                                  high_s=max(0.0, self._eta.high_s - passed)))
+
     def _table(self) -> Any:
         from rich import box
         from rich.progress_bar import ProgressBar
         from rich.table import Table
 
-        table = Table(title=f"{self._title}, {format_duration(time.monotonic() - self._start)}",
+        table = Table(title=f"{self._title}, {format_duration(time.monotonic() - self._start)}{self._left()}",
                       title_justify="left", box=box.SIMPLE_HEAD)
         for header in ("network", "devices", "epochs", "", "loss", "val acc", "samples/s", "at most"):
             table.add_column(header)

@@ -34,6 +34,7 @@ from fleet.ensemble.ensemble import Decision, Ensemble, Setup
 from fleet.ensemble.history import TransitionError
 from fleet.ensemble.survey import Survey
 from fleet.errors import ExitStatus
+from fleet.monitor.eta import EstimateTimes, Estimator
 from fleet.monitor.overheads import Overheads
 from fleet.runtime.interrupt import Interruption
 from fleet.storage.event_log import EventLog
@@ -41,6 +42,7 @@ from fleet.storage.events import (
     BadSample,
     EpochEnded,
     Event,
+    GroupStarted,
     RatesGiven,
     RatesRemembered,
     ScheduleOptions,
@@ -89,6 +91,9 @@ class Coordinator:
         self._ensemble = Ensemble(setup, results.standings, survey, rates, self._ask)
         self._lost: frozenset[int] = frozenset()  # the deaths that the ensemble has heard of
         self._is_interrupted = False
+        self._estimator = Estimator(setup.spec, {
+            name: standing.history for name, standing in results.standings.items()})
+        self._estimate_times = EstimateTimes()
         self.status: ExitStatus | None = None
 
     # ---- the four steps of a role's life ----
@@ -182,3 +187,17 @@ class Coordinator:
             self._results.add_bad(event.name, event.reason)
         for observer in self._observers:
             observer.on_event(event)
+        self._estimator.add(event, self._events.now())
+        if isinstance(event, EpochEnded | GroupStarted):
+            self._estimate()
+
+    def _estimate(self) -> None:
+        """Say how long the run will go on, if that was not said a moment ago."""
+        now = self._events.now()
+        if self._is_interrupted or not self._estimate_times.is_due(now):
+            return
+        began = time.perf_counter()
+        estimated = self._estimator.estimate()
+        self._estimate_times.made(now, time.perf_counter() - began, estimated)
+        if estimated is not None:
+            self._note(estimated)

@@ -359,6 +359,22 @@ class GroupStopped:
     export_s: Micro = 0.0
 
 
+@dataclass(frozen=True)
+class Estimated:
+    """How long the run will go on, by all that is known so far: a range.
+
+    Attributes:
+        low_s, high_s: seconds from now, if networks stop as early as their convergence rules allow, and if they train
+            as many epochs as they may.
+        networks: that are not done yet.
+    """
+
+    word: ClassVar[str] = "eta"
+    low_s: Tenths
+    high_s: Tenths
+    networks: int
+
+
 # ---- what becomes of networks ------------------------------------------------------------------
 
 
@@ -510,7 +526,7 @@ Event: TypeAlias = (
     | StreamStarted | Planned
     | RoundStarted | GroupStarted | GroupChanged | EpochEnded | GroupStopped | NetworkFinished | NetworkTested
     | NetworkRetried | NetworkFailed | NetworkFellBack | BestLost | NetworkWarned | RankLost | GroupStruck
-    | BadSample)
+    | BadSample | Estimated)
 
 KINDS: Mapping[str, type] = {kind.word: kind for kind in get_args(Event)}
 

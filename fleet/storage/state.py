@@ -149,11 +149,13 @@ class Convergence:
         best_epoch: counted from 1; 0 when there is none. Of epochs with equal values it is the one of least loss.
         best: the monitored value of that epoch.
         reason: why training is over, or nothing.
+        improved_epoch: the last one that was better by more than ``min_delta``: patience counts from there.
     """
 
     best_epoch: int
     best: float
     reason: str
+    improved_epoch: int = 0
 
 
 def convergence(history: Sequence[EpochRecord], converge: Converge) -> Convergence:
@@ -179,7 +181,26 @@ def convergence(history: Sequence[EpochRecord], converge: Converge) -> Convergen
         reason = f"no better {converge.monitor} for {counted(converge.patience, 'epoch')}"
     elif len(history) >= converge.max_epochs:
         reason = counted(converge.max_epochs, "epoch")
-    return Convergence(best_epoch, sign * best if best_epoch else math.nan, reason)
+    return Convergence(best_epoch, sign * best if best_epoch else math.nan, reason, improved)
+
+
+def epochs_left(history: Sequence[EpochRecord], converge: Converge) -> tuple[int, int]:
+    """The fewest and the most epochs that a network may still train by its rule, as far as its history says.
+
+    Args:
+        history: the finished epochs.
+        converge: when to stop.
+    """
+    verdict, done = convergence(history, converge), len(history)
+    if verdict.reason:
+        return 0, 0
+    most = converge.max_epochs - done
+    fewest = most
+    if converge.patience is not None:  # the first epoch improves on nothing
+        fewest = min(fewest, max(verdict.improved_epoch, 1) + converge.patience - done)
+    if converge.target is not None:
+        fewest = 1
+    return fewest, most
 
 
 def judged_loss(record: EpochRecord) -> float:

@@ -27,7 +27,7 @@ from fleet.storage.checkpoint import (
     write_state,
 )
 from fleet.storage.paths import RunPaths
-from fleet.storage.state import State, convergence
+from fleet.storage.state import State, convergence, epochs_left
 from fleet.storage.verified import write_verified
 from fleet.storage.writer import CheckpointWriter
 from tests.examples import examples
@@ -97,6 +97,29 @@ def test_a_tie_of_training_is_broken_by_validation_where_there_is_any(val_accura
 def test_a_loss_that_is_no_number_breaks_no_tie():
     tied = [record(epoch, val_loss=loss) for epoch, loss in enumerate((math.nan, 2.0, math.nan), start=1)]
     assert convergence(tied, Converge()).best_epoch == 2
+
+
+@pytest.mark.parametrize(("values", "converge", "left"), [
+    ((), {"max_epochs": 9}, (9, 9)), ((0.5,), {"max_epochs": 9}, (8, 8)), ((0.5,), {"max_epochs": 1}, (0, 0)),
+    ((), {"max_epochs": 9, "patience": 3}, (4, 9)), ((0.5,), {"max_epochs": 9, "patience": 3}, (3, 8)),
+    ((0.5, 0.4, 0.3), {"max_epochs": 9, "patience": 3}, (1, 6)), ((0.5, 0.4, 0.6), {"max_epochs": 9, "patience": 3},
+                                                                  (3, 6)),
+    ((0.5,), {"max_epochs": 3, "patience": 5}, (2, 2)), ((0.5,), {"max_epochs": 9, "target": 0.9}, (1, 8)),
+    ((0.5, 0.9), {"max_epochs": 9, "target": 0.9}, (0, 0))])
+def test_a_rule_and_a_history_say_how_many_epochs_may_follow(values, converge, left):
+    assert epochs_left(history(*values), Converge(**converge)) == left
+
+
+@settings(max_examples=examples(100))
+@given(st.lists(st.integers(0, 8), min_size=12, max_size=12),
+       st.builds(Converge, st.integers(1, 12), st.one_of(st.none(), st.integers(1, 5)), st.just("val_accuracy"),
+                 st.sampled_from([0.0, 1.0]), st.one_of(st.none(), st.integers(0, 8))))
+def test_training_ends_within_the_epochs_that_were_said_to_be_left(values, converge):
+    whole = history(*values)
+    end = next(done for done in range(1, 13) if convergence(whole[:done], converge).reason)
+    for done in range(end):
+        fewest, most = epochs_left(whole[:done], converge)
+        assert 1 <= fewest <= end - done <= most
 
 
 class EarlyStopping:

@@ -1,0 +1,73 @@
+"""How good estimates of a run's end were: python -m benchmarks.eta RUN...
+
+Each RUN is the folder of a run whose last launch came to its end. The events of that launch are read, what an estimator
+would have said is put beside what came true. The tables of docs/operations.md come from here.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from fleet.monitor.eta import EstimateTimes, Estimator
+from fleet.spec import load
+from fleet.storage.event_log import Logged, read_events
+from fleet.storage.events import Ended, EpochEnded, GroupStarted, Started
+from fleet.storage.paths import RunPaths
+from fleet.storage.state import EpochRecord
+
+
+class Said(NamedTuple):
+    """An estimate: when it was made, as a share of the launch, and its range as multiples of what was left."""
+
+    at: float
+    low: float
+    high: float
+
+
+def estimates(paths: RunPaths) -> list[Said]:
+    """What would have been said in the last launch of a run, beside what came true."""
+    log = list(read_events(paths.events))
+    first = max(place for place, (_, event) in enumerate(log) if isinstance(event, Started))
+    earlier, launch = log[:first], log[first:]
+    began_s = launch[0].t_s
+    end_s = next(t_s for t_s, event in launch if isinstance(event, Ended))
+    estimator, times = Estimator(load(paths.spec), _histories(earlier)), EstimateTimes(least_s=0.02 * (end_s - began_s))
+    said = []
+    for t_s, event in launch:
+        estimator.add(event, t_s)
+        if isinstance(event, EpochEnded | GroupStarted) and times.is_due(t_s):
+            found = estimator.estimate()
+            times.made(t_s, 0.0, found)
+            if found is not None and end_s > t_s:
+                left = end_s - t_s
+                said.append(Said((t_s - began_s) / (end_s - began_s), found.low_s / left, found.high_s / left))
+    return said
+
+
+def _histories(log: list[Logged]) -> dict[str, list[EpochRecord]]:
+    histories: dict[str, dict[int, EpochRecord]] = {}
+    for _, event in log:
+        if isinstance(event, EpochEnded):
+            histories.setdefault(event.network, {})[event.record.epoch] = event.record
+    return {name: [records[epoch] for epoch in sorted(records)] for name, records in histories.items()}
+
+
+def main(runs: list[str]) -> None:
+    """Print a table, a row for each quarter of each run."""
+    print("| run | part of the run | estimates | what came true was within | low / true | high / true |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for run in runs:
+        said = estimates(RunPaths(Path(run)))
+        for quarter in range(4):
+            part = [one for one in said if quarter / 4 <= one.at < (quarter + 1) / 4]
+            if part:
+                within = sum(one.low <= 1 <= one.high for one in part)
+                lows, highs = sorted(one.low for one in part), sorted(one.high for one in part)
+                print(f"| {Path(run).name} | {25 * quarter} to {25 * quarter + 25} % | {len(part)} | {within} | "
+                      f"{lows[0]:.2f} to {lows[-1]:.2f} | {highs[0]:.2f} to {highs[-1]:.2f} |")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

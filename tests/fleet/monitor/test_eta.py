@@ -1,0 +1,147 @@
+"""How long a run will go on."""
+
+from dataclasses import replace
+
+import pytest
+
+from fleet.monitor.eta import EstimateTimes, Estimator
+from fleet.storage.events import (
+    EpochEnded,
+    Estimated,
+    GroupStarted,
+    GroupStopped,
+    GroupStruck,
+    NetworkFinished,
+    Profiled,
+    RankLost,
+    RateMeasured,
+    ScheduleOptions,
+    Started,
+)
+from tests.fleet.histories import record, spec
+
+START = Started(2, 2, 1, 1, 2, "baseline", (), 0, 600, (0, 1), "free", ScheduleOptions(0.8, "15%", True, 0),
+                {"a": (1, 1), "b": (1, 1)})
+RATES = Profiled(2, 1.0, {"a": (60.0,), "b": (20.0,)})  # epochs of 10 and 30 s
+
+
+def estimator(converge=None, histories=None, start=START, rates=RATES):
+    made = spec({"family": "softmax", "name": "a"}, {"family": "softmax", "name": "b"},
+                train={"converge": converge or {"max_epochs": 4}}, schedule={"policy": "baseline"})
+    found = Estimator(made, histories or {})
+    quick = RateMeasured("a", 1, 1e9, 1e-9, 1, 2)  # no time to build
+    for event in (start, quick, rates):
+        if event is not None:
+            found.add(event, 0.0)
+    return found
+
+
+def epoch(name, number, seconds, **more):
+    return EpochEnded(name, record(number, samples=600, seconds=seconds, **more))
+
+
+def test_nothing_is_said_before_anything_is_known():
+    assert estimator(rates=None).estimate() is None
+    assert estimator(start=None).estimate() is None
+
+
+def test_the_slowest_network_decides_when_each_has_a_gpu():
+    found = estimator().estimate()
+    assert (found.low_s, found.high_s, found.networks) == pytest.approx((120 / 1.5, 1.5 * 120, 2))
+
+
+def test_one_gpu_trains_them_one_after_the_other():
+    found = estimator(start=replace(START, trainers=1, devices=(0,), gpus_per_node=1)).estimate()
+    assert found.high_s == pytest.approx(1.5 * 160)
+    lost = estimator()
+    lost.add(RankLost(2, 1), 0.0)
+    assert lost.estimate().high_s == pytest.approx(1.5 * 160)
+
+
+def test_epochs_that_took_longer_than_promised_stretch_those_that_are_left():
+    found = estimator()
+    for number in (1, 2):
+        found.add(epoch("b", number, 60.0, waited_s=0.0), 60.0 * number)
+        found.add(epoch("a", number, 10.0, waited_s=0.0), 10.0 * number)
+    assert (found.estimate().low_s, found.estimate().high_s) == pytest.approx((0.9 * 120, 1.1 * 120))
+
+
+def test_a_network_that_has_shown_no_epoch_is_taken_to_be_as_the_others():
+    found = estimator()
+    found.add(epoch("a", 1, 20.0, waited_s=0.0), 20.0)
+    assert (found.estimate().low_s, found.estimate().high_s) == pytest.approx((240 / 1.5, 1.5 * 240))
+
+
+def test_the_range_is_that_of_the_rule():
+    found = estimator(converge={"max_epochs": 10, "patience": 2})
+    for number in (1, 2):
+        found.add(epoch("b", number, 30.0, val_accuracy=0.9, waited_s=0.0), 30.0 * number)
+        found.add(epoch("a", number, 10.0, val_accuracy=0.9, waited_s=0.0), 10.0 * number)
+    assert (found.estimate().low_s, found.estimate().high_s) == pytest.approx((0.9 * 30, 1.1 * 240))
+
+
+def test_what_earlier_launches_have_trained_is_done_and_what_is_lost_is_not():
+    found = estimator(histories={"b": (record(1), record(2))})
+    found.add(epoch("b", 1, 30.0), 0.0)  # logged late
+    assert found.estimate().high_s == pytest.approx(1.5 * 60)
+    found.add(GroupStruck("b", 1, 0), 0.0)
+    assert found.estimate().high_s == pytest.approx(1.5 * 90)
+    found.add(NetworkFinished("b", "4 epochs", 4), 0.0)
+    assert (found.estimate().high_s, found.estimate().networks) == (pytest.approx(1.5 * 40), 1)
+
+
+def test_the_first_epoch_of_a_group_takes_the_time_to_form_it_and_no_more():
+    found = estimator()
+    found.add(GroupStarted("b", (0,), 0, 1), 0.0)
+    found.add(epoch("b", 1, 45.0, waited_s=0.0), 50.0)  # built for 5 s, traced for 15
+    found.add(epoch("b", 2, 30.0, waited_s=0.0), 80.0)
+    assert found.estimate().high_s == pytest.approx(1.1 * 60)  # it is formed
+    found.add(GroupStopped("b", 0.0), 80.0)
+    assert found.estimate().high_s == pytest.approx(1.1 * 60 + 20)  # and will have to be formed again
+
+
+def test_what_it_took_to_build_a_network_for_measuring_it_will_take_again():
+    found = estimator(rates=None)
+    found.add(RateMeasured("b", 1, 100.0, 75.0, 1, 2), 75.0)
+    found.add(RATES, 75.0)
+    steps_s = 48 * 128 / 100.0
+    assert found.estimate().high_s == pytest.approx(1.5 * 120 + (75.0 - steps_s) / 2)  # of two, one took none
+
+
+def test_the_first_epoch_tells_how_long_groups_take_until_the_second_tells_better():
+    made = spec({"family": "softmax", "name": "a"}, train={"converge": {"max_epochs": 4}},
+                schedule={"policy": "baseline"})
+    found = Estimator(made, {})
+    for event in (START, RATES, GroupStarted("a", (0,), 0, 1)):
+        found.add(event, 0.0)
+    assert found.estimate() is None
+    found.add(epoch("a", 1, 12.0), 25.0)
+    found.add(GroupStopped("a", 0.0), 25.0)
+    assert found.estimate().high_s == pytest.approx(1.5 * 30 + 15)
+
+
+def test_rates_that_nobody_has_measured_are_those_that_epochs_have_shown():
+    found = estimator(rates=None)
+    found.add(epoch("a", 1, 10.0, waited_s=0.0), 10.0)
+    found.add(epoch("b", 1, 30.0, waited_s=0.0), 30.0)
+    assert found.estimate().high_s == pytest.approx(1.1 * 90)
+
+
+def test_many_epochs_are_simulated_in_few():
+    found = estimator(converge={"max_epochs": 6000}).estimate()
+    assert found.high_s == pytest.approx(1.5 * 30 * 6000)
+
+
+def test_a_rehearsal_is_told_in_its_own_time():
+    assert estimator(start=replace(START, time_scale=0.01)).estimate().high_s == pytest.approx(1.5 * 1.2)
+
+
+def test_estimates_are_rare_when_much_is_left_and_cost_next_to_nothing():
+    times = EstimateTimes(least_s=10.0)
+    assert times.is_due(0.0)
+    times.made(0.0, 0.01, None)
+    assert (times.is_due(0.4), times.is_due(0.6)) == (False, True)
+    times.made(0.0, 0.01, Estimated(1.0, 1000.0, 2))
+    assert (times.is_due(49.0), times.is_due(51.0)) == (False, True)
+    times.made(0.0, 0.01, Estimated(1.0, 5.0, 2))
+    assert (times.is_due(9.0), times.is_due(11.0)) == (False, True)
