@@ -13,15 +13,19 @@ holds. Which names mean something is not decided here.
 from __future__ import annotations
 
 import re
+import secrets
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from launch.base import InputError
 
-# Tabs between the fields: names and comments may hold anything else.
-FIELDS = "%i\t%D\t%M\t%P\t%j\t%k"  # job id, nodes, time used, partition, name, comment
+FIELDS = ("%i", "%D", "%M", "%P", "%j", "%k")  # job id, nodes, time used, partition, name, comment
 TIMEOUT_S = 60
+
+# How a job begins where fields are parted by tabs: id, nodes (1,024 may be 1K), time used, partition.
+_BEGINNING = re.compile(r"^([0-9][0-9_+]*)\t([1-9][0-9]*[KM]?)\t([^\t\n]*)\t([^\t\n]*)\t", re.MULTILINE)
+_TIMES = {"": 1, "K": 1024, "M": 1024 ** 2}
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class SlurmJob:
     Args:
         id: as ``scancel`` takes it, with the index of an array's task.
         nodes: that it runs on.
-        elapsed_s: since it started.
+        elapsed_s: since it started; None where ``squeue`` does not know.
         partition, name: of the job.
         checkpoint: what its comment says after ``fleet:``.
         unread: why that could not be read; it is its user's word, and stops nobody else.
@@ -39,7 +43,7 @@ class SlurmJob:
 
     id: str
     nodes: int
-    elapsed_s: int
+    elapsed_s: int | None
     partition: str
     name: str
     checkpoint: Mapping[str, float] = field(default_factory=dict)
@@ -55,11 +59,15 @@ def running_jobs(partition: str | None = None) -> list[SlurmJob]:
     Raises:
         InputError: there is no ``squeue``, it failed, or what it printed cannot be read.
     """
-    command = ["squeue", "--noheader", "--states=RUNNING", f"--format={FIELDS}"]
+    # What parts the fields is drawn anew each time: a name or a comment may hold tabs, newlines and any line that its
+    # user thought of, but not this.
+    mark = f"<{secrets.token_hex(8)}>"
+    command = ["squeue", "--noheader", "--states=RUNNING", f"--format={mark}{mark.join(FIELDS)}{mark}"]
     if partition is not None:
         command.append(f"--partition={partition}")
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="backslashreplace",
+                              timeout=TIMEOUT_S, check=False)
     except FileNotFoundError:
         raise InputError("squeue is not on the PATH: this machine is not part of a Slurm cluster") from None
     except subprocess.TimeoutExpired:
@@ -67,27 +75,56 @@ def running_jobs(partition: str | None = None) -> list[SlurmJob]:
     if done.returncode:
         said = done.stderr.strip().splitlines()
         raise InputError(f"squeue failed: {said[-1] if said else f'exit status {done.returncode}'}")
-    return parse_squeue(done.stdout)
+    return parse_squeue(done.stdout, mark)
 
 
-def parse_squeue(text: str) -> list[SlurmJob]:
-    """Read what ``squeue`` printed in the format :data:`FIELDS`.
+def parse_squeue(text: str, mark: str = "\t") -> list[SlurmJob]:
+    """Read what ``squeue`` printed: of each job the :data:`FIELDS`, with a mark before, between and after them.
+
+    Text without the mark is read as jobs on lines of their own with tabs between the fields, as a recorded or
+    wrapped ``squeue`` may print them. What does not begin like a job then belongs to the name or the comment of
+    the job before.
 
     Raises:
-        InputError: a line has another format.
+        InputError: no job can be made out, though there is text.
 
     >>> parse_squeue("17\\t2\\t1-02:00:05\\tdebug\\trelax\\tfleet:interval_min=60\\n")[0].elapsed_s
     93605
+    >>> parse_squeue("|17|2|0:10|debug|a\\nb|(null)|\\n", mark="|")[0].name
+    'a\\nb'
     """
-    return [_job(line, number) for number, line in enumerate(text.split("\n"), 1) if line]
+    records = _marked(text, mark) if mark in text and mark != "\t" else _lines(text)
+    jobs = [_job(*record) for record in records]
+    if not jobs and text.strip():
+        raise InputError(f"squeue printed {text.strip().splitlines()[0][:80]!r}, which is not in the format that was "
+                         "asked for")
+    return jobs
 
 
-def _job(line: str, number: int) -> SlurmJob:
-    fields = line.split("\t")
-    if len(fields) != FIELDS.count("\t") + 1 or not fields[1].isdecimal():
-        raise InputError(f"squeue, line {number}: {line!r} is not in the format that was asked for")
-    id_, nodes, elapsed, partition, name, comment = fields
-    job = SlurmJob(id_, int(nodes), parse_elapsed(elapsed), partition, name)
+def _marked(text: str, mark: str) -> Iterator[list[str]]:
+    fields = text.split(mark)
+    width = len(FIELDS)
+    # A job is a mark, six fields with marks between, a mark; between two jobs there is a newline.
+    for start in range(1, len(fields) - width, width + 1):
+        if re.fullmatch("[1-9][0-9]*[KM]?", fields[start + 1]):
+            yield fields[start:start + width]
+
+
+def _lines(text: str) -> Iterator[list[str]]:
+    found = list(_BEGINNING.finditer(text))
+    ends = [match.start() for match in found[1:]] + [len(text)]
+    for match, end in zip(found, ends, strict=False):
+        name, _, comment = text[match.end():end].rstrip("\n").partition("\t")
+        yield [*match.groups(), name, comment]
+
+
+def _job(id_: str, nodes: str, elapsed: str, partition: str, name: str, comment: str) -> SlurmJob:
+    try:
+        elapsed_s = parse_elapsed(elapsed)
+    except InputError:  # such as INVALID, where the clocks of a cluster differ
+        elapsed_s = None
+    count = int(nodes.rstrip("KM")) * _TIMES[nodes.lstrip("0123456789")]
+    job = SlurmJob(id_, count, elapsed_s, partition, name)
     try:
         return replace(job, checkpoint=parse_comment(id_, comment))
     except InputError as error:

@@ -42,6 +42,18 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
+NAME = "a name of printable characters: no line breaks, control characters or marks of direction"
+
+
+def is_name(value: Any) -> bool:
+    """Whether a value can be shown as a name, on one line and in the order in which it is written.
+
+    >>> is_name("relax | heat"), is_name("m0\\n"), is_name("m0\\u202e"), is_name(""), is_name(3)
+    (True, False, False, False, False)
+    """
+    return isinstance(value, str) and value != "" and value.isprintable()
+
+
 def check_range(what: str, value: float, least: float, most: float, unit: str = "") -> None:
     """See that a number is within bounds that keep time and memory within bounds.
 

@@ -71,7 +71,8 @@ def running_jobs(jobs: Sequence[SlurmJob], site: Site, storage: FileSystem | Non
     """Join what Slurm knows of the running jobs with what is said of their checkpoints.
 
     A job of which nothing is said can only be killed, and loses what it did since its start. A comment that cannot
-    be read, or says something unknown or impossible, is passed over: any user can write one.
+    be read, or says something unknown or impossible, is passed over: any user can write one. A job of which Slurm
+    does not know how long it has been running is left out: what it would lose is not known.
 
     Args:
         jobs: as ``squeue`` tells.
@@ -79,7 +80,7 @@ def running_jobs(jobs: Sequence[SlurmJob], site: Site, storage: FileSystem | Non
         storage: needed where sizes are given.
         now_s: seconds since 1970.
         resolution: minutes to whose multiples times are rounded up.
-        warn: is told of each comment that is passed over.
+        warn: is told of each comment that is passed over, and each job that is left out.
 
     Raises:
         UserError: sizes are given without bandwidths, or a last checkpoint lies in the future.
@@ -88,6 +89,9 @@ def running_jobs(jobs: Sequence[SlurmJob], site: Site, storage: FileSystem | Non
     grain = RESOLUTION if resolution is None else resolution
     found = []
     for job in jobs:
+        if job.elapsed_s is None:
+            warn(f"job {job.id}: squeue does not know how long it has been running; it is left out of the plan")
+            continue
         try:
             found.append(_join(job, site, storage, now_s, grain))
             why = job.unread
@@ -103,6 +107,7 @@ def running_jobs(jobs: Sequence[SlurmJob], site: Site, storage: FileSystem | Non
 def _join(job: SlurmJob, site: Site, storage: FileSystem | None, now_s: float, grain: float) -> RunningJob:
     said = _said(site.of(job), f"job {job.id}")
     interval = said.get("interval_min")
+    assert job.elapsed_s is not None, "such a job is left out"
     since_s = float(job.elapsed_s)
     if "last_checkpoint" in said:
         since_s = min(since_s, now_s - said["last_checkpoint"])  # a job that was requeued began at its checkpoint

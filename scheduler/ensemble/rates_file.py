@@ -14,7 +14,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from scheduler.base import CommTime, Network, RateTable, StepTime
+from scheduler.base import NAME, CommTime, Network, RateTable, StepTime, is_name
 from scheduler.files import MistakeReader, read_json
 
 
@@ -80,8 +80,8 @@ def _network_record(network: Network) -> dict[str, Any]:
 def _network(read: MistakeReader, value: Any, place: str) -> Network:
     record = read.record(value, place, required=("name", "rates"), optional=("epochs", "params_mb", "step_s"))
     name = record.get("name", place)
-    if not (isinstance(name, str) and name):
-        read.mistake(f"{place}.name", f"{name!r}, but must be one word")
+    if not is_name(name):
+        read.mistake(f"{place}.name", f"{ascii(name)[:60]}, but must be {NAME}")
     rates = tuple(read.positive(rate, f"{place}.rates[{i}]", "samples/s")
                   for i, rate in enumerate(read.items(record, "rates", f"{place}.rates")))
     if "rates" in record and not rates:

@@ -27,7 +27,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.base import MOST_NODES, InputError, check_range, counted
+from scheduler.base import MOST_NODES, NAME, InputError, check_range, counted, is_name
 
 Action = Literal["kill", "app", "sys"]
 CHECKPOINTS: tuple[Action, ...] = ("app", "sys")  # in the order in which ties are broken
@@ -64,6 +64,8 @@ class RunningJob:
     def __post_init__(self) -> None:
         if not self.id:
             raise InputError("a job has no id")
+        if not is_name(self.id):
+            raise InputError(f"the id {ascii(self.id)[:60]} of a job must be {NAME}")
         if not _is_whole(self.nodes) or self.nodes < 1:
             raise InputError(f"job {self.id}: nodes is {self.nodes}; it must be a whole number above 0")
         check_range(f"job {self.id}: nodes", self.nodes, 1, MOST_NODES)

@@ -196,10 +196,12 @@ def efficiency(trace: Trace, jobs: Sequence[Job], replayed: Replayed, max_parall
         max_parallel: how many trainers take part at once, also on the dedicated nodes.
 
     Returns:
-        U; NaN where dedicated nodes do nothing either.
+        U; NaN where dedicated nodes do nothing either, as when there is nothing to do.
     """
     ends = [record.ended_s for record in replayed.trainers if record.ended_s is not None]
     end_s = max(ends) if len(ends) == len(jobs) else replayed.end_s
+    if end_s == 0:
+        return math.nan
     best = static_outcome(jobs, trace.node_seconds(end_s) / end_s, end_s, max_parallel)
     return float(replayed.outcome_until(end_s)) / best if best > 0 else math.nan
 
@@ -231,7 +233,7 @@ def _static_outcome(jobs: Sequence[Job], nodes: int, seconds: float, max_paralle
     done = replay(Trace.constant(nodes, seconds), free_of_charge, settings)
     ends = [record.ended_s for record in done.trainers if record.ended_s is not None]
     total = float(done.outcome[-1])
-    return total if len(ends) < len(jobs) else total * seconds / max(ends)
+    return total if len(ends) < len(jobs) or max(ends) == 0 else total * seconds / max(ends)
 
 
 def summarise(trace: Trace, jobs: Sequence[Job], settings: Settings, replayed: Replayed) -> Summary:
@@ -394,7 +396,12 @@ class _Replay:
     def _admit(self) -> None:
         while (len(self.active) < self.settings.max_parallel and self.admitted < len(self.jobs)
                and self.jobs[self.admitted].submit_s <= self.sim.now):
-            self.active.append(_Active(self.admitted, self.jobs[self.admitted], self.sim.now))
+            trainer = _Active(self.admitted, self.jobs[self.admitted], self.sim.now)
+            if trainer.job.total_samples == 0:  # done before it needs a node
+                trainer.ended_s = self.sim.now
+                self.gone.append(trainer)
+            else:
+                self.active.append(trainer)
             self.admitted += 1
 
     def _rescale(self, counts: Counts) -> None:

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from scheduler.base import MOST, InputError, check_range, is_number
+from scheduler.base import MOST, NAME, InputError, check_range, is_name, is_number
 from scheduler.idle.allocate import Curve, FloatArray, IntArray, Trainer
 
 HEADING = "t_s,node,delta"
@@ -290,6 +290,8 @@ def read_trainers(path: str | Path) -> tuple[Job, ...]:
         raise InputError(f"{path}: job_columns must be {list(JOB_COLUMNS)}")
     if not isinstance(document["curves"], dict) or not isinstance(document["jobs"], list):
         raise InputError(f"{path}: curves must be an object and jobs a list")
+    if wrong := [name for name in document["curves"] if not is_name(name)]:
+        raise InputError(f"{path}: curves: {ascii(wrong[0])[:60]} must be {NAME}")
     curves = {name: _curves(path, name, value) for name, value in document["curves"].items()}
     jobs = [_job(path, f"jobs[{place}]", value, curves) for place, value in enumerate(document["jobs"])]
     if not jobs:
@@ -363,6 +365,8 @@ def read_node_names(path: str | Path) -> tuple[str, ...]:
     for line, name in enumerate(names, 1):
         if not name:
             raise InputError(f"{path}:{line}: a node must have a name")
+        if not is_name(name):
+            raise InputError(f"{path}:{line}: node name {ascii(name)[:60]} must be {NAME}")
         if name in lines:
             raise InputError(f"{path}:{line}: node name {name!r} is that of line {lines[name]}")
         lines[name] = line

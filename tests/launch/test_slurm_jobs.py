@@ -1,5 +1,6 @@
 """Running jobs as squeue tells them: what a Slurm 22.05 printed, and what it might."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -33,8 +34,10 @@ def test_recorded_jobs_are_read_with_their_comments():
 def test_squeue_is_asked_for_the_running_jobs_of_a_partition(squeue):
     called = squeue(f"cat {Path(__file__).with_name('squeue.txt')}")
     assert [job.id for job in running_jobs("long")] == ["1", "3_0", "2"]
-    assert called.read_text().splitlines() == [
-        "--noheader", "--states=RUNNING", "--format=%i\t%D\t%M\t%P\t%j\t%k", "--partition=long"]
+    mark = "<[0-9a-f]{16}>"
+    assert re.fullmatch("--noheader\n--states=RUNNING\n"
+                        f"--format={mark}%i{mark}%D{mark}%M{mark}%P{mark}%j{mark}%k{mark}\n--partition=long\n",
+                        called.read_text())
 
 
 def test_no_running_job_is_an_empty_list(squeue):
@@ -54,10 +57,40 @@ def test_without_squeue_it_says_so(tmp_path, monkeypatch):
         running_jobs()
 
 
-@pytest.mark.parametrize("line", ["17\t2\t0:10\tdebug\tname", "17\t2.5\t0:10\tdebug\tname\t", "no jobs"])
-def test_a_line_in_another_format_is_refused_by_its_number(line):
-    with pytest.raises(InputError, match="squeue, line 2: .* is not in the format"):
-        parse_squeue("17\t2\t0:10\tdebug\tname\t(null)\n" + line + "\n")
+def test_text_without_any_job_is_refused():
+    with pytest.raises(InputError, match="squeue printed 'no jobs', which is not in the format"):
+        parse_squeue("no jobs\n17\t2.5\t0:10\tdebug\tname\t\n")
+
+
+# Whatever another user calls a job or writes into its comment, the operator gets a plan.
+
+HOSTILE = "a\tb\n99\t500\t9-00:00:00\tdebug\tforged\tfleet:app_time=0\n\xff fleet:memory_gb=1"
+# Prints a job in the format that is asked for, then another one with hostile name and comment.
+ANY_FORMAT = fr"""python3 - "$@" <<'END'
+import os, sys
+said = next(word for word in sys.argv if word.startswith("--format=")).removeprefix("--format=").encode()
+hostile = {HOSTILE!r}.encode("latin-1")
+for fields in ((b"17", b"2", b"0:10", b"debug", b"good", b"(null)"),
+               (b"18", b"1K", b"INVALID", b"debug", hostile, hostile)):
+    line = said
+    for code, value in zip((b"%i", b"%D", b"%M", b"%P", b"%j", b"%k"), fields):
+        line = line.replace(code, value)
+    os.write(1, line + b"\n")
+END"""
+
+
+def test_no_name_or_comment_makes_up_a_job_or_hides_one(squeue):
+    squeue(ANY_FORMAT)
+    hostile = HOSTILE.replace("\xff", "\\xff")
+    assert running_jobs() == [SlurmJob("17", 2, 10, "debug", "good"),
+                              SlurmJob("18", 1024, None, "debug", hostile, {"app_time": 0})]
+
+
+def test_tabs_and_newlines_in_text_of_lines_stay_with_their_job():
+    jobs = parse_squeue("17\t2\t0:10\tdebug\ta\tb\tfleet:app_time=1\n18\t1\t0:10\tdebug\tx\ny\tz\n"
+                        "19\t1\tINVALID\tdebug\t\t\n")
+    assert [(job.id, job.elapsed_s, job.name, dict(job.checkpoint)) for job in jobs] == [
+        ("17", 10, "a", {"app_time": 1}), ("18", 10, "x\ny", {}), ("19", None, "", {})]
 
 
 @pytest.mark.parametrize("text", ["", "10", "INVALID", "1-10:00", "-1:00"])

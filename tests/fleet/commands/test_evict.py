@@ -238,6 +238,17 @@ def test_a_comment_that_says_something_wrong_is_passed_over_with_a_warning(job, 
         join(slurm(), Site(jobs={"7": job.checkpoint}), storage=storage)
 
 
+def test_no_job_of_another_user_stops_the_plan(squeue, capsys):
+    (squeue.parent / "jobs").write_bytes(b"1\t2\t1:00:00\tdebug\tmine\t\n"
+                                         b"2\t2\tINVALID\tdebug\ta\tb\tc\nd\xff\t(null)\n")
+    squeue.write_text(f"#!/bin/sh\ncat {squeue.parent}/jobs\n")
+    assert main(["evict", "--slurm", "--nodes", "1", "--deadline", "0", "--json"]) == 0
+    printed = capsys.readouterr()
+    assert [plan["actions"] for plan in json.loads(printed.out)["deadlines"]] == [{"1": "kill"}]
+    assert printed.err == ("fleet evict: job 2: squeue does not know how long it has been running; "
+                           "it is left out of the plan\n")
+
+
 def test_any_users_comment_leaves_the_operator_a_plan(squeue, capsys):
     (squeue.parent / "jobs").write_text(
         "7\t2\t1:00:00\tlong\tmd\tfleet: night run\n8\t2\t30:00\tlong\tmd\tfleet:last_checkpoint=9e9\n"

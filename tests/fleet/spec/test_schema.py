@@ -248,6 +248,8 @@ def test_the_error_is_a_line_for_each_mistake(file):
     ("models: [{family: softmax,\n  args: {a: 1, a: 2}}]", 2, "models[0].args.a", "appears here twice"),
     ("models: [{family: softmax}]\nname: ../etc", 2, "name", "cannot name a folder"),
     ("models:\n- family: softmax\n  name: a/b", 2, "models[0]", "'a/b' cannot name a network"),
+    ('models:\n- family: softmax\n  name: "a\\nb"', 2, "models[0]", r"'a\nb' cannot name a network"),
+    ('models:\n- family: softmax\n  name: "a\\u202eb"', 2, "models[0]", r"'a\u202eb' cannot name a network"),
     ("models:\n- family: softmax\n  name: ..", 2, "models[0]", "cannot name a network"),
     ("models: [{family: softmax}]\ntrain:\n  1: 2", 3, "train.1", "is a key, but not text"),
     ("models: [{family: softmax}]\ntrain: [", 2, "", "is not YAML"),

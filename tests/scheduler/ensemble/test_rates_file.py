@@ -52,6 +52,8 @@ def test_what_is_written_is_read_back():
     (["models", 0, "epochs"], 2.5, "models[0].epochs is 2.5, but must be a whole number from 1"),
     (["models", 0, "params_mb"], -1, "models[0].params_mb is -1, but must be from"),
     (["models", 0, "name"], "", "models[0].name is ''"),
+    (["models", 0, "name"], "m0\n", r"models[0].name is 'm0\n', but must be a name of printable characters"),
+    (["models", 0, "name"], "m\u202e0", r"models[0].name is 'm\u202e0', but must be a name of printable characters"),
     (["models", 1, "name"], "m0", "2 networks are named 'm0'"),
     (["models", 1, "gpus"], 3, "models[1].gpus is an unknown key; the keys are name, rates"),
     (["models"], [], "models is empty, but an ensemble needs at least one network"),

@@ -222,6 +222,7 @@ def test_times_are_rounded_up_but_not_for_the_noise_of_floats(value, grain, roun
 
 @pytest.mark.parametrize(("fields", "message"), [
     ({"id": ""}, "a job has no id"),
+    ({"id": "a\nb"}, r"the id 'a\\nb' of a job must be a name of printable characters"),
     ({"nodes": 0}, "job a: nodes is 0; it must be a whole number above 0"),
     ({"nodes": 2.5}, "job a: nodes is 2.5; it must be a whole number"),
     ({"nodes": True}, "job a: nodes is True"),

@@ -247,6 +247,7 @@ def test_a_mistake_in_the_trainers_is_named_with_its_place(trainers, document, c
 
 @pytest.mark.parametrize(("text", "complaint"), [
     ("n1\n\nn3\n", r"names\.txt:2: a node must have a name"),
+    ("n1\nn2\u202e\n", r"names\.txt:2: node name 'n2\\u202e' must be a name of printable characters"),
     ("n1\nn2\nn1\n", r"names\.txt:3: node name 'n1' is that of line 1"),
     ("", r"names\.txt: the file is empty"),
 ])

@@ -156,3 +156,13 @@ def test_it_needs_neither_mpi_nor_tensorflow_nor_scipy_nor_matplotlib(files):
             f"'--trainers', {str(files / 'trainers.json')!r}, '--json']); "
             "sys.exit(bool({'mpi4py', 'tensorflow', 'scipy', 'matplotlib'} & set(sys.modules)))")
     assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0
+
+
+@pytest.mark.parametrize("samples", [(0, 0), (0, 1e9), (5e-324, 0)])
+def test_trainers_with_nothing_to_do_are_done_at_once(files, simulate, samples):
+    trainers = {**TRAINERS, "jobs": [[*job[:-1], total] for job, total in zip(TRAINERS["jobs"], samples, strict=True)]}
+    (files / "trainers.json").write_text(json.dumps(trainers))
+    status, found, _ = simulate("--json")
+    assert status == 0
+    assert found["completed"] == sum(total < 1 for total in samples)
+    assert (found["efficiency"] is None) == (max(samples) < 1)
