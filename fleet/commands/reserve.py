@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fleet.arguments import positive, share
@@ -23,6 +23,7 @@ from scheduler.reservation.laws import LAWS, Discrete, discretise, empirical
 from scheduler.reservation.log import read_runs, read_table
 from scheduler.reservation.requests import (
     FEWEST_RUNS,
+    MOST_EXACT,
     RequestSequence,
     expected_makespan,
     makespan_by_count,
@@ -36,11 +37,15 @@ PLOT_UP_TO = 2000  # values of a law: the costs by number of requests take time 
 
 @dataclass(frozen=True)
 class Answer:
-    """What to ask for, beside what it would cost to ask at once for the longest run time known."""
+    """What to ask for, beside what it would cost to ask at once for the longest run time known.
+
+    ``error_bound`` is by how much the expected makespan may be above the least, as a share of it.
+    """
 
     requests: tuple[float, ...]
     expected_makespan: float
     single_request_makespan: float
+    error_bound: float
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -65,9 +70,12 @@ def run(args: argparse.Namespace) -> int:
         _say_why(remaining)
     single = best.expected_makespan if remaining is None else expected_makespan(
         remaining, [remaining.longest], args.backfill_rate, sum(args.failed))
-    answer = Answer(best.requests, best.expected_makespan, single)
+    answer = Answer(best.requests, best.expected_makespan, single, best.excess)
     if args.json:
-        print_json(answer)
+        told = asdict(answer)
+        if not answer.error_bound:  # as nearly always
+            del told["error_bound"]
+        print_json(told)
         return ExitStatus.OK
     _print(answer, remaining)
     if remaining is not None and not few and not args.failed:
@@ -80,7 +88,10 @@ def _best(args: argparse.Namespace) -> tuple[Discrete, RequestSequence, bool]:
     law = law_of(args)
     if args.log is not None:
         runs = read_runs(args.log)
-        return empirical(runs), requests_from_runs(runs, args.failed, args.backfill_rate), too_few(runs)
+        known = empirical(runs)
+        if too_few(runs):
+            return known, requests_from_runs(runs, args.failed, args.backfill_rate), True
+        return known, requests_after(known, args.failed, args.backfill_rate), False
     known = read_table(args.table) if law is None else discretise(law, args.points)
     return known, requests_after(known, args.failed, args.backfill_rate), False
 
@@ -101,6 +112,9 @@ def _print(answer: Answer, remaining: Discrete | None) -> None:
     saved = 1 - answer.expected_makespan / answer.single_request_makespan
     print(f"expected makespan {answer.expected_makespan:.6g}; asking once for the longest run time known: "
           f"{answer.single_request_makespan:.6g}" + (f" ({saved:.1%} saved)" if saved > 0 else ""))
+    if answer.error_bound:
+        print(f"The run times were rounded up to {MOST_EXACT} values for this: no sequence has an expected makespan "
+              f"more than {answer.error_bound:.2%} lower.")
 
 
 def _print_costs(law: Discrete, backfill_rate: float, most: int) -> None:

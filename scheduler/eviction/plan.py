@@ -533,7 +533,11 @@ def _compiled_sweep() -> Callable[..., tuple[Any, Any]]:
         from numba import njit
     except ImportError:
         return _sweep
-    compiled: Callable[..., tuple[Any, Any]] = njit(cache=True)(_sweep_cells)
+    compiled: Callable[..., tuple[Any, Any]]
+    try:
+        compiled = njit(cache=True)(_sweep_cells)
+    except RuntimeError:  # no folder for the compiled code can be written: it is compiled anew in each process
+        compiled = njit()(_sweep_cells)
     return compiled
 
 

@@ -21,32 +21,43 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from scheduler.base import InputError
-from scheduler.reservation.laws import Array, Discrete, empirical
+from scheduler.reservation.blocks import running_sums, solve_in_blocks
+from scheduler.reservation.laws import Array, Discrete, coarsened, empirical
 
 FEWEST_RUNS = 5  # with fewer past runs their law says too little of the longest run to come
 SAFETY = 2.0  # what is asked for then, and after everything known has failed: so many times the longest time
-COMPILE_FROM = 20_000  # points from which loading the compiler pays
+BLOCKS_FROM = 2000  # values from which working in blocks pays
+MOST_EXACT = 4000  # values of a law that the labels of a job with backfill are worked out for
 COARSE = 42  # three times so many values give the sequence that bounds the search
 TIE = 1e-12  # costs that differ by less, relatively, are equal; the fewer requests win
 
 
 @dataclass(frozen=True)
 class RequestSequence:
-    """Walltimes to ask for, one after the other, and the expected time until the job has succeeded."""
+    """Walltimes to ask for, one after the other, and the expected time until the job has succeeded.
+
+    Attributes:
+        requests: increasing.
+        expected_makespan: of these requests.
+        excess: by how much that may be above the least, as a share of it; 0 where the answer is exact.
+    """
 
     requests: tuple[float, ...]
     expected_makespan: float
+    excess: float = 0.0
 
 
 def optimal_requests(law: Discrete, backfill_rate: float = 0.0, spent: float = 0.0) -> RequestSequence:
     """The sequence of requests with the least expected makespan.
+
+    With backfill the time grows with the square of the number of values. A law of more than ``MOST_EXACT`` is
+    first put on so many (:func:`scheduler.reservation.laws.coarsened`), and the answer says what that may cost.
 
     Args:
         law: what is known of the run time.
@@ -60,15 +71,19 @@ def optimal_requests(law: Discrete, backfill_rate: float = 0.0, spent: float = 0
     and then 10 it costs (1 + 11) / 2 = 6:
 
     >>> optimal_requests(Discrete([1, 10], [0.5, 0.5]))
-    RequestSequence(requests=(1.0, 10.0), expected_makespan=6.0)
+    RequestSequence(requests=(1.0, 10.0), expected_makespan=6.0, excess=0.0)
     """
     _check_rate(backfill_rate)
     if not 0 <= spent < math.inf:
         raise InputError(f"the time spent is {spent}; it must be finite and at least 0")
-    if backfill_rate > 0:
+    if backfill_rate == 0:
+        best = t_optimal(law)
+        return RequestSequence(best.requests, best.expected_makespan + spent)
+    if np.count_nonzero(law.probabilities) <= MOST_EXACT:
         return at_optimal(law, backfill_rate, spent)
-    best = t_optimal(law)
-    return RequestSequence(best.requests, best.expected_makespan + spent)
+    coarse, excess = coarsened(law, MOST_EXACT)
+    found = at_optimal(coarse, backfill_rate, spent).requests
+    return RequestSequence(found, expected_makespan(law, found, backfill_rate, spent), excess)
 
 
 def expected_makespan(law: Discrete, requests: Sequence[float], backfill_rate: float = 0.0,
@@ -98,7 +113,7 @@ def expected_makespan(law: Discrete, requests: Sequence[float], backfill_rate: f
     served_by = np.searchsorted(asked, values)
     failed = spent + np.concatenate(([0.0], np.cumsum(asked)))[served_by]
     makespan = np.maximum(failed + asked[served_by], (failed + values) / (1.0 - backfill_rate))
-    return math.fsum(mass * makespan) / math.fsum(mass)
+    return float(np.sum(mass * makespan) / np.sum(mass))
 
 
 # ---------------------------------------------------------------- without backfill
@@ -111,37 +126,38 @@ def t_optimal(law: Discrete) -> RequestSequence:
     ([SPEC] Theorem 2 with zeta = 0, started before the first value so that its
     probability counts). For each i this is a line in Q_j; going down from the
     last j, slopes fall and Q_j grows, so the lower envelope of the lines is a
-    queue that is only touched at its ends (the convex-hull trick).
+    queue that is only touched at its ends (the convex-hull trick). On large laws the same minima are found for
+    whole blocks of j at once (:mod:`scheduler.reservation.blocks`).
 
     One run in three takes 4: asking for 2 first costs 2 + 4/3, for 4 at once 4.
 
     >>> t_optimal(Discrete([1, 2, 4], [1/3, 1/3, 1/3])).requests
     (2.0, 4.0)
     """
-    support = _Support.of(law)
-    size = len(support.values)
-    following: Any = np.zeros(size, np.int64)
-    if size >= COMPILE_FROM:
-        cost = _compiled_sweep()(support.values, support.alive, np.zeros(size + 1), following,
-                                 np.zeros(size, np.int64))
-    else:  # plain Python is faster on lists
-        following = following.tolist()
-        cost = _sweep(support.values.tolist(), support.alive.tolist(), [0.0] * (size + 1), following,
-                      [0] * size)
+    kept = law.probabilities > 0
+    values = law.values[kept]
+    alive = running_sums(law.probabilities[kept][::-1])[::-1]
+    following: Sequence[int] | NDArray[np.int64]
+    if len(values) < BLOCKS_FROM:
+        cost, following = _sweep(values.tolist(), alive.tolist())
+    else:
+        cost, following = solve_in_blocks(values, alive, TIE)
     requests, at = [], 0
-    while at < size:
-        requests.append(float(support.values[following[at]]))
+    while at < len(values):
+        requests.append(float(values[following[at]]))
         at = int(following[at]) + 1
-    return RequestSequence(tuple(requests), float(cost))
+    return RequestSequence(tuple(requests), cost)
 
 
-def _sweep(values: Any, alive: Any, cost: Any, following: Any, envelope: Any) -> Any:
-    """Fill ``cost`` (E) and ``following`` (the argmin i) from the last value down; ``envelope`` is scratch.
+def _sweep(values: list[float], alive: list[float]) -> tuple[float, list[int]]:
+    """The least expected cost E_0, and for each j the argmin i, value by value from the last one down.
 
-    Lists or arrays; written so that it also compiles.
+    The textbook's form: faster than :mod:`scheduler.reservation.blocks` on small laws, and its oracle.
     """
+    size = len(values)
+    cost, following, envelope = [0.0] * (size + 1), [0] * size, [0] * size
     first, last = 0, -1  # the envelope's lines are envelope[first..last], steepest first
-    for j in range(len(values) - 1, -1, -1):
+    for j in range(size - 1, -1, -1):
         slope, height = values[j], cost[j + 1]
         while last > first:
             a, b = envelope[last - 1], envelope[last]
@@ -163,16 +179,7 @@ def _sweep(values: Any, alive: Any, cost: Any, following: Any, envelope: Any) ->
         best = envelope[first]
         cost[j] = values[best] * x + cost[best + 1]
         following[j] = best
-    return cost[0]
-
-
-@cache
-def _compiled_sweep() -> Callable[..., Any]:
-    try:
-        from numba import njit
-    except ImportError:
-        return _sweep
-    return njit(cache=True)(_sweep)
+    return cost[0], following
 
 
 # ---------------------------------------------------------------- with backfill
@@ -198,7 +205,7 @@ def at_optimal(law: Discrete, backfill_rate: float, spent: float = 0.0) -> Reque
     With zeta = 0.5 a run of 5 leaves just enough to backfill that asking for 10 loses nothing:
 
     >>> at_optimal(Discrete([5, 10], [0.5, 0.5]), 0.5)
-    RequestSequence(requests=(10.0,), expected_makespan=15.0)
+    RequestSequence(requests=(10.0,), expected_makespan=15.0, excess=0.0)
     """
     _check_rate(backfill_rate)
     support = _Support.of(law)
@@ -396,7 +403,7 @@ def requests_after(law: Discrete, failed: Sequence[float] = (),
 
     >>> law = Discrete([1, 10], [0.5, 0.5])
     >>> requests_after(law, failed=[1])
-    RequestSequence(requests=(10.0,), expected_makespan=11.0)
+    RequestSequence(requests=(10.0,), expected_makespan=11.0, excess=0.0)
     >>> requests_after(law, failed=[1, 10]).requests
     (20.0,)
     """

@@ -56,6 +56,17 @@ def test_what_failed_is_not_asked_for_again(reserve, log):
         "requests": [10.0], "expected_makespan": 11.0, "single_request_makespan": 11.0}
 
 
+def test_with_backfill_many_values_are_made_few_and_the_answer_says_what_that_may_cost(reserve, tmp_path, monkeypatch):
+    (tmp_path / "many.log").write_text("".join(f"{100 + k}\n" for k in range(300)))
+    exact = reserve("--json --backfill-rate 0.3 --log", tmp_path / "many.log")[1]
+    monkeypatch.setattr("scheduler.reservation.requests.MOST_EXACT", 50)
+    found = reserve("--json --backfill-rate 0.3 --log", tmp_path / "many.log")[1]
+    assert 0 < found["error_bound"] < 0.04
+    assert exact["expected_makespan"] == pytest.approx(found["expected_makespan"], rel=found["error_bound"])
+    assert "makespan more than 2." in " ".join(
+        reserve("--backfill-rate 0.3 --log", tmp_path / "many.log")[1].replace("\n", " ").split())
+
+
 def test_few_runs_are_said_to_be_few_and_twice_the_longest_is_asked_for(reserve, tmp_path):
     (tmp_path / "few.log").write_text("3\n4\n")
     status, found, err = reserve("--json --log", tmp_path / "few.log")

@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 
 from scheduler.base import InputError
-from scheduler.reservation.laws import Discrete, discretise, empirical, make_law
+from scheduler.reservation.laws import Discrete, coarsened, discretise, empirical, make_law
 
 LAWS = {
     "truncnorm": ({"mu": 8, "sigma": 2, "low": 6, "high": 16}, stats.norm(8, 2)),
@@ -130,3 +132,20 @@ def test_runs_that_are_no_times_are_refused(runs):
 def test_a_law_wants_a_point():
     with pytest.raises(InputError, match="the number of points is 0"):
         discretise(make_law("uniform", low=0, high=1), 0)
+
+
+@given(st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=60, unique=True), st.integers(1, 20), st.booleans())
+def test_a_coarse_law_has_few_values_none_shorter_and_none_longer_than_it_says(values, most, zero):
+    values = np.sort([0.0, *values] if zero else values)
+    law = Discrete(values, np.full(len(values), 1 / len(values)))
+    coarse, excess = coarsened(law, most + zero)
+    assert len(coarse.values) <= most + zero
+    rounded = coarse.values[np.searchsorted(coarse.values, values)]
+    assert (rounded >= values).all()
+    assert (rounded <= values * (1 + excess) * (1 + 1e-12)).all()
+    assert np.allclose(coarse.probabilities, [(rounded == value).mean() for value in coarse.values])
+
+
+def test_a_law_of_few_values_stays_as_it_is():
+    coarse, excess = coarsened(Discrete([1, 2, 3], [0.5, 0, 0.5]), 2)
+    assert (coarse.values.tolist(), excess) == ([1, 3], 0.0)

@@ -1,8 +1,11 @@
 """Logs of run times and tabulated laws."""
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from scheduler.base import InputError
+from scheduler.reservation import log
 from scheduler.reservation.log import read_runs, read_table
 
 
@@ -55,3 +58,36 @@ def test_a_table_is_a_law(written):
 def test_a_table_that_is_no_law_says_where(written, text, message):
     with pytest.raises(InputError, match=message):
         read_table(written(text))
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.sampled_from(["1", "2.5", " 3e2 ", "4\t", "", "  ", "# no", "5 # x", "+6", "1_0", "7\r", ".5"]),
+                min_size=1, max_size=12), st.integers(1, 20), st.booleans())
+def test_blocks_of_any_size_read_what_lines_say(tmp_path, lines, size, ends):
+    path = tmp_path / "runs.txt"
+    path.write_bytes("\n".join(lines).encode() + b"\n" * ends)
+    said = [float(line.partition("#")[0]) for line in lines if line.partition("#")[0].strip()]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(log, "BLOCK", size)
+        if said:
+            assert read_runs(path).tolist() == said
+        else:
+            with pytest.raises(InputError, match="has no run times"):
+                read_runs(path)
+
+
+@pytest.mark.parametrize("wrong", ["x", "1 2", "1.2.3", "1-2", "0", "-1", "inf", "nan", "1e400", "1e", "1,2", "0x1"])
+@pytest.mark.parametrize("size", [4, 1 << 20])
+def test_a_wrong_line_is_named_wherever_it_stands(tmp_path, monkeypatch, wrong, size):
+    monkeypatch.setattr(log, "BLOCK", size)
+    path = tmp_path / "runs.txt"
+    path.write_text(f"1\n2 # two\n\n{wrong}\n3\n")
+    with pytest.raises(InputError, match=r"runs\.txt:4: "):
+        read_runs(path)
+
+
+def test_bytes_that_are_no_text_are_named_with_their_line(tmp_path):
+    path = tmp_path / "runs.txt"
+    path.write_bytes(b"1\n\xff\n")
+    with pytest.raises(InputError, match=r"runs\.txt:2: cannot be read: it is not text in UTF-8"):
+        read_runs(path)

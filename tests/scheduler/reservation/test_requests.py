@@ -10,10 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.base import InputError
+from scheduler.reservation import blocks
 from scheduler.reservation import requests as reservation
 from scheduler.reservation.laws import Discrete, discretise, empirical, make_law
 from scheduler.reservation.log import read_runs
 from scheduler.reservation.requests import (
+    RequestSequence,
     at_optimal,
     expected_makespan,
     makespan_by_count,
@@ -161,18 +163,62 @@ def test_the_envelope_and_the_labels_agree_without_backfill(seed):
     assert t_optimal(law).expected_makespan == pytest.approx(labels, rel=1e-12)
 
 
-def test_the_compiled_sweep_does_what_the_plain_one_does(monkeypatch):
-    pytest.importorskip("numba")
-    law = discretise(PAPER, 3000)
-    plain = t_optimal(law)
-    monkeypatch.setattr(reservation, "COMPILE_FROM", 1)
-    assert t_optimal(law) == plain
+LARGE = {
+    "truncnorm": PAPER, "uniform": make_law("uniform", low=0, high=20),
+    "exponential": make_law("exponential", rate=1, low=0, high=20),
+    "pareto": make_law("pareto", alpha=1.1, low=1, high=1e5),
+    "beta": make_law("beta", alpha=0.3, beta=3, low=0, high=9),
+}
 
 
-def test_without_the_compiler_the_plain_sweep_takes_arrays(monkeypatch):
-    monkeypatch.setattr(reservation, "COMPILE_FROM", 1)
-    monkeypatch.setattr(reservation, "_compiled_sweep", lambda: reservation._sweep)
-    assert t_optimal(discretise(PAPER, 200)).requests == (10.8, 13.4, 15.4, 17.1, 18.7, 20.0)
+@pytest.mark.parametrize("name", LARGE)
+def test_in_blocks_the_sequence_is_that_of_the_sweep_value_by_value(name, monkeypatch):
+    law = discretise(LARGE[name], 20_000)
+    found = t_optimal(law)
+    monkeypatch.setattr(reservation, "BLOCKS_FROM", 10**9)
+    assert t_optimal(law) == RequestSequence(found.requests, pytest.approx(found.expected_makespan, rel=1e-12))
+
+
+@st.composite
+def odd_laws(draw):
+    """Values and probabilities over many orders of magnitude, with ties, steps and long tails."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    size = draw(st.integers(1, 300))
+    values = draw(st.sampled_from([
+        lambda: rng.random(size) * 100, lambda: rng.pareto(1, size) + 1, lambda: np.exp(rng.normal(0, 3, size)),
+        lambda: rng.integers(1, 50, size), lambda: np.geomspace(1, 1e6, size), lambda: np.arange(1, size + 1)]))()
+    values = np.unique(values.astype(float))
+    weights = rng.random(len(values)) ** draw(st.integers(0, 12)) + 1e-300
+    return Discrete(values, weights / weights.sum())
+
+
+@settings(max_examples=300)
+@given(odd_laws(), st.sampled_from([1, 2, 64]))
+def test_blocks_of_any_size_find_the_least_cost(law, first):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reservation, "BLOCKS_FROM", 0)
+        patch.setattr(blocks, "FIRST", first)
+        found = t_optimal(law)
+        patch.setattr(reservation, "BLOCKS_FROM", 10**9)
+        expected = t_optimal(law)
+    assert found.expected_makespan == pytest.approx(expected.expected_makespan, rel=1e-11)
+    assert expected_makespan(law, found.requests) == pytest.approx(expected.expected_makespan, rel=1e-9)
+
+
+@settings(max_examples=60)
+@given(odd_laws(), rates.filter(bool), st.integers(2, 12), st.sampled_from([0.0, 3.0]))
+def test_on_fewer_values_the_answer_is_as_near_the_least_as_it_says(law, rate, most, spent):
+    least = at_optimal(law, rate, spent).expected_makespan
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reservation, "MOST_EXACT", most)
+        found = optimal_requests(law, rate, spent)
+    assert found.excess == 0 or len(law.values) > most
+    assert found.expected_makespan == pytest.approx(expected_makespan(law, found.requests, rate, spent), rel=1e-12)
+    assert least * (1 - 1e-9) <= found.expected_makespan <= least * (1 + found.excess) * (1 + 1e-9)
+
+
+def test_of_a_million_equal_values_the_longest_is_asked_for_at_once():
+    assert t_optimal(discretise(LARGE["uniform"], 10**6)).requests == (20.0,)
 
 
 def test_table_1_toptimal():
