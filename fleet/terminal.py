@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, Any
@@ -72,6 +74,57 @@ def progress_bar(total: int, what: str) -> Iterator[Callable[[int], object]]:
     with screen, Progress(console=console) as progress:
         task = progress.add_task(what, total=total)
         yield lambda count: progress.advance(task, count)
+
+
+class Pace:
+    """Says on standard error how much of some long work is done, how fast it goes, and how long the rest takes.
+
+    Work of a few seconds passes without a word. On a terminal the line is renewed in place; into a file a line is
+    written now and then, less and less often.
+
+    Args:
+        who: says it, as messages begin.
+        what: is done, such as ``replayed``.
+        unit: of the counts, such as ``changes``.
+    """
+
+    def __init__(self, who: str, what: str, unit: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self.who, self.what, self.unit, self.clock = who, what, unit, clock
+        self.began = clock()
+        self.next = self.began + 2
+        self.wrote = False
+
+    def __call__(self, done: int, total: int) -> None:
+        """Take note that so much has been done."""
+        now = self.clock()
+        if now < self.next:
+            return
+        seconds = now - self.began
+        rate = done / seconds
+        left = f"about {duration((total - done) / rate)} left" if rate else "nothing yet"
+        screen = sys.stderr.isatty()
+        print(f"{self.who}: {self.what} {done:,} of {total:,} {self.unit} ({done / total:.0%}), {rate:,.0f}/s, {left}",
+              end="\x1b[K\r" if screen else "\n", file=sys.stderr, flush=True)
+        self.wrote = screen
+        self.next = now + (0.5 if screen else max(5.0, seconds / 4))
+
+    def end(self) -> None:
+        """Leave the line that was renewed in place."""
+        if self.wrote:
+            print(file=sys.stderr)
+
+
+def duration(seconds: float) -> str:
+    """A time as people say it.
+
+    >>> duration(8), duration(200), duration(20_000), duration(300_000)
+    ('8 s', '3 min', '5.6 h', '3.5 days')
+    """
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    if seconds < 6000:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 172_800 else f"{seconds / 86_400:.1f} days"
 
 
 def bar(value: float, largest: float, width: int = 30) -> str:

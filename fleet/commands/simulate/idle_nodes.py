@@ -17,7 +17,7 @@ from fleet.arguments import count, number, positive
 from fleet.commands.options import add_json, print_json
 from fleet.commands.plots import add_plot, drawn
 from fleet.errors import ExitStatus, UserError
-from fleet.terminal import print_table
+from fleet.terminal import Pace, print_table
 from scheduler.idle.allocate import name_order
 from scheduler.idle.replay import PLACEMENTS, POLICIES, Replayed, Settings, Summary, replay, summarise
 from scheduler.idle.trace import (
@@ -69,7 +69,9 @@ def run(args: argparse.Namespace) -> int:
     trace = _trace(args)
     jobs = with_objective(read_trainers(args.trainers), args.objective, dict(args.weight),
                           args.rescale_factor)
-    replayed = replay(trace, jobs, settings)
+    pace = Pace("fleet simulate idle-nodes", "replayed", "changes")
+    replayed = replay(trace, jobs, settings, pace)
+    pace.end()
     summary = summarise(trace, jobs, settings, replayed)
     summary = summary.measured(time.perf_counter() - start)
     if args.plot:
@@ -95,7 +97,9 @@ def _placement(args: argparse.Namespace) -> str:
 def _trace(args: argparse.Namespace) -> Trace:
     """The part of the trace that was asked for, its nodes arranged by name if they are placed so."""
     first, last = args.nodes
-    whole = read_events(args.events)
+    pace = Pace("fleet simulate idle-nodes", f"{args.events}: read", "bytes")
+    whole = read_events(args.events, pace)
+    pace.end()
     trace = whole.select(first, last, None if args.hours is None else args.hours * 3600)
     if _placement(args) == "index":
         return trace

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.base import InputError
+from scheduler.idle import trace as idle_trace
 from scheduler.idle.allocate import Curve
 from scheduler.idle.trace import Trace, read_events, read_node_names, read_trainers, with_objective
 from tests.places import SHARED
@@ -91,6 +92,35 @@ def test_a_mistake_in_the_events_is_named_with_its_line(events, text, complaint)
     with pytest.raises(InputError) as error:
         read_events(events(text))
     assert str(error.value).endswith(complaint)
+
+
+@pytest.mark.parametrize("text", [
+    "t_s,node,delta\n0,0,1\n0,2,1\n60,0,-1\n60,1,1\n60,0,1\n70,0,-1\n70,1,-1\n80,2,-1\n\n\n",
+    "t_s,node,delta\r\n0,0,1\r\n0.5,2,1\r\n60,0,-1",
+    "t_s,node,delta\n0,0,1\n\n5,1,1\n",
+    "t_s,node,delta\n0,0,1\n5,0,-1\n6,1,1\n6,0,-1\n7,1,1\n",
+    "t_s,node,delta\n0,0,1\n9,1,1\n9,2,1\n8,2,-1\n",
+])
+@pytest.mark.parametrize("size", [1, 7, 20])
+def test_blocks_of_any_size_read_the_same(events, monkeypatch, text, size):
+    def read():
+        try:
+            trace = read_events(events(text))
+            return changes(trace), trace.size, trace.end_s
+        except InputError as error:
+            return str(error)
+
+    whole = read()
+    monkeypatch.setattr(idle_trace, "BLOCK", size)
+    assert read() == whole
+
+
+def test_whoever_waits_hears_how_far_reading_is(events, monkeypatch):
+    monkeypatch.setattr(idle_trace, "BLOCK", 20)
+    path, heard = events("t_s,node,delta\n" + "".join(f"{t},{t},1\n" for t in range(99))), []
+    read_events(path, lambda done, total: heard.append((done, total)))
+    assert len(heard) > 10
+    assert heard[-1] == (path.stat().st_size,) * 2
 
 
 @pytest.mark.parametrize("spoil", [lambda data: data[:-9], lambda data: data[:30], lambda data: b"not gzip"])

@@ -1,0 +1,42 @@
+"""What commands print beside tables: how far long work is."""
+
+import pytest
+
+from fleet.terminal import Pace
+
+
+@pytest.fixture
+def clock():
+    class Clock:
+        now = 0.0
+
+        def __call__(self):
+            return self.now
+
+    return Clock()
+
+
+def test_short_work_passes_without_a_word(clock, capsys):
+    pace = Pace("fleet", "read", "rows", clock)
+    clock.now = 1.9
+    pace(50, 100)
+    pace.end()
+    assert capsys.readouterr().err == ""
+
+
+def test_long_work_says_its_rate_and_what_is_left_less_and_less_often(clock, capsys):
+    pace = Pace("fleet", "replayed", "changes", clock)
+    for second in range(1, 101):
+        clock.now = float(second)
+        pace(20 * second, 8000)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "fleet: replayed 40 of 8,000 changes (0%), 20/s, about 7 min left"
+    assert lines[1] == "fleet: replayed 140 of 8,000 changes (2%), 20/s, about 7 min left"
+    assert 6 < len(lines) < 15
+
+
+def test_work_that_has_not_begun_has_no_rate(clock, capsys):
+    pace = Pace("fleet", "read", "rows", clock)
+    clock.now = 5.0
+    pace(0, 10)
+    assert capsys.readouterr().err == "fleet: read 0 of 10 rows (0%), 0/s, nothing yet\n"
