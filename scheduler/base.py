@@ -173,6 +173,8 @@ class Cluster:
     def without(self, devices: set[int] | list[int] | tuple[int, ...]) -> Cluster:
         """The cluster after some devices died, or while others hold them."""
         gone = set(devices)
+        if not gone:
+            return self
         return Cluster(tuple(d for d in self.devices if d not in gone), self.gpus_per_node)
 
 

@@ -10,7 +10,10 @@ spec has left. The spec also gives the policy, its settings, and the bounds of g
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from fleet.commands.options import (
     add_cluster,
@@ -31,6 +34,8 @@ from scheduler.ensemble.placement import score
 from scheduler.ensemble.policies import Policy
 from scheduler.ensemble.rates import rate
 from scheduler.ensemble.rates_file import read_rates
+
+MOST_TOLD = 16  # devices, or ranges of them, of one network
 
 if TYPE_CHECKING:
     from fleet.spec import Spec
@@ -85,13 +90,28 @@ def _rates(args: argparse.Namespace, spec: Spec | None) -> RateTable:
     return read_rates_of(spec, file)
 
 
+def _devices(devices: Sequence[int]) -> str:
+    """Numbers of devices; many are told as ranges.
+
+    >>> _devices((2, 0)), _devices((9, *range(20)))
+    ('2 0', '0-19')
+    """
+    if len(devices) <= MOST_TOLD:
+        return " ".join(map(str, devices))
+    ordered = np.unique(devices)
+    ends = np.flatnonzero(np.diff(ordered) > 1)
+    firsts, lasts = ordered[np.append(0, ends + 1)].tolist(), ordered[np.append(ends, len(ordered) - 1)].tolist()
+    told = [str(a) if a == b else f"{a}-{b}" for a, b in zip(firsts[:MOST_TOLD], lasts, strict=False)]
+    return " ".join(told + ["..."] * (len(firsts) > MOST_TOLD))
+
+
 def _print(policy: Policy, rates: RateTable, planned: Round, cluster: Cluster) -> None:
     networks = {network.name: network for network in rates.models}
     paces = {member.name: rate(networks[member.name], member.gpus) for member in planned.members}
     fastest = max(paces.values(), default=1.0)
     print_table(["network", "GPUs", "nodes", "devices", "samples/s", ""],
                 [[member.name, member.gpus, len({cluster.node(device) for device in member.devices}),
-                  " ".join(map(str, member.devices)), paces[member.name], bar(paces[member.name], fastest, 20)]
+                  _devices(member.devices), paces[member.name], bar(paces[member.name], fastest, 20)]
                  for member in planned.members],
                 title=f"{policy.name}: first round on {counted(cluster.gpus, 'GPU')}, {cluster.gpus_per_node} a node")
     waiting = len(networks) - len(planned.members)

@@ -47,7 +47,7 @@ def group_sizes(rates: RateTable, progress: Progress, cluster: Cluster) -> dict[
     >>> group_sizes(table, Progress(finished=frozenset("a")), Cluster.of(3, 3))
     {'b': 3}
     """
-    known = curves(rates, cluster.gpus)
+    known = curves(rates, cluster.gpus, useful_only=True)
     rows = np.array([row for row, name in enumerate(known.names)
                      if name not in progress.finished and known.least[row] <= cluster.gpus], dtype=np.int64)
     if not len(rows):

@@ -10,6 +10,8 @@ import numpy as np
 from scheduler.base import Options, RateTable
 from scheduler.ensemble.rates import Curves, curves
 
+MANY_SPARE = 1000  # GPUs that are left over, from which raising one at a time takes long
+
 
 def flotilla(rates: RateTable, candidates: Sequence[str], gpus: int, options: Options) -> dict[str, int]:
     """Group networks that can train at one pace, and give each the GPUs for it.
@@ -41,7 +43,7 @@ def flotilla(rates: RateTable, candidates: Sequence[str], gpus: int, options: Op
     >>> flotilla(table, "abcd", 5, Options(delta=Delta(12.0, relative=False)))
     {'a': 1, 'c': 2, 'b': 2}
     """
-    known = curves(rates, gpus)
+    known = curves(rates, gpus, useful_only=options.peak_limited)
     rows = np.array(sorted(known.index[name] for name in candidates), dtype=np.int64)
     rows = rows[known.least[rows] <= gpus]
     if not len(rows):
@@ -71,9 +73,36 @@ def _join(known: Curves, rows: np.ndarray, gpus: int, options: Options) -> dict[
     return members
 
 
+def _raise_together(known: Curves, members: dict[int, int], counts: dict[int, np.ndarray], spare: int) -> int:
+    """The first of those steps at once: all from rates below a level, which is as high as they fit; the GPUs given.
+
+    Rates rise with the counts, so the slowest is raised in the order of the rates before each step, and the steps
+    below a level are exactly those that come first.
+    """
+    paces = {row: known.rate[row, counts[row] - 1] for row in members}
+
+    def reached(level: float) -> dict[int, int]:
+        places = {row: int(paces[row].searchsorted(level)) for row in members}
+        return {row: max(count, int(counts[row][min(places[row], len(counts[row]) - 1)]))
+                for row, count in members.items()}
+
+    before = sum(members.values())
+    low, high = 0.0, 2 * max(float(pace[-1]) for pace in paces.values())
+    for _ in range(64):
+        middle = (low + high) / 2
+        if sum(reached(middle).values()) - before <= spare:
+            low = middle
+        else:
+            high = middle
+    members.update(reached(low))
+    return sum(members.values()) - before
+
+
 def _give_spare(known: Curves, members: dict[int, int], spare: int, peak_limited: bool) -> None:
     """Lines 12 to 16: raise the counts of the slowest members while GPUs are left."""
     counts = {row: 1 + np.flatnonzero(known.counts(peak_limited)[row]) for row in members}
+    if peak_limited and spare > MANY_SPARE:
+        spare -= _raise_together(known, members, counts, spare)
     slowest = [(float(known.rate[row, count - 1]), row) for row, count in members.items()]
     heapq.heapify(slowest)
     while spare > 0 and slowest:

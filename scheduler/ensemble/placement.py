@@ -12,8 +12,11 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, islice, pairwise, permutations
+from itertools import accumulate, islice, permutations
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from scheduler.base import InputError, Member, counted
 
@@ -73,7 +76,7 @@ def greedy(groups: Groups, devices: Sequence[int], gpus_per_node: int) -> tuple[
     if sum(groups.values()) > len(slots):
         raise InputError(f"groups need {counted(sum(groups.values()), 'GPU')}, and {len(slots)} can be had")
     order, rest = _fill_nodes(groups, gpus_per_node)
-    order += _best_permutation(groups, order, rest, [slot // gpus_per_node for slot in slots])
+    order += _best_permutation(groups, order, rest, np.array(slots, np.int64) // gpus_per_node)
     taken: dict[str, tuple[int, ...]] = {}
     start = 0
     for name in order:
@@ -144,9 +147,10 @@ def _near(mine: tuple[int, ...], more: int, free: set[int], gpus_per_node: int) 
 
 def _by_node(devices: Iterable[int], gpus_per_node: int) -> list[int]:
     """Devices node by node, the nodes with the most free ones first."""
-    devices = sorted(devices)
-    free = Counter(device // gpus_per_node for device in devices)
-    return sorted(devices, key=lambda device: (-free[device // gpus_per_node], device))
+    sorted_ = np.sort(np.fromiter(devices, np.int64))
+    _, node, free = np.unique(sorted_ // gpus_per_node, return_inverse=True, return_counts=True)
+    found: list[int] = sorted_[np.argsort(-free[node], kind="stable")].tolist()
+    return found
 
 
 def _fill_nodes(groups: Groups, gpus_per_node: int) -> tuple[list[str], list[str]]:
@@ -165,11 +169,9 @@ def _fill_nodes(groups: Groups, gpus_per_node: int) -> tuple[list[str], list[str
     return order, [name for name in groups if name not in placed]
 
 
-def _best_permutation(groups: Groups, order: list[str], rest: list[str], nodes: list[int]) -> list[str]:
+def _best_permutation(groups: Groups, order: list[str], rest: list[str], nodes: NDArray[np.int64]) -> list[str]:
     """The order of the rest that touches the fewest nodes, of the first 1024."""
-    rank = [0]  # of the node of each slot
-    for previous, node in pairwise(nodes):
-        rank.append(rank[-1] + (node != previous))
+    rank = [0, *np.cumsum(np.diff(nodes) != 0).tolist()]  # of the node of each slot
     start = sum(groups[name] for name in order)
     head, tail = rest[:-7], rest[-7:]  # 7! > 1024: the first permutations leave the head as it is
     start += sum(groups[name] for name in head)
@@ -197,8 +199,8 @@ def _exact(groups: Groups, devices: Sequence[int], gpus_per_node: int,
     names = sorted(groups, key=lambda name: groups[name])
     sizes = [groups[name] for name in names]
     to_come = _ToCome(sizes, len(devices) - sum(sizes), gpus_per_node)
-    nodes = Counter(Counter(device // gpus_per_node for device in devices).values())
-    start = tuple(nodes[left] for left in range(gpus_per_node + 1))
+    _, free = np.unique(np.fromiter(devices, np.int64) // gpus_per_node, return_counts=True)
+    start = tuple(np.bincount(free, minlength=gpus_per_node + 1).tolist())
     queue = [_State(to_come(0, start), 0, 0, 0.0, start, None)]
     seen: set[tuple[int, tuple[int, ...]]] = set()
     sequence = 0

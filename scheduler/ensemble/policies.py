@@ -210,6 +210,8 @@ def _formed(rates: RateTable, progress: Progress, cluster: Cluster) -> tuple[Mem
 
 def _without_the_dead(groups: Sequence[Member], rates: RateTable, progress: Progress, cluster: Cluster
                       ) -> tuple[Member, ...]:
+    if not groups:
+        return ()
     least = {network.name: network.min_gpus for network in rates.models}
     usable = set(cluster.devices)
     alive = (Member(member.name, tuple(d for d in member.devices if d in usable))

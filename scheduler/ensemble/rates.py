@@ -48,9 +48,15 @@ def curve(network: Network, gpus: int) -> NDArray[np.float64]:
     last = network.rates[-1]
     if base == 1:
         return np.concatenate([measured, np.full(len(beyond), last)])
-    falling = min(1.0, (last / base) / (network.rates[-2] / (base - 1)))
-    estimated = beyond * (last / base) * falling ** (beyond - base)
+    falling = _falling(network.rates)
+    estimated = beyond * (last / base) * (falling ** (beyond - base) if falling < 1 else 1.0)
     return np.concatenate([measured, np.maximum(estimated, 1e-6 * last)])
+
+
+def _falling(rates: Sequence[float]) -> float:
+    """e of Eq. 5: the factor by which the efficiency falls with each GPU."""
+    base = len(rates)
+    return min(1.0, (rates[-1] / base) / (rates[-2] / (base - 1)))
 
 
 def rate(network: Network, gpus: int) -> float:
@@ -84,12 +90,31 @@ class Curves:
 
 
 @lru_cache(maxsize=64)
-def curves(table: RateTable, gpus: int) -> Curves:
-    """The rate table as arrays, up to a number of GPUs."""
+def curves(table: RateTable, gpus: int, useful_only: bool = False) -> Curves:
+    """The rate table as arrays, up to a number of GPUs.
+
+    Args:
+        table: the networks.
+        gpus: the last column.
+        useful_only: leave out columns beyond the last that is useful to any network; on a large cluster these are
+            nearly all.
+    """
+    if useful_only:
+        gpus = min(gpus, max((_last_useful(network, gpus) for network in table.models), default=1))
     # Policies ask for many numbers of GPUs; every column depends on those before it alone, so
     # all are slices of a few large tables.
     known = _curves(table, 1 << max(0, gpus - 1).bit_length())
     return replace(known, rate=known.rate[:, :gpus], allowed=known.allowed[:, :gpus], useful=known.useful[:, :gpus])
+
+
+def _last_useful(network: Network, gpus: int) -> int:
+    """A number of GPUs beyond which none is useful to a network: the least it needs, or the peak of Eq. 5."""
+    base = len(network.rates)
+    last = max(base, network.min_gpus)
+    if base > 1:
+        fall = -math.log(_falling(network.rates))
+        last = max(last, math.ceil(1 / fall) + 1) if fall * gpus > 1 else gpus
+    return min(last, network.max_gpus or gpus, gpus)
 
 
 @lru_cache(maxsize=16)

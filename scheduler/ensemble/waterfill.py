@@ -65,26 +65,24 @@ def hulls(rates: RateTable, gpus: int) -> Hulls:
 
     A network that needs more GPUs than there are has (0, 0) alone.
     """
-    known = curves(rates, gpus)
-    rows = len(known.names)
-    at_gpus, at_rate = np.zeros((rows, gpus + 1)), np.zeros((rows, gpus + 1))
-    top = np.zeros(rows, dtype=np.int64)  # of the vertices so far, a stack for each network
-    for count in range(1, gpus + 1):  # Andrew's monotone chain, all networks at once
-        here = np.flatnonzero(known.useful[:, count - 1])
-        rate = known.rate[:, count - 1]
-        below = here[top[here] > 0]
-        while len(below):  # the vertices that lie under the line to the new one
-            one, two = top[below], top[below] - 1
-            rise, run = at_rate[below, one], at_gpus[below, one]
-            under = ((rate[below] - rise) * (run - at_gpus[below, two])
-                     >= (rise - at_rate[below, two]) * (count - run))
-            below = below[under]
-            top[below] -= 1
-            below = below[top[below] > 0]
-        top[here] += 1
-        at_gpus[here, top[here]], at_rate[here, top[here]] = count, rate[here]
-    vertices = np.minimum(np.arange(top.max() + 1), top[:, None])
-    return Hulls(np.take_along_axis(at_gpus, vertices, 1), np.take_along_axis(at_rate, vertices, 1))
+    known = curves(rates, gpus, useful_only=True)
+    vertices = [_hull(np.flatnonzero(useful) + 1, rate[useful])
+                for useful, rate in zip(known.useful, known.rate, strict=True)]
+    most = max(len(counts) for counts, _ in vertices)
+    return Hulls(*(np.array([np.pad(row[axis], (0, most - len(row[axis])), mode="edge") for row in vertices])
+                   for axis in (0, 1)))
+
+
+def _hull(counts: NDArray[np.int64], rate: Floats) -> tuple[Floats, Floats]:
+    """The vertices, from (0, 0) on, of the concave hull of a rate that rises with the counts."""
+    x, y = np.append(0.0, counts), np.append(0.0, rate)
+    while len(x) > 2:
+        slope = np.diff(y) / np.diff(x)
+        corner = np.concatenate(([True], slope[:-1] > slope[1:], [True]))
+        if corner.all():
+            break
+        x, y = x[corner], y[corner]  # each of the others lies on or under the line between its neighbours
+    return x, y
 
 
 @dataclass(frozen=True, eq=False)

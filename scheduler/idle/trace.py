@@ -255,10 +255,11 @@ class _Block(NamedTuple):
     lines: IntArray
 
     def take(self, rows: Any) -> _Block:
-        return _Block(*(column[rows] for column in self))
+        return _Block(self.times[rows], self.nodes[rows], self.joined[rows], self.lines[rows])
 
     def followed_by(self, other: _Block) -> _Block:
-        return _Block(*(np.concatenate(pair) for pair in zip(self, other, strict=True)))
+        return _Block(np.concatenate((self.times, other.times)), np.concatenate((self.nodes, other.nodes)),
+                      np.concatenate((self.joined, other.joined)), np.concatenate((self.lines, other.lines)))
 
 
 _NO_ROWS = _Block(np.empty(0), np.empty(0, np.int32), np.empty(0, np.bool_), np.empty(0, np.int64))

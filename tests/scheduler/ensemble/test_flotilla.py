@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.base import Delta, InputError, Network, Options, RateTable
+from scheduler.ensemble import flotilla as algorithm_2
 from scheduler.ensemble.flotilla import flotilla
 from scheduler.ensemble.rates import rate
 from tests.examples import examples
@@ -115,3 +116,14 @@ def test_a_delta_that_is_no_distance_is_refused(value, relative):
 def test_an_alpha_that_is_no_share_is_refused(alpha):
     with pytest.raises(InputError, match="alpha is"):
         Options(alpha=alpha)
+
+
+@settings(max_examples=200)
+@given(ensembles(most_gpus=40), st.integers(0, 30))
+def test_many_spare_gpus_go_where_they_would_go_one_by_one(case, width):
+    table, cluster = case
+    options = Options(delta=Delta(float(width), relative=False))
+    one_by_one = flotilla(table, names(table), cluster.gpus, options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(algorithm_2, "MANY_SPARE", 0)
+        assert flotilla(table, names(table), cluster.gpus, options) == one_by_one

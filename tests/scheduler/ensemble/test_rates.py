@@ -109,3 +109,17 @@ def test_preprocessors_needed_is_the_least_that_is_enough(throughput, demand):
 def test_no_measured_preprocessor_is_an_error():
     with pytest.raises(InputError, match="that of at least one"):
         preprocessors_needed([], 10.0)
+
+
+@given(ensembles(most_gpus=60, bounded=True))
+def test_columns_that_are_left_out_are_useful_to_no_network(case):
+    table, cluster = case
+    whole, narrow = curves(table, cluster.gpus), curves(table, cluster.gpus, useful_only=True)
+    width = narrow.rate.shape[1]
+    assert (narrow.rate == whole.rate[:, :width]).all()
+    assert (narrow.useful == whole.useful[:, :width]).all()
+    assert not whole.useful[:, width:].any()
+
+
+def test_on_a_large_cluster_few_columns_are_kept():
+    assert curves(table((10.0, 19.0), (10.0,)), 10**6, useful_only=True).rate.shape[1] < 40
