@@ -55,6 +55,7 @@ bench: env
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/planning.py
 	$(BIN)/python benchmarks/reservations.py
+	$(BIN)/python benchmarks/large.py
 	$(BIN)/python benchmarks/eviction.py
 	$(BIN)/python benchmarks/elastic.py
 	$(if $(DATA),$(BIN)/python benchmarks/idle_nodes.py --data $(DATA)/idle_nodes)

@@ -159,6 +159,16 @@ def _cut(value: float, digits: int) -> float:
     return math.floor(value * 10 ** digits + 1e-6) / 10 ** digits
 
 
+LARGE = """
+
+How large a law may be: TOptimal is exact on any number of values, in time linear in them. With backfill the time grows
+with their square, so beyond 4,000 different values the run times are rounded up to 4,000 of them, neighbours by a common
+factor of at most 1 + e. A sequence for the true run times, multiplied by 1 + e, serves the rounded ones in at most 1 + e
+times the time; and what is best for the rounded ones costs no more for the true ones, which are shorter. So the answer
+is at most e above the least, and `fleet reserve` prints e (0.2 to 0.4 % for run times over six orders of magnitude).
+`python benchmarks/large.py` measures logs of ten million runs."""
+
+
 def speeds() -> str:
     rows = [[speed.what, f"{speed.clock_ms:.1f}", f"{speed.processor_ms:.1f}",
              "" if speed.target_ms is None else f"{speed.target_ms:g}"] for speed in measure()]
@@ -166,7 +176,7 @@ def speeds() -> str:
     return ("## Speed\n\nMedians of nine calls, in milliseconds of wall-clock and of CPU time (one thread), on "
             f"{load}. If the load is above the number of cores, wall-clock time includes waiting for others. "
             "`python benchmarks/reservations.py` measures again.\n\n"
-            + table(["", "clock", "processor", "target"], rows))
+            + table(["", "clock", "processor", "target"], rows) + LARGE)
 
 
 def cost_by_count(logs: dict[str, Any], figures: Path) -> str:
