@@ -52,7 +52,7 @@ def runs(count: int, digits: int) -> Callable[[Path], None]:
 
 
 def trace(folder: Path) -> None:
-    """4,000 nodes of which one changes at a time, twice a second."""
+    """4,000 nodes of which one changes at a time, once a second."""
     rng = np.random.default_rng(0)
     nodes = rng.integers(0, 4000, LINES)
     order = np.argsort(nodes, kind="stable")
@@ -62,7 +62,7 @@ def trace(folder: Path) -> None:
     with open(folder / "idle.csv", "w") as file:
         file.write("t_s,node,delta\n")
         for start in range(0, LINES, 1_000_000):
-            file.write("".join(f"{(start + row) / 2:g},{node},{1 - 2 * (count % 2)}\n" for row, (node, count) in
+            file.write("".join(f"{start + row},{node},{1 - 2 * (count % 2)}\n" for row, (node, count) in
                                enumerate(zip(nodes[start:start + 1_000_000].tolist(),
                                              turn[start:start + 1_000_000].tolist(), strict=True))))
 

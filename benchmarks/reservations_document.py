@@ -161,12 +161,12 @@ def _cut(value: float, digits: int) -> float:
 
 LARGE = """
 
-How large a law may be: TOptimal is exact on any number of values, in time linear in them. With backfill the time grows
-with their square, so beyond 4,000 different values the run times are rounded up to 4,000 of them, neighbours by a common
-factor of at most 1 + e. A sequence for the true run times, multiplied by 1 + e, serves the rounded ones in at most 1 + e
-times the time; and what is best for the rounded ones costs no more for the true ones, which are shorter. So the answer
-is at most e above the least, and `fleet reserve` prints e (0.2 to 0.4 % for run times over six orders of magnitude).
-`python benchmarks/large.py` measures logs of ten million runs."""
+" How large a law may be: TOptimal is exact on any number of values, in time linear in them. With backfill the time
+grows with their square, so beyond 4,000 different values the run times are rounded up to 4,000 of them, neighbours by
+a common factor of at most 1 + e. A sequence for the true run times, multiplied by 1 + e, serves the rounded ones in
+at most 1 + e times the time; and what is best for the rounded ones costs no more for the true ones, which are
+shorter. So the answer is at most e above the least, and `fleet reserve` prints e (0.2 to 0.4 % for run times over six
+orders of magnitude). `python benchmarks/large.py` measures logs of ten million runs."""
 
 
 def speeds() -> str:

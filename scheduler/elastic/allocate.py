@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 
@@ -20,8 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler.base import CommTime, InputError, Network, StepTime, counted
+from scheduler.elastic.shapes import Shape, analyse
 
 Array = NDArray[np.float64]
+
+FIRST_STEPS = 16  # along the hull of each job, that are tried first
+FEW = 48  # departures from the climb that are tried first
+SORTED_AT_ONCE = 256  # steps along hulls: with more of them, most are decided without being sorted
 
 
 # --- the job scalability analyzer ---------------------------------------------------------------
@@ -219,9 +224,10 @@ class Curve:
     batches: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        wrong = next((f for f in self.factors if not (math.isfinite(f) and f >= 0)), None)
-        if wrong is not None:
-            raise InputError(f"scaling factor {wrong}: it must be 0 (cannot run) or positive")
+        if not (self.factors and math.isfinite(sum(self.factors)) and min(self.factors) >= 0):
+            wrong = next((f for f in self.factors if not (math.isfinite(f) and f >= 0)), None)
+            if wrong is not None:
+                raise InputError(f"scaling factor {wrong}: it must be 0 (cannot run) or positive")
         if not any(self.factors):
             raise InputError("a scaling curve is 0 everywhere; it must be positive on at least one count")
 
@@ -231,40 +237,33 @@ class Curve:
         return next(k for k, factor in enumerate(self.factors, start=1) if factor > 0)
 
     @cached_property
+    def shape(self) -> Shape:
+        """What the optimizer needs of the curve; that of many is worked out faster together."""
+        return analyse([self.factors])[0]
+
+    @property
     def extra(self) -> NDArray[np.int64]:
         """0, and how many GPUs beyond ``least`` are worth giving: those faster than all smaller counts."""
-        factors = np.array(self.factors[self.least - 1:])
-        before = np.maximum.accumulate(factors)[:-1]
-        return np.concatenate([[0], 1 + np.flatnonzero(factors[1:] > before)])
+        return np.frombuffer(self.shape.extra, np.int64)
 
-    @cached_property
+    @property
     def gain(self) -> Array:
         """What each count of ``extra`` adds to the factor on ``least`` GPUs."""
-        return np.array(self.factors)[self.least - 1 + self.extra] - self.factors[self.least - 1]
+        return np.frombuffer(self.shape.gain)
 
-    @cached_property
+    @property
     def concave(self) -> bool:
         """Whether each further GPU adds something, and no more than the one before, up to the peak."""
-        steady = int(self.extra[-1]) == len(self.extra) - 1
-        return steady and bool((np.diff(self.gain, 2) <= 0).all())
-
-    @cached_property
-    def steps(self) -> tuple[NDArray[np.int64], Array]:
-        """GPUs and gain of each straight piece of the least concave curve above this one."""
-        if self.concave:
-            return np.diff(self.extra), np.diff(self.gain)
-        extra, gain = self.extra.tolist(), self.gain.tolist()
-        corners: list[int] = []
-        for place in range(len(extra)):
-            while len(corners) > 1 and _below(corners[-2], corners[-1], place, extra, gain):
-                corners.pop()
-            corners.append(place)
-        return np.diff(self.extra[corners]), np.diff(self.gain[corners])
+        return self.shape.steps == self.shape.options - 1 == int(self.extra[-1])
 
 
-def _below(left: int, middle: int, right: int, x: list[int], y: list[float]) -> bool:
-    """Whether the middle point is on or below the line through the others."""
-    return (y[middle] - y[left]) * (x[right] - x[left]) <= (y[right] - y[left]) * (x[middle] - x[left])
+def _shapes(curves: Sequence[Curve]) -> list[Shape]:
+    """The shapes of curves, those that are not known worked out together."""
+    new = [curve for curve in curves if "shape" not in vars(curve)]
+    if new:
+        for curve, shape in zip(new, analyse([curve.factors for curve in new]), strict=True):
+            vars(curve).update(shape=shape, least=shape.least)  # as cached_property does
+    return [curve.shape for curve in curves]
 
 
 @dataclass(frozen=True)
@@ -300,7 +299,7 @@ def allocate(curves: Sequence[Curve], gpus: int) -> Allocation | None:
     of that step is a price per GPU, and a count that is worse at that price
     than the job's best by more than the gap between the relaxation and an
     allocation at hand is in no optimum (Dantzig 1957; reduced-cost fixing).
-    :func:`dynamic_programme` decides among the few counts left.
+    A dynamic programme decides among the few counts left.
 
     Args:
         curves: of the jobs.
@@ -316,15 +315,14 @@ def allocate(curves: Sequence[Curve], gpus: int) -> Allocation | None:
     >>> allocate([Curve((1.0,)), Curve((0.0, 2.0))], gpus=2) is None
     True
     """
-    spare = gpus - sum(curve.least for curve in curves)
+    shapes = _shapes(curves)
+    spare = gpus - sum([curve.least for curve in curves])
     if spare < 0:
         return None
-    climb = _climb(curves, spare)
+    climb = _climb(shapes, spare)
     if climb.left == 0 or climb.price == 0:
         return _allocation(curves, climb.given, "greedy")
-    fewest, options = _undecided(curves, climb)
-    further = _programme(options, spare - int(fewest.sum()))
-    return _allocation(curves, fewest + further, "greedy + dynamic programme")
+    return _allocation(curves, climb.given + _departed(shapes, climb), "greedy + dynamic programme")
 
 
 def greedy(curves: Sequence[Curve], gpus: int) -> Allocation | None:
@@ -340,7 +338,7 @@ def greedy(curves: Sequence[Curve], gpus: int) -> Allocation | None:
     if not all(curve.concave for curve in curves):
         raise ValueError("greedy is exact for concave curves only")
     spare = gpus - sum(curve.least for curve in curves)
-    return None if spare < 0 else _allocation(curves, _climb(curves, spare).given, "greedy")
+    return None if spare < 0 else _allocation(curves, _climb(_shapes(curves), spare).given, "greedy")
 
 
 def dynamic_programme(curves: Sequence[Curve], gpus: int) -> Allocation | None:
@@ -362,9 +360,9 @@ def dynamic_programme(curves: Sequence[Curve], gpus: int) -> Allocation | None:
 
 
 def _allocation(curves: Sequence[Curve], given: NDArray[np.int64], method: str) -> Allocation:
-    counts = tuple(curve.least + extra for curve, extra in zip(curves, given.tolist(), strict=True))
-    factors = (curve.factors[count - 1] for curve, count in zip(curves, counts, strict=True))
-    return Allocation(counts, math.fsum(factors), method)
+    counts = [curve.least + extra for curve, extra in zip(curves, given.tolist(), strict=True)]
+    factors = [curve.factors[count - 1] for curve, count in zip(curves, counts, strict=True)]
+    return Allocation(tuple(counts), math.fsum(factors), method)
 
 
 @dataclass(frozen=True, eq=False)
@@ -379,46 +377,134 @@ class _Climb:
     price: float
 
 
-def _climb(curves: Sequence[Curve], spare: int) -> _Climb:
-    """Steps along the hulls, the steepest first, the earlier job first where they are equal."""
-    steps = [curve.steps for curve in curves]
-    lengths = np.concatenate([np.empty(0, np.int64), *(own for own, _ in steps)])
-    gains = np.concatenate([np.empty(0), *(own for _, own in steps)])
-    owners = np.repeat(np.arange(len(curves)), [len(own) for own, _ in steps])
-    slopes = gains / lengths
-    order = np.argsort(-slopes, kind="stable")
-    used = np.cumsum(lengths[order])
-    fit = int(np.searchsorted(used, spare, side="right"))
-    taken = order[:fit]
-    given = np.bincount(owners[taken], lengths[taken], len(curves)).astype(np.int64)
-    price = float(slopes[order[fit]]) if fit < len(order) else 0.0
+def _climb(shapes: Sequence[Shape], spare: int, width: int = 0) -> _Climb:
+    """Steps along the hulls, the steepest first, the earlier job first where they are equal.
+
+    Few jobs go far along their hull, so the first ``width`` steps of each are tried, and more if one took them all.
+    """
+    width = width or FIRST_STEPS
+    lengths = np.frombuffer(b"".join([shape.lengths[:8 * width] for shape in shapes]), np.int64)
+    slopes = np.frombuffer(b"".join([shape.slopes[:8 * width] for shape in shapes]))
+    steps = np.array([shape.steps for shape in shapes], np.int64)
+    owners = np.repeat(np.arange(len(shapes)), np.minimum(steps, width))
+    taken, price = _steepest(slopes, lengths, spare)
+    owners = owners[taken]
+    if (np.bincount(owners, minlength=len(shapes))[steps > width] == width).any():
+        return _climb(shapes, spare, 4 * width)
+    given = np.bincount(owners, lengths[taken], len(shapes)).astype(np.int64)
     return _Climb(given, spare - int(given.sum()), price)
+
+
+def _steepest(slopes: Array, lengths: NDArray[np.int64], left: int) -> tuple[NDArray[np.bool_], float]:
+    """Which steps are taken while they fit, the steepest first; and the slope of the first that does not fit."""
+    taken = np.zeros(len(slopes), np.bool_)
+    open_ = np.arange(len(slopes))  # steps of which it is open whether they are taken
+    while len(open_) > SORTED_AT_ONCE:  # take or leave those above the middle one
+        own = slopes[open_]
+        above = own > np.partition(own, len(own) // 2)[len(own) // 2]
+        need = int(lengths[open_[above]].sum())
+        if need == 0:  # many are equal
+            break
+        if need > left:
+            open_ = open_[above]
+        else:
+            taken[open_[above]] = True
+            open_, left = open_[~above], left - need
+    open_ = open_[np.argsort(-slopes[open_], kind="stable")]
+    fit = int(np.searchsorted(np.cumsum(lengths[open_]), left, side="right"))
+    taken[open_[:fit]] = True
+    return taken, float(slopes[open_[fit]]) if fit < len(open_) else float(slopes[~taken].max(initial=0.0))
+
+
+def _departed(shapes: Sequence[Shape], climb: _Climb) -> NDArray[np.int64]:
+    """By how many GPUs each job departs from the climb in an optimum."""
+    departures = _Departures.of(shapes, climb)
+    by_loss = np.argsort(departures.loss, kind="stable")
+    if len(by_loss) > FEW:  # what the cheapest of them reach leaves fewer to look at
+        gap = departures.gap - departures.take(by_loss[:FEW]).best()[1]
+        departures = departures.take(by_loss[:np.searchsorted(departures.loss[by_loss], gap + departures.rounding,
+                                                              side="right")])
+    departed = np.zeros(len(shapes), np.int64)
+    by_job, _ = departures.few_of_a_kind().best()
+    departed[list(by_job)] = list(by_job.values())
+    return departed
+
+
+@dataclass(frozen=True)
+class _Departures:
+    """Ways in which one job may have other GPUs than the climb gave it; a row for each.
+
+    Args:
+        job: which.
+        more: GPUs beyond those of the climb, not 0.
+        better: what they add to the factor.
+        loss: by how much that is less than they are worth at the climb's price.
+        left: GPUs that the climb left.
+        gap: what those would be worth: an optimum is at most so much above the climb.
+        rounding: losses that differ by less are taken for equal.
+    """
+
+    job: NDArray[np.int64]
+    more: NDArray[np.int64]
+    better: Array
+    loss: Array
+    left: int
+    gap: float
+    rounding: float
+
+    @classmethod
+    def of(cls, shapes: Sequence[Shape], climb: _Climb) -> _Departures:
+        """Those that can be in an optimum, since they lose no more than the climb and one change more do."""
+        extra = np.frombuffer(b"".join([shape.extra for shape in shapes]), np.int64)
+        gain = np.frombuffer(b"".join([shape.gain for shape in shapes]))
+        sizes = np.array([shape.options for shape in shapes])
+        more = extra - np.repeat(climb.given, sizes)
+        better = gain - np.repeat(gain[more == 0], sizes)
+        loss = climb.price * more - better
+        worth = climb.price * climb.left
+        rounding = 1e-9 * max(1.0, float(gain.max()))
+        rows = np.flatnonzero((loss <= worth - better[more <= climb.left].max() + rounding) & (more != 0))
+        job = np.searchsorted(np.cumsum(sizes), rows, side="right")
+        return cls(job, more[rows], better[rows], loss[rows], climb.left, worth, rounding)
+
+    def take(self, rows: NDArray[np.int64]) -> _Departures:
+        return replace(self, job=self.job[rows], more=self.more[rows], better=self.better[rows], loss=self.loss[rows])
+
+    def few_of_a_kind(self) -> _Departures:
+        """Of the departures by as many GPUs only as many of the least loss as can be of use together.
+
+        Those of an optimum sum to 0 up to what the climb left, so in a good order their partial sums stay within
+        one departure of that range; and no sum comes twice, for what lies between would be a loss for nothing. So
+        there are fewer departures than such sums, and one that is not among so many of its kind can be replaced.
+        """
+        sums = self.left + 1 + 2 * int(np.abs(self.more).max(initial=0))
+        kinds = self.take(np.lexsort((self.loss, self.more)))
+        return kinds.take(np.flatnonzero(np.arange(len(kinds.more)) - np.searchsorted(kinds.more, kinds.more) < sums))
+
+    def best(self) -> tuple[dict[int, int], float]:
+        """The best choice of at most one for each job within the GPUs left: GPUs by job, and what they add."""
+        if not len(self.job):
+            return {}, 0.0
+        rows = self.take(np.lexsort((self.more, self.job)))
+        jobs, starts = np.unique(rows.job, return_index=True)
+        options = []
+        for more, better in zip(np.split(rows.more, starts[1:]), np.split(rows.better, starts[1:]), strict=True):
+            at = int(np.searchsorted(more, 0))
+            counts, gains = np.insert(more, at, 0), np.insert(better, at, 0.0)
+            options.append((counts - counts[0], gains - gains[0]))
+        fewest = np.minimum(0, rows.more[starts])
+        departed = fewest + _programme(options, self.left - int(fewest.sum()))
+        chosen = dict(zip(jobs.tolist(), departed.tolist(), strict=True))
+        wanted = departed[np.searchsorted(jobs, rows.job)]
+        return chosen, math.fsum(rows.better[rows.more == wanted])
 
 
 _Options = tuple[NDArray[np.int64], Array]  # GPUs of a job, rising from 0, and what they add to its factor
 
 
-def _undecided(curves: Sequence[Curve], climb: _Climb) -> tuple[NDArray[np.int64], list[_Options]]:
-    """For each job the fewest extra GPUs that it has in an optimum, and the options beyond those."""
-    extra = np.concatenate([c.extra for c in curves])
-    gain = np.concatenate([c.gain for c in curves])
-    sizes = [len(c.extra) for c in curves]
-    starts = np.cumsum([0, *sizes[:-1]])
-    at = starts + [int(c.extra.searchsorted(g)) for c, g in zip(curves, climb.given, strict=True)]
-    more = extra - np.repeat(extra[at], sizes)
-    better = gain - np.repeat(gain[at], sizes)
-    # An allocation at hand: the climb's, with the best change of one job that the GPUs left allow.
-    gap = climb.price * climb.left - better[more <= climb.left].max()
-    loss = climb.price * more - better
-    kept = loss <= gap + 1e-9 * max(1.0, float(gain.max()))
-    bounds = zip(starts, starts + sizes, strict=True)
-    options = [(extra[a:b][kept[a:b]], gain[a:b][kept[a:b]]) for a, b in bounds]
-    fewest = np.array([counts[0] for counts, _ in options])
-    return fewest, [(counts - counts[0], gains - gains[0]) for counts, gains in options]
-
-
 def _programme(options: Sequence[_Options], spare: int) -> NDArray[np.int64]:
     """The best choice of one option per job with no more than ``spare`` GPUs in all."""
+    spare = min(spare, sum(int(counts[-1]) for counts, _ in options))
     tables = [np.zeros(spare + 1)]
     for counts, gains in options:
         before = tables[-1]

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.base import CommTime, InputError, Network, StepTime
+from scheduler.elastic import allocate as elastic
 from scheduler.elastic.allocate import (
     BatchRange,
     Curve,
@@ -19,6 +20,7 @@ from scheduler.elastic.allocate import (
     step_seconds,
 )
 from scheduler.elastic.milp import integer_programme
+from scheduler.elastic.shapes import analyse
 from scheduler.ensemble.rates_file import parse_rates
 from tests.examples import examples
 from tests.scheduler.contracts import AllocatorContract, Table
@@ -281,3 +283,51 @@ def test_a_profile_feeds_the_analyzer():
     curve = scaling(profile.models[0], profile.comm_s, BatchRange(8, 64), gpus=2)
     assert curve.factors == pytest.approx((1.0, (64 / 2.3) / (32 / 1.8)))
     assert curve.batches == (32, 64)
+
+
+# --- many jobs ---
+
+
+@st.composite
+def many_jobs(draw):
+    """Crowds of jobs, some alike and some not, with ties, dips and steps of several GPUs."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    jobs, most = draw(st.integers(1, 60)), draw(st.integers(1, 12))
+    step = draw(st.sampled_from([1.0, 0.25, 1e-3]))
+    kinds = [tuple((step * np.round(rng.gamma(2, 1, most).cumsum() / step) * (rng.random(most) > 0.1) + step).tolist())
+             for _ in range(draw(st.integers(1, jobs)))]
+    return [kinds[kind] for kind in rng.integers(0, len(kinds), jobs)], draw(st.integers(0, jobs * most))
+
+
+@settings(max_examples=400)
+@given(many_jobs(), st.sampled_from([1, 3, 48]), st.sampled_from([1, 4, 256]), st.sampled_from([1, 2, 16]))
+def test_many_jobs_get_what_the_dynamic_programme_over_all_counts_gives(problem, few, sorted_at_once, width):
+    factors, gpus = problem
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(elastic, "FEW", few)
+        patch.setattr(elastic, "SORTED_AT_ONCE", sorted_at_once)
+        patch.setattr(elastic, "FIRST_STEPS", width)
+        found = allocate(list(map(Curve, factors)), gpus)
+    exact = dynamic_programme(list(map(Curve, factors)), gpus)
+    if exact is None:
+        assert found is None
+    else:
+        assert found.throughput == pytest.approx(exact.throughput, rel=1e-12)
+        assert sum(found.gpus) <= gpus
+        assert found.throughput == math.fsum(own[k - 1] for own, k in zip(factors, found.gpus, strict=True))
+
+
+@given(st.lists(st.lists(factor, min_size=1, max_size=9).filter(any), min_size=1, max_size=6))
+def test_curves_have_the_same_shape_alone_and_together(curves):
+    assert analyse(curves) == [analyse([curve])[0] for curve in curves]
+
+
+@given(st.lists(factor, min_size=1, max_size=9).filter(any))
+def test_the_steps_of_a_curve_are_its_least_concave_curve_above(factors):
+    curve = Curve(tuple(factors))
+    lengths, slopes = np.frombuffer(curve.shape.lengths, np.int64), np.frombuffer(curve.shape.slopes)
+    assert (np.diff(slopes) <= 1e-12).all()
+    hull = np.interp(np.arange(lengths.sum() + 1), np.cumsum([0, *lengths]), np.cumsum([0, *(lengths * slopes)]))
+    assert (curve.gain <= hull[curve.extra] + 1e-9).all()
+    ends = np.cumsum([0, *lengths])
+    assert np.allclose(hull[ends], curve.gain[np.searchsorted(curve.extra, ends)])
