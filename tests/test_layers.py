@@ -28,7 +28,7 @@ _STORAGE = f"fleet.storage {_SPEC}"
 _COMM = f"fleet.comm {_STORAGE}"
 _RUNTIME = f"fleet.ensemble fleet.stream fleet.engines fleet.monitor {_COMM} launch"
 _RUN = f"fleet.runtime {_RUNTIME}"
-_FAMILY = "scheduler.base scheduler.files scheduler.simulator"
+_FAMILY = "scheduler.base scheduler.files scheduler.hulls scheduler.simulator"
 
 MAY_IMPORT = {
     "launch": "",
@@ -49,6 +49,7 @@ MAY_IMPORT = {
     "preprocess.source": "preprocess.base preprocess.labels preprocess.sources",
     "scheduler.base": "",
     "scheduler.files": "scheduler.base",
+    "scheduler.hulls": "",
     "scheduler.simulator": "scheduler.base",
     "scheduler.ensemble": _FAMILY,
     "scheduler.idle": _FAMILY,

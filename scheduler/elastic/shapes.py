@@ -8,11 +8,15 @@ which takes microseconds where numpy's concatenate takes milliseconds.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, count
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from scheduler.hulls import concave_hulls
+
+MOST_TURNS = 12  # of taking out points that are under the line between their neighbours
 
 
 class Shape(NamedTuple):
@@ -79,16 +83,19 @@ def _hulls(row: NDArray[np.int64], x: NDArray[np.int64], y: NDArray[np.float64]
     """Which points of each row lie on the concave hull, and the slope from each of those to the next.
 
     A point under the line between its neighbours is under the hull, so all such points can go at once; until
-    there is none.
+    there is none. Points on the hull stay, for steps should be short. What takes long is left to QuickHull.
     """
     corner = np.arange(len(row))
-    while True:
+    for turn in count():
+        if turn == MOST_TURNS:
+            corner = corner[concave_hulls(row[corner], x[corner], y[corner])]
         slopes = np.diff(y[corner]) / np.where(inner := np.diff(row[corner]) == 0, np.diff(x[corner]), 1)
         under = np.zeros(len(corner), np.bool_)
         under[1:-1] = (slopes[:-1] < slopes[1:]) & inner[:-1] & inner[1:]
         if not under.any():
-            return corner, slopes
+            break
         corner = corner[~under]
+    return corner, slopes
 
 
 def _cut(values: NDArray, sizes: NDArray[np.int64]) -> list[bytes]:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from scheduler.base import InputError, RateTable, counted
 from scheduler.ensemble.rates import curves
+from scheduler.hulls import concave_hulls
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
@@ -75,14 +76,9 @@ def hulls(rates: RateTable, gpus: int) -> Hulls:
 
 def _hull(counts: NDArray[np.int64], rate: Floats) -> tuple[Floats, Floats]:
     """The vertices, from (0, 0) on, of the concave hull of a rate that rises with the counts."""
-    x, y = np.append(0.0, counts), np.append(0.0, rate)
-    while len(x) > 2:
-        slope = np.diff(y) / np.diff(x)
-        corner = np.concatenate(([True], slope[:-1] > slope[1:], [True]))
-        if corner.all():
-            break
-        x, y = x[corner], y[corner]  # each of the others lies on or under the line between its neighbours
-    return x, y
+    x, y = np.append(0, counts), np.append(0.0, rate)
+    corner = concave_hulls(np.zeros(len(x), np.int64), x, y)
+    return x[corner].astype(np.float64), y[corner]
 
 
 @dataclass(frozen=True, eq=False)

@@ -40,10 +40,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler.base import MOST_NODES, InputError, check_range, counted
+from scheduler.hulls import concave_hulls
 
 Counts = tuple[int, ...]
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
+
+FEW_COUNTS = 2000  # of all trainers: with more, those that are in no optimum are left out first
 
 # What the owner of a node is when it is not a trainer.
 FREE, BUSY = -1, -2
@@ -191,7 +194,8 @@ def allocate(trainers: Sequence[Trainer], current: Sequence[int], nodes: int, ho
     a max-plus convolution of F_{j-1} with the trainer's gains g_j (:meth:`Trainer.gains`); going
     back from F_J(N) gives the counts. F_j is constant from n_max_1 + ... + n_max_j on, and no more than
     n_max_{j+1} + ... + n_max_J nodes can go to the trainers after j: only budgets v between those
-    two bounds are looked at. Time O(J N n_max) at most, in J numpy operations.
+    two bounds are looked at. Time O(J N n_max) at most, in J numpy operations; where there are many counts,
+    those that are in no optimum are left out first (:func:`_within_reach`).
 
     Args:
         trainers: in order of precedence; among equally good allocations the later trainers get
@@ -219,9 +223,16 @@ def allocate(trainers: Sequence[Trainer], current: Sequence[int], nodes: int, ho
     place of its mixed integer program.
     """
     check(trainers, current, nodes, horizon_s)
-    most = [min(trainer.n_max, nodes) for trainer in trainers]
-    gains = [trainer.gains(had, horizon_s)[:largest + 1]
-             for trainer, had, largest in zip(trainers, current, most, strict=True)]
+    gains = [trainer.gains(had, horizon_s)[:nodes + 1] for trainer, had in zip(trainers, current, strict=True)]
+    fewest, gains = _within_reach(gains, nodes) if sum(map(len, gains)) > FEW_COUNTS else ([0] * len(gains), gains)
+    further = _programme(gains, nodes - sum(fewest))
+    return tuple(count + more for count, more in zip(fewest, further, strict=True))
+
+
+def _programme(gains: list[FloatArray], nodes: int) -> Counts:
+    """The dynamic programme; ``gains[j][n]`` is g_j(n)."""
+    most = [min(len(gain) - 1, nodes) for gain in gains]
+    gains = [gain[:largest + 1] for gain, largest in zip(gains, most, strict=True)]
     later = sum(most)  # what the trainers not yet looked at can use
     nodes = min(nodes, later)
     low, best = 0, np.zeros(1)  # best[v - low] = F(v); beyond its end F stays as it is
@@ -232,6 +243,48 @@ def allocate(trainers: Sequence[Trainer], current: Sequence[int], nodes: int, ho
         windows.append(_Window(first - largest, _reach(best, low, first - largest, last)))
         low, best = first, _convolve(windows[-1].values, gain)
     return _trace_back(gains, windows, nodes)
+
+
+def _within_reach(gains: list[FloatArray], nodes: int) -> tuple[list[int], list[FloatArray]]:
+    """For each trainer the fewest nodes that it has in an optimum, and its gains on those and more, up to the most.
+
+    Let h_j be the least concave function above g_j. Steps along the h_j, the steepest first, solve the problem in
+    which a trainer may mix counts; the slope of the step that does not fit is a price per node. A count whose gain,
+    less its price, is below the trainer's best by more than that solution is above some allocation, is in no
+    optimum (Dantzig 1957; reduced-cost fixing). So few counts are left of many, and all that tie remain.
+    """
+    sizes = [len(gain) for gain in gains]
+    row, gain = np.repeat(np.arange(len(gains)), sizes), np.concatenate(gains)
+    count = np.arange(len(gain)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    possible = np.flatnonzero(np.isfinite(gain))
+    row, count, gain = row[possible], count[possible], gain[possible]
+    had, price, left = _climb(row, count, gain, len(gains), nodes)
+    more = count - had[row]
+    better = gain - gain[more == 0][row]
+    loss = price * more - better
+    rounding = 1e-9 * max(1.0, float(np.abs(gain).max()))
+    kept = loss <= price * left - better[more <= left].max() + rounding
+    row, count, gain = row[kept], count[kept], gain[kept]
+    starts = np.searchsorted(row, np.arange(len(gains)))
+    fewest, most = count[starts], count[np.append(starts[1:], len(row)) - 1]
+    dense = np.full(int((most - fewest + 1).sum()), -math.inf)
+    offsets = np.cumsum(most - fewest + 1) - (most - fewest + 1)
+    dense[offsets[row] + count - fewest[row]] = gain
+    return fewest.tolist(), np.split(dense, offsets[1:])
+
+
+def _climb(row: IntArray, count: IntArray, gain: FloatArray, rows: int, nodes: int) -> tuple[IntArray, float, int]:
+    """Steps along the concave hulls while they fit: counts, the price of the first that does not, and nodes left."""
+    corner = concave_hulls(row, count, gain)
+    inner = row[corner][1:] == row[corner][:-1]
+    slopes = np.diff(gain[corner]) / np.where(inner, np.diff(count[corner]), 1)
+    rising = inner & (slopes > 0)
+    owner, length, slope = row[corner][1:][rising], np.diff(count[corner])[rising], slopes[rising]
+    order = np.argsort(-slope, kind="stable")
+    used = np.cumsum(length[order])
+    fit = int(np.searchsorted(used, nodes, side="right"))
+    had = np.bincount(owner[order[:fit]], length[order[:fit]], rows).astype(np.int64)
+    return had, float(slope[order[fit]]) if fit < len(order) else 0.0, nodes - int(had.sum())
 
 
 class _Window(NamedTuple):

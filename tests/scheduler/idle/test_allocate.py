@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.base import InputError
+from scheduler.idle import allocate as idle
 from scheduler.idle.allocate import (
     BUSY,
     FREE,
@@ -78,6 +79,16 @@ class IdleNodesContract(AllocatorContract):
 class TestExact(IdleNodesContract):
     def counts(self, problem):
         return problem.ask(allocate)
+
+
+@settings(max_examples=300)
+@given(problems(most_trainers=6, most_nodes=14) | problems(most_trainers=6, most_nodes=14, values=st.integers(0, 4)))
+def test_counts_that_are_in_no_optimum_change_nothing(problem):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(idle, "FEW_COUNTS", 10**9)
+        of_all = problem.ask(allocate)
+        patch.setattr(idle, "FEW_COUNTS", -1)
+        assert problem.ask(allocate) == of_all
 
 
 class TestEqual(IdleNodesContract):

@@ -1,0 +1,53 @@
+"""Concave hulls of many functions at once, from which bounds and prices follow."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+TOLERANCE = 1e-13  # of the largest value: a point that is above a line by less is on it
+
+
+def concave_hulls(row: NDArray[np.int64], x: NDArray[np.int64], y: NDArray[np.float64]) -> NDArray[np.int64]:
+    """The points on the least concave functions above some functions given as points; of those on a line, the ends.
+
+    QuickHull: of the points above the line between two vertices the farthest is a vertex, too, and those that are
+    not above it are on no hull. All lines of all functions are treated at once, so that there are about as many
+    rounds as the logarithm of the vertices of one hull.
+
+    Args:
+        row: which function a point belongs to, not falling; shape (points,).
+        x: rising within each row.
+        y: the values there, finite.
+
+    Returns:
+        Which points are vertices, rising. The first and the last of each row always are.
+
+    >>> concave_hulls(np.array([0, 0, 0, 0, 1]), np.array([0, 1, 2, 4, 7]), np.array([0.0, 1, 3, 4, 9]))
+    array([0, 2, 3, 4])
+    """
+    changes = np.flatnonzero(np.diff(row)) + 1
+    left, right = np.concatenate(([0], changes)), np.concatenate((changes, [len(row)])) - 1
+    found = [left, right]
+    least = TOLERANCE * float(np.abs(y).max(initial=0.0))
+    point = np.setdiff1d(np.arange(len(row)), np.concatenate(found), assume_unique=False)
+    line = np.searchsorted(right, point)  # of the lines from left to right, the one that the point is above or below
+    while len(point):
+        a, b = left[line], right[line]
+        above = (y[point] - y[a]) - (y[b] - y[a]) / (x[b] - x[a]) * (x[point] - x[a])
+        kept = above > least
+        point, line, above = point[kept], line[kept], above[kept]
+        if not len(point):
+            break
+        first = np.flatnonzero(np.diff(line, prepend=-1))
+        highest = np.maximum.reduceat(above, first)
+        group = np.cumsum(np.diff(line, prepend=line[0]) != 0)
+        at_top = np.flatnonzero(above == highest[group])
+        vertex = point[at_top[np.flatnonzero(np.diff(group[at_top], prepend=-1))]]
+        found.append(vertex)
+        old = line[first]
+        left, right = np.stack((left[old], vertex), 1).reshape(-1), np.stack((vertex, right[old]), 1).reshape(-1)
+        line = 2 * group + (point > vertex[group])
+        inside = point != vertex[group]
+        point, line = point[inside], line[inside]
+    return np.unique(np.concatenate(found))
