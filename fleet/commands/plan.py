@@ -32,7 +32,7 @@ from fleet.units import counted
 from scheduler.base import Cluster, Progress, RateTable, Round
 from scheduler.ensemble.placement import score
 from scheduler.ensemble.policies import Policy
-from scheduler.ensemble.rates import rate
+from scheduler.ensemble.rates import as_printed, rate
 from scheduler.ensemble.rates_file import read_rates
 
 MOST_TOLD = 16  # devices, or ranges of them, of one network
@@ -58,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
     policy = find_policy(args.policy or (spec.schedule.policy if spec else "global"))
     options = options_of(args, [policy], None if spec is None else spec.options)
     cluster = cluster_of(args, rates.gpus_per_node)
+    if args.literal:
+        rates = as_printed(rates, cluster.gpus)
     planned = policy.decide(rates, Progress(), cluster, options)
     if args.json:
         print_json({"members": [{"name": member.name, "gpus": member.gpus, "devices": member.devices}

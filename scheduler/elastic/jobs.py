@@ -32,7 +32,7 @@ LONGEST_MIN = 1e8  # of an arrival or a job: two centuries
 MOST_JOBS = 1e6  # drawn at random
 
 PATTERNS = ("low", "high", "bursty")
-POLICIES = ("elastic", "fixed")
+POLICIES = ("elastic", "fixed", "smallest", "largest")
 
 
 # --- from a file --------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ def _category(record: dict[str, Any]) -> Category:
 
 
 def generate(gpus: int, minutes: float, pattern: str, policy: str, seed: int,
-             load: float = 1.0) -> list[ElasticJob]:
+             load: float = 1.0, category: int | None = None) -> list[ElasticJob]:
     """Draw jobs that arrive over a while.
 
     Arrivals are a Poisson process. In busy times they bring, at ``load`` 1, as
@@ -177,33 +177,43 @@ def generate(gpus: int, minutes: float, pattern: str, policy: str, seed: int,
         minutes: for how long jobs arrive.
         pattern: ``low``, ``high`` or ``bursty``.
         policy: ``elastic`` jobs use the best batch of their range on any number of GPUs;
-            ``fixed`` ones keep the batch drawn (the baseline of section IV-B).
+            ``fixed`` ones keep the batch drawn (the baseline of section IV-B), ``smallest`` and
+            ``largest`` ones the smallest and the largest that their user allows (section IV-D).
         seed: of the draws.
         load: of busy times.
+        category: 1 to 4, the only one of which there are jobs; all unless said.
 
     Returns:
         The jobs, in order of arrival.
 
     Raises:
-        InputError: a number is not positive, or more than a million jobs are to be expected.
+        InputError: a number is not positive, there is no such category, or more than a million jobs are to be expected.
     """
     for name, value in (("gpus", gpus), ("minutes", minutes), ("load", load)):
         if not (math.isfinite(value) and value > 0):
             raise InputError(f"{name} is {value}; it must be a number above 0")
     assumed = workload()
+    kinds = assumed.categories
+    if category is not None:
+        if not 1 <= category <= len(kinds):
+            raise InputError(f"category is {category}; it must be a whole number from 1 to {len(kinds)}")
+        kinds = kinds[category - 1:category]
     rng = np.random.default_rng(seed)
-    busy = load * gpus / float(np.mean([category.length_min for category in assumed.categories]))
+    busy = load * gpus / float(np.mean([kind.length_min for kind in kinds]))
     if busy * minutes > MOST_JOBS:
         raise InputError(f"{gpus} GPUs at load {load:g} for {minutes:g} min make about {busy * minutes:.0g} jobs: "
                          f"at most {MOST_JOBS:g} can be drawn")
     arrivals = _arrivals(rng, minutes, pattern, busy, assumed)
     drawn = rng.integers(len(assumed.categories), size=len(arrivals))
+    if category is not None:
+        drawn[:] = category - 1
     place = rng.random(len(arrivals))
     jobs = []
     for arrival, which, share in zip(arrivals, drawn.tolist(), place.tolist(), strict=True):
         batches = assumed.categories[which].batches
         batch = batches.smallest + math.floor(share * (batches.largest - batches.smallest + 1))
-        curve = _curve(which, batch if policy == "fixed" else None)
+        kept = {"fixed": batch, "smallest": batches.smallest, "largest": batches.largest}
+        curve = _curve(which, kept.get(policy))
         jobs.append(ElasticJob(arrival, assumed.categories[which].length_min, curve))
     return jobs
 

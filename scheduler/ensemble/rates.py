@@ -134,6 +134,30 @@ def _curves(table: RateTable, gpus: int) -> Curves:
     return Curves(names, {name: row for row, name in enumerate(names)}, rates, allowed, useful, least)
 
 
+def as_printed(table: RateTable, gpus: int) -> RateTable:
+    """The table with rates up to a number of GPUs, beyond the measured ones by Eq. 5 as the paper prints it.
+
+    There b is M_b, twice the GPUs of a node, also where more was measured (up to M_t = max(M_a, M_b)); in
+    :func:`curve` it is the last measured count. A network that was measured on fewer than M_b is left as it is.
+
+    Two GPUs a node, so M_b = 4, where the efficiency falls by 0.9; the fifth rate is measured, the sixth is not:
+
+    >>> table = RateTable(1, 2, (Network("a", (10.0, 20.0, 30.0, 36.0, 44.0)),))
+    >>> as_printed(table, 6).models[0].rates[4:], round(curve(table.models[0], 6)[5], 2)
+    ((44.0, 43.74), 51.63)
+    """
+    b = 2 * table.gpus_per_node
+    return replace(table, models=tuple(
+        replace(network, rates=(*network.rates, *_eq_5(network.rates[:b], len(network.rates) + 1, gpus).tolist()))
+        if 1 < b < len(network.rates) < gpus else network for network in table.models))
+
+
+def _eq_5(rates: Sequence[float], first: int, last: int) -> NDArray[np.float64]:
+    """Eq. 5 from the last of some rates on first..last GPUs."""
+    base, m = len(rates), np.arange(first, last + 1)
+    return np.maximum(m * (rates[-1] / base) * _falling(rates) ** (m - base), 1e-6 * rates[-1])
+
+
 def steadied(table: RateTable, gpus: int) -> RateTable:
     """The table with rates up to a number of GPUs, estimated with less noise than Eq. 5.
 

@@ -324,7 +324,8 @@ def _trace_back(gains: list[FloatArray], windows: list[_Window], nodes: int) -> 
     return tuple(reversed(counts))
 
 
-def equal(trainers: Sequence[Trainer], current: Sequence[int], nodes: int, horizon_s: float) -> Counts:
+def equal(trainers: Sequence[Trainer], current: Sequence[int], nodes: int, horizon_s: float, *,
+          more_than_n_min: bool = False) -> Counts:
     """Give each trainer the same number of nodes: the paper's baseline (section 5.1).
 
     Each gets nodes // len(trainers), or n_max where that is less, or none where n_min is more.
@@ -335,6 +336,7 @@ def equal(trainers: Sequence[Trainer], current: Sequence[int], nodes: int, horiz
         current: as in :func:`allocate`; plays no part, but is checked.
         nodes: how many are idle, those that the trainers have included.
         horizon_s: plays no part.
+        more_than_n_min: whether a share must be greater than ``n_min``, and not as great.
 
     Returns:
         The number of nodes of each trainer.
@@ -348,7 +350,7 @@ def equal(trainers: Sequence[Trainer], current: Sequence[int], nodes: int, horiz
     """
     check(trainers, current, nodes, horizon_s)
     share = nodes // max(1, len(trainers))
-    counts = [min(share, trainer.n_max) if share >= trainer.n_min else 0 for trainer in trainers]
+    counts = [min(share, trainer.n_max) if share >= trainer.n_min + more_than_n_min else 0 for trainer in trainers]
     left = nodes - sum(counts)
     for place, trainer in enumerate(trainers):
         more = min(left, trainer.n_max - counts[place])
@@ -356,6 +358,16 @@ def equal(trainers: Sequence[Trainer], current: Sequence[int], nodes: int, horiz
             counts[place] += more
             left -= more
     return tuple(counts)
+
+
+def equal_as_published(trainers: Sequence[Trainer], current: Sequence[int], nodes: int, horizon_s: float) -> Counts:
+    """As :func:`equal`, as the authors' replay has it: a share counts only where it is greater than ``n_min``.
+
+    >>> trainers = [Trainer(Curve((0, 8), (0.0, 8.0)), n_min=3, n_max=8)] * 3
+    >>> equal(trainers, (0, 0, 0), 9, horizon_s=60), equal_as_published(trainers, (0, 0, 0), 9, horizon_s=60)
+    ((3, 3, 3), (8, 0, 0))
+    """
+    return equal(trainers, current, nodes, horizon_s, more_than_n_min=True)
 
 
 def check(trainers: Sequence[Trainer], current: Sequence[int], nodes: int, horizon_s: float) -> None:

@@ -42,6 +42,7 @@ from scheduler.idle.allocate import (
     Trainer,
     allocate,
     equal,
+    equal_as_published,
     place_by_index,
     place_in_order,
 )
@@ -51,7 +52,7 @@ from scheduler.simulator import Event, Simulator
 Policy = Callable[[Sequence[Trainer], Sequence[int], int, float], Counts]
 Placement = Callable[[IntArray, Mapping[int, int]], IntArray]
 
-POLICIES: dict[str, Policy] = {"equal": equal, "exact": allocate}
+POLICIES: dict[str, Policy] = {"equal": equal, "equal-as-published": equal_as_published, "exact": allocate}
 HEARD_EVERY = 256  # changes of the trace
 
 PLACEMENTS: dict[str, Placement] = {"index": place_by_index, "order": place_in_order}

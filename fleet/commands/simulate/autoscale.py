@@ -21,7 +21,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from fleet.arguments import count, number, positive
+from fleet.arguments import count, number, positive, whole
 from fleet.commands.options import add_json, add_seed, print_json
 from fleet.commands.plots import add_plot, drawn
 from fleet.errors import ExitStatus, UserError
@@ -44,7 +44,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--interval", type=number(0), default=10.0, metavar="M",
         help="minutes between decisions; 0 decides at every arrival and completion (10)")
     add("--policy", choices=POLICIES, default="elastic",
-        help="with generate: jobs of elastic batches, or the baseline of fixed random ones (elastic)")
+        help="with generate: jobs of elastic batches, or baselines of fixed ones: random, smallest, largest (elastic)")
+    add("--category", type=whole(1, 4), metavar="N",
+        help="with generate: only jobs of this category of the paper's Table I, from 1 to 4 (all)")
     add("--drop", action="store_true", help="reject a job that does not fit instead of letting it wait")
     add("--arrivals", choices=PATTERNS, default="bursty", help="with generate: the pattern of arrivals (bursty)")
     add("--load", type=positive, default=1.0, metavar="X",
@@ -79,7 +81,10 @@ def _jobs(args: argparse.Namespace) -> tuple[int, Sequence[ElasticJob], float]:
     """The cluster's GPUs, the jobs, and when to end."""
     if args.jobs == "generate":
         gpus = 400 if args.gpus is None else args.gpus
-        return gpus, generate(gpus, args.minutes or 480.0, args.arrivals, args.policy, args.seed, args.load), math.inf
+        return gpus, generate(gpus, args.minutes or 480.0, args.arrivals, args.policy, args.seed, args.load,
+                              args.category), math.inf
+    if args.category is not None:
+        raise UserError("--category goes with --jobs generate: a file says what its jobs are like")
     file = read_jobs(args.jobs)
     return file.gpus if args.gpus is None else args.gpus, file.jobs, args.minutes or math.inf
 

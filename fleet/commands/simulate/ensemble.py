@@ -85,6 +85,8 @@ def run(args: argparse.Namespace) -> int:
     cluster = cluster_of(args, rates.gpus_per_node)
     if args.draw_epochs:
         rates = redraw_epochs(rates, options.seed)
+    if args.literal:  # the rates that the networks have, too
+        rates = as_printed(rates, cluster.gpus)
     told = _told(args, rates, cluster, options)
     outcomes = [simulate(rates, cluster, policy, options, _costs(args, policy), _stream(args, policy), told)
                 for policy in policies]
