@@ -74,7 +74,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--alpha", type=share, metavar="A",
                        help=f"share of the GPUs below which a round ends, like 80%% (80%%); {_readers('alpha')}")
     group.add_argument("--literal", action="store_true",
-                       help="as the paper has it: let a flotilla give away GPUs that make a network slower (Algorithm 2), "
+                       help="as in the paper: let a flotilla give away GPUs that make a network slower (Algorithm 2), "
                             "and estimate rates beyond the measured ones from twice the GPUs of a node (Equation 5); "
                             f"{_readers('peak_limited')}")
     add_seed(group, f"all random choices; {_readers('seed')}", default=None)

@@ -34,7 +34,7 @@ from scheduler.ensemble.costs import Costs
 from scheduler.ensemble.draw import redraw_epochs, with_errors
 from scheduler.ensemble.pace import Stream
 from scheduler.ensemble.policies import POLICIES, REFERENCE, Policy
-from scheduler.ensemble.rates import steadied
+from scheduler.ensemble.rates import as_printed, steadied
 from scheduler.ensemble.rates_file import read_rates
 from scheduler.ensemble.simulation import Simulated, simulate
 

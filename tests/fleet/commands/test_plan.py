@@ -116,6 +116,17 @@ def test_bad_rates_are_one_line_and_status_2(plan, rates, wrong):
     assert "models[0].rates" in err
 
 
+def test_to_the_letter_rates_beyond_the_measured_ones_follow_from_those_of_two_nodes(plan, tmp_path):
+    path = tmp_path / "rates.json"
+    path.write_text(json.dumps({"samples_per_epoch": 100, "gpus_per_node": 1, "models": [
+        {"name": "falls", "rates": [10, 12, 30]}, {"name": "b", "rates": [10, 19, 28]}]}))
+    given = {}
+    for words in ((), ("--literal",)):
+        _, found, _ = plan("--rates", path, "--gpus", 12, "--delta", "100%", "--json", *words)
+        given[words] = {member["name"]: member["gpus"] for member in found["members"]}
+    assert given[()] != given["--literal",]
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_cluster_of_a_million_gpus_is_planned_and_shown(plan, tmp_path, policy):
     path = tmp_path / "large.json"

@@ -131,3 +131,22 @@ def test_communication_bound_jobs_scale_worst_and_compute_bound_ones_best():
     assert (compute >= balanced).all()
     assert (balanced >= communication).all()
     assert communication.max() == rigid.max() == 1.0
+
+
+@pytest.mark.parametrize("category", [1, 2, 3, 4])
+def test_one_category_can_be_drawn_alone(category):
+    jobs = generate(400, 60, "high", "elastic", seed=0, category=category)
+    assert {job.length_min for job in jobs} == {workload().categories[category - 1].length_min}
+    assert sum(job.length_min for job in jobs) == pytest.approx(400 * 60, rel=0.2)
+
+
+def test_the_smallest_and_the_largest_batch_are_baselines_too():
+    ends = {policy: generate(40, 60, "high", policy, seed=0, category=1)[0].curve for policy in ("smallest", "largest")}
+    assert {batch for batch in ends["smallest"].batches if batch} == {32}
+    assert {batch for batch in ends["largest"].batches if batch} == {256}
+    assert ends["largest"].least > ends["smallest"].least == 1
+
+
+def test_there_are_four_categories():
+    with pytest.raises(InputError, match="category is 5; it must be a whole number from 1 to 4"):
+        generate(40, 60, "high", "elastic", seed=0, category=5)

@@ -7,7 +7,15 @@ from hypothesis import strategies as st
 
 from scheduler.base import InputError, Network, RateTable
 from scheduler.ensemble.draw import with_errors
-from scheduler.ensemble.rates import counts_to_measure, curve, curves, preprocessors_needed, rate, steadied
+from scheduler.ensemble.rates import (
+    as_printed,
+    counts_to_measure,
+    curve,
+    curves,
+    preprocessors_needed,
+    rate,
+    steadied,
+)
 from tests.examples import examples
 from tests.scheduler.strategies import ensembles
 
@@ -123,3 +131,19 @@ def test_columns_that_are_left_out_are_useful_to_no_network(case):
 
 def test_on_a_large_cluster_few_columns_are_kept():
     assert curves(table((10.0, 19.0), (10.0,)), 10**6, useful_only=True).rate.shape[1] < 40
+
+
+def test_to_the_letter_equation_5_starts_from_two_nodes_also_where_more_was_measured():
+    measured = tuple(10.0 * m * 0.97 ** (m - 1) * (1 if m <= 4 else 0.8) for m in range(1, 8))
+    found = as_printed(table(measured, gpus_per_node=2), 12).models[0]
+    assert found.rates[:7] == measured
+    for m in range(8, 13):  # r(m) = m r(4)/4 (r(4)/r(3) x 3/4)^(m-4)
+        expected = m * measured[3] / 4 * (measured[3] / measured[2] * 3 / 4) ** (m - 4)
+        assert rate(found, m) == pytest.approx(expected)
+        assert rate(table(measured).models[0], m) != pytest.approx(expected, rel=0.05)
+
+
+@pytest.mark.parametrize("measured", [(10.0, 19.0), (10.0, 19.0, 27.0, 34.0)])
+def test_to_the_letter_or_not_is_one_where_no_more_than_two_nodes_were_measured(measured):
+    rates = table(measured, gpus_per_node=2)
+    assert as_printed(rates, 12) == rates

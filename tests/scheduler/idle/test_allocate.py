@@ -18,6 +18,7 @@ from scheduler.idle.allocate import (
     Trainer,
     allocate,
     equal,
+    equal_as_published,
     name_order,
     place_by_index,
     place_in_order,
@@ -87,8 +88,15 @@ def test_counts_that_are_in_no_optimum_change_nothing(problem):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(idle, "FEW_COUNTS", 10**9)
         of_all = problem.ask(allocate)
-        patch.setattr(idle, "FEW_COUNTS", -1)
+        patch.setattr(idle, "FEW_COUNTS", 0)
         assert problem.ask(allocate) == of_all
+
+
+def test_as_published_a_share_counts_only_where_it_is_greater_than_n_min():
+    team = [Trainer(Curve((0, 8), (0.0, 8.0)), n_min=2, n_max=3)] * 3
+    assert equal(team, (0, 0, 0), 6, 60) == (2, 2, 2)
+    assert equal_as_published(team, (0, 0, 0), 6, 60) == (3, 3, 0)
+    assert equal_as_published(team, (0, 0, 0), 9, 60) == equal(team, (0, 0, 0), 9, 60) == (3, 3, 3)
 
 
 class TestEqual(IdleNodesContract):
