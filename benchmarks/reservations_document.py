@@ -478,7 +478,7 @@ ASSUMPTIONS = """## What the paper leaves open, and what was assumed
   beta law of Scenario 1 make the two weeks about full and give the 300 short jobs the work rate of the paper.
 - A live job that asks for one walltime at a time would call `scheduler.reservation.requests.next_request(runs,
   failed)`; the command `fleet reserve` prints all requests at once.
-- Figures of the paper that show no number in their text (its Fig. 4: how many past runs to look at) were not redone.
+- The paper's Fig. 4 (how many past runs to look at; its text says that about 10 are best) was not redone.
 """
 
 if __name__ == "__main__":
