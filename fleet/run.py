@@ -36,6 +36,8 @@ class Request:
 
     spec: str
     fresh: bool = False
+    fresh_network: tuple[str, ...] = ()
+    accept_changes: bool = False
     replay: str | None = None
     only: str | None = None
     plain: bool = False
@@ -56,6 +58,10 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Request:
     parser.add_argument("spec", help="the YAML file")
     parser.add_argument("--fresh", action="store_true",
                         help="delete what an earlier run of this spec left, and start over")
+    parser.add_argument("--fresh-network", metavar="NAME", action="append", default=[],
+                        help="delete what was trained of this network, and start it over; may be given several times")
+    parser.add_argument("--accept-changes", action="store_true",
+                        help="go on from the checkpoints of networks whose build: function, or its args, have changed")
     parser.add_argument("--replay", metavar="RUN",
                         help="train one network of a run alone again, on the stream epochs of its history, and "
                              "compare the losses")
@@ -68,7 +74,9 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Request:
     arguments = parser.parse_args(argv)
     if (arguments.replay is None) != (arguments.only is None):
         parser.error("--replay RUN and --only NAME go together")
-    return Request(**vars(arguments))
+    if arguments.fresh_network and (arguments.fresh or arguments.replay):
+        parser.error(f"--fresh-network goes without {'--fresh' if arguments.fresh else '--replay'}")
+    return Request(**{**vars(arguments), "fresh_network": tuple(arguments.fresh_network)})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -104,6 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(world: World, request: Request, batch_left: float | None, began: float, lock: FolderLock) -> int:
+    from fleet.runtime.changes import Wishes
     from fleet.runtime.prepare import prepare
     from fleet.spec import look_beside
 
@@ -118,7 +127,8 @@ def _run(world: World, request: Request, batch_left: float | None, began: float,
     if world.rank == 0:
         try:
             prepared = prepare(request.spec, node_of, gpus_per_node(shown, node_of), request.fresh, request.replay,
-                               request.only, request.plain, lock, ranks_per_core(cores, node_of), request.remeasure)
+                               request.only, request.plain, lock, ranks_per_core(cores, node_of), request.remeasure,
+                               Wishes(request.fresh_network, request.accept_changes))
         except FleetError as error:
             problem = str(error)
             status = ExitStatus.BAD_INPUT if isinstance(error, UserError) else ExitStatus.INFRASTRUCTURE

@@ -15,6 +15,7 @@ from fleet.spec import Spec
 from fleet.storage.events import (
     BadSample,
     BestLost,
+    ChangesAccepted,
     EpochEnded,
     Estimated,
     Event,
@@ -159,6 +160,8 @@ def _describe_trouble(event: Event) -> str:
             return f"WARNING: {event.network} {goes_on}: {event.damage}"
         case NetworkWarned():
             return f"WARNING: {event.network}: {event.warning}"
+        case ChangesAccepted():
+            return f"{event.network} goes on after epoch {event.epochs} with changed {' '.join(event.files)}"
         case BestLost():
             return f"WARNING: {event.network}: {event.damage}"
         case RankLost():

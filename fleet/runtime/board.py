@@ -40,7 +40,7 @@ class CoordinatorSide:
         spec, paths = prepared.spec, prepared.paths
         self._prepared = prepared
         self.results = Results(spec, paths, len(prepared.data.train), _parameters(prepared),
-                               lambda network: trial_identity(network, spec, prepared.sample),
+                               lambda network: trial_identity(network, spec, prepared.sample, prepared.beside),
                                test="" if prepared.test() is None else str(spec.data.test))
         states = recover(self.results)
         for sample in prepared.left_out:
@@ -63,7 +63,8 @@ class CoordinatorSide:
                       bad=frozenset(self.results.bad))
         observers: list[Observer] = [self._view, TensorBoardObserver(paths), self]
         self.coordinator = Coordinator(world, setup, self._survey, prepared.rates, self.results, self._events,
-                                       paths.profile, observers, interruption, unlogged, self._remembered())
+                                       paths.profile, observers, interruption, unlogged, self._remembered(),
+                                       prepared.changes)
 
     def _make_survey(self) -> Survey:
         """The measurements that networks which are not done need, beside those that are known."""

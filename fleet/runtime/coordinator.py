@@ -79,14 +79,17 @@ class Coordinator:
         interruption: says when to stop before the end.
         unlogged: epochs of earlier launches that are in checkpoints and not in the event log.
         remembered: the rates of earlier launches that are used.
+        changes: what was done to networks before this launch, for the event log.
     """
 
     def __init__(self, world: World, setup: Setup, survey: Survey, rates: RateTable | None, results: Results,
                  events: EventLog, profile: Path, observers: Sequence[Observer], interruption: Interruption,
-                 unlogged: Sequence[tuple[str, EpochRecord]] = (), remembered: RatesRemembered | None = None) -> None:
+                 unlogged: Sequence[tuple[str, EpochRecord]] = (), remembered: RatesRemembered | None = None,
+                 changes: Sequence[Event] = ()) -> None:
         self._world, self._setup, self._rates, self._results = world, setup, rates, results
         self._events, self._profile, self._observers = events, profile, tuple(observers)
         self._interruption, self._unlogged, self._remembered = interruption, unlogged, remembered
+        self._changes = tuple(changes)
         self._overheads = Overheads()
         self._ensemble = Ensemble(setup, results.standings, survey, rates, self._ask)
         self._lost: frozenset[int] = frozenset()  # the deaths that the ensemble has heard of
@@ -116,6 +119,8 @@ class Coordinator:
             self._note(self._remembered)
         for network, record in self._unlogged:
             self._note(EpochEnded(network, record))
+        for change in self._changes:
+            self._note(change)
 
     def step(self) -> bool:
         """Receive a message if there is one, decide, send; returns whether anything happened."""

@@ -7,13 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from fleet.errors import StorageError, UserError
-from fleet.spec import NetworkSpec, Spec, dump
-from fleet.storage.checkpoint import newest
+from fleet.spec import Spec, dump
 from fleet.storage.files import is_of_the_name, replacing, storing
-from fleet.storage.identity import identity
 from fleet.storage.lock import FolderLock
 from fleet.storage.paths import RunPaths
-from preprocess.sample import SampleSpec
 
 
 def check_folder(paths: RunPaths) -> None:
@@ -29,15 +26,26 @@ def check_folder(paths: RunPaths) -> None:
         raise UserError(f"output: {root} holds files that FLEET did not write; name another folder")
 
 
-def _take_folder(spec: Spec, paths: RunPaths, sample: SampleSpec, fresh: bool, lock: FolderLock | None) -> None:
+def take_folder(paths: RunPaths, fresh: bool, lock: FolderLock | None) -> None:
+    """Take a run's folder for this launch.
+
+    Args:
+        fresh: delete what earlier launches have left.
+        lock: keeps other launches out from now on.
+
+    Raises:
+        UserError: it is somebody else's, or another launch is at work there.
+    """
     check_folder(paths)
     if lock is not None:
         with writing_into(paths):
             lock.take(paths.lock)
     if fresh and paths.root.exists():
         _empty(paths)
-    for network in spec.networks:
-        _check_checkpoint(network, spec, paths, sample)
+
+
+def write_spec(spec: Spec, paths: RunPaths) -> None:
+    """Write the spec of a run into its folder."""
     with writing_into(paths), replacing(paths.spec) as file:
         file.write(dump(spec.document))
 
@@ -76,11 +84,3 @@ def _empty(paths: RunPaths) -> None:
                 path.unlink()
     except OSError as error:
         raise UserError(f"--fresh: {paths.root} cannot be emptied: {error}") from None
-
-
-def _check_checkpoint(network: NetworkSpec, spec: Spec, paths: RunPaths, sample: SampleSpec) -> None:
-    state = newest(paths, network.name, with_arrays=False).state
-    if state is not None and state.identity != identity(network, spec, sample):
-        raise UserError(f"{paths.root} holds a checkpoint of {network.name} that was trained with other settings "
-                        "(model, data, transforms, batch, optimizer, engine or seed): go back to them, name another "
-                        "output, or start over with --fresh")

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from fleet.comm.roles import Roles, roles_of
 from fleet.errors import UserError
-from fleet.runtime.folder import _take_folder
+from fleet.runtime.changes import Wishes, codes_of, take_up
+from fleet.runtime.folder import take_folder, write_spec
 from fleet.runtime.inputs import decode, open_inputs
 from fleet.runtime.known_rates import hardware, read_rates_of
 from fleet.runtime.replay import _check_identity, _replaying
 from fleet.spec import NetworkSpec, Spec, load
 from fleet.spec.model import check_input
+from fleet.storage.code import Code
+from fleet.storage.events import Event
 from fleet.storage.identity import Machine
 from fleet.storage.lock import FolderLock
 from fleet.storage.paths import RunPaths
@@ -44,6 +47,8 @@ class Prepared:
         machine: on which it trains.
         beside: the folder of the spec.
         remeasure: whether rates are measured that earlier launches have measured.
+        codes: network -> the files of its ``build:`` function.
+        changes: what was done to networks before the launch, for the event log.
     """
 
     spec: Spec
@@ -60,6 +65,8 @@ class Prepared:
     machine: Machine = field(default_factory=lambda: Machine("", 1.0))
     beside: Path = Path()
     remeasure: bool = False
+    codes: Mapping[str, Code] = field(default_factory=dict)
+    changes: tuple[Event, ...] = ()
 
     @property
     def kept(self) -> ImageSpec | None:
@@ -98,7 +105,7 @@ class Prepared:
 
 def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh: bool = False,
             replay: str | None = None, only: str | None = None, plain: bool = False, lock: FolderLock | None = None,
-            ranks_per_core: float = 1.0, remeasure: bool = False) -> Prepared:
+            ranks_per_core: float = 1.0, remeasure: bool = False, wishes: Wishes = Wishes()) -> Prepared:  # noqa: B008
     """Read and check everything; nothing is written before all of it is right, but for what only decoding once finds.
 
     Args:
@@ -110,11 +117,13 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
         lock: keeps other launches out of the run's folder from now on.
         ranks_per_core: how many ranks share a core.
         remeasure: measure rates that earlier launches have measured.
+        wishes: what is to become of networks that have changed.
 
     Raises:
         UserError, InputError: what is wrong, and what would be right.
     """
     spec = asked = load(path)
+    wishes.check(spec)
     if not spec.engine.learns:
         spec = _told_when_to_end(spec)
     replayed: tuple[EpochRecord, ...] = ()
@@ -135,14 +144,18 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
         _check_remeasuring(spec, bool(replayed))
     needless = spec.schedule.rates is None and (bool(replayed) or not spec.policy.needs_rates)
     rates = _equal_rates(spec, roles) if needless else _rates(spec, len(data.train), roles)
+    beside = Path(path).absolute().parent
+    codes = codes_of(spec, beside)
     if replayed:
-        _check_identity(asked.by_name[str(only)], asked, sample, RunPaths(Path(str(replay))))
-    _take_folder(spec, paths, sample, fresh, lock)
+        _check_identity(asked.by_name[str(only)], asked, sample, RunPaths(Path(str(replay))), codes[str(only)], wishes)
+    take_folder(paths, fresh, lock)
+    changes = take_up(spec, paths, sample, codes, Wishes() if replayed else wishes)
+    write_spec(spec, paths)
     if spec.data.cache == "file":
         opened = decode(opened, spec, RunPaths(Path(str(replay))).decoded if replayed else paths.decoded)
         layout = _plan_memory(spec, opened.data, sample, roles)
     return Prepared(spec, paths, opened.data, opened.transforms, sample, roles, layout, opened.left_out, rates,
-                    replayed, plain, Machine(hardware(), ranks_per_core), Path(path).absolute().parent, remeasure)
+                    replayed, plain, Machine(hardware(), ranks_per_core), beside, remeasure, codes, changes)
 
 
 def _plan_memory(spec: Spec, data: DataSet, sample: SampleSpec, roles: Roles) -> Layout | None:

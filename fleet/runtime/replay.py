@@ -7,9 +7,11 @@ import math
 from collections.abc import Sequence
 
 from fleet.errors import UserError
+from fleet.runtime.changes import Wishes
 from fleet.spec import Batch, NetworkSpec, Spec, with_output
 from fleet.storage.checkpoint import newest
-from fleet.storage.identity import identity
+from fleet.storage.code import Code
+from fleet.storage.identity import changes
 from fleet.storage.paths import RunPaths
 from fleet.storage.state import EpochRecord, State
 from fleet.units import counted
@@ -126,7 +128,12 @@ def _left_by(name: str, paths: RunPaths) -> State:
     return found.state
 
 
-def _check_identity(network: NetworkSpec, spec: Spec, sample: SampleSpec, paths: RunPaths) -> None:
-    if _left_by(network.name, paths).identity != identity(network, spec, sample):
+def _check_identity(network: NetworkSpec, spec: Spec, sample: SampleSpec, paths: RunPaths, code: Code, wishes: Wishes
+                    ) -> None:
+    changed = changes(network, spec, sample, code, _left_by(network.name, paths))
+    if changed and not wishes.accepts_changes:
+        raise UserError(f"--replay {paths.root}: the code of {network.name} ({', '.join(changed)}) has changed since "
+                        "it was trained there: go back to what it was, or compare all the same with --accept-changes")
+    if changed is None:
         raise UserError(f"--replay {paths.root}: {network.name} was trained there with other settings than this spec "
                         f"has; the spec of that run is {paths.spec}")

@@ -69,7 +69,7 @@ class Session:
             self._world.duties.append(board.coordinator.step)
             board.coordinator.start()
         trainer = Trainer(self._world, self._prepared.spec, self._prepared.paths, self._engine(),
-                          self._prepared.sample, self._sources())
+                          self._prepared.sample, self._sources(), self._prepared.codes)
         trainer.start()
         trainer.run()
         trainer.stop()

@@ -12,7 +12,7 @@ import csv
 import dataclasses
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,6 +108,20 @@ def promote_previous(paths: RunPaths, name: str, found: CheckpointLookup) -> Non
         elif found.damage:
             os.replace(paths.previous(name), paths.last(name))
     write_history(paths.history(name), () if found.state is None else found.state.history)
+
+
+def amend(paths: RunPaths, name: str, change: Callable[[State], State]) -> None:
+    """Write all checkpoints of a network that are whole anew, with a changed record."""
+    for path in (paths.previous(name), paths.best(name), paths.last(name)):
+        try:
+            state = read_state(path)
+        except CheckpointError as error:
+            if _is_lost(error) or isinstance(error.__cause__, FileNotFoundError):
+                continue
+            raise
+        write_state(path, change(state))
+        if path == paths.last(name):
+            write_history(paths.history(name), change(state).history)
 
 
 def best_state(paths: RunPaths, name: str, converge: Converge, keep: str) -> CheckpointLookup:

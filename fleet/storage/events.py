@@ -459,6 +459,21 @@ class NetworkFellBack:
 
 
 @dataclass(frozen=True)
+class ChangesAccepted:
+    """The code of a network is not what it was, and training goes on from its checkpoint: somebody has said so.
+
+    Attributes:
+        files: that have changed; ``args`` and ``build`` stand for those of the spec.
+        epochs: how many were finished before.
+    """
+
+    word: ClassVar[str] = "accepted"
+    network: str
+    files: tuple[str, ...]
+    epochs: int
+
+
+@dataclass(frozen=True)
 class BestLost:
     """The checkpoint of a finished network's best epoch is damaged, so another epoch was exported."""
 
@@ -525,8 +540,8 @@ Event: TypeAlias = (
     Started | Interrupted | TooLate | Ended | RatesGiven | RatesRemembered | RateMeasured | RateOff | Profiled
     | StreamStarted | Planned
     | RoundStarted | GroupStarted | GroupChanged | EpochEnded | GroupStopped | NetworkFinished | NetworkTested
-    | NetworkRetried | NetworkFailed | NetworkFellBack | BestLost | NetworkWarned | RankLost | GroupStruck
-    | BadSample | Estimated)
+    | NetworkRetried | NetworkFailed | NetworkFellBack | ChangesAccepted | BestLost | NetworkWarned | RankLost
+    | GroupStruck | BadSample | Estimated)
 
 KINDS: Mapping[str, type] = {kind.word: kind for kind in get_args(Event)}
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
 
 from fleet.spec import NetworkSpec, Resources, Spec, Train
-from fleet.storage.code import Code, code_of
+from fleet.spec.model import Architecture
+from fleet.storage.code import Code, changed_files, code_of
+from fleet.storage.state import State
 from preprocess.sample import SampleSpec
 
 
@@ -50,26 +51,39 @@ def identity(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> str:
                   "inputs": sample.identity(), **ring, **test})
 
 
-def trial_identity(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> str:
+def trial_identity(network: NetworkSpec, spec: Spec, sample: SampleSpec, beside: Path = Path()) -> str:
     """A fingerprint of all that may decide whether a network fails, as far as rank 0 can see it.
 
-    These are what shapes its training, how many GPUs share it, and the files of its model function and of an engine of
-    the user's own.
+    These are what shapes its training, how many GPUs share it, and the files of its ``build:`` function and of an
+    engine of the user's own.
+
+    Args:
+        beside: the folder of the spec.
     """
+    engine = code_of(spec.resources.engine, beside)
     return _hash({"identity": identity(network, spec, sample), "gpus": [network.min_gpus, network.max_gpus],
-                  "source": _source(network.architecture.target),
-                  **({"engine": engine} if (engine := _source(spec.resources.engine)) else {})})
+                  "code": code_of(network.architecture.target, beside), **({"engine": engine} if engine else {})})
 
 
-def _source(path: str) -> str:
-    """The text of an import path's module; empty if the path is a plain name, or the module cannot be read."""
-    if ":" not in path:
-        return ""
-    try:  # not by importing it: that may import TensorFlow
-        found = importlib.util.find_spec(path.partition(":")[0])
-        return "" if found is None or found.origin is None else Path(found.origin).read_text(encoding="utf-8")
-    except Exception:  # the packages around the module are imported, and may raise anything
-        return ""
+def changes(network: NetworkSpec, spec: Spec, sample: SampleSpec, code: Code, state: State) -> list[str] | None:
+    """What decides a network and is not as it was when a checkpoint was written: ``args``, and files.
+
+    Args:
+        code: the files of its function, as they are now.
+        state: of the checkpoint, perhaps without arrays.
+
+    Returns:
+        None if the settings are others altogether. Of the files of a checkpoint of 0.1.0 nothing is known.
+    """
+    changed = []
+    if state.identity != identity(network, spec, sample):
+        if not state.architecture or network.architecture.kind != "import":
+            return None
+        before = replace(network, architecture=Architecture(**json.loads(state.architecture)))
+        if before.architecture.kind != "import" or state.identity != identity(before, spec, sample):
+            return None
+        changed.append("args" if before.architecture.target == network.architecture.target else "build")
+    return changed + changed_files(code if state.code is None else state.code, code)
 
 
 def codes_of_all(spec: Spec, beside: Path) -> dict[str, Code]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, TypeAlias
 
 import numpy as np
 
 from fleet.spec import Converge
-from fleet.storage.lines import MayBeNan
+from fleet.storage.code import Code
+from fleet.storage.lines import MayBeNan, OmitDefault
 from fleet.units import counted
 
 Score: TypeAlias = Annotated[float, MayBeNan]  # NaN where nothing was judged, such as without validation data
@@ -27,6 +28,8 @@ class EpochRecord:
         seconds: of training and validation.
         waited_s: of them, what the group's master waited for data.
         path: the chunks of the ring that were consumed (:func:`fleet.stream.order.write_path`); empty in strict order.
+        accepted: the files of the network's code that were changed while this was its newest epoch, or within it, where
+            somebody has said that training is to go on all the same (``--accept-changes``); separated by spaces.
     """
 
     epoch: int
@@ -41,6 +44,7 @@ class EpochRecord:
     seconds: float
     waited_s: float
     path: str = ""
+    accepted: Annotated[str, OmitDefault] = ""
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,10 @@ class State:
             right, how many they are.
         seconds, waited_s: of that epoch so far, as in its record.
         final: why it is done, or nothing.
+        architecture: its own description (:attr:`fleet.spec.model.Architecture.key`); empty in checkpoints of 0.1.0.
+        code: the files of its ``build:`` function; None in checkpoints of 0.1.0.
+        generation: of the lease under which the checkpoint was written; 0 without one.
+        accepted: as in its next record, of changes that were accepted before it had finished an epoch.
     """
 
     arrays: Mapping[str, np.ndarray] = field(repr=False)
@@ -70,6 +78,27 @@ class State:
     seconds: float = 0.0
     waited_s: float = 0.0
     final: str = ""
+    architecture: str = ""
+    code: Code | None = None
+    generation: int = 0
+    accepted: str = ""
+
+    def after(self, record: EpochRecord, final: str) -> State:
+        """The state between an epoch that has just ended and the next one, without arrays.
+
+        Args:
+            final: why it is done, or nothing.
+        """
+        return State({}, self.identity, (*self.history, record), final=final, architecture=self.architecture,
+                     code=self.code)
+
+    def accepting(self, files: str) -> State:
+        """The same network, with a word on the changes of its code that were accepted here."""
+        if not self.history:
+            return replace(self, accepted=" ".join(filter(None, [self.accepted, files])))
+        newest = self.history[-1]
+        said = " ".join(filter(None, [newest.accepted, files]))
+        return replace(self, history=(*self.history[:-1], replace(newest, accepted=said)))
 
     @property
     def epoch(self) -> int:

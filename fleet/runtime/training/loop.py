@@ -186,7 +186,7 @@ class TrainingLoop:
         record = _record(training, state, judged)
         history = (*state.history, record)
         verdict = convergence(history, training.network.train.converge)
-        state = State(arrays={}, identity=state.identity, history=history, final=verdict.reason)
+        state = state.after(record, verdict.reason)
         if training.group.is_master:
             self._save(training, state, is_best=verdict.best_epoch == record.epoch)
             self._tell(EpochDone(training.network.name, record, self._clock.blocked_s, verdict.reason, missed,
@@ -262,7 +262,7 @@ def _record(training: Training, state: State, judged: Sums) -> EpochRecord:
         accuracy=sums.correct / max(sums.count, 1),
         val_loss=val_loss, val_accuracy=val_accuracy,
         learning_rate=training.trainable.learning_rate(), samples=int(sums.count), gpus=training.group.size,
-        seconds=state.seconds, waited_s=state.waited_s, path=write_path(state.path))
+        seconds=state.seconds, waited_s=state.waited_s, path=write_path(state.path), accepted=state.accepted)
 
 
 def _rate(training: Training, record: EpochRecord) -> StepRate:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 
@@ -41,6 +41,7 @@ from fleet.runtime.training.network import Training
 from fleet.runtime.training.sources import Sources
 from fleet.spec import NetworkSpec, Spec
 from fleet.storage.checkpoint import CheckpointLookup, newest, promote_previous
+from fleet.storage.code import Code
 from fleet.storage.identity import identity
 from fleet.storage.paths import RunPaths
 from fleet.storage.state import State, StepRate, convergence
@@ -55,9 +56,9 @@ class Trainer:
     """One GPU (or CPU slot), in one training group after another."""
 
     def __init__(self, world: World, spec: Spec, paths: RunPaths, engine: Engine, sample: SampleSpec,
-                 sources: Sources) -> None:
+                 sources: Sources, codes: Mapping[str, Code]) -> None:
         self._world, self._spec, self._paths = world, spec, paths
-        self._engine, self._sample, self._sources = engine, sample, sources
+        self._engine, self._sample, self._sources, self._codes = engine, sample, sources, codes
         self._writer = CheckpointWriter(paths, spec.checkpoint)
         self._loop = TrainingLoop(world, sources, self._writer, spec.checkpoint.every)
         self._tell = partial(world.tell, 0, Tag.COORDINATOR)
@@ -170,10 +171,12 @@ class Trainer:
     def _resume(self, training: Training) -> State:
         """The master's state, on every rank: from the last checkpoint, or from the start."""
         network, group = training.network, training.group
-        state = State(arrays={}, identity=identity(network, self._spec, self._sample))
+        state = State({}, identity(network, self._spec, self._sample), architecture=network.architecture.key,
+                      code=self._codes.get(network.name))
         found = all_or_none(group, lambda: self._load(training) if group.is_master else CheckpointLookup(None))
         if found.state is not None:
-            state = found.state
+            state = dataclasses.replace(found.state, identity=state.identity, architecture=state.architecture,
+                                        code=state.code)  # what has changed was accepted before the launch
         if found.damage:
             log.warning("%s goes on after epoch %d, sample %d: %s", network.name, state.epoch, state.position,
                         found.damage)

@@ -13,6 +13,7 @@ from fleet.monitor.view import LiveView, PlainView, describe
 from fleet.storage.events import (
     BadSample,
     BestLost,
+    ChangesAccepted,
     Ended,
     EpochEnded,
     Estimated,
@@ -106,6 +107,7 @@ EVENTS = [
     (NetworkRetried("a", "Stale file handle", 1, 2), "a failed: Stale file handle; this may pass: retry 1 of 2"),
     (NetworkFellBack("a", "last.h5 is torn", 3, 0), "WARNING: a goes on after epoch 3: last.h5 is torn"),
     (NetworkFellBack("a", "both are torn", 0, 0), "WARNING: a starts over: both are torn"),
+    (ChangesAccepted("a", ("nets.py", "args"), 3), "a goes on after epoch 3 with changed nets.py args"),
     (BestLost("a", "best.h5 is torn; epoch 3 stands in"), "WARNING: a: best.h5 is torn; epoch 3 stands in"),
     (NetworkWarned("a", "its loss is not used"), "WARNING: a: its loss is not used"),
     (RankLost(3, 2), "rank 3 has died; the others go on"),

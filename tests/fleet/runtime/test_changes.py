@@ -1,0 +1,168 @@
+"""Networks whose code has changed since they were saved: before anything is trained."""
+
+import csv
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import yaml
+
+from fleet.errors import UserError
+from fleet.runtime.changes import Wishes
+from fleet.runtime.prepare import prepare
+from fleet.storage.checkpoint import newest, read_state, write_history, write_state
+from fleet.storage.identity import identity
+from fleet.storage.paths import RunPaths
+from fleet.storage.state import State
+from tests.fleet.histories import history, record
+
+FIRST = "import layers\ndef build(input_shape, classes, **args): return layers.small\n"
+ACCEPT = Wishes(accepts_changes=True)
+
+
+class Run:
+    """A run of two networks of one's own, and one of a family."""
+
+    def __init__(self, folder):
+        self.folder, self.paths = folder, RunPaths(folder / "run")
+        self.content = {"models": [{"build": "own_models:build", "name": "a", "args": {"depth": 3}},
+                                   {"build": "own_models:build", "name": "b"}, {"family": "softmax", "name": "c"}],
+                        "output": str(self.paths.root), "train": {"batch": {"size": 8}},
+                        "data": {"source": "tests.sources:numbered", "path": "60", "transforms": []}}
+        self.write("own_models.py", FIRST)
+        self.write("layers.py", "small = 1\n")
+
+    def write(self, name, text):
+        (self.folder / name).write_text(text)
+
+    def prepare(self, wishes=Wishes(), **options):
+        self.write("spec.yaml", yaml.safe_dump(self.content))
+        return prepare(str(self.folder / "spec.yaml"), (0, 0, 0), None, wishes=wishes, **options)
+
+    def refused(self, *arguments, **options):
+        before = {path: path.read_bytes() for path in self.paths.root.rglob("*") if path.is_file()}
+        with pytest.raises(UserError) as caught:
+            self.prepare(*arguments, **options)
+        assert {path: path.read_bytes() for path in self.paths.root.rglob("*") if path.is_file()} == before
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    def leave_checkpoints(self, epochs=history(0.5, 0.6), **more):
+        """As an earlier launch has left them."""
+        prepared = self.prepare()
+        for network in prepared.spec.networks:
+            state = State({"weights": np.ones(3)}, identity(network, prepared.spec, prepared.sample), epochs,
+                          architecture=network.architecture.key, code=prepared.codes[network.name])
+            for path in (self.paths.last, self.paths.previous, self.paths.best):
+                write_state(path(network.name), replace(state, **more))
+            write_history(self.paths.history(network.name), epochs)
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    return Run(tmp_path)
+
+
+@pytest.mark.parametrize("reason", ["", "2 epochs"])  # a finished network is refused as well
+@pytest.mark.parametrize(("file", "text"), [
+    ("own_models.py", FIRST.replace("small", "large")), ("layers.py", "small = 2\n")])
+def test_a_network_whose_code_has_changed_is_refused_with_its_name_the_file_and_both_ways_on(run, file, text, reason):
+    run.leave_checkpoints(final=reason)
+    run.prepare()
+    run.write(file, text)
+    message = run.refused()
+    assert f"a ({file}), b ({file})" in message
+    assert "c (" not in message
+    assert "--fresh-network a --fresh-network b" in message
+    assert "--accept-changes" in message
+
+
+def test_other_args_are_a_change_like_any_other(run):
+    run.leave_checkpoints()
+    run.content["models"][0]["args"] = {"depth": 4}
+    assert "a (args)" in run.refused()
+    run.prepare(ACCEPT)
+    run.prepare()
+
+
+def test_what_shapes_training_beside_the_network_cannot_be_accepted(run):
+    run.leave_checkpoints()
+    run.content["train"]["batch"]["size"] = 4
+    message = run.refused(ACCEPT)
+    assert "other settings" in message
+    assert "--fresh-network a" in message
+
+
+def test_changes_that_are_accepted_stand_in_the_history_and_are_not_asked_about_again(run):
+    run.leave_checkpoints()
+    run.write("layers.py", "small = 2\n")
+    prepared = run.prepare(ACCEPT)
+    assert [(change.network, change.files, change.epochs) for change in prepared.changes] == [
+        ("a", ("layers.py",), 2), ("b", ("layers.py",), 2)]
+    with open(run.paths.history("a"), newline="") as file:
+        assert [row["accepted"] for row in csv.DictReader(file)] == ["", "layers.py"]
+    assert [row.accepted for row in newest(run.paths, "c").state.history] == ["", ""]
+    run.prepare()
+    np.testing.assert_array_equal(read_state(run.paths.last("a")).arrays["weights"], np.ones(3))
+    run.paths.last("a").write_bytes(b"damaged")  # what takes its place was accepted with it
+    run.prepare()
+    run.write("layers.py", "small = 3\n")
+    assert "a (layers.py)" in run.refused()
+
+
+def test_changes_before_the_first_epoch_is_over_stand_in_its_record(run):
+    run.leave_checkpoints(epochs=(), position=8, stream_epoch=0)
+    run.write("layers.py", "small = 2\n")
+    run.prepare(ACCEPT)
+    state = newest(run.paths, "a").state
+    assert (state.accepted, state.position) == ("layers.py", 8)
+    assert state.after(record(1, accepted=state.accepted), "").accepted == ""
+
+
+def test_a_network_may_start_over_alone(run):
+    run.leave_checkpoints()
+    run.paths.tensorboard("a").mkdir(parents=True)
+    run.write("layers.py", "small = 2\n")
+    assert "b (layers.py)" in run.refused(Wishes(("a",)))
+    prepared = run.prepare(Wishes(("a",), accepts_changes=True))
+    assert [type(change).__name__ for change in prepared.changes] == ["NetworkFellBack", "ChangesAccepted"]
+    assert (newest(run.paths, "a").state, newest(run.paths, "b").state.epoch) == (None, 2)
+    assert not run.paths.model("a").exists()
+    assert not run.paths.tensorboard("a").exists()
+    run.prepare()
+
+
+def test_what_cannot_start_over_is_said(run):
+    run.leave_checkpoints()
+    assert "--fresh-network d: the spec has no such network; it has a, b, c" in run.refused(Wishes(("d",)))
+    (run.paths.model("a") / "plot.png").touch()
+    assert "plot.png is no file that FLEET wrote" in run.refused(Wishes(("a",)))
+
+
+def test_checkpoints_of_the_first_version_go_on_with_one_warning(run, capsys):
+    run.leave_checkpoints(code=None, architecture="")
+    run.prepare()
+    said = capsys.readouterr().err
+    assert said.count("WARNING") == 1
+    assert "a, b" in said
+    assert "layers.py, own_models.py" in said
+    run.prepare()
+    assert capsys.readouterr().err == ""
+    run.write("layers.py", "small = 2\n")  # from now on it is known
+    assert "a (layers.py)" in run.refused()
+
+
+def test_a_network_is_not_replayed_with_other_code_unless_it_is_asked_for(run):
+    run.leave_checkpoints()
+    run.write("layers.py", "small = 2\n")
+    options = {"replay": str(run.paths.root), "only": "a"}
+    assert "the code of a (layers.py) has changed" in run.refused(**options)
+    assert run.prepare(ACCEPT, **options).changes == ()
+
+
+def test_a_checkpoint_says_in_plain_text_what_its_network_was_made_of(run):
+    run.leave_checkpoints()
+    block = run.paths.last("a").read_bytes().partition(b"\n")[2].partition(b"\0")[0]
+    assert sorted(json.loads(block)["code"]) == ["layers.py", "own_models.py"]
