@@ -8,6 +8,7 @@ FleetError
  |    +-- DamagedError        a checkpoint is torn or corrupted: the one before takes its place
  +-- InfrastructureError      MPI, the stream or a rank failed: ends all ranks
       +-- StorageError        a file cannot be written: the disk is full, the folder read-only, ...
+      +-- LeaseLost           another launch has taken the run's folder over; this one ends
       +-- CoordinatorLost     rank 0 died; the others end as well
       +-- GroupStruck         a rank of this one's group died: its network goes back to its last checkpoint
 
@@ -102,6 +103,10 @@ class InfrastructureError(FleetError):
 
 class StorageError(InfrastructureError):
     """A file cannot be written; the message says which, why, and what to do: no traceback would add to it."""
+
+
+class LeaseLost(InfrastructureError):
+    """Another launch has taken this one's folder over, as it had shown no sign of life; it may write nothing more."""
 
 
 class CoordinatorLost(InfrastructureError):

@@ -11,18 +11,20 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fleet.arguments import Parser, duration
-from fleet.errors import ExitStatus, FleetError, StorageError, UserError, shortened
+from fleet.errors import ExitStatus, FleetError, LeaseLost, StorageError, UserError, shortened
 from fleet.runtime.interrupt import Interruption
 from fleet.storage.files import storing
-from fleet.storage.lock import FolderLock
+from fleet.storage.lease import Lease
 from launch.binding import BINDING_REMEDY, binding_problem, my_cores, ranks_per_core
 from launch.devices import gpus_per_node, visible_gpus
 from launch.environment import is_first
+from launch.systems import knows_job, this_job
 from launch.walltime import seconds_left
 
 if TYPE_CHECKING:  # what each rank loads anyway, --help should not wait for
@@ -95,14 +97,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.getLogger("fleet").addHandler(logging.NullHandler())  # until this rank's file is known
     world = start_mpi()
     try:
-        with FolderLock() as lock:
-            return world.leave(_run(world, request, batch_left, began, lock))
+        with _lease(world) as lease:
+            status = _run(world, request, batch_left, began, lease)
+        return world.leave(status)
     except KeyboardInterrupt:
         world.end(130)
     except UserError as error:
         print(f"fleet: {error}", file=sys.stderr, flush=True)
         world.end(int(ExitStatus.BAD_INPUT))
-    except StorageError as error:  # a disk is full: where in the program that was noticed helps nobody
+    except (StorageError, LeaseLost) as error:  # a disk is full: where in the program that was noticed helps nobody
         logging.getLogger("fleet").critical("rank %d failed: %s", world.rank, error)
         print(f"fleet: rank {world.rank} on {world.host}: {error}", file=sys.stderr, flush=True)
         world.end(int(ExitStatus.INFRASTRUCTURE))
@@ -111,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         world.abort(error)
 
 
-def _run(world: World, request: Request, batch_left: float | None, began: float, lock: FolderLock) -> int:
+def _run(world: World, request: Request, batch_left: float | None, began: float, lease: Lease | None) -> int:
     from fleet.runtime.changes import Wishes
     from fleet.runtime.prepare import prepare
     from fleet.spec import look_beside
@@ -127,7 +130,7 @@ def _run(world: World, request: Request, batch_left: float | None, began: float,
     if world.rank == 0:
         try:
             prepared = prepare(request.spec, node_of, gpus_per_node(shown, node_of), request.fresh, request.replay,
-                               request.only, request.plain, lock, ranks_per_core(cores, node_of), request.remeasure,
+                               request.only, request.plain, lease, ranks_per_core(cores, node_of), request.remeasure,
                                Wishes(request.fresh_network, request.accept_changes))
         except FleetError as error:
             problem = str(error)
@@ -155,6 +158,11 @@ def _run(world: World, request: Request, batch_left: float | None, began: float,
     interruption = Interruption(shortest(given, batch_left), began=began)
     interruption.watch()
     return Session(world, prepared, interruption).run()
+
+
+def _lease(world: World) -> AbstractContextManager[Lease | None]:
+    """What keeps other launches out of the run's folder: rank 0 has it, and lets go of it when all is done."""
+    return Lease.of_process(os.environ, knows_job, this_job(os.environ)) if world.rank == 0 else nullcontext()
 
 
 def shortest(*walltimes: float | None) -> float | None:

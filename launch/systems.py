@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from launch.base import InputError, check_fields
 
@@ -41,8 +42,11 @@ class System:
         id_pattern: finds the id in what the command prints.
         after: further options for a job that begins when another, ``{job}``, has ended in whatever way.
         requeue: the command that puts the running ``{job}`` into the queue again; none where users cannot.
-        state, preempted: the command that tells about ``{job}``, and what it says of one that is being preempted
-            while it may still end by itself; none where such a job is not told, or simply killed.
+        state: the command that tells about ``{job}``.
+        preempted: a regular expression for what it says of a job that is being preempted while it may still end by
+            itself; none where such a job is not told, or simply killed.
+        over: the same of a job that has ended, or that the system does not know any more.
+        restarts: holds in a job's environment how often it has been put back into the queue.
         template: of its scripts, with :data:`WORDS` in ``<<`` and ``>>``; ``templates/<name>.sh`` of this package
             unless given.
 
@@ -66,6 +70,8 @@ class System:
     requeue: tuple[str, ...] = ()
     state: tuple[str, ...] = ()
     preempted: str = ""
+    over: str = ""
+    restarts: str = ""
     template: str = ""
 
     def __post_init__(self) -> None:
@@ -116,13 +122,17 @@ SYSTEMS = {system.name: system for system in (
     System("slurm", "#SBATCH ", "--account={}", "--partition={}", _SLURM_NODES,
            (*_SLURM_NODES, "--gpus-per-node={gpus}"), ("--requeue", "--no-requeue"), True, "SLURM_JOB_ID",
            ("sbatch", "--parsable"), False, r"^(\d+)", ("--dependency=afterany:{job}",),
-           ("scontrol", "requeue", "{job}"), ("scontrol", "show", "job", "{job}"), r"\bPreemptTime=\d"),
+           ("scontrol", "requeue", "{job}"), ("scontrol", "show", "job", "{job}"), r"\bPreemptTime=\d",
+           r"JobState=(BOOT_FAIL|CANCELLED|COMPLETED|DEADLINE|FAILED|NODE_FAIL|OUT_OF_MEMORY|PREEMPTED|REVOKED|TIMEOUT)"
+           r"\b|Invalid job id", "SLURM_RESTART_COUNT"),
     System("lsf", "#BSUB ", "-P {}", "-q {}", _LSF_NODES, (*_LSF_NODES, '-gpu "num={gpus}"'), ("-r", "-rn"), True,
-           "LSB_JOBID", ("bsub",), True, r"Job <(\d+)>", ("-w", "ended({job})")),
+           "LSB_JOBID", ("bsub",), True, r"Job <(\d+)>", ("-w", "ended({job})"),
+           state=("bjobs", "-noheader", "-o", "stat", "{job}"), over=r"\b(DONE|EXIT)\b|is not found"),
     System("pbs", "#PBS ", "-A {}", "-q {}",
            ("-l select={nodes}:mpiprocs={ranks_per_node}", "-l place=scatter:excl"),
            ("-l select={nodes}:mpiprocs={ranks_per_node}:ngpus={gpus}", "-l place=scatter:excl"),
-           ("-r y", "-r n"), False, "PBS_JOBID", ("qsub",), False, r"^(\S+)", ("-W", "depend=afterany:{job}")),
+           ("-r y", "-r n"), False, "PBS_JOBID", ("qsub",), False, r"^(\S+)", ("-W", "depend=afterany:{job}"),
+           state=("qstat", "-f", "{job}"), over=r"job_state = [FX]\b|Unknown Job|has finished"),
     System("local"),
 )}
 
@@ -172,12 +182,60 @@ def is_preempted(system: System, job: str) -> bool:
 
     Slurm, when it preempts a job, ends its steps first (the ranks) and its script, which knows nothing, last.
     """
-    if not system.state:
+    if not (system.state and system.preempted):
         return False
     try:
         return re.search(system.preempted, _call([word.format(job=job) for word in system.state])) is not None
     except InputError:  # then it does not say
         return False
+
+
+class BatchJob(NamedTuple):
+    """The batch job that a process is in.
+
+    Attributes:
+        system: its name; empty outside of a job.
+        id: of the job.
+        restarts: how often it has been put back into the queue, where the system says so.
+    """
+
+    system: str = ""
+    id: str = ""
+    restarts: int = 0
+
+
+def this_job(environment: Mapping[str, str]) -> BatchJob:
+    """The batch job of a process, by its environment.
+
+    >>> this_job({"SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "2"})
+    BatchJob(system='slurm', id='17', restarts=2)
+    >>> this_job({})
+    BatchJob(system='', id='', restarts=0)
+    """
+    for system in SYSTEMS.values():
+        if system.job_variable and (job := environment.get(system.job_variable)):
+            count = environment.get(system.restarts, "")
+            return BatchJob(system.name, job, int(count) if count.isascii() and count.isdecimal() else 0)
+    return BatchJob()
+
+
+def knows_job(name: str, job: str) -> bool | None:
+    """Whether a batch system still knows a job, be it running, waiting or suspended; None if it does not answer.
+
+    Args:
+        name: of the system.
+        job: its id.
+    """
+    system = SYSTEMS.get(name)
+    if system is None or not (system.state and system.over):
+        return None
+    try:
+        said, answered = _call([word.format(job=job) for word in system.state]), True
+    except InputError as error:
+        said, answered = str(error), False
+    if re.search(system.over, said):
+        return False
+    return True if answered else None
 
 
 def _call(command: Sequence[str], text: str | None = None) -> str:

@@ -14,26 +14,31 @@ import argparse
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from fleet.comm.base import World
 from fleet.comm.roles import assign, roles_of
 from fleet.commands.options import add_json, add_spec, print_json
 from fleet.engines.registry import parameters_of
-from fleet.errors import ExitStatus, UserError
+from fleet.errors import ExitStatus, LeaseLost, UserError
 from fleet.jobs.findings import (
     THREAD_VARIABLES,
     Disk,
     Finding,
+    LeaseTrial,
     RankFacts,
     check_data,
     check_disk,
     check_launch,
+    check_lease,
     check_libraries,
     check_ranks,
 )
 from fleet.runtime.inputs import open_inputs
 from fleet.spec import NetworkSpec, Spec, load
+from fleet.storage.lease import Fence, Process, create_generation, mark_taken, parse, read_generation
 from fleet.storage.sizes import folder_bytes
 from launch.binding import my_cores
 from launch.devices import gpus_per_node, visible_gpus
@@ -79,6 +84,7 @@ def _examine(world: World, args: argparse.Namespace) -> int:
         return int(ExitStatus.BAD_INPUT)
     node_of = world.node_of()
     facts = world.gather(_facts(world, node_of, spec, data, problem))
+    trials = world.gather(None if spec is None else _try_lease(world, node_of, spec))
     if world.rank == 0:
         trainers, wrong = _trainers(spec, facts, node_of)
         uses_gpus = spec is None or spec.engine.uses_gpus
@@ -86,6 +92,7 @@ def _examine(world: World, args: argparse.Namespace) -> int:
         if spec is not None:
             findings += check_libraries(facts, spec.resources.exchange)
             findings += _check_room(spec, sample)
+            findings += check_lease([trial for trial in trials if trial is not None])
         _show(findings, f"ranks: {world.size}, nodes: {max(node_of) + 1}", args.json)
     return int(ExitStatus.INFRASTRUCTURE if world.share(findings) else ExitStatus.OK)
 
@@ -160,8 +167,66 @@ def _check_room(spec: Spec, sample: SampleSpec | None) -> list[Finding]:
         return [Finding(str(error), "change the network, or its images")]
 
 
+def _nearest(spec: Spec) -> Path:
+    """The folder of the run, or the one in which it will be made."""
+    output = spec.output.absolute()
+    return next(path for path in (output, *output.parents) if path.exists())
+
+
+# ---- the lease ----------------------------------------------------------------------------------
+
+
+def _try_lease(world: World, node_of: Sequence[int], spec: Spec) -> LeaseTrial | None:
+    """Let a rank of each node take one lease, where the run's will be, all at the same moment; collective.
+
+    On one node, the first two ranks do so. Then another one takes it from whoever has it.
+    """
+    firsts = [node_of.index(node) for node in range(max(node_of) + 1)]
+    ranks = firsts if len(firsts) > 1 else list(range(min(world.size, 2)))
+    folder = Path(world.share(_make_probe(spec) if world.rank == 0 else None))
+    process, tries = Process(), world.rank in ranks and folder != Path()
+    won, problem = False, ""
+    world.gather(None)
+    if tries:
+        try:
+            won = create_generation(folder, 1, process.me)
+        except OSError as error:
+            problem = error.strerror or str(error)
+    winners = [rank for rank, has_won in enumerate(world.gather(won)) if has_won]
+    holder = parse(read_generation(folder, 1) or "").holder if tries else None
+    world.gather(None)
+    if world.rank == next((rank for rank in ranks if rank not in winners[:1]), 0) and tries and winners:
+        create_generation(folder, 2, process.me)
+        mark_taken(folder, 1, process.me)
+    world.gather(None)
+    noticed = _notices(Fence(folder, 1, process.me.launch)) if won else True
+    world.gather(None)
+    if world.rank == 0 and tries:
+        shutil.rmtree(folder, ignore_errors=True)
+    return LeaseTrial(world.host, won, holder.launch if holder else "", noticed, problem) if tries else None
+
+
+def _make_probe(spec: Spec) -> str:
+    """A folder for a lease that is only tried; nothing if none can be made, which the finding about the disk tells."""
+    try:
+        return tempfile.mkdtemp(prefix=".fleet-doctor-", dir=_nearest(spec))
+    except OSError:
+        return ""
+
+
+def _notices(fence: Fence) -> bool:
+    """Whether a holder finds out within some seconds that it holds the lease no more."""
+    for _ in range(20):
+        try:
+            fence.check()
+        except LeaseLost:
+            return True
+        time.sleep(0.25)
+    return False
+
+
 def _disk(spec: Spec, sample: SampleSpec | None) -> Disk:
-    folder = next(path for path in (spec.output.absolute(), *spec.output.absolute().parents) if path.exists())
+    folder = _nearest(spec)
     problem = ""
     try:
         with tempfile.TemporaryFile(dir=folder):

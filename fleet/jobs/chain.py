@@ -8,6 +8,7 @@ remembered between jobs.
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -24,12 +25,12 @@ from fleet.errors import EXPLAINED, ExitStatus, StorageError, UserError
 from fleet.storage.event_log import events_of, launch_status, log_mark
 from fleet.storage.events import Interrupted
 from fleet.storage.files import storing
+from fleet.storage.lease import Lease
 from fleet.storage.lines import Flat, OmitDefault, add_line, from_json, open_lines, read_lines, to_json
-from fleet.storage.lock import FolderLock
 from fleet.storage.paths import RunPaths
 from launch.base import InputError
 from launch.notices import PATIENCE_S, start
-from launch.systems import System, continue_job, is_preempted
+from launch.systems import System, continue_job, is_preempted, knows_job, this_job
 
 # What batch systems send; SIGUSR2 is what launchers pass on to the ranks (mpirun ends them at once upon SIGTERM).
 _WARNINGS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
@@ -199,12 +200,13 @@ class Keeper:
         Raises:
             UserError: the launcher is not there, or another job is at work on the same run.
             StorageError: nothing can be noted.
+            LeaseLost: another job has taken the chain over.
         """
-        with FolderLock() as lock:
-            lock.take(self._paths.jobs_lock)
-            return self._run(command)
+        with Lease.of_process(os.environ, knows_job, this_job(os.environ)) as lease:
+            lease.take(self._paths.jobs_lease)
+            return self._run(command, lease)
 
-    def _run(self, command: Sequence[str]) -> int:
+    def _run(self, command: Sequence[str], lease: Lease) -> int:
         if (lost := _unfinished(self._paths.stops)) is not None:
             note(self._paths, Stopped(lost, Stop(None), "it ended without a word: preempted, killed, or its node died",
                                       next=self._job if lost == self._job else None))
@@ -215,11 +217,11 @@ class Keeper:
             if len(stops) >= self._limits.jobs:  # the batch system started it again by itself
                 print(f"fleet job: a job has run {_times(len(stops))} (jobs: {self._limits.jobs})", file=sys.stderr)
                 return int(ExitStatus.RESUMABLE)
-            status, goes_on = self._launch(command, stops)
+            status, goes_on = self._launch(command, stops, lease)
             if not goes_on or self._system.has_queue:
                 return status
 
-    def _launch(self, command: Sequence[str], stops: Sequence[Stop]) -> tuple[int, bool]:
+    def _launch(self, command: Sequence[str], stops: Sequence[Stop], lease: Lease) -> tuple[int, bool]:
         """One launch: how it ended, and whether another follows."""
         before = log_mark(self._paths.events)
         note(self._paths, Begun(self._job))
@@ -230,6 +232,7 @@ class Keeper:
             stop = Stop(int(ExitStatus.BAD_INPUT))
             note(self._paths, Stopped(self._job, stop, str(error), next=None, then=decide([stop], self._limits).why))
             raise
+        lease.check()  # after a long stop another job may have gone on with the chain
         status = launch_status(ended, self._paths.events, before)
         if Stop(status).is_failure and not self._warning and is_preempted(self._system, self._job):
             self._warning = "a preemption"

@@ -49,6 +49,25 @@ class RankFacts:
 
 
 @dataclass(frozen=True)
+class LeaseTrial:
+    """What came of it when a rank took a lease, at the same moment as ranks of other nodes.
+
+    Args:
+        host: its node's name.
+        won: whether it got it.
+        holder: who holds the lease, as this rank reads it; a word for each rank.
+        noticed: whether it found out, within some seconds, when another had taken the lease from it.
+        problem: why it could not even try.
+    """
+
+    host: str
+    won: bool
+    holder: str
+    noticed: bool = True
+    problem: str = ""
+
+
+@dataclass(frozen=True)
 class Disk:
     """The file system of the run's folder, in bytes; ``problem`` says why nothing can be written there."""
 
@@ -121,6 +140,27 @@ def check_disk(disk: Disk) -> list[Finding]:
         return []
     return [Finding(f"{disk.folder} has {format_size(disk.free)} free, but the checkpoints need about "
                     f"{format_size(disk.needed)}", "make room, or name another folder as `output:`")]
+
+
+def check_lease(trials: Sequence[LeaseTrial]) -> list[Finding]:
+    """Whether the folder of the run can be held by one launch at a time.
+
+    Args:
+        trials: of one rank of each node, or of two ranks of the only node.
+    """
+    share = "name an `output:` on a file system that all nodes share"
+    if lost := [trial for trial in trials if trial.problem]:
+        return [Finding(f"{trial.host} cannot take the lease of the run's folder: {trial.problem}", share)
+                for trial in lost]
+    hosts = " and ".join(trial.host for trial in trials if trial.won)
+    if sum(trial.won for trial in trials) > 1:
+        return [Finding(f"{hosts} can take the lease of the run's folder at the same time, so two launches could write "
+                        "there", share)]
+    if trials and (not hosts or len({trial.holder for trial in trials}) > 1):
+        return [Finding("the nodes do not agree on who has the lease of the run's folder", share)]
+    return [Finding(f"{trial.host} does not see within seconds that another has taken the lease of the run's folder",
+                    "mount the file system so that files of others are seen at once (NFS: actimeo=1), or name another "
+                    "`output:`") for trial in trials if not trial.noticed]
 
 
 # ---- the parts ----------------------------------------------------------------------------------

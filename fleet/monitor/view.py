@@ -202,8 +202,8 @@ def _describe_stream(event: StreamStarted) -> str:
 
 # What stays on the screen above the live table.
 _STAYING = (Started, RatesRemembered, RateOff, Profiled, StreamStarted, NetworkFinished, NetworkTested, NetworkFailed,
-            TooLate, NetworkRetried, NetworkFellBack, BestLost, NetworkWarned, RankLost, GroupStruck, Interrupted,
-            BadSample)
+            TooLate, NetworkRetried, NetworkFellBack, ChangesAccepted, BestLost, NetworkWarned, RankLost, GroupStruck,
+            Interrupted, BadSample)
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ class CoordinatorSide:
         observers: list[Observer] = [self._view, TensorBoardObserver(paths), self]
         self.coordinator = Coordinator(world, setup, self._survey, prepared.rates, self.results, self._events,
                                        paths.profile, observers, interruption, unlogged, self._remembered(),
-                                       prepared.changes)
+                                       prepared.changes, prepared.fence)
 
     def _make_survey(self) -> Survey:
         """The measurements that networks which are not done need, beside those that are known."""

@@ -15,6 +15,7 @@ from fleet.storage.code import Code, code_of
 from fleet.storage.events import ChangesAccepted, Event, NetworkFellBack
 from fleet.storage.files import storing
 from fleet.storage.identity import changes, identity
+from fleet.storage.lease import Fence
 from fleet.storage.paths import RunPaths
 from fleet.storage.state import State
 from preprocess.sample import SampleSpec
@@ -59,12 +60,13 @@ def codes_of(spec: Spec, beside: Path) -> dict[str, Code]:
     return {network.name: codes[network.architecture.target] for network in spec.networks}
 
 
-def take_up(spec: Spec, paths: RunPaths, sample: SampleSpec, codes: Mapping[str, Code], wishes: Wishes
-            ) -> tuple[Event, ...]:
+def take_up(spec: Spec, paths: RunPaths, sample: SampleSpec, codes: Mapping[str, Code], wishes: Wishes,
+            fence: Fence | None = None) -> tuple[Event, ...]:
     """See to it that all checkpoints of a run are of the networks that the spec names now.
 
     Args:
         codes: of each network, as :func:`codes_of` has them.
+        fence: this launch's right to write.
 
     Returns:
         What was done to networks, for the event log.
@@ -80,7 +82,7 @@ def take_up(spec: Spec, paths: RunPaths, sample: SampleSpec, codes: Mapping[str,
         raise UserError(_refusal(paths, changed))
     unknown = [one for one in there if one.state.code is None and codes[one.network.name]]
     for one in {one.network.name: one for one in [*changed, *unknown]}.values():
-        _amend(one, spec, paths, sample, codes[one.network.name])
+        _amend(one, spec, paths, sample, codes[one.network.name], fence)
     if unknown:
         print(_warning(unknown, codes), file=sys.stderr, flush=True)
     restarted = [name for name in wishes.fresh_networks if _start_over(paths, name)]
@@ -115,7 +117,7 @@ def _warning(unknown: Sequence[_Saved], codes: Mapping[str, Code]) -> str:
             f"they go on as if {files} had not changed since then; from now on it is noted")
 
 
-def _amend(one: _Saved, spec: Spec, paths: RunPaths, sample: SampleSpec, code: Code) -> None:
+def _amend(one: _Saved, spec: Spec, paths: RunPaths, sample: SampleSpec, code: Code, fence: Fence | None) -> None:
     """Have all checkpoints of a network say what it is now, and what of that was accepted."""
     mine, key = identity(one.network, spec, sample), one.network.architecture.key
 
@@ -123,7 +125,7 @@ def _amend(one: _Saved, spec: Spec, paths: RunPaths, sample: SampleSpec, code: C
         state = replace(state, identity=mine, architecture=key, code=code)
         return state.accepting(" ".join(one.changed)) if one.changed else state
 
-    amend(paths, one.network.name, now)
+    amend(paths, one.network.name, now, fence)
 
 
 def _start_over(paths: RunPaths, name: str) -> bool:

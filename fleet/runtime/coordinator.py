@@ -49,12 +49,15 @@ from fleet.storage.events import (
     Started,
 )
 from fleet.storage.files import write_json
+from fleet.storage.lease import Fence
 from fleet.storage.results import Results, look_up
 from fleet.storage.state import EpochRecord
 from scheduler.base import Cluster, Progress, RateTable
 from scheduler.ensemble.rates_file import write_rates
 
 log = logging.getLogger("fleet.runtime.coordinator")
+
+_LEASE_S = 1.0  # between two looks at the lease; checkpoints look for themselves
 
 
 class Observer(Protocol):
@@ -80,17 +83,19 @@ class Coordinator:
         unlogged: epochs of earlier launches that are in checkpoints and not in the event log.
         remembered: the rates of earlier launches that are used.
         changes: what was done to networks before this launch, for the event log.
+        fence: this launch's right to write.
     """
 
     def __init__(self, world: World, setup: Setup, survey: Survey, rates: RateTable | None, results: Results,
                  events: EventLog, profile: Path, observers: Sequence[Observer], interruption: Interruption,
                  unlogged: Sequence[tuple[str, EpochRecord]] = (), remembered: RatesRemembered | None = None,
-                 changes: Sequence[Event] = ()) -> None:
+                 changes: Sequence[Event] = (), fence: Fence | None = None) -> None:
         self._world, self._setup, self._rates, self._results = world, setup, rates, results
         self._events, self._profile, self._observers = events, profile, tuple(observers)
         self._interruption, self._unlogged, self._remembered = interruption, unlogged, remembered
         self._changes = tuple(changes)
         self._overheads = Overheads()
+        self._fence, self._checked_s = fence, 0.0
         self._ensemble = Ensemble(setup, results.standings, survey, rates, self._ask)
         self._lost: frozenset[int] = frozenset()  # the deaths that the ensemble has heard of
         self._is_interrupted = False
@@ -126,6 +131,7 @@ class Coordinator:
         """Receive a message if there is one, decide, send; returns whether anything happened."""
         if self.status is not None:
             return False
+        self._check_lease()
         if not self._is_interrupted and (reason := self._interruption.reason()):
             self._is_interrupted = True
             self._handle(EndAsked(reason))
@@ -141,7 +147,13 @@ class Coordinator:
         return message is not None
 
     def stop(self) -> None:
-        """Say what ends."""
+        """Say what ends.
+
+        Raises:
+            LeaseLost: another launch says it instead.
+        """
+        if self._fence is not None:
+            self._fence.check()
         self._note(self._overheads.ended(int(self.status or 0), self._events.now()))
 
     def summary(self) -> str:
@@ -163,6 +175,16 @@ class Coordinator:
         spec, began = self._setup.spec, time.perf_counter()
         wanted = spec.policy.decide(rates, progress, cluster, spec.options)
         return Decision(wanted, time.perf_counter() - began)
+
+    def _check_lease(self) -> None:
+        """Look now and then whether this launch is still the one that writes here.
+
+        Raises:
+            LeaseLost: it was stopped for so long that another has taken over.
+        """
+        if self._fence is not None and (now := time.monotonic()) >= self._checked_s + _LEASE_S:
+            self._checked_s = now
+            self._fence.check()
 
     # ---- do ----
 

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 
 from fleet.errors import StorageError, UserError
 from fleet.spec import Spec, dump
+from fleet.storage.fencing import newest_writer, shut_out
 from fleet.storage.files import is_of_the_name, replacing, storing
-from fleet.storage.lock import FolderLock
+from fleet.storage.lease import Lease
 from fleet.storage.paths import RunPaths
 
 
@@ -26,20 +27,22 @@ def check_folder(paths: RunPaths) -> None:
         raise UserError(f"output: {root} holds files that FLEET did not write; name another folder")
 
 
-def take_folder(paths: RunPaths, fresh: bool, lock: FolderLock | None) -> None:
+def take_folder(paths: RunPaths, fresh: bool, lease: Lease | None) -> None:
     """Take a run's folder for this launch.
 
     Args:
         fresh: delete what earlier launches have left.
-        lock: keeps other launches out from now on.
+        lease: keeps other launches out from now on.
 
     Raises:
         UserError: it is somebody else's, or another launch is at work there.
     """
     check_folder(paths)
-    if lock is not None:
+    if lease is not None:
         with writing_into(paths):
-            lock.take(paths.lock)
+            lease.take(paths.lease, floor=newest_writer(paths))
+            if lease.took_over:
+                shut_out(paths)
     if fresh and paths.root.exists():
         _empty(paths)
 
@@ -77,7 +80,8 @@ def _empty(paths: RunPaths) -> None:
         raise UserError(f"--fresh: {paths.root} also holds what FLEET did not write: {shown}{more}; move it away, or "
                         "name another output")
     try:
-        for path in set(paths.root.iterdir()) - {paths.marker, paths.lock}:  # they say whose it is, and who is in it
+        # They say whose it is, and who is in it.
+        for path in set(paths.root.iterdir()) - {paths.marker, paths.lease, paths.jobs_lease}:
             if path.is_dir():
                 shutil.rmtree(path)
             else:

@@ -19,7 +19,7 @@ from fleet.spec.model import check_input
 from fleet.storage.code import Code
 from fleet.storage.events import Event
 from fleet.storage.identity import Machine
-from fleet.storage.lock import FolderLock
+from fleet.storage.lease import Fence, Lease
 from fleet.storage.paths import RunPaths
 from fleet.storage.sizes import check_quota
 from fleet.storage.state import EpochRecord
@@ -49,6 +49,7 @@ class Prepared:
         remeasure: whether rates are measured that earlier launches have measured.
         codes: network -> the files of its ``build:`` function.
         changes: what was done to networks before the launch, for the event log.
+        fence: this launch's right to write into the run's folder; None in a test that needs none.
     """
 
     spec: Spec
@@ -67,6 +68,7 @@ class Prepared:
     remeasure: bool = False
     codes: Mapping[str, Code] = field(default_factory=dict)
     changes: tuple[Event, ...] = ()
+    fence: Fence | None = None
 
     @property
     def kept(self) -> ImageSpec | None:
@@ -104,7 +106,7 @@ class Prepared:
 
 
 def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh: bool = False,
-            replay: str | None = None, only: str | None = None, plain: bool = False, lock: FolderLock | None = None,
+            replay: str | None = None, only: str | None = None, plain: bool = False, lease: Lease | None = None,
             ranks_per_core: float = 1.0, remeasure: bool = False, wishes: Wishes = Wishes()) -> Prepared:  # noqa: B008
     """Read and check everything; nothing is written before all of it is right, but for what only decoding once finds.
 
@@ -114,7 +116,7 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
         gpus_per_node: as the nodes show them, None without GPUs.
         fresh: start over.
         replay, only: train one network of a run again.
-        lock: keeps other launches out of the run's folder from now on.
+        lease: keeps other launches out of the run's folder from now on.
         ranks_per_core: how many ranks share a core.
         remeasure: measure rates that earlier launches have measured.
         wishes: what is to become of networks that have changed.
@@ -148,14 +150,16 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
     codes = codes_of(spec, beside)
     if replayed:
         _check_identity(asked.by_name[str(only)], asked, sample, RunPaths(Path(str(replay))), codes[str(only)], wishes)
-    take_folder(paths, fresh, lock)
-    changes = take_up(spec, paths, sample, codes, Wishes() if replayed else wishes)
+    take_folder(paths, fresh, lease)
+    fence = None if lease is None else lease.fence
+    changes = take_up(spec, paths, sample, codes, Wishes() if replayed else wishes, fence)
     write_spec(spec, paths)
     if spec.data.cache == "file":
         opened = decode(opened, spec, RunPaths(Path(str(replay))).decoded if replayed else paths.decoded)
         layout = _plan_memory(spec, opened.data, sample, roles)
     return Prepared(spec, paths, opened.data, opened.transforms, sample, roles, layout, opened.left_out, rates,
-                    replayed, plain, Machine(hardware(), ranks_per_core), beside, remeasure, codes, changes)
+                    replayed, plain, Machine(hardware(), ranks_per_core), beside, remeasure, codes, changes,
+                    fence)
 
 
 def _plan_memory(spec: Spec, data: DataSet, sample: SampleSpec, roles: Roles) -> Layout | None:

@@ -69,7 +69,8 @@ class Session:
             self._world.duties.append(board.coordinator.step)
             board.coordinator.start()
         trainer = Trainer(self._world, self._prepared.spec, self._prepared.paths, self._engine(),
-                          self._prepared.sample, self._sources(), self._prepared.codes)
+                          self._prepared.sample, self._sources(), self._prepared.codes,
+                          self._prepared.fence)
         trainer.start()
         trainer.run()
         trainer.stop()

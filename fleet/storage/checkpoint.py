@@ -16,9 +16,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleet.errors import CheckpointError, DamagedError
+from fleet.errors import CheckpointError, DamagedError, LeaseLost
 from fleet.spec import Converge
 from fleet.storage.files import replacing, storing
+from fleet.storage.lease import Fence
 from fleet.storage.paths import RunPaths
 from fleet.storage.state import EpochRecord, State, convergence
 from fleet.storage.verified import read_verified, write_verified
@@ -26,18 +27,44 @@ from fleet.storage.verified import read_verified, write_verified
 # ---- files -------------------------------------------------------------------------------------
 
 
-def write_state(path: Path, state: State, previous: Path | None = None) -> None:
+def write_state(path: Path, state: State, previous: Path | None = None, fence: Fence | None = None) -> None:
     """Write a checkpoint.
 
     Args:
         previous: the name that the old one gets, once the new one is whole.
+        fence: the right to write; its generation goes into the checkpoint.
 
     Raises:
         StorageError: the disk is full, the folder read-only, ...
+        LeaseLost: another launch has taken the run over.
     """
+    if fence is not None:
+        state = dataclasses.replace(state, generation=fence.generation)
     record = {item.name: getattr(state, item.name) for item in dataclasses.fields(state) if item.name != "arrays"}
     record["history"] = [dataclasses.asdict(epoch) for epoch in state.history]
-    write_verified(path, state.arrays, record, previous)
+    write_verified(path, state.arrays, record, previous, permission(fence, path))
+
+
+def permission(fence: Fence | None, path: Path) -> Callable[[], None]:
+    """What to call before a checkpoint is replaced.
+
+    It raises LeaseLost where another launch has taken the run over, and also where the checkpoint that is there is of a
+    newer one, whatever the lease says.
+    """
+
+    def check() -> None:
+        if fence is None:
+            return
+        fence.check()
+        try:
+            newer = read_state(path, with_arrays=False).generation
+        except CheckpointError:
+            return
+        if newer > fence.generation:
+            raise LeaseLost(f"{path} is of a later launch (generation {newer}) than this one ({fence.generation}), "
+                            "which ends and writes nothing more")
+
+    return check
 
 
 def read_state(path: Path, with_arrays: bool = True) -> State:
@@ -99,18 +126,19 @@ def _is_lost(error: CheckpointError) -> bool:
     return isinstance(error, DamagedError) or (isinstance(cause, OSError) and cause.errno == errno.EIO)
 
 
-def promote_previous(paths: RunPaths, name: str, found: CheckpointLookup) -> None:
+def promote_previous(paths: RunPaths, name: str, found: CheckpointLookup, fence: Fence | None = None) -> None:
     """Make a network's files agree with the checkpoint that was found, because the network goes on from there."""
+    permission(fence, paths.last(name))()
     with storing(paths.last(name)):
         if found.state is None:
             paths.last(name).unlink(missing_ok=True)
             paths.previous(name).unlink(missing_ok=True)
         elif found.damage:
             os.replace(paths.previous(name), paths.last(name))
-    write_history(paths.history(name), () if found.state is None else found.state.history)
+    write_history(paths.history(name), () if found.state is None else found.state.history, fence)
 
 
-def amend(paths: RunPaths, name: str, change: Callable[[State], State]) -> None:
+def amend(paths: RunPaths, name: str, change: Callable[[State], State], fence: Fence | None = None) -> None:
     """Write all checkpoints of a network that are whole anew, with a changed record."""
     for path in (paths.previous(name), paths.best(name), paths.last(name)):
         try:
@@ -119,9 +147,9 @@ def amend(paths: RunPaths, name: str, change: Callable[[State], State]) -> None:
             if _is_lost(error) or isinstance(error.__cause__, FileNotFoundError):
                 continue
             raise
-        write_state(path, change(state))
+        write_state(path, change(state), fence=fence)
         if path == paths.last(name):
-            write_history(paths.history(name), change(state).history)
+            write_history(paths.history(name), change(state).history, fence)
 
 
 def best_state(paths: RunPaths, name: str, converge: Converge, keep: str) -> CheckpointLookup:
@@ -155,9 +183,9 @@ def _stream_epochs(history: Sequence[EpochRecord]) -> list[int]:
     return [record.stream_epoch for record in history]
 
 
-def write_history(path: Path, history: Sequence[EpochRecord]) -> None:
+def write_history(path: Path, history: Sequence[EpochRecord], fence: Fence | None = None) -> None:
     """Write a network's history as CSV, a row an epoch."""
-    with replacing(path) as file:
+    with replacing(path, check=permission(fence, path)) as file:
         writer = csv.writer(file)
         writer.writerow([item.name for item in dataclasses.fields(EpochRecord)])
         writer.writerows(dataclasses.astuple(record) for record in history)

@@ -70,47 +70,79 @@ def _free(path: Path) -> list[int]:
         return []
 
 
+def _always() -> None:
+    """Whoever writes may."""
+
+
 @contextmanager
-def replacing(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
+def replacing(path: Path, mode: str = "w", check: Callable[[], None] = _always) -> Iterator[IO[Any]]:
     """Write a file that never half exists: to a temporary name, to the disk, then renamed.
 
     An exception inside leaves the old file as it was.
+
+    Args:
+        check: raises where this process may not write any more; see :func:`replace_by`.
 
     Raises:
         StorageError: the disk is full, the folder read-only, ...
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with storing(path), _vanishing(temporary):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with storing(path), _vanishing(temporary), _renaming(path, check) as rename:
         with open(temporary, mode, encoding=None if "b" in mode else "utf-8") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        rename(temporary, path)
 
 
-def replace_by(path: Path, write: Callable[[Path], None], wanted: int = 0, previous: Path | None = None) -> None:
+def replace_by(path: Path, write: Callable[[Path], None], wanted: int = 0, previous: Path | None = None,
+               check: Callable[[], None] = _always) -> None:
     """The same for a library that wants a name rather than a file; the suffix is kept.
 
     Args:
+        write: if it writes nothing, nothing is replaced.
         wanted: bytes that are to be written, where that is known.
         previous: the name that the old file gets, once the new one is whole.
+        check: is called before each rename, and raises where this process may not write any more. Whatever happens
+            between the two, the rename ends in the folder that was there before: another launch that takes over makes
+            all folders anew (:func:`fleet.storage.fencing.shut_out`).
 
     Raises:
         StorageError: the disk is full, the folder read-only, ...
     """
     temporary = path.with_name(f".{os.getpid()}.tmp.{path.name}")
-    with storing(path, wanted), _vanishing(temporary):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with storing(path, wanted), _vanishing(temporary), _renaming(path, check) as rename:
         write(temporary)
+        if not temporary.exists():
+            check()
+            return
         descriptor = os.open(temporary, os.O_RDONLY)
         try:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
         if previous is not None and path.exists():
-            os.replace(path, previous)
-        os.replace(temporary, path)
+            rename(path, previous)
+        rename(temporary, path)
+
+
+@contextmanager
+def _renaming(path: Path, check: Callable[[], None]) -> Iterator[Callable[[Path, Path], None]]:
+    """Rename files of the folder that is there now, whatever folder will have its name later."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+
+    def rename(source: Path, target: Path) -> None:
+        check()
+        os.replace(source.name, target.name, src_dir_fd=folder, dst_dir_fd=folder)
+
+    try:
+        yield rename
+    except OSError:
+        check()  # the folder of a launch that was shut out is not there any more: that says better why
+        raise
+    finally:
+        os.close(folder)
 
 
 @contextmanager

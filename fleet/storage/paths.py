@@ -10,7 +10,7 @@ from pathlib import Path
 
 # All files that FLEET writes, here and for each run inside `replay`, and what a killed launch left of one (`.tmp`).
 _WRITTEN = re.compile(
-    r"(replay/[^/]+/)?(\.fleet-run|\.fleet-lock|spec\.yaml|profile\.json|events\.jsonl|results\.csv|bad_samples\.csv|report\.html"
+    r"(replay/[^/]+/)?(\.fleet-run|\.fleet-lock|\.fleet-(jobs-)?lease/[^/]+|spec\.yaml|profile\.json|events\.jsonl|results\.csv|bad_samples\.csv|report\.html"
     r"|logs/rank-\d+\.log|decoded\.h5|models/[^/]+/(history\.csv|(last|previous|best)\.h5|best\.keras|(failure|test)\.json)"
     r"|jobs/[^/]+|tensorboard/[^/]+/events\.out\.tfevents\.[^/]+|(models/[^/]+/)?\.[^/]+\.tmp(\.[^/]+)?)")
 
@@ -36,9 +36,9 @@ class RunPaths:
         return self.root / ".fleet-run"
 
     @property
-    def lock(self) -> Path:
-        """The file that rank 0 locks, so that no other launch works in the folder at the same time."""
-        return self.root / ".fleet-lock"
+    def lease(self) -> Path:
+        """The folder of the lease (:mod:`fleet.storage.lease`) that lets one launch at a time work here."""
+        return self.root / ".fleet-lease"
 
     @property
     def spec(self) -> Path:
@@ -86,9 +86,9 @@ class RunPaths:
         return self.jobs / "stops.jsonl"
 
     @property
-    def jobs_lock(self) -> Path:
-        """The file that a job locks, so that only one job of a chain works at a time."""
-        return self.jobs / ".lock"
+    def jobs_lease(self) -> Path:
+        """The folder of the lease that lets one job of a chain at a time work."""
+        return self.root / ".fleet-jobs-lease"
 
     def log(self, rank: int) -> Path:
         """The log of one rank."""

@@ -13,7 +13,7 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -31,12 +31,13 @@ _PIECE = 2**20
 
 
 def write_verified(path: Path, arrays: Mapping[str, np.ndarray], record: Mapping[str, Any],
-                   previous: Path | None = None) -> None:
+                   previous: Path | None = None, check: Callable[[], None] = lambda: None) -> None:
     """Write arrays and a record, whole or not at all.
 
     Args:
         record: of values that JSON has.
         previous: the name that the old file gets, once the new one is whole.
+        check: raises where this process may not write any more.
 
     Raises:
         StorageError: the disk is full, the folder read-only, ...
@@ -58,7 +59,8 @@ def write_verified(path: Path, arrays: Mapping[str, np.ndarray], record: Mapping
             target.write(b"FLEET checkpoint %08x" % zlib.crc32(rest) + rest)
             target.check()
 
-    replace_by(path, write, wanted=block + sum(array.nbytes for array in arrays.values()), previous=previous)
+    replace_by(path, write, wanted=block + sum(array.nbytes for array in arrays.values()), previous=previous,
+               check=check)
 
 
 def read_verified(path: Path, with_arrays: bool = True) -> tuple[dict[str, np.ndarray], Any]:

@@ -13,8 +13,9 @@ import numpy as np
 
 from fleet.errors import InfrastructureError
 from fleet.spec import Checkpoint, Converge
-from fleet.storage.checkpoint import best_state, write_history, write_state
-from fleet.storage.files import storing
+from fleet.storage.checkpoint import best_state, permission, write_history, write_state
+from fleet.storage.files import replace_by, storing
+from fleet.storage.lease import Fence
 from fleet.storage.paths import RunPaths
 from fleet.storage.quota import Quota
 from fleet.storage.state import State
@@ -30,11 +31,12 @@ class CheckpointWriter:
 
     Args:
         settings: what is kept, and how much of the disk that may take.
+        fence: this launch's right to write.
     """
 
-    def __init__(self, paths: RunPaths, settings: Checkpoint) -> None:
+    def __init__(self, paths: RunPaths, settings: Checkpoint, fence: Fence | None = None) -> None:
         self.blocked_s = 0.0
-        self._paths = paths
+        self._paths, self._fence = paths, fence
         self._settings, self._quota = settings, Quota(paths, settings)
         self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue(1)
         self._error: Exception | None = None
@@ -83,9 +85,10 @@ class CheckpointWriter:
         if found.damage:
             log.warning("%s: %s", name, found.damage)
             self._quota.make_room(best, found.state.size)
-            write_state(best, found.state)
+            write_state(best, found.state, fence=self._fence)
         self._quota.make_room(exported, found.state.size)
-        write(found.state.arrays, exported)
+        arrays = found.state.arrays
+        replace_by(exported, lambda temporary: write(arrays, temporary), check=permission(self._fence, best))
         with storing(self._paths.previous(name)):  # nobody goes on from there any more
             self._paths.previous(name).unlink(missing_ok=True)
         return found.damage
@@ -107,10 +110,10 @@ class CheckpointWriter:
             best.unlink(missing_ok=True)
         elif is_best:  # before `last`, which says by its history that this epoch was the best
             self._quota.make_room(best, state.size)
-            write_state(best, state)
+            write_state(best, state, fence=self._fence)
         self._quota.make_room(last, state.size)
-        write_state(last, state, previous=self._paths.previous(name))
-        write_history(self._paths.history(name), state.history)
+        write_state(last, state, self._paths.previous(name), self._fence)
+        write_history(self._paths.history(name), state.history, self._fence)
 
     def _work(self) -> None:
         while True:

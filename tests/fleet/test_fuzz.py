@@ -28,7 +28,6 @@ from PIL import Image
 from fleet import run as fleet_run
 from fleet.__main__ import COMMANDS, main
 from fleet.runtime import session
-from fleet.storage.lock import FolderLock
 from tests.examples import examples
 from tests.fleet.logs import LOG, as_lines, as_text
 
@@ -197,8 +196,8 @@ def call(function, *arguments):
 
 def train(path):
     """``fleet.run`` up to where it would train."""
-    with FolderLock() as lock:
-        return fleet_run._run(OneRank(), fleet_run.parse_arguments([path]), None, 0.0, lock)
+    with fleet_run._lease(OneRank()) as lease:
+        return fleet_run._run(OneRank(), fleet_run.parse_arguments([path]), None, 0.0, lease)
 
 
 def is_told(status, out, err, most_lines=30):

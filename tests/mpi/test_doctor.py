@@ -45,6 +45,18 @@ def test_a_launch_as_it_should_be_has_nothing_to_say(doctor):
 
 
 @pytest.mark.skipif(CORES < 2, reason="wants two cores")
+def test_a_file_system_on_which_two_nodes_can_hold_one_folder_is_found(doctor):
+    content = spec(doctor.folder, MODELS)
+    nodes = {"FLEET_RANKS_PER_NODE": "1"}  # pretended
+    assert "lease" not in "".join(doctor(content, mpirun(2), **nodes)[1])
+    (doctor.folder / "sitecustomize.py").write_text("import os\nos.link = lambda source, target: None\n")
+    status, lines, _ = doctor(content, mpirun(2), path=str(doctor.folder), **nodes)
+    assert status == 1
+    assert sum("can take the lease of the run's folder at the same time" in line for line in lines) == 1
+    assert [path.name for path in doctor.folder.iterdir() if "doctor" in path.name] == []
+
+
+@pytest.mark.skipif(CORES < 2, reason="wants two cores")
 def test_a_rank_that_is_bound_to_one_core_is_found_and_warned_of_by_the_run_too(doctor):
     status, lines, _ = doctor(before=bound(1, "core"))
     assert status == 1

@@ -43,6 +43,7 @@ from fleet.spec import NetworkSpec, Spec
 from fleet.storage.checkpoint import CheckpointLookup, newest, promote_previous
 from fleet.storage.code import Code
 from fleet.storage.identity import identity
+from fleet.storage.lease import Fence
 from fleet.storage.paths import RunPaths
 from fleet.storage.state import State, StepRate, convergence
 from fleet.storage.writer import CheckpointWriter
@@ -56,10 +57,10 @@ class Trainer:
     """One GPU (or CPU slot), in one training group after another."""
 
     def __init__(self, world: World, spec: Spec, paths: RunPaths, engine: Engine, sample: SampleSpec,
-                 sources: Sources, codes: Mapping[str, Code]) -> None:
+                 sources: Sources, codes: Mapping[str, Code], fence: Fence | None) -> None:
         self._world, self._spec, self._paths = world, spec, paths
         self._engine, self._sample, self._sources, self._codes = engine, sample, sources, codes
-        self._writer = CheckpointWriter(paths, spec.checkpoint)
+        self._writer, self._fence = CheckpointWriter(paths, spec.checkpoint, fence), fence
         self._loop = TrainingLoop(world, sources, self._writer, spec.checkpoint.every)
         self._tell = partial(world.tell, 0, Tag.COORDINATOR)
 
@@ -180,7 +181,7 @@ class Trainer:
         if found.damage:
             log.warning("%s goes on after epoch %d, sample %d: %s", network.name, state.epoch, state.position,
                         found.damage)
-            promote_previous(self._paths, network.name, found)
+            promote_previous(self._paths, network.name, found, self._fence)
             self._tell(FellBack(network.name, found.damage, state.history, state.position))
         return training.share(dataclasses.replace(state, arrays={}))
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.jobs.chain import Begun, Limits, Stop, Stopped, decide, note, stops_before
-from fleet.storage.lock import FolderLock
+from fleet.storage.lease import Lease
 from fleet.storage.paths import RunPaths
 from tests.mpi.conftest import ROOT
 
@@ -266,8 +266,8 @@ def test_a_launcher_that_is_not_there_is_noted_as_such(job):
 
 
 def test_a_second_chain_in_the_same_folder_is_refused_and_notes_nothing(job):
-    with FolderLock() as lock:
-        lock.take(RunPaths(job.root).jobs_lock)
+    with Lease.of_process({}, lambda system, id: None, ("", "", 0)) as lease:
+        lease.take(RunPaths(job.root).jobs_lease)
         ended = job("0 0")
     assert ended.returncode == 2
     assert "another launch is at work in this folder" in ended.stderr_text

@@ -8,10 +8,12 @@ from fleet.commands.doctor import _folder_bytes
 from fleet.engines.keras.facts import Libraries
 from fleet.jobs.findings import (
     Disk,
+    LeaseTrial,
     RankFacts,
     check_data,
     check_disk,
     check_launch,
+    check_lease,
     check_libraries,
     check_ranks,
 )
@@ -111,6 +113,19 @@ def test_checkpoints_want_room_in_a_folder_that_can_be_written():
         "/scratch has 1 GB free, but the checkpoints need about 2 GB"]
     assert said(check_disk(Disk("/scratch", 10**9, 0, "Read-only file system"))) == [
         "/scratch cannot be written: Read-only file system"]
+
+
+@pytest.mark.parametrize(("trials", "what"), [
+    ([LeaseTrial("n1", True, "a"), LeaseTrial("n2", False, "a")], ""), ([], ""),
+    ([LeaseTrial("n1", True, "a"), LeaseTrial("n2", True, "b")], "n1 and n2 can take the lease of the run's folder at"),
+    ([LeaseTrial("n1", True, "a"), LeaseTrial("n2", False, "b")], "the nodes do not agree"),
+    ([LeaseTrial("n1", False, ""), LeaseTrial("n2", False, "")], "the nodes do not agree"),
+    ([LeaseTrial("n1", True, "a", noticed=False), LeaseTrial("n2", False, "a")], "n1 does not see within seconds"),
+    ([LeaseTrial("n1", True, "a"), LeaseTrial("n2", False, "", problem="No such file or directory")],
+     "n2 cannot take the lease of the run's folder: No such file")], ids=str)
+def test_two_nodes_that_can_hold_one_folder_are_named(trials, what):
+    findings = check_lease(trials)
+    assert [str(finding).startswith(what) for finding in findings] == [True] * bool(what)
 
 
 def test_a_node_that_cannot_read_the_data_is_named():

@@ -11,7 +11,7 @@ from fleet.errors import StorageError, UserError
 from fleet.runtime.prepare import prepare
 from fleet.storage.checkpoint import write_state
 from fleet.storage.identity import identity
-from fleet.storage.lock import FolderLock
+from fleet.storage.lease import Lease, Process, Times
 from fleet.storage.paths import RunPaths
 from fleet.storage.state import State
 from preprocess.base import CannotWrite, InputError
@@ -185,16 +185,22 @@ def test_fresh_deletes_what_earlier_launches_have_written(asking):
     assert sorted(path.name for path in asking.run.root.rglob("*")) == [".fleet-run", "spec.yaml"]
 
 
+def lease():
+    """One that waits for nobody for long."""
+    process = Process()
+    return Lease(process, process.me, Times(renew=0.05, patience=0.1, poll=0.02))
+
+
 @pytest.mark.parametrize("fresh", [False, True])
 def test_a_folder_in_which_a_launch_is_at_work_is_left_alone(asking, fresh):
     asking.leave_checkpoint()
-    with FolderLock() as first, FolderLock(patience_s=0) as second:
-        asking(fresh=fresh, lock=first)
+    with lease() as first, lease() as second:
+        asking(fresh=fresh, lease=first)
         asking.run.events.touch()
-        assert "another launch is at work in this folder" in asking.refused(fresh=True, lock=second)
+        assert "another launch is at work in this folder" in asking.refused(fresh=True, lease=second)
         assert asking.run.events.exists()
-    with FolderLock() as third:
-        asking(fresh=True, lock=third)
+    with lease() as third:
+        asking(fresh=True, lease=third)
     assert asking.run.foreign() == []
 
 

@@ -1,0 +1,67 @@
+"""Shutting out a launch that may only have been stopped: what it still writes ends in folders that nobody reads.
+
+Between the moment at which a rank looks whether it may still write and its rename, it may be stopped for hours. A
+rename cannot be made to depend on anything. But it ends in the folder whose handle the rank opened before it looked
+(:func:`fleet.storage.files.replace_by`). So a launch that takes a run over from one that has not let go gives each
+network a new folder under the old name, and moves the files there.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from fleet.errors import CheckpointError
+from fleet.storage.checkpoint import read_state
+from fleet.storage.files import storing
+from fleet.storage.paths import RunPaths
+
+_ASIDE = ".aside.tmp"
+
+
+def shut_out(paths: RunPaths) -> None:
+    """Make the folders of all networks anew, with the files that they had.
+
+    If it is killed in between, nothing is lost: the next call goes on with what was put aside.
+
+    Raises:
+        StorageError: the folder cannot be written.
+    """
+    with storing(paths.models):
+        _move_back(paths)
+        for folder in sorted(paths.models.glob("[!.]*/")):
+            os.rename(folder, folder.with_name(f".{folder.name}{_ASIDE}"))
+        _move_back(paths)
+
+
+def _move_back(paths: RunPaths) -> None:
+    for aside in sorted(paths.models.glob(f".*{_ASIDE}/")):
+        folder = aside.with_name(aside.name[1:].removesuffix(_ASIDE))
+        folder.mkdir(exist_ok=True)
+        _move(aside, folder)
+
+
+def _move(aside: Path, folder: Path) -> None:
+    """Move files into a folder that may have some of them already: those are newer."""
+    while aside.exists():
+        for path in list(aside.iterdir()):  # a rank that is not stopped may add one
+            if path.name.startswith(".") or (folder / path.name).exists():
+                path.unlink(missing_ok=True)
+            else:
+                with suppress(FileNotFoundError):
+                    os.rename(path, folder / path.name)
+        try:
+            aside.rmdir()
+        except OSError:
+            if not any(aside.iterdir()):
+                raise
+
+
+def newest_writer(paths: RunPaths) -> int:
+    """The newest generation that has written a checkpoint; 0 if none has."""
+    found = [0]
+    for path in paths.models.glob("*/*.h5"):
+        with suppress(CheckpointError):
+            found.append(read_state(path, with_arrays=False).generation)
+    return max(found)

@@ -1,0 +1,505 @@
+"""A lease: the right to write, of one launch at a time, by nothing but the atomic creation of files.
+
+A lease has a folder, and each of its holders a file there, whose name is a number: the generation. Whoever creates the
+file of the next generation holds the lease; a file can be created once (by a link, or by ``O_EXCL``), so it has one
+holder. Locks of the file system are not needed: on Lustre they are off unless a site turns them on, and may hold on one
+node only.
+
+A holder renews its file every few seconds. Others take the lease over when the holder has let it go, when its process
+is gone from this host, when it is an earlier run of this very batch job, or when the file has not changed for a time,
+by the clock of whoever looks, and the batch system no longer knows the holder's job. A holder may only have been
+stopped meanwhile. It finds that out before it writes anything that matters (:meth:`Fence.check`), and then it must end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+from fleet.errors import LeaseLost, UserError
+from fleet.storage.files import storing
+from fleet.units import parse_duration
+
+_KEPT = 8  # generations whose files are left: nobody sleeps through so many between a look and a step
+_HEAD = re.compile(r"(\d{20}) (held|free)\n")
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds.
+
+    Attributes:
+        stale: a lease that has not changed for so long is taken over, if nothing speaks against it.
+        renew: between two renewals.
+        patience: how long to wait for the end of a holder that is alive, or known to the batch system.
+        dying: what the ranks of a launch need to end when its first process is gone.
+        poll: between two looks.
+    """
+
+    stale: float = 60.0
+    renew: float = 3.0
+    patience: float = 5.0
+    dying: float = 3.0
+    poll: float = 0.2
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> Times:
+        """What ``FLEET_LEASE=5min`` says: when a lease is stale, for file servers that may not answer for long.
+
+        Raises:
+            UserError: it is no duration above zero.
+        """
+        if not (text := environment.get("FLEET_LEASE")):
+            return cls()
+        try:
+            stale = parse_duration(text)
+        except ValueError as error:
+            raise UserError(f"FLEET_LEASE: {error}") from None
+        if stale <= 0:
+            raise UserError(f"FLEET_LEASE: {text} should be a duration above zero, such as 5min")
+        return cls(stale, min(cls.renew, stale / 5), min(cls.patience, stale), min(cls.dying, stale))
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who holds a lease.
+
+    Attributes:
+        launch: a random word that no other launch has.
+        host: its name.
+        pid, started, boot, namespace: the process, when it started (ticks since the boot), the boot, and the space that
+            the process id is counted in; empty if the machine does not say.
+        system, job, restarts: the batch system, the id of the job, and how often it has been put back into the queue;
+            empty outside of one.
+    """
+
+    launch: str
+    host: str
+    pid: int
+    started: str = ""
+    boot: str = ""
+    namespace: str = ""
+    system: str = ""
+    job: str = ""
+    restarts: int = 0
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}" + (f", job {self.job} of {self.system}" if self.job else "")
+
+    def is_of_job(self, other: Holder) -> bool:
+        """Whether two holders are of one batch job."""
+        return bool(self.job) and (self.system, self.job) == (other.system, other.job)
+
+
+class Surroundings(Protocol):
+    """What a lease asks of its process and the machines around it; a test may give its own."""
+
+    def now(self) -> float:
+        """Seconds from any origin, which go on while the process is stopped."""
+
+    def is_gone(self, holder: Holder) -> bool:
+        """Whether a holder is known to have died; False if that cannot be seen from here."""
+
+    def knows_job(self, holder: Holder) -> bool | None:
+        """Whether the batch system of a holder still knows its job; None if there is none that answers."""
+
+
+class Process:
+    """This process, on this machine.
+
+    Args:
+        ask: whether a batch system still knows a job, by their names.
+        job: the batch system, the id and the restarts of this process' job.
+    """
+
+    def __init__(self, ask: Callable[[str, str], bool | None] = lambda system, job: None,
+                 job: tuple[str, str, int] = ("", "", 0)) -> None:
+        self._ask = ask
+        self.me = Holder(secrets.token_hex(8), socket.gethostname(), os.getpid(), _started(os.getpid()) or "",
+                         _text("/proc/sys/kernel/random/boot_id"), _namespace(), *job)
+
+    def now(self) -> float:  # noqa: D102 - Surroundings says it
+        return time.monotonic()
+
+    def is_gone(self, holder: Holder) -> bool:  # noqa: D102
+        if not (self.me.boot and holder.boot):
+            return False
+        if holder.boot == self.me.boot:
+            return holder.namespace == self.me.namespace and _started(holder.pid) != holder.started
+        # This host has been started anew; but there is more than one localhost.
+        return holder.host == self.me.host and not holder.host.startswith("localhost")
+
+    def knows_job(self, holder: Holder) -> bool | None:  # noqa: D102
+        return self._ask(holder.system, holder.job) if holder.job else None
+
+
+def _started(pid: int) -> str | None:
+    """When a process of this machine started; None if there is none, or nothing of it but its exit status."""
+    fields = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return None if not fields or fields[0] in "ZX" else fields[19]
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+# ---- the files ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fence:
+    """A launch's right to write, which each of its ranks can look up for itself.
+
+    Attributes:
+        folder: of the lease.
+        generation: of the launch.
+        launch: its word.
+    """
+
+    folder: Path
+    generation: int
+    launch: str
+
+    def check(self) -> None:
+        """Return if this launch holds the lease now.
+
+        Raises:
+            LeaseLost: it does not; it must end, and write nothing more.
+        """
+        newest = newest_generation(self.folder)
+        text = read_generation(self.folder, self.generation)
+        # The mark of who took it is looked for too: what is opened is seen as it is even where listings come late.
+        if newest > self.generation or text is None or "\ntaken" in text or self.launch not in text:
+            other = parse(read_generation(self.folder, newest) or "").holder
+            by = f" by another launch ({other})" if newest != self.generation and other is not None else ""
+            raise LeaseLost(f"{self.folder.parent} has been taken over{by}, since this launch had shown no sign of "
+                            "life for a while; it ends and writes nothing more, and what it had saved is intact")
+
+
+@dataclass(frozen=True)
+class Text:
+    """The content of a generation's file."""
+
+    is_free: bool
+    holder: Holder | None
+
+
+def parse(text: str) -> Text:
+    """Read a generation's file; one that is only half there has no holder, and is not free."""
+    head = _HEAD.match(text)
+    if head is None:
+        return Text(False, None)
+    try:
+        return Text(head[2] == "free", Holder(**json.loads(text[head.end():].partition("\n")[0])))
+    except (ValueError, TypeError):
+        return Text(head[2] == "free", None)
+
+
+def newest_generation(folder: Path) -> int:
+    """The newest generation that there is; 0 if there is none."""
+    try:
+        return max((int(name) for name in os.listdir(folder) if name.isascii() and name.isdecimal()), default=0)
+    except FileNotFoundError:
+        return 0
+
+
+def read_generation(folder: Path, generation: int) -> str | None:
+    """The content of a generation's file; None if there is none."""
+    try:
+        return _file(folder, generation).read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return None
+
+
+def create_generation(folder: Path, generation: int, holder: Holder) -> bool:
+    """Create the file of a generation, with its content; returns whether nobody else had.
+
+    Raises:
+        OSError: the file system does not let it be created.
+    """
+    path, temporary = _file(folder, generation), folder / f".{holder.launch}.tmp"
+    content = (_head(0, "held") + json.dumps(dataclasses.asdict(holder)) + "\n").encode()
+    try:
+        temporary.write_bytes(content)
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return os.stat(temporary).st_nlink == 2  # an answer that was lost on its way, and a second question
+        except OSError:  # a file system without links
+            return _create_exclusively(path, content)
+        return True
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _create_exclusively(path: Path, content: bytes) -> bool:
+    try:
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+    except FileExistsError:
+        return False
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+    return True
+
+
+def mark_taken(folder: Path, generation: int, by: Holder) -> None:
+    """Say in a generation's file that another has followed; it need not be there any more."""
+    with suppress(OSError), open(_file(folder, generation), "r+b") as file:
+        file.seek(0, os.SEEK_END)
+        file.write(f"taken by {by}\n".encode())
+
+
+def _write_head(folder: Path, generation: int, count: int, word: str) -> None:
+    """Change the head of a generation's file in place: a file that another has put there is never replaced."""
+    with open(_file(folder, generation), "r+b", buffering=0) as file:
+        file.write(_head(count, word).encode())
+        os.fsync(file.fileno())
+
+
+def _head(count: int, word: str) -> str:
+    return f"{count:020d} {word}\n"
+
+
+def _file(folder: Path, generation: int) -> Path:
+    return folder / f"{generation:08d}"
+
+
+# ---- taking, renewing, letting go --------------------------------------------------------------
+
+
+def _say(text: str) -> None:
+    print(f"fleet: {text}", file=sys.stderr, flush=True)
+
+
+@dataclass
+class _Sight:
+    """What has been seen of the newest generation."""
+
+    generation: int
+    text: str
+    since: float  # it has been so
+    is_alive: bool = False  # it has changed before our eyes
+    gone: float | None = None  # when its process was first found to be gone
+    is_told: bool = False  # that somebody is waited for
+
+
+class Lease:
+    """The right to write below some path, of one launch at a time.
+
+    Args:
+        around: this process and what it sees.
+        me: what others will read of this holder.
+        say: is told once when there is something to wait for.
+    """
+
+    def __init__(self, around: Surroundings, me: Holder, times: Times = Times(),  # noqa: B008 - it is frozen
+                 say: Callable[[str], None] = _say) -> None:
+        self._around, self.me, self._times, self._say = around, me, times, say
+        self._fence: Fence | None = None
+        self._lost: LeaseLost | None = None
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._count = 0
+        self.took_over = False
+
+    @classmethod
+    def of_process(cls, environment: Mapping[str, str], ask: Callable[[str, str], bool | None],
+                   job: tuple[str, str, int]) -> Lease:
+        """A lease for this process; see :class:`Process` and :meth:`Times.of`."""
+        process = Process(ask, job)
+        return cls(process, process.me, Times.of(environment))
+
+    @property
+    def fence(self) -> Fence | None:
+        """What other ranks check; None before the lease was taken."""
+        return self._fence
+
+    def take(self, folder: Path, floor: int = 0) -> None:
+        """Take the lease of a folder, and renew it from now on in a thread.
+
+        Args:
+            folder: of the lease alone; it is made if it does not exist.
+            floor: the generation will be above it: of what was written before the folder was deleted.
+
+        Raises:
+            UserError: another launch holds it.
+            StorageError: it cannot be written.
+        """
+        with storing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            for pause_s in self.steps(folder, floor):
+                if pause_s:
+                    time.sleep(pause_s)
+        self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Return if the lease is still held.
+
+        Raises:
+            LeaseLost: another launch has taken it over.
+        """
+        if self._lost is not None:
+            raise self._lost
+        if self._fence is not None:
+            self._fence.check()
+
+    def renew(self) -> None:
+        """Show a sign of life.
+
+        Raises:
+            LeaseLost: another launch has taken the lease over.
+            OSError: the file system does not let it be written.
+        """
+        assert self._fence is not None
+        self._fence.check()
+        self._count += 1
+        _write_head(self._fence.folder, self._fence.generation, self._count, "held")
+
+    def release(self) -> None:
+        """Let go, so that another launch need not wait."""
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self._fence is not None:
+            with suppress(OSError, LeaseLost):  # then the next launch waits until it is stale
+                self._fence.check()
+                _write_head(self._fence.folder, self._fence.generation, self._count + 1, "free")
+            self._fence = None
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+                 ) -> None:
+        if kind is None:
+            self.release()
+        else:  # others of this launch may still be at work: the next one finds this process gone, and waits for them
+            self._ended.set()
+
+    def _keep(self) -> None:
+        while not self._ended.wait(self._times.renew):
+            try:
+                self.renew()
+            except LeaseLost as lost:
+                self._lost = lost
+                return
+            except OSError:  # a file server that does not answer; the next time, or others find the lease stale
+                continue
+
+    # ---- the steps of taking ----
+
+    def steps(self, folder: Path, floor: int = 0) -> Iterator[float]:
+        """Take the lease step by step: seconds to wait before the next one, 0 between two looks at files.
+
+        Others may do anything between two steps, for however long.
+
+        Raises:
+            UserError: another launch holds it.
+            OSError: it cannot be written.
+        """
+        began, seen = self._around.now(), _Sight(0, "", self._around.now())
+        while True:
+            newest = newest_generation(folder)
+            yield 0.0
+            text = read_generation(folder, newest) if newest else ""
+            if text is None:  # it is so old that its file has been deleted
+                continue
+            yield 0.0
+            self._look(seen, newest, text)
+            if not newest or self._may_follow(seen, parse(text), began):
+                if create_generation(folder, max(newest, floor) + 1, self.me):
+                    yield 0.0
+                    self._fence = Fence(folder, max(newest, floor) + 1, self.me.launch)
+                    mark_taken(folder, newest, self.me)
+                    yield 0.0
+                    if newest_generation(folder) == self._fence.generation:
+                        self.took_over = bool(newest) and not parse(text).is_free
+                        _forget(folder, self._fence.generation)
+                        return
+                    self._fence = None
+                yield 0.0
+            else:
+                yield self._times.poll
+
+    def _look(self, seen: _Sight, newest: int, text: str) -> None:
+        now = self._around.now()
+        if newest != seen.generation:
+            seen.generation, seen.text, seen.since, seen.is_alive, seen.gone = newest, text, now, False, None
+        elif text != seen.text:
+            seen.text, seen.since, seen.is_alive = text, now, True
+
+    def _may_follow(self, seen: _Sight, text: Text, began: float) -> bool:
+        """Whether the lease may be taken from its holder now.
+
+        Raises:
+            UserError: its holder is alive, or its job.
+        """
+        holder, now = text.holder, self._around.now()
+        if text.is_free:
+            return True
+        if holder is not None and holder.is_of_job(self.me) and holder.restarts < self.me.restarts:
+            return True
+        if holder is not None and self._around.is_gone(holder):
+            seen.gone = now if seen.gone is None else seen.gone
+            return now - seen.gone >= self._times.dying
+        seen.gone = None
+        waited, unchanged = now - began, now - seen.since
+        if seen.is_alive and waited >= self._times.patience:
+            raise UserError(f"another launch is at work in this folder{_in_brackets(holder)}; wait for its end, or "
+                            "name another output")
+        if waited >= self._times.patience and not seen.is_told:
+            seen.is_told = True
+            self._say(f"the folder is held{_named(holder)}; it is taken over if there is no sign of life for "
+                      f"{self._times.stale:.0f} s")
+        return unchanged >= self._times.stale and not self._is_known(holder)
+
+    def _is_known(self, holder: Holder | None) -> bool:
+        """Whether the batch system speaks for a holder that shows no sign of life.
+
+        Raises:
+            UserError: it does.
+        """
+        if holder is None or holder.is_of_job(self.me) or not self._around.knows_job(holder):
+            return False
+        raise UserError(f"another launch is at work in this folder{_in_brackets(holder)}: it has shown no sign of life "
+                        f"for {self._times.stale:.0f} s, but {holder.system} still knows its job; end the job, or name "
+                        "another output")
+
+
+def _in_brackets(holder: Holder | None) -> str:
+    return "" if holder is None else f" ({holder})"
+
+
+def _named(holder: Holder | None) -> str:
+    return "" if holder is None else f" by another launch ({holder})"
+
+
+def _forget(folder: Path, generation: int) -> None:
+    """Delete the files of long ago."""
+    for name in os.listdir(folder):
+        if name.isascii() and name.isdecimal() and int(name) <= generation - _KEPT:
+            (folder / name).unlink(missing_ok=True)

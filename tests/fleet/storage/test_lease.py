@@ -1,0 +1,374 @@
+"""One launch at a time, whatever stops, dies or wakes up again; leases are held in real folders, by made-up clocks."""
+
+import dataclasses
+import errno
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from fleet.errors import LeaseLost, StorageError, UserError
+from fleet.storage import lease as lease_module
+from fleet.storage.lease import Fence, Holder, Lease, Process, Times, newest_generation, parse, read_generation
+from tests.examples import examples
+
+QUICK = Times(stale=0.6, renew=0.05, patience=0.2, dying=0.1, poll=0.02)
+
+HOLDER = """
+import pathlib, subprocess, sys, time
+from fleet.storage.lease import Lease
+lease = Lease.of_process({"FLEET_LEASE": "1"}, lambda system, job: None, ("", "", 0))
+lease.take(pathlib.Path(sys.argv[1]))
+child = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL)
+print(child.pid, flush=True)
+time.sleep(60)
+"""
+
+
+class Told:
+    """Surroundings that a test sets; its clock goes where it is told to."""
+
+    def __init__(self, known=None, gone=False):
+        self.known, self.gone, self.time = known, gone, 0.0
+
+    def now(self):
+        return self.time
+
+    def is_gone(self, holder):
+        return self.gone
+
+    def knows_job(self, holder):
+        return self.known
+
+
+def make(name="a", around=None, **me):
+    return Lease(around or Told(), Holder(name, "node", 1, **me), Times(), say=lambda text: None)
+
+
+def hold(folder, name="a", floor=0, **me):
+    """A lease that is held, and that nobody renews."""
+    folder.mkdir(exist_ok=True)
+    lease = make(name, **me)
+    assert not list(filter(None, lease.steps(folder, floor)))
+    return lease
+
+
+def taking(lease, folder, until=1e9):
+    """Let a lease look, second after second; how long it took to get it."""
+    for pause in lease.steps(folder):
+        lease._around.time += pause
+        if lease._around.time > until:
+            return None
+    return lease._around.time
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / ".fleet-lease"
+
+
+# ---- real processes ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def holder(folder):
+    """Another process that holds the lease, and has started one of its own."""
+    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(folder)], stdout=subprocess.PIPE, text=True)
+    child = int(process.stdout.readline())
+    yield process
+    process.kill()
+    process.communicate()
+    os.kill(child, signal.SIGKILL)
+
+
+def real(times=QUICK):
+    around = Process()
+    return Lease(around, around.me, times, say=lambda text: None)
+
+
+def test_a_second_launch_is_told_who_is_there(folder, holder):
+    with pytest.raises(UserError, match=rf"another launch is at work in this folder \(process {holder.pid} on "):
+        real(dataclasses.replace(QUICK, stale=60, patience=0.5)).take(folder)
+
+
+def test_a_lease_ends_with_a_process_that_is_killed_whatever_that_has_started(folder, holder):
+    holder.kill()  # and nobody has waited for it: there is still an entry of it in the table of processes
+    with real(dataclasses.replace(QUICK, stale=60)) as lease:
+        lease.take(folder)
+        assert lease.took_over
+        with pytest.raises(UserError, match=f"process {os.getpid()} on "):
+            real().take(folder)
+    with real(dataclasses.replace(QUICK, stale=60, dying=60)) as lease:  # it was let go: there is nothing to wait for
+        lease.take(folder)
+        assert not lease.took_over
+
+
+def test_a_holder_that_was_stopped_for_too_long_loses_the_lease_and_finds_that_out(folder):
+    first, second = real(), real()
+    first.take(folder)
+    first._ended.set()  # as if its process were stopped: nothing is renewed
+    first._thread.join()
+    first.check()
+    second.take(folder)
+    second.check()
+    with pytest.raises(LeaseLost, match=r"has been taken over by another launch \(process .*ends and writes nothing"):
+        first.check()
+    first.release()  # is no harm to the other one
+    second.check()
+    second.release()
+
+
+def test_a_lease_is_renewed_while_it_is_held(folder):
+    with real() as lease:
+        lease.take(folder)
+        before = read_generation(folder, 1)
+        deadline = time.monotonic() + 10
+        while read_generation(folder, 1) == before:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert parse(read_generation(folder, 1)).is_free
+
+
+def test_a_launch_that_breaks_off_leaves_the_others_of_it_time_to_end(folder):
+    lease = real()
+    lease.take(folder)
+    lease.__exit__(ValueError, ValueError(), None)
+    assert not parse(read_generation(folder, 1)).is_free
+
+
+def test_a_process_is_gone_where_its_number_is_anothers():
+    around = Process()
+    gone = [dataclasses.replace(around.me, started="1"), dataclasses.replace(around.me, pid=2**22 + 1),
+            dataclasses.replace(around.me, boot="before")]
+    unknown = [around.me, dataclasses.replace(around.me, namespace="pid:[1]", pid=2**22 + 1),
+               dataclasses.replace(around.me, host="elsewhere", boot="other"), Holder("a", around.me.host, 2**22 + 1),
+               dataclasses.replace(around.me, host="localhost", boot="other")]
+    assert [around.is_gone(other) for other in [*gone, *unknown]] == [True] * 3 + [False] * 5
+
+
+# ---- files -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_file_system_without_links_will_do(folder, monkeypatch, number):
+    def refuse(source, target):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", refuse)
+    hold(folder).check()
+    assert not lease_module.create_generation(folder, 1, Holder("b", "node", 2))
+
+
+def test_a_link_whose_answer_was_lost_was_made(folder, monkeypatch):
+    link = os.link
+
+    def twice(source, target):
+        link(source, target)
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", twice)
+    hold(folder).check()
+
+
+def test_a_folder_that_cannot_be_written_is_told_of(tmp_path):
+    (tmp_path / "run").touch()
+    with pytest.raises(StorageError, match="cannot be written"):
+        real().take(tmp_path / "run" / ".fleet-lease")
+
+
+@pytest.mark.parametrize("content", ["", "0000", "no lease", f"{0:020d} held\n", f"{0:020d} held\n{{", "\0" * 64])
+def test_a_file_that_is_only_half_there_is_held_until_it_is_stale(folder, content):
+    folder.mkdir()
+    (folder / "00000001").write_text(content)
+    assert taking(make(), folder) == pytest.approx(60, abs=1)
+
+
+def test_files_of_long_ago_are_deleted_and_generations_go_on(folder):
+    for number in range(1, 21):
+        lease = hold(folder, f"launch{number}")
+        lease.release()
+    assert newest_generation(folder) == 20
+    assert len(list(folder.iterdir())) == 8
+    assert hold(folder, floor=30).fence.generation == 31
+
+
+def test_a_lease_whose_folder_was_deleted_is_lost(folder):
+    lease = hold(folder)
+    for path in folder.iterdir():
+        path.unlink()
+    with pytest.raises(LeaseLost):
+        lease.check()
+
+
+def test_a_fence_can_be_sent_to_other_ranks(folder):
+    fence = pickle.loads(pickle.dumps(hold(folder).fence))
+    fence.check()
+    assert fence == Fence(folder, 1, "a")
+
+
+def test_times_come_from_a_variable():
+    assert Times.of({}) == Times()
+    assert Times.of({"FLEET_LEASE": "5min"}) == Times(stale=300)
+    assert Times.of({"FLEET_LEASE": "2s"}).renew < 1
+    for wrong in ("soon", "0"):
+        with pytest.raises(UserError, match="FLEET_LEASE"):
+            Times.of({"FLEET_LEASE": wrong})
+
+
+# ---- who may follow ----------------------------------------------------------------------------
+
+JOB = {"system": "slurm", "job": "17"}
+
+
+@pytest.mark.parametrize(("first", "second", "around", "seconds"), [
+    ({}, {}, {}, 60), ({}, {}, {"gone": True}, 3), (JOB, {}, {"known": False}, 60), (JOB, {}, {"known": None}, 60),
+    (JOB, {**JOB, "restarts": 1}, {"known": True}, 0),  # this very job was put back into the queue
+    ({**JOB, "restarts": 1}, {**JOB, "restarts": 2}, {"known": True}, 0),
+    (JOB, JOB, {"known": True}, 60)], ids=str)  # another launch in this job: that the job is known says nothing
+def test_a_lease_is_taken_over_when_its_holder_cannot_be_alive(folder, first, second, around, seconds):
+    lost = hold(folder, "first", **first)
+    lease = make("second", Told(**around), **second)
+    assert taking(lease, folder) == pytest.approx(seconds, abs=0.5)
+    assert lease.took_over
+    with pytest.raises(LeaseLost):
+        lost.check()
+
+
+@pytest.mark.parametrize(("second", "words"), [
+    ({"system": "slurm", "job": "18", "restarts": 9}, "job 17 of slurm"), ({}, "slurm still knows its job")])
+def test_a_job_that_is_suspended_keeps_its_lease(folder, second, words):
+    lease = hold(folder, **JOB)
+    with pytest.raises(UserError, match=words):
+        taking(make("second", Told(known=True), **second), folder)
+    lease.check()
+
+
+def test_a_launch_that_ends_within_some_seconds_is_waited_for(folder):
+    first, second = hold(folder), make("b")
+    for pause in second.steps(folder):
+        second._around.time += pause
+        if second._around.time < 4:
+            first.renew()
+        else:
+            first.release()
+    assert second._around.time < 5
+    assert not second.took_over
+
+
+# ---- several launches, in any order ------------------------------------------------------------
+
+
+class Machine:
+    """What a launch of the model sees: a clock of its own, deaths on its own host, a batch system that knows all."""
+
+    def __init__(self, world, offset, speed):
+        self._world, self._offset, self._speed = world, offset, speed
+
+    def now(self):
+        return self._offset + self._speed * self._world.time
+
+    def is_gone(self, holder):
+        return holder.launch in self._world.dead_here
+
+    def knows_job(self, holder):
+        return holder.launch not in self._world.ended_jobs if self._world.answers else None
+
+
+class Leases(RuleBasedStateMachine):
+    """Launches that look, take, renew, write, stop for any time, and die, between any two of their looks at files.
+
+    A launch that does nothing is stopped. What it has checked before it stopped, it may act on when it goes on: the
+    write is then of an older generation, and fencing (see test_fencing.py) loses it.
+    """
+
+    launches = Bundle("launches")
+
+    def __init__(self):
+        super().__init__()
+        self._folder = tempfile.TemporaryDirectory(dir="/dev/shm")  # no disk is waited for
+        self.folder = Path(self._folder.name)
+        self.time, self.answers, self.count = 0.0, True, 0
+        self.dead_here, self.ended_jobs, self.written = set(), set(), []
+        self.leases = []
+
+    def teardown(self):
+        self._folder.cleanup()
+
+    @rule(target=launches, offset=st.sampled_from([0.0, -1e6, 1e9]), speed=st.sampled_from([0.5, 1.0, 2.0]),
+          job=st.sampled_from(["", "7", "8"]), restarts=st.integers(0, 2))
+    def start(self, offset, speed, job, restarts):
+        self.count += 1
+        me = Holder(f"launch{self.count}", "node", self.count, system=job and "slurm", job=job, restarts=restarts)
+        lease = Lease(Machine(self, offset, speed), me, Times(), say=lambda text: None)
+        self.leases.append(lease)
+        return [lease, lease.steps(self.folder)]
+
+    @rule(launch=launches, looks=st.integers(1, 6))
+    def go_on(self, launch, looks):
+        """Some looks at files; of one that has the lease, signs of life."""
+        lease, steps = launch
+        for _ in range(looks):
+            try:
+                if steps is None:
+                    lease.renew()
+                else:
+                    next(steps)
+            except StopIteration:
+                launch[1] = steps = None
+            except (UserError, LeaseLost):
+                self.leases = [other for other in self.leases if other is not lease]
+                launch[1] = iter(())
+                return
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, 4.0, 70.0, 1e5]))
+    def let_time_pass(self, seconds):
+        self.time += seconds
+
+    @rule(launch=consumes(launches), is_seen=st.booleans())
+    def die(self, launch, is_seen):
+        self.leases = [other for other in self.leases if other is not launch[0]]
+        self.ended_jobs.add(launch[0].me.launch)
+        if is_seen:
+            self.dead_here.add(launch[0].me.launch)
+
+    @rule(launch=consumes(launches))
+    def end(self, launch):
+        self.leases = [other for other in self.leases if other is not launch[0]]
+        launch[0].release()
+
+    @rule(answers=st.booleans())
+    def change_the_batch_system(self, answers):
+        self.answers = answers
+
+    @rule(launch=launches)
+    def lose_the_job(self, launch):
+        """A node that the batch system gives up for dead may go on."""
+        self.ended_jobs.add(launch[0].me.launch)
+
+    @invariant()
+    def never_two_may_write(self):
+        may = [lease for lease in self.leases if lease.fence is not None and _passes(lease.fence)]
+        assert len(may) <= 1
+        self.written += [lease.fence.generation for lease in may]
+        assert self.written == sorted(self.written)  # what was written last is of the newest launch
+
+
+def _passes(fence):
+    try:
+        fence.check()
+    except LeaseLost:
+        return False
+    return True
+
+
+TestLeases = Leases.TestCase
+TestLeases.settings = settings(max_examples=examples(40), stateful_step_count=60, deadline=None)

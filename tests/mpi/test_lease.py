@@ -1,0 +1,44 @@
+"""Two launches in one folder, the first of which is stopped for longer than its lease."""
+
+import os
+import signal
+import time
+
+from fleet.storage.event_log import events_of, read_events
+from fleet.storage.events import Ended, EpochEnded
+from fleet.storage.paths import RunPaths
+from tests.mpi.conftest import rank_process, session_members, spec
+
+EPOCHS = 30
+LEASE = {"FLEET_LEASE": "2s"}
+
+
+def stop(session, number):
+    for pid in session_members(session):
+        os.kill(pid, number)
+
+
+def test_a_launch_that_was_stopped_for_longer_than_its_lease_ends_and_destroys_nothing(launch, tmp_path):
+    content = spec(tmp_path, [{"family": "softmax", "name": "a"}], samples=200, source="slow",
+                   train={"converge": {"max_epochs": EPOCHS}})
+    paths = RunPaths(tmp_path / "run")
+    first = launch.start(2, content, environment=LEASE)
+    deadline = time.monotonic() + 60
+    while len(events_of(paths.events, EpochEnded)) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    rank_process(first.pid, 0)
+    stop(first.pid, signal.SIGSTOP)
+    second = launch(2, content, environment=LEASE)
+    assert second.status == 0, second.output
+    assert "it is taken over if there is no sign of life for 2 s" in second.output
+    before = {path: path.read_bytes() for path in paths.root.rglob("*") if path.is_file() and "logs" not in path.parts}
+    stop(first.pid, signal.SIGCONT)
+    output, _ = first.communicate(timeout=60)
+    assert first.returncode not in (0, 2, 3, 75)
+    assert "has been taken over by another launch" in output
+    assert "Traceback" not in output
+    after = {path: path.read_bytes() for path in paths.root.rglob("*") if path.is_file() and "logs" not in path.parts}
+    assert after == before
+    assert [record.epoch for record in second.history("a")] == list(range(1, EPOCHS + 1))
+    assert isinstance(list(read_events(paths.events))[-1].event, Ended)
