@@ -156,6 +156,8 @@ def _describe_trouble(event: Event) -> str:
             return (f"{event.network} failed: {event.reason}; this may pass: retry {event.retry} of "
                     f"{event.retries}")
         case NetworkFellBack():
+            if event.finished:
+                return f"WARNING: {event.network} stays finished: {event.damage}; its best epoch is whole"
             goes_on = f"goes on after epoch {event.epochs}" if event.epochs or event.position else "starts over"
             return f"WARNING: {event.network} {goes_on}: {event.damage}"
         case NetworkWarned():

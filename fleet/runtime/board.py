@@ -19,7 +19,15 @@ from fleet.runtime.interrupt import Interruption
 from fleet.runtime.prepare import Prepared
 from fleet.runtime.replay import compare
 from fleet.storage.event_log import EventLog, logged_epochs
-from fleet.storage.events import Event, Profiled, RateMeasured, RateOff, RatesRemembered, RememberedRate
+from fleet.storage.events import (
+    Event,
+    NetworkFellBack,
+    Profiled,
+    RateMeasured,
+    RateOff,
+    RatesRemembered,
+    RememberedRate,
+)
 from fleet.storage.files import STDOUT, storing
 from fleet.storage.identity import codes_of_all, speed_identity, trial_identity
 from fleet.storage.rate_cache import KnownRate, RateBook, cache_path, numbers
@@ -64,7 +72,12 @@ class CoordinatorSide:
         observers: list[Observer] = [self._view, TensorBoardObserver(paths), self]
         self.coordinator = Coordinator(world, setup, self._survey, prepared.rates, self.results, self._events,
                                        paths.profile, observers, interruption, unlogged, self._remembered(),
-                                       prepared.changes, prepared.fence)
+                                       (*prepared.changes, *self._damaged()), prepared.fence)
+
+    def _damaged(self) -> list[NetworkFellBack]:
+        """The networks that stay finished, though their newest checkpoints are damaged."""
+        return [NetworkFellBack(name, damage, len(self.results.standing(name).history), position=0, finished=True)
+                for name, damage in self.results.damaged.items()]
 
     def _make_survey(self) -> Survey:
         """The measurements that networks which are not done need, beside those that are known."""

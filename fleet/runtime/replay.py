@@ -125,7 +125,7 @@ def _left_by(name: str, paths: RunPaths) -> State:
     found = newest(paths, name, with_arrays=False)
     if found.state is None:
         raise UserError(f"--replay {paths.root}: {found.damage or f'{name} has no checkpoint there'}")
-    return found.state
+    return dataclasses.replace(found.state, history=found.history)
 
 
 def _check_identity(network: NetworkSpec, spec: Spec, sample: SampleSpec, paths: RunPaths, code: Code, wishes: Wishes

@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_type_hints
 
 from fleet.errors import CheckpointError, DamagedError, LeaseLost
 from fleet.spec import Converge
@@ -93,14 +94,19 @@ class CheckpointLookup:
     Attributes:
         state: of the newest checkpoint that is whole; None if there is none.
         damage: what is wrong with the checkpoints that were passed over; empty if none was.
+        history: the epochs that the network has trained: more than those of the state, if only the checkpoint of the
+            best epoch is left, and the table of epochs goes on from there.
+        path: of the checkpoint.
     """
 
     state: State | None
     damage: str = ""
+    history: tuple[EpochRecord, ...] = ()
+    path: Path | None = None
 
 
 def newest(paths: RunPaths, name: str, with_arrays: bool = True) -> CheckpointLookup:
-    """The newest checkpoint of a network that is whole.
+    """The newest checkpoint of a network that is whole: the last, the one before, or, if they are damaged, the best.
 
     Args:
         with_arrays: otherwise only the records are read and verified, which takes no time.
@@ -109,15 +115,26 @@ def newest(paths: RunPaths, name: str, with_arrays: bool = True) -> CheckpointLo
         CheckpointError: there is one that may be whole, and the file system does not let it be read.
     """
     damage: list[str] = []
-    for path in (paths.last(name), paths.previous(name)):
+    for path in (paths.last(name), paths.previous(name), paths.best(name)):
+        is_best = path == paths.best(name)
+        if is_best and not damage:  # a launch was killed before it had written a last one
+            break
         try:
-            return CheckpointLookup(read_state(path, with_arrays), "; ".join(damage))
+            state = read_state(path, with_arrays)
+            history = _longer(state.history, paths.history(name)) if is_best else state.history
+            return CheckpointLookup(state, "; ".join(damage), history, path)
         except CheckpointError as error:
             if _is_lost(error):
                 damage.append(str(error))
             elif not isinstance(error.__cause__, FileNotFoundError):
                 raise
     return CheckpointLookup(None, "; ".join(damage))
+
+
+def _longer(history: tuple[EpochRecord, ...], path: Path) -> tuple[EpochRecord, ...]:
+    """A history, and the epochs that a table has after it, if both begin with the same."""
+    told = read_history(path)
+    return told if _stream_epochs(told[:len(history)]) == _stream_epochs(history) else history
 
 
 def _is_lost(error: CheckpointError) -> bool:
@@ -132,6 +149,9 @@ def promote_previous(paths: RunPaths, name: str, found: CheckpointLookup, fence:
     with storing(paths.last(name)):
         if found.state is None:
             paths.last(name).unlink(missing_ok=True)
+            paths.previous(name).unlink(missing_ok=True)
+        elif found.path == paths.best(name):
+            write_state(paths.last(name), found.state, fence=fence)
             paths.previous(name).unlink(missing_ok=True)
         elif found.damage:
             os.replace(paths.previous(name), paths.last(name))
@@ -189,3 +209,14 @@ def write_history(path: Path, history: Sequence[EpochRecord], fence: Fence | Non
         writer = csv.writer(file)
         writer.writerow([item.name for item in dataclasses.fields(EpochRecord)])
         writer.writerows(dataclasses.astuple(record) for record in history)
+
+
+def read_history(path: Path) -> tuple[EpochRecord, ...]:
+    """Read what :func:`write_history` wrote; nothing if it is not there, or is damaged."""
+    kinds = get_type_hints(EpochRecord)
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            return tuple(EpochRecord(**{name: kinds[name](value) for name, value in row.items()})
+                         for row in csv.DictReader(file))
+    except (OSError, ValueError, LookupError, TypeError, csv.Error):
+        return ()

@@ -443,12 +443,13 @@ class NetworkFailed:
 
 @dataclass(frozen=True)
 class NetworkFellBack:
-    """A network's newest checkpoint is damaged: it goes on from the one before, or starts over.
+    """A network's newest checkpoint is damaged: it goes on from the one before, from the best one, or starts over.
 
     Attributes:
         damage: what is wrong with the checkpoint.
         epochs: how many are finished in the state from which it goes on.
         position: samples of the next epoch that are consumed in that state.
+        finished: whether it stays finished: the checkpoint of its best epoch, and its table of epochs, are whole.
     """
 
     word: ClassVar[str] = "fell_back"
@@ -456,6 +457,7 @@ class NetworkFellBack:
     damage: str
     epochs: int
     position: int
+    finished: Annotated[bool, OmitDefault] = False
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec, Spec
-from fleet.storage.checkpoint import newest
+from fleet.storage.checkpoint import CheckpointLookup, newest
 from fleet.storage.files import replacing, storing, write_json
 from fleet.storage.paths import RunPaths
 from fleet.storage.state import Judged, Outcome, Standing, State, convergence
@@ -69,6 +69,7 @@ class Results:
         tried: a fingerprint of what is tried with a network; where another one failed, it may do better.
         standings: network -> how far it is.
         bad: sample that could not be read -> why.
+        damaged: finished network -> what is wrong with its newest checkpoint, which nobody needs any more.
         test: which test data networks are judged on when they are done; empty if there is none.
     """
 
@@ -79,6 +80,7 @@ class Results:
     tried: Callable[[NetworkSpec], str] = lambda network: ""
     standings: dict[str, Standing] = field(default_factory=dict)
     bad: dict[str, str] = field(default_factory=dict)
+    damaged: dict[str, str] = field(default_factory=dict)
     test: str = ""
 
     def standing(self, name: str) -> Standing:
@@ -165,19 +167,32 @@ def recover(results: Results) -> dict[str, State]:
 def look_up(results: Results, network: NetworkSpec) -> tuple[Standing, State | None]:
     """How far a network is by its newest whole checkpoint: its record, without arrays; None without one."""
     # What is damaged inside its arrays is found out when they are read; the trainer says so.
-    state = newest(results.paths, network.name, with_arrays=False).state
+    found = newest(results.paths, network.name, with_arrays=False)
+    state = found.state
     if state is None:
         return Standing(), None
     # Judged anew, since the spec may now ask for more epochs than it did. A network that had converged,
     # and was not exported any more, is given to a group once again.
-    reason = convergence(state.history, network.train.converge).reason
+    reason = _reason(found, network)
     is_out = not results.spec.engine.exports or results.paths.exported(network.name).exists()
     is_kept = results.spec.checkpoint.keep == "last" or results.paths.best(network.name).exists()
-    tested = read_tested(results.paths.tested(network.name), results.test, state.history)
+    tested = read_tested(results.paths.tested(network.name), results.test, found.history)
     is_judged = tested is not None or not results.test
     if reason and not state.position and is_kept and is_out and is_judged:
-        return Standing(state.history, Outcome(reason), tested), state
+        if found.damage:
+            results.damaged[network.name] = found.damage
+        return Standing(found.history, Outcome(reason), tested), state
     return Standing(state.history), state
+
+
+def _reason(found: CheckpointLookup, network: NetworkSpec) -> str:
+    """Why a network is done, by the checkpoint that was found; nothing if it is not."""
+    verdict = convergence(found.history, network.train.converge)
+    # Of the epochs after the best one only a table tells, if its checkpoint is all that is left. It is enough as long
+    # as nobody wants to go on from there, and that epoch is the best one still.
+    state = found.state
+    is_table = state is not None and state.epoch < len(found.history)
+    return "" if is_table and state is not None and state.epoch != verdict.best_epoch else verdict.reason
 
 
 def _failure(results: Results, network: NetworkSpec) -> str | None:

@@ -307,7 +307,7 @@ class Trial:
             raise Broken(f"files that nobody knows: {foreign}")
 
     def _histories(self):
-        return {row.name: newest(self.paths, row.name, with_arrays=False).state.history
+        return {row.name: newest(self.paths, row.name, with_arrays=False).history
                 for row in read_results(self.paths.root) if row.status == "finished"}
 
     def _check_results(self):

@@ -106,6 +106,8 @@ EVENTS = [
      "too late to start a, b: 5.0 s are left, but a group has taken 30.0 s to start"),
     (NetworkRetried("a", "Stale file handle", 1, 2), "a failed: Stale file handle; this may pass: retry 1 of 2"),
     (NetworkFellBack("a", "last.h5 is torn", 3, 0), "WARNING: a goes on after epoch 3: last.h5 is torn"),
+    (NetworkFellBack("a", "last.h5 is torn", 3, 0, finished=True),
+     "WARNING: a stays finished: last.h5 is torn; its best epoch is whole"),
     (NetworkFellBack("a", "both are torn", 0, 0), "WARNING: a starts over: both are torn"),
     (ChangesAccepted("a", ("nets.py", "args"), 3), "a goes on after epoch 3 with changed nets.py args"),
     (BestLost("a", "best.h5 is torn; epoch 3 stands in"), "WARNING: a: best.h5 is torn; epoch 3 stands in"),

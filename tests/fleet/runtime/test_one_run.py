@@ -38,6 +38,7 @@ from fleet.storage.events import (
     GroupChanged,
     GroupStarted,
     NetworkFailed,
+    NetworkFellBack,
     NetworkFinished,
     NetworkRetried,
     NetworkTested,
@@ -182,8 +183,10 @@ class Runner:
         results = Results(self.prepared.spec, self.prepared.paths, 1)
         recover(results)
         for name in self.prepared.spec.by_name:  # nobody reads the arrays of one that is done
-            state = newest(self.prepared.paths, name, with_arrays=results.standing(name).outcome is None).state
-            whole = {place_of(record) for record in state.history} if state else set()
+            is_over = results.standing(name).outcome is not None
+            found = newest(self.prepared.paths, name, with_arrays=not is_over)
+            state, history = found.state, found.history if is_over else found.state.history if found.state else ()
+            whole = {place_of(record) for record in history}
             part = {(state.path or [state.stream_epoch])[0]: state.position} if state else {}
             for key in [key for key in self.notes if key[0] == name and key[1] not in whole]:
                 self.notes[key] = [(row, number) for row, number in self.notes[key] if row < part.get(key[1], 0)]
@@ -195,8 +198,7 @@ class Runner:
         return events_of(self.prepared.paths.events, kind)
 
     def history(self, name):
-        state = newest(self.prepared.paths, name, with_arrays=False).state
-        return state.history if state else ()
+        return newest(self.prepared.paths, name, with_arrays=False).history
 
     def check_tests(self):
         """Every network that is done was judged on the test data once, as it is exported; no other was."""
@@ -694,6 +696,21 @@ def test_an_epoch_whose_judgement_was_interrupted_is_judged_again_and_not_traine
     assert runner.launch() is ExitStatus.OK
     assert len(steps) == 3 * gpus  # of the second epoch
     runner.check_epochs()
+
+
+@pytest.mark.parametrize("where", [0, 100, -1], ids=["head", "record", "arrays"])
+def test_a_finished_network_with_a_damaged_checkpoint_is_not_trained_again(folders, where):
+    runner = shaky(folders(), failures=0, retries=0, epochs=3, policy="baseline")
+    assert runner.launch() is ExitStatus.OK
+    before, row = runner.history("n0"), runner.results()["n0"]
+    path = runner.prepared.paths.last("n0")
+    content = bytearray(path.read_bytes())
+    content[where] ^= 1
+    path.write_bytes(content)
+    assert runner.launch() is ExitStatus.OK
+    assert (runner.history("n0"), runner.results()["n0"]) == (before, row)
+    assert len(runner.events(EpochEnded)) == 3
+    assert [event.finished for event in runner.events(NetworkFellBack)] == [True] * (where != -1)  # nobody reads those
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")

@@ -257,7 +257,7 @@ def test_the_last_and_the_best_checkpoint_and_the_history_are_on_disk_after_a_fl
 
 def test_the_best_is_written_before_the_last_which_says_that_it_is_there(paths, monkeypatch):
     written = []
-    monkeypatch.setattr(writer_module, "write_state", lambda path, state, previous=None: written.append(path))
+    monkeypatch.setattr(writer_module, "write_state", lambda path, state, *more, **options: written.append(path))
     writer = CheckpointWriter(paths, Checkpoint())
     writer.save("net", STATE, is_best=True)
     writer.flush()
@@ -277,7 +277,7 @@ def test_the_best_is_not_kept_where_only_the_last_is_wanted(paths):
 
 def test_training_goes_on_while_one_checkpoint_is_written_and_one_waits_but_not_three(paths, monkeypatch):
     disk = threading.Event()
-    monkeypatch.setattr(writer_module, "write_state", lambda path, state, previous: disk.wait(10))
+    monkeypatch.setattr(writer_module, "write_state", lambda path, state, previous, fence=None: disk.wait(10))
     writer = CheckpointWriter(paths, Checkpoint())
     writer.save("net", STATE, is_best=False)
     writer.save("net", STATE, is_best=False)  # neither has waited for the disk
@@ -312,7 +312,7 @@ def test_an_error_of_the_disk_is_raised_where_training_can_stop_for_it(paths):
 
 
 def test_any_other_error_is_raised_too_and_at_the_next_save_already(paths, monkeypatch):
-    def break_down(path, state, previous):
+    def break_down(path, state, previous, fence=None):
         raise MemoryError("no room")
 
     monkeypatch.setattr(writer_module, "write_state", break_down)
@@ -329,7 +329,7 @@ def test_the_best_state_is_exported_after_all_checkpoints_and_the_one_before_the
         writer.save("net", State({"w": np.full(3, epochs)}, "i", history(0.5, 0.7, 0.6)[:epochs]), epochs == 2)
     assert writer.export("net", Converge(max_epochs=3), lambda arrays, path: exported.append((arrays, path))) == ""
     (arrays, path), = exported
-    assert (arrays["w"].tolist(), path) == ([2, 2, 2], paths.exported("net"))
+    assert (arrays["w"].tolist(), path.parent, path.suffix) == ([2, 2, 2], paths.model("net"), ".keras")
     assert not paths.previous("net").exists()
     writer.close()
 
@@ -386,9 +386,35 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(saved, hurt):
     assert len(saved.history("net").read_text().splitlines()) == 1 + 2
 
 
-def test_nothing_whole_is_left_of_two_damaged_checkpoints_and_nothing_of_them_stays(saved):
+def test_the_best_epoch_is_gone_on_from_where_nothing_newer_is_whole(saved):
     damage(saved.last("net"))
     damage(saved.previous("net"))
+    found = newest(saved, "net")
+    assert (found.state.epoch, found.path) == (2, saved.best("net"))
+    assert found.history == history(0.5, 0.7, 0.6)  # its table tells of one more
+    assert "previous.h5 cannot be read" in found.damage
+    promote_previous(saved, "net", found)
+    again = newest(saved, "net")
+    assert (again.state.epoch, again.damage, again.path) == (2, "", saved.last("net"))
+    assert again.state.arrays["w"].tolist() == [0, 2, 4, 6]
+    assert best_state(saved, "net", Converge(max_epochs=3), "best+last").damage == ""
+    assert len(saved.history("net").read_text().splitlines()) == 1 + 2
+
+
+@pytest.mark.parametrize("table", [b"", b"epoch,loss\n1,0.5\n", b"\xff\n", None])
+def test_a_table_of_epochs_that_is_no_such_table_tells_nothing(saved, table):
+    damage(saved.last("net"))
+    saved.previous("net").unlink()
+    if table is None:
+        write_history(saved.history("net"), tuple(record(epoch, stream_epoch=9 * epoch) for epoch in (1, 2, 3)))
+    else:
+        saved.history("net").write_bytes(table)
+    assert newest(saved, "net").history == history(0.5, 0.7)
+
+
+def test_nothing_whole_is_left_of_damaged_checkpoints_and_nothing_of_them_stays(saved):
+    for path in (saved.last, saved.previous, saved.best):
+        damage(path("net"))
     found = newest(saved, "net")
     assert found.state is None
     assert "last.h5" in found.damage

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.errors import UserError
-from fleet.storage.checkpoint import write_state
+from fleet.storage.checkpoint import write_history, write_state
 from fleet.storage.files import replacing
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Results, Status, leaderboard, read_results, recover
@@ -129,6 +129,29 @@ def test_a_network_that_had_converged_is_finished(results):
     recover(results)
     assert results.standing("a").outcome == Outcome("3 epochs")
     assert results.rows()[0].reason == "3 epochs"
+
+
+@pytest.mark.parametrize("epochs", [(0.5, 0.6, 0.7), (0.5, 0.7, 0.6)])
+def test_a_network_whose_newest_checkpoint_is_damaged_stays_finished_by_its_best_one(results, epochs):
+    left(results, "a", history(*epochs))
+    best = 1 + epochs.index(0.7)
+    write_state(results.paths.best("a"), State({}, "i", history(*epochs)[:best]))
+    write_history(results.paths.history("a"), history(*epochs))
+    results.paths.last("a").write_bytes(b"damaged")
+    recover(results)
+    assert results.standing("a") == Standing(history(*epochs), Outcome("3 epochs"))
+    assert (results.row(results.spec.by_name["a"]).best_epoch, list(results.damaged)) == (best, ["a"])
+    assert "last.h5 cannot be read" in results.damaged["a"]
+
+
+def test_a_longer_training_goes_on_from_the_best_epoch_where_the_last_is_damaged(tmp_path):
+    longer = Results(spec(*MODELS, train={"converge": {"max_epochs": 9}}), RunPaths(tmp_path), 60)
+    left(longer, "a", history(0.5, 0.7, 0.6))
+    write_state(longer.paths.best("a"), State({}, "i", history(0.5, 0.7)))
+    write_history(longer.paths.history("a"), history(0.5, 0.7, 0.6))
+    longer.paths.last("a").write_bytes(b"damaged")
+    assert recover(longer)["a"].epoch == 2
+    assert longer.standing("a") == Standing(history(0.5, 0.7))
 
 
 def test_a_longer_training_is_judged_anew(tmp_path):
