@@ -106,7 +106,7 @@ def test_a_lease_ends_with_a_process_that_is_killed_whatever_that_has_started(fo
         lease.take(folder)
         assert lease.took_over
         with pytest.raises(UserError, match=f"process {os.getpid()} on "):
-            real().take(folder)
+            real(dataclasses.replace(QUICK, stale=60)).take(folder)
     with real(dataclasses.replace(QUICK, stale=60, dying=60)) as lease:  # it was let go: there is nothing to wait for
         lease.take(folder)
         assert not lease.took_over
