@@ -3,7 +3,7 @@
 import pytest
 
 from launch.base import InputError
-from launch.systems import SYSTEMS, System, continue_job, is_preempted, submit
+from launch.systems import SYSTEMS, BatchJob, System, continue_job, is_preempted, knows_job, submit, this_job
 
 
 @pytest.fixture
@@ -111,3 +111,35 @@ def test_slurm_says_of_a_job_that_it_is_being_preempted(cluster, said, preempted
 def test_a_system_that_says_nothing_of_preemption_preempts_nobody(cluster):
     cluster("scontrol", "exit 1")
     assert not any(is_preempted(system, "12") for system in SYSTEMS.values())
+
+
+# ---- is a job still known? ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("system", "program", "line", "known"), [
+    ("slurm", "scontrol", "echo 'JobId=12 JobState=RUNNING Reason=None'", True),
+    ("slurm", "scontrol", "echo 'JobId=12 JobState=SUSPENDED Reason=None'", True),
+    ("slurm", "scontrol", "echo 'JobId=12 JobState=COMPLETING Reason=None'", True),
+    ("slurm", "scontrol", "echo 'JobId=12 JobState=NODE_FAIL Reason=None'", False),
+    ("slurm", "scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", False),
+    ("slurm", "scontrol", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1", None),
+    ("lsf", "bjobs", "echo SSUSP", True), ("lsf", "bjobs", "echo EXIT", False),
+    ("lsf", "bjobs", "echo 'Job <12> is not found' >&2; exit 255", False),
+    ("pbs", "qstat", "echo '    job_state = H'", True), ("pbs", "qstat", "echo '    job_state = F'", False),
+    ("pbs", "qstat", "echo 'qstat: Unknown Job Id 12.host' >&2; exit 153", False),
+    ("pbs", "qstat", "echo 'Connection refused' >&2; exit 1", None), ("local", "true", "true", None)])
+def test_a_batch_system_knows_a_job_or_knows_it_no_more_or_does_not_answer(cluster, system, program, line, known):
+    cluster(program, line)
+    assert knows_job(system, "12") is known
+
+
+def test_a_batch_system_that_is_not_there_does_not_answer(cluster):
+    assert [knows_job(name, "12") for name in (*SYSTEMS, "another", "")] == [None] * (len(SYSTEMS) + 2)
+
+
+@pytest.mark.parametrize(("environment", "job"), [
+    ({}, BatchJob()), ({"LSB_JOBID": "7"}, BatchJob("lsf", "7")), ({"PBS_JOBID": "7.host"}, BatchJob("pbs", "7.host")),
+    ({"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2"}, BatchJob("slurm", "7", 2)),
+    ({"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "-"}, BatchJob("slurm", "7"))])
+def test_a_process_knows_its_job_by_its_environment(environment, job):
+    assert this_job(environment) == job
