@@ -1,0 +1,35 @@
+"""A network whose function was edited between two launches."""
+
+from tests.mpi.conftest import spec
+
+
+def test_a_function_that_was_edited_is_refused_until_somebody_says_what_to_do(launch, tmp_path):
+    (tmp_path / "own_models.py").write_text(
+        "import numpy as np\nimport starts\n\n\ndef build(input_shape, classes):\n"
+        "    return np.full((int(np.prod(input_shape)) + 1, classes), starts.VALUE)\n")
+    (tmp_path / "starts.py").write_text("VALUE = 0.0\n")
+
+    def run(epochs, *arguments):
+        content = spec(tmp_path, [{"build": "own_models:build", "name": "a"}, {"family": "softmax", "name": "b"}],
+                       train={"converge": {"max_epochs": epochs}}, schedule={"policy": "baseline"})
+        return launch(2, content, *arguments)
+
+    first = run(2)
+    assert first.status == 0, first.output
+    (tmp_path / "starts.py").write_text("VALUE = 0.5\n")
+    for epochs in (2, 3):  # as it stands, and with more to train
+        refused = run(epochs)
+        assert refused.status == 2
+        line, = [line for line in refused.output.splitlines() if line.startswith("fleet: ")]
+        assert all(word in line for word in ("a (starts.py)", "--fresh-network a", "--accept-changes"))
+        assert [len(refused.history(name)) for name in "ab"] == [2, 2]
+    accepted = run(3, "--accept-changes")
+    assert accepted.status == 0, accepted.output
+    assert [record.accepted for record in accepted.history("a")] == ["", "starts.py", ""]
+    assert run(3).status == 0
+    (tmp_path / "starts.py").write_text("VALUE = 1.0\n")
+    fresh = run(3, "--fresh-network", "a")
+    assert fresh.status == 0, fresh.output
+    assert [record.accepted for record in fresh.history("a")] == [""] * 3
+    assert fresh.history("a")[0].loss != first.history("a")[0].loss
+    assert fresh.history("b") == accepted.history("b")
