@@ -49,7 +49,8 @@ class CoordinatorSide:
         self._prepared = prepared
         self.results = Results(spec, paths, len(prepared.data.train), _parameters(prepared),
                                lambda network: trial_identity(network, spec, prepared.sample, prepared.beside),
-                               test="" if prepared.test() is None else str(spec.data.test))
+                               test="" if prepared.test() is None else str(spec.data.test),
+                               check=(lambda: None) if prepared.fence is None else prepared.fence.check)
         states = recover(self.results)
         for sample in prepared.left_out:
             self.results.add_bad(sample.name, sample.reason)

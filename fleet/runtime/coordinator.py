@@ -189,6 +189,7 @@ class Coordinator:
     # ---- do ----
 
     def _carry_out(self, effect: Effect) -> None:
+        self._check_lease()
         match effect:
             case Tell(rank, tag, message):
                 self._world.tell(rank, tag, message)

@@ -69,6 +69,7 @@ class Results:
         tried: a fingerprint of what is tried with a network; where another one failed, it may do better.
         standings: network -> how far it is.
         bad: sample that could not be read -> why.
+        check: raises where this launch may not write any more.
         damaged: finished network -> what is wrong with its newest checkpoint, which nobody needs any more.
         test: which test data networks are judged on when they are done; empty if there is none.
     """
@@ -81,6 +82,7 @@ class Results:
     standings: dict[str, Standing] = field(default_factory=dict)
     bad: dict[str, str] = field(default_factory=dict)
     damaged: dict[str, str] = field(default_factory=dict)
+    check: Callable[[], None] = lambda: None
     test: str = ""
 
     def standing(self, name: str) -> Standing:
@@ -137,7 +139,7 @@ class Results:
 
     def write(self) -> None:
         """Write ``results.csv``."""
-        with replacing(self.paths.results) as file:
+        with replacing(self.paths.results, check=self.check) as file:
             writer = csv.writer(file)
             writer.writerow([item.name for item in dataclasses.fields(NetworkResult)])
             for row in self.rows():

@@ -28,9 +28,8 @@ def alive(pids):
 
 
 def content(paths):
-    """All files of a run that tell of its networks, byte for byte."""
-    return {path: path.read_bytes() for path in paths.root.rglob("*")
-            if path.is_file() and not {"logs", "jobs"} & set(path.relative_to(paths.root).parts)}
+    """All that was trained, byte for byte; a line that was under way may still come into the log."""
+    return {path: path.read_bytes() for path in [paths.results, *paths.models.rglob("*")] if path.is_file()}
 
 
 def test_a_node_that_slurm_gave_up_and_that_goes_on_destroys_nothing(ensemble):

@@ -4,8 +4,8 @@ import os
 import signal
 import time
 
-from fleet.storage.event_log import events_of, read_events
-from fleet.storage.events import Ended, EpochEnded
+from fleet.storage.event_log import events_of
+from fleet.storage.events import EpochEnded
 from fleet.storage.paths import RunPaths
 from tests.mpi.conftest import rank_process, session_members, spec
 
@@ -16,6 +16,11 @@ LEASE = {"FLEET_LEASE": "2s"}
 def stop(session, number):
     for pid in session_members(session):
         os.kill(pid, number)
+
+
+def content_of(paths):
+    """All that was trained, byte for byte; a line that was under way may still come into the log."""
+    return {path: path.read_bytes() for path in [paths.results, *paths.models.rglob("*")] if path.is_file()}
 
 
 def test_a_launch_that_was_stopped_for_longer_than_its_lease_ends_and_destroys_nothing(launch, tmp_path):
@@ -32,13 +37,11 @@ def test_a_launch_that_was_stopped_for_longer_than_its_lease_ends_and_destroys_n
     second = launch(2, content, environment=LEASE)
     assert second.status == 0, second.output
     assert "it is taken over if there is no sign of life for 2 s" in second.output
-    before = {path: path.read_bytes() for path in paths.root.rglob("*") if path.is_file() and "logs" not in path.parts}
+    before = content_of(paths)
     stop(first.pid, signal.SIGCONT)
     output, _ = first.communicate(timeout=60)
     assert first.returncode not in (0, 2, 3, 75)
     assert "has been taken over by another launch" in output
     assert "Traceback" not in output
-    after = {path: path.read_bytes() for path in paths.root.rglob("*") if path.is_file() and "logs" not in path.parts}
-    assert after == before
+    assert content_of(paths) == before
     assert [record.epoch for record in second.history("a")] == list(range(1, EPOCHS + 1))
-    assert isinstance(list(read_events(paths.events))[-1].event, Ended)
