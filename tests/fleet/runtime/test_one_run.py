@@ -80,8 +80,8 @@ class _Writer(CheckpointWriter):
 
     alive: ClassVar[list] = []
 
-    def __init__(self, paths, settings):
-        super().__init__(paths, settings)
+    def __init__(self, paths, settings, fence):
+        super().__init__(paths, settings, fence)
         self.alive.append(self)
 
     @classmethod
@@ -702,13 +702,13 @@ def test_an_epoch_whose_judgement_was_interrupted_is_judged_again_and_not_traine
 def test_a_finished_network_with_a_damaged_checkpoint_is_not_trained_again(folders, where):
     runner = shaky(folders(), failures=0, retries=0, epochs=3, policy="baseline")
     assert runner.launch() is ExitStatus.OK
-    before, row = runner.history("n0"), runner.results()["n0"]
+    before, row = runner.history("n0"), str(runner.results()["n0"])
     path = runner.prepared.paths.last("n0")
     content = bytearray(path.read_bytes())
     content[where] ^= 1
     path.write_bytes(content)
     assert runner.launch() is ExitStatus.OK
-    assert (runner.history("n0"), runner.results()["n0"]) == (before, row)
+    assert (runner.history("n0"), str(runner.results()["n0"])) == (before, row)
     assert len(runner.events(EpochEnded)) == 3
     assert [event.finished for event in runner.events(NetworkFellBack)] == [True] * (where != -1)  # nobody reads those
 
