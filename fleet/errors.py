@@ -4,6 +4,7 @@ FleetError
  +-- UserError                what the user wrote is wrong          exit status 2
  |    +-- SpecError           mistakes in a spec, all of them at once
  +-- ModelError               one network cannot be built or trained: a row in the report
+ |    +-- SettingError        the engine refuses one of its settings
  +-- CheckpointError          a checkpoint cannot be read, or belongs to another network
  |    +-- DamagedError        a checkpoint is torn or corrupted: the one before takes its place
  +-- InfrastructureError      MPI, the stream or a rank failed: ends all ranks
@@ -24,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 
 class ExitStatus(IntEnum):
@@ -66,16 +68,18 @@ class SpecMistake:
 
 
 class SpecError(UserError):
-    """Mistakes in a spec, all of them at once.
+    """Mistakes in a spec, all of them at once, in the order of their lines.
 
     Args:
         mistakes: at least one.
+        salvaged: the parts that are right, as a :class:`fleet.spec.Spec` in which defaults stand for what is wrong;
+            None where there are none.
     """
 
-    def __init__(self, mistakes: Sequence[SpecMistake]) -> None:
-        self.mistakes = tuple(mistakes)
+    def __init__(self, mistakes: Sequence[SpecMistake], salvaged: Any = None) -> None:
+        self.mistakes, self.salvaged = tuple(sorted(mistakes, key=lambda mistake: mistake.line or 0)), salvaged
         count = "1 mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
-        super().__init__("\n".join([f"{count} in the spec", *(f"  {mistake}" for mistake in mistakes)]))
+        super().__init__("\n".join([f"{count} in the spec", *(f"  {mistake}" for mistake in self.mistakes)]))
 
 
 class ModelError(FleetError):
@@ -87,6 +91,19 @@ class NetworkWarning(UserWarning):
 
     Engines give it to :func:`warnings.warn` while they build a network; ``fleet check`` and the run then show it once.
     """
+
+
+class SettingError(ModelError):
+    """The engine refuses a setting of a network.
+
+    Args:
+        setting: its keys in a spec, such as ``train``, ``optimizer``.
+    """
+
+    def __init__(self, message: str, *setting: str) -> None:
+        super().__init__(message)
+        self.setting = setting
+
 
 
 class CheckpointError(FleetError):
@@ -118,6 +135,15 @@ class GroupStruck(InfrastructureError):
 
     It is raised only where a launch outlives its ranks (``mpirun --with-ft ulfm``).
     """
+
+
+def exit_reason(error: SystemExit) -> str:
+    """What a function of a user's did that called ``sys.exit`` where it should have returned.
+
+    >>> exit_reason(SystemExit(3))
+    'it exited, by sys.exit(3)'
+    """
+    return f"it exited, by sys.exit({error.code!r})"
 
 
 def shortened(message: str, most: int = 1000) -> str:

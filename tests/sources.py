@@ -1,7 +1,9 @@
 """Data sets and model functions that the tests' specs name by import path."""
 
+import ctypes
 import errno
 import os
+import sys
 import time
 import warnings
 from pathlib import Path
@@ -176,6 +178,37 @@ def not_a_number(input_shape, classes):
 def broken(input_shape, classes):
     """A model function that raises."""
     raise ValueError("no such layer")
+
+
+def exits(input_shape, classes):
+    """A model function that ends the program."""
+    sys.exit(3)
+
+
+def interrupts(input_shape, classes):
+    """A model function that raises what is no Exception."""
+    raise KeyboardInterrupt
+
+
+def hangs(input_shape, classes):
+    """A model function that never comes back."""
+    time.sleep(600)
+
+
+def hangs_in_c(input_shape, classes):
+    """The same, where Python hears no signal."""
+    _lock_twice(ctypes.CDLL(None))
+
+
+def hangs_deaf(input_shape, classes):
+    """The same, where no other thread of Python runs, either."""
+    _lock_twice(ctypes.PyDLL(None))
+
+
+def _lock_twice(libc):
+    mutex = ctypes.create_string_buffer(64)  # more than a pthread_mutex_t has
+    libc.pthread_mutex_lock(mutex)
+    libc.pthread_mutex_lock(mutex)
 
 
 def too_large(input_shape, classes):

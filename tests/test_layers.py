@@ -297,7 +297,8 @@ def loads(statements, tmp_path):
 
 SPEC = """
 data: {source: "tests.sources:numbered", path: "30", transforms: []}
-models: [{family: resnet, grid: {width: [8, 16]}}, {family: softmax}]
+models: [{family: resnet, args: {blocks: [1]}, grid: {width: [8, 16]}}, {family: softmax}]
+train: {batch: {size: 8}}
 """
 
 RATES = """{"samples_per_epoch": 100, "gpus_per_node": 2, "models": [{"name": "a", "rates": [10.0]}]}"""

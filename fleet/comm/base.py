@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol, TypeVar
+from typing import NoReturn, Protocol, TypeVar
 
 import numpy as np
 
@@ -162,6 +162,9 @@ class World(Protocol):
 
     def finish(self) -> None:
         """Leave together with all other ranks that are left; collective, the last thing that a rank does."""
+
+    def end(self, status: int) -> NoReturn:
+        """End all ranks at once, also those that do not listen."""
 
     # ---- some of them ----
 

@@ -109,10 +109,14 @@ class Joined(NamedTuple):
 
 
 class Built(NamedTuple):
-    """A rank that is to join a group has built the network, or failed to: the group will hear of that."""
+    """A group has built its network, by its master; or a rank has that is to join a group, or it failed to.
+
+    Of a failure the group will hear when the rank joins it.
+    """
 
     network: str
     rank: int
+    parameters: int | None = None  # how many the network has, trained or not, where the engine can tell
 
 
 class Pace(NamedTuple):
@@ -212,6 +216,12 @@ class Produce(NamedTuple):
     turns: tuple[int, ...]
 
 
+class Forget(NamedTuple):
+    """Trainers that read no more, though they live: they are given up, and what they would read is held for nobody."""
+
+    ranks: tuple[int, ...]
+
+
 class Demand(NamedTuple):
     """How far the readers of a node are, for the preprocessors of the others."""
 
@@ -236,4 +246,4 @@ class Bad(NamedTuple):
 
 Message: TypeAlias = (Measure | Start | Join | Pause | GoOn | Regroup | Stop | Exit | Ready | Measured | Joined | Built
                       | Pace | Warned | FellBack | EpochDone | Paused | Regrouped | Converged | Stopped | Failed
-                      | Produce | Demand | Throughput | Bad)
+                      | Produce | Forget | Demand | Throughput | Bad)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -60,6 +61,7 @@ class MPIWorld:
         self.size: int = self.comm.size
         self.host = socket.gethostname()
         self.duties: list[Callable[[], bool]] = []
+        self._on_duty = threading.Lock()
         self._pending: list[MPI.Request] = []  # messages that have not been taken
         self._longest_pause = LONGEST_S
 
@@ -105,7 +107,12 @@ class MPIWorld:
                 backoff.sleep()
 
     def do_duties(self) -> bool:  # noqa: D102
-        return sum(duty() for duty in self.duties) > 0  # all of them, even after one has done something
+        if not self._on_duty.acquire(blocking=False):  # another thread does them, while this one builds a network
+            return False
+        try:
+            return sum(duty() for duty in self.duties) > 0  # all of them, even after one has done something
+        finally:
+            self._on_duty.release()
 
     def rest(self, seconds: float) -> None:  # noqa: D102
         if self.duties:

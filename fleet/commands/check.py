@@ -1,7 +1,9 @@
 """Check a spec and list its networks, before any rank is started.
 
-TensorFlow is loaded only for networks whose parameters cannot be counted without it: those of
-keras.applications and of functions of your own.
+Every network is built as in a run, with its optimizer and learning rate schedule. It takes a training step on zeros,
+and networks of functions of your own are exported and loaded again. A process of its own does that, so a function may
+exit, crash or hang. All that is wrong is said at once, with the lines of the spec. The memory is what a GPU needs,
+estimated.
 """
 
 from __future__ import annotations
@@ -9,80 +11,184 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from fleet.commands.options import add_json, add_spec, print_json
-from fleet.engines.base import network_warnings
 from fleet.engines.registry import parameters_of
-from fleet.errors import ExitStatus, UserError
+from fleet.engines.trial import Trial
+from fleet.errors import ExitStatus, SpecError, SpecMistake, UserError
+from fleet.jobs.trials import try_networks
 from fleet.runtime.inputs import Inputs, open_inputs
+from fleet.runtime.known_rates import read_rates_of
 from fleet.spec import NetworkSpec, Spec, load
 from fleet.spec.fields import default_of
+from fleet.spec.fitting import Misfit, joined, misfits
 from fleet.spec.model import FAMILIES
-from fleet.terminal import print_table
+from fleet.terminal import print_table, progress_bar
 from fleet.units import format_size
+from preprocess.base import InputError
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_spec(parser, optional=True)
     parser.add_argument("--families", action="store_true", help="list the model families and their parameters instead")
+    parser.add_argument("--quick", action="store_true", help="take no training step")
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the networks of a spec."""
+    """Print the networks of a spec, and all that is wrong with it."""
     if args.families:
         _print_families(args.json)
         return ExitStatus.OK
     if args.spec is None:
         raise UserError("name a spec file, or ask for --families")
-    spec = load(args.spec)
-    opened = open_inputs(spec)
-    if opened.data.remark:
-        print(f"fleet check: {opened.data.remark}", file=sys.stderr)
-    with network_warnings() as told:
-        counts = {network.name: parameters_of(network, spec, opened.sample) for network in spec.networks}
-    for warning in dict.fromkeys(told):  # networks of one function say the same
-        print(f"fleet check: WARNING: {warning}", file=sys.stderr)
+    found = _check(args.spec, steps=not args.quick)
     if args.json:
-        print_json(_numbers(spec, opened, counts))
-    else:
-        _print(args.spec, spec, opened, counts)
+        print_json(_numbers(found))
+    elif found.opened is not None:
+        _print(args.spec, found, found.opened)
+    if found.mistakes:
+        raise SpecError(found.mistakes)
     return ExitStatus.OK
 
 
-def _numbers(spec: Spec, opened: Inputs, counts: Mapping[str, int | None]) -> dict[str, Any]:
-    data, image = opened.data, opened.sample.image
-    return {"name": spec.document.name, "samples": len(data.train), "validation_samples": len(data.validation or ()),
-            **({} if data.test is None else {"test_samples": len(data.test)}),
-            "classes": list(data.classes), "shape": list(image.shape), "dtype": image.dtype,
-            "networks": [_record(network, counts[network.name]) for network in spec.networks]}
+# ---- finding -----------------------------------------------------------------------------------
 
 
-def _print(path: str, spec: Spec, opened: Inputs, counts: Mapping[str, int | None]) -> None:
+@dataclass
+class _Found:
+    """What a spec stands for, and what is wrong with it.
+
+    Attributes:
+        spec: as far as it is right; None where nothing is.
+        opened: its data; None where that cannot be opened, or nobody knows which it would be.
+        trials: of its networks, by their places.
+    """
+
+    spec: Spec | None
+    opened: Inputs | None
+    trials: dict[int, Trial]
+    mistakes: list[SpecMistake]
+
+
+def _check(path: str, steps: bool) -> _Found:
+    mistakes: list[SpecMistake] = []
+    try:
+        spec = load(path)
+    except SpecError as error:
+        mistakes += error.mistakes
+        if error.salvaged is None or _is_among(mistakes, {"data", "resources", "seed"}):
+            return _Found(error.salvaged, None, {}, mistakes)
+        spec = error.salvaged
+    try:
+        opened = open_inputs(spec)
+    except (UserError, InputError) as error:
+        if not mistakes:
+            raise
+        return _Found(spec, None, {}, [*mistakes, spec.origin.mistake(("data",), str(error))])
+    if opened.data.remark:
+        print(f"fleet check: {opened.data.remark}", file=sys.stderr)
+    misfitting = [misfit for misfit in misfits(spec, opened.sample, len(opened.data.train),
+                                               opened.data.validation is not None)
+                  if not _is_among(mistakes, {".".join(map(str, misfit[1][:2]))})]  # then a default stands there
+    trials, refused = _tried(spec, opened, misfitting, steps)
+    found = [*misfitting, *(_misfit(spec, trial) for trial in trials.values() if trial.problem)]
+    return _Found(spec, opened, trials, [*mistakes, *refused, *joined(spec, found)])
+
+
+def _is_among(mistakes: list[SpecMistake], keys: Collection[str]) -> bool:
+    """Whether one of the mistakes is of some keys, or of one below."""
+    return any(f"{mistake.key}.".startswith(f"{key}.") for mistake in mistakes for key in keys)
+
+
+def _tried(spec: Spec, opened: Inputs, misfitting: list[Misfit], steps: bool
+           ) -> tuple[dict[int, Trial], list[SpecMistake]]:
+    """The networks that may be right, tried out; and what is wrong with the engine."""
+    unbuildable = {network.name for network, where, _, _ in misfitting if where == ("models", network.entry)}
+    places = [place for place, network in enumerate(spec.networks) if network.name not in unbuildable]
+    rates = None if spec.schedule.rates is None or not spec.engine.needs_rates else (
+        read_rates_of(spec, spec.schedule.rates))
+    with progress_bar(len(places), "trying networks") as advance:
+        try:
+            tried = try_networks(spec, opened.sample, places, rates, steps, advance)
+        except UserError as error:
+            return {}, [spec.origin.mistake(("resources",), str(error))]
+    for warning in dict.fromkeys(warning for trial in tried.trials.values() for warning in trial.warnings):
+        print(f"fleet check: WARNING: {warning}", file=sys.stderr)  # networks of one function say the same
+    if tried.missing:
+        print(f"fleet check: networks are not built here: {tried.missing}", file=sys.stderr)
+        tried.trials = {place: Trial(place, parameters=parameters_of(spec.networks[place], spec, opened.sample))
+                        for place in places if spec.networks[place].architecture.kind == "family"}
+    return tried.trials, []
+
+
+def _misfit(spec: Spec, trial: Trial) -> Misfit:
+    """What is wrong with a network that was tried, and where that stands."""
+    network = spec.networks[trial.network]
+    if trial.setting:
+        return network, spec.place_of(network, *trial.setting), trial.problem, ""
+    key = "build" if network.architecture.kind == "import" else "family"
+    return network, ("models", network.entry, key), trial.problem, ""
+
+
+# ---- printing ----------------------------------------------------------------------------------
+
+
+def _numbers(found: _Found) -> dict[str, Any]:
+    mistakes = SpecError(found.mistakes).mistakes  # in order
+    numbers: dict[str, Any] = {"mistakes": [dataclasses.asdict(mistake) for mistake in mistakes]}
+    if found.spec is not None:
+        numbers["name"] = found.spec.document.name
+    if found.spec is not None and found.opened is not None:
+        data, image = found.opened.data, found.opened.sample.image
+        test = {} if data.test is None else {"test_samples": len(data.test)}
+        numbers |= {"samples": len(data.train), "validation_samples": len(data.validation or ()), **test,
+                    "classes": list(data.classes), "shape": list(image.shape), "dtype": image.dtype,
+                    "networks": [_record(network, trial) for network, trial in _rows(found.spec, found)]}
+    return numbers
+
+
+def _rows(spec: Spec, found: _Found) -> Iterator[tuple[NetworkSpec, Trial]]:
+    for place, network in enumerate(spec.networks):
+        yield network, found.trials.get(place, Trial(place))
+
+
+def _print(path: str, found: _Found, opened: Inputs) -> None:
+    assert found.spec is not None
     data, image = opened.data, opened.sample.image
     test = "" if data.test is None else f" and {len(data.test)} test"
     print(f"{path}: {len(data.train)} training and {len(data.validation or ())} validation{test} samples of {image} in "
           f"{len(data.classes)} classes ({format_size(len(data.train) * image.nbytes)} decoded)")
-    print_table(["network", "model", "parameters", "batch", "optimizer", "GPUs", "epochs"],
-                [_row(network, counts[network.name]) for network in spec.networks])
+    rows = list(_rows(found.spec, found))
+    print_table(["network", "model", "parameters", "GPU memory", "batch", "optimizer", "GPUs", "epochs"],
+                [_row(network, trial) for network, trial in rows])
+    notes: dict[str, list[str]] = {}
+    for network, trial in rows:
+        for note in trial.notes:
+            notes.setdefault(note, []).append(network.name)
+    for note, names in notes.items():
+        print(f"{', '.join(names)}: {note}")
 
 
-def _row(network: NetworkSpec, parameters: int | None) -> list[Any]:
+def _row(network: NetworkSpec, trial: Trial) -> list[Any]:
     optimizer = network.train.optimizer
     rate = optimizer.learning_rate
     shown = rate["name"] if isinstance(rate, dict) else f"{rate:g}"
     arguments = ", ".join(f"{key}={value}" for key, value in network.architecture.args.items())
     gpus = f"{network.min_gpus} or more" if network.max_gpus is None else f"{network.min_gpus} to {network.max_gpus}"
-    return [network.name, f"{network.architecture.target}({arguments})", parameters, network.train.batch.size,
-            f"{optimizer.name} {shown}", gpus, network.train.converge.max_epochs]
+    memory = "" if trial.memory is None else format_size(trial.memory)
+    return [network.name, f"{network.architecture.target}({arguments})", trial.parameters, memory,
+            network.train.batch.size, f"{optimizer.name} {shown}", gpus, network.train.converge.max_epochs]
 
 
-def _record(network: NetworkSpec, parameters: int | None) -> dict[str, Any]:
+def _record(network: NetworkSpec, trial: Trial) -> dict[str, Any]:
     return {"name": network.name, "model": network.architecture.target, "args": dict(network.architecture.args),
-            "parameters": parameters, "batch": network.train.batch.size, "seed": network.seed,
+            "parameters": trial.parameters, "memory": trial.memory, "notes": list(trial.notes),
+            "problem": trial.problem, "batch": network.train.batch.size, "seed": network.seed,
             "min_gpus": network.min_gpus, "max_gpus": network.max_gpus, "drawn": network.parameters}
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol, SupportsFloat
+from typing import Any, Protocol, SupportsFloat, runtime_checkable
 
 import numpy as np
 
@@ -64,7 +64,7 @@ class Sums:
         """Loss, correct and count: what :class:`fleet.storage.state.State` keeps of an epoch so far."""
         return self.loss, self.correct, self.count
 
-    def raise_failure(self, error: Exception | None) -> None:
+    def raise_failure(self, error: BaseException | None) -> None:
         """Raise on all ranks when one has failed, after the sums of all have been added up.
 
         Args:
@@ -162,6 +162,27 @@ class Trainable(Protocol):
 
     def close(self) -> None:
         """Give back what a group holds (Horovod)."""
+
+
+@runtime_checkable
+class Examinable(Protocol):
+    """What ``fleet check`` and the results ask of a trainable that can tell it; ours can, one of a user's own may."""
+
+    def count_parameters(self) -> int:
+        """How many parameters the network has, trained or not."""
+
+    def row_bytes(self) -> int | None:
+        """Bytes that a training step holds for each row of a batch, beside weights; None where that is not known."""
+
+    def try_export(self, folder: Path) -> str:
+        """Export the network into an empty folder, load it as users would, and compare what the two give.
+
+        Returns:
+            What loading it takes beside the engine's library, in a line; empty where it takes nothing.
+
+        Raises:
+            ModelError: it cannot be exported, or is another network when it is loaded.
+        """
 
 
 class Engine(Protocol):

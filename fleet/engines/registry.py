@@ -7,11 +7,11 @@ from importlib import import_module
 from typing import Any
 
 from fleet.engines.base import Engine, Setup
-from fleet.errors import UserError
+from fleet.errors import FleetError, UserError
 from fleet.plugins import load_object
 from fleet.spec import NetworkSpec, Spec
 from fleet.spec.model import one_line
-from fleet.spec.parameters import count_parameters
+from fleet.spec.parameters import count_parameters as family_parameters
 from preprocess.sample import SampleSpec
 from scheduler.base import RateTable
 
@@ -41,17 +41,25 @@ def parameters_of(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> int |
     """How many parameters a network has; None where the engine cannot tell before it is built.
 
     Raises:
-        UserError: the network cannot be built.
+        UserError: the network cannot be built; the message names it.
     """
-    if network.architecture.kind == "family":
-        return count_parameters(network.architecture.settings, sample.image.shape, sample.classes)
+    try:
+        return count_parameters(network, spec, sample)
+    except FleetError as error:
+        raise UserError(f"{network.name}: {error}") from error
+    except Exception as error:  # the user's function may raise anything
+        raise UserError(f"{network.name}: {network.architecture.target}: {one_line(error)}") from error
+
+
+def count_parameters(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> int | None:
+    """The same; what a user's function raises is raised as it is."""
+    architecture, shape = network.architecture, sample.image.shape
+    if architecture.kind == "family":
+        return family_parameters(architecture.settings, shape, sample.classes)
     if spec.engine.count_parameters is None:
         return None
     count = _function(spec.engine.count_parameters)
-    try:
-        return int(count(network.architecture, sample.image.shape, sample.classes, network.seed))
-    except Exception as error:  # the user's function may raise anything
-        raise UserError(f"{network.name}: {network.architecture.target}: {one_line(error)}") from error
+    return int(count(architecture, shape, sample.classes, network.seed))
 
 
 def _function(found: str | Callable[..., Any]) -> Callable[..., Any]:

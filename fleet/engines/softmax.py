@@ -15,7 +15,7 @@ import numpy as np
 
 from fleet.comm.base import Group
 from fleet.engines.base import WIDTH, Arrays, Setup, Sums
-from fleet.errors import CheckpointError, ModelError
+from fleet.errors import CheckpointError, ModelError, SettingError
 from fleet.spec import NetworkSpec
 from fleet.spec.model import Architecture, load_function
 from preprocess.sample import SampleSpec
@@ -69,7 +69,7 @@ class SoftmaxRegression:
     def __init__(self, network: NetworkSpec, group: Group, sample: SampleSpec, weights: np.ndarray) -> None:
         optimizer = network.train.optimizer
         if optimizer.name != "sgd" or not isinstance(optimizer.learning_rate, float):
-            raise ModelError("the numpy engine has only sgd with a constant learning rate")
+            raise SettingError("the numpy engine has only sgd with a constant learning rate", "train", "optimizer")
         self._group, self._sample = group, sample
         self._rate = optimizer.learning_rate * network.learning_rate_scale(group.size)
         self._momentum = optimizer.momentum or 0.0
@@ -79,11 +79,11 @@ class SoftmaxRegression:
     def step(self, images: np.ndarray, labels: np.ndarray, size: int,  # noqa: D102 - Trainable says it
              stop: bool = False) -> Sums:
         gradient, mine = np.zeros_like(self._weights), Sums(stop=stop)
-        error: Exception | None = None
+        error: BaseException | None = None
         try:
             gradient, sums = self._gradient(images, labels)
             mine += sums
-        except Exception as caught:  # the other ranks wait for this one's part
+        except BaseException as caught:  # the other ranks wait for this one's part
             error, mine = caught, Sums(stop=stop, failed=True)
         buffer = np.concatenate([gradient.ravel(), mine.pack()])
         self._group.sum(buffer)
@@ -125,6 +125,18 @@ class SoftmaxRegression:
 
     def export(self, arrays: Arrays, path: Path) -> None:
         """Nothing but Keras reads ``.keras`` files; the weights are in the checkpoint."""
+
+    def count_parameters(self) -> int:  # noqa: D102 - Examinable says it
+        return self._weights.size
+
+    def row_bytes(self) -> int:
+        """Of the inputs, and of the logits with their gradient, all float64."""
+        features, classes = self._weights.shape
+        return 8 * (features + 2 * classes)
+
+    def try_export(self, folder: Path) -> str:
+        """There is nothing to try."""
+        return ""
 
     def regroup(self, group: Group) -> None:  # noqa: D102
         self._group = group

@@ -73,6 +73,14 @@ class Keep:
 
 
 @dataclass(frozen=True)
+class KeepParameters:
+    """Write down how many parameters a network has: it has been built."""
+
+    network: str
+    parameters: int
+
+
+@dataclass(frozen=True)
 class KeepRates:
     """Write down the rates by which groups are formed: they have been measured."""
 
@@ -95,12 +103,17 @@ class Fail:
 
 @dataclass(frozen=True)
 class Finish:
-    """The launch is over; all ranks have been told."""
+    """The launch is over; all ranks have been told.
+
+    Attributes:
+        is_cut: whether some do not listen, so that they must be ended.
+    """
 
     status: ExitStatus
+    is_cut: bool = False
 
 
-Effect: TypeAlias = Tell | Note | Keep | KeepRates | ReadCheckpoint | Fail | Finish
+Effect: TypeAlias = Tell | Note | Keep | KeepParameters | KeepRates | ReadCheckpoint | Fail | Finish
 
 
 class Outbox:

@@ -23,6 +23,7 @@ from fleet.comm.messages import (
     Exit,
     Failed,
     FellBack,
+    Forget,
     Joined,
     Measured,
     Pace,
@@ -35,6 +36,7 @@ from fleet.comm.messages import (
     Warned,
 )
 from fleet.comm.roles import Roles
+from fleet.ensemble.building import DEAF_S, Building, Buildings
 from fleet.ensemble.effects import (
     CheckpointRead,
     Effect,
@@ -42,6 +44,7 @@ from fleet.ensemble.effects import (
     Fail,
     Finish,
     Heard,
+    KeepParameters,
     KeepRates,
     Outbox,
     RanksDied,
@@ -74,7 +77,7 @@ from fleet.storage.events import (
 )
 from fleet.storage.state import Standing
 from fleet.stream.layout import Layout
-from fleet.units import counted
+from fleet.units import counted, format_duration
 from scheduler.base import Cluster, Progress, RateTable, Round
 from scheduler.ensemble.moves import Dismiss, Grow, Move, Recruit, Shrink, Start, Stop, moves
 from scheduler.ensemble.rates import rate as rate_of
@@ -139,7 +142,7 @@ class Ensemble:
         is_file = spec.schedule.rates is not None
         self._rate_check = RateCheck(survey.keys, not is_file) if spec.engine.learns and (
             is_file or rates is None) else None  # otherwise nobody has said how fast networks are
-        self._starts, self._history = StartupTimes(setup.ends_s), History()
+        self._starts, self._history, self._buildings = StartupTimes(setup.ends_s), History(), Buildings()
         self._bad = set(setup.bad)
         self._warnings: set[str] = set()
         self._measure_began_s: float | None = None
@@ -147,8 +150,10 @@ class Ensemble:
         self._has_news = True  # whether the policy might answer otherwise than it did
         self._deciding_s = 0.0  # that the policy has taken since it last wanted something else
         self._round = 0
+        self._is_cut = False  # whether ranks are left that do not listen
         self._is_late = False  # whether that has been noted
         self._ends = ""  # why the launch ends before its networks are done, once it does
+        self._ends_s = float("inf")  # and since when
         self._now_s, self._wakes_s = 0.0, float("-inf")
         self.status: ExitStatus | None = None
 
@@ -197,6 +202,8 @@ class Ensemble:
             if group is None:
                 raise Impossible(f"{heard.network} has no group, and yet there is {heard}")
             group.advance(heard)
+            if not isinstance(heard, Joined):  # that is said before
+                self._buildings.end(heard.network)
             if group.phase is Phase.STRUCK:
                 return
         if (handler := _HANDLERS.get(type(heard))) is None:
@@ -273,12 +280,16 @@ class Ensemble:
         self._groups.ready(ready)
 
     def _on_built(self, built: Built) -> None:
+        self._buildings.end_of(self._setup.roles.device_of[built.rank])
         self._groups.built(built)
+        if built.parameters is not None:
+            self._outbox.add(KeepParameters(built.network, built.parameters))
 
     def _on_throughput(self, said: Throughput) -> None:
         self._production.hear(said)
 
     def _on_measured(self, measured: Measured) -> None:
+        self._buildings.end(measured.network, measured.gpus)
         task = self._groups.measured(measured)
         if task is None:
             return
@@ -314,6 +325,8 @@ class Ensemble:
                 self._outbox.add(Fail(InfrastructureError(f"rank {rank} has died")))
             device = self._setup.roles.device_of.get(rank)
             self._outbox.note(RankLost(rank, device))
+            if device is not None:
+                self._buildings.lose([device])
             if device is not None:  # otherwise trainers prepare their samples themselves from now on
                 for task in self._groups.lose(rank, died):
                     self._survey.again(task)
@@ -333,6 +346,8 @@ class Ensemble:
     # ---- decide ----
 
     def _decide(self) -> None:
+        for building in self._buildings.deaf(self._now_s, self._ends_s):
+            self._give_up_on(building)
         for group in self._groups.struck:
             self._groups.remove(group.name)
             self._networks.strike(group.name)
@@ -342,7 +357,8 @@ class Ensemble:
                 self._carry_out(self._rates)
         if self._ends:
             self._wind_up()
-        self._wakes_s = float("inf") if self._ends else self._networks.wakes_s
+        rested_s = float("inf") if self._ends else self._networks.wakes_s
+        self._wakes_s = min(rested_s, self._buildings.wakes_s(self._ends_s))
 
     def _measure(self) -> None:
         """Give idle devices something to measure, until all rates are known."""
@@ -351,7 +367,8 @@ class Ensemble:
         if self._measure_began_s is None:
             self._measure_began_s = self._now_s
         while (task := self._survey.next(len(self._groups.free))) is not None:
-            self._groups.measure(self._networks.specs[task.network], task.gpus)
+            measured = self._networks.specs[task.network]
+            self._buildings.begin(measured, self._groups.measure(measured, task.gpus), self._now_s)
         if self._survey.is_done:
             self._rates = self._survey.table(self._setup.samples)
             for network, outcome in self._survey.failed.items():
@@ -403,6 +420,8 @@ class Ensemble:
         match move:
             case Recruit():
                 self._groups.recruit(group, move.devices)
+                for device in move.devices:
+                    self._buildings.begin(group.network, [device], self._now_s, is_recruit=True)
             case Dismiss():
                 self._groups.dismiss(group, move.devices)
             case Grow() | Shrink() if group.stands_still:
@@ -439,6 +458,7 @@ class Ensemble:
         for start in starts:
             epoch = self._production.next_epoch(self._networks.history(start.name))
             self._groups.start(self._networks.specs[start.name], start.devices, epoch)
+            self._buildings.begin(self._networks.specs[start.name], start.devices, self._now_s)
             self._starts.started(start.name, self._now_s)
             self._outbox.note(GroupStarted(start.name, start.devices, epoch, self._round))
         self._grant(fresh)
@@ -483,11 +503,25 @@ class Ensemble:
 
     # ---- end ----
 
+    def _give_up_on(self, building: Building) -> None:
+        """Wait no longer for ranks that do not come back from building a network: the launch ends without them."""
+        network, is_late = building.network, self._now_s >= building.until_s + DEAF_S
+        ranks = self._groups.give_up(building.devices)
+        self._buildings.lose(building.devices)
+        self._outbox.tell(self._setup.roles.preprocessors, Tag.PREPROCESSOR, Forget(ranks))
+        who = f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, ranks))}"
+        if is_late and not building.is_recruit and not self._networks.is_over(network.name):
+            limit = format_duration(network.train.build_timeout)
+            self._networks.fail(network.name, f"building took longer than {limit} (train.build_timeout), and Python "
+                                              f"cannot interrupt it on {who}")
+        self._is_cut = True
+        self._end_early(f"{who} did not come back from building {network.name}")
+
     def _end_early(self, reason: str) -> None:
         """Have all groups save and let go, wherever in an epoch they are."""
         if self._ends:
             return
-        self._ends = reason
+        self._ends, self._ends_s = reason, self._now_s
         self._outbox.note(Interrupted(reason, replay=bool(self._setup.replayed)))
         for group in self._groups:
             if group.phase in (Phase.TRAINING, Phase.PAUSING):
@@ -505,7 +539,7 @@ class Ensemble:
         self.status = self._networks.status
         self._outbox.tell(self._setup.roles.trainers, Tag.TRAINER, Exit())
         self._outbox.tell(self._setup.roles.preprocessors, Tag.PREPROCESSOR, Exit())
-        self._outbox.add(Finish(self.status))
+        self._outbox.add(Finish(self.status, self._is_cut))
 
 
 # What a group's master says of the group.

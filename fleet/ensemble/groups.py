@@ -32,7 +32,7 @@ class Groups:
     def __init__(self, roles: Roles, outlives: bool, production: Production, outbox: Outbox) -> None:
         self._roles, self._outlives, self._production, self._outbox = roles, outlives, production, outbox
         self.cluster = Cluster(tuple(sorted(roles.rank_of)), roles.gpus_per_node)  # the devices that are alive
-        self.lost: set[int] = set()  # ranks that have died
+        self.lost: set[int] = set()  # ranks that have died, or are given up
         self._idle: set[int] = set()
         self._groups: dict[str, Group] = {}
         self._measuring: dict[tuple[int, ...], Task] = {}
@@ -86,15 +86,18 @@ class Groups:
         self._idle.add(device)
 
     def built(self, built: Built) -> None:
-        """A recruit has built the network.
+        """A recruit has built the network, or all of a group have.
 
         Raises:
-            Impossible: it is none.
+            Impossible: the rank builds nothing.
         """
         group, device = self.get(built.network), self._roles.device_of[built.rank]
         if group is not None and group.recruits.get(device) is False:
             group.recruits[device] = True
-        elif device not in self.returning and built.rank not in self.lost:  # those do not know yet that they are none
+            return
+        does = (group is not None and device in group.devices) or any(device in one for one in self._measuring)
+        # Those that return may not know yet that they are no recruits any more.
+        if not does and device not in self.returning and built.rank not in self.lost:
             raise Impossible(f"rank {built.rank} builds nothing, and yet there is {built}")
 
     def lose(self, rank: int, died: RanksDied) -> list[Task]:
@@ -108,15 +111,28 @@ class Groups:
                 group.advance(died)
         return [self._measuring.pop(devices) for devices in list(self._measuring) if device in devices]
 
+    def give_up(self, devices: tuple[int, ...]) -> tuple[int, ...]:
+        """Devices that build a network do not answer, and never will; returns their ranks."""
+        self.lost.update(ranks := self._ranks(devices))
+        self.cluster = self.cluster.without(devices)
+        for group in self:
+            if set(devices) & set(group.devices):
+                self.remove(group.name)
+            for device in set(devices) & set(group.recruits):
+                del group.recruits[device]
+        self._measuring.pop(devices, None)
+        return ranks
+
     # ---- measuring ----
 
-    def measure(self, network: NetworkSpec, gpus: int) -> None:
-        """Have a network measured on some of the free devices, close together."""
+    def measure(self, network: NetworkSpec, gpus: int) -> tuple[int, ...]:
+        """Have a network measured on some of the free devices, close together; returns which."""
         devices = _close_together(sorted(self.free), gpus, self.cluster.gpus_per_node)
         self._idle -= set(devices)
         self._measuring[devices] = Task(network.name, gpus)
         ranks = self._ranks(devices)
         self._outbox.tell(ranks, Tag.TRAINER, Measure(network, ranks, self._next_number()))
+        return devices
 
     def measured(self, measured: Measured) -> Task | None:
         """A measurement is over; returns which, or None where it was given up: one of its ranks has died.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from contextlib import suppress
 
 from fleet.comm.base import World
 from fleet.ensemble.ensemble import Setup
@@ -159,8 +160,10 @@ def _parameters(prepared: Prepared) -> dict[str, int]:
     """The parameter counts that are known without building a network."""
     from fleet.spec.parameters import count_parameters
 
-    if not prepared.spec.engine.learns:
-        return {}  # their images may be too small for them
-    sample = prepared.sample
-    return {network.name: count_parameters(network.architecture.settings, sample.image.shape, sample.classes)
-            for network in prepared.spec.networks if network.architecture.kind == "family"}
+    counts, sample = {}, prepared.sample
+    for network in prepared.spec.networks:
+        if network.architecture.kind == "family":
+            with suppress(UserError):  # images too small for it, which is no matter to an engine that learns nothing
+                counts[network.name] = count_parameters(network.architecture.settings, sample.image.shape,
+                                                        sample.classes)
+    return counts

@@ -24,6 +24,7 @@ from fleet.ensemble.effects import (
     Finish,
     Heard,
     Keep,
+    KeepParameters,
     KeepRates,
     Note,
     RanksDied,
@@ -84,6 +85,10 @@ class Coordinator:
         remembered: the rates of earlier launches that are used.
         changes: what was done to networks before this launch, for the event log.
         fence: this launch's right to write.
+
+    Attributes:
+        status: how the launch ends, once it is over.
+        is_cut: whether ranks are left then that do not listen.
     """
 
     def __init__(self, world: World, setup: Setup, survey: Survey, rates: RateTable | None, results: Results,
@@ -103,6 +108,7 @@ class Coordinator:
             name: standing.history for name, standing in results.standings.items()})
         self._estimate_times = EstimateTimes()
         self.status: ExitStatus | None = None
+        self.is_cut = False
 
     # ---- the four steps of a role's life ----
 
@@ -197,6 +203,8 @@ class Coordinator:
                 self._note(event)
             case Keep(network, standing):
                 self._results.keep(network, standing)
+            case KeepParameters(network, parameters):
+                self._results.count(network, parameters)
             case KeepRates(rates):
                 write_json(self._profile, write_rates(rates))
             case ReadCheckpoint(network):
@@ -204,8 +212,8 @@ class Coordinator:
                 self._handle(CheckpointRead(network, standing, 0 if state is None else state.position))
             case Fail(error):
                 raise error
-            case Finish(status):
-                self.status = status
+            case Finish(status, is_cut):
+                self.status, self.is_cut = status, is_cut
 
     def _note(self, event: Event) -> None:
         self._overheads.add(event)

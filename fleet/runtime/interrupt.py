@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 
 from fleet.units import format_duration
@@ -31,6 +33,7 @@ class Interruption:
                  began: float | None = None) -> None:
         self._clock = clock
         self._signal: int | None = None
+        self._pipe: int | None = None
         self._walltime = walltime
         self._began = clock() if began is None else began
 
@@ -38,12 +41,20 @@ class Interruption:
         """Take the signals from now on, instead of dying of them."""
         for number in SIGNALS:
             signal.signal(number, self._note)
+        # While a library computes Python calls no handler. It writes into this pipe, which another thread may read.
+        self._pipe, written = os.pipe()
+        for end in (self._pipe, written):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(written, warn_on_full_buffer=False)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._signal = number
 
     def reason(self) -> str:
         """Why to stop, or nothing."""
+        if self._pipe is not None:
+            with suppress(BlockingIOError):
+                self._signal = next((number for number in os.read(self._pipe, 1024) if number in SIGNALS), self._signal)
         if self._signal is not None:
             return f"{signal.Signals(self._signal).name} came"
         if self._walltime is not None and self.seconds_left() == 0:

@@ -15,7 +15,7 @@ from fleet.runtime.inputs import decode, open_inputs
 from fleet.runtime.known_rates import hardware, read_rates_of
 from fleet.runtime.replay import _check_identity, _replaying
 from fleet.spec import NetworkSpec, Spec, load
-from fleet.spec.model import check_input
+from fleet.spec.fitting import joined, misfits
 from fleet.storage.code import Code
 from fleet.storage.events import Event
 from fleet.storage.identity import Machine
@@ -187,25 +187,14 @@ def _plan_memory(spec: Spec, data: DataSet, sample: SampleSpec, roles: Roles) ->
 
 
 def _check_networks(spec: Spec, sample: SampleSpec, data: DataSet, trainers: int) -> None:
-    wrong = []
-    for network in spec.networks:
-        batch = network.train.batch.size
-        if batch > len(data.train):
-            wrong.append(f"{network.name}: train.batch.size: {batch} is more than the {len(data.train)} "
-                         "training samples")
-        if network.min_gpus > trainers:
-            wrong.append(f"{network.name}: gpus: needs at least {network.min_gpus} trainers, but there are {trainers}: "
-                         "start more ranks")
-        if data.validation is None and network.train.converge.monitor.startswith("val_"):
-            wrong.append(f"{network.name}: train.converge.monitor: {network.train.converge.monitor} needs validation "
-                         "data: give data.validation, or monitor accuracy or loss")
-        if network.architecture.kind == "family" and spec.engine.learns:
-            try:
-                check_input(network.architecture.settings, sample.image.shape)
-            except UserError as error:
-                wrong.append(f"{network.name}: {error}")
-    if wrong:
-        raise UserError("\n  ".join([f"{len(wrong)} of the networks cannot be trained as the spec says", *wrong]))
+    found = misfits(spec, sample, len(data.train), data.validation is not None)
+    found += [(network, ("models", network.entry, "gpus"),
+               f"gpus: needs at least {network.min_gpus} trainers, but there are {trainers}", "start more ranks")
+              for network in spec.networks if network.min_gpus > trainers]
+    if found:
+        count = len({network.name for network, *_ in found})
+        raise UserError("\n  ".join([f"{count} of the networks cannot be trained as the spec says",
+                                     *map(str, joined(spec, found))]))
 
 
 # ---- rates -------------------------------------------------------------------------------------

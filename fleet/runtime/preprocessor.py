@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 
 from fleet.comm.base import World
-from fleet.comm.messages import Demand, Exit, Message, Produce, Tag, Throughput
+from fleet.comm.messages import Demand, Exit, Forget, Message, Produce, Tag, Throughput
 from fleet.comm.roles import Roles
 from fleet.errors import GroupStruck
 from fleet.stream.filler import SetFiller, WindowFiller
@@ -79,6 +79,8 @@ class Preprocessor:
                 self._sets.append(self._kept)
         elif isinstance(message, Demand) and self._window is not None:
             self._window.heed(message)
+        elif isinstance(message, Forget) and self._window is not None:
+            self._window.forget(message.ranks)
 
     def stop(self) -> None:
         """Leave the stream in order; collective over the leaders."""

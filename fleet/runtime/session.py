@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 from fleet.comm.base import World
 from fleet.comm.messages import Bad, Tag
@@ -66,7 +67,7 @@ class Session:
     def _train(self, board: CoordinatorSide | None) -> None:
         """A trainer; on a launch of one rank it coordinates while it waits."""
         if board is not None:
-            self._world.duties.append(board.coordinator.step)
+            self._world.duties.append(partial(self._coordinate, board))
             board.coordinator.start()
         trainer = Trainer(self._world, self._prepared.spec, self._prepared.paths, self._engine(),
                           self._prepared.sample, self._sources(), self._prepared.codes,
@@ -82,7 +83,7 @@ class Session:
             preprocessor.start()
         if board is not None:
             board.coordinator.start()
-            self._world.duties.append(board.coordinator.step)
+            self._world.duties.append(partial(self._coordinate, board))
         if preprocessor is not None:
             self._world.duties.append(preprocessor.step)
         self._world.wait(lambda: ((preprocessor is None or preprocessor.is_done) and (
@@ -90,6 +91,14 @@ class Session:
         self._world.duties.clear()
         if preprocessor is not None:
             preprocessor.stop()
+
+    def _coordinate(self, board: CoordinatorSide) -> bool:
+        """The duty of rank 0. Where ranks are left in the end that do not listen, it ends them with all others."""
+        worked = board.coordinator.step()
+        if board.coordinator.is_cut:
+            board.close()
+            self._world.end(board.end())
+        return worked
 
     # ---- what the roles stand on ----
 

@@ -5,6 +5,7 @@ Keras is not imported for them; a test compares them with what it has.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -48,11 +49,26 @@ SCHEDULES: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
+# name -> the arguments without a default
+REQUIRED = {
+    "CosineDecay": ("initial_learning_rate", "decay_steps"),
+    "CosineDecayRestarts": ("initial_learning_rate", "first_decay_steps"),
+    "ExponentialDecay": ("initial_learning_rate", "decay_steps", "decay_rate"),
+    "InverseTimeDecay": ("initial_learning_rate", "decay_steps", "decay_rate"),
+    "PiecewiseConstantDecay": ("boundaries", "values"),
+    "PolynomialDecay": ("initial_learning_rate", "decay_steps"),
+}
+_PERIODS = {"decay_steps", "first_decay_steps"}  # by which Keras divides
+_KINDS = {"number": "a number", "boolean": "true or false", "array": "a list of numbers"}
+
+
 def check_schedule(settings: Mapping[str, Any]) -> None:
-    """See that a mapping names a schedule and arguments that it has; its values are for Keras to judge.
+    """See that a mapping names a schedule and arguments that it has, with values of their kinds.
+
+    It need not be whole: an entry of ``models`` may give what is left.
 
     Raises:
-        ValueError: it does not; the message lists what there is.
+        ValueError: it does not; the message says what there is, or what would be right.
     """
     name = settings.get("name")
     known = SCHEDULES.get(name) if isinstance(name, str) else None
@@ -61,6 +77,35 @@ def check_schedule(settings: Mapping[str, Any]) -> None:
                          "arguments that Keras documents for it")
     if unknown := sorted(map(str, settings.keys() - {"name", *known})):
         raise ValueError(f"the schedule {name} takes no {', '.join(unknown)}; its arguments are {', '.join(known)}")
+    for argument, value in settings.items():
+        if argument == "name" or (value is None and argument not in REQUIRED[str(name)]):
+            continue  # None is Keras' default of those that can be None
+        kind = known[argument]["type"]
+        if not _is_of_kind(value, kind):
+            raise ValueError(f"the schedule {name} wants {_KINDS[kind]} for {argument}, not {value!r}")
+        if argument in _PERIODS and value <= 0:
+            raise ValueError(f"the schedule {name} wants a number above 0 for {argument}, not {value!r}")
+
+
+def problem_of_whole(settings: Mapping[str, Any]) -> str:
+    """What a schedule still lacks that :func:`check_schedule` has let pass; nothing where it is whole."""
+    name = settings["name"]
+    if missing := [argument for argument in REQUIRED[name] if argument not in settings]:
+        return f"the schedule {name} lacks {', '.join(missing)}; its arguments are {', '.join(SCHEDULES[name])}"
+    if name == "PiecewiseConstantDecay":
+        boundaries, values = settings["boundaries"], settings["values"]
+        if len(values) != len(boundaries) + 1 or list(boundaries) != sorted(set(boundaries)):
+            return (f"the schedule {name} wants rising boundaries, and one value more than there are boundaries, not "
+                    f"{len(boundaries)} boundaries and {len(values)} values")
+    return ""
+
+
+def _is_of_kind(value: Any, kind: str) -> bool:
+    if kind == "array":
+        return isinstance(value, list | tuple) and all(_is_of_kind(item, "number") for item in value)
+    if kind == "boolean":
+        return isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def schedule_schema() -> dict[str, Any]:

@@ -115,24 +115,3 @@ def _valid_keys(owner: type | None, wrong: str) -> str:
     close = difflib.get_close_matches(wrong, [field.name for field in dataclass_fields(owner)], n=1)
     hint = f"{close[0]}? " if close else ""
     return hint + "valid keys: " + ", ".join(shown)
-
-
-def line_of(lines: Mapping[tuple, int], where: Sequence[Any]) -> int | None:
-    """The line of a key path, or of the nearest place above it that is written down."""
-    path = tuple(where)
-    while path and path not in lines:
-        path = path[:-1]
-    return lines.get(path)
-
-
-def key_path(where: Sequence[Any]) -> str:
-    """A key path as people write it.
-
-    >>> key_path(("models", 0, "gpus"))
-    'models[0].gpus'
-    """
-    text = ""
-    for step in where:
-        shown = str(step) if str(step).isprintable() else ascii(step)
-        text += f"[{shown}]" if isinstance(step, int) else f".{shown}" if text else shown
-    return text

@@ -14,7 +14,7 @@ import re
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,8 +27,10 @@ from pydantic import (
 from fleet.errors import SpecError, SpecMistake, UserError
 from fleet.plugins import find_policy
 from fleet.spec.engines import EngineInfo, find_engine
-from fleet.spec.mistakes import explain, key_path, line_of
+from fleet.spec.learning_rate import problem_of_whole
+from fleet.spec.mistakes import explain
 from fleet.spec.model import FAMILIES, Architecture, check_target, load_function
+from fleet.spec.origin import Origin
 from fleet.spec.schema import (
     MOST_NETWORKS,
     Document,
@@ -59,7 +61,7 @@ def load(path: str | Path) -> Spec:
     """
     content, lines = read_yaml(Path(path))
     look_beside(path)
-    return _resolve(content, str(path), lines)
+    return _resolve(content, Origin(str(path), lines))
 
 
 def look_beside(path: str | Path) -> None:
@@ -78,13 +80,11 @@ def parse(content: Document | Mapping[str, Any]) -> Spec:
     Raises:
         SpecError: with every mistake, each with its key.
     """
-    return _resolve(plain(content), "spec", {})
+    return _resolve(plain(content), Origin())
 
 
-def _resolve(content: Any, file: str, lines: Mapping[tuple, int]) -> Spec:
-    def mistake(where: Sequence[Any], what: str, right: str = "") -> SpecMistake:
-        return SpecMistake(file, line_of(lines, where), key_path(where), what, right)
-
+def _resolve(content: Any, origin: Origin) -> Spec:
+    mistake = origin.mistake
     mistakes: list[SpecMistake] = []
     try:
         document = TypeAdapter(Document).validate_python(content)
@@ -103,28 +103,36 @@ def _resolve(content: Any, file: str, lines: Mapping[tuple, int]) -> Spec:
                                      problem.owner)
             else:
                 mistakes.append(mistake(("models", index), str(problem)))
+    spec = Spec(document, tuple(networks), origin)
+    mistakes += _incomplete_schedules(spec)
     names = [network.name for network in networks]
     mistakes += [mistake(("models",), f"{count} networks are named {name!r}", "another `name:` for one of them")
                  for name, count in sorted(Counter(names).items()) if count > 1]
     if mistakes:
-        raise SpecError(sorted(mistakes, key=lambda mistake: mistake.line or 0))
-    return Spec(document, tuple(networks))
+        raise SpecError(mistakes, salvaged=spec)
+    return spec
 
 
 def _salvage(content: Mapping[str, Any]) -> tuple[Document, list[tuple[int, ModelEntry]]]:
-    """The parts of a wrong document that are right, so that mistakes of all kinds are found at once."""
+    """The parts of a wrong document that are right, so that mistakes of all kinds are found at once.
+
+    Returns:
+        A document, in which something else stands in the place of an entry that is wrong; and the entries that are
+        right, with their places.
+    """
     parts: dict[str, Any] = {}
     for field in dataclass_fields(Document):
         if field.name in content and field.name != "models":
             parts |= _right_part(field.name, content[field.name])
-    entries = []
-    models = content.get("models")
+    models, entries = content.get("models"), []
+    places = [ModelEntry(family="softmax")] * (len(models) if isinstance(models, list | tuple) else 1)
     for index, item in enumerate(models if isinstance(models, list | tuple) else []):
         try:
-            entries.append((index, TypeAdapter(ModelEntry).validate_python(item)))
+            places[index] = TypeAdapter(ModelEntry).validate_python(item)
         except ValidationError:
             continue
-    return Document(models=(ModelEntry(family="softmax"),), **parts), entries
+        entries.append((index, places[index]))
+    return Document(models=tuple(places) or (ModelEntry(family="softmax"),), **parts), entries
 
 
 def _right_part(name: str, value: Any) -> dict[str, Any]:
@@ -179,6 +187,16 @@ def _unread(document: Document, content: Mapping[str, Any]) -> Iterator[tuple[tu
             yield ("schedule", name), f"{policy.name} does not read {name}", policy.reads_of(settings)
 
 
+def _incomplete_schedules(spec: Spec) -> list[SpecMistake]:
+    """The learning rate schedules that lack an argument when all that entries change is put into them, each once."""
+    found: dict[SpecMistake, None] = {}
+    for network in spec.networks:
+        rate = network.train.optimizer.learning_rate
+        if isinstance(rate, Mapping) and (wrong := problem_of_whole(rate)):
+            found[spec.origin.mistake(spec.place_of(network, "train", "optimizer", "learning_rate"), wrong)] = None
+    return list(found)
+
+
 class _MisfitError(Exception):
     """A part of a model's entry, with all that was put into it, does not fit its owner's settings."""
 
@@ -201,7 +219,7 @@ def _networks(document: Document, index: int, entry: ModelEntry, problems: list[
             break  # the other draws will hardly be better
         networks.append(NetworkSpec(
             name=name, architecture=architecture, train=train, seed=zlib.crc32(f"{document.seed}/{name}".encode()),
-            min_gpus=least, max_gpus=most, parameters=dict(drawn)))
+            min_gpus=least, max_gpus=most, parameters=dict(drawn), entry=index))
     return networks
 
 

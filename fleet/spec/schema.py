@@ -5,7 +5,8 @@ What a key means is said once, in its ``Field(description=...)``: the JSON Schem
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -30,6 +31,7 @@ from fleet.spec.fields import (
 )
 from fleet.spec.learning_rate import check_schedule, schedule_schema
 from fleet.spec.model import Architecture
+from fleet.spec.origin import Origin
 from fleet.spec.space import Grid, Space
 from fleet.units import parse_delta
 from scheduler.base import Options
@@ -187,6 +189,9 @@ class Train:
         "and groups of one size, so that --replay is exact. If one network asks for it, all of the launch are trained "
         "so: TensorFlow takes deterministic kernels, and each rank without a GPU computes in one thread, which is "
         "slower."))
+    build_timeout: Annotated[Duration, Field(gt=0)] = Field(default=300.0, json_schema_extra=_as("5min"), description=(
+        "How long building the network may take, like 5min. In fleet check the same is true of a training step and of "
+        "the export. A network that takes longer has failed."))
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -342,6 +347,7 @@ class NetworkSpec:
     min_gpus: int = 1
     max_gpus: int | None = None
     parameters: dict[str, Any] = Field(default_factory=dict)  # what was drawn, for the results table
+    entry: int = 0  # of `models`, from which it comes
 
     def global_batch(self, gpus: int) -> int:
         """Samples in one step on ``gpus`` GPUs."""
@@ -359,6 +365,21 @@ class Spec:
 
     document: Document
     networks: tuple[NetworkSpec, ...]
+    origin: Origin = field(default=Origin(), compare=False, repr=False)
+
+    def place_of(self, network: NetworkSpec, *setting: str) -> tuple:
+        """The key path where a setting of a network was chosen, such as ``train``, ``batch``, ``size``.
+
+        That is the space or the grid from which it was drawn, the network's entry, or the top of the document; for a
+        default it is the entry.
+        """
+        entry, model = ("models", network.entry), self.document.models[network.entry]
+        dotted = ".".join(setting)
+        for name in network.parameters:
+            if f"{dotted}.".startswith(f"{name}."):
+                return (*entry, "space" if model.grid is None else "grid", name)
+        is_own = _holds(model.train, setting[1:])
+        return (*entry, *setting) if is_own or setting not in self.origin.lines else setting
 
     @property
     def data(self) -> Data:  # noqa: D102 - the document's parts, without the detour
@@ -409,6 +430,15 @@ class Spec:
     def by_name(self) -> dict[str, NetworkSpec]:
         """The networks by name."""
         return {network.name: network for network in self.networks}
+
+
+def _holds(settings: Any, path: tuple[str, ...]) -> bool:
+    """Whether nested settings have something under a path."""
+    for step in path:
+        if not isinstance(settings, Mapping) or step not in settings:
+            return False
+        settings = settings[step]
+    return True
 
 
 def with_output(spec: Spec, output: str | Path) -> Spec:

@@ -13,7 +13,7 @@ import yaml
 
 from fleet.errors import SpecError, SpecMistake
 from fleet.spec.fields import default_of
-from fleet.spec.mistakes import key_path
+from fleet.spec.origin import key_path
 from fleet.spec.schema import Document
 
 

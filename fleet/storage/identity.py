@@ -42,7 +42,7 @@ def identity(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> str:
     ring = {"shards": data.shards} if data.order == "ring" else {}
     test = {"test": data.test} if isinstance(data.test, float) else {}  # it is taken from the training samples
     train = TypeAdapter(Train).dump_python(network.train, mode="json")
-    for changeable in ("converge", "deterministic"):  # the latter says how numbers are added up
+    for changeable in ("converge", "deterministic", "build_timeout"):  # the second says how numbers are added up
         train.pop(changeable)
     return _hash({"architecture": network.architecture.key, "seed": network.seed, "train": train,
                   "engine": spec.resources.engine, "source": data.source, "options": data.options,
@@ -62,6 +62,7 @@ def trial_identity(network: NetworkSpec, spec: Spec, sample: SampleSpec, beside:
     """
     engine = code_of(spec.resources.engine, beside)
     return _hash({"identity": identity(network, spec, sample), "gpus": [network.min_gpus, network.max_gpus],
+                  "build_timeout": network.train.build_timeout,
                   "code": code_of(network.architecture.target, beside), **({"engine": engine} if engine else {})})
 
 

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -36,7 +37,7 @@ class NetworkResult:
 
     Attributes:
         reason: why the network is done, or why it failed.
-        parameters: how many it has; None where only building it would tell.
+        parameters: how many it has; None until it is built, and where its engine cannot tell.
         best_epoch: counted from 1, by the monitored value; the losses and accuracies are of this epoch.
         test_loss, test_accuracy: of the exported network, on the test data; NaN without it, and until it is done.
         seconds: of training.
@@ -104,6 +105,12 @@ class Results:
                     self.paths.failure(name).unlink(missing_ok=True)
         self.write()
 
+    def count(self, name: str, parameters: int) -> None:
+        """A network that was built has so many parameters."""
+        if self.parameters.get(name) != parameters:
+            self.parameters[name] = parameters
+            self.write()
+
     def add_bad(self, name: str, reason: str) -> None:
         """A sample could not be read."""
         self.bad[name] = reason
@@ -156,6 +163,9 @@ def _rank(row: NetworkResult) -> tuple:
 def recover(results: Results) -> dict[str, State]:
     """Take up what earlier launches of a run have left: the records of all checkpoints, without arrays."""
     states = {}
+    with suppress(UserError):  # there is no table yet, or it is damaged
+        results.parameters = {row.name: row.parameters for row in read_results(results.paths.root)
+                              if row.parameters is not None and row.name in results.spec.by_name} | results.parameters
     for network in results.spec.networks:
         name = network.name
         results.standings[name], state = look_up(results, network)

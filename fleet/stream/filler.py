@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -96,11 +96,16 @@ class WindowFiller:
 
     def _drop_dead_ranks(self) -> None:
         """What a trainer of this node would still read when it dies, it will not."""
-        lost, roles = self._world.lost, self._roles
-        for rank in lost - self._buried:
+        lost = self._world.lost
+        self.forget(lost - self._buried)
+        self._buried = lost
+
+    def forget(self, ranks: Iterable[int]) -> None:
+        """Hold nothing for trainers that read no more."""
+        roles = self._roles
+        for rank in ranks:
             if rank in roles.device_of and roles.node_of[rank] == roles.node_of[self._world.rank]:
                 self._window.need(roles.place(rank), NOT_READING)
-        self._buried = lost
 
     def _may_write(self, sequence: int) -> bool:
         """Whether chunk ``sequence`` is wanted yet, and its slot is free."""

@@ -60,8 +60,11 @@ class KerasEngine:
         if train.precision == "mixed_float16":
             optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
         optimizer.build(model.trainable_variables)
-        return KerasNetwork(model, optimizer, self._sample, partial(make_exchange, horovod=self._horovod), group,
-                            train.xla)
+        built = KerasNetwork(model, optimizer, self._sample, partial(make_exchange, horovod=self._horovod), group,
+                             train.xla)
+        if network.architecture.kind == "import":
+            built.check_export()  # rather than after all epochs
+        return built
 
 
 def make(setup: Setup) -> KerasEngine:

@@ -45,7 +45,7 @@ class HostExchange(Protocol):
 
     group: Group
 
-    def sum_on_host(self, gradients: Sequence[tf.Tensor], sums: Any, error: Exception | None
+    def sum_on_host(self, gradients: Sequence[tf.Tensor], sums: Any, error: BaseException | None
                     ) -> tuple[list[np.ndarray], Sums]:
         """The gradients and sums of all ranks.
 
@@ -121,7 +121,7 @@ class MpiExchange:
         self.group = group
 
     def sum_on_host(self, gradients: Sequence[tf.Tensor], sums: Any,  # noqa: D102 - HostExchange says it
-                    error: Exception | None) -> tuple[list[np.ndarray], Sums]:
+                    error: BaseException | None) -> tuple[list[np.ndarray], Sums]:
         arrays = [np.asarray(gradient, np.float32) for gradient in gradients]
         mine = np.asarray(sums) if error is None else Sums(failed=True).pack()
         flat = np.concatenate([*(array.ravel() for array in arrays), mine], dtype=np.float32)

@@ -19,7 +19,7 @@ import keras
 import numpy as np
 from keras import layers
 
-from fleet.errors import ModelError, NetworkWarning, UserError
+from fleet.errors import ModelError, NetworkWarning, UserError, exit_reason
 from fleet.spec.model import (
     CNN,
     Architecture,
@@ -62,16 +62,39 @@ def build_model(model: Architecture, input_shape: tuple[int, int, int], classes:
         ModelError: a function of one's own raised, or returned something else than such a model.
     """
     with _seeded(seed):
-        if model.kind == "family":
-            return _build_family(model, input_shape, classes)
-        if model.kind == "application":
-            return _build_application(model, input_shape, classes)
-        return _build_imported(model, input_shape, classes)
+        built = _described(model, input_shape, classes)
+        if model.kind != "import":
+            return built
+        _warn_of_its_loss(model.target, built)
+        return _logits(model.target, built, input_shape, classes)
 
 
 def count_keras_parameters(model: Architecture, input_shape: tuple[int, int, int], classes: int, seed: int) -> int:
-    """The parameters of a network, trainable or not, by building it; arguments and errors as :func:`build_model`'s."""
-    return build_model(model, input_shape, classes, seed).count_params()
+    """The parameters of a network, trainable or not, without taking the memory for them.
+
+    A function that wants values, which there are none of, is called once more, and its network built; arguments and
+    errors are those of :func:`build_model`.
+    """
+    try:
+        with _seeded(seed), keras.StatelessScope(initialize_variables=False):
+            built = _described(model, input_shape, classes)
+            if not built.built:
+                built(keras.KerasTensor((None, *input_shape)))
+            return built.count_params()
+    except Exception:  # it says why when it is built
+        keras.utils.clear_session(free_memory=False)
+        return build_model(model, input_shape, classes, seed).count_params()
+    finally:
+        keras.utils.clear_session(free_memory=False)  # else Keras makes up for what was not initialized here
+
+
+def _described(model: Architecture, input_shape: tuple[int, int, int], classes: int) -> keras.Model:
+    """A network as its description gives it, which need not have been called yet."""
+    if model.kind == "family":
+        return _build_family(model, input_shape, classes)
+    if model.kind == "application":
+        return _build_application(model, input_shape, classes)
+    return _build_imported(model, input_shape, classes)
 
 
 @contextmanager
@@ -258,12 +281,13 @@ def _build_imported(model: Architecture, input_shape: tuple[int, int, int], clas
         raise UserError(f"{model.target} is called with {', '.join(keywords)}: {error}") from error
     try:
         built = function(**keywords)
+    except SystemExit as error:
+        raise ModelError(f"{model.target} returned no model: {exit_reason(error)}") from error
     except Exception as error:  # the user's function may raise anything
         raise ModelError(f"{model.target} raised {one_line(error)}") from error
     if not isinstance(built, keras.Model):
         raise ModelError(f"{model.target} returned a {type(built).__name__}, not a keras.Model")
-    _warn_of_its_loss(model.target, built)
-    return _logits(model.target, built, input_shape, classes)
+    return built
 
 
 def _warn_of_its_loss(target: str, model: keras.Model) -> None:

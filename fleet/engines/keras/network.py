@@ -19,6 +19,8 @@ import tensorflow as tf
 from fleet.comm.base import Group
 from fleet.engines.base import Arrays, PeerFailed, Sums
 from fleet.engines.keras.exchange import GradientExchange, GraphExchange, HorovodExchange, HostExchange, NoExchange
+from fleet.engines.keras.export import check_config, export_model, try_load
+from fleet.engines.keras.memory import kept_bytes
 from fleet.errors import CheckpointError
 from fleet.storage.files import replace_by
 from preprocess.sample import SampleSpec
@@ -34,7 +36,7 @@ class KerasNetwork:
     def __init__(self, model: keras.Model, optimizer: keras.optimizers.Optimizer, sample: SampleSpec,
                  exchange_of: Callable[[Group], GradientExchange], group: Group, xla: bool) -> None:
         self._model, self._optimizer, self._exchange_of = model, optimizer, exchange_of
-        self._affine = sample.affine
+        self._sample, self._affine = sample, sample.affine
         self._exchange = exchange_of(group)
         self._ranks = tf.Variable(float(group.size), trainable=False)  # in no graph as a number: groups change
         signature = [tf.TensorSpec((None, *sample.image.shape), sample.image.dtype), tf.TensorSpec((None,), tf.int64),
@@ -60,11 +62,12 @@ class KerasNetwork:
 
     def _step_on_host(self, exchange: HostExchange, images: np.ndarray, labels: np.ndarray, rows: np.float32,
                       wish: np.float32) -> Sums:
-        gradients, sums, error = self._zeros(), _no_sums(wish), None
+        gradients, sums = self._zeros(), _no_sums(wish)
+        error: BaseException | None = None
         try:
             if len(labels):
                 gradients, sums = self._local(images, labels, rows, wish)
-        except Exception as caught:  # the other ranks wait for this one's part
+        except BaseException as caught:  # also one that exits: the other ranks wait for this one's part
             error = caught
         summed, total = exchange.sum_on_host(gradients, sums, error)
         if total.count:
@@ -78,7 +81,7 @@ class KerasNetwork:
                 return Sums.unpack(self._fused[type(exchange)](images, labels, rows, wish).numpy())
             # The zeros come from outside: of constants TensorFlow would take the sum once, and keep it.
             return Sums.unpack(self._fused_empty(self._zeros(), tf.constant(_no_sums(wish)), rows).numpy())
-        except Exception as error:
+        except BaseException as error:
             # Wakes the ranks that wait inside the exchange: they raise as well.
             exchange.close()
             if "Horovod has been shut down" in str(error):
@@ -124,12 +127,27 @@ class KerasNetwork:
         transform) and gives logits.
         """
         self.load(arrays)
-        model = self._model
-        if self._affine is not None:
-            raw = keras.Input(model.input_shape[1:], name="raw_image")
-            scaled = keras.layers.Rescaling(self._affine.multiplier.tolist(), self._affine.offset.tolist())(raw)
-            model = keras.Model(raw, model(scaled), name=model.name)
-        replace_by(path, model.save)
+        replace_by(path, export_model(self._model, self._sample).save)
+
+    def check_export(self) -> None:
+        """See, without writing anything, that the network will be exported.
+
+        Raises:
+            ModelError: it cannot be.
+        """
+        check_config(export_model(self._model, self._sample))
+
+    def try_export(self, folder: Path) -> str:  # noqa: D102 - Examinable says it
+        path = folder / "best.keras"
+        self.check_export()
+        self.export(self.state(), path)
+        return try_load(path, self._model, self._sample)
+
+    def count_parameters(self) -> int:  # noqa: D102
+        return self._model.count_params()
+
+    def row_bytes(self) -> int | None:  # noqa: D102
+        return kept_bytes(self._fused[NoExchange].get_concrete_function().graph)
 
     def regroup(self, group: Group) -> None:  # noqa: D102
         self._exchange.close()

@@ -43,7 +43,7 @@ class Training:
         """
         try:
             return self.trainable.step(images, labels, size, stop)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             # An engine raises on all ranks of the group or on none: so all of them are here.
             raise agree(self.group, error) from error
 

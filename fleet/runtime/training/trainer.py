@@ -32,9 +32,10 @@ from fleet.comm.messages import (
     Tag,
     Warned,
 )
-from fleet.engines.base import Engine, Trainable, network_warnings
+from fleet.engines.base import Engine, Examinable, Trainable, network_warnings
 from fleet.errors import GroupStruck, InfrastructureError
 from fleet.runtime.training.all_or_none import NetworkFailed, all_or_none
+from fleet.runtime.training.building import build_within
 from fleet.runtime.training.loop import TrainingLoop
 from fleet.runtime.training.measuring import measure_rate
 from fleet.runtime.training.network import Training
@@ -120,7 +121,7 @@ class Trainer:
         with self._leaving(training), ExitStack() as held:
             failure: Exception | None = None
             try:
-                training.trainable = held.enter_context(closing(self._engine.build(network, training.group)))
+                training.trainable = held.enter_context(closing(self._build(network, training.group)))
             except Exception as error:  # the network fails, on all ranks, once they have met
                 failure = error
             self._tell(Built(network.name, self._world.rank))
@@ -158,11 +159,16 @@ class Trainer:
     @contextmanager
     def _built(self, network: NetworkSpec, group: Group) -> Iterator[Trainable]:
         with closing(all_or_none(group, lambda: self._build(network, group))) as trainable:
+            if group.is_master:
+                parameters = trainable.count_parameters() if isinstance(trainable, Examinable) else None
+                self._tell(Built(network.name, self._world.rank, parameters))
             yield trainable
 
     def _build(self, network: NetworkSpec, group: Group) -> Trainable:
+        """Build a network here, in the time that it may take."""
+        duties = self._world.do_duties if self._world.duties else None
         with network_warnings() as told:
-            trainable = self._engine.build(network, group)
+            trainable = build_within(network.train.build_timeout, lambda: self._engine.build(network, group), duties)
         if group.is_master:
             for warning in told:
                 log.warning("%s: %s", network.name, warning)

@@ -51,3 +51,18 @@ def test_a_signal_is_named(clock, number):
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
+
+
+def test_a_signal_is_heard_by_another_thread_while_no_handler_is_called(clock):
+    interruption = Interruption(None, clock)
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    interruption.watch()
+    try:
+        for number in SIGNALS:
+            signal.signal(number, lambda *_: None)  # as if Python were deaf: it is the pipe that tells
+        signal.raise_signal(signal.SIGUSR2)
+        assert interruption.reason() == "SIGUSR2 came"
+    finally:
+        signal.set_wakeup_fd(-1)
+        for number, handler in before.items():
+            signal.signal(number, handler)

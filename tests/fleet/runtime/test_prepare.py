@@ -112,6 +112,12 @@ def test_all_that_is_wrong_with_the_networks_is_said_at_once(asking):
     assert "b: gpus: needs at least 7 trainers" in message
 
 
+def test_a_network_that_fits_on_no_gpu_is_refused_before_any_is_built(asking):
+    asking.content |= {"models": [{"family": "cnn", "name": "a", "args": {"filters": [4], "dense": [10**6, 10**6]}}],
+                       "resources": {"engine": "keras"}}
+    assert "a: it has 1,000,021,000,059 parameters, which take at least 8 TB on each GPU to train" in asking.refused()
+
+
 def alone(path):
     return Numbered(int(path), seed=1)
 

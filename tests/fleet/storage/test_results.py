@@ -124,6 +124,13 @@ def test_a_network_goes_on_where_its_checkpoint_is(results):
     assert (list(states), results.standing("a")) == (["a"], Standing(history(0.5, 0.6)))
 
 
+def test_the_parameters_of_what_was_built_are_kept_for_launches_that_do_not_build_it(results):
+    results.count("b", 7)
+    again = Results(results.spec, results.paths, 60, parameters={"a": 52})
+    recover(again)
+    assert {row.name: row.parameters for row in again.rows()} == {"a": 52, "b": 7, "c": None}
+
+
 def test_a_network_that_had_converged_is_finished(results):
     left(results, "a", history(0.5, 0.6, 0.7))
     recover(results)

@@ -26,6 +26,9 @@ class Filled:
     def heed(self, node, sequence):
         self._filler.heed(Demand(node, sequence))
 
+    def forget(self, rank):
+        self._filler.forget([rank])
+
     def fill(self):
         """Fill as far as may be; returns one past the newest chunk."""
         while self._filler.step():
@@ -89,6 +92,18 @@ def test_a_reader_that_has_died_holds_nothing_back():
         made.window.need(1, 40)
         assert made.fill() == LAYOUT.slots
         made.world.lost = frozenset({ROLES.trainers[0]})
+        return made.fill()
+
+    assert filled(use) == 43
+
+
+def test_a_reader_that_was_given_up_holds_nothing_back_though_it_lives():
+    def use(made):
+        made.follow(NO_LIMIT, hold=NO_LIMIT)
+        made.window.need(0, 0)
+        made.window.need(1, 40)
+        assert made.fill() == LAYOUT.slots
+        made.forget(ROLES.trainers[0])
         return made.fill()
 
     assert filled(use) == 43

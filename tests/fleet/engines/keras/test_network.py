@@ -8,7 +8,7 @@ import pytest
 
 from fleet.errors import CheckpointError
 from fleet.spec import parse
-from fleet.spec.learning_rate import SCHEDULES
+from fleet.spec.learning_rate import REQUIRED, SCHEDULES
 from preprocess.sample import Affine, ImageSpec, SampleSpec
 
 pytestmark = pytest.mark.tensorflow
@@ -112,6 +112,7 @@ def test_the_arguments_of_learning_rate_schedules_are_those_of_keras(name):
 
     known = inspect.signature(getattr(keras.optimizers.schedules, name)).parameters
     assert set(SCHEDULES[name]) == set(known) - {"name"}
+    assert list(REQUIRED[name]) == [name for name, one in known.items() if one.default is one.empty]
 
 
 @pytest.fixture

@@ -1,10 +1,9 @@
-"""What the trainer says of an error."""
+"""What is said of a network that failed."""
 
 import pytest
 
+from fleet.engines.reasons import reason_of
 from fleet.errors import ModelError
-
-pytest.importorskip("mpi4py")
 
 KERAS = """in user code:
 
@@ -27,10 +26,10 @@ KERAS = """in user code:
     (ValueError(), "ValueError"),
     (ModelError("the loss became nan"), "the loss became nan"),
     (MemoryError("wanted 3 GB"), "out of memory: MemoryError: wanted 3 GB"),
+    (SystemExit(3), "it exited, by sys.exit(3)"),
+    (KeyboardInterrupt(), "it raised KeyboardInterrupt"),
     (RuntimeError(KERAS), "RuntimeError: RuntimeError: Exception encountered when calling Attention.call(). "
                           "the heads do not divide 10"),
 ])
 def test_an_error_is_told_in_one_line_without_its_traceback(error, reason):
-    from fleet.runtime.training.all_or_none import reason_of
-
     assert reason_of(error) == reason

@@ -1,0 +1,56 @@
+"""A group of one rank without MPI, for trying out a network outside of any launch."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+
+T = TypeVar("T")
+
+
+class Alone:
+    """:class:`fleet.comm.base.Group` of this process alone: there is nobody to wait for."""
+
+    rank = 0
+    size = 1
+    ranks: tuple[int, ...] = (0,)
+    is_master = True
+
+    def sum(self, buffer: np.ndarray) -> None:
+        """One array is the sum of itself."""
+
+    def meet(self) -> None:
+        """All are here."""
+
+    def exchange(self, value: T) -> list[T]:  # noqa: D102 - Group says it
+        return [value]
+
+    def from_master(self, value: T | None) -> T:  # noqa: D102
+        assert value is not None
+        return value
+
+    def broadcast(self, buffers: Sequence[np.ndarray]) -> None:
+        """Nobody else has any."""
+
+    def start_broadcast(self, buffers: Sequence[np.ndarray], root: int) -> Alone:  # noqa: D102
+        return self
+
+    def is_done(self) -> bool:
+        """Whether a broadcast is: at once."""
+        return True
+
+    def check(self) -> None:
+        """Nobody else can die."""
+
+    def striking(self) -> contextlib.nullcontext[None]:  # noqa: D102
+        return contextlib.nullcontext()
+
+    def rest(self, seconds: float) -> None:  # noqa: D102
+        time.sleep(max(0.0, seconds))
+
+    def free(self) -> None:
+        """Nothing is held."""

@@ -1,0 +1,150 @@
+"""What is written of a network for use without FLEET: a model that plain Keras loads."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from fleet.errors import ModelError
+from fleet.spec.model import one_line
+from preprocess.sample import SampleSpec
+
+_ADVICE = "build it from layers of Keras, or give its classes a get_config"
+
+
+def export_model(model: keras.Model, sample: SampleSpec) -> keras.Model:
+    """The model to be written, which shares its weights with the network.
+
+    It takes samples as the stream carries them, and gives logits. A subclass of ``keras.Model`` is written as the
+    layers that it calls, so that loading it takes none of its code; where its ``call`` does what only its code can do,
+    as itself.
+
+    Raises:
+        ModelError: it cannot be written.
+    """
+    try:
+        if _is_keras(type(model).__module__):
+            return model if sample.affine is None else _behind_scale(model, sample, model)
+        for call in (_layers_of(model), model):
+            try:
+                written = _behind_scale(model, sample, call)
+            except Exception:  # a call that wants values, or functions of TensorFlow, where there are symbols
+                if call is model:
+                    raise
+                continue
+            if call is model or agree(model, written, sample):
+                return written
+        raise AssertionError("the last way returns or raises")
+    except Exception as error:
+        raise _not_exported(error) from error
+
+
+def check_config(model: keras.Model) -> None:
+    """See that a model can be described in a file, before hours are spent on it.
+
+    Raises:
+        ModelError: it cannot.
+    """
+    try:
+        keras.saving.serialize_keras_object(model)
+    except Exception as error:  # a user's get_config may raise anything
+        raise _not_exported(error) from error
+
+
+def try_load(path: Path, model: keras.Model, sample: SampleSpec) -> str:
+    """Load a network as users would, and compare it with the one that was written.
+
+    Returns:
+        What that takes beside Keras, in a line; empty where it takes nothing.
+
+    Raises:
+        ModelError: it cannot be loaded, or gives something else.
+    """
+    classes = {type(layer) for layer in model._flatten_layers()}
+    own = {one.__name__: one for one in classes if not _is_keras(one.__module__)}
+    ways: list[dict[str, Any]] = [{}, {"custom_objects": own}, {"safe_mode": False},
+                                  {"custom_objects": own, "safe_mode": False}]
+    for way in ways:
+        try:
+            loaded = keras.saving.load_model(path, **way)
+        except Exception as caught:  # a user's from_config may raise anything
+            error = caught
+            continue
+        break
+    else:
+        raise ModelError(f"best.keras cannot be loaded again: {_short(error)}; {_ADVICE}") from error
+    if not agree(model, loaded, sample):
+        raise ModelError(f"best.keras gives other logits than the network: its description lacks something; {_ADVICE}")
+    takes = [f"the module {module}" for module in _modules(path)]
+    takes += [f"custom_objects with {', '.join(sorted(own))}"] if "custom_objects" in way else []
+    takes += ["safe_mode=False"] if "safe_mode" in way else []
+    return f"loading best.keras takes {' and '.join(takes)}" if takes else ""
+
+
+def agree(model: keras.Model, written: keras.Model, sample: SampleSpec) -> bool:
+    """Whether a network and what is written of it give the same logits for images at random."""
+    images = np.random.default_rng(0).uniform(0, 255, (2, *sample.image.shape)).astype(np.float32)
+    scaled = images if sample.affine is None else images * sample.affine.multiplier + sample.affine.offset
+    mine, theirs = (keras.ops.convert_to_numpy(one(batch, training=False)).astype(np.float64)
+                    for one, batch in ((model, scaled), (written, images)))
+    tolerance = 1e-3 if model.compute_dtype == "float32" else 5e-2
+    return mine.shape == theirs.shape and bool(
+        np.allclose(mine, theirs, rtol=tolerance, atol=tolerance * max(1.0, float(np.abs(mine).max()))))
+
+
+def _behind_scale(model: keras.Model, sample: SampleSpec, call: Any) -> keras.Model:
+    """A model of layers alone around what a call does; it scales first, where the stream leaves that to the network."""
+    raw = keras.Input(sample.image.shape, name="raw_image")
+    scaled = raw
+    if sample.affine is not None:
+        scaled = keras.layers.Rescaling(sample.affine.multiplier.tolist(), sample.affine.offset.tolist())(raw)
+    return keras.Model(raw, call(scaled), name=model.name)
+
+
+def _layers_of(model: keras.Model) -> Any:
+    """A subclass's call, without the subclass around it."""
+    training = inspect.signature(model.call).parameters.get("training")
+    wants_it = training is not None and training.default is inspect.Parameter.empty
+    return lambda images: model.call(images, **({"training": False} if wants_it else {}))
+
+
+def _modules(path: Path) -> list[str]:
+    """The modules beside Keras that the description of a network names."""
+    found: set[str] = set()
+
+    def look(part: Any) -> None:
+        if isinstance(part, dict):
+            if isinstance(module := part.get("module"), str) and "class_name" in part:
+                found.add(module)
+            part = list(part.values())
+        if isinstance(part, list):
+            for item in part:
+                look(item)
+
+    with zipfile.ZipFile(path) as file:
+        look(json.loads(file.read("config.json")))
+    return sorted(module for module in found if not _is_keras(module) and module != "builtins")
+
+
+def _is_keras(module: str) -> bool:
+    return f"{module}.".startswith("keras.")
+
+
+def _not_exported(error: Exception) -> ModelError:
+    if isinstance(error, ModelError):
+        return error
+    return ModelError(f"cannot be exported as best.keras: {_short(error)}; {_ADVICE}")
+
+
+def _short(error: Exception) -> str:
+    """An error in a line, without the page of advice that Keras adds."""
+    text = one_line(error).rpartition(" Exception encountered: ")[2]
+    for advice in (" Please implement", " Example:", " Make sure", " Full object config"):
+        text = text.partition(advice)[0]
+    return text[:300]

@@ -1,0 +1,40 @@
+"""What a training step holds in memory, read from its graph."""
+
+from __future__ import annotations
+
+import math
+
+import tensorflow as tf
+
+
+def kept_bytes(graph: tf.Graph) -> int | None:
+    """Bytes for each row of a batch that the forward pass of a step keeps for the backward pass.
+
+    These are the tensors of the forward pass that the backward pass reads, and twice the largest of them: its gradient,
+    and the one that is computed from that. What runs inside of loops (recurrent layers) is not seen.
+
+    Args:
+        graph: of a step whose batch has a first dimension of unknown size.
+
+    Returns:
+        None where no such tensor is found.
+    """
+    kept: dict[object, int] = {}
+    for operation in graph.get_operations():
+        if _is_backward(operation):
+            for tensor in operation.inputs:
+                if not _is_backward(tensor.op) and (size := _row_bytes(tensor)):
+                    kept[tensor.ref()] = size
+    return sum(kept.values()) + 2 * max(kept.values()) if kept else None
+
+
+def _is_backward(operation: tf.Operation) -> bool:
+    return "gradient_tape" in operation.name  # as TensorFlow names what a tape adds
+
+
+def _row_bytes(tensor: tf.Tensor) -> int:
+    """Bytes of one row; 0 for what is none of a batch."""
+    shape = tensor.shape.as_list() if tensor.shape.rank else []
+    if not shape or shape[0] is not None or None in shape[1:]:
+        return 0
+    return math.prod(shape[1:]) * tensor.dtype.size

@@ -1,0 +1,31 @@
+"""Why a network failed, in one line."""
+
+from __future__ import annotations
+
+from fleet.errors import FleetError, exit_reason
+from fleet.spec.model import one_line
+
+
+def reason_of(error: BaseException) -> str:
+    """What a network's code has raised, in words that its user understands."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "ResourceExhaustedError":
+        return "out of memory: " + one_line(error)[:300]
+    if isinstance(error, FleetError):
+        return str(error)
+    if isinstance(error, SystemExit):
+        return exit_reason(error)
+    raised = "" if isinstance(error, Exception) else "it raised "
+    return f"{raised}{type(error).__name__}: {_without_frames(str(error))}".removesuffix(": ")[:500]
+
+
+def _without_frames(text: str) -> str:
+    """An error's own words in one line: those that TensorFlow and Keras repeat from the traceback are in the log."""
+    kept, skips = [], 0
+    for line in text.partition("Arguments received by")[0].splitlines():
+        if line.lstrip().startswith("File "):
+            skips = 2  # the frame, and the code that stands under it
+        if skips:
+            skips -= 1
+        elif line.strip() and line.strip() != "in user code:":
+            kept.append(line.strip())
+    return " ".join(kept)

@@ -1,0 +1,215 @@
+"""Trying networks out: build each, take a step on zeros, export it; in a process of its own, without MPI.
+
+``python -m fleet.engines.trial`` reads a pickled :class:`Request` from its standard input and writes a line of JSON for
+each stage that begins and each network that is done. What users' functions print goes to standard error. They may
+exit, crash and hang here: whoever has started the process knows from the last line what it was at
+(:mod:`fleet.jobs.trials`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import faulthandler
+import json
+import os
+import pickle
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from fleet.comm.alone import Alone
+from fleet.engines.base import Engine, Examinable, Trainable, network_warnings
+from fleet.engines.reasons import reason_of
+from fleet.engines.registry import count_parameters, make_engine
+from fleet.errors import ModelError, SettingError, UserError
+from fleet.spec import NetworkSpec, Spec
+from fleet.spec.fitting import too_large, training_bytes
+from fleet.spec.model import one_line
+from fleet.units import format_size
+from preprocess.sample import SampleSpec
+from scheduler.base import RateTable
+
+_ROWS = 2  # of zeros: what is wrong shows with them, and a machine without GPUs takes no more than it must
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to try.
+
+    Attributes:
+        networks: their places among those of the spec.
+        rates: where the spec names some.
+        steps: whether to take a training step.
+        memory: bytes that a network may take here; one that wants more is not built.
+    """
+
+    spec: Spec
+    sample: SampleSpec
+    networks: tuple[int, ...]
+    rates: RateTable | None
+    steps: bool
+    memory: int
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What came out for one network.
+
+    Attributes:
+        network: its place among those of the spec.
+        problem: why it cannot be trained; empty where it can.
+        setting: the keys of the setting that is to blame, where it is one.
+        parameters: how many it has; None where that is not known.
+        memory: bytes on a GPU that trains it, estimated; None where that is not known.
+        notes: what its user should know.
+        warnings: what its engine warns of while it builds it (:class:`fleet.errors.NetworkWarning`).
+    """
+
+    network: int
+    problem: str = ""
+    setting: tuple[str, ...] = ()
+    parameters: int | None = None
+    memory: int | None = None
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+class _TooLargeHereError(Exception):
+    """A network might be trained on a GPU, and cannot be built on this machine."""
+
+
+@dataclass
+class _Trying:
+    """One network, and what is known of it so far."""
+
+    index: int
+    network: NetworkSpec
+    request: Request
+    say: Callable[..., None]
+    parameters: int | None = None
+    memory: int | None = None
+
+    def run(self, engine: Engine, row_bytes: dict[str, int | None], notes: list[str]) -> None:
+        """Try everything.
+
+        Args:
+            row_bytes: kind of network -> bytes that a step holds for each row, of those that were tried already; one of
+                a kind that is there takes no step.
+        """
+        spec, network = self.request.spec, self.network
+        self._begin("building")
+        self.parameters = count_parameters(network, spec, self.request.sample)
+        if not spec.engine.learns:
+            return  # it is never built
+        self._check_size()
+        with contextlib.closing(engine.build(network, Alone())) as trainable:
+            if (kind := _kind(network)) not in row_bytes:
+                row_bytes[kind] = self._step(trainable)
+            self._measure(trainable, row_bytes[kind])
+            if spec.engine.exports and network.architecture.kind == "import" and isinstance(trainable, Examinable):
+                self._begin("the export")
+                with tempfile.TemporaryDirectory(prefix="fleet-check-") as folder:
+                    if note := trainable.try_export(Path(folder)):
+                        notes.append(note)
+
+    def _begin(self, stage: str) -> None:
+        self.say(stage=stage, network=self.index)
+
+    def _check_size(self) -> None:
+        if self.parameters is None:
+            return
+        self.memory = training_bytes(self.parameters, self.network, self.request.spec)
+        if wrong := too_large(self.parameters, self.network, self.request.spec):
+            raise ModelError(wrong)
+        if self.memory > self.request.memory:
+            raise _TooLargeHereError(f"not built: its {format_size(self.memory)} do not fit into the "
+                                     f"{format_size(self.request.memory)} that this machine has free")
+
+    def _step(self, trainable: Trainable) -> int | None:
+        """Take a step, if that is asked for; returns the bytes that one holds for each row."""
+        self._begin("a training step on zeros")
+        image, rows = self.request.sample.image, min(_ROWS, self.network.train.batch.size)
+        if self.request.steps:
+            trainable.step(np.zeros((rows, *image.shape), image.dtype), np.zeros(rows, np.int64), rows)
+        try:
+            return trainable.row_bytes() if isinstance(trainable, Examinable) else None
+        except Exception:  # the step has not been tried, and would have failed
+            return None
+
+    def _measure(self, trainable: Trainable, row_bytes: int | None) -> None:
+        network = self.network
+        if isinstance(trainable, Examinable):
+            self.parameters = trainable.count_parameters()
+        if self.parameters is not None:
+            rows = -(-network.global_batch(network.min_gpus) // network.min_gpus)
+            self.memory = training_bytes(self.parameters, network, self.request.spec) + rows * (row_bytes or 0)
+
+
+def main() -> None:
+    """See the module."""
+    # With whoever has started it, this process ends too, also while it hangs (Linux).
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    with os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8") as said:
+        os.dup2(2, 1)
+        faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=False)
+        request: Request = pickle.load(sys.stdin.buffer)
+        _try_all(request, said)
+        said.flush()
+        os._exit(0)  # what users' functions have started need not end
+
+
+def _try_all(request: Request, said: IO[str]) -> None:
+    def say(**what: Any) -> None:
+        said.write(json.dumps(what) + "\n")
+
+    say(stage="starting")
+    engine = None
+    if request.spec.engine.learns:
+        try:
+            engine = make_engine(request.spec, request.sample, request.rates, 0, 1)
+        except ImportError as error:
+            say(missing=one_line(error))
+            return
+        except UserError as error:
+            say(unusable=str(error))
+            return
+    row_bytes: dict[str, int | None] = {}
+    for index in request.networks:
+        network = request.spec.networks[index]
+        trial = _try(_Trying(index, network, request, say), engine, row_bytes)
+        say(trial=dataclasses.asdict(trial))
+
+
+def _try(trying: _Trying, engine: Engine | None, row_bytes: dict[str, int | None]) -> Trial:
+    problem, setting = "", tuple[str, ...]()
+    notes: list[str] = []
+    with network_warnings() as told:
+        try:
+            trying.run(engine, row_bytes, notes)  # type: ignore[arg-type] # None only where it is not asked
+        except _TooLargeHereError as error:
+            notes.append(str(error))
+        except SettingError as error:
+            problem, setting = str(error), error.setting
+        except BaseException as error:  # a user's function may raise anything
+            problem = reason_of(error)
+    return Trial(trying.index, problem, setting, trying.parameters, trying.memory, tuple(notes), tuple(told))
+
+
+def _kind(network: NetworkSpec) -> str:
+    """Equal for networks whose steps differ in numbers only."""
+    optimizer = dataclasses.replace(network.train.optimizer, learning_rate=1.0)
+    kept = {**dataclasses.asdict(network.train), "optimizer": dataclasses.asdict(optimizer), "converge": None}
+    return json.dumps([network.architecture.key, kept], sort_keys=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""Whether networks fit their data and a GPU, as far as nothing must be built to know it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TypeAlias
+
+from fleet.errors import SpecMistake, UserError
+from fleet.spec.model import check_input
+from fleet.spec.parameters import count_parameters
+from fleet.spec.schema import NetworkSpec, Spec
+from fleet.units import format_size
+from preprocess.sample import SampleSpec
+
+# More than any GPU has (2026: 432 GB): what needs that much can be trained nowhere, since each GPU holds all of it.
+LARGEST_GPU = 500 * 10**9
+
+Misfit: TypeAlias = tuple[NetworkSpec, tuple, str, str]  # network, key path, what is wrong, what would be right
+
+
+def misfits(spec: Spec, sample: SampleSpec, samples: int, is_validated: bool) -> list[Misfit]:
+    """What of the networks cannot be trained on this data.
+
+    Args:
+        samples: of the training data.
+        is_validated: whether there is validation data.
+    """
+    return [misfit for network in spec.networks for misfit in _misfits(network, spec, sample, samples, is_validated)]
+
+
+def _misfits(network: NetworkSpec, spec: Spec, sample: SampleSpec, samples: int, is_validated: bool
+             ) -> Iterator[Misfit]:
+    # With a batch that follows the GPUs, the smallest that there can be is that of the fewest.
+    train, batch = network.train, network.global_batch(network.min_gpus)
+    if batch > samples:
+        yield (network, spec.place_of(network, "train", "batch", "size"),
+               f"train.batch.size: {batch} is more than the {samples} training samples", f"at most {samples}")
+    monitor = train.converge.monitor
+    if not is_validated and monitor.startswith("val_"):
+        yield (network, spec.place_of(network, "train", "converge", "monitor"),
+               f"train.converge.monitor: {monitor} needs validation data",
+               "give data.validation, or monitor accuracy or loss")
+    if network.architecture.kind == "family" and spec.engine.learns:
+        settings, shape = network.architecture.settings, sample.image.shape
+        try:
+            check_input(settings, shape)
+        except UserError as error:
+            yield network, ("models", network.entry), str(error), ""
+            return
+        if wrong := too_large(count_parameters(settings, shape, sample.classes), network, spec):
+            yield network, ("models", network.entry), wrong, "a smaller one"
+
+
+def too_large(parameters: int, network: NetworkSpec, spec: Spec) -> str:
+    """What is wrong with a network of so many parameters that no GPU can hold; nothing where one can."""
+    needed = training_bytes(parameters, network, spec)
+    if needed <= LARGEST_GPU:
+        return ""
+    return (f"it has {parameters:,} parameters, which take at least {format_size(needed)} on each GPU to train: no GPU "
+            f"has more than {format_size(LARGEST_GPU)}")
+
+
+def training_bytes(parameters: int, network: NetworkSpec, spec: Spec) -> int:
+    """Bytes on each GPU of the weights, their gradients and what the optimizer keeps of them."""
+    return spec.engine.checkpoint_bytes(parameters, network.train.optimizer.slots + 1)  # a gradient is one more
+
+
+def joined(spec: Spec, found: Iterable[Misfit]) -> list[SpecMistake]:
+    """One mistake for each thing that is wrong at a place, with the names of all networks that it is wrong with."""
+    networks: dict[tuple[tuple, str, str], list[str]] = {}
+    for network, where, wrong, right in found:
+        networks.setdefault((where, wrong, right), []).append(network.name)
+    return [spec.origin.mistake(where, wrong, right, name=_names(named))
+            for (where, wrong, right), named in networks.items()]
+
+
+def _names(names: list[str]) -> str:
+    """Some names in a line.
+
+    >>> _names(["a", "b", "c", "d", "e"])
+    'a, b, c and 2 more'
+    """
+    names = list(dict.fromkeys(names))
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

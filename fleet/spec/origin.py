@@ -1,0 +1,54 @@
+"""Where the parts of a spec stand: the file, its lines, and key paths as people write them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fleet.errors import SpecMistake
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a spec was read.
+
+    Attributes:
+        file: as it was named; just ``spec`` for one that was made in code.
+        lines: key path -> the line where it stands, counted from 1; none for one that was made in code.
+    """
+
+    file: str = "spec"
+    lines: Mapping[tuple, int] = field(default_factory=dict, repr=False)
+
+    def mistake(self, where: Sequence[Any], wrong: str, right: str = "", name: str | None = None) -> SpecMistake:
+        """A mistake at a place.
+
+        Args:
+            where: its key path.
+            wrong, right: what is wrong there, and what would be right.
+            name: what to call the place instead of its key path.
+        """
+        key = key_path(where) if name is None else name
+        return SpecMistake(self.file, line_of(self.lines, where), key, wrong, right)
+
+
+def line_of(lines: Mapping[tuple, int], where: Sequence[Any]) -> int | None:
+    """The line of a key path, or of the nearest place above it that is written down."""
+    path = tuple(where)
+    while path and path not in lines:
+        path = path[:-1]
+    return lines.get(path)
+
+
+def key_path(where: Sequence[Any]) -> str:
+    """A key path as people write it.
+
+    >>> key_path(("models", 0, "gpus"))
+    'models[0].gpus'
+    """
+    text = ""
+    for step in where:
+        shown = str(step) if str(step).isprintable() else ascii(step)
+        text += f"[{shown}]" if isinstance(step, int) else f".{shown}" if text else shown
+    return text

@@ -1,0 +1,284 @@
+"""``fleet check``: all networks are tried, whatever their functions do, and all that is wrong is said at once."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+
+from fleet.__main__ import main
+from fleet.jobs import trials
+from tests.places import ROOT
+
+# For the numpy engine, which takes a function's first weights
+FUNCTIONS = '''
+import ctypes, os, sys, time
+import numpy as np
+
+def zeros(input_shape, classes):
+    return np.zeros((17, classes))
+
+def raises(input_shape, classes):
+    raise ValueError("no such thing")
+
+def exits(input_shape, classes):
+    sys.exit(3)
+
+def interrupts(input_shape, classes):
+    raise KeyboardInterrupt
+
+def dies(input_shape, classes):
+    print("good-bye")
+    os._exit(0)
+
+def crashes(input_shape, classes):
+    os.abort()
+
+def hangs(input_shape, classes):
+    time.sleep(600)
+
+def hangs_deaf(input_shape, classes):
+    mutex, libc = ctypes.create_string_buffer(64), ctypes.PyDLL(None)  # which keeps Python's lock
+    libc.pthread_mutex_lock(mutex)
+    libc.pthread_mutex_lock(mutex)
+
+def says_which(input_shape, classes):
+    with open("tried", "a") as file:
+        file.write(f"{os.getpid()}\\n")
+    return zeros(input_shape, classes)
+'''
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "check_functions.py").write_text(FUNCTIONS)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def check(folder, capsys):
+    """Check a spec; returns the status, what was printed, and the mistakes by the line of the spec."""
+    def call(*models, options=(), **parts):
+        content = {"data": {"source": "tests.sources:numbered", "path": "60", "transforms": []},
+                   "train": {"batch": {"size": 8}, "build_timeout": 60.0}, "resources": {"engine": "numpy"},
+                   "models": list(models), **parts}
+        # One entry a line, the first in line 2
+        lines = ["models:", *(f"- {json.dumps(model)}" for model in content.pop("models"))]
+        (folder / "spec.yaml").write_text("\n".join(lines) + "\n" + yaml.safe_dump(content))
+        status = main(["check", "spec.yaml", *options])
+        printed = capsys.readouterr()
+        mistakes = {line.partition("spec.yaml:")[2].partition(": ")[0]: line for line in printed.err.splitlines()[1:]}
+        return status, printed, mistakes
+
+    return call
+
+
+def build(function, **more):
+    return {"build": f"check_functions:{function}", "name": function, **more}
+
+
+def test_a_spec_that_is_right_is_a_table_with_parameters_and_memory(check):
+    status, printed, _ = check(build("zeros"), {"family": "softmax"})
+    assert (status, printed.err) == (0, "")
+    row = next(line.split() for line in printed.out.splitlines() if line.lstrip().startswith("zeros"))
+    # 17 x 3 weights of 8 bytes with a velocity; for each of 8 rows 17 inputs, and 3 logits with their gradient
+    assert 51 * 16 + 8 * 8 * (17 + 2 * 3) == 2288
+    assert row[:5] == ["zeros", "check_functions:zeros()", "51", "2.29", "kB"]
+
+
+def test_all_that_is_wrong_is_said_at_once_with_its_line(check):
+    status, printed, mistakes = check(
+        build("raises"), build("exits"), build("interrupts"), build("dies"), build("crashes"),
+        build("hangs", train={"build_timeout": 1.0}), build("zeros"),
+        {"family": "softmax", "name": "large", "train": {"batch": {"size": 61}}},
+        {"family": "softmax", "name": "unread", "train": {"batch": {"sise": 61}}},
+        {"family": "softmax", "name": "schedule", "train": {"optimizer": {"learning_rate": {
+            "name": "CosineDecay", "initial_learning_rate": 0.1, "decay_steps": 9, "alhpa": 0.1}}}},
+        {"family": "softmax", "name": "adam", "train": {"optimizer": {"name": "adam"}}})
+    assert status == 2
+    assert "zeros" in printed.out
+    assert printed.err.startswith("fleet check: 10 mistakes in the spec\n")
+    said = {"2": "raises: ValueError: no such thing", "3": "exits: it exited, by sys.exit(3)",
+            "4": "interrupts: it raised KeyboardInterrupt",
+            "5": "dies: it exited, with status 0, and took the whole process along; the last that was "
+                 "printed: good-bye",
+            "6": "crashes: it crashed: SIGABRT", "7": "hangs: building took longer than 1.0 s (train.build_timeout)",
+            "9": "large: train.batch.size: 61 is more than the 60 training samples; at most 60",
+            "10": "no key is named 'sise'; size?", "11": "the schedule CosineDecay takes no alhpa",
+            "12": "adam: the numpy engine has only sgd with a constant learning rate"}
+    assert {line: text for line, text in said.items() if text not in mistakes.get(line, "")} == {}
+    assert list(mistakes) == list(said)
+
+
+def test_a_function_that_hangs_is_named_with_its_place_in_python_and_in_c(check, folder):
+    _, _, mistakes = check(*(build(name, train={"build_timeout": 1.0}) for name in ("hangs", "hangs_deaf")))
+    line = FUNCTIONS.splitlines().index("    time.sleep(600)") + 1
+    assert f"it was at {folder}/check_functions.py, line {line}, in hangs" in mistakes["2"]
+    assert "hangs_deaf: building took longer than 1.0 s" in mistakes["3"]
+
+
+def test_networks_are_built_in_another_process_one_for_all(check, folder):
+    assert check(build("says_which"), build("says_which", name="other"))[0] == 0
+    pids = (folder / "tried").read_text().split()
+    assert len(pids) == 2
+    assert set(pids) == {pids[0]} != {str(os.getpid())}
+
+
+def test_the_same_mistake_of_many_networks_is_said_once(check):
+    _, _, mistakes = check({"family": "softmax", "grid": {"train.optimizer.learning_rate": [0.1, 0.2, 0.3, 0.4, 0.5]}},
+                           train={"batch": {"size": 100}})
+    assert len(mistakes) == 1
+    assert "softmax-0, softmax-1, softmax-2 and 2 more: train.batch.size: 100 is more" in next(iter(mistakes.values()))
+
+
+def test_programs_get_the_mistakes_as_well(check):
+    status, printed, _ = check(build("raises"), build("zeros"), options=["--json"])
+    answer = json.loads(printed.out)
+    assert status == 2
+    assert [(mistake["line"], mistake["key"]) for mistake in answer["mistakes"]] == [(2, "raises")]
+    assert [(network["name"], network["parameters"], bool(network["problem"])) for network in answer["networks"]] == [
+        ("raises", 51, True), ("zeros", 51, False)]
+
+
+def test_where_the_data_is_wrong_too_nothing_is_built_and_both_are_said(check, folder):
+    status, _, mistakes = check(build("says_which"), {"family": "softmax", "colour": "red"},
+                                data={"source": "image_folder", "path": "no/such/folder"})
+    assert status == 2
+    assert "no key is named 'colour'" in mistakes["3"]
+    assert any("no/such/folder" in line for line in mistakes.values())
+    assert not (folder / "tried").exists()
+
+
+def test_nothing_is_built_with_defaults_for_data_that_is_wrong(check, folder):
+    status, printed, _ = check(build("says_which"), data={"source": "tests.sources:numbered", "pth": "60"})
+    assert status == 2
+    assert printed.err.count("spec.yaml:") == 1
+    assert not (folder / "tried").exists()
+
+
+def test_without_the_engines_library_networks_are_listed_and_nothing_is_wrong(check, folder):
+    (folder / "missing_engine.py").write_text(
+        "from fleet.spec.engines import EngineInfo\nENGINE = EngineInfo('missing', 'missing_engine:make')\n"
+        "def make(setup):\n    import no_such_library\n")
+    status, printed, _ = check({"family": "softmax"}, resources={"engine": "missing_engine:ENGINE"})
+    assert status == 0
+    assert "networks are not built here: ModuleNotFoundError: No module named 'no_such_library'" in printed.err
+    assert "51" in printed.out
+
+
+def test_a_network_that_does_not_fit_into_this_machine_is_not_built_here_but_may_be_right(check, folder, monkeypatch):
+    monkeypatch.setattr(trials, "free_memory", lambda: 100)
+    status, printed, _ = check(build("says_which"))
+    assert status == 0
+    assert "says_which: not built: its 816 B do not fit into the 80 B that this machine has free" in printed.out
+    assert not (folder / "tried").exists()
+
+
+def test_when_the_command_ends_so_does_the_process_that_hangs_in_c(folder):
+    (folder / "spec.yaml").write_text(yaml.safe_dump({
+        "data": {"source": "tests.sources:numbered", "path": "60", "transforms": []}, "resources": {"engine": "numpy"},
+        "train": {"batch": {"size": 8}}, "models": [build("hangs_deaf")]}))
+    command = subprocess.Popen([sys.executable, "-m", "fleet", "check", "spec.yaml"],
+                               env={**os.environ, "PYTHONPATH": str(ROOT)})
+    deadline = time.monotonic() + 60
+    while not (found := subprocess.run(["pgrep", "-P", str(command.pid)], capture_output=True, text=True,
+                                       check=False).stdout.split()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    time.sleep(3.0)  # it imports NumPy, and hangs
+    command.send_signal(signal.SIGUSR2)
+    command.wait(10)
+    while os.path.exists(f"/proc/{found[0]}") and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not os.path.exists(f"/proc/{found[0]}")
+
+
+# ---- with TensorFlow ---------------------------------------------------------------------------
+
+MODELS = '''
+import keras
+from keras import layers
+
+class Hidden(keras.Model):
+    """A subclass whose __init__ takes what Keras cannot describe."""
+
+    def __init__(self, sizes, classes):
+        super().__init__()
+        self.flat = layers.Flatten()
+        self.hidden = [layers.Dense(size, "relu") for size in sizes]
+        self.drop = layers.Dropout(0.5)
+        self.last = layers.Dense(classes)
+
+    def call(self, images, training=False):
+        x = self.flat(images)
+        for layer in self.hidden:
+            x = layer(x)
+        return self.last(self.drop(x, training=training))
+
+class Raw(keras.Model):
+    """A subclass that only its own code can run, and that says nothing of itself."""
+
+    def __init__(self, classes):
+        super().__init__()
+        self.last = layers.Dense(classes)
+
+    def call(self, images):
+        import tensorflow as tf
+        return self.last(tf.reshape(images, (tf.shape(images)[0], 16)))
+
+class Explodes(layers.Layer):
+    def call(self, inputs, training=None):
+        if training:
+            raise RuntimeError("not in training")
+        return inputs
+
+def subclass(input_shape, classes):
+    return Hidden((5, 5), classes)
+
+def raw(input_shape, classes):
+    return Raw(classes)
+
+def explodes(input_shape, classes):
+    return keras.Sequential([keras.Input(input_shape), layers.Flatten(), Explodes(), layers.Dense(classes)])
+
+def vast(input_shape, classes):
+    return keras.Sequential([keras.Input(input_shape), layers.Flatten(), layers.Dense(5_100_000),
+                             layers.Dense(5_100_000), layers.Dense(classes)])
+
+def vast_subclass(input_shape, classes):
+    return Hidden((5_100_000, 5_100_000), classes)
+'''
+
+
+@pytest.mark.tensorflow
+def test_keras_networks_are_counted_built_trained_and_exported(check, folder):
+    (folder / "check_models.py").write_text(MODELS)
+    names = ["subclass", "raw", "explodes", "vast", "vast_subclass"]
+    status, printed, mistakes = check(
+        *({"build": f"check_models:{name}", "name": name} for name in names),
+        {"family": "cnn", "name": "family_vast", "args": {"dense": [5_000_000, 5_000_000]}},
+        {"family": "cnn", "name": "fine", "args": {"filters": [4]}, "train": {"optimizer": {"learning_rate": {
+            "name": "CosineDecay", "initial_learning_rate": 0.1, "decay_steps": 9}}}},
+        {"family": "cnn", "name": "rate", "args": {"filters": [4]}, "train": {"optimizer": {"learning_rate": {
+            "name": "PolynomialDecay", "initial_learning_rate": -1, "decay_steps": 9}}}}, resources={})
+    assert status == 2, printed.err
+    said = {"3": "raw: cannot be exported as best.keras: NotImplementedError: Object Raw",
+            "4": "explodes: RuntimeError: ",
+            "5": "vast: it has 26,010,107,100,003 parameters, which take at least 208 TB on each GPU to train",
+            "6": "vast_subclass: it has 26,01", "7": "family_vast: it has 25,0",
+            "9": "rate: the schedule PolynomialDecay"}
+    assert {line: text for line, text in said.items() if text not in mistakes.get(line, "")} == {}
+    assert list(mistakes) == list(said)
+    assert str(17 * 5 + 6 * 5 + 6 * 3) in printed.out  # parameters of the subclass
+
+
+@pytest.mark.tensorflow
+@pytest.mark.long
+def test_a_quick_check_takes_no_step(check, folder):
+    (folder / "check_models.py").write_text(MODELS)
+    assert check({"build": "check_models:explodes"}, resources={}, options=["--quick"])[0] == 0

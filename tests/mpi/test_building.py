@@ -1,0 +1,88 @@
+"""Functions of models that exit, never come back, or leave Python deaf: a row of the results, and no rank waits."""
+
+import signal
+import time
+
+import pytest
+
+from fleet.storage.event_log import events_of
+from fleet.storage.events import EpochEnded, GroupStarted
+from fleet.storage.paths import RunPaths
+from tests.mpi.conftest import session_members, spec
+
+GOOD = {"family": "softmax", "name": "good"}
+DEAF = "Python cannot interrupt it on rank"
+
+
+def bad(function, **more):
+    return {"build": f"tests.sources:{function}", "name": "bad", **more}
+
+
+def wait_for(process, paths, kind):
+    deadline = time.monotonic() + 60
+    while not events_of(paths.events, kind):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(("function", "reason"), [
+    ("exits", "it exited, by sys.exit(3)"), ("interrupts", "it raised KeyboardInterrupt")])
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_a_function_that_exits_is_a_row_that_says_so(launch, tmp_path, function, reason, gpus):
+    run = launch(3, spec(tmp_path, [bad(function, gpus=gpus), GOOD]))
+    assert run.status == 3, run.output
+    rows = run.results()
+    assert (rows["good"].status, rows["bad"].status, rows["bad"].reason) == ("finished", "failed", reason)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_function_that_hangs_is_a_row_that_says_where(launch, tmp_path, ranks):
+    run = launch(ranks, spec(tmp_path, [bad("hangs"), GOOD], train={"build_timeout": 1.0}))
+    assert run.status == 3, run.output
+    rows = run.results()
+    assert rows["good"].status == "finished"
+    assert "building took longer than 1.0 s (train.build_timeout); it was at " in rows["bad"].reason
+    assert "sources.py, line " in rows["bad"].reason
+
+
+def test_a_rank_that_is_deaf_is_given_up_when_others_have_saved_and_the_same_command_goes_on(launch, tmp_path):
+    rates = tmp_path / "rates.json"
+    rates.write_text('{"samples_per_epoch": 600, "gpus_per_node": 2, "models": [{"name": "good", "rates": [9.0]}, '
+                     '{"name": "bad", "rates": [9.0]}]}')
+    content = spec(tmp_path, [bad("hangs_deaf"), GOOD], samples=600, source="slow", data={"window": 3 * 64 * 16},
+                   train={"build_timeout": 1.0, "converge": {"max_epochs": 30}}, schedule={"rates": str(rates)})
+    run = launch(3, content)
+    assert run.status == 75, run.output
+    row = run.results()["bad"]
+    assert (row.status, DEAF in row.reason) == ("failed", True)
+    assert "did not come back from building bad" in run.output
+    trained = run.results()["good"].epochs
+    content["train"]["converge"]["max_epochs"] = trained + 1
+    again = launch(3, content)
+    assert again.status == 3, again.output
+    assert again.seconds < 30
+    assert {name: row.status for name, row in again.results().items()} == {"bad": "failed", "good": "finished"}
+    assert len(again.events(EpochEnded)) == trained + 1  # none was trained twice
+
+
+@pytest.mark.long
+def test_a_launch_of_one_rank_that_is_deaf_ends_by_another_of_its_threads(launch, tmp_path):
+    run = launch(1, spec(tmp_path, [bad("hangs_in_c")], train={"build_timeout": 1.0}))
+    assert run.status == 3, run.output
+    assert DEAF in run.results()["bad"].reason
+
+
+@pytest.mark.parametrize(("ranks", "function"), [
+    (1, "hangs"), *(pytest.param(ranks, function, marks=pytest.mark.long)
+                    for ranks, function in ((1, "hangs_in_c"), (3, "hangs"), (3, "hangs_deaf")))])
+def test_a_signal_is_heard_while_a_function_hangs(launch, tmp_path, ranks, function):
+    rates = tmp_path / "rates.json"
+    rates.write_text('{"samples_per_epoch": 60, "gpus_per_node": 2, "models": [{"name": "bad", "rates": [9.0]}]}')
+    process = launch.start(ranks, spec(tmp_path, [bad(function)], schedule={"rates": str(rates)}))
+    wait_for(process, RunPaths(tmp_path / "run"), GroupStarted)
+    process.send_signal(signal.SIGUSR2)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 75, output
+    assert "SIGUSR2 came" in output
+    assert not session_members(process.pid)
