@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import threading
 import time
@@ -87,8 +88,13 @@ class CheckpointWriter:
             self._quota.make_room(best, found.state.size)
             write_state(best, found.state, fence=self._fence)
         self._quota.make_room(exported, found.state.size)
-        arrays = found.state.arrays
-        replace_by(exported, lambda temporary: write(arrays, temporary), check=permission(self._fence, best))
+        fresh = exported.with_name(f".{os.getpid()}.tmp.fresh{exported.suffix}")
+        try:
+            write(found.state.arrays, fresh)  # what fails in here is the network's failure, and may pass
+            replace_by(exported, lambda target: os.replace(fresh, target) if fresh.exists() else None,
+                       check=permission(self._fence, best))
+        finally:
+            fresh.unlink(missing_ok=True)
         with storing(self._paths.previous(name)):  # nobody goes on from there any more
             self._paths.previous(name).unlink(missing_ok=True)
         return found.damage
