@@ -16,7 +16,7 @@ from tests.places import ROOT
 
 KIND_CLASSES = get_args(Event)
 
-st.register_type_strategy(float, st.floats(allow_nan=False, allow_infinity=False))
+st.register_type_strategy(float, st.floats(allow_nan=False, allow_infinity=False, allow_subnormal=False))
 
 
 @given(st.one_of([st.builds(kind, **{field.name: ... for field in fields(kind)}) for kind in KIND_CLASSES]))
