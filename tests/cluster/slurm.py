@@ -184,22 +184,6 @@ class Slurm:
         self._ask("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=died")
         self.wait_until(f"node {node} is down", lambda: self.node_states().get(node, "").startswith("down"))
 
-    def cut_off(self, node):
-        """A node loses its network: Slurm gives it up, and what runs there stands still; returns the processes.
-
-        Nobody but the caller ends these. :meth:`clean` brings the node back.
-        """
-        self._servers[node].kill()
-        self._servers.pop(node).wait()
-        ranks = set(self._processes(node))
-        for pid in ranks:
-            os.kill(pid, signal.SIGSTOP)
-        for pid in self._step_daemons(ranks):
-            _kill(pid)
-        self._ask("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=lost")
-        self.wait_until(f"node {node} is down", lambda: self.node_states().get(node, "").startswith("down"))
-        return ranks
-
     # ---- servers ----
 
     def start(self):

@@ -9,7 +9,7 @@ import pytest
 from fleet.runtime.replay import largest_difference
 from fleet.storage.checkpoint import read_state
 from fleet.storage.event_log import events_of
-from fleet.storage.events import EpochEnded, GroupStarted, RateMeasured, RoundStarted, Started
+from fleet.storage.events import EpochEnded, GroupStarted, RateMeasured, RateOff, RoundStarted, Started
 from fleet.storage.paths import RunPaths
 from tests.examples import long_but_first
 from tests.mpi.conftest import kill, spec
@@ -182,10 +182,12 @@ def test_rates_of_a_file_are_not_measured(launch, tmp_path):
     assert run.events(GroupStarted)[0].devices == (0, 1)  # 19 samples/s on both are more than 10 on one
 
 
-def test_rates_are_kept_for_the_next_run(launch, tmp_path):
+def test_rates_are_kept_for_the_next_run_unless_they_proved_wrong(launch, tmp_path):
     content = spec(tmp_path, [{"family": "softmax"}])
-    assert len(launch(3, content).events(RateMeasured)) == 2
-    assert not launch(3, content, "--fresh").events(RateMeasured)
+    first = launch(3, content)
+    assert len(first.events(RateMeasured)) == 2
+    again = launch(3, content, "--fresh").events(RateMeasured)
+    assert not again or first.events(RateOff)  # epochs of milliseconds on a busy machine may
 
 
 def test_a_recorded_loss_curve_guards_the_loop(launch, tmp_path):
