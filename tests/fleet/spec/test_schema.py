@@ -521,7 +521,8 @@ values = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=
 optimizers = st.one_of(
     st.fixed_dictionaries({"name": st.just("sgd")}, optional={
         "momentum": st.sampled_from([None, 0.0, 0.9]), "nesterov": st.booleans(),
-        "learning_rate": st.sampled_from([1e-5, 1, {"name": "CosineDecay", "decay_steps": 1e3}])}),
+        "learning_rate": st.sampled_from([1e-5, 1, {"name": "CosineDecay", "initial_learning_rate": 0.1,
+                                                    "decay_steps": 1e3}])}),
     st.fixed_dictionaries({"name": st.sampled_from(["adam", "adamw"])}, optional={
         "beta_1": st.sampled_from([None, 0.5]), "epsilon": st.just(1e-7), "weight_decay": st.just(0.0)}))
 trains = st.fixed_dictionaries({}, optional={
