@@ -31,6 +31,7 @@ from fleet.storage.events import (
 )
 from fleet.storage.files import STDOUT, storing
 from fleet.storage.identity import codes_of_all, speed_identity, trial_identity
+from fleet.storage.lease import check_of
 from fleet.storage.rate_cache import KnownRate, RateBook, cache_path, numbers
 from fleet.storage.results import Results, leaderboard, recover
 from fleet.terminal import print_table
@@ -51,7 +52,7 @@ class CoordinatorSide:
         self.results = Results(spec, paths, len(prepared.data.train), _parameters(prepared),
                                lambda network: trial_identity(network, spec, prepared.sample, prepared.beside),
                                test="" if prepared.test() is None else str(spec.data.test),
-                               check=(lambda: None) if prepared.fence is None else prepared.fence.check)
+                               check=check_of(prepared.fence))
         states = recover(self.results)
         for sample in prepared.left_out:
             self.results.add_bad(sample.name, sample.reason)

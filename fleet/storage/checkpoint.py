@@ -20,7 +20,7 @@ from typing import get_type_hints
 from fleet.errors import CheckpointError, DamagedError, LeaseLost
 from fleet.spec import Converge
 from fleet.storage.files import replacing, storing
-from fleet.storage.lease import Fence
+from fleet.storage.lease import Fence, check_of
 from fleet.storage.paths import RunPaths
 from fleet.storage.state import EpochRecord, State, convergence
 from fleet.storage.verified import read_verified, write_verified
@@ -205,7 +205,7 @@ def _stream_epochs(history: Sequence[EpochRecord]) -> list[int]:
 
 def write_history(path: Path, history: Sequence[EpochRecord], fence: Fence | None = None) -> None:
     """Write a network's history as CSV, a row an epoch."""
-    with replacing(path, check=permission(fence, path)) as file:
+    with replacing(path, check=check_of(fence)) as file:
         writer = csv.writer(file)
         writer.writerow([item.name for item in dataclasses.fields(EpochRecord)])
         writer.writerows(dataclasses.astuple(record) for record in history)

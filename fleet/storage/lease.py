@@ -199,6 +199,11 @@ class Fence:
                             "life for a while; it ends and writes nothing more, and what it had saved is intact")
 
 
+def check_of(fence: Fence | None) -> Callable[[], None]:
+    """What to call before a file is replaced: :meth:`Fence.check`, or nothing where no lease is held."""
+    return (lambda: None) if fence is None else fence.check
+
+
 @dataclass(frozen=True)
 class Text:
     """The content of a generation's file."""
@@ -221,9 +226,14 @@ def parse(text: str) -> Text:
 def newest_generation(folder: Path) -> int:
     """The newest generation that there is; 0 if there is none."""
     try:
-        return max((int(name) for name in os.listdir(folder) if name.isascii() and name.isdecimal()), default=0)
+        return max(map(int, _generations(folder)), default=0)
     except FileNotFoundError:
         return 0
+
+
+def _generations(folder: Path) -> list[str]:
+    """The names of the generations' files."""
+    return [name for name in os.listdir(folder) if name.isascii() and name.isdecimal()]
 
 
 def read_generation(folder: Path, generation: int) -> str | None:
@@ -500,6 +510,6 @@ def _named(holder: Holder | None) -> str:
 
 def _forget(folder: Path, generation: int) -> None:
     """Delete the files of long ago."""
-    for name in os.listdir(folder):
-        if name.isascii() and name.isdecimal() and int(name) <= generation - _KEPT:
+    for name in _generations(folder):
+        if int(name) <= generation - _KEPT:
             (folder / name).unlink(missing_ok=True)

@@ -101,12 +101,12 @@ class RateBook:
 
     def write(self) -> None:
         """Keep what was found out for later runs, beside what others have kept meanwhile; a cache may fail silently."""
+        if not (self._new or self._corrected):
+            return
         kept = read_cache(self.path)
         for key, rates in self._new.items():
             kept[key] = {**({} if self._remeasure else kept.get(key, {})), **rates}
         kept |= self._corrected
-        if not (self._new or self._corrected):
-            return
         try:
             write_json(self.path, {key: {str(gpus): dataclasses.asdict(rate) for gpus, rate in sorted(rates.items())}
                                    for key, rates in kept.items()})

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fleet.comm.alone import Alone
 from fleet.engines.base import PeerFailed
 from fleet.engines.softmax import NumpyEngine
 from fleet.errors import CheckpointError, ModelError
@@ -17,13 +18,6 @@ from tests.fleet.histories import SAMPLE, spec
 from tests.fleet.one_process import Launch
 
 RATE, MOMENTUM = 0.1, 0.5
-
-
-class Alone:
-    rank, size = 0, 1
-
-    def sum(self, buffer):
-        """There is nobody else."""
 
 
 def network(sample=SAMPLE, group=None, **train):

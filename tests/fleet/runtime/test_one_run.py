@@ -20,6 +20,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fleet.comm.alone import Alone
 from fleet.comm.messages import Join, Start
 from fleet.comm.roles import assign
 from fleet.engines.softmax import NumpyEngine, SoftmaxRegression
@@ -210,7 +211,7 @@ class Runner:
                 assert name not in told
                 continue
             best = best_state(self.prepared.paths, name, spec.by_name[name].train.converge, spec.checkpoint.keep).state
-            trainable = NumpyEngine(self.prepared.sample).build(spec.by_name[name], _Alone())
+            trainable = NumpyEngine(self.prepared.sample).build(spec.by_name[name], Alone())
             trainable.load(best.arrays)
             judged = trainable.evaluate(*loaded(test, range(test.samples), 0, False))
             np.testing.assert_allclose([row.test_loss, row.test_accuracy],
@@ -258,15 +259,6 @@ class _Session(Session):
                                    own=Recorder(sources.own, self._serving, self._notes))
 
 
-class _Alone:
-    """A group of one rank."""
-
-    rank, size = 0, 1
-
-    def sum(self, buffer):
-        """There is nobody else."""
-
-
 def place_of(record):
     """What tells an epoch from all others of its network."""
     return (read_path(record.path) or [record.stream_epoch])[0]
@@ -280,7 +272,7 @@ def itinerary(prepared, record):
 def train_alone(prepared, name, history):
     """What each epoch comes to where one rank trains one network on samples that it prepares itself."""
     network = prepared.spec.by_name[name]
-    trainable = NumpyEngine(prepared.sample).build(network, _Alone())
+    trainable = NumpyEngine(prepared.sample).build(network, Alone())
     training, evaluation = prepared.training(), prepared.evaluation()
     came_to = []
     for record in history:

@@ -54,18 +54,6 @@ def set_of(samples, chunk):
     return made
 
 
-class Alone:
-    """The members of a group of one."""
-
-    rank, size = 0, 1
-
-    def meet(self):
-        pass
-
-    def exchange(self, value):
-        return [value]
-
-
 def alone_in_the_world(function):
     """Run something on a launch of one rank."""
     results = []

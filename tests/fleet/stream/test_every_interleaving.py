@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fleet.comm.alone import Alone
 from fleet.comm.messages import NO_LIMIT, Exit, Produce, Tag
 from fleet.comm.roles import assign
 from fleet.runtime.preprocessor import Preprocessor
@@ -21,7 +22,7 @@ from preprocess.pipeline import Pipeline
 from preprocess.transforms import parse_transforms
 from tests.examples import examples
 from tests.fleet.one_process import Launch
-from tests.fleet.stream.streams import GREY, SEED, Alone, expected, pipeline, set_of, window_of
+from tests.fleet.stream.streams import GREY, SEED, expected, pipeline, set_of, window_of
 from tests.sources import Numbered
 
 

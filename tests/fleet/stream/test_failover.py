@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from fleet.comm.alone import Alone
 from fleet.stream.failover import OutlivingStream, OutlivingValidation
 from fleet.stream.layout import Layout
 from fleet.stream.order import Epoch, StrictOrder
@@ -10,7 +11,7 @@ from fleet.stream.own import FromKept, FromSource, OwnStream
 from fleet.stream.reader import SharedStream
 from fleet.stream.validation import OwnValidation, SharedValidation
 from fleet.stream.window import NOT_READING
-from tests.fleet.stream.streams import GREY, Alone, alone_in_the_world, expected, pipeline, set_of, window_of
+from tests.fleet.stream.streams import GREY, alone_in_the_world, expected, pipeline, set_of, window_of
 
 SAMPLES, WRITER = 20, 7
 LAYOUT = Layout(GREY, SAMPLES, chunk=5, slots=8, lookahead=8, readers=1)

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fleet.comm.alone import Alone
 from fleet.stream.base import split_rows
 from fleet.stream.order import Epoch, StrictOrder
 from fleet.stream.own import FromSource, OwnStream
@@ -12,7 +13,7 @@ from preprocess.base import BadSample
 from preprocess.pipeline import Pipeline
 from tests.examples import examples
 from tests.fleet.one_process import Launch
-from tests.fleet.stream.streams import SEED, Alone, alone_in_the_world, expected, own_stream, pipeline
+from tests.fleet.stream.streams import SEED, alone_in_the_world, expected, own_stream, pipeline
 from tests.sources import Numbered, partly_bad
 
 

@@ -2,10 +2,11 @@
 
 import pytest
 
+from fleet.comm.alone import Alone
 from fleet.errors import InfrastructureError
 from fleet.stream.order import Epoch
 from fleet.stream.reader import SharedStream
-from tests.fleet.stream.streams import LAYOUT, Alone, alone_in_the_world, window_of
+from tests.fleet.stream.streams import LAYOUT, alone_in_the_world, window_of
 
 
 def stalled(layout, prepare, chunk=0):

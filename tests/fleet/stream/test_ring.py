@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
+from fleet.comm.alone import Alone
 from fleet.comm.messages import NO_LIMIT, Exit, Produce, Tag
 from fleet.comm.roles import assign
 from fleet.runtime.preprocessor import Preprocessor
@@ -21,7 +22,7 @@ from fleet.stream.ring import RingStream, choose, missed
 from fleet.stream.stall import Stalled
 from fleet.stream.window import Stock
 from tests.fleet.one_process import Launch
-from tests.fleet.stream.streams import GREY, SEED, Alone, alone_in_the_world, expected, pipeline, window_of
+from tests.fleet.stream.streams import GREY, SEED, alone_in_the_world, expected, pipeline, window_of
 from tests.fleet.stream.words import watched
 
 SIZE = 2  # samples in a shard

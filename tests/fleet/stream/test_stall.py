@@ -4,12 +4,13 @@ import threading
 
 import pytest
 
+from fleet.comm.alone import Alone
 from fleet.errors import InfrastructureError
 from fleet.stream.order import Epoch, StrictOrder
 from fleet.stream.own import FromKept, OwnStream
 from fleet.stream.stall import StallClock, WriterLost, check_writers
 from fleet.stream.validation import SharedValidation
-from tests.fleet.stream.streams import Alone, alone_in_the_world, pipeline, set_of
+from tests.fleet.stream.streams import alone_in_the_world, pipeline, set_of
 
 
 @pytest.mark.parametrize("what", ["training", "validation"])
