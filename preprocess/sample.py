@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from preprocess.base import InputError
+from preprocess.scaling import along_row, scale_into
 
 
 def wire_dtype(dtype: np.dtype) -> np.dtype:
@@ -55,7 +56,7 @@ class ImageSpec:
 class Affine:
     """(x / 255 - mean) / std as ``x * multiplier + offset``, one rounding each, on any engine.
 
-    >>> Affine(mean=0.5, std=0.5).apply(np.array([0, 255], np.uint8))
+    >>> Affine(mean=0.5, std=0.5).apply(np.array([[[0], [255]]], np.uint8)).ravel()
     array([-1.,  1.], dtype=float32)
     """
 
@@ -82,10 +83,15 @@ class Affine:
         if numbers not in (1, channels):
             raise InputError(f"scale: {numbers} numbers, one for each channel, but samples have {channels} channels")
 
+    def along_row(self, width: int) -> tuple[np.ndarray, np.ndarray]:
+        """Multiplier and offset of a whole row of so many pixels; see :func:`preprocess.scaling.along_row`."""
+        return along_row(self.multiplier, self.offset, width)
+
     def apply(self, images: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """Scale images whose last axis is the channels, to float32; into ``out`` where it is given."""
-        scaled = np.multiply(images, self.multiplier, out=out, dtype=np.float32)
-        return np.add(scaled, self.offset, out=scaled)
+        """Scale images (..., height, width, channels) to float32; into ``out`` where it is given."""
+        scaled = np.empty(images.shape, np.float32) if out is None else out
+        scale_into(scaled, images, self.multiplier, self.offset)
+        return scaled
 
 
 @dataclass(frozen=True)

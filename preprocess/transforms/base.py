@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Protocol
+from typing import Annotated, Literal, Protocol
 
 import numpy as np
 from PIL import Image
@@ -14,11 +14,20 @@ from preprocess.decode import to_image
 # A description says what is wanted: messages and the JSON Schema show it.
 Pixels = Annotated[int, Field(strict=True, gt=0)]
 Size = Annotated[tuple[Pixels, Pixels], Field(description="[height, width] of the crop, in pixels")]
+Filter = Annotated[Literal["nearest", "bilinear", "bicubic", "lanczos"], Field(
+    description="how pixels are weighted: nearest, bilinear, bicubic or lanczos")]
 Real = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 Switch = Annotated[bool, Field(strict=True)]
-Jitter = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False,
-                                description="x of the factors 1 - x to 1 + x, a number not below 0")]
+Factor = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+Jitter = Annotated[Factor | tuple[Factor, Factor], Field(
+    description="x of the factors 1 - x to 1 + x, a number not below 0; or [lowest, highest] factor")]
+Probability = Annotated[float, Field(strict=True, ge=0, le=1, description="a probability, from 0 to 1")]
+Share = Annotated[float, Field(strict=True, gt=0, le=1)]
+Area = Annotated[tuple[Share, Share], Field(
+    description="[smallest, largest] share of the image's area, above 0, at most 1")]
+Ratio = Annotated[tuple[Positive, Positive], Field(
+    description="[narrowest, widest] ratio of width to height, numbers above 0")]
 FORBID = ConfigDict(extra="forbid")
 
 
@@ -43,3 +52,32 @@ def as_image(image: np.ndarray, transform: object) -> Image.Image:
         raise InputError(f"{type(transform).__name__} works on uint8 images with 1 or 3 channels, not on "
                          f"{image.dtype} with {image.shape[2]}; put scale after it")
     return to_image(np.ascontiguousarray(image))
+
+
+def check_range(name: str, pair: tuple[float, float]) -> None:
+    """See that a range begins below its end; the error is one of a parameter.
+
+    Raises:
+        ValueError: it does not.
+    """
+    if pair[0] > pair[1]:
+        raise ValueError(f"{name} is {list(pair)}; the first number should be the smaller")
+
+
+def window_of_area(height: int, width: int, area: tuple[float, float], ratio: tuple[float, float],
+                   rng: np.random.Generator) -> tuple[int, int, int, int] | None:
+    """A random window whose share of the area is uniform, and the logarithm of whose ratio is.
+
+    Ten times it is drawn until one fits, as torchvision does.
+
+    Returns:
+        (top, left, height, width), or None where none has fitted.
+    """
+    log_low, log_high = np.log(ratio)
+    for _ in range(10):
+        pixels = height * width * (area[0] + (area[1] - area[0]) * rng.random())
+        aspect = np.exp(log_low + (log_high - log_low) * rng.random())
+        h, w = round(np.sqrt(pixels / aspect)), round(np.sqrt(pixels * aspect))
+        if 0 < h <= height and 0 < w <= width:
+            return int(rng.random() * (height - h + 1)), int(rng.random() * (width - w + 1)), h, w
+    return None

@@ -2,49 +2,156 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
-from PIL import ImageEnhance
+from PIL import Image, ImageEnhance
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from preprocess.base import counted
+from preprocess.base import InputError, counted
 from preprocess.decode import to_array
 from preprocess.sample import Affine
-from preprocess.transforms.base import FORBID, Jitter, Positive, Real, as_image
+from preprocess.transforms.base import (
+    FORBID,
+    Area,
+    Jitter,
+    Positive,
+    Probability,
+    Ratio,
+    Real,
+    as_image,
+    check_range,
+    window_of_area,
+)
+
+Shift = Annotated[float, Field(strict=True, ge=-0.5, le=0.5)]
+Hue = Annotated[float, Field(strict=True, ge=0, le=0.5)]
+Pixel = Annotated[int, Field(strict=True, ge=0, le=255)]
 
 
 @dataclass(frozen=True, config=FORBID)
 class ColorJitter:
-    """Change brightness, contrast and saturation, in this order, each by a random factor.
+    """Change brightness, contrast, saturation and hue by random amounts, in random order: torchvision's `ColorJitter`.
 
-    A parameter x means a factor uniform in [max(0, 1 - x), 1 + x]; 0 leaves the property alone.
+    A parameter x means a factor uniform in [max(0, 1 - x), 1 + x]; 0 leaves the property alone. The hue is shifted
+    instead, by a share of the colour circle.
     """
 
     brightness: Jitter = 0.0
     contrast: Jitter = 0.0
     saturation: Jitter = 0.0
+    hue: Annotated[Hue | tuple[Shift, Shift], Field(
+        description="x of the shifts -x to x, from 0 to 0.5; or [lowest, highest] shift, from -0.5 to 0.5")] = 0.0
 
     is_random: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not (self.brightness or self.contrast or self.saturation):
-            raise ValueError("needs brightness, contrast or saturation above 0")
+        if not any((self.brightness, self.contrast, self.saturation, self.hue)):
+            raise ValueError("needs brightness, contrast, saturation or hue above 0")
+        for name in ("brightness", "contrast", "saturation", "hue"):
+            if isinstance(amount := getattr(self, name), tuple):
+                check_range(name, amount)
 
     def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
         """The image, its colours changed."""
         if not training:
             return image
         picture = as_image(image, self)
-        for enhance, amount in ((ImageEnhance.Brightness, self.brightness),
-                                (ImageEnhance.Contrast, self.contrast),
-                                (ImageEnhance.Color, self.saturation)):
-            if amount:
-                low, high = max(0.0, 1 - amount), 1 + amount
-                picture = enhance(picture).enhance(low + (high - low) * rng.random())
+        for change, low, high in self._in_random_order(rng):
+            picture = change(picture, low + (high - low) * rng.random())
         return to_array(picture)
+
+    def _in_random_order(self, rng: np.random.Generator) -> Iterator[tuple[_Change, float, float]]:
+        """What is to be changed, with the lowest and the highest amount."""
+        hue = self.hue if isinstance(self.hue, tuple) else (-self.hue, self.hue)
+        wanted = [(change, low, high) for amount, change, (low, high) in (
+            (self.brightness, _brightness, _factors(self.brightness)),
+            (self.contrast, _contrast, _factors(self.contrast)),
+            (self.saturation, _saturation, _factors(self.saturation)),
+            (self.hue, _hue, hue)) if amount]
+        keys = [rng.random() for _ in wanted] if len(wanted) > 1 else [0.0]
+        return (wanted[place] for place in np.argsort(keys))
+
+
+_Change = Callable[[Image.Image, float], Image.Image]
+
+
+def _factors(amount: float | tuple[float, float]) -> tuple[float, float]:
+    return amount if isinstance(amount, tuple) else (max(0.0, 1 - amount), 1 + amount)
+
+
+def _brightness(picture: Image.Image, factor: float) -> Image.Image:
+    return ImageEnhance.Brightness(picture).enhance(factor)
+
+
+def _contrast(picture: Image.Image, factor: float) -> Image.Image:
+    return ImageEnhance.Contrast(picture).enhance(factor)
+
+
+def _saturation(picture: Image.Image, factor: float) -> Image.Image:
+    return ImageEnhance.Color(picture).enhance(factor)
+
+
+def _hue(picture: Image.Image, shift: float) -> Image.Image:
+    """Turn the colour circle by a share of it; grey stays grey."""
+    if picture.mode == "L":
+        return picture
+    hue, saturation, value = picture.convert("HSV").split()
+    turned = np.asarray(hue) + np.int32(round(shift * 255)).astype(np.uint8)  # modulo 256
+    return Image.merge("HSV", (Image.fromarray(turned), saturation, value)).convert("RGB")
+
+
+@dataclass(frozen=True, config=FORBID)
+class RandomGrayscale:
+    """Take the colours out of some of the images; all channels stay: torchvision's `RandomGrayscale`."""
+
+    p: Probability = 0.1
+
+    is_random: ClassVar[bool] = True
+
+    def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
+        """The image, perhaps grey."""
+        if not training or rng.random() >= self.p:
+            return image
+        return np.repeat(to_array(as_image(image, self).convert("L")), image.shape[2], axis=2)
+
+
+@dataclass(frozen=True, config=FORBID)
+class RandomErasing:
+    """Paint over a random window of some of the images: torchvision's `RandomErasing`, on pixels of 0 to 255."""
+
+    p: Probability = 0.5
+    scale: Area = (0.02, 0.33)
+    ratio: Ratio = (0.3, 3.3)
+    value: Annotated[Pixel | tuple[Pixel, ...] | Literal["random"], Field(
+        description="0 to 255, a list of one for each channel, or random for noise")] = 0
+
+    is_random: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_range("scale", self.scale)
+        check_range("ratio", self.ratio)
+
+    def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
+        """The image, perhaps with a window painted over."""
+        if not training or rng.random() >= self.p:
+            return image
+        if image.dtype != np.uint8:
+            raise InputError(f"RandomErasing works on uint8 images, not on {image.dtype}; put scale after it")
+        if isinstance(self.value, tuple) and len(self.value) != image.shape[2]:
+            raise InputError(f"random_erasing: {counted(len(self.value), 'number')} of value, one for each channel, "
+                             f"but samples have {image.shape[2]} channels")
+        window = window_of_area(image.shape[0], image.shape[1], self.scale, self.ratio, rng)
+        if window is None:
+            return image
+        top, left, height, width = window
+        erased = image.copy()
+        erased[top:top + height, left:left + width] = (
+            rng.integers(0, 256, (height, width, image.shape[2]), np.uint8) if self.value == "random" else self.value)
+        return erased
 
 
 @dataclass(frozen=True, config=FORBID)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import numpy as np
 from PIL import Image
@@ -11,7 +11,19 @@ from pydantic.dataclasses import dataclass
 
 from preprocess.base import BadImage
 from preprocess.decode import to_array
-from preprocess.transforms.base import FORBID, Pixels, Size, Switch, as_image
+from preprocess.transforms.base import (
+    FORBID,
+    Area,
+    Filter,
+    Pixels,
+    Ratio,
+    Share,
+    Size,
+    Switch,
+    as_image,
+    check_range,
+    window_of_area,
+)
 
 
 @dataclass(frozen=True, config=FORBID)
@@ -20,8 +32,7 @@ class Resize:
 
     size: Annotated[Pixels | tuple[Pixels, Pixels], Field(
         description="[height, width], or one number for the shorter side, in pixels")]
-    filter: Annotated[Literal["nearest", "bilinear", "bicubic", "lanczos"], Field(
-        description="how pixels are weighted: nearest, bilinear, bicubic or lanczos")] = "bilinear"
+    filter: Filter = "bilinear"
 
     is_random: ClassVar[bool] = False
 
@@ -63,6 +74,46 @@ class RandomCrop:
         else:
             top, left = room_y // 2, room_x // 2
         return _window(image, top - self.padding, left - self.padding, self.size)
+
+
+@dataclass(frozen=True, config=FORBID)
+class RandomResizedCrop:
+    """Cut out a window of random area and proportions, and resize it: torchvision's `RandomResizedCrop`.
+
+    In evaluation it is the largest window of the wanted proportions at the centre, less its edges.
+    """
+
+    size: Annotated[tuple[Pixels, Pixels] | Pixels, Field(
+        description="[height, width], or one number for both, in pixels")]
+    scale: Area = (0.08, 1.0)
+    ratio: Ratio = (3 / 4, 4 / 3)
+    filter: Filter = "bilinear"
+    evaluation: Annotated[Share, Field(
+        description="share of the largest centred window's sides that evaluation takes, above 0, at most 1")] = 0.875
+
+    is_random: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_range("scale", self.scale)
+        check_range("ratio", self.ratio)
+
+    def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
+        """The window, resized."""
+        height, width = self.size if isinstance(self.size, tuple) else (self.size, self.size)
+        top, left, h, w = self._window(image.shape[0], image.shape[1], rng if training else None)
+        picture = as_image(image[top:top + h, left:left + w], self)
+        return to_array(picture.resize((width, height), Image.Resampling[self.filter.upper()]))
+
+    def _window(self, height: int, width: int, rng: np.random.Generator | None) -> tuple[int, int, int, int]:
+        """(top, left, height, width) of what is shown of an image."""
+        if rng is None:
+            ratio = self.size[1] / self.size[0] if isinstance(self.size, tuple) else 1.0
+            return _largest(height, width, ratio, self.evaluation)
+        window = window_of_area(height, width, self.scale, self.ratio, rng)
+        if window is not None:
+            return window
+        # As torchvision: the largest window whose proportions are allowed.
+        return _largest(height, width, min(max(width / height, self.ratio[0]), self.ratio[1]), 1.0)
 
 
 @dataclass(frozen=True, config=FORBID)
@@ -129,6 +180,13 @@ def _room(image: np.ndarray, size: tuple[int, int], padding: int) -> tuple[int, 
         raise BadImage(f"of {height} x {width} pixels is too small to crop {size[0]} x {size[1]} from; "
                        "resize before the crop")
     return room
+
+
+def _largest(height: int, width: int, ratio: float, share: float) -> tuple[int, int, int, int]:
+    """(top, left, height, width) of the largest centred window of a ratio of width to height, a share of its sides."""
+    h, w = min(height, width / ratio) * share, min(width, height * ratio) * share
+    rows, columns = max(1, round(h)), max(1, round(w))
+    return (height - rows) // 2, (width - columns) // 2, rows, columns
 
 
 def _mirror(image: np.ndarray) -> np.ndarray:

@@ -10,19 +10,22 @@ from pydantic import TypeAdapter, ValidationError
 
 from preprocess.base import InputError
 from preprocess.transforms.base import Transform
-from preprocess.transforms.colour import ColorJitter, Scale
+from preprocess.transforms.colour import ColorJitter, RandomErasing, RandomGrayscale, Scale
 from preprocess.transforms.decoding import Decode
-from preprocess.transforms.geometry import CenterCrop, Flip, RandomCrop, Resize, Rotate
+from preprocess.transforms.geometry import CenterCrop, Flip, RandomCrop, RandomResizedCrop, Resize, Rotate
 from preprocess.transforms.user import UserTransform
 
 TRANSFORMS: dict[str, type] = {
     "decode": Decode,
     "resize": Resize,
     "random_crop": RandomCrop,
+    "random_resized_crop": RandomResizedCrop,
     "center_crop": CenterCrop,
     "flip": Flip,
     "rotate": Rotate,
     "color_jitter": ColorJitter,
+    "random_grayscale": RandomGrayscale,
+    "random_erasing": RandomErasing,
     "scale": Scale,
 }
 

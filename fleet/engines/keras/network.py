@@ -163,7 +163,10 @@ class KerasNetwork:
         images = tf.cast(images, tf.float32)
         if self._affine is None:
             return images
-        return images * self._affine.multiplier + self._affine.offset
+        height, width, channels = self._sample.image.shape
+        multiplier, offset = self._affine.along_row(width)
+        rows = tf.reshape(images, (-1, height, width * channels))  # TensorFlow is slow with operands of three numbers
+        return tf.reshape(rows * multiplier + offset, (-1, height, width, channels))
 
     def _compute(self, images: tf.Tensor, labels: tf.Tensor, rows: tf.Tensor, wish: tf.Tensor
                  ) -> tuple[list[tf.Tensor], tf.Tensor]:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from preprocess.base import BadImage
-from preprocess.transforms.geometry import CenterCrop, Flip, RandomCrop, Resize, Rotate
+from preprocess.transforms.geometry import CenterCrop, Flip, RandomCrop, RandomResizedCrop, Resize, Rotate
 from tests.preprocess.samples import Draws, numbered, pattern
 
 
@@ -80,3 +80,45 @@ def test_one_number_resizes_the_shorter_side_and_keeps_the_proportions():
 def test_resizing_averages_what_it_makes_smaller():
     image = np.array([[0, 100], [100, 200]], np.uint8)[:, :, None]
     assert Resize(size=(1, 1)).apply(image, None, True).tolist() == [[[100]]]
+
+
+@given(height=st.integers(1, 40), width=st.integers(1, 40), seed=st.integers(0, 2**32 - 1))
+def test_a_random_resized_crop_shows_a_window_of_the_wanted_area_and_ratio(height, width, seed):
+    crop = RandomResizedCrop(size=1, scale=(0.3, 0.6), ratio=(0.5, 2.0))
+    top, left, h, w = crop._window(height, width, np.random.default_rng(seed))
+    assert 0 <= top <= top + h <= height
+    assert 0 <= left <= left + w <= width
+    assert h >= 1
+    assert w >= 1
+    exact_enough = min(height, width) >= 20
+    if exact_enough and (h, w) != (height, width):
+        assert 0.25 <= h * w / (height * width) <= 0.67
+        assert 0.4 <= w / h <= 2.5
+
+
+def test_a_random_resized_crop_has_the_wanted_size_and_the_windows_pixels():
+    image = pattern(12, 10)
+    crop = RandomResizedCrop(size=(4, 5), scale=(0.5, 0.5), ratio=(1.0, 1.0))
+    # 60 pixels of area, so 8 x 8, at 0.9 of (12 - 8 + 1) rows and 0 of (10 - 8 + 1) columns.
+    shown = crop.apply(image, Draws(0.3, 0.3, 0.9, 0.0), True)
+    expected = Resize(size=(4, 5)).apply(image[4:12, 0:8], None, True)
+    assert np.array_equal(shown, expected)
+
+
+def test_a_random_resized_crop_that_fits_nowhere_takes_the_largest_window_at_the_centre():
+    crop = RandomResizedCrop(size=3, scale=(1.0, 1.0), ratio=(1.0, 1.0))
+    image = pattern(3, 9)
+    assert np.array_equal(crop.apply(image, np.random.default_rng(0), True), image[:, 3:6])
+
+
+def test_in_evaluation_a_random_resized_crop_shows_the_centre():
+    image = pattern(32, 48)
+    shown = RandomResizedCrop(size=(7, 14)).apply(image, None, False)
+    # The largest window twice as wide as high is 24 x 48; 0.875 of it is 21 x 42.
+    assert np.array_equal(shown, Resize(size=(7, 14)).apply(image[5:26, 3:45], None, True))
+
+
+@pytest.mark.parametrize("wrong", [{"scale": (0.5, 0.2)}, {"ratio": (2.0, 1.0)}])
+def test_a_range_begins_below_its_end(wrong):
+    with pytest.raises(ValueError, match="the first number should be the smaller"):
+        RandomResizedCrop(size=4, **wrong)
