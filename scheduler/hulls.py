@@ -30,11 +30,15 @@ def concave_hulls(row: NDArray[np.int64], x: NDArray[np.int64], y: NDArray[np.fl
     left, right = np.concatenate(([0], changes)), np.concatenate((changes, [len(row)])) - 1
     found = [left, right]
     least = TOLERANCE * float(np.abs(y).max(initial=0.0))
-    point = np.setdiff1d(np.arange(len(row)), np.concatenate(found), assume_unique=False)
-    line = np.searchsorted(right, point)  # of the lines from left to right, the one that the point is above or below
+    inner = np.ones(len(row), np.bool_)
+    inner[left] = inner[right] = False
+    point = np.flatnonzero(inner)
+    # Of the lines from left to right, the one that the point is above or below.
+    line = np.repeat(np.arange(len(left)), right - left + 1)[point]
     while len(point):
-        a, b = left[line], right[line]
-        above = (y[point] - y[a]) - (y[b] - y[a]) / (x[b] - x[a]) * (x[point] - x[a])
+        width = x[right] - x[left]
+        slope = (y[right] - y[left]) / np.where(width > 0, width, 1)
+        above = (y[point] - y[left][line]) - slope[line] * (x[point] - x[left][line])
         kept = above > least
         point, line, above = point[kept], line[kept], above[kept]
         if not len(point):

@@ -30,7 +30,7 @@ from fleet.plugins import find_policy
 from fleet.terminal import bar, print_table
 from fleet.units import counted
 from scheduler.base import Cluster, Progress, RateTable, Round
-from scheduler.ensemble.placement import score
+from scheduler.ensemble.placement import nodes_of, score
 from scheduler.ensemble.policies import Policy
 from scheduler.ensemble.rates import as_printed, rate
 from scheduler.ensemble.rates_file import read_rates
@@ -112,7 +112,7 @@ def _print(policy: Policy, rates: RateTable, planned: Round, cluster: Cluster) -
     paces = {member.name: rate(networks[member.name], member.gpus) for member in planned.members}
     fastest = max(paces.values(), default=1.0)
     print_table(["network", "GPUs", "nodes", "devices", "samples/s", ""],
-                [[member.name, member.gpus, len({cluster.node(device) for device in member.devices}),
+                [[member.name, member.gpus, nodes_of(member.devices, cluster.gpus_per_node),
                   _devices(member.devices), paces[member.name], bar(paces[member.name], fastest, 20)]
                  for member in planned.members],
                 title=f"{policy.name}: first round on {counted(cluster.gpus, 'GPU')}, {cluster.gpus_per_node} a node")

@@ -19,8 +19,8 @@ import heapq
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.base import Cluster, Progress, RateTable
-from scheduler.ensemble.rates import Curves, curves
+from scheduler.base import Cluster, Network, Progress, RateTable
+from scheduler.ensemble.rates import Curves, bent_curves, estimated, is_straight, rate
 from scheduler.ensemble.waterfill import hulls, water_fill
 
 HOLDER_BONUS = 1.0  # added to the remainder of a network that has the larger size already
@@ -47,26 +47,32 @@ def group_sizes(rates: RateTable, progress: Progress, cluster: Cluster) -> dict[
     >>> group_sizes(table, Progress(finished=frozenset("a")), Cluster.of(3, 3))
     {'b': 3}
     """
-    known = curves(rates, cluster.gpus, useful_only=True)
+    known = bent_curves(rates, cluster.gpus)
     rows = np.array([row for row, name in enumerate(known.names)
                      if name not in progress.finished and known.least[row] <= cluster.gpus], dtype=np.int64)
     if not len(rows):
         return {}
     shares = water_fill(hulls(rates, cluster.gpus), rows, np.ones(len(rows)), cluster.gpus).gpus
-    sizes = {row: _sizes(known, row, cluster.gpus_per_node) for row in rows.tolist()}
+    sizes = {row: _sizes(known, row, rates.models[row], cluster) for row in rows.tolist()}
     held = {known.index[member.name]: member.gpus for member in progress.running}
     given = _round(dict(zip(rows.tolist(), shares.tolist(), strict=True)), sizes, held, cluster.gpus)
-    _give_spare(known, given, sizes, cluster.gpus - sum(given.values()))
+    _give_spare(rates, given, sizes, cluster.gpus - sum(given.values()))
     return {known.names[row]: count for row, count in given.items() if count}
 
 
-def _sizes(known: Curves, row: int, gpus_per_node: int) -> NDArray[np.int64]:
+def _sizes(known: Curves, row: int, network: Network, cluster: Cluster) -> NDArray[np.int64]:
     """The group sizes a network may be given: useful ones within a node or of whole nodes.
 
     The least and the best are among them wherever they lie.
     """
+    per_node, dense = cluster.gpus_per_node, known.rate.shape[1]
     useful = 1 + np.flatnonzero(known.useful[row])
-    aligned = (useful < gpus_per_node) | (useful % gpus_per_node == 0)
+    last = min(cluster.gpus, network.max_gpus or cluster.gpus)
+    if is_straight(network) and last > dense:
+        within, whole = np.arange(dense + 1, per_node), np.arange(per_node * (dense // per_node + 1), last, per_node)
+        beyond = np.concatenate((within[within < last], whole, [last]))
+        useful = np.append(useful, beyond[estimated(network.rates, beyond) > known.rate[row, useful[-1] - 1]])
+    aligned = (useful < per_node) | (useful % per_node == 0)
     aligned[[0, -1]] = True
     return useful[aligned]
 
@@ -90,11 +96,11 @@ def _round(shares: dict[int, float], sizes: dict[int, NDArray[np.int64]], held: 
     return given
 
 
-def _give_spare(known: Curves, given: dict[int, int], sizes: dict[int, NDArray[np.int64]], spare: int) -> None:
+def _give_spare(rates: RateTable, given: dict[int, int], sizes: dict[int, NDArray[np.int64]], spare: int) -> None:
     """What rounding left over goes to the network that is latest, again and again, if it becomes faster."""
 
     def pace(row: int) -> float:
-        return float(known.rate[row, given[row] - 1]) if given[row] else 0.0
+        return rate(rates.models[row], given[row]) if given[row] else 0.0
 
     slowest = [(pace(row), row) for row in given]
     heapq.heapify(slowest)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from scheduler.base import Options, RateTable
-from scheduler.ensemble.rates import Curves, curves
+from scheduler.ensemble.rates import Curves, curves, last_useful, useful_curves
 
 MANY_SPARE = 1000  # GPUs that are left over, from which raising one at a time takes long
+FIRST_COLUMNS = 4096  # GPUs of a group up to which rates are worked out at first
+AT_ONCE = 1 << 20  # rates that are looked at in one step
 
 
 def flotilla(rates: RateTable, candidates: Sequence[str], gpus: int, options: Options) -> dict[str, int]:
@@ -43,34 +46,62 @@ def flotilla(rates: RateTable, candidates: Sequence[str], gpus: int, options: Op
     >>> flotilla(table, "abcd", 5, Options(delta=Delta(12.0, relative=False)))
     {'a': 1, 'c': 2, 'b': 2}
     """
-    known = curves(rates, gpus, useful_only=options.peak_limited)
-    rows = np.array(sorted(known.index[name] for name in candidates), dtype=np.int64)
+    names = set(candidates)
+    if not options.peak_limited:
+        return _form(rates, names, gpus, gpus, options)[0]
+    width = max([FIRST_COLUMNS, *(max(network.min_gpus, len(network.rates)) for network in rates.models)])
+    while True:  # with more columns, until the last of them plays no part; on a large cluster most never do
+        formed, is_cut = _form(rates, names, gpus, min(width, gpus), options)
+        if not is_cut:
+            return formed
+        width *= 8
+        rates = replace(rates, models=tuple(network for network in rates.models if network.name in names))
+
+
+def _form(rates: RateTable, names: set[str], gpus: int, width: int, options: Options) -> tuple[dict[str, int], bool]:
+    """The flotilla if no group may have more than ``width`` GPUs, and whether that may have made a difference."""
+    known = useful_curves(rates, gpus, width) if options.peak_limited else curves(rates, gpus)
+    rows = np.array(sorted(known.index[name] for name in names), dtype=np.int64)
     rows = rows[known.least[rows] <= gpus]
     if not len(rows):
-        return {}
-    members = _join(known, rows, gpus, options)
+        return {}, False
+    members, limit = _join(known, rows, gpus, options)
     _give_spare(known, members, gpus - sum(members.values()), options.peak_limited)
-    return {known.names[row]: count for row, count in members.items()}
+    is_cut = any(known.rate[row, -1] <= limit or members.get(row) == 1 + np.flatnonzero(known.useful[row])[-1]
+                 for row in rows.tolist() if last_useful(rates.models[row], gpus) > width)
+    return {known.names[row]: count for row, count in members.items()}, is_cut
 
 
-def _join(known: Curves, rows: np.ndarray, gpus: int, options: Options) -> dict[int, int]:
-    """Lines 1 to 11: row -> GPUs, before spare GPUs are given."""
+def _join(known: Curves, rows: np.ndarray, gpus: int, options: Options
+          ) -> tuple[dict[int, int], float]:
+    """Lines 1 to 11: row -> GPUs, before spare GPUs are given; and the greatest rate with which one may join."""
     single = known.rate[rows, known.least[rows] - 1]
     fastest = int(rows[np.argmax(single)])
     reference = float(single.max())
-    distance = np.abs(known.rate[rows] - reference)
-    may_join = known.counts(options.peak_limited)[rows] & (distance <= options.delta.of(reference))
-    pick, column = np.nonzero(may_join)
-    order = np.lexsort((rows[pick], column, distance[pick, column]))
+    distance, column, pick = _near(known, rows, reference, options)
+    order = np.lexsort((pick, column, distance))
     members = {fastest: int(known.least[fastest])}
     left = gpus - members[fastest]
     # The GPUs that are left only become fewer, so a choice that does not fit now never will:
     # one pass over all choices, closest first, finds the same members as a search for each.
-    for row, count in zip(rows[pick[order]].tolist(), (column[order] + 1).tolist(), strict=True):
+    for row, count in zip(pick[order].tolist(), (column[order] + 1).tolist(), strict=True):
         if count <= left and row not in members:
             members[row] = count
             left -= count
-    return members
+    return members, reference + options.delta.of(reference)
+
+
+def _near(known: Curves, rows: np.ndarray, reference: float, options: Options
+          ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """All choices within delta of the reference rate: distance, column and row of each."""
+    found = []
+    step = max(1, AT_ONCE // known.rate.shape[1])
+    for some in np.split(rows, range(step, len(rows), step)):  # which needs little memory for a million GPUs, too
+        distance = np.abs(known.rate[some] - reference)
+        pick, column = np.nonzero(known.counts(options.peak_limited)[some] & (distance <= options.delta.of(reference)))
+        found.append((distance[pick, column], column, some[pick]))
+    distance, column, row = map(np.concatenate, zip(*found, strict=True))
+    return distance, column, row
 
 
 def _raise_together(known: Curves, members: dict[int, int], counts: dict[int, np.ndarray], spare: int) -> int:

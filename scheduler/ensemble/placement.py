@@ -22,6 +22,7 @@ from scheduler.base import InputError, Member, counted
 
 MOST_PERMUTATIONS = 1024  # [FLEET] appendix A
 MOST_STATES = 2_000  # of the exact search: some hundredths of a second
+MOST_SHARES = 64  # nodes of one group: with more, another node hardly counts, and the ways to choose them are too many
 
 Groups = Mapping[str, int]  # name -> size
 Share = tuple[int, int]  # (devices that a group takes of a node, how many the node had free)
@@ -33,8 +34,12 @@ def score(members: Iterable[Member], gpus_per_node: int) -> float:
     >>> score([Member("a", (0, 1)), Member("b", (2, 3, 4))], gpus_per_node=4)
     1.1666666666666665
     """
-    return sum(len({device // gpus_per_node for device in member.devices}) / member.gpus
-               for member in members)
+    return sum(nodes_of(member.devices, gpus_per_node) / member.gpus for member in members)
+
+
+def nodes_of(devices: Sequence[int], gpus_per_node: int) -> int:
+    """How many nodes some devices are on."""
+    return len(np.unique(np.fromiter(devices, np.int64) // gpus_per_node))
 
 
 def place(groups: Groups, devices: Sequence[int], gpus_per_node: int) -> tuple[Member, ...]:
@@ -48,7 +53,7 @@ def place(groups: Groups, devices: Sequence[int], gpus_per_node: int) -> tuple[M
     Returns:
         The groups in the order given. Their score is never above that of
         :func:`greedy`, and the least possible where the exact search ends
-        within ``MOST_STATES`` states.
+        within ``MOST_STATES`` states and no group needs more than ``MOST_SHARES`` nodes.
 
     Raises:
         InputError: there are fewer devices than the groups need.
@@ -198,6 +203,8 @@ def _exact(groups: Groups, devices: Sequence[int], gpus_per_node: int,
     """
     names = sorted(groups, key=lambda name: groups[name])
     sizes = [groups[name] for name in names]
+    if max(sizes, default=0) > MOST_SHARES * gpus_per_node:
+        return None
     to_come = _ToCome(sizes, len(devices) - sum(sizes), gpus_per_node)
     _, free = np.unique(np.fromiter(devices, np.int64) // gpus_per_node, return_counts=True)
     start = tuple(np.bincount(free, minlength=gpus_per_node + 1).tolist())

@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 
 from scheduler.base import InputError, Network, RateTable
 
+ROUNDING = 1e-12  # of an efficiency
+
 
 def curve(network: Network, gpus: int) -> NDArray[np.float64]:
     """The rates of one network on 1..``gpus`` GPUs, shape (gpus,), samples/s.
@@ -41,27 +43,35 @@ def curve(network: Network, gpus: int) -> NDArray[np.float64]:
     [10.0, 18.0, 24.3, 29.16]
     """
     measured = np.asarray(network.rates[:gpus], dtype=np.float64)
-    if gpus <= len(network.rates):
-        return measured
-    base = len(network.rates)
-    beyond = np.arange(base + 1, gpus + 1)
-    last = network.rates[-1]
+    return np.concatenate([measured, estimated(network.rates, np.arange(len(measured) + 1, gpus + 1))])
+
+
+def estimated(rates: Sequence[float], counts: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The rates on more GPUs than were measured."""
+    base, last = len(rates), rates[-1]
     if base == 1:
-        return np.concatenate([measured, np.full(len(beyond), last)])
-    falling = _falling(network.rates)
-    estimated = beyond * (last / base) * (falling ** (beyond - base) if falling < 1 else 1.0)
-    return np.concatenate([measured, np.maximum(estimated, 1e-6 * last)])
+        return np.full(len(counts), last)
+    falling = _falling(rates)
+    rate = counts * (last / base) * (falling ** (counts - base) if falling < 1 else 1.0)
+    return np.maximum(rate, 1e-6 * last)
 
 
 def _falling(rates: Sequence[float]) -> float:
-    """e of Eq. 5: the factor by which the efficiency falls with each GPU."""
+    """e of Eq. 5: the factor by which the efficiency falls with each GPU; 1 where it falls by rounding alone."""
     base = len(rates)
-    return min(1.0, (rates[-1] / base) / (rates[-2] / (base - 1)))
+    factor = (rates[-1] / base) / (rates[-2] / (base - 1))
+    return factor if factor < 1 - ROUNDING else 1.0
+
+
+def is_straight(network: Network) -> bool:
+    """Whether each GPU beyond the measured ones adds as much as those before, without end."""
+    return len(network.rates) > 1 and _falling(network.rates) == 1
 
 
 def rate(network: Network, gpus: int) -> float:
     """The rate of one network on a number of GPUs, samples/s."""
-    return float(curve(network, gpus)[-1])
+    measured = gpus <= len(network.rates)
+    return float(network.rates[gpus - 1] if measured else estimated(network.rates, np.array([gpus]))[0])
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,25 +100,16 @@ class Curves:
 
 
 @lru_cache(maxsize=64)
-def curves(table: RateTable, gpus: int, useful_only: bool = False) -> Curves:
-    """The rate table as arrays, up to a number of GPUs.
-
-    Args:
-        table: the networks.
-        gpus: the last column.
-        useful_only: leave out columns beyond the last that is useful to any network; on a large cluster these are
-            nearly all.
-    """
-    if useful_only:
-        gpus = min(gpus, max((_last_useful(network, gpus) for network in table.models), default=1))
+def curves(table: RateTable, gpus: int) -> Curves:
+    """The rate table as arrays, up to a number of GPUs."""
     # Policies ask for many numbers of GPUs; every column depends on those before it alone, so
     # all are slices of a few large tables.
     known = _curves(table, 1 << max(0, gpus - 1).bit_length())
     return replace(known, rate=known.rate[:, :gpus], allowed=known.allowed[:, :gpus], useful=known.useful[:, :gpus])
 
 
-def _last_useful(network: Network, gpus: int) -> int:
-    """A number of GPUs beyond which none is useful to a network: the least it needs, or the peak of Eq. 5."""
+def last_useful(network: Network, gpus: int) -> int:
+    """Beyond how many GPUs none of so many is useful to a network: the least that it needs, or the peak of Eq. 5."""
     base = len(network.rates)
     last = max(base, network.min_gpus)
     if base > 1:
@@ -117,21 +118,45 @@ def _last_useful(network: Network, gpus: int) -> int:
     return min(last, network.max_gpus or gpus, gpus)
 
 
+@lru_cache(maxsize=64)
+def useful_curves(table: RateTable, gpus: int, width: int) -> Curves:
+    """As :func:`curves`, up to ``width`` columns, and none that is useful to no network."""
+    return curves(table, min(width, max((last_useful(network, gpus) for network in table.models), default=1)))
+
+
+@lru_cache(maxsize=64)
+def bent_curves(table: RateTable, gpus: int) -> Curves:
+    """As :func:`curves`, without the columns beyond which each network is straight, or none more is useful to it.
+
+    On a large cluster these are nearly all.
+    """
+    bends = [max(len(network.rates), network.min_gpus) if is_straight(network) else last_useful(network, gpus)
+             for network in table.models]
+    return curves(table, min(gpus, max(bends, default=1)))
+
+
 @lru_cache(maxsize=16)
 def _curves(table: RateTable, gpus: int) -> Curves:
     names = tuple(network.name for network in table.models)
-    shape = (len(names), gpus)
-    rates = np.empty(shape)
+    least = np.array([network.min_gpus for network in table.models], dtype=np.int64)
+    rates = np.empty((len(names), gpus))
+    allowed, useful = np.zeros((2, *rates.shape), np.bool_)
     for row, network in enumerate(table.models):
         rates[row] = curve(network, gpus)
-    count = np.arange(1, gpus + 1)
-    least = np.array([network.min_gpus for network in table.models], dtype=np.int64)
-    most = np.array([network.max_gpus or gpus for network in table.models], dtype=np.int64)
-    allowed = (count >= least[:, None]) & (count <= most[:, None])
-    reached = np.maximum.accumulate(np.where(allowed, rates, -np.inf), axis=1)
-    before = np.concatenate([np.full((len(names), 1), -np.inf), reached[:, :-1]], axis=1)[:, :gpus]
-    useful = allowed & (rates > before)
+        allowed[row, network.min_gpus - 1:network.max_gpus] = True
+        useful[row] = _useful(rates[row], allowed[row])
     return Curves(names, {name: row for row, name in enumerate(names)}, rates, allowed, useful, least)
+
+
+def _useful(rate: NDArray[np.float64], allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which allowed counts are faster than all smaller ones that are allowed; 1, 2, ... GPUs."""
+    rises = rate[1:] > rate[:-1]
+    if rises.all():
+        return allowed
+    reached = np.maximum.accumulate(np.where(allowed, rate, -np.inf))
+    useful = allowed.copy()
+    useful[1:] &= rate[1:] > reached[:-1]
+    return useful
 
 
 def as_printed(table: RateTable, gpus: int) -> RateTable:
@@ -148,14 +173,13 @@ def as_printed(table: RateTable, gpus: int) -> RateTable:
     """
     b = 2 * table.gpus_per_node
     return replace(table, models=tuple(
-        replace(network, rates=(*network.rates, *_eq_5(network.rates[:b], len(network.rates) + 1, gpus).tolist()))
+        replace(network, rates=(*network.rates, *_as_printed(network.rates, b, gpus)))
         if 1 < b < len(network.rates) < gpus else network for network in table.models))
 
 
-def _eq_5(rates: Sequence[float], first: int, last: int) -> NDArray[np.float64]:
-    """Eq. 5 from the last of some rates on first..last GPUs."""
-    base, m = len(rates), np.arange(first, last + 1)
-    return np.maximum(m * (rates[-1] / base) * _falling(rates) ** (m - base), 1e-6 * rates[-1])
+def _as_printed(rates: Sequence[float], b: int, gpus: int) -> list[float]:
+    found: list[float] = estimated(rates[:b], np.arange(len(rates) + 1, gpus + 1)).tolist()
+    return found
 
 
 def steadied(table: RateTable, gpus: int) -> RateTable:

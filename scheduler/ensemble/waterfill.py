@@ -19,8 +19,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.base import InputError, RateTable, counted
-from scheduler.ensemble.rates import curves
+from scheduler.base import InputError, Network, RateTable, counted
+from scheduler.ensemble.rates import bent_curves, estimated, is_straight
 from scheduler.hulls import concave_hulls
 
 Floats = NDArray[np.float64]
@@ -66,12 +66,24 @@ def hulls(rates: RateTable, gpus: int) -> Hulls:
 
     A network that needs more GPUs than there are has (0, 0) alone.
     """
-    known = curves(rates, gpus, useful_only=True)
-    vertices = [_hull(np.flatnonzero(useful) + 1, rate[useful])
-                for useful, rate in zip(known.useful, known.rate, strict=True)]
+    known = bent_curves(rates, gpus)
+    vertices = [_hull(*_corners(network, useful, rate, gpus))
+                for network, useful, rate in zip(rates.models, known.useful, known.rate, strict=True)]
     most = max(len(counts) for counts, _ in vertices)
     return Hulls(*(np.array([np.pad(row[axis], (0, most - len(row[axis])), mode="edge") for row in vertices])
                    for axis in (0, 1)))
+
+
+def _corners(network: Network, useful: NDArray[np.bool_], rate: Floats, gpus: int) -> tuple[NDArray[np.int64], Floats]:
+    """Useful counts and their rates, those left out that lie on a straight line to the last."""
+    counts = np.flatnonzero(useful) + 1
+    rising = rate[useful]
+    last = min(gpus, network.max_gpus or gpus)
+    if is_straight(network) and last > len(useful):
+        end = estimated(network.rates, np.array([last]))
+        if end[0] > rising[-1]:
+            return np.append(counts, last), np.append(rising, end)
+    return counts, rising
 
 
 def _hull(counts: NDArray[np.int64], rate: Floats) -> tuple[Floats, Floats]:

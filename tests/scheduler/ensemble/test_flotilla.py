@@ -127,3 +127,23 @@ def test_many_spare_gpus_go_where_they_would_go_one_by_one(case, width):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(algorithm_2, "MANY_SPARE", 0)
         assert flotilla(table, names(table), cluster.gpus, options) == one_by_one
+
+
+@given(ensembles(most_gpus=80), st.integers(1, 90), st.integers(0, 1))
+@settings(max_examples=examples(100), deadline=None)
+def test_columns_that_are_worked_out_later_change_nothing(drawn, delta, away):
+    table, cluster = drawn
+    options = Options(delta=Delta(float(delta), relative=False))
+    candidates = names(table)[away:]
+    expected = flotilla(table, candidates, cluster.gpus, options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(algorithm_2, "FIRST_COLUMNS", 1)
+        assert flotilla(table, candidates, cluster.gpus, options) == expected
+
+
+def test_a_million_gpus_are_given_to_networks_that_scale_without_end():
+    table = RateTable(100, 4, tuple(Network(f"n{i}", (10.0, 20.0 + i)) for i in range(8)))
+    found = flotilla(table, names(table), 10**6, Options())
+    assert sum(found.values()) == 10**6
+    paces = [rate(network, found[network.name]) for network in table.models]
+    assert max(paces) < min(paces) + 14  # one GPU more

@@ -67,6 +67,11 @@ def test_the_exact_search_finds_what_the_permutations_of_algorithm_3_miss():
     assert (paper, best) == (pytest.approx(100 / 33), pytest.approx(92 / 33))
 
 
+def test_groups_of_a_thousand_nodes_are_placed():
+    groups = {f"g{i}": 4001 + i for i in range(5)}
+    assert_valid(place(groups, range(20_100), 4), groups, range(20_100))
+
+
 def test_algorithm_3_fills_nodes_then_pairs_then_searches():
     members = {m.name: m.devices for m in greedy({"one": 1, "eight": 8, "three": 3, "two": 2}, range(16), 4)}
     assert members["eight"] == tuple(range(8))

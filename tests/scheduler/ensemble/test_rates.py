@@ -9,12 +9,15 @@ from scheduler.base import InputError, Network, RateTable
 from scheduler.ensemble.draw import with_errors
 from scheduler.ensemble.rates import (
     as_printed,
+    bent_curves,
     counts_to_measure,
     curve,
     curves,
+    is_straight,
     preprocessors_needed,
     rate,
     steadied,
+    useful_curves,
 )
 from tests.examples import examples
 from tests.scheduler.strategies import ensembles
@@ -119,18 +122,25 @@ def test_no_measured_preprocessor_is_an_error():
         preprocessors_needed([], 10.0)
 
 
-@given(ensembles(most_gpus=60, bounded=True))
-def test_columns_that_are_left_out_are_useful_to_no_network(case):
+@given(ensembles(most_gpus=60, bounded=True), st.integers(1, 60))
+def test_columns_that_are_left_out_are_useful_to_no_network(case, width):
     table, cluster = case
-    whole, narrow = curves(table, cluster.gpus), curves(table, cluster.gpus, useful_only=True)
-    width = narrow.rate.shape[1]
-    assert (narrow.rate == whole.rate[:, :width]).all()
-    assert (narrow.useful == whole.useful[:, :width]).all()
-    assert not whole.useful[:, width:].any()
+    whole, narrow = curves(table, cluster.gpus), useful_curves(table, cluster.gpus, width)
+    kept = narrow.rate.shape[1]
+    assert (narrow.rate == whole.rate[:, :kept]).all()
+    assert (narrow.useful == whole.useful[:, :kept]).all()
+    assert not whole.useful[:, kept:width].any()
 
 
 def test_on_a_large_cluster_few_columns_are_kept():
-    assert curves(table((10.0, 19.0), (10.0,)), 10**6, useful_only=True).rate.shape[1] < 40
+    assert useful_curves(table((10.0, 19.0), (10.0,)), 10**6, 10**6).rate.shape[1] < 40
+    assert bent_curves(table((10.0, 20.0), (10.0, 19.0)), 10**6).rate.shape[1] < 40
+
+
+def test_what_differs_by_rounding_alone_scales_without_end():
+    assert is_straight(Network("a", (0.1, 0.2, 0.3)))  # 0.3 / 3 < 0.2 / 2
+    assert not is_straight(Network("a", (0.1, 0.2, 0.2999)))
+    assert not is_straight(Network("a", (10.0,)))
 
 
 def test_to_the_letter_equation_5_starts_from_two_nodes_also_where_more_was_measured():

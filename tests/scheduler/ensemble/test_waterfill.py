@@ -1,13 +1,16 @@
 """Water-filling and the lower bound, against linear programs."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from scheduler.base import InputError, Network, RateTable
-from scheduler.ensemble.rates import curves
+from scheduler.base import Cluster, InputError, Network, Progress, RateTable
+from scheduler.ensemble.adaptive import group_sizes
+from scheduler.ensemble.rates import curve, curves
 from scheduler.ensemble.waterfill import hulls, lower_bound, water_fill
 from tests.examples import examples
 from tests.scheduler.strategies import ensembles
@@ -62,6 +65,27 @@ def test_a_hull_is_concave_lies_on_the_curve_and_above_it(drawn):
         assert rate[1:].tolist() == known.rate[row][gpus[1:].astype(int) - 1].tolist()
         counts = np.arange(1, cluster.gpus + 1)
         assert (np.interp(counts, gpus, rate) >= known.rate[row] - 1e-9).all()
+
+
+@given(ensembles(most_gpus=80))
+@settings(max_examples=examples(100), deadline=None)
+def test_a_straight_end_of_a_curve_need_not_be_written_out(drawn):
+    table, cluster = drawn
+    written_out = replace(table, models=tuple(
+        replace(network, rates=(*curve(network, cluster.gpus).tolist(), *network.rates[cluster.gpus:]))
+        for network in table.models))
+    counts = np.arange(cluster.gpus + 1)
+    for one, other in zip(*(zip(hull.gpus, hull.rate, strict=True) for hull in (
+            hulls(table, cluster.gpus), hulls(written_out, cluster.gpus))), strict=True):
+        np.testing.assert_allclose(np.interp(counts, *one), np.interp(counts, *other), rtol=1e-9)
+    assert group_sizes(table, Progress(), cluster) == group_sizes(written_out, Progress(), cluster)
+
+
+def test_a_million_gpus_are_shared_among_networks_that_scale_without_end():
+    table = RateTable(100, 4, tuple(Network(f"n{i}", (10.0, 20.0 + i)) for i in range(8)))
+    found = group_sizes(table, Progress(), Cluster.of(10**6, 4))
+    assert sum(found.values()) == 10**6
+    assert all(size % 4 == 0 for size in found.values())
 
 
 def test_sharing_between_two_sizes_costs_the_average_of_both():
