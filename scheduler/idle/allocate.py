@@ -163,6 +163,13 @@ class Trainer:
         >>> Trainer(Curve((0, 3), (0.0, 30.0)), n_min=2, n_max=3, up_s=5, down_s=1).gains(2, horizon_s=10)
         array([-20., -inf, 200., 200.])
         """
+        return self._gains(current, horizon_s).values
+
+    def _gains(self, current: int, horizon_s: float) -> _Gains:
+        """The last ones are kept: from one decision to the next, most trainers keep their nodes."""
+        kept: _Gains | None = vars(self).get("_kept")
+        if kept is not None and kept.current == current and kept.horizon_s == horizon_s:
+            return kept
         rates = self.rates
         gains = horizon_s * rates
         rate = float(rates[current])
@@ -171,7 +178,18 @@ class Trainer:
             gains[current + 1:] -= self.up_s * rate
         if self.n_min > 1:
             gains[1:self.n_min] = -math.inf
-        return gains
+        gains.setflags(write=False)
+        vars(self)["_kept"] = kept = _Gains(current, horizon_s, gains, int(gains.argmax()))
+        return kept
+
+
+class _Gains(NamedTuple):
+    """What a trainer with ``current`` nodes gains on each count, and the fewest nodes on which that is the most."""
+
+    current: int
+    horizon_s: float
+    values: FloatArray
+    best: int
 
 
 def worth(trainers: Sequence[Trainer], current: Sequence[int], counts: Sequence[int],
@@ -223,7 +241,11 @@ def allocate(trainers: Sequence[Trainer], current: Sequence[int], nodes: int, ho
     place of its mixed integer program.
     """
     check(trainers, current, nodes, horizon_s)
-    gains = [trainer.gains(had, horizon_s)[:nodes + 1] for trainer, had in zip(trainers, current, strict=True)]
+    known = [trainer._gains(had, horizon_s) for trainer, had in zip(trainers, current, strict=True)]
+    wanted = tuple(one.best for one in known)
+    if sum(wanted) <= nodes:  # so that each can have what it is best on
+        return wanted
+    gains = [one.values[:nodes + 1] for one in known]
     fewest, gains = _within_reach(gains, nodes) if sum(map(len, gains)) > FEW_COUNTS else ([0] * len(gains), gains)
     further = _programme(gains, nodes - sum(fewest))
     return tuple(count + more for count, more in zip(fewest, further, strict=True))

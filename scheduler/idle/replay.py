@@ -419,14 +419,19 @@ class _Replay:
             self.admitted += 1
 
     def _rescale(self, counts: Counts) -> None:
-        wanted = {trainer.number: count for trainer, count in zip(self.active, counts, strict=True)}
-        for trainer, count in zip(self.active, counts, strict=True):
-            if count != trainer.nodes:
-                seconds = trainer.job.trainer.rescale_s(trainer.nodes, count)
-                self.rescale_cost -= trainer.work(-seconds)
-                trainer.nodes = count
-        before, self.owner = self.owner, self.settings.placement(self.owner, wanted)
-        self._audit_decision(before, wanted)
+        changed = [(trainer, count) for trainer, count in zip(self.active, counts, strict=True)
+                   if count != trainer.nodes]
+        for trainer, count in changed:
+            seconds = trainer.job.trainer.rescale_s(trainer.nodes, count)
+            self.rescale_cost -= trainer.work(-seconds)
+            trainer.nodes = count
+        if changed:
+            wanted = {trainer.number: trainer.nodes for trainer in self.active}
+            before, self.owner = self.owner, self.settings.placement(self.owner, wanted)
+            self._audit_placement(before, wanted)
+        for trainer in self.active:
+            low, high = trainer.job.trainer.n_min, trainer.job.trainer.n_max
+            _must(trainer.nodes == 0 or low <= trainer.nodes <= high, "a trainer is out of bounds")
 
     def _await_completion(self) -> None:
         """Wake up when the next trainer is done, if that is before the trace changes."""
@@ -451,7 +456,7 @@ class _Replay:
 
     # What must hold.
 
-    def _audit_decision(self, before: IntArray, wanted: dict[int, int]) -> None:
+    def _audit_placement(self, before: IntArray, wanted: dict[int, int]) -> None:
         after = self.owner
         moved = np.flatnonzero(before != after)
         lost, got = before[moved].tolist(), after[moved].tolist()
@@ -460,8 +465,6 @@ class _Replay:
         _must(not {owner for owner in lost if owner >= 0}.intersection(got), "a trainer migrated")
         _must(int(held.sum()) == sum(wanted.values()) <= self.idle, "nodes are not as many as decided")
         for trainer in self.active:
-            low, high = trainer.job.trainer.n_min, trainer.job.trainer.n_max
-            _must(trainer.nodes == 0 or low <= trainer.nodes <= high, "a trainer is out of bounds")
             _must(trainer.nodes == held[trainer.number], "a trainer's nodes are not as many as decided")
 
     def _audit_sums(self) -> None:
