@@ -296,6 +296,8 @@ class Discrete:
 
     def beyond(self, time: float) -> Discrete | None:
         """The law of the runs that take longer than ``time``; None when there are none."""
+        if time < self.values[0]:
+            return self
         left = self.values > time
         weight = self.probabilities[left].sum()
         return Discrete(self.values[left], self.probabilities[left] / weight) if weight > 0 else None

@@ -19,7 +19,7 @@ one serves as well), and a sequence ends with the law's longest value.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -34,7 +34,8 @@ FEWEST_RUNS = 5  # with fewer past runs their law says too little of the longest
 SAFETY = 2.0  # what is asked for then, and after everything known has failed: so many times the longest time
 BLOCKS_FROM = 2000  # values from which working in blocks pays
 MOST_EXACT = 4000  # values of a law that the labels of a job with backfill are worked out for
-COARSE = 42  # three times so many values give the sequence that bounds the search
+COARSE = 42  # three times so many values, or an eighth, give the sequence that bounds the search
+SWEEP_EVERY = 8  # values, after which labels are left out from which nothing more can be best
 TIE = 1e-12  # costs that differ by less, relatively, are equal; the fewer requests win
 
 
@@ -211,12 +212,18 @@ def at_optimal(law: Discrete, backfill_rate: float, spent: float = 0.0) -> Reque
     support = _Support.of(law)
     last = len(support.values) - 1
     labels = _Labels(spent)
-    promising = _bound(law, support, backfill_rate, spent)
+    standing, bound = labels.of(slice(1)), _Bound.of(law, support, backfill_rate, spent)
     for i in range(last):
-        asked = promising(i + 1, _ask(support, i, backfill_rate, labels, labels.count))
+        asked = _ask(support, i, backfill_rate, standing)
+        if bound is not None:
+            if i % SWEEP_EVERY == 0:
+                open_ = bound.may_ask_more(i, standing, asked)
+                standing, asked = standing.take(open_), asked.take(open_)
+            asked = asked.take(bound.is_promising(i + 1, asked))
         if asked.cost.size:
-            labels.add(i + 1, _non_dominated(asked, support.alive[i + 1], backfill_rate))
-    done = _ask(support, last, backfill_rate, labels, labels.count)
+            new = labels.add(i + 1, _non_dominated(asked, support.alive[i + 1], backfill_rate))
+            standing = standing.followed_by(new)
+    done = _ask(support, last, backfill_rate, standing)
     best = int(np.argmax(done.cost <= done.cost.min() * (1 + TIE)))  # the first
     indices = [last, *labels.asked_before(int(done.parent[best]))]
     return RequestSequence(tuple(support.values[indices[::-1]].tolist()), float(done.cost[best]))
@@ -235,11 +242,11 @@ def makespan_by_count(law: Discrete, backfill_rate: float = 0.0, most: int = 8) 
     last = len(support.values) - 1
     labels, costs = _Labels(0.0), []
     for count in range(1, min(most, last + 1) + 1):
-        costs.append(float(_ask(support, last, backfill_rate, labels, labels.count).cost.min()))
+        costs.append(float(_ask(support, last, backfill_rate, labels.of(slice(labels.count))).cost.min()))
         longer = _Labels()
         for i in range(count - 1, last):
             shorter = int(np.searchsorted(labels.ruled_out[:labels.count], i, side="right"))
-            longer.add(i + 1, _non_dominated(_ask(support, i, backfill_rate, labels, shorter),
+            longer.add(i + 1, _non_dominated(_ask(support, i, backfill_rate, labels.of(slice(shorter))),
                                              support.alive[i + 1], backfill_rate))
         labels = longer
     return tuple(costs)
@@ -275,6 +282,22 @@ class _Asked(NamedTuple):
         return _Asked(self.cost[rows], self.spent[rows], self.parent[rows])
 
 
+class _Standing(NamedTuple):
+    """Labels from which one may ask: what each has cost and spent, how many values it has ruled out, its number."""
+
+    cost: Array
+    spent: Array
+    ruled_out: NDArray[np.int64]
+    number: NDArray[np.int64]
+
+    def take(self, rows: Any) -> _Standing:
+        return _Standing(self.cost[rows], self.spent[rows], self.ruled_out[rows], self.number[rows])
+
+    def followed_by(self, other: _Standing) -> _Standing:
+        return _Standing(np.append(self.cost, other.cost), np.append(self.spent, other.spent),
+                         np.append(self.ruled_out, other.ruled_out), np.append(self.number, other.number))
+
+
 class _Labels:
     """A growing table of labels, in the order of the number of values they have ruled out."""
 
@@ -285,7 +308,11 @@ class _Labels:
         if spent is not None:  # the label of a job that has asked for nothing yet
             self.add(0, _Asked(np.zeros(1), np.array([spent]), np.array([-1])))
 
-    def add(self, ruled_out: int, new: _Asked) -> None:
+    def of(self, rows: slice) -> _Standing:
+        """Those of some rows."""
+        return _Standing(self.cost[rows], self.spent[rows], self.ruled_out[rows], np.arange(*rows.indices(self.count)))
+
+    def add(self, ruled_out: int, new: _Asked) -> _Standing:
         end = self.count + len(new.cost)
         if end > len(self.cost):
             for name in ("cost", "spent", "ruled_out", "parent"):
@@ -294,6 +321,7 @@ class _Labels:
         self.cost[rows], self.spent[rows], self.parent[rows] = new
         self.ruled_out[rows] = ruled_out
         self.count = end
+        return self.of(rows)
 
     def asked_before(self, label: int) -> Iterator[int]:
         """Indices of the values asked for on the way to a label, the last one first."""
@@ -302,49 +330,76 @@ class _Labels:
             label = int(self.parent[label])
 
 
-def _ask(support: _Support, i: int, rate: float, labels: _Labels, count: int) -> _Asked:
-    """Ask for value i after each of the first ``count`` labels.
+def _ask(support: _Support, i: int, rate: float, labels: _Standing) -> _Asked:
+    """Ask for value i after each label.
 
     Values up to (1 - zeta) v_i - zeta S leave room for all their backfill behind them and
     cost S + v_i; above that the backfill of (S + X) / (1 - zeta) decides ([SPEC] Equation 4).
     """
-    cost, spent, j = labels.cost[:count], labels.spent[:count], labels.ruled_out[:count]
+    cost, spent, j, number = labels
     value, reached, moment = support.values[i], support.reached, support.moment
     room = np.searchsorted(support.values, (1.0 - rate) * value - rate * spent, side="right")
     room = np.minimum(np.maximum(room, j), i + 1)
     within = reached[room]
     total = (cost + (within - reached[j]) * (spent + value)
              + (moment[i + 1] - moment[room] + (reached[i + 1] - within) * spent) / (1.0 - rate))
-    return _Asked(total, spent + value, np.arange(count))
+    return _Asked(total, spent + value, number)
 
 
-def _bound(law: Discrete, support: _Support, rate: float,
-           spent: float) -> Callable[[int, _Asked], _Asked]:
-    """What keeps, of the labels that have ruled out j values, those that can still be the best.
+@dataclass(frozen=True)
+class _Bound:
+    """Which labels can still be the best, as a sequence found on fewer values says how much is too much.
 
-    A sequence found on fewer values says how much is too much. What is to come costs at least
-    alive_j S + least_j, and at least (alive_j S + the rest of the mean) / (1 - zeta).
+    Attributes:
+        most: what that sequence costs.
+        rate: zeta.
+        alive: as in :class:`_Support`.
+        least: for each j a lower bound on what is to come beside alive_j S (:func:`_least_to_come`).
+        rest: for each j what is left of the mean run time.
     """
-    if len(support.values) <= 4 * COARSE:
-        return lambda j, asked: asked
-    found = at_optimal(_thinned(support), rate, spent)
-    most = expected_makespan(law, found.requests, rate, spent) * (1 + TIE)
-    least, rest = _least_to_come(support, rate), support.moment[-1] - support.moment
 
-    def promising(j: int, asked: _Asked) -> _Asked:
-        lost = support.alive[j] * asked.spent
-        return asked.take(asked.cost + np.maximum(lost + least[j], (lost + rest[j]) / (1.0 - rate)) <= most)
+    most: float
+    rate: float
+    alive: Array
+    least: Array
+    rest: Array
 
-    return promising
+    @classmethod
+    def of(cls, law: Discrete, support: _Support, rate: float, spent: float) -> _Bound | None:
+        """None for a law of few values, where it would take longer than it saves."""
+        size = len(support.values)
+        if size <= 4 * COARSE:
+            return None
+        found = at_optimal(_thinned(support, max(COARSE, size // 24)), rate, spent)
+        return cls(expected_makespan(law, found.requests, rate, spent) * (1 + TIE), rate, support.alive,
+                   _least_to_come(support, rate), support.moment[-1] - support.moment)
+
+    def is_promising(self, j: int, asked: _Asked) -> NDArray[np.bool_]:
+        """Which labels that have ruled out j values can.
+
+        What is to come costs at least alive_j S + least_j, and at least (alive_j S + the rest of the mean) /
+        (1 - zeta).
+        """
+        lost = self.alive[j] * asked.spent
+        to_come = np.maximum(lost + self.least[j], (lost + self.rest[j]) / (1.0 - self.rate))
+        return np.asarray(asked.cost + to_come <= self.most)
+
+    def may_ask_more(self, i: int, labels: _Standing, asked: _Asked) -> NDArray[np.bool_]:
+        """From which labels it can be best to ask for value i, as they have here, or for a larger one.
+
+        Runs beyond v_i cost at least (S + X) / (1 - zeta). So what all runs cost then grows with v_i.
+        """
+        beyond = (self.rest[i + 1] + self.alive[i + 1] * labels.spent) / (1.0 - self.rate)
+        return np.asarray(asked.cost + beyond <= self.most)
 
 
-def _thinned(support: _Support) -> Discrete:
-    """The law on few of its values: evenly by index, by probability, and by the logarithm of survival."""
+def _thinned(support: _Support, count: int) -> Discrete:
+    """The law on up to 3 ``count`` of its values: evenly by index, by probability, and by the logarithm of survival."""
     last = len(support.values) - 1
     tail = -np.log(support.alive[:-1])
-    picked = np.concatenate((np.linspace(0, last, COARSE),
-                             np.searchsorted(support.reached[1:], np.linspace(0, 1, COARSE)),
-                             np.searchsorted(tail, np.linspace(0, tail[-1], COARSE))))
+    picked = np.concatenate((np.linspace(0, last, count),
+                             np.searchsorted(support.reached[1:], np.linspace(0, 1, count)),
+                             np.searchsorted(tail, np.linspace(0, tail[-1], count))))
     kept = np.unique(np.append(np.minimum(picked, last), last).astype(np.int64))
     mass = np.diff(support.reached[kept + 1], prepend=0.0)
     return Discrete(support.values[kept], mass / mass.sum())
@@ -370,6 +425,9 @@ def _non_dominated(labels: _Asked, alive: float, rate: float) -> _Asked:
     steep = labels.cost + alive / (1.0 - rate) * labels.spent
     if (best := np.argmin(flat)) == np.argmin(steep):  # nearly always: it beats all the others
         return labels.take([best])
+    # Those that have spent more than the first lose to it, those that have spent less than the second to that one.
+    between = (labels.spent <= labels.spent[best]) & (labels.spent >= labels.spent[np.argmin(steep)])
+    labels, flat, steep = labels.take(between), flat[between], steep[between]
     order = np.lexsort((labels.cost, labels.spent))
     # one that has spent less beats the label when it is not above it along the flat slope ...
     below = np.minimum.accumulate(flat[order])

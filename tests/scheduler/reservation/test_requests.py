@@ -100,6 +100,7 @@ def test_no_sequence_is_better_than_the_optimal_one(law, rate, spent):
 def test_bounding_the_search_loses_no_optimum(law, rate, spent, coarse):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reservation, "COARSE", coarse)  # bounds from 4 values on
+        patch.setattr(reservation, "SWEEP_EVERY", 1)
         bounded = at_optimal(law, rate, spent)
     best = min(makespan(law, requests, rate, spent) for requests in every_sequence(law))
     assert bounded.expected_makespan == pytest.approx(best, rel=1e-12)
