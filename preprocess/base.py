@@ -62,20 +62,18 @@ def counted(number: int, what: str) -> str:
 
 @runtime_checkable
 class Source(Protocol):
-    """A labelled set of samples that are read by index."""
+    """A set of samples that are read by index, each with what a network is to answer.
 
-    @property
-    def labels(self) -> np.ndarray:
-        """The class of every sample, int64, 0 <= label < len(classes)."""
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """The names of the classes; a label is a position in it."""
+    One of classes is a :class:`ClassSource`; :mod:`preprocess.target` says how targets of other kinds, and weights of
+    samples, are given.
+    """
 
     def __len__(self) -> int: ...
 
     def read(self, index: int) -> bytes | np.ndarray:
-        """One sample: an encoded image file, or an array (height, width, channels), uint8.
+        """The input of one sample: an encoded image file, or an array of numbers of any shape.
+
+        An image is (height, width, channels), uint8.
 
         Raises:
             BadSample: it is missing or unreadable.
@@ -92,8 +90,24 @@ class Source(Protocol):
         """
 
 
+@runtime_checkable
+class ClassSource(Source, Protocol):
+    """A source each of whose samples is of one class."""
+
+    @property
+    def labels(self) -> np.ndarray:
+        """The class of every sample, int64, 0 <= label < len(classes)."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes; a label is a position in it."""
+
+
 class RandomAccess:
-    """Gives a source whose samples cost the same in any order a uniformly random one."""
+    """Gives a source whose samples cost the same in any order a uniformly random one.
+
+    It has as many samples as labels; one without labels says by itself how many.
+    """
 
     labels: np.ndarray
 
@@ -188,6 +202,7 @@ class DataSet:
 
     Attributes:
         validation: chooses the best epoch of a network, and the best network.
+        classes: the names of the classes, labels or values; empty where they have none.
         test: chooses nothing; finished networks are judged on it.
         remark: what its owner should know about it; empty if there is nothing.
     """

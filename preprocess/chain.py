@@ -1,4 +1,4 @@
-"""A source and its transforms, one sample at a time: from an index to an image of whatever shape comes out.
+"""A source and its transforms, one sample at a time: from an index to an input of whatever shape comes out.
 
 A sample's random transforms draw from a generator that is keyed by (seed, stream epoch, sample index) and by
 nothing else. So it does not matter which process prepares a sample, or when, or next to which others.
@@ -8,14 +8,30 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from preprocess.base import AUGMENT, BadImage, BadSample, InputError, Source, counted
+from preprocess.sample import wire_dtype
+from preprocess.target import is_mask, read_mask, target_of
 from preprocess.transforms import Transform
+from preprocess.transforms.base import Mask
 from preprocess.transforms.colour import Scale
 from preprocess.transforms.decoding import Decode
 from preprocess.transforms.geometry import Resize
+
+
+class Part(NamedTuple):
+    """What the transforms work on.
+
+    Attributes:
+        image: the input: (height, width, channels), or an array of any other shape.
+        mask: (height, width), where the targets are masks.
+    """
+
+    image: np.ndarray
+    mask: np.ndarray | None = None
 
 
 class Chain:
@@ -36,63 +52,91 @@ class Chain:
         self.affine = None if scale is None else scale.affine
         self._fixed, self._varying = split_transforms(transforms)
         self._random = _Generators(seed)
+        self._target = target_of(source) if is_mask(source) else None
 
     @property
     def is_random(self) -> bool:
         """Whether a sample differs from epoch to epoch."""
         return bool(self._varying)
 
-    def prepare(self, index: int) -> np.ndarray:
-        """Read a sample and do what is the same in every epoch: the part worth caching.
+    @property
+    def scales_early(self) -> bool:
+        """Whether the part that is the same in every epoch makes numbers with a fraction of pixels."""
+        return any(isinstance(transform, Scale) for transform in self._fixed)
 
-        Returns:
-            (height, width, channels).
+    def prepare(self, index: int) -> Part:
+        """Read a sample and do what is the same in every epoch: the part worth caching.
 
         Raises:
             BadSample: it cannot be read or decoded.
         """
         try:
             data = self.source.read(index)
+            mask = None if self._target is None else read_mask(self.source, index, self._target)
         except IndexError as error:
             raise InputError(f"the source says that it has {counted(len(self.source), 'sample')}, and has none at "
                              f"{index}: {error}") from error
         try:
-            return self._fix(data)
+            return self._fix(data, mask)
         except BadImage as error:
             raise BadSample(self.source.name(index), str(error)) from error
 
-    def vary(self, image: np.ndarray, index: int, epoch: int, training: bool = True) -> np.ndarray:
+    def vary(self, part: Part, index: int, epoch: int, training: bool = True) -> Part:
         """Do to a prepared sample what differs from epoch to epoch.
 
         Args:
-            image: what :meth:`prepare` gives.
+            part: what :meth:`prepare` gives.
             training: false for evaluation: no randomness, centre crops.
 
         Raises:
             BadSample: a transform cannot be applied to it.
         """
         if not self._varying:
-            return image
-        rng = self._random.at(epoch, index)
+            return part
         try:
-            for transform in self._varying:
-                image = transform.apply(image, rng, training)
+            return self._apply(self._varying, part, self._random.at(epoch, index), training)
         except BadImage as error:
             raise BadSample(self.source.name(index), str(error)) from error
-        return image
 
-    def _fix(self, image: bytes | np.ndarray) -> np.ndarray:
-        transforms = self._fixed
-        if isinstance(image, np.ndarray) and image.ndim != 3:
-            raise BadImage(f"is an array of {counted(image.ndim, 'dimension')}, not (height, width, channels)")
+    def _fix(self, data: bytes | np.ndarray, mask: np.ndarray | None) -> Part:
+        transforms, image = self._fixed, data
+        if isinstance(image, np.ndarray):
+            image = _numbers(image)
         if transforms and isinstance(transforms[0], Decode):
-            image = transforms[0].apply(image, at_least=_enough(transforms[1:2]))
+            # A mask has the size of the whole image.
+            image = transforms[0].apply(image, at_least=_enough(transforms[1:2]) if mask is None else None)
             transforms = transforms[1:]
         if isinstance(image, bytes):
             raise InputError("transforms: the source holds encoded image files, so the first must be decode")
+        if mask is not None and mask.shape != image.shape[:2]:
+            raise BadImage(f"is {' x '.join(map(str, image.shape[:2]))} pixels, and its mask "
+                           f"{' x '.join(map(str, mask.shape))}")
+        return self._apply(transforms, Part(image, mask), self._random.generator, True)
+
+    def _apply(self, transforms: Sequence[Transform], part: Part, rng: np.random.Generator, training: bool) -> Part:
+        image = part.image
+        if self._target is None or part.mask is None:
+            for transform in transforms:
+                image = transform.apply(image, rng, training)
+            return Part(image)
+        mask = Mask(part.mask, self._target.void)
         for transform in transforms:
-            image = transform.apply(image, self._random.generator, True)
-        return image
+            image, mask = transform.apply_with_mask(image, mask, rng, training)
+        return Part(image, mask.pixels)
+
+
+def _numbers(array: np.ndarray) -> np.ndarray:
+    """An array that a source has given, of the type in which it travels.
+
+    Raises:
+        BadImage: it holds no numbers, or one that is none.
+    """
+    if array.dtype.kind not in "fiub":
+        raise BadImage(f"is an array of {array.dtype}, not of numbers")
+    numbers = array.astype(wire_dtype(array.dtype), copy=False)
+    if numbers.dtype.kind == "f" and not np.isfinite(numbers).all():
+        raise BadImage("has a number that is NaN or infinite")
+    return numbers
 
 
 class _Generators(threading.local):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import h5py
+import numpy as np
 
 from preprocess.base import BadSample, DataSet, InputError, Source
 from preprocess.chain import split_scale, split_transforms
@@ -16,6 +17,7 @@ from preprocess.packing import Progress, write_hdf5
 from preprocess.pipeline import Pipeline
 from preprocess.sample import SampleSpec
 from preprocess.sources.hdf5 import HDF5, open_file, open_hdf5
+from preprocess.target import plain_targets
 from preprocess.transforms import Transform
 
 
@@ -67,15 +69,20 @@ class Decoded(NamedTuple):
 def _pipeline(source: Source, fixed: Sequence[Transform], sample: SampleSpec) -> Pipeline:
     if sample.kept is None:
         raise ValueError("the part of a sample that is kept is unknown; probe(..., keep=True) finds it out")
-    return Pipeline(source, fixed, seed=0, sample=SampleSpec(sample.kept, sample.classes))
+    return Pipeline(source, fixed, seed=0, sample=SampleSpec(sample.kept, sample.classes, target=sample.kept_target))
 
 
 def _fingerprint(data: DataSet, transforms: Sequence[Transform]) -> str:
-    """A hash of what a copy depends on: the transforms, the names of the samples and their labels."""
+    """A hash of what a copy depends on: the transforms, the names of the samples and their targets; masks are not read.
+    """
     found = hashlib.sha256(repr((transforms, data.classes)).encode())
     for source in data.parts().values():
+        targets, weights = plain_targets(source), getattr(source, "weights", None)
         for index in range(len(source)):
-            found.update(f"{source.name(index)}\0{source.labels[index]}\n".encode())
+            said = "" if targets is None else targets[index]
+            found.update(f"{source.name(index)}\0{said}\n".encode())
+        if weights is not None:
+            found.update(np.asarray(weights).tobytes())
         found.update(b"\0")
     return found.hexdigest()
 

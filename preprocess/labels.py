@@ -1,13 +1,16 @@
-"""Labels are classes: a source of the user's own may bring anything, which is found out before a rank waits for it."""
+"""Labels are classes: a source of the user's own may bring anything, which is found out before a rank waits for it.
+
+:mod:`preprocess.target_checks` looks at targets of other kinds.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-from preprocess.base import InputError, Source, counted, in_one_line
+from preprocess.base import ClassSource, InputError, counted, in_one_line
 
 
-def checked_labels(source: Source, origin: str) -> np.ndarray:
+def checked_labels(source: ClassSource, origin: str) -> np.ndarray:
     """The labels of a source, if each is one of its classes.
 
     A list of integers is as good as an array. Nothing is rounded: numbers with a fraction are targets of another kind.
@@ -42,7 +45,7 @@ def checked_labels(source: Source, origin: str) -> np.ndarray:
     return labels.astype(np.int64) if labels.dtype.kind == "b" or not len(labels) else labels
 
 
-def _wanted(source: Source) -> str:
+def _wanted(source: ClassSource) -> str:
     return (f"labels should be {counted(len(source), 'integer')} from 0 to {len(source.classes) - 1}, one class for "
             "each sample")
 

@@ -13,7 +13,7 @@ from typing import IO
 import h5py
 import numpy as np
 
-from preprocess.base import BadSample, CannotWrite, InputError, Source, counted
+from preprocess.base import BadSample, CannotWrite, ClassSource, InputError, Source, counted
 from preprocess.files.deaf_file import DeafFile
 from preprocess.pipeline import Pipeline
 
@@ -89,6 +89,8 @@ def _write_part(group: h5py.Group, part: Source | Pipeline, progress: Progress) 
     """Write one part; samples that cannot be used leave no gap."""
     images, sample = _room(group, part)
     source = part.source if isinstance(part, Pipeline) else part
+    if not isinstance(source, ClassSource):
+        raise InputError("only samples of classes can be written into such a file")
     kept: list[int] = []
     bad = []
     for index in range(len(source)):
@@ -120,7 +122,7 @@ def _room(group: h5py.Group, part: Source | Pipeline) -> tuple[h5py.Dataset, Cal
     shape = part.sample.image.shape
     images = group.create_dataset("images", (part.samples, *shape), np.uint8, maxshape=(None, *shape),
                                   chunks=(1, *shape))
-    return images, lambda index: part.finish(part.prepare(index), index, epoch=0)
+    return images, lambda index: part.finish(part.prepare(index), index, epoch=0).image
 
 
 def _encoded(source: Source, index: int) -> np.ndarray:

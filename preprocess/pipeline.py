@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 
 import numpy as np
 
 from preprocess.base import BadSample, Source
-from preprocess.chain import Chain
+from preprocess.chain import Chain, Part
 from preprocess.probe import probe
 from preprocess.sample import ImageSpec, SampleSpec, wire_dtype
+from preprocess.target import TargetReader, TargetSpec
 from preprocess.transforms import Transform
 
 
@@ -27,6 +29,7 @@ class Pipeline:
         self.sample, self._seed = sample, seed
         self._chain = Chain(source, transforms, seed)
         self._shape, self._dtype = sample.image.shape, np.dtype(sample.image.dtype)
+        self._target = sample.target
 
     @classmethod
     def probed(cls, source: Source, transforms: Sequence[Transform], seed: int) -> Pipeline:
@@ -53,90 +56,109 @@ class Pipeline:
         return self.source.order(self._seed, epoch)
 
     def empty(self, samples: int) -> tuple[np.ndarray, np.ndarray]:
-        """Room for so many samples: images (samples, height, width, channels) and labels (samples,) int64."""
-        return np.empty((samples, *self._shape), self._dtype), np.empty(samples, np.int64)
+        """Room for so many samples: inputs (samples, ...), and targets (samples,) of the target's type ``wire``."""
+        return np.empty((samples, *self._shape), self._dtype), np.empty(samples, self._target.wire)
 
-    def prepare(self, index: int) -> np.ndarray:
+    def prepare(self, index: int) -> Part:
         """Read a sample and do what is the same in every epoch; see :meth:`preprocess.chain.Chain.prepare`."""
         return self._chain.prepare(index)
 
-    def finish(self, image: np.ndarray, index: int, epoch: int, training: bool = True) -> np.ndarray:
+    def finish(self, part: Part, index: int, epoch: int, training: bool = True) -> Part:
         """Do to a prepared sample what differs from epoch to epoch, and check its shape.
 
         Raises:
             BadSample: a transform cannot be applied to it, or it has another shape or type than the others.
         """
-        image = self._chain.vary(image, index, epoch, training)
+        part = self._chain.vary(part, index, epoch, training)
+        image = part.image
         if image.shape != self._shape or wire_dtype(image.dtype) != self._dtype:
             raise BadSample(self.source.name(index), f"is {ImageSpec.of(image)}; the others are {self.sample.image}")
-        return image
+        return part
 
-    def load(self, indices: Iterable[int], epoch: int, images: np.ndarray, labels: np.ndarray,
+    def load(self, indices: Iterable[int], epoch: int, images: np.ndarray, targets: np.ndarray,
              training: bool = True) -> list[BadSample]:
         """Prepare samples into arrays that are there already.
 
         Args:
             indices: k samples of the source.
             epoch: of the stream.
-            images: (k, height, width, channels) of the sample's type, is overwritten.
-            labels: (k,) int64, is overwritten.
+            images: (k, ...) of the input's shape and type, is overwritten.
+            targets: (k,) of the target's type ``wire``, is overwritten.
             training: false for evaluation: no randomness, centre crops.
 
         Returns:
-            The samples that cannot be used, each with its position; their images are 0 and their labels -1.
+            The samples that cannot be used, each with its position; their images are 0 and their targets marked.
         """
         return self._each(indices, lambda index: self.finish(self.prepare(index), index, epoch, training), images,
-                          labels)
+                          targets, self._target)
 
-    def keep(self, indices: Iterable[int], images: np.ndarray, labels: np.ndarray) -> list[BadSample]:
+    def keep(self, indices: Iterable[int], images: np.ndarray, targets: np.ndarray) -> list[BadSample]:
         """Do the part that is worth keeping: the same as :meth:`load`, up to the first random transform.
 
         Args:
             indices: k samples of the source.
-            images: (k, height, width, channels) uint8, of the kept shape; is overwritten.
-            labels: (k,) int64, is overwritten.
+            images: (k, ...) of the kept shape and type; is overwritten.
+            targets: (k,) of the kept target's type ``wire``, is overwritten.
         """
-        return self._each(indices, self.prepare, images, labels)
+        return self._each(indices, self.prepare, images, targets, self.sample.kept_target)
 
-    def finish_kept(self, kept: np.ndarray, kept_labels: np.ndarray, indices: np.ndarray, epoch: int,
-                    images: np.ndarray, labels: np.ndarray) -> list[BadSample]:
+    def finish_kept(self, kept: np.ndarray, kept_targets: np.ndarray, indices: np.ndarray, epoch: int,
+                    images: np.ndarray, targets: np.ndarray) -> list[BadSample]:
         """Do the rest to samples that :meth:`keep` has left; what it could not use stays marked, and is not told again.
 
         Args:
-            kept, kept_labels: (k, height, width, channels) uint8 and (k,) int64.
+            kept, kept_targets: (k, ...) and (k,), as it has left them.
             indices: (k,) of the source.
-            epoch, images, labels: as in :meth:`load`.
+            epoch, images, targets: as in :meth:`load`.
         """
         if not self._chain.is_random:
-            images[:], labels[:] = kept, kept_labels
+            images[:], targets[:] = kept, kept_targets
             return []
-        images[kept_labels < 0] = 0
-        labels[:] = kept_labels
-        usable = np.flatnonzero(kept_labels >= 0)
+        of_kept = self.sample.kept_target
+        usable, masks = of_kept.usable(kept_targets), kept_targets["target"] if of_kept.kind == "mask" else None
+        for position in np.flatnonzero(~usable).tolist():
+            images[position] = 0
+            self._target.mark(targets, position)
+
+        def finished(position: int) -> Part:
+            part = Part(kept[position], None if masks is None else masks[position])
+            return self.finish(part, int(indices[position]), epoch)
+
         bad = []
-        for position in usable.tolist():
+        for position in np.flatnonzero(usable).tolist():
             try:
-                images[position] = self.finish(kept[position], int(indices[position]), epoch)
+                part = finished(position)
+                self._reader.put(targets, position, int(indices[position]), part.mask)
+                images[position] = part.image
             except BadSample as error:
-                error.position = position
-                images[position], labels[position] = 0, -1
-                bad.append(error)
+                bad.append(self._left_out(error, position, images, targets, self._target))
         return bad
 
-    def _each(self, indices: Iterable[int], make: Callable[[int], np.ndarray], images: np.ndarray, labels: np.ndarray
-              ) -> list[BadSample]:
+    @cached_property
+    def _reader(self) -> TargetReader:
+        return TargetReader(self.source, self._target)
+
+    def _each(self, indices: Iterable[int], make: Callable[[int], Part], images: np.ndarray, targets: np.ndarray,
+              spec: TargetSpec) -> list[BadSample]:
+        reader = self._reader if spec is self._target else TargetReader(self.source, spec)
         bad = []
         for position, index in enumerate(map(int, indices)):
             try:
-                image = make(index)
+                image, mask = make(index)
                 if image.shape != images.shape[1:]:
                     raise BadSample(self.source.name(index), f"is {ImageSpec.of(image)}; the others are "
                                                              f"{' x '.join(map(str, images.shape[1:]))}")
+                reader.put(targets, position, index, mask)
                 images[position] = image
-                labels[position] = self.source.labels[index]
             except BadSample as error:
-                error.position = position
-                images[position] = 0
-                labels[position] = -1
-                bad.append(error)
+                bad.append(self._left_out(error, position, images, targets, spec))
         return bad
+
+    @staticmethod
+    def _left_out(error: BadSample, position: int, images: np.ndarray, targets: np.ndarray, spec: TargetSpec
+                  ) -> BadSample:
+        """Mark a sample that cannot be used."""
+        error.position = position
+        images[position] = 0
+        spec.mark(targets, position)
+        return error

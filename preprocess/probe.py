@@ -7,7 +7,7 @@ This is the one place that reads samples in order to learn what they are like. A
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from preprocess.base import BadSample, InputError, Source, counted
 from preprocess.chain import Chain
 from preprocess.sample import ImageSpec, SampleSpec
+from preprocess.target import target_of
 from preprocess.transforms import Transform
 
 PROBES = 8  # samples that are looked at, spread over the source
@@ -27,6 +28,7 @@ class _Probed:
     name: str
     kept: np.ndarray  # up to the first random transform
     image: np.ndarray  # after all transforms
+    mask: np.ndarray | None  # its mask, then
 
 
 def probe(source: Source, transforms: Sequence[Transform], seed: int, keep: bool = False) -> SampleSpec:
@@ -45,8 +47,11 @@ def probe(source: Source, transforms: Sequence[Transform], seed: int, keep: bool
     found = _look(chain)
     image = _alike_at_the_end(found)
     if chain.affine is not None:
-        chain.affine.check(image.shape[2])
-    return SampleSpec(image, len(source.classes), chain.affine, _alike_when_kept(found) if keep else None)
+        chain.affine.check(image.shape[-1] if image.shape else 1)
+    target = replace(target_of(source), names=())
+    if found[0].mask is not None:
+        target = replace(target, size=_alike_masks(found))
+    return SampleSpec(image, target.outputs, chain.affine, _alike_when_kept(found, chain) if keep else None, target)
 
 
 def _look(chain: Chain) -> list[_Probed]:
@@ -60,7 +65,8 @@ def _look(chain: Chain) -> list[_Probed]:
         for index in indices:
             try:
                 kept = chain.prepare(index)
-                yield _Probed(source.name(index), kept, chain.vary(kept, index, epoch=0))
+                image, mask = chain.vary(kept, index, epoch=0)
+                yield _Probed(source.name(index), kept.image, image, mask)
             except BadSample as error:
                 complaints.append(error)
 
@@ -73,9 +79,8 @@ def _look(chain: Chain) -> list[_Probed]:
 
 def _alike_at_the_end(found: Sequence[_Probed]) -> ImageSpec:
     name, image = found[0].name, ImageSpec.of(found[0].image)
-    if len(image.shape) != 3 or image.dtype not in ("uint8", "float32"):
-        raise InputError(f"{name} becomes {image}; transforms must give images "
-                         "(height, width, channels) of uint8 or float32")
+    if np.dtype(image.dtype).kind not in "fiu":
+        raise InputError(f"{name} becomes {image}; transforms must give numbers")
     for other in found[1:]:
         if ImageSpec.of(other.image) != image:
             raise InputError(f"transforms: samples must end in one shape, but {name} is {image} and {other.name} is "
@@ -83,10 +88,21 @@ def _alike_at_the_end(found: Sequence[_Probed]) -> ImageSpec:
     return image
 
 
-def _alike_when_kept(found: Sequence[_Probed]) -> ImageSpec:
+def _alike_masks(found: Sequence[_Probed]) -> tuple[int, int]:
+    """The size of the masks after all transforms, which is that of their images."""
+    for one in found:
+        assert one.mask is not None
+        if one.mask.shape != one.image.shape[:2]:  # of a transform of the user's own
+            raise InputError(f"{one.name} becomes {ImageSpec.of(one.image)} and its mask {ImageSpec.of(one.mask)}; "
+                             "transforms must leave both the same height and width")
+    height, width = found[0].image.shape[:2]
+    return height, width
+
+
+def _alike_when_kept(found: Sequence[_Probed], chain: Chain) -> ImageSpec:
     name, image = found[0].name, ImageSpec.of(found[0].kept)
     for other in found:
-        if other.kept.dtype != np.uint8:
+        if chain.scales_early and other.kept.dtype != np.uint8:
             raise InputError(f"{other.name} is {ImageSpec.of(other.kept)} before the first random transform; only "
                              "uint8 is kept")
         if ImageSpec.of(other.kept) != image:

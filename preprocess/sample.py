@@ -6,7 +6,7 @@ Rank 0 finds it out once (:mod:`preprocess.probe`) and sends it to all ranks.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,29 +14,32 @@ import numpy as np
 
 from preprocess.base import InputError
 from preprocess.scaling import along_row, scale_into
+from preprocess.target import TargetSpec, class_target
 
 
 def wire_dtype(dtype: np.dtype) -> np.dtype:
-    """The type with which numbers travel: those with a fraction as float32."""
+    """The type with which numbers travel: those with a fraction as float32, truth values as uint8."""
+    if dtype.kind == "b":
+        return np.dtype(np.uint8)
     return np.dtype(np.float32) if dtype.kind == "f" else dtype
 
 
 @dataclass(frozen=True)
 class ImageSpec:
-    """The shape and the type of an image.
+    """The shape and the type of the input of a sample: an image, or any other array of numbers.
 
     Attributes:
-        shape: (height, width, channels).
+        shape: (height, width, channels) of an image; of other inputs any.
         dtype: a numpy type name.
     """
 
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     dtype: str
 
     @classmethod
     def of(cls, image: np.ndarray) -> ImageSpec:
         """An array as it travels: numbers with a fraction as float32."""
-        return cls(image.shape, str(wire_dtype(image.dtype)))  # type: ignore[arg-type]  # of others it says the shape
+        return cls(image.shape, str(wire_dtype(image.dtype)))
 
     @property
     def size(self) -> int:
@@ -49,7 +52,7 @@ class ImageSpec:
         return self.size * np.dtype(self.dtype).itemsize
 
     def __str__(self) -> str:
-        return f"{' x '.join(map(str, self.shape))} {self.dtype}"
+        return f"{' x '.join(map(str, self.shape)) or 'a number,'} {self.dtype}"
 
 
 @dataclass(frozen=True)
@@ -96,21 +99,36 @@ class Affine:
 
 @dataclass(frozen=True)
 class SampleSpec:
-    """What networks are fed with.
+    """What networks are fed with, and what they are to answer.
 
     Attributes:
-        image: an image after the transforms, as it travels to the trainers.
-        classes: the number of classes; a sample's label is one of them.
-        affine: what the engine does to an image first; None for nothing.
-        kept: an image up to the first random transform, where samples are decoded once and kept so.
+        image: an input after the transforms, as it travels to the trainers; most often an image.
+        classes: the number of classes; of other targets that of labels or values. A network has so many outputs.
+        affine: what the engine does to an input first; None for nothing.
+        kept: an input up to the first random transform, where samples are decoded once and kept so.
+        target: what a sample's target is; a class unless it is given.
     """
 
     image: ImageSpec
     classes: int
     affine: Affine | None = None
     kept: ImageSpec | None = None
+    target: TargetSpec = None  # type: ignore[assignment]  # filled in below
+
+    def __post_init__(self) -> None:
+        if self.target is None:
+            object.__setattr__(self, "target", class_target(self.classes))
+
+    @property
+    def kept_target(self) -> TargetSpec:
+        """The target of a sample that is kept: a mask then has the size of its image."""
+        if self.target.kind != "mask" or self.kept is None:
+            return self.target
+        height, width = self.kept.shape[:2]
+        return replace(self.target, size=(height, width))
 
     def identity(self) -> dict[str, Any]:
         """All of it that a network depends on, in the form that fingerprints of checkpoints are made from."""
         affine = None if self.affine is None else {"mean": self.affine.mean, "std": self.affine.std}
-        return {"shape": self.image.shape, "dtype": self.image.dtype, "classes": self.classes, "affine": affine}
+        return {"shape": self.image.shape, "dtype": self.image.dtype, "classes": self.classes, "affine": affine,
+                **self.target.identity()}

@@ -33,14 +33,14 @@ def along_row(multiplier: np.ndarray, offset: np.ndarray, width: int) -> tuple[n
 
 
 def scale_into(out: np.ndarray, images: np.ndarray, multiplier: np.ndarray, offset: np.ndarray) -> None:
-    """Scale images.
+    """Scale images, or other arrays, whose last axis is then taken for the channels.
 
     Args:
         out: (..., height, width, channels) float32, is overwritten.
         images: of the same shape.
         multiplier, offset: float32, scalars or (channels,).
     """
-    if not out.flags.c_contiguous:  # its rows cannot be written as one
+    if not out.flags.c_contiguous or out.ndim < 3:  # its rows cannot be written as one, or it is no image
         np.add(np.multiply(images, multiplier, out=out, dtype=np.float32), offset, out=out)
         return
     pixels = out.shape[-2] * out.shape[-1]

@@ -10,14 +10,16 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from preprocess.base import (
     SPLIT,
     TEST_SPLIT,
+    ClassSource,
     DataSet,
     InputError,
     RandomAccess,
@@ -28,8 +30,10 @@ from preprocess.base import (
     rng_for,
 )
 from preprocess.labels import checked_labels
+from preprocess.target import TargetSpec, TargetWish, target_of, told_array
+from preprocess.target_checks import checked_target
 
-__all__ = ["SOURCES", "DataSet", "RandomAccess", "Source", "View", "open_data", "split"]
+__all__ = ["SOURCES", "DataSet", "RandomAccess", "Source", "View", "open_data", "split", "told"]
 
 # name -> module:function, which takes (path, **options) and returns (training, validation or None); it can do without
 # a path where that has a default
@@ -46,24 +50,33 @@ Opener = Callable[..., tuple[Source, Source | None]]
 
 
 class View:
-    """Some samples of a source, in the source's order, perhaps with other labels.
+    """Some samples of a source, in the source's order, with their targets and weights.
 
     Args:
         source: whose samples.
         indices: of the samples, ascending.
-        labels: of all samples of the source; its own by default.
-        classes: the names of the labels; the source's own by default.
     """
 
-    def __init__(self, source: Source, indices: np.ndarray, labels: np.ndarray | None = None,
-                 classes: tuple[str, ...] | None = None) -> None:
+    def __init__(self, source: Source, indices: np.ndarray) -> None:
         self.source = source
         self.indices = indices
-        self.labels = (source.labels if labels is None else labels)[indices]
-        self.classes = source.classes if classes is None else classes
         self.places: tuple[str, ...] = getattr(source, "places", ())
         self._place = np.full(len(source), -1)
         self._place[indices] = np.arange(len(indices))
+        self._take_targets(source)
+
+    def _take_targets(self, source: Source) -> None:
+        target: TargetSpec | None = getattr(source, "target", None)
+        weights = getattr(source, "weights", None)
+        if weights is not None:
+            self.weights = np.asarray(weights)[self.indices]
+        if target is None:
+            classified = cast(ClassSource, source)
+            self.labels, self.classes = np.asarray(classified.labels)[self.indices], classified.classes
+            return
+        self.target = target
+        if target.kind != "mask":
+            self.targets = _TargetsOf(source, self.indices)
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -71,6 +84,10 @@ class View:
     def read(self, index: int) -> bytes | np.ndarray:
         """See :class:`~preprocess.base.Source`."""
         return self.source.read(int(self.indices[index]))
+
+    def read_target(self, index: int) -> np.ndarray:
+        """See :mod:`preprocess.target`; for masks only."""
+        return self.source.read_target(int(self.indices[index]))  # type: ignore[attr-defined]
 
     def name(self, index: int) -> str:
         """See :class:`~preprocess.base.Source`."""
@@ -82,8 +99,65 @@ class View:
         return place[place >= 0]
 
 
+class _TargetsOf:
+    """The targets of some samples of a source, looked up when they are asked for: an array may be memory-mapped."""
+
+    def __init__(self, source: Source, indices: np.ndarray) -> None:
+        self._source, self._indices = source, indices
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._source.targets[self._indices[index]]  # type: ignore[attr-defined]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self[:], dtype)
+
+
+class Relabelled(View):
+    """All samples of a source of classes, with other labels.
+
+    Args:
+        labels: (n,) of all samples.
+        classes: the names of the labels.
+    """
+
+    def __init__(self, source: Source, labels: np.ndarray, classes: tuple[str, ...]) -> None:
+        super().__init__(source, np.arange(len(source)))
+        self.labels, self.classes = labels, classes
+
+
+class Told:
+    """A source whose targets are of the kind that a spec's ``data.target`` says: those it has, or its labels.
+
+    Args:
+        source: has ``targets`` or ``labels``, or ``read_target(index)``.
+        target: of all its samples.
+    """
+
+    def __init__(self, source: Source, target: TargetSpec) -> None:
+        self.source, self.target = source, target
+        self.places: tuple[str, ...] = getattr(source, "places", ())
+        self.weights = getattr(source, "weights", None)
+        self.read, self.name, self.order = source.read, source.name, source.order
+
+    @property
+    def targets(self) -> Any:
+        """The array that the source has."""
+        return told_array(self.source)
+
+    def read_target(self, index: int) -> np.ndarray:
+        """See :mod:`preprocess.target`; for masks only."""
+        return self.source.read_target(index)  # type: ignore[attr-defined]
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+
 def open_data(source: str, path: str | None, validation: float | str | None, seed: int,
-              options: Mapping[str, Any] | None = None, test: float | str | None = None) -> DataSet:
+              options: Mapping[str, Any] | None = None, test: float | str | None = None,
+              target: TargetWish | None = None) -> DataSet:
     """Open the data of a spec.
 
     Args:
@@ -97,36 +171,38 @@ def open_data(source: str, path: str | None, validation: float | str | None, see
         test: a path with the test data. Or the fraction of the training samples of each class that is taken for it,
             chosen by ``seed``, before any are taken for validation. Or None. If the data's own validation part lies
             at that path, it is test data only.
+        target: what the targets are, where the source cannot tell. A function with a parameter ``target`` is given it;
+            the sources of others are taken to have such targets (:class:`Told`).
 
     Raises:
-        InputError: what is wrong with the source, path, options, labels, validation data or test data.
+        InputError: what is wrong with the source, path, options, targets, validation data or test data.
     """
-    opener = _checking_labels(source, _opener(source, options or {}))
+    opener = _checking(source, _opener(source, options or {}, target))
     train, held_out = opener(path)
-    if len(train.classes) < 2:
+    if isinstance(train, ClassSource) and len(train.classes) < 2:
         raise InputError(f"{path}: only one class, {train.classes[0]!r}; at least two are needed")
     tested: Source | None = None
     if isinstance(test, str):
-        tested = _with_classes(opener(test)[0], train.classes, test, "test")
+        tested = _alike(opener(test)[0], train, test, "test")
         held_out = None if held_out is not None and _overlap(held_out, tested) else held_out
     elif test is not None:
         train, tested = split(train, test, seed, "test")
     remark = ""
     if isinstance(validation, str):
-        held_out = _with_classes(opener(validation)[0], train.classes, validation)
+        held_out = _alike(opener(validation)[0], train, validation)
     elif held_out is not None:
-        held_out, remark = _with_classes(held_out, train.classes, path), _remark_on_test_part(held_out, path)
+        held_out, remark = _alike(held_out, train, path), _remark_on_test_part(held_out, path)
     elif validation is not None:
         train, held_out = split(train, validation, seed)
     if tested is not None and isinstance(test, str):
         _check_apart(test, tested, {"training": train, "validation": held_out})
-    return DataSet(train, held_out, train.classes, tested, remark)
+    return DataSet(train, held_out, target_of(train).names, tested, remark)
 
 
 def split(source: Source, fraction: float, seed: int, part: str = "validation") -> tuple[View, View]:
     """Divide a source into two, at random, the same fraction of each class.
 
-    A class of two samples or more has at least one on either side.
+    A class of two samples or more has at least one on either side. Samples with other targets are divided as one class.
 
     Args:
         source: the samples.
@@ -144,13 +220,22 @@ def split(source: Source, fraction: float, seed: int, part: str = "validation") 
         raise InputError(f"{part}: {fraction} is not a fraction between 0 and 1 (nor a path)")
     rng = rng_for(seed, TEST_SPLIT if part == "test" else SPLIT)
     taken = np.zeros(len(source), bool)
-    for label in range(len(source.classes)):
-        members = np.flatnonzero(source.labels == label)
+    strata, count_of_strata = _strata(source)
+    for label in range(count_of_strata):
+        members = np.flatnonzero(strata == label)
         count = min(max(round(fraction * len(members)), 1), len(members) - 1)
         taken[rng.permutation(members)[:max(count, 0)]] = True
     if not taken.any():
-        raise InputError(f"{part}: {fraction} of {counted(len(source), 'sample')} is none, because no class has two")
+        why = "no class has two" if isinstance(source, ClassSource) else "there is only one"
+        raise InputError(f"{part}: {fraction} of {counted(len(source), 'sample')} is none, because {why}")
     return View(source, np.flatnonzero(~taken)), View(source, np.flatnonzero(taken))
+
+
+def _strata(source: Source) -> tuple[np.ndarray, int]:
+    """What a source is divided by: a number for each sample, and how many numbers there are."""
+    if isinstance(source, ClassSource):
+        return source.labels, len(source.classes)
+    return np.zeros(len(source), np.int64), 1
 
 
 def _overlap(one: Source, other: Source) -> bool:
@@ -176,31 +261,69 @@ def _remark_on_test_part(held_out: Source, path: str | None) -> str:
     return ""
 
 
-def _opener(source: str, options: Mapping[str, Any]) -> Opener:
+def _opener(source: str, options: Mapping[str, Any], target: TargetWish | None) -> Opener:
     """The function that opens a source, its options already given."""
     if source not in SOURCES and ":" not in source:
         raise InputError(f"unknown source {source!r}; there are {', '.join(SOURCES)}, "
                          "or an import path module:function")
     if source not in SOURCES:
-        return _user_opener(source, options)
+        return _user_opener(source, options, target)
     module, _, name = SOURCES[source].partition(":")
     function = getattr(import_module(module), name)
     place, *known = inspect.signature(function).parameters.values()
+    known_options = [parameter for parameter in known if parameter.name != "target"]
     for option in options:
-        if option not in [parameter.name for parameter in known]:
-            listed = ", ".join(f"{parameter.name}={parameter.default!r}" for parameter in known) or "none"
+        if option not in [parameter.name for parameter in known_options]:
+            listed = ", ".join(f"{parameter.name}={parameter.default!r}" for parameter in known_options) or "none"
             raise InputError(f"{source}: unknown option {option!r}; its options: {listed}")
 
     def opener(path: str | None) -> tuple[Source, Source | None]:
         if path is None and place.default is place.empty:
             raise InputError(f"{source}: it needs a path")
-        return function(path, **options)
+        return _told(function(path, **options, **_given(function, target)), function, target)
 
     return opener
 
 
-def _checking_labels(source: str, opener: Opener) -> Opener:
-    """An opener whose sources have labels that are classes: each in an array, and the names of the classes as text."""
+def _given(function: Callable[..., Any], target: TargetWish | None) -> dict[str, Any]:
+    """What is said of the targets, for a function that wants to know."""
+    return {"target": target} if target is not None and _wants_target(function) else {}
+
+
+def _wants_target(function: Callable[..., Any]) -> bool:
+    try:
+        return "target" in inspect.signature(function).parameters
+    except (TypeError, ValueError):  # a builtin that has none
+        return False
+
+
+def _told(pair: tuple[Source, Source | None], function: Callable[..., Any], target: TargetWish | None
+          ) -> tuple[Source, Source | None]:
+    """The sources with such targets, where they do not say themselves what they have."""
+    if target is None or _wants_target(function):
+        return pair
+    train, held_out = pair
+    return told(train, target), None if held_out is None else told(held_out, target)
+
+
+def told(source: Source, wish: TargetWish) -> Source:
+    """A source with targets of the kind that is asked for.
+
+    Raises:
+        InputError: it says itself that it has others, or has none of that kind.
+    """
+    said: TargetSpec | None = getattr(source, "target", None)
+    if said is not None:
+        wish.check(said)
+        return source
+    if wish.kind == "class" and isinstance(source, ClassSource):
+        wish.check(target_of(source))
+        return source
+    return Told(source, wish.spec_of(source))
+
+
+def _checking(source: str, opener: Opener) -> Opener:
+    """An opener whose sources have been looked at: targets of one kind, each of which is one, and weights from 0."""
     def checking(path: str | None) -> tuple[Source, Source | None]:
         train, held_out = opener(path)
         # A source of the user's own is where its labels are made; of others, the path is.
@@ -212,21 +335,24 @@ def _checking_labels(source: str, opener: Opener) -> Opener:
 
 def _checked(source: Source, origin: str) -> Source:
     """The source itself, or a view of it where its labels were no array or its classes no text."""
-    classes = tuple(map(str, source.classes))
+    if checked_target(source, origin) is not None:
+        return source
+    classified = cast(ClassSource, source)
+    classes = tuple(map(str, classified.classes))
     if not classes:
         raise InputError(f"{origin}: no classes; at least two are needed")
-    labels = checked_labels(source, origin)
-    if labels is source.labels and classes == source.classes:
+    labels = checked_labels(classified, origin)
+    if labels is classified.labels and classes == classified.classes:
         return source
-    return View(source, np.arange(len(source)), labels, classes)
+    return Relabelled(source, labels, classes)
 
 
-def _user_opener(source: str, options: Mapping[str, Any]) -> Opener:
+def _user_opener(source: str, options: Mapping[str, Any], target: TargetWish | None) -> Opener:
     function = import_function(source, "data source")
 
     def opener(path: str | None) -> tuple[Source, Source | None]:
         try:
-            found = function(path, **options)
+            found = function(path, **options, **_given(function, target))
         except (InputError, KeyboardInterrupt):
             raise
         except BaseException as error:  # the user's function may raise anything, and exit
@@ -234,16 +360,41 @@ def _user_opener(source: str, options: Mapping[str, Any]) -> Opener:
                              ) from error
         pair = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
         for part in pair:
-            if not (isinstance(part, Source) or (part is None and part is not pair[0])):
+            if not (_is_source(part, target) or (part is None and part is not pair[0])):
                 raise InputError(f"{source} returned {type(part).__name__}, not a source, which has len(), "
-                                 "labels, classes, read(index), name(index) and order(seed, epoch)")
-        return pair
+                                 "labels, classes, read(index), name(index) and order(seed, epoch); or, for targets of "
+                                 "another kind, target and targets instead of labels and classes")
+        return _told(pair, function, target)
 
     return opener
 
 
-def _with_classes(source: Source, classes: tuple[str, ...], place: str | None, part: str = "validation") -> Source:
-    """Validation or test samples with the labels that the training samples have."""
+def _is_source(part: Any, target: TargetWish | None) -> bool:
+    """Whether it can be read, and says its targets, or need not because a spec does."""
+    return isinstance(part, Source) and (isinstance(part, ClassSource) or hasattr(part, "target")
+                                         or target is not None)
+
+
+def _alike(source: Source, train: Source, place: str | None, part: str = "validation") -> Source:
+    """Validation or test samples with the labels that the training samples have.
+
+    Raises:
+        InputError: they have other targets.
+    """
+    if isinstance(source, ClassSource) and isinstance(train, ClassSource):
+        return _with_classes(source, train.classes, place, part)
+    ours, theirs = target_of(train), target_of(source)
+    if replace(theirs, weighted=ours.weighted) != ours:
+        raise InputError(f"{place}: the {part} data has other targets than the training data: {theirs.kind} "
+                         f"({theirs}{_names(theirs)}), not {ours.kind} ({ours}{_names(ours)})")
+    return source
+
+
+def _names(target: TargetSpec) -> str:
+    return f": {', '.join(target.names[:5])}{' ...' if len(target.names) > 5 else ''}" if target.names else ""
+
+
+def _with_classes(source: ClassSource, classes: tuple[str, ...], place: str | None, part: str) -> Source:
     if source.classes == classes:
         return source
     unknown = sorted(set(source.classes) - set(classes))
@@ -253,4 +404,4 @@ def _with_classes(source: Source, classes: tuple[str, ...], place: str | None, p
                          f"the {len(classes)} classes of training are "
                          f"{', '.join(classes[:5])}{' ...' if len(classes) > 5 else ''}")
     labels = np.array([classes.index(name) for name in source.classes])[source.labels]
-    return View(source, np.arange(len(source)), labels, classes)
+    return Relabelled(source, labels, classes)

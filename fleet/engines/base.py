@@ -110,14 +110,18 @@ class PeerFailed(FleetError):
 class Trainable(Protocol):
     """One network on one rank of its group."""
 
-    def step(self, images: np.ndarray, labels: np.ndarray, size: int, stop: bool = False) -> Sums:
+    def step(self, images: np.ndarray, targets: np.ndarray, size: int, stop: bool = False,
+             weights: np.ndarray | None = None) -> Sums:
         """Train on one global batch, of which this rank has some rows, perhaps none.
 
-        The loss is the mean over the samples of the global batch that could be read (label >= 0).
+        The loss is the sum of those of the samples of the global batch that could be read, each times its weight,
+        divided by how many these are. Without weights, a label below 0 says that a sample could not be read; with them,
+        a weight below 0.
 
         Args:
-            images: (rows, height, width, channels), as on the wire.
-            labels: (rows,) int64.
+            images: (rows, ...), the inputs as on the wire.
+            targets: (rows, ...), as :class:`preprocess.target.TargetSpec` has them; of classes (rows,) int64.
+            weights: (rows,) float32; not given for classes without weights.
             size: rows of the global batch, over all ranks.
             stop: whether this rank asks the group to stop after this step; it travels with the gradients, so
                 that all ranks stop after the same one.
@@ -129,7 +133,7 @@ class Trainable(Protocol):
             Exception: whatever the network raises; :class:`PeerFailed` on the ranks where it did not.
         """
 
-    def evaluate(self, images: np.ndarray, labels: np.ndarray) -> Sums:
+    def evaluate(self, images: np.ndarray, targets: np.ndarray, weights: np.ndarray | None = None) -> Sums:
         """Sums over these samples, of this rank alone, without training."""
 
     def average_statistics(self) -> None:

@@ -54,7 +54,7 @@ def make(setup: Setup) -> NumpyEngine:
     return NumpyEngine(setup.sample)
 
 
-def count_parameters(architecture: Architecture, shape: tuple[int, int, int], classes: int, seed: int) -> int:
+def count_parameters(architecture: Architecture, shape: tuple[int, ...], classes: int, seed: int) -> int:
     """The weights of a regression, whatever function gives the first ones."""
     return (math.prod(shape) + 1) * classes
 

@@ -139,7 +139,10 @@ class _Trying:
         self._begin("a training step on zeros")
         image, rows = self.request.sample.image, min(_ROWS, self.network.train.batch.size)
         if self.request.steps:
-            trainable.step(np.zeros((rows, *image.shape), image.dtype), np.zeros(rows, np.int64), rows)
+            target = self.request.sample.target
+            values, weights = target.split(target.made_up(np.random.default_rng(0), rows))
+            trainable.step(np.zeros((rows, *image.shape), image.dtype), values, rows, False,
+                           *([] if weights is None else [weights]))
         try:
             return trainable.row_bytes() if isinstance(trainable, Examinable) else None
         except Exception:  # the step has not been tried, and would have failed

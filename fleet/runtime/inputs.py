@@ -61,6 +61,11 @@ def open_inputs(spec: Spec, keep: bool = False) -> Inputs:
         raise UserError(f"data.source: {settings.source} cannot be sent to the other ranks: {error}; it should "
                         "hold plain values, and open its files when it reads") from None
     samples = {name: probe(source, transforms, spec.seed, keep) for name, source in data.parts().items()}
+    if not samples["train"].target.is_plain:
+        raise UserError(f"data.source: {settings.source}: no engine trains on {samples['train'].target} yet")
+    weighted = any(sample.target.weighted for sample in samples.values())  # what travels is the same of all parts
+    samples = {name: replace(sample, target=replace(sample.target, weighted=weighted))
+               for name, sample in samples.items()}
     for part, sample in samples.items():
         if sample.image != samples["train"].image:
             raise UserError(f"data: training samples are {samples['train'].image} and {part} samples {sample.image}; "

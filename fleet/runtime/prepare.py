@@ -23,7 +23,7 @@ from fleet.storage.lease import Fence, Lease
 from fleet.storage.paths import RunPaths
 from fleet.storage.sizes import check_quota
 from fleet.storage.state import EpochRecord
-from fleet.stream.layout import Layout, plan_layout, plan_ring
+from fleet.stream.layout import Layout, plan_layout, plan_ring, row_bytes
 from fleet.stream.order import Order, RingOrder, StrictOrder, read_path
 from fleet.units import counted, format_size
 from preprocess.base import BadSample, DataSet
@@ -173,17 +173,19 @@ def _plan_memory(spec: Spec, data: DataSet, sample: SampleSpec, roles: Roles) ->
     samples, settings = len(data.train), spec.data
     if settings.cache == "memory":
         assert sample.kept is not None
-        needed = samples * sample.kept.nbytes
+        needed = samples * row_bytes(sample.kept, sample.kept_target.wire)
         if needed > settings.window:
             raise UserError(f"data.window: {format_size(settings.window)} is too small for data.cache: memory: "
                             f"{counted(samples, 'decoded sample')} would take {format_size(needed)} on each node; "
                             "give that much, or use data.order: ring")
         return None
     if settings.order == "ring":
-        return plan_ring(sample.image, samples, settings.window, settings.shards, readers=roles.gpus_per_node)
+        return plan_ring(sample.image, samples, settings.window, settings.shards, roles.gpus_per_node,
+                         sample.target.wire)
     most = [min(network.max_gpus or len(roles.trainers), len(roles.trainers)) for network in spec.networks]
     largest = max(network.global_batch(gpus) for network, gpus in zip(spec.networks, most, strict=True))
-    return plan_layout(sample.image, samples, settings.window, largest, readers=roles.gpus_per_node)
+    return plan_layout(sample.image, samples, settings.window, largest, roles.gpus_per_node,
+                       sample.target.wire)
 
 
 def _check_networks(spec: Spec, sample: SampleSpec, data: DataSet, trainers: int) -> None:

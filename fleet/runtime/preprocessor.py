@@ -38,13 +38,13 @@ class Preprocessor:
         self._window = WindowFiller(world, roles, shared.window, order, training, leads) if shared.window else None
         self._sets: list[SetFiller] = []
         if shared.validation is not None and evaluation is not None:
-            self._sets.append(SetFiller(world, roles, shared.validation, leads, 1, False, lambda rows, images, labels:
-                                         evaluation.load(rows, 0, images, labels, training=False)))
+            self._sets.append(SetFiller(world, roles, shared.validation, leads, 1, False, lambda rows, images, targets:
+                                         evaluation.load(rows, 0, images, targets, training=False)))
         self._kept: SetFiller | None = None
         if shared.kept is not None:
             kept_order = training.order(0)
-            self._kept = SetFiller(world, roles, shared.kept, leads, 2, True, lambda rows, images, labels:
-                                    training.keep(kept_order[rows.start:rows.stop], images, labels))
+            self._kept = SetFiller(world, roles, shared.kept, leads, 2, True, lambda rows, images, targets:
+                                    training.keep(kept_order[rows.start:rows.stop], images, targets))
         self.is_done = False
 
     # ---- the four steps of a role's life ----
@@ -94,7 +94,7 @@ class Preprocessor:
     def _measure(self) -> float:
         """Samples/s of this rank, on the first samples of the data set."""
         count = min(_MEASURED_SAMPLES, len(self._training.source))
-        images, labels = self._training.empty(count)
+        images, targets = self._training.empty(count)
         began = time.perf_counter()
-        self._training.load(range(count), 0, images, labels)
+        self._training.load(range(count), 0, images, targets)
         return count / (time.perf_counter() - began)

@@ -30,6 +30,7 @@ from fleet.stream.window import Window
 from preprocess.base import BadSample
 from preprocess.decode import decoder_name
 from preprocess.sample import ImageSpec
+from preprocess.target import TargetSpec
 
 log = logging.getLogger("fleet.runtime.session")
 
@@ -114,10 +115,10 @@ class Session:
                 self._shared = NodeMemory(
                     None if prepared.layout is None else Window(prepared.layout, f"{name}-train", create,
                                                                 is_relayed=roles.nodes > 1),
-                    None if prepared.kept is None else _sample_set(prepared.kept, len(prepared.data.train),
-                                                                   f"{name}-kept", create),
-                    None if evaluation is None else _sample_set(prepared.sample.image, len(evaluation),
-                                                                f"{name}-validation", create))
+                    None if prepared.kept is None else _sample_set(
+                        prepared.kept, prepared.sample.kept_target, len(prepared.data.train), f"{name}-kept", create),
+                    None if evaluation is None else _sample_set(
+                        prepared.sample.image, prepared.sample.target, len(evaluation), f"{name}-validation", create))
             self._world.gather(None)  # the leader first, then all others
         if leads:
             self._shared.unlink()
@@ -166,5 +167,5 @@ class Session:
         self._world.tell(0, Tag.COORDINATOR, Bad(bad.name, bad.reason, training))
 
 
-def _sample_set(image: ImageSpec, samples: int, name: str, create: bool) -> SampleSet:
-    return SampleSet(image, samples, chunk_size(image), name, create)
+def _sample_set(image: ImageSpec, target: TargetSpec, samples: int, name: str, create: bool) -> SampleSet:
+    return SampleSet(image, samples, chunk_size(image, target.wire), name, create, target.wire)

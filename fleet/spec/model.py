@@ -212,29 +212,35 @@ def _close(word: str, names: Iterable[str]) -> str:
 
 # --- what follows from the settings --------------------------------------------------------
 
-def large_stem(settings: ResNet | DenseNet, input_shape: tuple[int, int, int]) -> bool:
+def large_stem(settings: ResNet | DenseNet, input_shape: tuple[int, ...]) -> bool:
     """Whether the network starts with the ImageNet stem on images of this shape."""
     if settings.stem == "auto":
         return min(input_shape[:2]) >= SMALL_BELOW
     return settings.stem == "imagenet"
 
 
-def has_bottlenecks(settings: ResNet, input_shape: tuple[int, int, int]) -> bool:
+def has_bottlenecks(settings: ResNet, input_shape: tuple[int, ...]) -> bool:
     """Whether the residual blocks are bottlenecks on images of this shape."""
     return large_stem(settings, input_shape) if settings.bottleneck == "auto" else settings.bottleneck
 
 
-def check_input(settings: Settings, input_shape: tuple[int, int, int]) -> None:
-    """Check that no pooling is left without pixels.
+def check_input(settings: Settings, input_shape: tuple[int, ...]) -> None:
+    """Check that samples are images, and that no pooling is left without pixels.
 
     Args:
         settings: of a family.
-        input_shape: height, width (pixels) and channels of an image.
+        input_shape: height, width (pixels) and channels of an image; any shape for ``softmax``.
 
     Raises:
-        UserError: the image is too small for the network.
+        UserError: the samples are no images, or too small for the network.
     """
-    if isinstance(settings, ResNet | Softmax):  # strided convolutions round up: one pixel stays one
+    if isinstance(settings, Softmax):
+        return
+    if len(input_shape) != 3:
+        shape = ", ".join(map(str, input_shape))
+        raise UserError(f"{type(settings).__name__.lower()} takes images (height, width, channels), not samples of "
+                        f"shape ({shape}); it should be the family softmax, or a function of your own (build:)")
+    if isinstance(settings, ResNet):  # strided convolutions round up: one pixel stays one
         return
     halvings = len(settings.filters) if isinstance(settings, CNN) else len(settings.blocks) - 1
     side = 2 ** halvings

@@ -16,12 +16,12 @@ from fleet.spec.model import (
 )
 
 
-def count_parameters(settings: Settings, input_shape: tuple[int, int, int], classes: int) -> int:
+def count_parameters(settings: Settings, input_shape: tuple[int, ...], classes: int) -> int:
     """Count a network's parameters, trainable or not, as Keras' ``count_params`` does.
 
     Args:
         settings: of a family.
-        input_shape: height, width (pixels) and channels of an image.
+        input_shape: height, width (pixels) and channels of an image; any shape for ``softmax``.
         classes: number of classes.
 
     Returns:
@@ -46,7 +46,7 @@ def count_parameters(settings: Settings, input_shape: tuple[int, int, int], clas
     return (math.prod(input_shape) + 1) * classes
 
 
-def _count_resnet(settings: ResNet, input_shape: tuple[int, int, int], classes: int) -> int:
+def _count_resnet(settings: ResNet, input_shape: tuple[int, ...], classes: int) -> int:
     norm = _norm_parameters(settings)
 
     def conv(side: int, inputs: int, outputs: int) -> int:  # always with a bias, as keras.applications has
@@ -69,7 +69,7 @@ def _count_resnet(settings: ResNet, input_shape: tuple[int, int, int], classes: 
     return total + channels * classes + classes
 
 
-def _count_densenet(settings: DenseNet, input_shape: tuple[int, int, int], classes: int) -> int:
+def _count_densenet(settings: DenseNet, input_shape: tuple[int, ...], classes: int) -> int:
     norm = _norm_parameters(settings)
     bias = int(settings.norm == "none")  # batch normalisation brings its own shift
 
@@ -90,9 +90,9 @@ def _count_densenet(settings: DenseNet, input_shape: tuple[int, int, int], class
     return total + norm * channels + channels * classes + classes
 
 
-def _count_cnn(settings: CNN, input_shape: tuple[int, int, int], classes: int) -> int:
+def _count_cnn(settings: CNN, input_shape: tuple[int, ...], classes: int) -> int:
     norm = _norm_parameters(settings)
-    height, width, channels = input_shape
+    height, width, channels = input_shape  # check_input has seen to it
     total = 0
     for filters in settings.filters:
         total += settings.kernel ** 2 * channels * filters + filters + norm * filters

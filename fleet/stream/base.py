@@ -18,8 +18,9 @@ class Batch:
     """This rank's rows of one global batch.
 
     Attributes:
-        images: (rows, height, width, channels), as they are on the wire: see ``Pipeline.affine``.
-        labels: (rows,) int64; -1 marks a sample that could not be read, and counts for nothing.
+        images: (rows, ...), the inputs as they are on the wire.
+        targets: (rows,) of the type in which targets travel (:attr:`preprocess.target.TargetSpec.wire`): labels, or
+            records of a target and a weight. A sample that could not be used is marked, and counts for nothing.
         size: rows of the global batch.
         position: samples of the epoch that are consumed once this batch is.
         is_last: of the epoch.
@@ -29,7 +30,7 @@ class Batch:
     """
 
     images: np.ndarray
-    labels: np.ndarray
+    targets: np.ndarray
     size: int
     position: int
     is_last: bool

@@ -122,7 +122,7 @@ class WindowFiller:
         row = self._window.rows(self._next).start
         rows = slice(row + begin, row + end)
         bad = self._training.load(self._indices[begin:end], self._production, self._window.images[rows],
-                                  self._window.labels[rows])
+                                  self._window.targets[rows])
         _report(self._world, bad, training=True)
         self._filled = end
         if end == len(self._indices):
@@ -156,7 +156,7 @@ class SetFiller:
             return relayed
         rows = self._mine.pop()
         part = slice(rows.start, rows.stop)
-        bad = self._load(rows, self._target.images[part], self._target.labels[part])
+        bad = self._load(rows, self._target.images[part], self._target.targets[part])
         _report(self._world, bad, self._training)
         if rows.stop == self._target.samples or rows.stop % self._target.chunk == 0:
             self._target.publish(rows.start // self._target.chunk)

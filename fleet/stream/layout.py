@@ -15,19 +15,22 @@ from fleet.errors import UserError
 from fleet.units import counted, format_size
 from preprocess.sample import ImageSpec
 
+LABEL = np.dtype(np.int64)  # the type of a plain class
+
 
 @dataclass(frozen=True)
 class Layout:
     """What a stream is cut into, and what a window of it holds: what ranks agree on before the first sample.
 
     Attributes:
-        image: what one sample is.
+        image: what the input of one sample is.
         samples: in one epoch.
         chunk: samples in a chunk.
         slots: chunks that the window holds.
         lookahead: chunks that may be produced ahead of the fastest reader (Q_P of [FLEET] Fig. 4).
         readers: on a node, at most.
         is_ring: whether groups take chunks in an order of their own.
+        target: the type in which the target of one sample travels (:attr:`preprocess.target.TargetSpec.wire`).
     """
 
     image: ImageSpec
@@ -37,6 +40,7 @@ class Layout:
     lookahead: int
     readers: int
     is_ring: bool = False
+    target: np.dtype = LABEL
 
     @property
     def chunks(self) -> int:
@@ -46,7 +50,7 @@ class Layout:
     @property
     def window_bytes(self) -> int:
         """Bytes of all slots."""
-        return self.slots * self.chunk * self.image.nbytes
+        return self.slots * self.chunk * row_bytes(self.image, self.target)
 
     def span(self, sequence: int) -> tuple[int, int, int]:
         """What chunk ``sequence`` holds: (epoch, first position, one past the last)."""
@@ -63,12 +67,18 @@ class Layout:
 Q_P = 2048
 
 
-def chunk_size(image: ImageSpec) -> int:
+def row_bytes(image: ImageSpec, target: np.dtype) -> int:
+    """Bytes of one sample, without those of a plain label, which are few."""
+    return image.nbytes + (0 if target == LABEL else target.itemsize)
+
+
+def chunk_size(image: ImageSpec, target: np.dtype = LABEL) -> int:
     """Samples in a chunk that is about a mebibyte."""
-    return int(np.clip(2**20 // image.nbytes, 8, 64))
+    return int(np.clip(2**20 // row_bytes(image, target), 8, 64))
 
 
-def plan_layout(image: ImageSpec, samples: int, window: int, largest_batch: int, readers: int) -> Layout:
+def plan_layout(image: ImageSpec, samples: int, window: int, largest_batch: int, readers: int,
+                target: np.dtype = LABEL) -> Layout:
     """Choose chunks and slots for a window of ``window`` bytes.
 
     Chunks are about a mebibyte: large enough that counting them costs nothing, small enough that a
@@ -77,22 +87,23 @@ def plan_layout(image: ImageSpec, samples: int, window: int, largest_batch: int,
     Raises:
         UserError: the window cannot hold the largest batch and one more chunk.
     """
-    chunk = min(chunk_size(image), samples)
+    chunk, size = min(chunk_size(image, target), samples), row_bytes(image, target)
     batch_chunks = -(-largest_batch // chunk) + 1  # a batch may begin inside a chunk
     least = batch_chunks + 1
-    slots = window // (chunk * image.nbytes)
+    slots = window // (chunk * size)
     if slots < least:
         raise UserError(
             f"data.window: {format_size(window)} is too small: the largest batch "
-            f"({counted(largest_batch, 'sample')} of {format_size(image.nbytes)}) "
-            f"and one chunk ahead need {format_size(least * chunk * image.nbytes)}")
+            f"({counted(largest_batch, 'sample')} of {format_size(size)}) "
+            f"and one chunk ahead need {format_size(least * chunk * size)}")
     epoch = -(-samples // chunk)
     slots = min(slots, max(2 * epoch, least))  # more than two epochs would never be used
     lookahead = max(-(-Q_P // chunk), batch_chunks)
-    return Layout(image, samples, chunk, slots, lookahead, readers)
+    return Layout(image, samples, chunk, slots, lookahead, readers, target=target)
 
 
-def plan_ring(image: ImageSpec, samples: int, window: int, shards: int, readers: int) -> Layout:
+def plan_ring(image: ImageSpec, samples: int, window: int, shards: int, readers: int,
+              target: np.dtype = LABEL) -> Layout:
     """Choose the slots for a ring of ``shards`` shards.
 
     The shards are the chunks. Their size follows from the data set alone, since recorded paths speak of them.
@@ -101,12 +112,14 @@ def plan_ring(image: ImageSpec, samples: int, window: int, shards: int, readers:
         UserError: the window cannot hold one shard that is read, one that is ready and one that is written.
     """
     chunk = -(-samples // min(shards, samples))
-    least, slots = 3, window // (chunk * image.nbytes)
+    size = row_bytes(image, target)
+    least, slots = 3, window // (chunk * size)
     if slots < least:
         raise UserError(
             f"data.window: {format_size(window)} is too small for a ring: three shards of "
-            f"{counted(chunk, 'sample')} of {format_size(image.nbytes)} need "
-            f"{format_size(least * chunk * image.nbytes)}; or cut the data set into more shards "
+            f"{counted(chunk, 'sample')} of {format_size(size)} need "
+            f"{format_size(least * chunk * size)}; or cut the data set into more shards "
             f"than data.shards: {shards}")
     slots = min(slots, max(2 * -(-samples // chunk), least))
-    return Layout(image, samples, chunk, slots, max(2, slots // 2), readers, is_ring=True)
+    return Layout(image, samples, chunk, slots, max(2, slots // 2), readers, is_ring=True,
+                  target=target)

@@ -40,7 +40,7 @@ class Samples(Protocol):
     def give_up(self) -> None:
         """Wait for nobody any more: a rank that prepared samples for others has died."""
 
-    def load(self, indices: np.ndarray, production: int, images: np.ndarray, labels: np.ndarray) -> list[BadSample]:
+    def load(self, indices: np.ndarray, production: int, images: np.ndarray, targets: np.ndarray) -> list[BadSample]:
         """Put samples into arrays; see :meth:`preprocess.pipeline.Pipeline.load`."""
 
 
@@ -57,8 +57,8 @@ class FromSource:
         """It waits for nobody."""
 
     def load(self, indices: np.ndarray, production: int, images: np.ndarray,  # noqa: D102 - Samples says it
-             labels: np.ndarray) -> list[BadSample]:
-        return self._pipeline.load(indices, production, images, labels)
+             targets: np.ndarray) -> list[BadSample]:
+        return self._pipeline.load(indices, production, images, targets)
 
 
 class FromKept:
@@ -84,12 +84,12 @@ class FromKept:
         self._is_alone = True
 
     def load(self, indices: np.ndarray, production: int, images: np.ndarray,  # noqa: D102
-             labels: np.ndarray) -> list[BadSample]:
+             targets: np.ndarray) -> list[BadSample]:
         rows = self._row[indices]
         if not self._kept.has_rows(rows):
-            return self._pipeline.load(indices, production, images, labels)
-        return self._pipeline.finish_kept(self._kept.images[rows], self._kept.labels[rows], indices, production,
-                                          images, labels)
+            return self._pipeline.load(indices, production, images, targets)
+        return self._pipeline.finish_kept(self._kept.images[rows], self._kept.targets[rows], indices, production,
+                                          images, targets)
 
 
 # [FLEET] Fig. 4: a trainer's queue holds 10 batches.
@@ -167,8 +167,8 @@ class OwnStream:
                 self._samples.await_all(whole.indices[mine], stop)
                 if stop.is_set():
                     return
-                images, labels, bad = self._load(whole.indices[mine], whole.productions[mine])
-                made = Batch(images, labels, last - first, last, last == samples, Epoch(number, whole.path))
+                images, targets, bad = self._load(whole.indices[mine], whole.productions[mine])
+                made = Batch(images, targets, last - first, last, last == samples, Epoch(number, whole.path))
                 if not _put(ahead, (made, bad), stop):
                     return
             _put(ahead, _END, stop)
@@ -176,14 +176,14 @@ class OwnStream:
             _put(ahead, error, stop)
 
     def _load(self, indices: np.ndarray, productions: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[BadSample]]:
-        images, labels = self._samples.empty(len(indices))
+        images, targets = self._samples.empty(len(indices))
         cuts = [0, *(1 + np.flatnonzero(np.diff(productions))).tolist(), len(indices)]
         bad = []
         for first, last in itertools.pairwise(cuts):
             if first < last:
                 bad += self._samples.load(indices[first:last], int(productions[first]), images[first:last],
-                                          labels[first:last])
-        return images, labels, bad
+                                          targets[first:last])
+        return images, targets, bad
 
 
 _END = object()

@@ -51,8 +51,8 @@ class SharedStream:
             mine = split_rows(first, last, group.rank, group.size)
             # The cursor follows the global batch, so that a rank without rows keeps up as well.
             self._need(self._window.layout.sequence(number, first))
-            images, labels = self._rows(number, *mine)
-            yield Batch(images, labels, last - first, last, last == samples, epoch)
+            images, targets = self._rows(number, *mine)
+            yield Batch(images, targets, last - first, last, last == samples, epoch)
         # The next epoch may be far away; what this one held is needed no more.
         self._need(self._window.layout.sequence(number + 1, 0))
 
@@ -63,22 +63,22 @@ class SharedStream:
         """Positions ``first`` to ``last`` of an epoch, once they are there.
 
         Returns:
-            Images (last - first, height, width, channels) and labels (last - first,): views of the window, or copies
+            Inputs (last - first, ...) and targets (last - first,): views of the window, or copies
             where its ring wraps between them.
         """
         window, layout = self._window, self._window.layout
         if first == last:
-            return window.images[:0], window.labels[:0]
+            return window.images[:0], window.targets[:0]
         sequences = range(layout.sequence(epoch, first), layout.sequence(epoch, last - 1) + 1)
         for sequence in sequences:
             self._wait(sequence)
         begin = window.rows(sequences[0]).start + first % layout.chunk
-        if begin + last - first <= len(window.labels):
+        if begin + last - first <= len(window.targets):
             rows = slice(begin, begin + last - first)
-            return window.images[rows], window.labels[rows]
+            return window.images[rows], window.targets[rows]
         # The ring wraps inside this batch.
-        wrapped = np.arange(begin, begin + last - first) % len(window.labels)
-        return window.images[wrapped], window.labels[wrapped]
+        wrapped = np.arange(begin, begin + last - first) % len(window.targets)
+        return window.images[wrapped], window.targets[wrapped]
 
     def _wait(self, sequence: int) -> None:
         """Wait for a chunk; too long a wait ends the run, with what is known of its cause."""

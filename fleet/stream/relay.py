@@ -88,13 +88,13 @@ class Relay:
         if not (self._target.has(self._next) if self._is_mine(self._next) else claim(self._next)):
             return False
         rows = self._target.rows(self._next)
-        self._post(self._target.images[rows], self._target.labels[rows])
+        self._post(self._target.images[rows], self._target.targets[rows])
         return True
 
-    def _post(self, images: np.ndarray, labels: np.ndarray) -> None:
+    def _post(self, images: np.ndarray, targets: np.ndarray) -> None:
         sequence = self._next
         root = self._node_of_turn[sequence % len(self._node_of_turn)]
-        broadcast = self._group.start_broadcast([images, labels], root)
+        broadcast = self._group.start_broadcast([images, targets], root)
         self._under_way.append(_Transfer(sequence, self._is_mine(sequence), broadcast))
         self._next += 1
 
@@ -111,7 +111,7 @@ class Relay:
         last = max(self._ending.exchange(self._next))
         while self._next < last:
             count = self._target.length(self._next)
-            self._post(np.empty_like(self._target.images[:count]), np.empty_like(self._target.labels[:count]))
+            self._post(np.empty_like(self._target.images[:count]), np.empty_like(self._target.targets[:count]))
         self._world.wait(lambda: all(transfer.broadcast.is_done() for transfer in self._under_way) or None)
         self._under_way.clear()
         self._group.free()

@@ -87,20 +87,20 @@ class RingStream(SharedStream):
                 if end >= last:
                     break
                 # What this rank wants of the chunk is copied before the chunk is let go.
-                parts = [(images.copy(), labels.copy()) for images, labels in parts]
+                parts = [(images.copy(), targets.copy()) for images, targets in parts]
                 path.append(self._take(is_of_use, group, gone))
                 lacks.remove(self._order.shard(path[-1]))
                 rows = self._window.rows(path[-1])
                 begin, end = end, end + rows.stop - rows.start
-            images, labels = _joined(parts) if parts else (self._window.images[:0], self._window.labels[:0])
+            images, targets = _joined(parts) if parts else (self._window.images[:0], self._window.targets[:0])
             latest = Epoch(max(path) // self._order.shards, tuple(path))
-            yield Batch(images, labels, last - first, last, last == samples, latest, len(gone))
+            yield Batch(images, targets, last - first, last, last == samples, latest, len(gone))
         self.leave()
 
     def _part(self, sequence: int, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
         start = self._window.rows(sequence).start
         rows = slice(start + first, start + last)
-        return self._window.images[rows], self._window.labels[rows]
+        return self._window.images[rows], self._window.targets[rows]
 
     def _take(self, is_of_use: Callable[[int], bool], group: Members, gone: set[int]) -> int:
         """Agree on the next chunk, hold it on all nodes of the group, and wait until it is there.
@@ -153,4 +153,4 @@ class RingStream(SharedStream):
 def _joined(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
     if len(parts) == 1:
         return parts[0]
-    return np.concatenate([images for images, _ in parts]), np.concatenate([labels for _, labels in parts])
+    return np.concatenate([images for images, _ in parts]), np.concatenate([targets for _, targets in parts])

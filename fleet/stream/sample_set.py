@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from fleet.stream.layout import LABEL
 from fleet.stream.segment import Segment, aligned, fence
 from preprocess.sample import ImageSpec
 
@@ -12,24 +13,26 @@ class SampleSet:
     """Samples that stay, one copy on each node: those for validation, or all decoded training samples.
 
     Args:
-        image: what one sample is.
+        image: what the input of one sample is.
         samples: how many.
         chunk: how many a preprocessor takes at a time.
+        target: the type in which targets travel.
 
     Attributes:
-        images: (samples, height, width, channels), of the image's type.
-        labels: (samples,) int64; -1 marks a sample that could not be used.
+        images: (samples, ...), of the input's shape and type.
+        targets: (samples,) of the target's type.
     """
 
-    def __init__(self, image: ImageSpec, samples: int, chunk: int, name: str, create: bool) -> None:
+    def __init__(self, image: ImageSpec, samples: int, chunk: int, name: str, create: bool,
+                 target: np.dtype = LABEL) -> None:
         self.samples, self.chunk = samples, chunk
         self.chunks = -(-samples // chunk)
-        labels_at = aligned(8 * self.chunks)
-        images_at = labels_at + aligned(8 * samples)
+        targets_at = aligned(8 * self.chunks)
+        images_at = targets_at + aligned(target.itemsize * samples)
         self.segment = Segment(name, images_at + max(1, samples * image.nbytes), create)
         memory = self.segment.memory
         self._ready = np.frombuffer(memory, np.int64, self.chunks)
-        self.labels = np.frombuffer(memory, np.int64, samples, labels_at)
+        self.targets = np.frombuffer(memory, target, samples, targets_at)
         self.images = np.frombuffer(memory, image.dtype, samples * image.size, images_at
                                     ).reshape(samples, *image.shape)
 

@@ -22,7 +22,7 @@ class Validation(Protocol):
     samples: int
 
     def batches(self, batch: int, rank: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """This rank's share of all samples, in batches of (images, labels)."""
+        """This rank's share of all samples, in batches of (images, targets)."""
 
 
 class SharedValidation:
@@ -50,7 +50,7 @@ class SharedValidation:
 
     def batches(self, batch: int, rank: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:  # noqa: D102
         self.await_all()
-        yield from _slices(self._shared.images, self._shared.labels, batch, rank, size)
+        yield from _slices(self._shared.images, self._shared.targets, batch, rank, size)
 
 
 class OwnValidation:
@@ -63,10 +63,10 @@ class OwnValidation:
 
     def batches(self, batch: int, rank: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:  # noqa: D102
         if self._held is None:
-            images, labels = self._pipeline.empty(self.samples)
-            for sample in self._pipeline.load(np.arange(self.samples), 0, images, labels, training=False):
+            images, targets = self._pipeline.empty(self.samples)
+            for sample in self._pipeline.load(np.arange(self.samples), 0, images, targets, training=False):
                 self._on_bad(sample)
-            self._held = images, labels
+            self._held = images, targets
         yield from _slices(*self._held, batch, rank, size)
 
 
@@ -81,14 +81,14 @@ class PassingSamples:
         start, stop = split_rows(0, self.samples, rank, size)
         for first in range(start, stop, batch):
             rows = range(first, min(first + batch, stop))
-            images, labels = self._pipeline.empty(len(rows))
-            for sample in self._pipeline.load(rows, 0, images, labels, training=False):
+            images, targets = self._pipeline.empty(len(rows))
+            for sample in self._pipeline.load(rows, 0, images, targets, training=False):
                 self._on_bad(sample)
-            yield images, labels
+            yield images, targets
 
 
-def _slices(images: np.ndarray, labels: np.ndarray, batch: int, rank: int, size: int
+def _slices(images: np.ndarray, targets: np.ndarray, batch: int, rank: int, size: int
             ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    start, stop = split_rows(0, len(labels), rank, size)
+    start, stop = split_rows(0, len(targets), rank, size)
     for first in range(start, stop, batch):
-        yield images[first:min(first + batch, stop)], labels[first:min(first + batch, stop)]
+        yield images[first:min(first + batch, stop)], targets[first:min(first + batch, stop)]

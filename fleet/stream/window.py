@@ -63,9 +63,9 @@ class Window:
         is_relayed: whether chunks go to other nodes; until the relay begins, it needs all of them.
 
     Attributes:
-        images: (slots * chunk, height, width, channels), of the layout's type; slot ``i`` is the rows from
+        images: (slots * chunk, ...), inputs of the layout's shape and type; slot ``i`` is the rows from
             ``i * chunk`` on.
-        labels: (slots * chunk,) int64; -1 marks a sample that could not be used.
+        targets: (slots * chunk,) of the layout's type of targets.
         cursors: (readers + 1,) int64, one for each reader; the last one is the relay's, see
             :mod:`fleet.stream.relay`. ``NOT_READING`` stands for infinity.
         stamps: (slots,) int64, 0 where a slot holds no complete chunk.
@@ -77,9 +77,9 @@ class Window:
         self.layout = layout
         cursors, rows = layout.readers + 1, layout.slots * layout.chunk
         words = cursors + 2 + 2 * layout.slots
-        labels_at = aligned(8 * words)
-        images_at = labels_at + aligned(8 * rows)
-        self.segment = Segment(name, images_at + layout.window_bytes, create)
+        targets_at = aligned(8 * words)
+        images_at = targets_at + aligned(layout.target.itemsize * rows)
+        self.segment = Segment(name, images_at + rows * layout.image.nbytes, create)
         memory = self.segment.memory
         header = np.frombuffer(memory, np.int64, words)
         self.cursors = header[:cursors]
@@ -87,7 +87,7 @@ class Window:
         self.assigned_until = header[cursors + 1:cursors + 2]
         self.stamps = header[cursors + 2:cursors + 2 + layout.slots]
         self.assigned = header[cursors + 2 + layout.slots:]
-        self.labels = np.frombuffer(memory, np.int64, rows, labels_at)
+        self.targets = np.frombuffer(memory, layout.target, rows, targets_at)
         self.images = np.frombuffer(memory, layout.image.dtype, rows * layout.image.size, images_at
                                     ).reshape(rows, *layout.image.shape)
         if create:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Protocol
+import dataclasses
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 from PIL import Image
 from pydantic import ConfigDict, Field
 
-from preprocess.base import InputError
+from preprocess.base import InputError, counted
 from preprocess.decode import to_image
 
 # A description says what is wanted: messages and the JSON Schema show it.
@@ -41,6 +42,48 @@ class Transform(Protocol):
     def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
         """The image, transformed."""
 
+    def apply_with_mask(self, image: np.ndarray, mask: Mask, rng: np.random.Generator, training: bool
+                        ) -> tuple[np.ndarray, Mask]:
+        """The same image as of :meth:`apply`, and its mask, whose pixels stay with those of the image."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Mask:
+    """The classes of an image's pixels.
+
+    Attributes:
+        pixels: (height, width) integers.
+        void: the value of pixels that count for nothing, such as those that come from outside of the image.
+    """
+
+    pixels: np.ndarray
+    void: int
+
+
+class LeavesPixels:
+    """For transforms that leave every pixel where it is: the mask stays as it is."""
+
+    def apply_with_mask(self: Transform, image: np.ndarray, mask: Mask, rng: np.random.Generator, training: bool
+                        ) -> tuple[np.ndarray, Mask]:
+        """The image, transformed, and its mask."""
+        return self.apply(image, rng, training), mask
+
+
+class MovesPixels:
+    """For transforms that move pixels: the mask goes with its image, by the same random numbers."""
+
+    def move(self, mask: Mask, rng: np.random.Generator, training: bool) -> np.ndarray:
+        """The pixels of a mask, moved as :meth:`Transform.apply` moves those of its image, and never mixed."""
+        raise NotImplementedError
+
+    def apply_with_mask(self: Any, image: np.ndarray, mask: Mask, rng: np.random.Generator, training: bool
+                        ) -> tuple[np.ndarray, Mask]:
+        """The image, transformed, and its mask."""
+        before = rng.bit_generator.state
+        moved = self.apply(image, rng, training)
+        rng.bit_generator.state = before
+        return moved, dataclasses.replace(mask, pixels=self.move(mask, rng, training))
+
 
 def as_image(image: np.ndarray, transform: object) -> Image.Image:
     """For transforms that Pillow carries out.
@@ -48,6 +91,7 @@ def as_image(image: np.ndarray, transform: object) -> Image.Image:
     Raises:
         InputError: not an image that Pillow has.
     """
+    channels(image, transform)
     if image.dtype != np.uint8 or image.shape[2] not in (1, 3):
         raise InputError(f"{type(transform).__name__} works on uint8 images with 1 or 3 channels, not on "
                          f"{image.dtype} with {image.shape[2]}; put scale after it")
@@ -81,3 +125,16 @@ def window_of_area(height: int, width: int, area: tuple[float, float], ratio: tu
         if 0 < h <= height and 0 < w <= width:
             return int(rng.random() * (height - h + 1)), int(rng.random() * (width - w + 1)), h, w
     return None
+
+
+def channels(image: np.ndarray, transform: object) -> int:
+    """How many channels an image has.
+
+    Raises:
+        InputError: it is none, but an array of another rank.
+    """
+    if image.ndim != 3:
+        shape = " x ".join(map(str, image.shape))
+        raise InputError(f"{type(transform).__name__} works on images (height, width, channels), not on samples of "
+                         f"{counted(image.ndim, 'dimension')} ({shape})")
+    return image.shape[2]

@@ -18,11 +18,13 @@ from preprocess.transforms.base import (
     FORBID,
     Area,
     Jitter,
+    LeavesPixels,
     Positive,
     Probability,
     Ratio,
     Real,
     as_image,
+    channels,
     check_range,
     window_of_area,
 )
@@ -33,7 +35,7 @@ Pixel = Annotated[int, Field(strict=True, ge=0, le=255)]
 
 
 @dataclass(frozen=True, config=FORBID)
-class ColorJitter:
+class ColorJitter(LeavesPixels):
     """Change brightness, contrast, saturation and hue by random amounts, in random order: torchvision's `ColorJitter`.
 
     A parameter x means a factor uniform in [max(0, 1 - x), 1 + x]; 0 leaves the property alone. The hue is shifted
@@ -105,7 +107,7 @@ def _hue(picture: Image.Image, shift: float) -> Image.Image:
 
 
 @dataclass(frozen=True, config=FORBID)
-class RandomGrayscale:
+class RandomGrayscale(LeavesPixels):
     """Take the colours out of some of the images; all channels stay: torchvision's `RandomGrayscale`."""
 
     p: Probability = 0.1
@@ -120,7 +122,7 @@ class RandomGrayscale:
 
 
 @dataclass(frozen=True, config=FORBID)
-class RandomErasing:
+class RandomErasing(LeavesPixels):
     """Paint over a random window of some of the images: torchvision's `RandomErasing`, on pixels of 0 to 255."""
 
     p: Probability = 0.5
@@ -139,6 +141,7 @@ class RandomErasing:
         """The image, perhaps with a window painted over."""
         if not training or rng.random() >= self.p:
             return image
+        channels(image, self)
         if image.dtype != np.uint8:
             raise InputError(f"RandomErasing works on uint8 images, not on {image.dtype}; put scale after it")
         if isinstance(self.value, tuple) and len(self.value) != image.shape[2]:
@@ -155,7 +158,7 @@ class RandomErasing:
 
 
 @dataclass(frozen=True, config=FORBID)
-class Scale:
+class Scale(LeavesPixels):
     """Pixels 0..255 to numbers that networks like: (x / 255 - mean) / std, float32.
 
     Where it is the last transform the trainers do it, so that images travel as uint8.
@@ -180,5 +183,5 @@ class Scale:
 
     def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
         """The numbers."""
-        self.affine.check(image.shape[2])
+        self.affine.check(image.shape[-1] if image.ndim else 1)
         return self.affine.apply(image)

@@ -15,19 +15,22 @@ from preprocess.transforms.base import (
     FORBID,
     Area,
     Filter,
+    Mask,
+    MovesPixels,
     Pixels,
     Ratio,
     Share,
     Size,
     Switch,
     as_image,
+    channels,
     check_range,
     window_of_area,
 )
 
 
 @dataclass(frozen=True, config=FORBID)
-class Resize:
+class Resize(MovesPixels):
     """Change the size of the image, with antialiasing; one number keeps its proportions."""
 
     size: Annotated[Pixels | tuple[Pixels, Pixels], Field(
@@ -43,11 +46,19 @@ class Resize:
 
     def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
         """The image at its new size."""
+        channels(image, self)
         height, width = self._target(*image.shape[:2])
         if (height, width) == image.shape[:2]:
             return image
         how = Image.Resampling[self.filter.upper()]
         return to_array(as_image(image, self).resize((width, height), how))
+
+    def move(self, mask: Mask, rng: np.random.Generator, training: bool) -> np.ndarray:
+        """The mask at its new size: each pixel that of the old one which is nearest."""
+        height, width = mask.pixels.shape
+        to_height, to_width = self._target(height, width)
+        rows, columns = _nearest(height, to_height), _nearest(width, to_width)
+        return mask.pixels[rows[:, None], columns]
 
     def _target(self, height: int, width: int) -> tuple[int, int]:
         if isinstance(self.size, tuple):
@@ -57,7 +68,7 @@ class Resize:
 
 
 @dataclass(frozen=True, config=FORBID)
-class RandomCrop:
+class RandomCrop(MovesPixels):
     """Cut out a window at a uniformly random place; in evaluation at the centre."""
 
     size: Size
@@ -68,16 +79,24 @@ class RandomCrop:
 
     def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
         """The window."""
+        channels(image, self)
+        return self._cut(image, rng, training)
+
+    def move(self, mask: Mask, rng: np.random.Generator, training: bool) -> np.ndarray:
+        """The same window of the mask; what was added counts for nothing."""
+        return self._cut(mask.pixels, rng, training, mask.void)
+
+    def _cut(self, image: np.ndarray, rng: np.random.Generator, training: bool, outside: int = 0) -> np.ndarray:
         room_y, room_x = _room(image, self.size, self.padding)
         if training:
             top, left = int(rng.random() * (room_y + 1)), int(rng.random() * (room_x + 1))
         else:
             top, left = room_y // 2, room_x // 2
-        return _window(image, top - self.padding, left - self.padding, self.size)
+        return _window(image, top - self.padding, left - self.padding, self.size, outside)
 
 
 @dataclass(frozen=True, config=FORBID)
-class RandomResizedCrop:
+class RandomResizedCrop(MovesPixels):
     """Cut out a window of random area and proportions, and resize it: torchvision's `RandomResizedCrop`.
 
     In evaluation it is the largest window of the wanted proportions at the centre, less its edges.
@@ -99,10 +118,22 @@ class RandomResizedCrop:
 
     def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
         """The window, resized."""
-        height, width = self.size if isinstance(self.size, tuple) else (self.size, self.size)
+        channels(image, self)
+        height, width = self._size
         top, left, h, w = self._window(image.shape[0], image.shape[1], rng if training else None)
         picture = as_image(image[top:top + h, left:left + w], self)
         return to_array(picture.resize((width, height), Image.Resampling[self.filter.upper()]))
+
+    def move(self, mask: Mask, rng: np.random.Generator, training: bool) -> np.ndarray:
+        """The same window of the mask, each pixel that of the window which is nearest."""
+        height, width = self._size
+        top, left, h, w = self._window(mask.pixels.shape[0], mask.pixels.shape[1], rng if training else None)
+        rows, columns = top + _nearest(h, height), left + _nearest(w, width)
+        return mask.pixels[rows[:, None], columns]
+
+    @property
+    def _size(self) -> tuple[int, int]:
+        return self.size if isinstance(self.size, tuple) else (self.size, self.size)
 
     def _window(self, height: int, width: int, rng: np.random.Generator | None) -> tuple[int, int, int, int]:
         """(top, left, height, width) of what is shown of an image."""
@@ -117,7 +148,7 @@ class RandomResizedCrop:
 
 
 @dataclass(frozen=True, config=FORBID)
-class CenterCrop:
+class CenterCrop(MovesPixels):
     """Cut out the window at the centre."""
 
     size: Size
@@ -126,12 +157,20 @@ class CenterCrop:
 
     def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
         """The window."""
+        channels(image, self)
+        return self._cut(image)
+
+    def move(self, mask: Mask, rng: np.random.Generator, training: bool) -> np.ndarray:
+        """The same window of the mask."""
+        return self._cut(mask.pixels)
+
+    def _cut(self, image: np.ndarray) -> np.ndarray:
         room_y, room_x = _room(image, self.size, 0)
         return _window(image, room_y // 2, room_x // 2, self.size)
 
 
 @dataclass(frozen=True, config=FORBID)
-class Flip:
+class Flip(MovesPixels):
     """Mirror the image with probability one half, in each of the directions asked for."""
 
     horizontal: Annotated[Switch, Field(description="true if left and right may be swapped, or false")] = False
@@ -147,15 +186,20 @@ class Flip:
         """The image, perhaps mirrored."""
         if not training:
             return image
+        channels(image, self)
         if self.horizontal and rng.random() < 0.5:
             image = _mirror(image)
         if self.vertical and rng.random() < 0.5:
             image = image[::-1]
         return image
 
+    def move(self, mask: Mask, rng: np.random.Generator, training: bool) -> np.ndarray:
+        """The mask, mirrored with its image."""
+        return self.apply(mask.pixels[:, :, None], rng, training)[:, :, 0]
+
 
 @dataclass(frozen=True, config=FORBID)
-class Rotate:
+class Rotate(MovesPixels):
     """Turn the image about its centre by a uniformly random angle; the corners that come in are black."""
 
     degrees: Annotated[float, Field(
@@ -165,7 +209,19 @@ class Rotate:
 
     def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
         """The image, turned by a random angle."""
-        return self.turn(image, (2 * rng.random() - 1) * self.degrees) if training else image
+        return self.turn(image, self._angle(rng)) if training else image
+
+    def move(self, mask: Mask, rng: np.random.Generator, training: bool) -> np.ndarray:
+        """The mask, turned with its image; the corners that come in count for nothing."""
+        if not training:
+            return mask.pixels
+        # int32 is a type that Pillow turns whole, whatever the classes are.
+        turned = Image.fromarray(mask.pixels.astype(np.int32)).rotate(
+            self._angle(rng), Image.Resampling.NEAREST, fillcolor=mask.void)
+        return np.asarray(turned).astype(mask.pixels.dtype)
+
+    def _angle(self, rng: np.random.Generator) -> float:
+        return (2 * rng.random() - 1) * self.degrees
 
     def turn(self, image: np.ndarray, degrees: float) -> np.ndarray:
         """Turn by this angle, counter-clockwise."""
@@ -197,13 +253,18 @@ def _mirror(image: np.ndarray) -> np.ndarray:
     return mirrored
 
 
-def _window(image: np.ndarray, top: int, left: int, size: tuple[int, int]) -> np.ndarray:
-    """The window at (top, left); what lies outside the image is 0."""
+def _nearest(size: int, to: int) -> np.ndarray:
+    """For each of ``to`` pixels that cover as many as ``size``, the one that lies under its middle."""
+    return np.minimum((np.arange(to) + 0.5) * size / to, size - 1).astype(np.int64)
+
+
+def _window(image: np.ndarray, top: int, left: int, size: tuple[int, int], outside: int = 0) -> np.ndarray:
+    """The window at (top, left) of an image or a mask; what lies outside of it is ``outside``."""
     height, width = image.shape[:2]
     bottom, right = top + size[0], left + size[1]
     if top >= 0 and left >= 0 and bottom <= height and right <= width:
         return image[top:bottom, left:right]
-    window = np.zeros((*size, image.shape[2]), image.dtype)
+    window = np.full((*size, *image.shape[2:]), outside, image.dtype)
     inside = image[max(top, 0):max(bottom, 0), max(left, 0):max(right, 0)]
     y, x = max(-top, 0), max(-left, 0)
     window[y:y + inside.shape[0], x:x + inside.shape[1]] = inside

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 
-from preprocess.base import BadImage, import_function
+from preprocess.base import BadImage, InputError, import_function
+from preprocess.transforms.base import Mask
 
 
 @dataclasses.dataclass(frozen=True)
 class UserTransform:
     """A function of the user's, named by its import path.
+
+    Where samples have masks, only the function knows whether it moves pixels. So it is called with the mask,
+    ``mask=(height, width) integers``, too, and gives the image and the mask; one that has no such parameter is refused.
 
     Args:
         path: ``module:function``; the function takes (image, rng, training) and ``parameters``.
@@ -32,9 +37,34 @@ class UserTransform:
 
     def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
         """What the user's function makes of it."""
+        return self._call(image, rng, training)
+
+    def apply_with_mask(self, image: np.ndarray, mask: Mask, rng: np.random.Generator, training: bool
+                        ) -> tuple[np.ndarray, Mask]:
+        """What the user's function makes of an image and its mask.
+
+        Raises:
+            InputError: it takes no mask, or does not give one back.
+        """
+        if not self._takes_masks:
+            raise InputError(f"transform {self.path}: samples have masks, and it takes none; it should have a "
+                             "parameter mask, (height, width) integers, and return both: (image, mask)")
+        found = self._call(image, rng, training, mask=np.array(mask.pixels))
+        if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], np.ndarray)):
+            raise InputError(f"transform {self.path}: it should return (image, mask) where samples have masks, not "
+                             f"{type(found).__name__}")
+        return found[0], dataclasses.replace(mask, pixels=found[1])
+
+    @cached_property
+    def _takes_masks(self) -> bool:
+        kinds = inspect.Parameter
+        parameters = inspect.signature(self.function).parameters.values()
+        return any(one.name == "mask" or one.kind is kinds.VAR_KEYWORD for one in parameters)
+
+    def _call(self, image: np.ndarray, rng: np.random.Generator, training: bool, **mask: np.ndarray) -> Any:
         try:
             # A copy, for the function may write into it.
-            return self.function(np.array(image), rng, training, **self.parameters)
+            return self.function(np.array(image), rng, training, **mask, **self.parameters)
         except BadImage:
             raise
         except Exception as error:

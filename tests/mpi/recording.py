@@ -30,7 +30,7 @@ def _record(stream_class):
                     "network": _serving["name"], "epoch": first(item.epoch), "position": item.position,
                     "rank": group.rank,
                     "samples": [Numbered.number(image) for image in item.images],
-                    "labels": item.labels.tolist(),
+                    "labels": item.targets.tolist(),
                     "sums": [zlib.crc32(image.tobytes()) for image in item.images]}) + "\n")
                 file.flush()
                 yield item

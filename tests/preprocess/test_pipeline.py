@@ -67,7 +67,7 @@ def test_what_comes_before_the_first_random_transform_can_be_kept():
     fixed, varying = split_transforms(transforms)
     assert (len(fixed), len(varying)) == (2, len(RANDOM) + 1)
     pipe = pipeline()
-    assert np.array_equal(pipe.finish(pipe.prepare(3), 3, epoch=5), load(pipe, [3], 5)[0][0])
+    assert np.array_equal(pipe.finish(pipe.prepare(3), 3, epoch=5).image, load(pipe, [3], 5)[0][0])
 
 
 def test_the_order_of_an_epoch_is_the_sources():

@@ -47,7 +47,9 @@ def test_bad_samples_are_passed_over():
     ([None, None], [], "none of the 2 samples can be used; the first: sample 0: cannot be read"),
     ([pattern(6, 6), pattern(6, 8)], [], "6 x 6 x 3 uint8 and sample 1 is 6 x 8 x 3 uint8; add a resize or a crop"),
     (IMAGES, [{"center_crop": {"size": [7, 7]}}], "6 x 6 pixels is too small"),
-    ([IMAGES[0][:, :, 0]] * 2, ["decode"], "is an array of 2 dimensions"),
+    ([IMAGES[0][:, :, 0]] * 2, ["decode", {"flip": {"horizontal": True}}], "Flip works on images"),
+    ([IMAGES[0].astype("S4")] * 2, [], r"is an array of \|S4, not of numbers"),
+    ([np.full(3, np.nan)] * 2, [], "a number that is NaN or infinite"),
     ([encode(IMAGES[0])], [{"flip": {"horizontal": True}}], "the first must be decode"),
     (IMAGES, ["decode", "scale", {"rotate": {"degrees": 3}}], "put scale after it"),
 ])
@@ -71,11 +73,15 @@ def flat(image, rng, training):
     return image.mean(axis=2)
 
 
-def whole_numbers(image, rng, training):
-    return image.astype(np.int32)
+def text(image, rng, training):
+    return image.astype(str)
 
 
-@pytest.mark.parametrize("name", ["flat", "whole_numbers"])
-def test_a_users_transform_must_give_images(name):
-    with pytest.raises(InputError, match="images \\(height, width, channels\\) of uint8 or float32"):
-        probe(Memory(IMAGES), [UserTransform(f"{__name__}:{name}")], 7)
+def test_inputs_may_be_of_any_rank():
+    assert probe(Memory(IMAGES), [UserTransform(f"{__name__}:flat")], 7).image == ImageSpec((6, 6), "float32")
+    assert looked_at([np.arange(5)] * 3, ["decode"]).image == ImageSpec((5,), "int64")
+
+
+def test_a_users_transform_must_give_numbers():
+    with pytest.raises(InputError, match="transforms must give numbers"):
+        probe(Memory(IMAGES), [UserTransform(f"{__name__}:text")], 7)

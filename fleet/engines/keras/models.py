@@ -43,7 +43,7 @@ _EPSILON, _MOMENTUM = 1.001e-5, 0.9
 _GIVEN = ("include_top", "weights", "input_tensor", "input_shape", "classes", "classifier_activation")
 
 
-def build_model(model: Architecture, input_shape: tuple[int, int, int], classes: int,
+def build_model(model: Architecture, input_shape: tuple[int, ...], classes: int,
                 seed: int = 0) -> keras.Model:
     """Build a network that gives logits.
 
@@ -69,7 +69,7 @@ def build_model(model: Architecture, input_shape: tuple[int, int, int], classes:
         return _logits(model.target, built, input_shape, classes)
 
 
-def count_keras_parameters(model: Architecture, input_shape: tuple[int, int, int], classes: int, seed: int) -> int:
+def count_keras_parameters(model: Architecture, input_shape: tuple[int, ...], classes: int, seed: int) -> int:
     """The parameters of a network, trainable or not, without taking the memory for them.
 
     A function that wants values, which there are none of, is called once more, and its network built; arguments and
@@ -88,7 +88,7 @@ def count_keras_parameters(model: Architecture, input_shape: tuple[int, int, int
         keras.utils.clear_session(free_memory=False)  # else Keras makes up for what was not initialized here
 
 
-def _described(model: Architecture, input_shape: tuple[int, int, int], classes: int) -> keras.Model:
+def _described(model: Architecture, input_shape: tuple[int, ...], classes: int) -> keras.Model:
     """A network as its description gives it, which need not have been called yet."""
     if model.kind == "family":
         return _build_family(model, input_shape, classes)
@@ -115,7 +115,7 @@ def _seeded(seed: int) -> Iterator[None]:
 
 # --- families ------------------------------------------------------------------------------
 
-def _build_family(model: Architecture, input_shape: tuple[int, int, int], classes: int) -> keras.Model:
+def _build_family(model: Architecture, input_shape: tuple[int, ...], classes: int) -> keras.Model:
     settings = model.settings
     check_input(settings, input_shape)
     inputs = keras.Input(input_shape, name="image")
@@ -209,7 +209,7 @@ def _cnn(settings: CNN, x: Any) -> Any:
     return x
 
 
-def _stem(x: Any, settings: ResNet | DenseNet, input_shape: tuple[int, int, int], filters: int,
+def _stem(x: Any, settings: ResNet | DenseNet, input_shape: tuple[int, ...], filters: int,
           use_bias: bool) -> Any:
     large = large_stem(settings, input_shape)
     if large:
@@ -241,7 +241,7 @@ def _pooled(x: Any, dropout: float) -> Any:
 
 # --- keras.applications --------------------------------------------------------------------
 
-def _build_application(model: Architecture, input_shape: tuple[int, int, int], classes: int) -> keras.Model:
+def _build_application(model: Architecture, input_shape: tuple[int, ...], classes: int) -> keras.Model:
     check_target(model.target)
     function = getattr(keras.applications, model.target)
     _check_application_args(model, function)
@@ -266,13 +266,14 @@ def _check_application_args(model: Architecture, function: Callable[..., Any]) -
                             f"{', '.join(allowed)}")
 
 
-def _pixels(input_shape: tuple[int, int, int]) -> str:
-    return "images of " + "x".join(map(str, input_shape))
+def _pixels(input_shape: tuple[int, ...]) -> str:
+    """Samples of a shape, for messages."""
+    return ("images of " if len(input_shape) == 3 else "samples of ") + "x".join(map(str, input_shape))
 
 
 # --- a function of one's own ---------------------------------------------------------------
 
-def _build_imported(model: Architecture, input_shape: tuple[int, int, int], classes: int) -> keras.Model:
+def _build_imported(model: Architecture, input_shape: tuple[int, ...], classes: int) -> keras.Model:
     function = load_function(model.target)
     keywords = {"input_shape": input_shape, "classes": classes, **model.args}
     try:
@@ -308,7 +309,7 @@ def _loss_name(loss: Any) -> str:
     return getattr(loss, "__name__", "") or getattr(loss, "name", "") or type(loss).__name__
 
 
-def _logits(target: str, model: keras.Model, input_shape: tuple[int, int, int], classes: int) -> keras.Model:
+def _logits(target: str, model: keras.Model, input_shape: tuple[int, ...], classes: int) -> keras.Model:
     """Check the model on two images, and take away a softmax that it ends in."""
     images = np.random.uniform(-1.0, 1.0, (2, *input_shape)).astype("float32")
     try:

@@ -163,6 +163,8 @@ class KerasNetwork:
         images = tf.cast(images, tf.float32)
         if self._affine is None:
             return images
+        if len(self._sample.image.shape) != 3:
+            return images * self._affine.multiplier + self._affine.offset
         height, width, channels = self._sample.image.shape
         multiplier, offset = self._affine.along_row(width)
         rows = tf.reshape(images, (-1, height, width * channels))  # TensorFlow is slow with operands of three numbers

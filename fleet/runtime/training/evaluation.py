@@ -35,8 +35,8 @@ def evaluate(training: Training, validation: Validation | None, ends: Callable[[
         """Go on for a while; returns whether this rank's share is done."""
         nonlocal mine
         began = time.perf_counter()
-        for images, labels in batches:
-            mine += training.trainable.evaluate(images, labels)
+        for images, targets in batches:
+            mine += training.judge(images, targets)
             if time.perf_counter() - began >= _JUDGED_AT_ONCE_S:
                 return False
         return True

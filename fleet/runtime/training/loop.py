@@ -123,7 +123,7 @@ class TrainingLoop:
         for batch in source.batches(epoch, state.position, size, group, taken):
             stop = group.is_master and self._is_asked()
             began = time.perf_counter()
-            sums = training.step(batch.images, batch.labels, batch.size, stop)
+            sums = training.step(batch.images, batch.targets, batch.size, stop)
             if batch.size == size:
                 training.steps.add(size, time.perf_counter() - began)
             if not math.isfinite(sums.loss):

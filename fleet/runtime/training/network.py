@@ -13,6 +13,7 @@ from fleet.runtime.training.all_or_none import agree, all_or_none
 from fleet.runtime.training.clocks import StepClock
 from fleet.spec import NetworkSpec
 from fleet.storage.state import State
+from preprocess.target import TargetSpec, class_target
 
 T = TypeVar("T")
 
@@ -25,27 +26,40 @@ class Training:
 
     Attributes:
         reads_from: the epoch from which on this rank reads the stream; before it, it prepares its own rows.
+        target: what a sample's target is; of how many classes does not matter here.
         steps: how long those of this group take.
         group: that this rank trains it in; it may be exchanged for another one.
     """
 
     network: NetworkSpec
     reads_from: int
+    target: TargetSpec = class_target(2)  # noqa: RUF009 - frozen
     steps: StepClock = field(default_factory=lambda: StepClock(least=LEAST_STEPS))
     group: Group = field(init=False)
     trainable: Trainable = field(init=False)
 
-    def step(self, images: np.ndarray, labels: np.ndarray, size: int, stop: bool = False) -> Sums:
+    def step(self, images: np.ndarray, targets: np.ndarray, size: int, stop: bool = False) -> Sums:
         """Train on one global batch, with all ranks of the group; see :meth:`fleet.engines.base.Trainable.step`.
+
+        Args:
+            targets: as they travel.
 
         Raises:
             NetworkFailed: on all ranks, when it failed on one.
         """
+        values, weights = self.target.split(targets)
         try:
-            return self.trainable.step(images, labels, size, stop)
+            if weights is None:
+                return self.trainable.step(images, values, size, stop)
+            return self.trainable.step(images, values, size, stop, weights)
         except (Exception, SystemExit) as error:
             # An engine raises on all ranks of the group or on none: so all of them are here.
             raise agree(self.group, error) from error
+
+    def judge(self, images: np.ndarray, targets: np.ndarray) -> Sums:
+        """Sums over some samples, of this rank alone, without training."""
+        values, weights = self.target.split(targets)
+        return self.trainable.evaluate(images, values, *([] if weights is None else [weights]))
 
     def share(self, state: T) -> T:
         """Give every rank of the group the network as the master has it, and its state; collective."""

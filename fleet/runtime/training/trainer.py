@@ -96,7 +96,7 @@ class Trainer:
         """Train one network in its group until it is final, fails, this rank goes to others, or one of them dies."""
         network = order.network
         self._sources.stream.join(order.stream_epoch)
-        training = Training(network, reads_from=order.stream_epoch)
+        training = Training(network, order.stream_epoch, self._sample.target)
         with self._leaving(training):
             training.group = group = self._world.group(order.ranks, order.group)
             group.meet()  # all its ranks have joined the stream
@@ -116,7 +116,7 @@ class Trainer:
     def _join(self, order: Join) -> None:
         """Train a network that is in training elsewhere; its group goes on until the network is built here."""
         network = order.network
-        training = Training(network, reads_from=0)
+        training = Training(network, 0, self._sample.target)
         training.group = self._world.group((self._world.rank,), order.group)
         with self._leaving(training), ExitStack() as held:
             failure: Exception | None = None
@@ -211,7 +211,7 @@ class Trainer:
         network = order.network
         began = time.perf_counter()
         found, reason, passing = StepRate(), "", False
-        training = Training(network, reads_from=0)
+        training = Training(network, 0, self._sample.target)
         try:
             training.group = group = self._world.group(order.ranks, order.group)
             with self._built(network, group) as training.trainable:

@@ -81,7 +81,7 @@ def test_what_it_fills_is_what_the_order_says():
     images, labels = alone.empty(LAYOUT.chunk)
     alone.load(alone.order(0)[:LAYOUT.chunk], 0, images, labels)
     np.testing.assert_array_equal(window.images[window.rows(0)], images)
-    np.testing.assert_array_equal(window.labels[window.rows(0)], labels)
+    np.testing.assert_array_equal(window.targets[window.rows(0)], labels)
 
 
 class Counting(Numbered):

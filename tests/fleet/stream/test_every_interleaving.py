@@ -119,7 +119,7 @@ def read(world, roles, layout, window, group, place, alone, seen):
             images, labels = expected(alone, order.itinerary(batch.epoch), *rows)
             for _ in range(3):  # others run in between, and must not touch what is being read
                 np.testing.assert_array_equal(batch.images, images)
-                np.testing.assert_array_equal(batch.labels, labels)
+                np.testing.assert_array_equal(batch.targets, labels)
                 world.pause(worked=True)
             seen.append((place, epoch, *rows))
             assert batch.is_last == (batch.position == layout.samples)
@@ -212,7 +212,7 @@ def test_samples_that_are_kept_are_decoded_once_and_finished_by_whoever_reads_th
     for item, whole in got:
         images, labels = expected(alone, whole, item.position - item.size, item.position)
         np.testing.assert_array_equal(item.images, images)
-        np.testing.assert_array_equal(item.labels, labels)
+        np.testing.assert_array_equal(item.targets, labels)
 
 
 def test_a_slow_reader_stops_nobody_who_reads_a_ring():

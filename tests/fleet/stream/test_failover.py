@@ -23,7 +23,7 @@ def check_epoch(batches, alone, start=0):
     for batch in batches:
         images, labels = expected(alone, StrictOrder(alone, 5).itinerary(Epoch(0)), at, at + batch.size)
         np.testing.assert_array_equal(batch.images, images)
-        np.testing.assert_array_equal(batch.labels, labels)
+        np.testing.assert_array_equal(batch.targets, labels)
         at += batch.size
         assert batch.position == at
     assert at == SAMPLES
@@ -39,7 +39,7 @@ def test_the_rest_of_an_epoch_is_prepared_by_the_trainer_when_the_writer_has_die
         stream.join(0)
         for chunk in range(2):  # and then the writer dies
             rows = window.rows(chunk)
-            alone.load(order.chunk(chunk)[1], 0, window.images[rows], window.labels[rows])
+            alone.load(order.chunk(chunk)[1], 0, window.images[rows], window.targets[rows])
             window.publish(chunk)
         world.lost = frozenset({WRITER})
         check_epoch(stream.batches(Epoch(0), 0, 4, Alone()), alone)
@@ -51,7 +51,7 @@ def test_the_rest_of_an_epoch_is_prepared_by_the_trainer_when_the_writer_has_die
 def test_kept_samples_that_will_not_come_are_decoded_by_the_trainer():
     alone, kept = pipeline(SAMPLES), set_of(SAMPLES, 5)
     first = alone.order(0)[:5]
-    alone.keep(first, kept.images[:5], kept.labels[:5])
+    alone.keep(first, kept.images[:5], kept.targets[:5])
     kept.publish(0)
 
     def use(world):

@@ -66,7 +66,7 @@ def test_samples_that_cannot_be_read_are_told_and_marked():
 
     def use(world):
         stream = own_stream(Pipeline.probed(source, [], SEED), world, told.append)
-        return [label for batch in stream.batches(Epoch(0), 0, 7, Alone()) for label in batch.labels]
+        return [label for batch in stream.batches(Epoch(0), 0, 7, Alone()) for label in batch.targets]
 
     assert alone_in_the_world(use).count(-1) == 1
     bad, = told

@@ -21,14 +21,14 @@ def value_of(sequence):
 
 def fill(target, sequence):
     rows = target.rows(sequence)
-    target.images[rows], target.labels[rows] = value_of(sequence), value_of(sequence)
+    target.images[rows], target.targets[rows] = value_of(sequence), value_of(sequence)
     target.publish(sequence)
 
 
 def holds(target, sequence):
     rows = target.rows(sequence)
     return bool(target.has(sequence) and (target.images[rows] == value_of(sequence)).all()
-                and (target.labels[rows] == value_of(sequence)).all())
+                and (target.targets[rows] == value_of(sequence)).all())
 
 
 @settings(deadline=None, max_examples=examples(40))

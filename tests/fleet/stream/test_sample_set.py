@@ -10,12 +10,12 @@ def test_ranks_that_map_one_set_see_what_the_others_write():
     name = new_name()
     one, other = SampleSet(GREY, 10, 4, name, create=True), SampleSet(GREY, 10, 4, name, create=False)
     one.segment.unlink()
-    one.images[one.rows(1)], one.labels[one.rows(1)] = 9, 2
+    one.images[one.rows(1)], one.targets[one.rows(1)] = 9, 2
     assert not other.has(1)
     one.publish(1)
     assert (other.has(1), other.ready(), other.is_complete()) == (True, 1, False)
     assert (other.images[4:8] == 9).all()
-    assert (other.labels[4:8] == 2).all()
+    assert (other.targets[4:8] == 2).all()
 
 
 def test_the_last_chunk_may_be_short():

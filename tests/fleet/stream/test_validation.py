@@ -22,7 +22,7 @@ def test_validation_samples_are_shared_out_among_the_ranks_whoever_prepared_them
             for chunk in range(shared.chunks):
                 world.pause(worked=True)
                 rows = shared.rows(chunk)
-                whole.load(range(rows.start, rows.stop), 0, shared.images[rows], shared.labels[rows], training=False)
+                whole.load(range(rows.start, rows.stop), 0, shared.images[rows], shared.targets[rows], training=False)
                 assert not shared.is_complete()
                 shared.publish(chunk)
         for kind, validation in (("shared", SharedValidation(shared, world)),

@@ -16,13 +16,13 @@ def test_ranks_that_map_one_window_see_what_the_others_write():
     one = Window(LAYOUT, name, create=True)
     other = Window(LAYOUT, name, create=False)
     one.segment.unlink()
-    one.images[one.rows(4)], one.labels[one.rows(4)] = 0.5, 7
+    one.images[one.rows(4)], one.targets[one.rows(4)] = 0.5, 7
     assert not other.has(4)
     one.publish(4)
     assert other.has(4)
     assert not other.has(1)  # the same slot, an older chunk
     assert (other.images[other.rows(4)] == 0.5).all()
-    assert (other.labels[4:8] == 7).all()
+    assert (other.targets[4:8] == 7).all()
     other.cursors[1] = 5
     assert one.fastest_reader() == 5
 

@@ -42,7 +42,7 @@ class Judge:
 
 
 def training_of(group, judge):
-    return SimpleNamespace(group=group, trainable=judge,
+    return SimpleNamespace(group=group, judge=judge.evaluate,
                            network=SimpleNamespace(train=SimpleNamespace(batch=SimpleNamespace(size=2))))
 
 

@@ -1,0 +1,328 @@
+"""What a sample is to be answered with: its target, which travels beside its input, with its weight.
+
+============== ======================================= ========================= ==================================
+kind           one sample's target                     outputs are               a network gives
+============== ======================================= ========================= ==================================
+``class``      () int64: one class                     classes                   a logit for each class
+``multilabel`` (labels,) uint8: 1 where a label holds  labels                    a logit for each label
+``value``      (values,) float32                       values                    the values
+``mask``       (height, width): a class a pixel        classes                   a logit for each class and pixel
+============== ======================================= ========================= ==================================
+
+A source (:class:`preprocess.base.Source`) says its targets so:
+
+- Classes need no more than ``labels`` and ``classes``.
+- Any other kind is an attribute ``target``, a :class:`TargetSpec`; then ``labels`` and ``classes`` are not asked for.
+  The targets of all samples are an array ``targets``, which may be memory-mapped: (n, labels) of 0 and 1, (n, values)
+  or (n,) numbers. Masks are given one at a time instead, by ``read_target(index)``: (height, width) integers, as large
+  as the image that ``read(index)`` gives; it may raise :class:`preprocess.base.BadSample`.
+- Where a source has an array of targets and cannot tell of which kind, a spec says it in ``data.target``. A function
+  that opens a source is given that as its argument ``target``, a :class:`TargetWish`, if it has such a parameter.
+- A source of any kind may have ``weights``, (n,) numbers from 0: how much each sample counts in the loss.
+
+Between ranks the targets of some samples are one array, of the type :attr:`TargetSpec.wire`. Classes without weights
+are plain int64, and -1 marks a sample that cannot be used. All else is records of a target and a weight, and a weight
+below 0 is that mark. Only :class:`TargetSpec` and :class:`TargetReader` know which it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal, cast, get_args
+
+import numpy as np
+
+from preprocess.base import BadSample, ClassSource, InputError, Source, counted
+
+Kind = Literal["class", "multilabel", "value", "mask"]
+KINDS: tuple[str, ...] = get_args(Kind)
+
+UNUSABLE = -1  # the label, or the weight, of a sample that cannot be used
+
+
+@dataclass(frozen=True)
+class TargetSpec:
+    """The target of one sample.
+
+    Attributes:
+        kind: class, multilabel, value or mask.
+        outputs: how many classes, labels or values there are: what a network has an output for.
+        names: of the classes, labels or values; may be empty.
+        size: of a mask that is ready for a network, (height, width) in pixels; None where it is not known yet.
+        weighted: whether the source weighs its samples.
+        ignore: the value of a mask's pixels that count for nothing, where there are such; it may be any integer.
+
+    >>> TargetSpec("value", 2).wire
+    dtype([('target', '<f4', (2,)), ('weight', '<f4')], align=True)
+    """
+
+    kind: Kind
+    outputs: int
+    names: tuple[str, ...] = ()
+    size: tuple[int, int] | None = None
+    weighted: bool = False
+    ignore: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"target: kind {self.kind!r}; it should be one of {', '.join(KINDS)}")
+        least = 2 if self.kind in ("class", "mask") else 1
+        if self.outputs < least:
+            raise ValueError(f"target: {self.kind} with {counted(self.outputs, 'output')}; at least {least}")
+        if self.names and len(self.names) != self.outputs:
+            raise ValueError(f"target: {counted(len(self.names), 'name')} for {counted(self.outputs, 'output')}")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one sample's target."""
+        if self.kind == "class":
+            return ()
+        if self.kind == "mask":
+            if self.size is None:
+                raise ValueError("the size of a mask is known once samples have been looked at")
+            return self.size
+        return (self.outputs,)
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of one sample's target as it travels."""
+        small = np.uint8 if self.outputs < 256 else np.int32
+        return np.dtype({"class": np.int64, "multilabel": np.uint8, "value": np.float32, "mask": small}[self.kind])
+
+    @property
+    def void(self) -> int:
+        """What marks the pixels of a mask that count for nothing, such as those that a crop adds to an image.
+
+        >>> TargetSpec("mask", 3).void, TargetSpec("mask", 1000).void
+        (255, -1)
+        """
+        return 255 if self.dtype == np.uint8 else -1
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether targets travel as labels alone."""
+        return self.kind == "class" and not self.weighted
+
+    @cached_property
+    def wire(self) -> np.dtype:
+        """The type of the array in which targets travel: int64, or records of ``target`` and ``weight``."""
+        if self.is_plain:
+            return np.dtype(np.int64)
+        return np.dtype([("target", self.dtype, self.shape), ("weight", np.float32)], align=True)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one sample's target as it travels."""
+        return self.wire.itemsize
+
+    def usable(self, targets: np.ndarray) -> np.ndarray:
+        """Which of some samples, (n,) of the type :attr:`wire`, can be used: (n,) bool."""
+        return (targets if self.is_plain else targets["weight"]) >= 0
+
+    def mark(self, targets: np.ndarray, position: int) -> None:
+        """Say of one of some samples that it cannot be used."""
+        targets[position] = np.zeros((), self.wire)
+        (targets if self.is_plain else targets["weight"])[position] = UNUSABLE
+
+    def split(self, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """What networks are given of some samples, (n,) of the type :attr:`wire`; views of it.
+
+        Returns:
+            The targets (n, ...) by themselves, and their weights (n,) float32; None for classes without weights. Of a
+            sample that cannot be used the weight is below 0, or the label where there is none.
+        """
+        return (targets, None) if self.is_plain else (targets["target"], targets["weight"])
+
+    def made_up(self, random: np.random.Generator, rows: int) -> np.ndarray:
+        """Targets of no meaning that a source might have: (rows,) of the type :attr:`wire`."""
+        if self.kind == "value":
+            values: np.ndarray = random.random((rows, self.outputs), np.float32)
+        else:
+            values = random.integers(0, 2 if self.kind == "multilabel" else self.outputs, (rows, *self.shape))
+        if self.is_plain:
+            return values
+        targets = np.ones(rows, self.wire)
+        targets["target"] = values
+        return targets
+
+    def identity(self) -> dict[str, Any]:
+        """What a network depends on, beside :attr:`outputs`; nothing of classes without weights."""
+        if self.is_plain:
+            return {}
+        size = {} if self.kind != "mask" else {"size": self.shape, "ignore": self.ignore}
+        return {"target": {"kind": self.kind, "weighted": self.weighted, **size}}
+
+    def __str__(self) -> str:
+        what = {"class": ("class", "classes"), "multilabel": ("label", "labels"), "value": ("value", "values"),
+                "mask": ("class a pixel", "classes a pixel")}[self.kind][self.outputs != 1]
+        return f"{self.outputs} {what}"
+
+
+def class_target(classes: int | Sequence[str], weighted: bool = False) -> TargetSpec:
+    """One class for each sample: so many, or of these names.
+
+    >>> str(class_target(("cat", "dog")))
+    '2 classes'
+    """
+    if isinstance(classes, int):
+        return TargetSpec("class", classes, weighted=weighted)
+    return TargetSpec("class", len(classes), tuple(classes), weighted=weighted)
+
+
+@dataclass(frozen=True)
+class TargetWish:
+    """What a spec's ``data.target`` says of the targets of a source that cannot say it.
+
+    Attributes:
+        kind: class, multilabel, value or mask.
+        outputs: how many classes, labels or values; None for as many as the targets show.
+        names: of them.
+        ignore: the value of a mask's pixels that count for nothing.
+    """
+
+    kind: Kind
+    outputs: int | None = None
+    names: tuple[str, ...] = ()
+    ignore: int | None = None
+
+    def check(self, said: TargetSpec) -> None:
+        """See that a source has what is asked for.
+
+        Raises:
+            InputError: it does not.
+        """
+        outputs = len(self.names) or self.outputs
+        if said.kind != self.kind or outputs not in (None, said.outputs):
+            raise InputError(f"data.target: {self.kind}{'' if outputs is None else f' with {outputs}'}, but the source "
+                             f"has targets of the kind {said.kind}: {said}; leave it out, or ask for these")
+
+    def spec_of(self, source: Source) -> TargetSpec:
+        """The targets of a source, told by its array ``targets``, or ``labels``.
+
+        Raises:
+            InputError: it has no such targets, or they do not show how many outputs there are.
+        """
+        outputs = len(self.names) or self.outputs or self._shown(source)
+        if outputs is None:
+            raise InputError(f"data.target: {self.kind}: nothing shows how many classes there are; it should be "
+                             f"{{kind: {self.kind}, outputs: NUMBER}}")
+        try:
+            return TargetSpec(self.kind, outputs, self.names, ignore=self.ignore)
+        except ValueError as error:
+            raise InputError(f"data.{error}") from error
+
+    def _shown(self, source: Source) -> int | None:
+        if self.kind == "mask":
+            return len(getattr(source, "classes", ())) or None
+        targets = np.asanyarray(told_array(source))
+        if self.kind == "class":
+            return int(targets.max(initial=0)) + 1
+        return targets.shape[1] if targets.ndim == 2 else 1
+
+
+def told_array(source: Source) -> Any:
+    """The array of a source's targets, by the name that it has for them.
+
+    Raises:
+        InputError: it has none.
+    """
+    for name in ("targets", "labels"):
+        if (found := getattr(source, name, None)) is not None:
+            return found
+    raise InputError(f"data.target: the source ({type(source).__name__}) has neither targets nor labels")
+
+
+def target_of(source: Source) -> TargetSpec:
+    """What a source says of its targets; the size of masks may still be open."""
+    said: TargetSpec | None = getattr(source, "target", None)
+    weighted = getattr(source, "weights", None) is not None
+    if said is None:
+        return class_target(tuple(cast(ClassSource, source).classes), weighted)
+    return replace(said, weighted=weighted)
+
+
+def is_mask(source: Source) -> bool:
+    """Whether the targets of a source are masks, which go through the transforms with their images."""
+    said: TargetSpec | None = getattr(source, "target", None)
+    return said is not None and said.kind == "mask"
+
+
+def plain_targets(source: Source) -> Any:
+    """The targets of all samples as the source has them, an array; None of masks, which are read one at a time."""
+    said: TargetSpec | None = getattr(source, "target", None)
+    if said is None:
+        return cast(ClassSource, source).labels
+    return None if said.kind == "mask" else source.targets  # type: ignore[attr-defined]
+
+
+class TargetReader:
+    """The targets of a source's samples, as they travel.
+
+    Args:
+        source: has been checked (:mod:`preprocess.target_checks`).
+        spec: of the targets.
+    """
+
+    def __init__(self, source: Source, spec: TargetSpec) -> None:
+        self._source, self.spec = source, spec
+        self._weights: np.ndarray | None = getattr(source, "weights", None)
+        self._values = plain_targets(source)
+
+    def put(self, targets: np.ndarray, position: int, index: int, mask: np.ndarray | None = None) -> None:
+        """Write a sample's target, and its weight, into an array of the type :attr:`TargetSpec.wire`.
+
+        Args:
+            index: of the sample.
+            mask: what the transforms have made of its mask, where it has one.
+
+        Raises:
+            BadSample: the mask has another size than the others, or a pixel of no class.
+        """
+        if self.spec.is_plain:
+            targets[position] = self._values[index]
+            return
+        targets[position]["target"] = self._values[index] if mask is None else self._checked(mask, index)
+        targets[position]["weight"] = 1.0 if self._weights is None else self._weights[index]
+
+    def _checked(self, mask: np.ndarray, index: int) -> np.ndarray:
+        if mask.shape != self.spec.shape:
+            raise BadSample(self._source.name(index), f"its mask is {_size(mask.shape)}; the others are "
+                                                      f"{_size(self.spec.shape)}")
+        if mask.dtype != self.spec.dtype:  # of a transform of the user's own
+            _check_classes(mask, self._source.name(index), self.spec, self.spec.void)
+        return mask
+
+
+def read_mask(source: Source, index: int, spec: TargetSpec) -> np.ndarray:
+    """The mask of a sample, of the type in which it travels; pixels that count for nothing are :attr:`TargetSpec.void`.
+
+    Raises:
+        BadSample: it cannot be read, is no array (height, width) of integers, or has a pixel of no class.
+    """
+    found = np.asarray(source.read_target(index))  # type: ignore[attr-defined]
+    if found.ndim == 3 and found.shape[2] == 1:
+        found = found[:, :, 0]
+    if found.ndim != 2 or found.dtype.kind not in "iub":
+        raise BadSample(source.name(index), f"its mask is {_size(found.shape)} of {found.dtype}; it should be (height, "
+                                            "width) of integers, a class for each pixel")
+    _check_classes(found, source.name(index), spec, spec.ignore)
+    mask = found.astype(spec.dtype)
+    if spec.ignore is not None:
+        mask[found == spec.ignore] = spec.void
+    return mask
+
+
+def _check_classes(mask: np.ndarray, name: str, spec: TargetSpec, ignore: int | None) -> None:
+    wrong = (mask < 0) | (mask >= spec.outputs)
+    if ignore is not None:
+        wrong &= mask != ignore
+    if wrong.any():
+        row, column = np.argwhere(wrong)[0].tolist()
+        raise BadSample(name, f"its mask has {mask[row, column]} in row {row}, column {column}, not one of the "
+                              f"{spec.outputs} classes, 0 to {spec.outputs - 1}")
+
+
+def _size(shape: Sequence[int]) -> str:
+    return " x ".join(map(str, shape)) if shape else "a number"

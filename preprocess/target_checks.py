@@ -1,0 +1,101 @@
+"""Targets and weights as a source gives them, looked at by rank 0 before any rank waits for one.
+
+What is wrong is said of the first sample that it is wrong with. Masks are files, or made when they are asked for; each
+is checked when it is read (:func:`preprocess.target.read_mask`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from preprocess.base import InputError, Source, counted, in_one_line
+from preprocess.target import KINDS, TargetSpec
+
+_AT_ONCE = 2**16  # samples that are looked at together: targets may be larger than the memory
+
+
+def checked_target(source: Source, origin: str) -> TargetSpec | None:
+    """What a source says of its targets, with each of them checked; None where it has classes alone.
+
+    Args:
+        origin: of the source, for messages.
+
+    Raises:
+        InputError: what it says is no :class:`TargetSpec`, or its targets are of another shape or type; a label is not
+            0 or 1, a value no number, a weight below 0.
+    """
+    _check_weights(source, origin)
+    said = getattr(source, "target", None)
+    if said is None:
+        return None
+    if not isinstance(said, TargetSpec):
+        raise InputError(f"{origin}: its target is {type(said).__name__}; it should be a preprocess.target.TargetSpec, "
+                         f"of the kind {', '.join(KINDS)}")
+    if said.kind == "mask":
+        if not callable(getattr(source, "read_target", None)):
+            raise InputError(f"{origin}: its targets are masks, so it should have read_target(index)")
+        return said
+    _check_targets(source, said, origin)
+    return said
+
+
+def _check_targets(source: Source, target: TargetSpec, origin: str) -> None:
+    targets = _array(source, "targets", origin)
+    count, shape = len(source), target.shape
+    allowed = [(count, *shape)] + ([(count,)] if shape == (1,) else [])
+    if targets.shape not in allowed or targets.dtype.kind not in "iufb":
+        raise InputError(f"{origin}: its targets are an array of shape {targets.shape} of {targets.dtype} for "
+                         f"{counted(count, 'sample')}; it should be numbers of shape {allowed[0]}: {target}")
+    if target.kind == "class":
+        def is_wrong(some: np.ndarray) -> np.ndarray:
+            return (some != np.floor(some)) | (some < 0) | (some >= target.outputs)
+        right = f"one of the {target.outputs} classes, 0 to {target.outputs - 1}"
+    elif target.kind == "multilabel":
+        def is_wrong(some: np.ndarray) -> np.ndarray:
+            return (some != 0) & (some != 1)
+        right = "0 or 1 for each label"
+    else:
+        def is_wrong(some: np.ndarray) -> np.ndarray:
+            with np.errstate(over="ignore"):  # of what float32 cannot hold
+                return ~np.isfinite(some.astype(np.float32))
+        right = "finite numbers, also in float32"
+    _check_each(source, targets, is_wrong, origin, "the target", right)
+
+
+def _check_weights(source: Source, origin: str) -> None:
+    if getattr(source, "weights", None) is None:
+        return
+    weights = _array(source, "weights", origin)
+    if weights.shape != (len(source),) or weights.dtype.kind not in "iufb":
+        raise InputError(f"{origin}: its weights are an array of shape {weights.shape} of {weights.dtype}; it should "
+                         f"be {counted(len(source), 'number')} from 0, one for each sample")
+    _check_each(source, weights, lambda some: ~(np.isfinite(some) & (some >= 0)), origin, "the weight",
+                "a number from 0")
+    if len(weights) and not weights.any():
+        raise InputError(f"{origin}: all its weights are 0, so that nothing would be learned")
+
+
+def _array(source: Source, name: str, origin: str) -> np.ndarray:
+    try:
+        return np.asanyarray(getattr(source, name))
+    except Exception as error:  # the user's class may hold anything
+        raise InputError(f"{origin}: its {name} are no array of numbers: {in_one_line(error)}") from error
+
+
+def _check_each(source: Source, values: np.ndarray, is_wrong: Callable[[np.ndarray], Any], origin: str, what: str,
+                right: str) -> None:
+    """Name the first sample of which a value is wrong, and how many more there are."""
+    first, count = -1, 0
+    for begin in range(0, len(values), _AT_ONCE):
+        wrong = is_wrong(np.asarray(values[begin:begin + _AT_ONCE])).reshape(len(values[begin:begin + _AT_ONCE]), -1)
+        rows = np.flatnonzero(wrong.any(axis=1))
+        if len(rows) and first < 0:
+            first = begin + int(rows[0])
+        count += len(rows)
+    if count:
+        more = f" (and {count - 1} more)" if count > 1 else ""
+        shown = " ".join(f"{value:g}" for value in np.ravel(values[first]).tolist()[:8])
+        raise InputError(f"{origin}: {source.name(first)} has {what} {shown}{more}; it should be {right}")
