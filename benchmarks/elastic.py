@@ -3,9 +3,9 @@
     python benchmarks/elastic.py [--seeds 3] [--solver-limit 60] [--docs docs] [--json]
 
 Prints the time of one decision for 2,000 jobs on 10,000 GPUs beside the target and beside HiGHS, and the paper's
-Tables III and IV beside our simulation of them. With --docs it also runs what else docs/elastic.md shows, and writes
-that file and its figures. Times are CPU seconds of one process, medians of 5; the solver runs in a process of its
-own and is ended after the limit.
+Tables III and IV and its comparisons with jobs of one category beside our simulation of them. With --docs it also runs
+what else docs/elastic.md shows, and writes that file and its figures. Times are CPU seconds of one process, medians of
+5; the solver runs in a process of its own and is ended after the limit.
 """
 
 from __future__ import annotations
@@ -229,6 +229,59 @@ def reach(table: Table, seeds: int) -> list[Reached]:
     return found
 
 
+@dataclass(frozen=True)
+class Case:
+    """A comparison of the paper's with jobs of one category (Figs. 5 and 8), on 40 GPUs, with drops."""
+
+    name: str
+    category: int
+    baseline: str
+    arrivals: str
+    minutes: float
+    faster: bool  # whether jobs complete sooner by so much, or more of them complete
+    paper: float  # in %
+
+    def run(self, seeds: int) -> Compared:
+        """Simulate elastic jobs and the baseline."""
+        elastic, baseline = ([simulate(generate(40, self.minutes, self.arrivals, policy, seed, 1.0, self.category),
+                                       Autoscaling(40, interval_min=0, drop=True)) for seed in range(seeds)]
+                             for policy in ("elastic", self.baseline))
+        if self.faster:
+            ours, theirs = (statistics.fmean(outcome.mean_completion_min for outcome in outcomes)
+                            for outcomes in (elastic, baseline))
+            return Compared(self, ours, theirs, 100 * (1 - ours / theirs))
+        done, fewer = (sum(outcome.completed for outcome in outcomes) for outcomes in (elastic, baseline))
+        return Compared(self, done, fewer, 100 * (done / fewer - 1) if fewer else math.inf)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What came out: jobs completed, or minutes to completion, and by how many % elastic jobs are better."""
+
+    case: Case
+    elastic: float
+    baseline: float
+    better: float
+
+    @property
+    def cells(self) -> list[str]:
+        case = self.case
+        apart = self.better - case.paper
+        verdict = "reproduced" if abs(apart) <= 10 else f"not reproduced: {apart:+.0f} points"
+        return [case.name, f"{self.elastic:.4g}", f"{self.baseline:.4g}", f"{self.better:.0f}", f"{case.paper:g}",
+                verdict]
+
+
+COMPARED_HEADERS = ("category, baseline and arrivals", "elastic", "baseline", "better, %", "paper, %", "")
+CASES = (
+    *(Case(f"Fig. 5: {number}, random batches, high: jobs completed", number, "fixed", "high", 240, False, paper)
+      for number, paper in ((1, 82), (2, 64.4), (3, 90), (4, 0))),
+    Case("Fig. 8a: 1, largest batch, high: jobs completed", 1, "largest", "high", 240, False, 900),
+    Case("Fig. 8b: 1, smallest batch, high: jobs completed", 1, "smallest", "high", 240, False, 0),
+    Case("Fig. 8c: 1, smallest batch, low: minutes to completion", 1, "smallest", "low", 720, True, 16),
+)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3, help="simulations of each row of the tables (3)")
@@ -238,20 +291,23 @@ def main() -> None:
     args = parser.parse_args()
     speed = speeds(args.solver_limit)
     reached = [reach(table, args.seeds) for table in TABLES]
+    compared = [case.run(args.seeds) for case in CASES]
     if args.docs:
         from elastic_docs import write  # beside this file
 
-        write(args.docs, speed, reached)
+        write(args.docs, speed, reached, compared)
     if args.json:
         print_json({"decisions": list(map(asdict, speed)),
                     "tables": {rows[0].table.title: [dict(zip(TABLE_HEADERS[::2], own.cells[::2], strict=False))
-                                                     for own in rows] for rows in reached}})
+                                                     for own in rows] for rows in reached},
+                    "one_category": [dict(zip(COMPARED_HEADERS[:-1], own.cells, strict=False)) for own in compared]})
         return
     print_table(SPEED_HEADERS, [speed_cells(row) for row in speed])
     for rows in reached:
         table = rows[0].table
         print_table(TABLE_HEADERS, [own.cells for own in rows],
                     title=f"{table.title}: {table.gpus} GPUs, load {table.load}, mean (range) of {args.seeds} seeds")
+    print_table(COMPARED_HEADERS, [own.cells for own in compared], title="One category at a time, 40 GPUs")
 
 
 SPEED_HEADERS = ("curves", "jobs", "GPUs", "chosen", "new curves, ms", f"target {NEW_MS}", "known curves, ms",

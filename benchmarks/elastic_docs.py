@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from document import table
-from elastic import SPEED_HEADERS, TABLE_HEADERS, Reached, Speed, speed_cells
+from elastic import COMPARED_HEADERS, SPEED_HEADERS, TABLE_HEADERS, Compared, Reached, Speed, speed_cells
 
 from fleet.commands.simulate.autoscale import draw_counts, moments
 from scheduler.elastic.allocate import scaling
@@ -23,7 +23,7 @@ from scheduler.files import read_json
 GPUS, MINUTES = 100, 480.0
 
 
-def write(folder: Path, speed: list[Speed], reached: list[list[Reached]]) -> None:
+def write(folder: Path, speed: list[Speed], reached: list[list[Reached]], compared: list[Compared]) -> None:
     """Run what the document shows beyond the benchmark, and write it with its figures."""
     figures = folder / "figures"
     figures.mkdir(parents=True, exist_ok=True)
@@ -31,8 +31,9 @@ def write(folder: Path, speed: list[Speed], reached: list[list[Reached]]) -> Non
     draw_completed(figures / "elastic_completed.png", reached)
     text = (Path(__file__).parent / "elastic_docs.md").read_text(encoding="utf-8").format(
         speed=table(SPEED_HEADERS, map(speed_cells, speed)),
-        tables="\n".join(paper_table(rows) for rows in reached),
+        tables="\n\n".join(paper_table(rows) for rows in reached),
         more=", ".join(f"{more(rows):.0f} % more on {rows[0].table.gpus} GPUs" for rows in reached),
+        compared=table(COMPARED_HEADERS, [one.cells for one in compared]),
         intervals=table(INTERVAL_HEADERS, intervals()),
         rescales=table(RESCALE_HEADERS, rescales()),
         patterns=table(PATTERN_HEADERS, patterns()),

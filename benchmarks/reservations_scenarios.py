@@ -71,6 +71,14 @@ def scenario_1(convention: Convention, sizes: Sizes, law: Law, seeds: int) -> di
             for rule in (Rule.CLASSICAL, Rule.RECENT, Rule.TOPTIMAL)}
 
 
+def past_runs(convention: Convention, law: Law, past: int, seeds: int) -> Mean:
+    """100 jobs that take the whole machine, as in Fig. 4, and ask for the longest of so many past runs."""
+    def draw(rule: Rule, rng: np.random.Generator) -> list[Job]:
+        return draw_jobs(law, 100, PROCESSORS, Sizes.FULL, rule, rng, past=past)
+
+    return averaged(draw, Rule.RECENT, seeds, convention)
+
+
 def scenario_2(convention: Convention, share: float, seeds: int) -> dict[tuple[Rule, bool], Mean]:
     """200 jobs of which a share is shorter, with and without speculative backfilling."""
     def draw(rule: Rule, rng: np.random.Generator) -> list[Job]:

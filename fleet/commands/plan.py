@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     policy = find_policy(args.policy or (spec.schedule.policy if spec else "global"))
     options = options_of(args, [policy], None if spec is None else spec.options)
     cluster = cluster_of(args, rates.gpus_per_node)
-    if args.literal:
+    if not options.peak_limited:  # so that the rates shown are those that are planned with
         rates = as_printed(rates, cluster.gpus)
     planned = policy.decide(rates, Progress(), cluster, options)
     if args.json:

@@ -249,7 +249,8 @@ class Schedule:
         "A round ends when fewer than this share of the GPUs train, like 80%. " + _read_by("alpha")))
     peak_limited: bool = Field(default=True, description=(
         "Whether a network gets only GPUs that make it faster. With false, spare GPUs are given away as in Algorithm 2 "
-        "of the paper. " + _read_by("peak_limited")))
+        "of the paper, and rates beyond the measured ones are estimated by its Equation 5 from twice the GPUs of a "
+        "node, as with --literal of fleet plan. " + _read_by("peak_limited")))
     rates: str | None = Field(default=None, description=(
         "File with the training rates of the networks, such as the profile.json of an earlier run. Without it, rates "
         "are measured when the run starts."))

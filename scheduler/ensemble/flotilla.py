@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from scheduler.base import Options, RateTable
-from scheduler.ensemble.rates import Curves, curves, last_useful, useful_curves
+from scheduler.ensemble.rates import Curves, as_printed, curves, last_useful, useful_curves
 
 MANY_SPARE = 1000  # GPUs that are left over, from which raising one at a time takes long
 FIRST_COLUMNS = 4096  # GPUs of a group up to which rates are worked out at first
@@ -23,7 +23,9 @@ def flotilla(rates: RateTable, candidates: Sequence[str], gpus: int, options: Op
     While GPUs last, the network and count join whose rate is closest to it,
     within delta; ties go to fewer GPUs, then to the order of the rate table.
     What is left goes GPU by GPU to the slowest member. If ``peak_limited``,
-    only counts are given on which a network is faster than on any fewer.
+    only counts are given on which a network is faster than on any fewer; if
+    not, rates beyond the measured ones are the paper's to the letter
+    (:func:`~scheduler.ensemble.rates.as_printed`).
 
     Args:
         rates: of all networks.
@@ -48,7 +50,7 @@ def flotilla(rates: RateTable, candidates: Sequence[str], gpus: int, options: Op
     """
     names = set(candidates)
     if not options.peak_limited:
-        return _form(rates, names, gpus, gpus, options)[0]
+        return _form(as_printed(rates, gpus), names, gpus, gpus, options)[0]
     width = max([FIRST_COLUMNS, *(max(network.min_gpus, len(network.rates)) for network in rates.models)])
     while True:  # with more columns, until the last of them plays no part; on a large cluster most never do
         formed, is_cut = _form(rates, names, gpus, min(width, gpus), options)

@@ -159,6 +159,7 @@ def _useful(rate: NDArray[np.float64], allowed: NDArray[np.bool_]) -> NDArray[np
     return useful
 
 
+@lru_cache(maxsize=16)
 def as_printed(table: RateTable, gpus: int) -> RateTable:
     """The table with rates up to a number of GPUs, beyond the measured ones by Eq. 5 as the paper prints it.
 

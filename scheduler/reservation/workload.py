@@ -83,7 +83,7 @@ def _optimal(law: Discrete, backfill_rate: float) -> tuple[float, ...]:
 # ---------------------------------------------------------------- drawn from a law
 
 def draw_jobs(law: Law, count: int, processors: int, sizes: Sizes, rule: Rule, rng: np.random.Generator, *,
-              backfill_rate: float = 0.0, points: int = 200, submit: float = 0.0) -> list[Job]:
+              backfill_rate: float = 0.0, points: int = 200, submit: float = 0.0, past: int = RECENT) -> list[Job]:
     """Jobs of one application that all arrive at once.
 
     The same generator state gives the same jobs whatever the rule, so rules can be compared run by run.
@@ -93,19 +93,20 @@ def draw_jobs(law: Law, count: int, processors: int, sizes: Sizes, rule: Rule, r
         count: number of jobs.
         processors: of the machine.
         sizes: how many processors the jobs want.
-        rule: how they choose their requests; they know the law, and ten runs drawn from it.
+        rule: how they choose their requests; they know the law, and some past runs drawn from it.
         rng: the source of randomness.
         backfill_rate: zeta, for ``atoptimal``.
         points: of the law as the algorithms see it.
         submit: when they arrive.
+        past: how many past runs of its own each job knows; the rule ``recent`` asks for the longest of them.
     """
     check_range("the number of jobs", count, 1, MOST_JOBS)
     check_range("the number of processors", processors, 1, MOST)
     known = discretise(law, points)
     runs, wanted = law.sample(rng, count), draw_sizes(sizes, processors, count, rng)
-    recent = law.sample(rng, count * RECENT).reshape(count, RECENT)
-    return [Job(submit, int(size), float(run), requests(rule, known, past, backfill_rate), known)
-            for size, run, past in zip(wanted, runs, recent, strict=True)]
+    recent = law.sample(rng, count * past).reshape(count, past)
+    return [Job(submit, int(size), float(run), requests(rule, known, own, backfill_rate), known)
+            for size, run, own in zip(wanted, runs, recent, strict=True)]
 
 
 def draw_sizes(sizes: Sizes, processors: int, count: int, rng: np.random.Generator) -> NDArray[np.int64]:

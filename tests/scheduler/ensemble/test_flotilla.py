@@ -1,5 +1,7 @@
 """Algorithm 2."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from scheduler.base import Delta, InputError, Network, Options, RateTable
 from scheduler.ensemble import flotilla as algorithm_2
 from scheduler.ensemble.flotilla import flotilla
-from scheduler.ensemble.rates import rate
+from scheduler.ensemble.rates import as_printed, curve, rate
 from tests.examples import examples
 from tests.scheduler.strategies import ensembles
 
@@ -16,8 +18,16 @@ def names(table):
     return [network.name for network in table.models]
 
 
+def written_out(table, gpus):
+    """The same rates, as if all had been measured on one large node."""
+    return replace(table, gpus_per_node=gpus, models=tuple(
+        replace(network, rates=tuple(curve(network, gpus).tolist())) for network in table.models))
+
+
 def by_the_book(table, candidates, gpus, delta, peak_limited):
     """Algorithm 2 line by line, without a thought for speed; None where a tie leaves it open."""
+    table = table if peak_limited else as_printed(table, gpus)
+
     def sizes(network):
         most = min(network.max_gpus or gpus, gpus)
         allowed = [(m, rate(network, m)) for m in range(network.min_gpus, most + 1)]
@@ -147,3 +157,11 @@ def test_a_million_gpus_are_given_to_networks_that_scale_without_end():
     assert sum(found.values()) == 10**6
     paces = [rate(network, found[network.name]) for network in table.models]
     assert max(paces) < min(paces) + 14  # one GPU more
+
+
+def test_to_the_letter_a_live_run_too_estimates_rates_from_two_nodes():
+    measured = (10.0, 12.0, 30.0)  # beyond two nodes of one GPU each, where the efficiency falls by 0.6
+    table = RateTable(100, 1, (Network("falls", measured), Network("b", (10.0, 19.0, 28.0))))
+    options = Options(delta=Delta(1.0, relative=True), peak_limited=False)
+    assert flotilla(table, names(table), 12, options) == flotilla(as_printed(table, 12), names(table), 12, options)
+    assert flotilla(table, names(table), 12, options) != flotilla(written_out(table, 12), names(table), 12, options)

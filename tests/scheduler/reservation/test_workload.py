@@ -54,6 +54,11 @@ def test_all_rules_draw_the_same_jobs():
     assert {job.requests for job in classical} == {(20.0,)}
 
 
+def test_a_job_that_knows_more_past_runs_asks_for_no_less():
+    first = [[job.requests[0] for job in drawn(Rule.RECENT, past=past)] for past in (1, 100)]
+    assert sum(first[0]) < sum(first[1])
+
+
 def test_no_drawn_job_outlives_its_last_request():
     for rule in (Rule.CLASSICAL, Rule.RECENT, Rule.TOPTIMAL):
         assert all(job.run_time <= job.requests[-1] for job in drawn(rule))
