@@ -120,7 +120,7 @@ class RandomAccess:
 
 
 # Purposes of randomness: streams of one seed that must not be the same stream.
-SPLIT, ORDER, AUGMENT, TEST_SPLIT = 1, 2, 3, 4
+SPLIT, ORDER, AUGMENT, TEST_SPLIT, FOLDS = 1, 2, 3, 4, 5
 
 
 def rng_for(seed: int, purpose: int, *more: int) -> np.random.Generator:

@@ -46,9 +46,9 @@ def decode_once(data: DataSet, transforms: Sequence[Transform], samples: Mapping
     if not _is_made_from(path, made_from):
         parts = {name: _pipeline(source, fixed, samples[name]) for name, source in data.parts().items()}
         write_hdf5(parts, path, progress, made_from)
-    train, validation = open_hdf5(str(path))
-    test = None if data.test is None else HDF5(str(path), "/test")
-    left_out = [sample for part in (train, validation, test) if part is not None for sample in part.left_out()]
+    train, validation, test = open_hdf5(str(path))
+    left_out = [sample for part in (train, validation, test) if isinstance(part, HDF5)
+                for sample in part.left_out()]
     return Decoded(DataSet(train, validation, data.classes, test), tuple(transforms[len(fixed):]), left_out)
 
 

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import errno
 import glob
+import io
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 import h5py
 import numpy as np
+from PIL import Image
 
-from preprocess.base import BadSample, CannotWrite, ClassSource, InputError, Source, counted
+from preprocess.base import BadSample, CannotWrite, InputError, Source, counted
 from preprocess.files.deaf_file import DeafFile
 from preprocess.pipeline import Pipeline
+from preprocess.sample import wire_dtype
+from preprocess.target import TargetSpec, plain_targets, read_mask, target_of
+
+_CHUNK = 2**14  # bytes that small arrays are read together in
 
 Progress = Callable[[int], object]
 
@@ -25,8 +31,8 @@ def write_hdf5(parts: Mapping[str, Source | Pipeline], path: str | Path,
     """Write a data set to an HDF5 file, which appears whole or not at all.
 
     Args:
-        parts: ``train`` and perhaps ``validation``: a source, whose files are kept as they are; or a pipeline, which
-            does to each image what is done before it is written.
+        parts: ``train``, perhaps ``validation`` and ``test``: a source, whose files and arrays are kept as they are; or
+            a pipeline, which does to each sample what is done before it is written.
         path: of the file.
         progress: called with the number of samples that have just been done.
         made_from: is kept in the file, to tell later what it holds.
@@ -35,7 +41,8 @@ def write_hdf5(parts: Mapping[str, Source | Pipeline], path: str | Path,
         The samples that could not be used and are left out.
 
     Raises:
-        InputError: a pipeline is random, or does not end in uint8; or the file has no place there.
+        InputError: a pipeline is random, or does not end in uint8; samples differ in shape or type; or the file has no
+            place there.
         CannotWrite: the disk is full, ...
     """
     place = Path(path)
@@ -87,46 +94,111 @@ def _writing(path: Path) -> Iterator[None]:
 
 def _write_part(group: h5py.Group, part: Source | Pipeline, progress: Progress) -> list[BadSample]:
     """Write one part; samples that cannot be used leave no gap."""
-    images, sample = _room(group, part)
     source = part.source if isinstance(part, Pipeline) else part
-    if not isinstance(source, ClassSource):
-        raise InputError("only samples of classes can be written into such a file")
+    target = target_of(source)
     kept: list[int] = []
     bad = []
+    inputs, masks = None, _files(group, "targets", len(source)) if target.kind == "mask" else None
     for index in range(len(source)):
         try:
-            images[len(kept)] = sample(index)
+            found, mask = _sample(part, index, target)
+            if inputs is None:
+                inputs = _room(group, part, found)
+            inputs[len(kept)] = _as_row(found, inputs, source.name(index))
+            if masks is not None:
+                masks[len(kept)] = _encode(mask, target)
             kept.append(index)
         except BadSample as error:
             bad.append(error)
         progress(1)
-    if not kept:
+    if inputs is None:
         raise InputError(f"none of the {counted(len(source), 'sample')} can be used; the first: {bad[0]}")
-    images.resize(len(kept), axis=0)
-    group.create_dataset("labels", data=source.labels[kept].astype(np.int64))
-    for name, texts in (("classes", source.classes), ("names", [source.name(index) for index in kept]),
+    for files in (inputs, masks):
+        if files is not None:
+            files.resize(len(kept), axis=0)
+    _write_targets(group, source, target, kept)
+    for name, texts in (("names", [source.name(index) for index in kept]),
                         ("left_out", [sample.name for sample in bad]),
                         ("left_out_because", [sample.reason for sample in bad])):
         group.create_dataset(name, data=texts, dtype=h5py.string_dtype())
     return bad
 
 
-def _room(group: h5py.Group, part: Source | Pipeline) -> tuple[h5py.Dataset, Callable[[int], np.ndarray]]:
-    """The data set for the images, and what makes one of them."""
-    if not isinstance(part, Pipeline):
-        images = group.create_dataset("images", (len(part),), h5py.vlen_dtype(np.uint8), maxshape=(None,),
-                                      chunks=(min(len(part), 64),))
-        return images, lambda index: _encoded(part, index)
-    if part.is_random or part.sample.affine or part.sample.image.dtype != "uint8":
-        raise InputError("only transforms that are not random and end in uint8 can be done beforehand")
-    shape = part.sample.image.shape
-    images = group.create_dataset("images", (part.samples, *shape), np.uint8, maxshape=(None, *shape),
-                                  chunks=(1, *shape))
-    return images, lambda index: part.finish(part.prepare(index), index, epoch=0).image
+def _sample(part: Source | Pipeline, index: int, target: TargetSpec
+            ) -> tuple[bytes | np.ndarray, np.ndarray | None]:
+    """A sample as it is to be written, and its mask where it has one."""
+    if isinstance(part, Pipeline):
+        return part.finish(part.prepare(index), index, epoch=0)
+    found = part.read(index)
+    return (found if isinstance(found, bytes) else np.atleast_1d(found),
+            read_mask(part, index, target) if target.kind == "mask" else None)
 
 
-def _encoded(source: Source, index: int) -> np.ndarray:
-    data = source.read(index)
-    if isinstance(data, np.ndarray):
-        raise InputError(f"{source.name(index)} is an array, not an encoded file to keep as it is")
-    return np.frombuffer(data, np.uint8)
+def _room(group: h5py.Group, part: Source | Pipeline, first: bytes | np.ndarray) -> h5py.Dataset:
+    """The data set for the inputs: all like the first."""
+    if isinstance(part, Pipeline):
+        if part.is_random or part.sample.affine or part.sample.image.dtype != "uint8":
+            raise InputError("only transforms that are not random and end in uint8 can be done beforehand")
+        part = part.source
+    if isinstance(first, bytes):
+        return _files(group, "images", len(part))
+    if first.dtype.kind not in "uifb":
+        raise InputError(f"{part.name(0)} is an array of {first.dtype}, not of numbers")
+    rows = max(1, min(_CHUNK // max(first.nbytes, 1), len(part)))
+    return group.create_dataset("images", (len(part), *first.shape), wire_dtype(first.dtype),
+                                maxshape=(None, *first.shape), chunks=(rows, *first.shape))
+
+
+def _files(group: h5py.Group, name: str, count: int) -> h5py.Dataset:
+    """A data set for so many files."""
+    return group.create_dataset(name, (count,), h5py.vlen_dtype(np.uint8), maxshape=(None,), chunks=(min(count, 64),))
+
+
+def _as_row(found: bytes | np.ndarray, inputs: h5py.Dataset, name: str) -> np.ndarray:
+    """A sample as a row of the data set.
+
+    Raises:
+        InputError: it is not like the first: a file and not an array, or of another shape or type.
+    """
+    is_file = h5py.check_vlen_dtype(inputs.dtype) is not None
+    if isinstance(found, bytes) and is_file:
+        return np.frombuffer(found, np.uint8)
+    if isinstance(found, np.ndarray) and not is_file and found.shape == inputs.shape[1:] and (
+            wire_dtype(found.dtype) == inputs.dtype):
+        return found
+    what = "an encoded file" if isinstance(found, bytes) else f"an array {found.shape} of {found.dtype}"
+    raise InputError(f"{name} is {what}, unlike the first sample; all samples of one file must be alike")
+
+
+def _write_targets(group: h5py.Group, source: Source, target: TargetSpec, kept: Sequence[int]) -> None:
+    """Targets, weights and what samples belong to; masks are written one by one before."""
+    if target.kind == "mask":
+        group["targets"].attrs["ignore"] = _ignored(target)
+    else:
+        column = "labels" if target.kind == "class" else "targets"
+        group.create_dataset(column, data=np.asarray(plain_targets(source))[kept].astype(target.dtype))
+    if target.kind in ("class", "mask"):
+        classes = target.names or tuple(map(str, range(target.outputs)))
+        group.create_dataset("classes", data=classes, dtype=h5py.string_dtype())
+    elif target.names:
+        group.create_dataset("target_names", data=target.names, dtype=h5py.string_dtype())
+    if target.kind != "class":
+        group["targets"].attrs["kind"] = target.kind
+    for name in ("weights", "groups", "strata"):
+        if (found := getattr(source, name, None)) is not None:
+            group.create_dataset(name, data=np.asarray(found)[kept])
+
+
+def _encode(mask: np.ndarray | None, target: TargetSpec) -> np.ndarray:
+    """A mask as a PNG file, which takes little room and loses nothing."""
+    assert mask is not None
+    pixels = np.where(mask == target.void, _ignored(target), mask).astype(target.dtype if target.dtype == np.uint8
+                                                                          else np.uint16)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return np.frombuffer(file.getvalue(), np.uint8)
+
+
+def _ignored(target: TargetSpec) -> int:
+    """The value of the pixels of a mask that count for nothing, in the file."""
+    return 255 if target.dtype == np.uint8 else 65535

@@ -17,6 +17,7 @@ from typing import Any, cast
 import numpy as np
 
 from preprocess.base import (
+    FOLDS,
     SPLIT,
     TEST_SPLIT,
     ClassSource,
@@ -35,18 +36,23 @@ from preprocess.target_checks import checked_target
 
 __all__ = ["SOURCES", "DataSet", "RandomAccess", "Source", "View", "open_data", "split", "told"]
 
-# name -> module:function, which takes (path, **options) and returns (training, validation or None); it can do without
-# a path where that has a default
+# name -> module:function, which takes (path, **options) and returns training samples, those for validation or None, and
+# perhaps those for testing or None; it can do without a path where that has a default
 SOURCES: dict[str, str] = {
     "image_folder": "preprocess.sources.image_folder:open_image_folder",
     "hdf5": "preprocess.sources.hdf5:open_hdf5",
     "tfrecord": "preprocess.sources.tfrecord:open_tfrecord",
     "webdataset": "preprocess.sources.webdataset:open_webdataset",
+    "npz": "preprocess.sources.arrays:open_npz",
+    "npy": "preprocess.sources.arrays:open_npy",
+    "table": "preprocess.sources.table:open_table",
+    "huggingface": "preprocess.sources.huggingface:open_huggingface",
     "builtin:digits": "preprocess.sources.digits:open_digits",
     "builtin:noise": "preprocess.sources.noise:open_noise",
 }
 
-Opener = Callable[..., tuple[Source, Source | None]]
+Opened = tuple[Source, Source | None, Source | None]  # training, validation and test samples
+Opener = Callable[..., Opened]
 
 
 class View:
@@ -66,6 +72,9 @@ class View:
         self._take_targets(source)
 
     def _take_targets(self, source: Source) -> None:
+        for name in ("groups", "strata"):
+            if (found := getattr(source, name, None)) is not None:
+                setattr(self, name, np.asarray(found)[self.indices])
         target: TargetSpec | None = getattr(source, "target", None)
         weights = getattr(source, "weights", None)
         if weights is not None:
@@ -162,15 +171,17 @@ def open_data(source: str, path: str | None, validation: float | str | None, see
 
     Args:
         source: a name in ``SOURCES``, or an import path ``module:function``; the function takes (path,
-            ``**options``) and returns a :class:`~preprocess.base.Source`, or two: training and validation.
+            ``**options``) and returns a :class:`~preprocess.base.Source`, or two: training and validation, or three:
+            the last one for testing.
         path: what the source reads.
         validation: a path with the validation data. Or, for data without a validation part of its own, the
             fraction of the samples of each class that is taken for it, chosen by ``seed``. Or None.
         seed: the seed of the run.
         options: further arguments of the source, by name.
         test: a path with the test data. Or the fraction of the training samples of each class that is taken for it,
-            chosen by ``seed``, before any are taken for validation. Or None. If the data's own validation part lies
-            at that path, it is test data only.
+            chosen by ``seed``, before any are taken for validation. Or None: then the data's own test part, where
+            it has one beside its validation part. If the data's own validation part lies at that path, it is test data
+            only.
         target: what the targets are, where the source cannot tell. A function with a parameter ``target`` is given it;
             the sources of others are taken to have such targets (:class:`Told`).
 
@@ -178,10 +189,10 @@ def open_data(source: str, path: str | None, validation: float | str | None, see
         InputError: what is wrong with the source, path, options, targets, validation data or test data.
     """
     opener = _checking(source, _opener(source, options or {}, target))
-    train, held_out = opener(path)
+    train, held_out, tested = opener(path)
+    tested = None if tested is None else _alike(tested, train, path, "test")
     if isinstance(train, ClassSource) and len(train.classes) < 2:
         raise InputError(f"{path}: only one class, {train.classes[0]!r}; at least two are needed")
-    tested: Source | None = None
     if isinstance(test, str):
         tested = _alike(opener(test)[0], train, test, "test")
         held_out = None if held_out is not None and _overlap(held_out, tested) else held_out
@@ -202,7 +213,9 @@ def open_data(source: str, path: str | None, validation: float | str | None, see
 def split(source: Source, fraction: float, seed: int, part: str = "validation") -> tuple[View, View]:
     """Divide a source into two, at random, the same fraction of each class.
 
-    A class of two samples or more has at least one on either side. Samples with other targets are divided as one class.
+    A class of two samples or more has at least one on either side. A source may say otherwise, by arrays of integers:
+    ``strata`` are divided instead of classes, and the samples of one of its ``groups`` stay together, whatever their
+    classes. Samples with other targets than classes are divided as one class.
 
     Args:
         source: the samples.
@@ -214,28 +227,81 @@ def split(source: Source, fraction: float, seed: int, part: str = "validation") 
         What is left, and the fraction.
 
     Raises:
-        InputError: the fraction is not between 0 and 1, or no class has two samples.
+        InputError: the fraction is not between 0 and 1, or no class has two samples, or groups.
     """
     if not 0 < fraction < 1:
         raise InputError(f"{part}: {fraction} is not a fraction between 0 and 1 (nor a path)")
     rng = rng_for(seed, TEST_SPLIT if part == "test" else SPLIT)
-    taken = np.zeros(len(source), bool)
-    strata, count_of_strata = _strata(source)
-    for label in range(count_of_strata):
-        members = np.flatnonzero(strata == label)
-        count = min(max(round(fraction * len(members)), 1), len(members) - 1)
-        taken[rng.permutation(members)[:max(count, 0)]] = True
+    taken, groups = np.zeros(len(source), bool), _groups(source)
+    for members in _strata(source):
+        unit = np.arange(len(members)) if groups is None else np.unique(groups[members], return_inverse=True)[1]
+        sizes = np.bincount(unit)
+        order = rng.permutation(len(sizes))
+        count = int(np.searchsorted(np.cumsum(sizes[order]), max(round(fraction * len(members)), 1))) + 1
+        taken[members[np.isin(unit, order[:min(count, len(sizes) - 1)])]] = True
     if not taken.any():
-        why = "no class has two" if isinstance(source, ClassSource) else "there is only one"
+        why = ("all samples are in one group" if groups is not None else
+               "no class has two" if isinstance(source, ClassSource) else "there is only one")
         raise InputError(f"{part}: {fraction} of {counted(len(source), 'sample')} is none, because {why}")
     return View(source, np.flatnonzero(~taken)), View(source, np.flatnonzero(taken))
 
 
-def _strata(source: Source) -> tuple[np.ndarray, int]:
-    """What a source is divided by: a number for each sample, and how many numbers there are."""
-    if isinstance(source, ClassSource):
-        return source.labels, len(source.classes)
-    return np.zeros(len(source), np.int64), 1
+def fold_of(source: Source, folds: int, seed: int) -> np.ndarray:
+    """Divide a source into folds of nearly equal size, at random, each with nearly the same share of each class.
+
+    Strata and groups are those of :func:`split`.
+
+    Args:
+        folds: how many, at least 2.
+        seed: of the choice.
+
+    Returns:
+        (len(source),) int64, the fold of each sample.
+
+    Raises:
+        InputError: there are fewer samples, or groups, than folds.
+    """
+    rng, groups = rng_for(seed, FOLDS), _groups(source)
+    units = len(source) if groups is None else len(np.unique(groups))
+    if units < folds:
+        what = counted(units, "sample" if groups is None else "group")
+        raise InputError(f"data.folds: {folds} folds of {what}; there should be at least one for each")
+    if groups is not None:
+        return _folds_of_groups(groups, folds, rng)
+    fold, dealt = np.zeros(len(source), np.int64), 0
+    for members in _strata(source):  # dealt in turn, so that folds differ by one sample at most
+        fold[rng.permutation(members)] = (dealt + np.arange(len(members))) % folds
+        dealt += len(members)
+    return fold
+
+
+def _folds_of_groups(groups: np.ndarray, folds: int, rng: np.random.Generator) -> np.ndarray:
+    """The largest groups first, each to the fold that has the fewest samples."""
+    unit = np.unique(groups, return_inverse=True)[1]
+    sizes, order = np.bincount(unit), rng.permutation(unit.max() + 1)
+    fold_of_unit, held = np.zeros(len(sizes), np.int64), np.zeros(folds, np.int64)
+    for number in order[np.argsort(-sizes[order], kind="stable")]:
+        fold_of_unit[number] = smallest = int(np.argmin(held))
+        held[smallest] += sizes[number]
+    return fold_of_unit[unit]
+
+
+def _groups(source: Source) -> np.ndarray | None:
+    """The group of each sample, where some must stay together."""
+    found = getattr(source, "groups", None)
+    return None if found is None else np.asarray(found)
+
+
+def _strata(source: Source) -> list[np.ndarray]:
+    """The samples of each stratum, or of each class; all of them where groups must stay together."""
+    if _groups(source) is not None:  # a group may have samples of several classes
+        return [np.arange(len(source))]
+    strata: np.ndarray | None = getattr(source, "strata", None)
+    if strata is None:
+        if not isinstance(source, ClassSource):
+            return [np.arange(len(source))]
+        return [np.flatnonzero(source.labels == label) for label in range(len(source.classes))]
+    return [np.flatnonzero(strata == stratum) for stratum in np.unique(strata)]
 
 
 def _overlap(one: Source, other: Source) -> bool:
@@ -277,12 +343,18 @@ def _opener(source: str, options: Mapping[str, Any], target: TargetWish | None) 
             listed = ", ".join(f"{parameter.name}={parameter.default!r}" for parameter in known_options) or "none"
             raise InputError(f"{source}: unknown option {option!r}; its options: {listed}")
 
-    def opener(path: str | None) -> tuple[Source, Source | None]:
+    def opener(path: str | None) -> Opened:
         if path is None and place.default is place.empty:
             raise InputError(f"{source}: it needs a path")
-        return _told(function(path, **options, **_given(function, target)), function, target)
+        return _told(_three(function(path, **options, **_given(function, target))), function, target)
 
     return opener
+
+
+def _three(found: Any) -> Opened:
+    """Training, validation and test samples, of what a source's function returns: the first, two or all of them."""
+    parts = found if isinstance(found, tuple) and len(found) in (2, 3) else (found,)
+    return (*parts, None, None)[:3]
 
 
 def _given(function: Callable[..., Any], target: TargetWish | None) -> dict[str, Any]:
@@ -297,13 +369,13 @@ def _wants_target(function: Callable[..., Any]) -> bool:
         return False
 
 
-def _told(pair: tuple[Source, Source | None], function: Callable[..., Any], target: TargetWish | None
-          ) -> tuple[Source, Source | None]:
+def _told(parts: Opened, function: Callable[..., Any], target: TargetWish | None) -> Opened:
     """The sources with such targets, where they do not say themselves what they have."""
     if target is None or _wants_target(function):
-        return pair
-    train, held_out = pair
-    return told(train, target), None if held_out is None else told(held_out, target)
+        return parts
+    train, *others = parts
+    validation, test = (None if part is None else told(part, target) for part in others)
+    return told(train, target), validation, test
 
 
 def told(source: Source, wish: TargetWish) -> Source:
@@ -324,11 +396,13 @@ def told(source: Source, wish: TargetWish) -> Source:
 
 def _checking(source: str, opener: Opener) -> Opener:
     """An opener whose sources have been looked at: targets of one kind, each of which is one, and weights from 0."""
-    def checking(path: str | None) -> tuple[Source, Source | None]:
-        train, held_out = opener(path)
+    def checking(path: str | None) -> Opened:
+        train, *others = opener(path)
         # A source of the user's own is where its labels are made; of others, the path is.
         place = f"{source}{f' of {path}' if path else ''}" if ":" in source and source not in SOURCES else str(path)
-        return _checked(train, place), None if held_out is None else _checked(held_out, f"{place}, validation")
+        validation, test = (None if part is None else _checked(part, f"{place}, {name}")
+                            for part, name in zip(others, ("validation", "test"), strict=True))
+        return _checked(train, place), validation, test
 
     return checking
 
@@ -350,7 +424,7 @@ def _checked(source: Source, origin: str) -> Source:
 def _user_opener(source: str, options: Mapping[str, Any], target: TargetWish | None) -> Opener:
     function = import_function(source, "data source")
 
-    def opener(path: str | None) -> tuple[Source, Source | None]:
+    def opener(path: str | None) -> Opened:
         try:
             found = function(path, **options, **_given(function, target))
         except (InputError, KeyboardInterrupt):
@@ -358,13 +432,13 @@ def _user_opener(source: str, options: Mapping[str, Any], target: TargetWish | N
         except BaseException as error:  # the user's function may raise anything, and exit
             raise InputError(f"{source} failed for path {path!r} and options {dict(options)}: {in_one_line(error)}"
                              ) from error
-        pair = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
-        for part in pair:
-            if not (_is_source(part, target) or (part is None and part is not pair[0])):
+        parts = _three(found)
+        for part in parts:
+            if not (_is_source(part, target) or (part is None and part is not parts[0])):
                 raise InputError(f"{source} returned {type(part).__name__}, not a source, which has len(), "
                                  "labels, classes, read(index), name(index) and order(seed, epoch); or, for targets of "
                                  "another kind, target and targets instead of labels and classes")
-        return _told(pair, function, target)
+        return _told(parts, function, target)
 
     return opener
 

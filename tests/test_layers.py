@@ -46,7 +46,7 @@ MAY_IMPORT = {
     "preprocess.probe": "preprocess.base preprocess.chain preprocess.sample preprocess.target preprocess.transforms",
     "preprocess.pipeline": "preprocess.base preprocess.chain preprocess.probe preprocess.sample preprocess.target "
                            "preprocess.transforms",
-    "preprocess.packing": "preprocess.base preprocess.files preprocess.pipeline preprocess.target",
+    "preprocess.packing": "preprocess.base preprocess.files preprocess.pipeline preprocess.sample preprocess.target",
     "preprocess.decoded_copy": "preprocess.base preprocess.chain preprocess.packing preprocess.pipeline "
                                "preprocess.sample preprocess.sources preprocess.target preprocess.transforms",
     "preprocess.labels": "preprocess.base",

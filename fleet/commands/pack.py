@@ -1,7 +1,8 @@
-"""Put an image folder into one HDF5 file, which a spec reads with `source: hdf5`.
+"""Put a data set into one HDF5 file, which a spec reads with `source: hdf5`.
 
-Files stay encoded as they are; with --decoded they become uint8 pixels of one size, which costs space
-and saves decoding in every epoch. Images that cannot be read or decoded are left out and named.
+Any source of a spec can be packed, with its targets and weights: an image folder unless --source names another. Files
+stay encoded as they are; with --decoded they become uint8 pixels of one size, which costs space and saves decoding in
+every epoch. Samples that cannot be read or decoded are left out and named.
 """
 
 from __future__ import annotations
@@ -10,8 +11,11 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import yaml
 
 from fleet.arguments import whole
 from fleet.commands.options import add_json, print_json
@@ -22,17 +26,24 @@ from fleet.units import counted, format_size
 
 if TYPE_CHECKING:  # pydantic and the decoders take a while
     from preprocess.base import BadSample, DataSet
+    from preprocess.target import TargetWish
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("folder", help="folder that holds <class>/, or train/<class>/ and validation/<class>/")
+    parser.add_argument("path", help="what the source reads: a folder that holds <class>/, or train/<class>/ and "
+                                     "validation/<class>/, unless --source names another one")
     parser.add_argument("out", help="HDF5 file to write; one that exists is replaced")
     parser.add_argument("--decoded", type=whole(1, 99_999), metavar="SIZE",
                         help="write pixels: resize the shorter side to SIZE, and take the SIZE x SIZE pixels at the "
                              "centre")
     parser.add_argument("--mode", choices=("RGB", "L"), default="RGB",
                         help="with --decoded: colour or greyscale (RGB)")
+    parser.add_argument("--source", default="image_folder", help="a source of a spec (image_folder)")
+    parser.add_argument("--option", action="append", default=[], type=_option, metavar="NAME=VALUE",
+                        help="an option of the source, as in a spec's data.options; may be given several times")
+    parser.add_argument("--target", type=_target, metavar="KIND", help=(
+        "what the targets are, as in a spec's data.target: class, multilabel, value, mask, or a mapping as YAML"))
     add_json(parser)
 
 
@@ -40,24 +51,59 @@ def run(args: argparse.Namespace) -> int:
     """Write the file and say what is in it."""
     from preprocess.source import open_data
     from preprocess.sources.hdf5 import open_hdf5
+    from preprocess.target import target_of
 
-    data = open_data("image_folder", args.folder, validation=None, seed=0)
+    data = open_data(args.source, args.path, validation=None, seed=0, options=dict(args.option), target=args.target)
     if data.remark:
         print(f"fleet pack: {data.remark}", file=sys.stderr)
     left_out = _write(data, args)
-    train, validation = open_hdf5(args.out)
-    counts = {"train": len(train), "validation": len(validation or ())}
+    train, *others = open_hdf5(args.out)
+    counts = {"train": len(train), **{name: len(part or ()) for name, part in zip(("validation", "test"), others,
+                                                                                   strict=True)}}
     written = os.path.getsize(args.out)
+    target = target_of(data.train)
     if args.json:
-        print_json({"path": args.out, "classes": len(data.classes), **counts, "bytes": written,
+        print_json({"path": args.out, "target": target.kind, "classes": target.outputs, **counts, "bytes": written,
                     "left_out": [{"name": sample.name, "reason": sample.reason} for sample in left_out]})
         return ExitStatus.OK
-    print(f"{args.out}: {counted(counts['train'], 'training image')} and "
-          f"{counted(counts['validation'], 'validation image')} of {len(data.classes)} classes, "
-          f"{format_size(written)}; {len(left_out)} left out")
+    unit = "image" if args.source == "image_folder" else "sample"
+    tested = f" and {counted(counts['test'], f'test {unit}')}" if counts["test"] else ""
+    print(f"{args.out}: {counted(counts['train'], f'training {unit}')} and "
+          f"{counted(counts['validation'], f'validation {unit}')}{tested} {'of' if target.kind == 'class' else 'with'} "
+          f"{target}, {format_size(written)}; {len(left_out)} left out")
     for sample in left_out:
         print(f"  left out {sample}")
     return ExitStatus.OK
+
+
+def _option(text: str) -> tuple[str, Any]:
+    """``name=value``, the value as in a spec."""
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise argparse.ArgumentTypeError(f"{text!r} should be NAME=VALUE")
+    return name, _yaml(value)
+
+
+def _target(text: str) -> TargetWish:
+    """A kind of targets, or a mapping of what a spec may say of them."""
+    from preprocess.target import KINDS, TargetWish
+
+    said = _yaml(text)
+    try:
+        wish = TargetWish(**said) if isinstance(said, dict) else TargetWish(said)
+    except TypeError:
+        raise argparse.ArgumentTypeError(f"{text!r} should be a kind, or {{kind: KIND, outputs: NUMBER, names: [...], "
+                                         "ignore: NUMBER}") from None
+    if wish.kind not in KINDS:
+        raise argparse.ArgumentTypeError(f"{wish.kind!r} should be one of {', '.join(KINDS)}")
+    return replace(wish, names=tuple(map(str, wish.names)))
+
+
+def _yaml(text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be read: {' '.join(str(error).split())}") from None
 
 
 def _write(data: DataSet, args: argparse.Namespace) -> Sequence[BadSample]:
@@ -73,5 +119,5 @@ def _write(data: DataSet, args: argparse.Namespace) -> Sequence[BadSample]:
     parts = {name: Pipeline.probed(source, transforms, 0) if transforms else source
              for name, source in data.parts().items()}
     total = sum(map(len, data.parts().values()))
-    with progress_bar(total, "images") as advance, storing(Path(args.out), kind=CannotWrite):
+    with progress_bar(total, "samples") as advance, storing(Path(args.out), kind=CannotWrite):
         return write_hdf5(parts, args.out, advance)

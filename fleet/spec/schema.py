@@ -59,9 +59,9 @@ class Data:
     """Where samples come from, and what happens to them before a network sees them."""
 
     source: Source = Field(default="image_folder", description=(
-        "What kind of data is read: a folder with a folder of images for each class, HDF5, TFRecord or WebDataset "
-        "files, or one of two built-in data sets to try things with. An import path names a function of your own that "
-        "opens the data."))
+        "What kind of data is read: folders of images (by class, or with masks beside them), a table, arrays, files of "
+        "many samples, a data set of Hugging Face, or one of two built-in data sets to try things with. An import path "
+        "names a function of your own that opens the data."))
     path: str | None = Field(default=None, description=(
         "File or folder with the data. The built-in data sets need none."))
     options: dict[str, Any] = Field(default_factory=dict, description=(

@@ -13,15 +13,15 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from preprocess.base import InputError, counted
-from preprocess.sources.image_folder import ImageFolder, open_image_folder
+from preprocess.base import InputError, Source, counted
+from preprocess.sources.image_folder import open_image_folder
 
 FOLDER = "data/digits"  # where it goes unless said
 COUNT = 1797
 SIZE = 32
 
 
-def open_digits(path: str | None = None) -> tuple[ImageFolder, ImageFolder | None]:
+def open_digits(path: str | None = None) -> tuple[Source, Source | None]:
     """The digits at ``path``, written there first if they are not yet."""
     folder = Path(path or FOLDER)
     write_digits(folder)

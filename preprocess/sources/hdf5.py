@@ -1,10 +1,17 @@
 """Samples in one HDF5 file: fewer files for a parallel file system, and images that are decoded already.
 
-    /train/images       (n,) of variable-length uint8: encoded files; or (n, height, width, channels) uint8
-    /train/labels       (n,) int64
-    /train/classes      (c,) str: what the labels mean; the numbers themselves where it is missing
-    /train/names        (n,) str: where each sample came from; may be missing
-    /validation/...     the same, where there is validation data
+    /train/images       (n,) of variable-length uint8: encoded files; or (n, ...) numbers, such as (n, height, width,
+                        channels) uint8
+    /train/labels       (n,) integers: the class of each sample
+    /train/classes      (c,) str: what the labels, or the pixels of masks, mean; the numbers themselves where it is
+    missing /train/names        (n,) str: where each sample came from; may be missing
+    /train/targets      in place of labels: (n, labels) or (n, values); or masks, (n, height, width) integers, or (n,)
+                        of variable-length uint8: image files. Its attribute ``kind`` says what they are, where it is
+    there /train/target_names str: of the labels or values; may be missing
+    /train/weights      (n,) numbers from 0; may be missing
+    /train/groups, /train/strata    (n,) integers: what stays together, and of what the same share is held out; may be
+                        missing
+    /validation/..., /test/...      the same, where there is such data
 
 A file with ``images`` and ``labels`` at its root is read too.
 """
@@ -12,56 +19,74 @@ A file with ``images`` and ``labels`` at its root is read too.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 
-from preprocess.base import BadSample, InputError, RandomAccess
+from preprocess.base import BadImage, BadSample, InputError
 from preprocess.passing import read_patiently
+from preprocess.sources.arrays import Opened, open_parts
+from preprocess.sources.masks import MaskCoding, MaskOptions, Masks, plain_mask
+from preprocess.sources.targets import Targeted, Targets, flat, understand
+from preprocess.target import KINDS, TargetWish
 
 
-class HDF5(RandomAccess):
+class HDF5(Targeted):
     """The samples in one group of an HDF5 file.
 
     Args:
         path: of the file.
-        group: where ``images`` and ``labels`` are.
+        group: where ``images`` and ``labels``, or ``targets``, are.
+        inputs, targets, weights: other names for them.
+        masks: how they are coded.
+        target: what the targets are, where the spec says it.
 
     Raises:
         InputError: something else is there.
     """
 
-    def __init__(self, path: str, group: str) -> None:
+    def __init__(self, path: str, group: str, inputs: str = "images", targets: str | None = None,
+                 weights: str = "weights", masks: MaskCoding = MaskOptions(), target: TargetWish | None = None  # noqa: B008
+                 ) -> None:
         self.path = path
         self.group = group
+        self._inputs = inputs
         self.places = (f"{os.path.realpath(path)}:{group}",)
         with open_file(path) as file:
             part = file[group]
+            self._column = targets or ("targets" if "targets" in part and "labels" not in part else "labels")
             self._check(part)
-            self.labels = part["labels"][:].astype(np.int64)
-            self.classes = tuple(part["classes"].asstr()[:] if "classes" in part
-                                 else map(str, range(self.labels.max(initial=-1) + 1)))
-        if self.labels.min(initial=0) < 0 or self.labels.max(initial=-1) >= len(self.classes):
-            raise InputError(f"{path}: {group}/labels must all be in 0..{len(self.classes) - 1}, "
-                             f"because there are {len(self.classes)} classes")
+            count, wish = len(part[inputs]), self._wish(part[self._column], target)
+            weighed = flat(part[weights][:]) if weights in part else None
+            is_mask = wish is not None and wish.kind == "mask"
+            super().__init__(self._open_masks(part, masks) if is_mask else self._understood(part, wish), weighed, count)
+            for name in ("groups", "strata"):
+                if name in part:
+                    setattr(self, name, part[name][:].astype(np.int64))
 
     def read(self, index: int) -> bytes | np.ndarray:
         """The encoded file or the array; see :class:`~preprocess.base.Source`."""
-        image = read_patiently(lambda: self._images[index], lambda: self.name(index),
-                               again=lambda: self.__dict__.pop("_images", None))
-        return image if image.ndim == 3 else image.tobytes()
+        image = self._row(self._inputs, index)
+        if self._is_encoded:
+            return image.tobytes()
+        return np.array(image, ndmin=1)
+
+    def target_row(self, index: int) -> np.ndarray:
+        """A target as it lies there."""
+        return np.asarray(self._row(self._column, index))
 
     def name(self, index: int) -> str:
         """The name that was kept, or the number."""
-        part = self._images.parent
-        kept = part["names"].asstr()[index] if "names" in part else index
+        kept = self._part["names"].asstr()[index] if "names" in self._part else index
         return f"{self.path}:{self.group}[{kept}]"
 
     def left_out(self) -> list[BadSample]:
         """What could not be used when the file was made."""
-        part = self._images.parent
+        part = self._part
         if "left_out" not in part:
             return []
         return [BadSample(name, reason) for name, reason in zip(
@@ -69,25 +94,99 @@ class HDF5(RandomAccess):
 
     def __getstate__(self) -> dict[str, object]:
         """Without the file that is open: other ranks open it themselves."""
-        return {name: value for name, value in self.__dict__.items() if name != "_images"}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_part", "_is_encoded")}
 
     @cached_property
-    def _images(self) -> h5py.Dataset:
-        return open_file(self.path)[self.group]["images"]
+    def _part(self) -> h5py.Group:
+        return open_file(self.path)[self.group]
+
+    @cached_property
+    def _is_encoded(self) -> bool:
+        return _is_encoded(self._part[self._inputs])
+
+    def _row(self, column: str, index: int) -> Any:
+        return read_patiently(lambda: self._part[column][index], lambda: self.name(index),
+                              again=lambda: self.__dict__.pop("_part", None))
 
     def _check(self, part: h5py.Group) -> None:
-        for name in ("images", "labels"):
+        where = self.group.rstrip("/")
+        for name in (self._inputs, self._column):
             if not isinstance(part.get(name), h5py.Dataset):
-                raise InputError(f"{self.path}: it has no data set {self.group.rstrip('/')}/{name}")
-        images, labels = part["images"], part["labels"]
-        encoded = images.ndim == 1 and h5py.check_vlen_dtype(images.dtype) == np.uint8
-        if not (encoded or (images.ndim == 4 and images.dtype == np.uint8)):
-            raise InputError(f"{self.path}: {self.group}/images is {images.shape} of {images.dtype}; it must "
-                             "be (n, height, width, channels) uint8, or (n,) encoded images of "
+                raise InputError(f"{self.path}: it has no data set {where}/{name}")
+        images, targets = part[self._inputs], part[self._column]
+        if not (_is_encoded(images) or (images.ndim >= 1 and images.dtype.kind in "uifb")):
+            raise InputError(f"{self.path}: {where}/{self._inputs} is {images.shape} of {images.dtype}; it must be (n, "
+                             "...) numbers, such as (n, height, width, channels) uint8, or (n,) encoded images of "
                              "variable-length uint8")
-        if labels.shape != images.shape[:1] or labels.dtype.kind not in "iu":
-            raise InputError(f"{self.path}: {self.group}/labels is {labels.shape} of {labels.dtype}; "
-                             f"it must be {images.shape[:1]} integers, one for each image")
+        if targets.shape[:1] != images.shape[:1]:
+            raise InputError(f"{self.path}: {where}/{self._column} is {targets.shape} of {targets.dtype}; it must be "
+                             f"{images.shape[:1]} integers, or {images.shape[0]} targets, one for each image")
+
+    def _wish(self, found: h5py.Dataset, wish: TargetWish | None) -> TargetWish | None:
+        """What the targets are: as the spec says it, or the file, or what can be nothing else."""
+        said = found.attrs.get("kind")
+        if said is not None and said not in KINDS:
+            raise InputError(f"{self.path}: {found.name} says that its kind is {said!r}; there are {', '.join(KINDS)}")
+        if said is None and (_is_encoded(found) or (found.ndim in (3, 4) and found.dtype.kind in "iu")):
+            said = "mask"
+        return TargetWish(said) if wish is None and said is not None else wish
+
+    def _open_masks(self, part: h5py.Group, coding: MaskCoding) -> Masks:
+        column = part[self._column]
+        if isinstance(coding, MaskOptions) and coding.is_open and "classes" in part:
+            ignore = int(column.attrs["ignore"]) if "ignore" in column.attrs else coding.ignore
+            coding = MaskOptions(names=tuple(part["classes"].asstr()[:]), ignore=ignore)
+        return (_EncodedMasks if _is_encoded(column) else _MaskArrays)(self, len(column), coding)
+
+    def _understood(self, part: h5py.Group, wish: TargetWish | None) -> Targets:
+        where, found = f"{self.path}: {self.group.rstrip('/')}/{self._column}", part[self._column]
+        if self._column == "labels" and found.ndim == 1 and (wish is None or wish.kind == "class"):
+            return self._labelled(part, where)
+        values = found.asstr()[:] if h5py.check_string_dtype(found.dtype) else found[:]
+        names = tuple(part["target_names"].asstr()[:]) if "target_names" in part else ()
+        return understand(values, wish, where, self.name, names)
+
+    def _labelled(self, part: h5py.Group, where: str) -> Targets:
+        """Labels that are places in a list of classes."""
+        found = part["labels"]
+        if found.dtype.kind not in "iu":
+            raise InputError(f"{where} is {found.shape} of {found.dtype}; it must be {found.shape} integers, one for "
+                             "each image; say data.target: value, if they are numbers to be predicted")
+        labels = found[:].astype(np.int64)
+        classes = tuple(part["classes"].asstr()[:] if "classes" in part
+                        else map(str, range(labels.max(initial=-1) + 1)))
+        if labels.min(initial=0) < 0 or labels.max(initial=-1) >= len(classes):
+            raise InputError(f"{where} must all be in 0..{len(classes) - 1}, because there are {len(classes)} classes")
+        return Targets("class", labels, classes)
+
+
+class _EncodedMasks(Masks):
+    """Masks that are image files."""
+
+    def __init__(self, source: HDF5, count: int, coding: MaskCoding) -> None:
+        self._source = source
+        super().__init__(count, coding)
+
+    def name(self, index: int) -> str:
+        return self._source.name(index)
+
+    def content(self, index: int) -> bytes:
+        return self._source.target_row(index).tobytes()
+
+
+class _MaskArrays(_EncodedMasks):
+    """Masks that lie there as numbers."""
+
+    def decoded(self, index: int) -> np.ndarray:
+        try:
+            return plain_mask(self._source.target_row(index))
+        except BadImage as error:
+            raise BadSample(self.name(index), str(error)) from error
+
+
+def _is_encoded(column: h5py.Dataset) -> bool:
+    """Whether a data set holds files."""
+    return column.ndim == 1 and h5py.check_vlen_dtype(column.dtype) == np.uint8
 
 
 def open_file(path: str | Path) -> h5py.File:
@@ -95,8 +194,15 @@ def open_file(path: str | Path) -> h5py.File:
     return h5py.File(path, "r", locking=False)
 
 
-def open_hdf5(path: str) -> tuple[HDF5, HDF5 | None]:
-    """The training samples of a file and, where it has some, those for validation.
+def open_hdf5(path: str, inputs: str = "images", targets: str | None = None, weights: str = "weights",
+              pixels: Mapping[str, int] | None = None, *, target: TargetWish | None = None) -> Opened:
+    """The training samples of a file and, where it has some, those for validation and for testing.
+
+    Args:
+        path: of the file.
+        inputs, targets, weights: names of data sets; ``targets`` is ``labels`` or ``targets`` unless said.
+        pixels: the number that each class has in masks; see :class:`preprocess.sources.masks.MaskOptions`.
+        target: what the targets are, where the spec says it.
 
     Raises:
         InputError: not such a file.
@@ -106,7 +212,9 @@ def open_hdf5(path: str) -> tuple[HDF5, HDF5 | None]:
     if not h5py.is_hdf5(path):
         raise InputError(f"{path} is not an HDF5 file")
     with open_file(path) as file:
-        groups = [name for name in ("train", "validation") if name in file]
-    if "train" not in groups:
-        return HDF5(path, "/"), None
-    return HDF5(path, "/train"), HDF5(path, "/validation") if "validation" in groups else None
+        there = [name for name in ("train", "validation", "test") if name in file]
+    is_divided = "train" in there
+    return open_parts(lambda part, masks: HDF5(path, f"/{part}", inputs, targets, weights, masks, target),
+                      "train" if is_divided else "",
+                      [name if is_divided and name in there else None for name in ("validation", "test")],
+                      MaskOptions.of(pixels, target))

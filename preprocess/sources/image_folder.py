@@ -1,16 +1,19 @@
-"""Image files in one folder per class."""
+"""Image files in one folder per class, or beside their masks."""
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
-from preprocess.base import InputError, RandomAccess
+from preprocess.base import InputError, RandomAccess, Source
 from preprocess.passing import may_pass, read_patiently
+from preprocess.sources.masks import MaskCoding, MaskFiles, MaskOptions
+from preprocess.sources.targets import Targeted
+from preprocess.target import TargetWish
 
 EXTENSIONS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff",
                         ".webp"})
@@ -47,19 +50,60 @@ class ImageFolder(RandomAccess):
 
     def read(self, index: int) -> bytes:
         """The bytes of the file; see :class:`~preprocess.base.Source`."""
-        return read_patiently(lambda: self._content(index), lambda: self.name(index))
+        return read_patiently(lambda: _content(self.name(index)), lambda: self.name(index))
 
     def name(self, index: int) -> str:
         """The path of the file."""
         return os.path.join(self.folder, self._files[index])
 
-    def _content(self, index: int) -> bytes:
-        with open(self.name(index), "rb", buffering=0) as file:
-            return file.read()
+class MaskedImages(Targeted):
+    """The images of a folder, and the mask of each in another folder, under the same name but for the extension.
+
+    ``_mask`` at the end of a mask's name is left out of account. Masks are images too, or ``.npy`` files.
+
+    Args:
+        images, masks: the folders.
+        coding: of the masks.
+
+    Raises:
+        InputError: no images, an image without a mask, a mask without an image, two of one name, ...
+    """
+
+    def __init__(self, images: str, masks: str, coding: MaskCoding) -> None:
+        self.places = (images,)
+        files, theirs = _by_stem(images, EXTENSIONS), _by_stem(masks, EXTENSIONS | {".npy"})
+        if not files:
+            raise InputError(f"{images}: no images (files that end in {', '.join(sorted(EXTENSIONS))})")
+        for one, other, there, what in ((files, theirs, masks, "mask"), (theirs, files, images, "image")):
+            lonely = sorted(one[stem] for stem in one.keys() - other.keys())
+            if lonely:
+                more = f" (and {len(lonely) - 1} more)" if len(lonely) > 1 else ""
+                raise InputError(f"{lonely[0]}: no {what} of this name in {there}{more}")
+        self._files = [files[stem] for stem in sorted(files)]
+        super().__init__(MaskFiles([theirs[stem] for stem in sorted(files)], coding), None, len(files))
+
+    def read(self, index: int) -> bytes:
+        """The bytes of the image file."""
+        return read_patiently(lambda: _content(self._files[index]), lambda: self.name(index))
+
+    def name(self, index: int) -> str:
+        """The path of the image."""
+        return self._files[index]
 
 
-def open_image_folder(path: str) -> tuple[ImageFolder, ImageFolder | None]:
+def open_image_folder(path: str, images: str = "images", masks: str | None = None,
+                      pixels: Mapping[str, int] | None = None, *, target: TargetWish | None = None
+                      ) -> tuple[Source, Source | None]:
     """``path/<class>/``, or ``path/train/<class>/`` beside ``path/validation/<class>/`` (or val, or test).
+
+    Images with masks lie in ``path/images`` and ``path/masks``, each perhaps in folders for training and validation, or
+    these in such folders.
+
+    Args:
+        path: of the folder.
+        images, masks: names of the folders with images and masks, where they are not these.
+        pixels: the number that each class has in masks; see :class:`preprocess.sources.masks.MaskOptions`.
+        target: what the targets are, where the spec says it.
 
     Returns:
         The training images and, where there is a folder for them, those for validation.
@@ -68,6 +112,11 @@ def open_image_folder(path: str) -> tuple[ImageFolder, ImageFolder | None]:
         InputError: the path is missing or holds neither.
     """
     check_folder(path)
+    is_mask = _has_masks(path, images, "masks") if target is None else target.kind == "mask"
+    if is_mask or masks is not None:
+        return _open_masked(path, images, masks or "masks", MaskOptions.of(pixels, target))
+    if pixels is not None:
+        raise InputError(f"{path}: pixels are an option of masks, and there is no folder masks (options: masks)")
     train = os.path.join(path, "train")
     if not (os.path.isdir(train) and class_folders(train)):  # else "train" is a class of that name
         return ImageFolder(path), None
@@ -75,6 +124,45 @@ def open_image_folder(path: str) -> tuple[ImageFolder, ImageFolder | None]:
         if os.path.isdir(os.path.join(path, name)):
             return ImageFolder(train), ImageFolder(os.path.join(path, name))
     return ImageFolder(train), None
+
+
+def _has_masks(path: str, images: str, masks: str) -> bool:
+    """Whether a folder, or that for training in it, holds a folder of images, one of masks, and no other."""
+    return any(os.path.isdir(place) and set(class_folders(place)) == {images, masks}
+               for place in (path, os.path.join(path, "train")))
+
+
+def _open_masked(path: str, images: str, masks: str, options: MaskOptions) -> tuple[Source, Source | None]:
+    def places(part: str) -> tuple[str, str] | None:
+        """The folders of a part, ``part/images`` or ``images/part``."""
+        for found in ([os.path.join(path, part, name) for name in (images, masks)],
+                      [os.path.join(path, name, part) for name in (images, masks)]):
+            if all(map(os.path.isdir, found)):
+                return found[0], found[1]
+        return None
+
+    train = places("train") or places("")
+    if train is None:
+        raise InputError(f"{path}: no folders {images} and {masks} here, nor in train (options: images, masks)")
+    held_out = next(filter(None, map(places, VALIDATION_NAMES)), None) if train != places("") else None
+    found = MaskedImages(*train, options)
+    assert found.masks is not None
+    return found, None if held_out is None else MaskedImages(*held_out, found.masks.classes)
+
+
+def _by_stem(folder: str, extensions: frozenset[str]) -> dict[str, str]:
+    """The files below a folder by their names in it, without extension."""
+    found: dict[str, str] = {}
+    for path in _below(folder, (), extensions):
+        stem = os.path.splitext(os.path.relpath(path, folder))[0].removesuffix("_mask")
+        if (other := found.setdefault(stem, path)) != path:
+            raise InputError(f"{path}: {other} has the same name; one of them must go, or be renamed")
+    return found
+
+
+def _content(path: str) -> bytes:
+    with open(path, "rb", buffering=0) as file:
+        return file.read()
 
 
 def check_folder(path: str) -> None:
@@ -100,7 +188,7 @@ def _images(folder: str) -> list[str]:
     return sorted(os.path.relpath(path, folder) for path in _below(folder, (above,)))
 
 
-def _below(folder: str, inside: tuple[str, ...]) -> Iterator[str]:
+def _below(folder: str, inside: tuple[str, ...], extensions: frozenset[str] = EXTENSIONS) -> Iterator[str]:
     """The images in a folder and in those below it.
 
     Args:
@@ -109,10 +197,10 @@ def _below(folder: str, inside: tuple[str, ...]) -> Iterator[str]:
     inside = (*inside, os.path.realpath(folder))
     folders, files = _scan(folder, inside)
     for name in files:
-        if os.path.splitext(name)[1].lower() in EXTENSIONS:
+        if os.path.splitext(name)[1].lower() in extensions:
             yield os.path.join(folder, name)
     for name in folders:
-        yield from _below(os.path.join(folder, name), inside)
+        yield from _below(os.path.join(folder, name), inside, extensions)
 
 
 def _scan(folder: str, inside: tuple[str, ...]) -> tuple[list[str], list[str]]:

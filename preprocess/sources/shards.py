@@ -14,10 +14,10 @@ import json
 import os
 import re
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 from zipfile import BadZipFile
 
 import numpy as np
@@ -25,11 +25,29 @@ import numpy as np
 from preprocess.base import ORDER, BadImage, BadSample, InputError, counted, rng_for
 from preprocess.passing import read_patiently
 from preprocess.sources.image_folder import VALIDATION_NAMES
+from preprocess.sources.masks import MaskCoding, MaskOptions, Masks
+from preprocess.sources.targets import Targeted, Targets, label_sets, understand
+from preprocess.target import TargetWish
 
 OPEN_FILES = 64  # shards that one process keeps open
 BUFFER = 1024  # records of a shuffle buffer
 
-Record = tuple[int, int, int | str]  # offset and size in bytes, label
+Value = int | float | str | tuple[int | float, ...]
+
+
+class Record(NamedTuple):
+    """A record of a shard.
+
+    Attributes:
+        offset, size: of it in the shard, in bytes.
+        value: its target as it is in the file; of a mask, offset and size of its image in the shard.
+        weight: None where it has none.
+    """
+
+    offset: int
+    size: int
+    value: Value
+    weight: float | None = None
 
 
 @dataclass(frozen=True)
@@ -41,7 +59,10 @@ class ShardIndex:
         starts: (shards + 1,): records ``starts[i]`` to ``starts[i + 1]`` are in shard i.
         offsets: (records,) in bytes.
         sizes: (records,) in bytes.
-        values: (records,) the labels as they are in the file, integers or text.
+        values: (records,) the targets as they are in the file, integers, floats or text; (records, numbers) where each
+            has several; where they have differently many, one after another.
+        lengths: (records,) how many numbers of ``values`` belong to each record; empty where all have as many.
+        weights: (records,) float64; empty where they have none.
     """
 
     shards: tuple[str, ...]
@@ -49,6 +70,8 @@ class ShardIndex:
     offsets: np.ndarray
     sizes: np.ndarray
     values: np.ndarray
+    lengths: np.ndarray
+    weights: np.ndarray
 
 
 class Format(Protocol):
@@ -57,30 +80,33 @@ class Format(Protocol):
     pattern: str  # of the names of the files, a regular expression
 
     def scan(self, shard: str) -> Iterable[Record]:
-        """Offset, size and label of each record of a shard, in order.
+        """The records of a shard, in order.
 
         Raises:
-            InputError: the shard is damaged, or a record has no label.
+            InputError: the shard is damaged, or a record has no target.
         """
 
-    def image(self, record: bytes) -> bytes:
-        """The image file in a record.
+    def image(self, record: bytes) -> bytes | np.ndarray:
+        """The image file in a record, or its array.
 
         Raises:
             BadImage: the record is damaged or has none.
         """
 
 
-class Shards:
+class Shards(Targeted):
     """The records of some shards; a class is a distinct label, in ascending order.
 
     Args:
         shards: the paths, in order.
         form: how to read them; its ``repr`` tells its options.
         buffer: records among which the next one of an epoch is drawn.
+        target: what the targets are, where the spec says it.
+        masks: how they are coded.
     """
 
-    def __init__(self, shards: list[str], form: Format, buffer: int = BUFFER) -> None:
+    def __init__(self, shards: list[str], form: Format, buffer: int = BUFFER, target: TargetWish | None = None,
+                 masks: MaskCoding = MaskOptions()) -> None:  # noqa: B008
         if not shards:
             raise InputError("no shards")
         if buffer < 1:
@@ -88,18 +114,16 @@ class Shards:
         self._index = load_index(tuple(shards), form)
         self.places = tuple(shards)
         self._form, self._buffer = form, buffer
-        values, self.labels = np.unique(self._index.values, return_inverse=True)
-        self.labels = self.labels.astype(np.int64)
-        self.classes = tuple(map(str, values))
         self._open: OrderedDict[int, int] = OrderedDict()
+        found, count = self._index, len(self._index.offsets)
+        weights = found.weights if len(found.weights) else None
+        targets = (_ShardMasks(self, count, masks) if target is not None and target.kind == "mask"
+                   else _understood(found, target, shards[0], self.name))
+        super().__init__(targets, weights, count)
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def read(self, index: int) -> bytes:
-        """The image file of a record; see :class:`~preprocess.base.Source`."""
-        record = read_patiently(lambda: self._record(index), lambda: self.name(index),
-                                again=lambda: self._close(self._shard(index)))
+    def read(self, index: int) -> bytes | np.ndarray:
+        """The image file of a record, or its array; see :class:`~preprocess.base.Source`."""
+        record = self.piece(index, int(self._index.offsets[index]), int(self._index.sizes[index]))
         try:
             return self._form.image(record)
         except BadImage as error:
@@ -127,8 +151,14 @@ class Shards:
     def _shard(self, index: int) -> int:
         return int(np.searchsorted(self._index.starts, index, side="right")) - 1
 
-    def _record(self, index: int) -> bytes:
-        return os.pread(self._file(self._shard(index)), int(self._index.sizes[index]), int(self._index.offsets[index]))
+    def value(self, index: int) -> list:
+        """What a record has for a target."""
+        return self._index.values[index].tolist()
+
+    def piece(self, index: int, offset: int, size: int) -> bytes:
+        """Some bytes of the shard that a record is in."""
+        return read_patiently(lambda: os.pread(self._file(self._shard(index)), size, offset), lambda: self.name(index),
+                              again=lambda: self._close(self._shard(index)))
 
     def _close(self, shard: int) -> None:
         if shard in self._open:
@@ -143,6 +173,31 @@ class Shards:
                 os.close(self._open.popitem(last=False)[1])
         self._open.move_to_end(shard)
         return self._open[shard]
+
+
+class _ShardMasks(Masks):
+    """The masks in some shards; where they lie is the value of each record."""
+
+    def __init__(self, shards: Shards, count: int, coding: MaskCoding) -> None:
+        self._shards = shards
+        super().__init__(count, coding)
+
+    def name(self, index: int) -> str:
+        return self._shards.name(index)
+
+    def content(self, index: int) -> bytes:
+        return self._shards.piece(index, *self._shards.value(index))
+
+
+def _understood(found: ShardIndex, wish: TargetWish | None, origin: str, name: Callable[[int], str]) -> Targets:
+    """The targets of an index: a single integer or text is a class, unless the spec says otherwise."""
+    if len(found.lengths):
+        if wish is not None and wish.kind != "multilabel":
+            raise InputError(f"{origin}: records have differently many targets; that is multilabel, not {wish.kind}")
+        rows = np.split(found.values, np.cumsum(found.lengths)[:-1])
+        return label_sets([set(row.tolist()) for row in rows])
+    is_class = wish is None and found.values.ndim == 1 and found.values.dtype.kind != "f"
+    return understand(found.values, TargetWish("class") if is_class else wish, origin, name)
 
 
 def shuffle(sequence: np.ndarray, buffer: int, rng: np.random.Generator) -> np.ndarray:
@@ -222,6 +277,9 @@ def _matching(path: str) -> list[str]:
     return found
 
 
+_COLUMNS = ("starts", "offsets", "sizes", "values", "lengths", "weights")  # of an index that is kept
+
+
 def load_index(shards: tuple[str, ...], form: Format) -> ShardIndex:
     """The index of some shards: the one that was kept, if it fits, or a new one, which is kept."""
     names = hashlib.sha256("\n".join(map(os.path.basename, shards)).encode()).hexdigest()[:16]
@@ -244,7 +302,7 @@ def _kept(path: str, shards: tuple[str, ...], identity: str) -> ShardIndex | Non
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as kept:
             if str(kept["identity"]) == identity:
-                return ShardIndex(shards, kept["starts"], kept["offsets"], kept["sizes"], kept["values"])
+                return ShardIndex(shards, *(kept[name] for name in _COLUMNS))
     except (OSError, ValueError, KeyError, EOFError, BadZipFile):  # there is none, or it is damaged
         pass
     return None
@@ -254,8 +312,7 @@ def _keep(index: ShardIndex, identity: str, path: str) -> None:
     partial = f"{path}.partial-{os.getpid()}"
     try:
         with open(partial, "wb") as file:
-            np.savez(file, identity=identity, starts=index.starts, offsets=index.offsets, sizes=index.sizes,
-                     values=index.values)
+            np.savez(file, identity=identity, **{name: getattr(index, name) for name in _COLUMNS})
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
@@ -265,20 +322,38 @@ def _keep(index: ShardIndex, identity: str, path: str) -> None:
 
 
 def _scan(shards: tuple[str, ...], form: Format) -> ShardIndex:
-    found = [list(form.scan(shard)) for shard in shards]
+    found = [[Record(*record) for record in form.scan(shard)] for shard in shards]
     records = [record for shard in found for record in shard]
     if not records:
         raise InputError(f"{shards[0]}: no records in {'it' if len(shards) == 1 else 'these shards'}")
-    if len({type(value) for _, _, value in records}) > 1:
-        raise InputError(f"{shards[0]}: some labels are numbers and some are text; all must be of one kind")
     starts = np.cumsum([0, *map(len, found)])
-    offsets, sizes, values = (np.array(column) for column in zip(*records, strict=True))
-    return ShardIndex(shards, starts, offsets, sizes, values)
+    offsets, sizes = (np.array([record[place] for record in records]) for place in (0, 1))
+    weights = [record.weight for record in records if record.weight is not None]
+    if weights and len(weights) < len(records):
+        raise InputError(f"{shards[0]}: some records have a weight and some have none")
+    values, lengths = _columns(shards[0], [record.value for record in records])
+    return ShardIndex(shards, starts, offsets, sizes, values, lengths, np.array(weights, np.float64))
 
 
-def opener(form: Format, path: str, buffer: int) -> tuple[Shards, Shards | None]:
+def _columns(shard: str, values: Sequence[Value]) -> tuple[np.ndarray, np.ndarray]:
+    """The targets of all records, and how many numbers each has, where that differs."""
+    if any(isinstance(value, tuple) for value in values):
+        values = [(value,) if isinstance(value, int | float) else value for value in values]
+    kinds = {float if isinstance(value, int) else type(value) for value in values}
+    if len(kinds) > 1:
+        raise InputError(f"{shard}: some labels are numbers and some are text; all must be of one kind")
+    if kinds != {tuple}:
+        return np.array(values), np.empty(0, np.int64)
+    lengths = np.array([len(value) for value in values])  # type: ignore[arg-type]
+    if (lengths == lengths[0]).all():
+        return np.array(values), np.empty(0, np.int64)
+    return np.concatenate([np.array(value) for value in values]), lengths
+
+
+def opener(form: Format, path: str, buffer: int, target: TargetWish | None, masks: MaskOptions
+           ) -> tuple[Shards, Shards | None]:
     """The training records at a path and, where there are some, those for validation."""
     train, validation = find_shards(path, form.pattern)
-    return Shards(train, form, buffer), Shards(validation, form, buffer) if validation else None
-
-
+    found = Shards(train, form, buffer, target, masks)
+    shared = masks if found.masks is None else found.masks.classes
+    return found, Shards(validation, form, buffer, target, shared) if validation else None

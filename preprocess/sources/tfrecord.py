@@ -11,12 +11,18 @@ from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
 
 from preprocess.base import BadImage, InputError
 from preprocess.files.crc32c import crc32c, masked
-from preprocess.sources.shards import BUFFER, Record, Shards, opener
+from preprocess.files.npz import is_npy, parse_npy
+from preprocess.sources.masks import MaskOptions
+from preprocess.sources.shards import BUFFER, Record, Shards, Value, opener
+from preprocess.target import TargetWish
 
 _BYTES, _FLOAT, _INT64 = 1, 2, 3  # the field numbers of Feature
 _VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5  # wire types
@@ -26,21 +32,32 @@ _Content = mmap.mmap | memoryview
 
 @dataclass(frozen=True)
 class TFRecord:
-    """The format: which features of an Example are the image and its label.
+    """The format: which features of an Example are the image and its target.
 
     Args:
-        image_key: a bytes feature, an encoded image file.
-        label_key: an int64 feature; or a bytes feature, the class's name.
+        image_key: a bytes feature, an encoded image file or a ``.npy`` file; or a feature of numbers.
+        label_key: an int64 feature: a class, or labels or values where the spec says so; a float feature: values; or a
+            bytes feature: the class's name or the image of a mask.
+        weight_key: a float or int64 feature; None for none.
+        shape: of an array, whose numbers stand one after another; None for those of a feature of numbers in a row.
+        dtype: of an array that is in a bytes feature without any header; None for other ones.
+        is_mask: whether targets are masks.
+        is_class: whether the first integer of an int64 feature is the target, a class, whatever follows it.
     """
 
     image_key: str = "image/encoded"
     label_key: str = "image/class/label"
+    weight_key: str | None = None
+    shape: tuple[int, ...] | None = None
+    dtype: str | None = None
+    is_mask: bool = False
+    is_class: bool = True
 
     # train.tfrecord, train.tfrecord-00000-of-00010, train-00000-of-01024
     pattern = r"\.tfrec(ords?)?(-\d+-of-\d+)?$|-\d+-of-\d+$"
 
     def scan(self, shard: str) -> Iterator[Record]:
-        """Offset, size with checksum, and label of each record.
+        """Offset, size with checksum, target and weight of each record.
 
         Only the pages that hold lengths, keys and labels are read, not the images between them.
 
@@ -54,47 +71,90 @@ class TFRecord:
                 if content[:2] == b"\x1f\x8b":
                     raise InputError(f"{shard} is compressed; records are read by offset: unpack it (gunzip)")
                 for number, (offset, length) in enumerate(_records(shard, content)):
-                    yield offset, length + 4, self._label(f"{shard}[{number}]", content, offset, length)
+                    value, weight = self._target(f"{shard}[{number}]", content, offset, length)
+                    yield Record(offset, length + 4, value, weight)
 
-    def image(self, record: bytes) -> bytes:
-        """The image file in a record, after its checksum was compared."""
+    def image(self, record: bytes) -> bytes | np.ndarray:
+        """The image file in a record, or its array, after its checksum was compared."""
         message = memoryview(record)[:-4]
         if masked(crc32c(message)).to_bytes(4, "little") != record[-4:]:
             raise BadImage("its checksum is wrong: the record is damaged")
         feature = dict(_features(message, 0, len(message))).get(self.image_key.encode())
         found = feature and _value(message, *feature)
-        if not isinstance(found, tuple):
-            raise BadImage(f"no bytes feature {self.image_key!r} in the record")
-        return bytes(message[found[0]:found[1]])
+        if isinstance(found, Place):
+            data = bytes(message[found.start:found.end])
+            if self.dtype is None:
+                return self._shaped(parse_npy(data)) if is_npy(data) else data
+            whole = len(data) - len(data) % np.dtype(self.dtype).itemsize
+            return self._shaped(np.frombuffer(data[:whole], self.dtype).copy())
+        if not isinstance(found, list) or not found:
+            raise BadImage(f"no feature {self.image_key!r} with bytes or numbers in the record")
+        return self._shaped(np.array(found, np.float32 if isinstance(found[0], float) else np.int64))
 
-    def _label(self, name: str, content: _Content, offset: int, length: int) -> int | str:
+    def _shaped(self, array: np.ndarray) -> np.ndarray:
+        try:
+            return array if self.shape is None else array.reshape(self.shape)
+        except ValueError:
+            raise BadImage(f"it has {array.size} numbers, not those of shape {self.shape} (options: shape, dtype)"
+                           ) from None
+
+    def _target(self, name: str, content: _Content, offset: int, length: int) -> tuple[Value, float | None]:
+        """The target and the weight of a record."""
         try:
             features = dict(_features(content, offset, offset + length))
-            label = features.get(self.label_key.encode())
-            value = label and _value(content, *label)
+            target, weight = (None if place is None else _value(content, *place) for place in (
+                features.get(key.encode()) if key else None for key in (self.label_key, self.weight_key)))
         except (IndexError, ValueError, struct.error) as error:
             raise InputError(f"{name}: not a tf.train.Example: {error}") from None
-        if self.image_key.encode() not in features or value is None:
-            missing = self.label_key if value is None else self.image_key
-            there = ", ".join(sorted(key.decode(errors="replace") for key in features)) or "none"
-            raise InputError(f"{name}: no feature {missing!r} that can be used; its features: {there} "
-                             "(options: image_key, label_key)")
-        if isinstance(value, tuple):
-            return bytes(content[value[0]:value[1]]).decode(errors="replace")
-        return value
+        for key, is_there in ((self.label_key, target not in (None, [])),
+                              (self.image_key, self.image_key.encode() in features),
+                              (self.weight_key, self.weight_key is None or (isinstance(weight, list) and weight !=
+                              []))):
+            if not is_there:
+                there = ", ".join(sorted(key.decode(errors="replace") for key in features)) or "none"
+                raise InputError(f"{name}: no feature {key!r} that can be used; its features: {there} "
+                                 "(options: image_key, label_key, weight_key)")
+        return self._as_target(name, content, target), float(weight[0]) if isinstance(weight, list) else None
+
+    def _as_target(self, name: str, content: _Content, value: Place | list | None) -> Value:
+        if isinstance(value, Place):
+            if self.is_mask:
+                return value.start, value.end - value.start
+            return bytes(content[value.start:value.end]).decode(errors="replace")
+        assert value is not None
+        if self.is_mask:
+            raise InputError(f"{name}: the feature {self.label_key!r} holds numbers; a mask should be an encoded image")
+        return value[0] if len(value) == 1 or (self.is_class and isinstance(value[0], int)) else tuple(value)
 
 
-def open_tfrecord(path: str, image_key: str = TFRecord.image_key, label_key: str = TFRecord.label_key,
-                  buffer: int = BUFFER) -> tuple[Shards, Shards | None]:
+def open_tfrecord(path: str, image_key: str = TFRecord.image_key, label_key: str | None = None,
+                  weight_key: str | None = None, shape: Sequence[int] | None = None, dtype: str | None = None,
+                  pixels: Mapping[str, int] | None = None,
+                  buffer: int = BUFFER, *, target: TargetWish | None = None
+                  ) -> tuple[Shards, Shards | None]:
     """The records at a path; see :func:`preprocess.sources.shards.find_shards`.
 
     Args:
         path: a file, a pattern or a folder.
-        image_key: see :class:`TFRecord`.
-        label_key: see :class:`TFRecord`.
+        image_key, weight_key, shape, dtype: see :class:`TFRecord`.
+        label_key: see :class:`TFRecord`; ``image/segmentation/class/encoded`` for masks.
+        pixels: the number that each class has in masks; see :class:`preprocess.sources.masks.MaskOptions`.
         buffer: records of the shuffle buffer.
+        target: what the targets are, where the spec says it.
+
+    Raises:
+        InputError: no such files, other features, or options that say nothing.
     """
-    return opener(TFRecord(image_key, label_key), path, buffer)
+    if dtype is not None:
+        try:
+            np.dtype(dtype)
+        except TypeError:
+            raise InputError(f"tfrecord: dtype: {dtype!r} should be a type of NumPy, like uint8") from None
+    is_mask = target is not None and target.kind == "mask"
+    label_key = label_key or ("image/segmentation/class/encoded" if is_mask else TFRecord.label_key)
+    form = TFRecord(image_key, label_key, weight_key, None if shape is None else tuple(shape), dtype, is_mask,
+                    is_class=target is None or target.kind == "class")
+    return opener(form, path, buffer, target, MaskOptions.of(pixels, target))
 
 
 def _records(shard: str, content: mmap.mmap) -> Iterator[tuple[int, int]]:
@@ -123,18 +183,58 @@ def _features(content: _Content, start: int, end: int) -> Iterator[tuple[bytes, 
                 yield bytes(content[key[0]:key[1]]), value
 
 
-def _value(content: _Content, start: int, end: int) -> int | tuple[int, int] | None:
-    """The first value of a Feature: an integer, or the place of some bytes; None for anything else."""
+class Place(NamedTuple):
+    """Where some bytes are."""
+
+    start: int
+    end: int
+
+
+def _value(content: _Content, start: int, end: int) -> Place | list[int] | list[float] | None:
+    """What a Feature holds: the place of its first bytes, or all of its numbers; None for anything else."""
     for kind, _, place in _fields(content, start, end):
         if kind == _BYTES and isinstance(place, tuple):
-            return next(_delimited(content, *place, 1), None)
+            found = next(_delimited(content, *place, 1), None)
+            return None if found is None else Place(*found)
         if kind == _INT64 and isinstance(place, tuple):
-            for number, wire, value in _fields(content, *place):
-                if number == 1 and isinstance(value, tuple):  # packed
-                    value = _varint(content, value[0])[0] if value[1] > value[0] else None
-                if number == 1 and wire in (_VARINT, _DELIMITED) and isinstance(value, int):
-                    return value - (1 << 64) if value >> 63 else value
+            return list(_integers(content, *place))
+        if kind == _FLOAT and isinstance(place, tuple):
+            return list(_floats(content, *place))
     return None
+
+
+def _integers(content: _Content, start: int, end: int) -> Iterator[int]:
+    """The values of an int64_list, packed or not."""
+    for number, wire, value in _fields(content, start, end):
+        if number == 1 and wire == _VARINT and isinstance(value, int):
+            yield _signed(value)
+        elif number == 1 and isinstance(value, tuple):
+            at, last = value
+            while at < last:
+                found, at = _varint(content, at)
+                yield _signed(found)
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _floats(content: _Content, start: int, end: int) -> Iterator[float]:
+    """The values of a float_list, packed or not."""
+    while start < end:
+        tag, start = _varint(content, start)
+        number, wire = tag >> 3, tag & 7
+        if wire == _DELIMITED:
+            length, start = _varint(content, start)
+        elif wire == _FIXED32:
+            length = 4
+        else:
+            raise ValueError(f"wire type {wire} in a list of floats")
+        if start + length > end or length % 4:
+            raise ValueError("a float reaches beyond its list")
+        if number == 1:
+            yield from struct.unpack(f"<{length // 4}f", content[start:start + length])
+        start += length
 
 
 def _delimited(content: _Content, start: int, end: int, wanted: int) -> Iterator[tuple[int, int]]:

@@ -1,39 +1,54 @@
 """Tar shards as webdataset writes them: ``000017.jpg`` and ``000017.cls`` are one sample.
 
+A target is text (a number, the name of a class, or several numbers), JSON, an array, or the image of a mask.
+
 The members of a sample follow one another; their names are the same up to the first dot of the last part.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
-from preprocess.base import InputError
-from preprocess.sources.shards import BUFFER, Record, Shards, opener
+import numpy as np
+
+from preprocess.base import BadImage, InputError
+from preprocess.files.npz import is_npy, parse_npy
+from preprocess.sources.masks import MaskOptions
+from preprocess.sources.shards import BUFFER, Record, Shards, Value, opener
+from preprocess.target import TargetWish
 
 
 @dataclass(frozen=True)
 class WebDataset:
-    """The format: which members of a sample are the image and its label.
+    """The format: which members of a sample are the image and its target.
 
     Args:
-        image_key: extensions, separated by semicolons; the first that is there is the image.
-        label_key: extension of the member with the label, a number or the class's name, as text.
+        image_key: extensions, separated by semicolons; the first that is there is the image, or the array.
+        label_key: extension of the member with the target: a number, the class's name or several numbers as text, the
+            same as ``json``, an array as ``npy``, or the image of a mask.
+        weight_key: extension of the member with the weight, a number as text; None for none.
+        is_mask: whether targets are masks.
+        is_text: whether targets are names of classes, even where they look like numbers with a fraction.
     """
 
-    image_key: str = "jpg;jpeg;png;webp"
+    image_key: str = "jpg;jpeg;png;webp;npy"
     label_key: str = "cls"
+    weight_key: str | None = None
+    is_mask: bool = False
+    is_text: bool = False
 
     pattern = r"\.tar$"
 
     def scan(self, shard: str) -> Iterator[Record]:
-        """Offset, size and label of each image.
+        """Offset, size, target and weight of each image.
 
         Raises:
-            InputError: no tar file, a damaged or compressed one, or a sample without image or label.
+            InputError: no tar file, a damaged or compressed one, or a sample without image or target.
         """
         try:
             with open(shard, "rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
@@ -43,9 +58,9 @@ class WebDataset:
         except tarfile.TarError as error:
             raise InputError(f"{shard}: not a whole and uncompressed tar file: {error}") from None
 
-    def image(self, record: bytes) -> bytes:
-        """The record is the image file."""
-        return record
+    def image(self, record: bytes) -> bytes | np.ndarray:
+        """The record is the image file, or that of an array."""
+        return parse_npy(record) if is_npy(record) else record
 
     def _sample(self, name: str, file: int, members: dict[str, tuple[int, int]]) -> Record:
         image = next((members[key] for key in self.image_key.split(";") if key in members), None)
@@ -54,21 +69,87 @@ class WebDataset:
                              f"({self.label_key}); this one has {', '.join(members)} "
                              "(options: image_key, label_key)")
         offset, size = members[self.label_key]
-        text = os.pread(file, size, offset).decode(errors="replace").strip()
-        return *image, int(text) if text.lstrip("-").isdecimal() else text
+        value = (offset, size) if self.is_mask else self._target(name, os.pread(file, size, offset))
+        return Record(*image, value, self._weight(name, file, members))
+
+    def _target(self, name: str, content: bytes) -> Value:
+        """The target in a member."""
+        try:
+            if is_npy(content):
+                return _value(parse_npy(content).tolist())
+            text = content.decode(errors="replace").strip()
+            if self.label_key.endswith("json"):
+                return _value(json.loads(text))
+        except (BadImage, ValueError, TypeError) as error:
+            raise InputError(f"{name}: its {self.label_key} is no target: {error}") from error
+        return text if self.is_text and not _is_whole(text) else _parsed(text)
+
+    def _weight(self, name: str, file: int, members: dict[str, tuple[int, int]]) -> float | None:
+        if self.weight_key is None:
+            return None
+        try:
+            offset, size = members[self.weight_key]
+            return float(os.pread(file, size, offset))
+        except (KeyError, ValueError):
+            raise InputError(f"{name}: no weight: its member {self.weight_key} should be a number (options: weight_key)"
+                             ) from None
 
 
-def open_webdataset(path: str, image_key: str = WebDataset.image_key, label_key: str = WebDataset.label_key,
-                    buffer: int = BUFFER) -> tuple[Shards, Shards | None]:
+def open_webdataset(path: str, image_key: str = WebDataset.image_key, label_key: str | None = None,
+                    weight_key: str | None = None, pixels: Mapping[str, int] | None = None,
+                  buffer: int = BUFFER, *,
+                    target: TargetWish | None = None) -> tuple[Shards, Shards | None]:
     """The samples of the shards at a path; see :func:`preprocess.sources.shards.find_shards`.
 
     Args:
         path: a file, a pattern or a folder.
         image_key: see :class:`WebDataset`.
-        label_key: see :class:`WebDataset`.
+        label_key: see :class:`WebDataset`; ``mask.png`` for masks, and ``cls`` for all else.
+        weight_key: see :class:`WebDataset`.
+        pixels: the number that each class has in masks; see :class:`preprocess.sources.masks.MaskOptions`.
         buffer: samples of the shuffle buffer.
+        target: what the targets are, where the spec says it.
     """
-    return opener(WebDataset(image_key, label_key), path, buffer)
+    if target is None and label_key is not None and label_key.endswith(_IMAGES):
+        target = TargetWish("mask")
+    is_mask = target is not None and target.kind == "mask"
+    label_key = label_key or ("mask.png" if is_mask else WebDataset.label_key)
+    form = WebDataset(image_key, label_key, weight_key, is_mask, is_text=target is not None and target.kind == "class")
+    return opener(form, path, buffer, target, MaskOptions.of(pixels, target))
+
+
+_IMAGES = ("png", "tif", "tiff", "bmp", "gif")  # what masks are kept as; a JPEG changes their numbers
+
+
+def _is_whole(text: str) -> bool:
+    return text.lstrip("-").isdecimal()
+
+
+def _parsed(text: str) -> Value:
+    """A whole number, a number with a fraction, several numbers with spaces or commas between them; or text."""
+    if _is_whole(text):
+        return int(text)
+    numbers = text.replace(",", " ").split()
+    try:
+        found = tuple(int(number) if _is_whole(number) else float(number) for number in numbers)
+    except ValueError:
+        return text
+    return text if not found else found if len(found) > 1 else found[0]
+
+
+def _value(value: object) -> Value:
+    """What JSON, or an array, holds as a target.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if isinstance(value, bool):
+        return int(value)
+    if isinstance(value, int | float | str):
+        return value
+    if isinstance(value, list) and all(isinstance(item, int | float) for item in value):
+        return tuple(int(item) if isinstance(item, bool) else item for item in value)
+    raise TypeError(f"{str(value)[:50]} is neither a number, nor a text, nor a list of numbers")
 
 
 def _members(tar: tarfile.TarFile) -> Iterator[tuple[str, str, tuple[int, int]]]:

@@ -22,7 +22,7 @@ def decoded(data, transforms):
 
 def test_decoded_images_come_back_pixel_for_pixel(data, path, folder):
     write_hdf5(decoded(data, ["decode", {"center_crop": {"size": [4, 4]}}]), path)
-    train, _ = open_hdf5(path)
+    train, _, _ = open_hdf5(path)
     decode, crop = parse_transforms(["decode", {"center_crop": {"size": [4, 4]}}])
     for index in range(len(train)):
         expected = crop.apply(decode.apply(data.train.read(index)), None, True)
@@ -35,7 +35,7 @@ def test_what_cannot_be_decoded_is_left_out_without_a_gap(data, path, folder):
         file.write(b"no image")
     [bad] = write_hdf5(decoded(data, ["decode"]), path)
     assert bad.name == broken
-    train, _ = open_hdf5(path)
+    train, _, _ = open_hdf5(path)
     assert train.labels.tolist() == np.delete(data.train.labels, 1).tolist()
     assert all(train.read(index).any() for index in range(len(train)))
 

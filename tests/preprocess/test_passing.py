@@ -76,7 +76,7 @@ def test_a_shard_whose_handle_is_stale_is_opened_again(tmp_path, monkeypatch):
 
 def test_an_hdf5_file_whose_handle_is_stale_is_opened_again(folder, tmp_path):
     write_hdf5(DataSet(ImageFolder(folder), None, ("cat", "dog")).parts(), tmp_path / "a.h5")
-    source, _ = open_hdf5(str(tmp_path / "a.h5"))
+    source, _, _ = open_hdf5(str(tmp_path / "a.h5"))
     expected = source.read(0)
 
     class Stale:
@@ -85,6 +85,6 @@ def test_an_hdf5_file_whose_handle_is_stale_is_opened_again(folder, tmp_path):
         def __getitem__(self, index):
             raise OSError(errno.ESTALE, "Can't synchronously read data")
 
-    source._images = Stale()
+    source._part = {"images": Stale(), "names": source._part["names"]}
     assert source.read(0) == expected
-    assert isinstance(source._images, h5py.Dataset)
+    assert isinstance(source._part, h5py.Group)

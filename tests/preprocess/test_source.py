@@ -100,7 +100,7 @@ def test_an_unknown_source_is_told_all_there_are():
     assert all(name in str(caught.value) for name in SOURCES)
 
 
-@pytest.mark.parametrize("source", ["image_folder", "hdf5", "tfrecord", "webdataset"])
+@pytest.mark.parametrize("source", sorted(name for name in SOURCES if not name.startswith("builtin:")))
 def test_a_source_of_files_wants_a_path_that_exists(source, tmp_path):
     with pytest.raises(InputError, match="it needs a path"):
         open_data(source, None, None, 0)
@@ -112,7 +112,7 @@ def test_an_unknown_option_is_told_the_options_with_their_defaults(tmp_path):
     with pytest.raises(InputError, match="unknown option 'key'; its options: image_key='image/encoded', "):
         open_data("tfrecord", str(tmp_path), None, 0, {"key": 3})
     with pytest.raises(InputError, match="its options: none"):
-        open_data("image_folder", str(tmp_path), None, 0, {"key": 3})
+        open_data("builtin:digits", str(tmp_path), None, 0, {"key": 3})
 
 
 # ---- test data --------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ def folder(tmp_path):
 
 def test_files_are_kept_as_they_are(folder, capsys):
     assert main(["pack", f"{folder}/in", f"{folder}/out.h5"]) == 0
-    train, validation = open_hdf5(f"{folder}/out.h5")
+    train, validation, _ = open_hdf5(f"{folder}/out.h5")
     assert train.read(0) == (folder / "in/train/a/0.png").read_bytes()
     assert len(validation) == 1
     assert "4 training images and 1 validation image of 2 classes" in capsys.readouterr().out
@@ -28,7 +28,7 @@ def test_files_are_kept_as_they_are(folder, capsys):
 
 def test_decoded_images_have_one_size(folder):
     assert main(["pack", f"{folder}/in", f"{folder}/out.h5", "--decoded", "4", "--mode", "L"]) == 0
-    train, _ = open_hdf5(f"{folder}/out.h5")
+    train, _, _ = open_hdf5(f"{folder}/out.h5")
     assert {train.read(index).shape for index in range(4)} == {(4, 4, 1)}
     assert {train.read(index).dtype for index in range(4)} == {np.dtype(np.uint8)}
 

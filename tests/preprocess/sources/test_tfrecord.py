@@ -1,6 +1,7 @@
 """TFRecord files, written here byte by byte from the definition of the format."""
 
 import gzip
+import pickle
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from preprocess.base import BadSample, InputError
 from preprocess.pipeline import Pipeline
 from preprocess.source import open_data
+from preprocess.target import TargetSpec, TargetWish
 from preprocess.transforms import parse_transforms
 from tests.preprocess.records import (
     delimited,
@@ -23,8 +25,8 @@ from tests.preprocess.records import (
 from tests.preprocess.samples import encode, pattern
 
 
-def opened(path, **options):
-    return open_data("tfrecord", str(path), None, 0, options).train
+def opened(path, kind=None, **options):
+    return open_data("tfrecord", str(path), None, 0, options, target=kind and TargetWish(kind)).train
 
 
 def test_images_and_labels_come_back(tmp_path):
@@ -90,6 +92,60 @@ def test_fields_that_are_not_known_are_passed_over(tmp_path):
     assert [opened(tmp_path).read(index) for index in (0, 1)] == [b"x", b"y"]
 
 
+# ---- arrays, and targets of other kinds -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(("features", "kind", "expected"), [
+    ([integers(1, 0, 1), integers(0, 1, 1)], "multilabel", [[1, 0, 1], [0, 1, 1]]),
+    ([integers(3, 17), integers(4)], "multilabel", [[1, 0, 1], [0, 1, 0]]),
+    ([floats(1.5, 2.5), floats(3.5, -1.0)], None, [[1.5, 2.5], [3.5, -1.0]]),
+    ([floats(1.5), floats(3.5)], None, [[1.5], [3.5]]),
+    ([integers(7), integers(-9)], "value", [[7], [-9]]),
+])
+def test_numbers_are_labels_or_values_with_weights(tmp_path, features, kind, expected):
+    write_records(tmp_path / "a.tfrecord", *(example(x=text(b"x"), y=feature, w=floats(weight))
+                                             for feature, weight in zip(features, (0.5, 2.0), strict=True)))
+    source = opened(tmp_path, kind, image_key="x", label_key="y", weight_key="w")
+    assert (source.targets.tolist(), source.weights.tolist()) == (expected, [0.5, 2.0])
+    assert source.target.kind == (kind or "value")
+
+
+def test_a_weight_that_is_missing_is_named(tmp_path):
+    write_records(tmp_path / "a.tfrecord", labelled(b"x", 0))
+    with pytest.raises(InputError, match=r"a.tfrecord\[0\]: no feature 'w' that can be used"):
+        opened(tmp_path, weight_key="w")
+
+
+@pytest.mark.parametrize(("feature", "options", "expected"), [
+    (floats(1.0, 2.0, 3.0, 4.0), {}, np.array([1, 2, 3, 4], np.float32)),
+    (floats(1.0, 2.0, 3.0, 4.0), {"shape": [2, 2]}, np.array([[1, 2], [3, 4]], np.float32)),
+    (integers(1, -2), {}, np.array([1, -2])),
+    (text(bytes([1, 2, 3, 4])), {"dtype": "uint8", "shape": [2, 2, 1]}, np.array([[[1], [2]], [[3], [4]]], np.uint8)),
+])
+def test_inputs_may_be_arrays(tmp_path, feature, options, expected):
+    write_records(tmp_path / "a.tfrecord", *(example(x=feature, y=integers(label)) for label in (0, 1)))
+    found = opened(tmp_path, image_key="x", label_key="y", **options).read(1)
+    assert (found.tolist(), found.dtype) == (expected.tolist(), expected.dtype)
+
+
+def test_an_array_of_another_shape_is_a_bad_sample(tmp_path):
+    write_records(tmp_path / "a.tfrecord", *(example(x=floats(*[1.0] * (3 + label)), y=integers(label))
+                                             for label in (0, 1)))
+    source = opened(tmp_path, image_key="x", label_key="y", shape=[3])
+    with pytest.raises(BadSample, match=r"a.tfrecord\[1\]: it has 4 numbers, not those of shape \(3,\)"):
+        source.read(1)
+
+
+def test_masks_are_encoded_images(tmp_path):
+    masks = [np.full((2, 3), number, np.uint8) for number in (0, 4)]
+    write_records(tmp_path / "a.tfrecord", *(
+        example(image__encoded=text(b"x"), image__segmentation__class__encoded=text(encode(mask[:, :, None])))
+        for mask in masks))
+    source = pickle.loads(pickle.dumps(opened(tmp_path, "mask")))
+    assert source.target == TargetSpec("mask", 2, ("0", "4"))
+    assert [source.read_target(index).tolist() for index in (0, 1)] == [[[0] * 3] * 2, [[1] * 3] * 2]
+
+
 # ---- damage -----------------------------------------------------------------------------------
 
 
@@ -133,7 +189,6 @@ def test_a_compressed_file_is_told_so(tmp_path):
 @pytest.mark.parametrize(("message", "complaint"), [
     (example(image=text(b"x"), label=integers(1)), "'image/class/label'.*its features: image, label"),
     (example(image__class__label=integers(1)), "no feature 'image/encoded'"),
-    (example(image__encoded=text(b"x"), image__class__label=floats(1.0)), "no feature 'image/class/label'"),
     (example(image__encoded=text(b"x"), image__class__label=integers()), "no feature 'image/class/label'"),
     (b"", "its features: none"),
     (b"\x0b", "not a tf.train.Example"),
@@ -148,6 +203,6 @@ def test_a_record_that_cannot_be_used_is_named_with_what_it_has(tmp_path, messag
 
 def test_an_image_feature_of_another_kind_is_a_bad_sample(tmp_path):
     write_records(tmp_path / "a.tfrecord", labelled(b"x", 0),
-                  example(image__encoded=integers(3), image__class__label=integers(1)))
-    with pytest.raises(BadSample, match="no bytes feature 'image/encoded'"):
+                  example(image__encoded=integers(), image__class__label=integers(1)))
+    with pytest.raises(BadSample, match="no feature 'image/encoded' with bytes or numbers"):
         opened(tmp_path).read(1)

@@ -1,0 +1,102 @@
+"""Arrays in ``.npy`` and ``.npz`` files, memory mapped: a sample is read alone, wherever it lies."""
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from numpy.lib import format as npy
+
+from preprocess.base import BadImage, InputError
+
+_LOCAL_HEADER = struct.Struct("<26xHH")  # of a member of a zip file: how long its name and its extra field are
+
+
+@dataclass(frozen=True)
+class ArrayPlace:
+    """Where an array lies: a ``.npy`` file, or a member of an ``.npz`` file."""
+
+    path: str
+    member: str | None = None
+
+    def __str__(self) -> str:
+        return self.path if self.member is None else f"{self.path}:{self.member}"
+
+    def open(self) -> np.ndarray:
+        """The array: memory mapped, but for a member that is compressed, which is unpacked into memory.
+
+        Raises:
+            InputError: it cannot be read, is not complete, or holds Python objects.
+        """
+        try:
+            if self.member is None:
+                return np.load(self.path, mmap_mode="r", allow_pickle=False)
+            return self._open_member(f"{self.member}.npy")
+        except OSError as error:
+            raise InputError(f"{self}: cannot be read: {error.strerror or error}") from error
+        except (ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile) as error:
+            because = ("it holds Python objects, which are not read: they could run anything; save it as numbers or "
+                       "text") if "allow_pickle" in str(error) or "Object arrays" in str(error) else error
+            raise InputError(f"{self}: {because}") from error
+
+    def _open_member(self, name: str) -> np.ndarray:
+        with zipfile.ZipFile(self.path) as archive:
+            info = archive.getinfo(name)
+            if info.compress_type != zipfile.ZIP_STORED:
+                with archive.open(info) as member:
+                    return npy.read_array(member, allow_pickle=False)
+        with open(self.path, "rb") as file:
+            file.seek(info.header_offset)
+            name_length, extra_length = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
+            file.seek(name_length + extra_length, os.SEEK_CUR)
+            shape, is_fortran, dtype = _read_header(file)
+            if dtype.hasobject:
+                raise ValueError("Object arrays cannot be mapped")
+            if not np.prod(shape):
+                return np.empty(shape, dtype)
+            return np.memmap(self.path, dtype, "r", file.tell(), shape, "F" if is_fortran else "C")
+
+
+def is_npy(data: bytes) -> bool:
+    """Whether some bytes are those of a ``.npy`` file."""
+    return data[:6] == npy.MAGIC_PREFIX
+
+
+def parse_npy(data: bytes) -> np.ndarray:
+    """The array of a ``.npy`` file.
+
+    Raises:
+        BadImage: it is damaged, or holds Python objects.
+    """
+    try:
+        return np.load(io.BytesIO(data), allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise BadImage(f"not an array: {error}") from error
+
+
+def member_names(path: str | Path) -> list[str]:
+    """The names of the arrays in an ``.npz`` file.
+
+    Raises:
+        InputError: it is no such file.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return sorted(name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy"))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except zipfile.BadZipFile as error:
+        raise InputError(f"{path} is not an .npz file, or not a whole one: {error}") from error
+
+
+def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
+    version = npy.read_magic(file)
+    if version == (1, 0):
+        return npy.read_array_header_1_0(file)
+    return npy.read_array_header_2_0(file)  # (3, 0) is the same, with names in UTF-8

@@ -1,0 +1,248 @@
+"""Samples in arrays: an ``.npz`` file with the arrays ``x``, ``y`` and perhaps ``w``, or ``.npy`` files of these names.
+
+The arrays of a part of the data may have the name of the part behind theirs, as in ``x_train`` and ``x_test``, or lie
+in a file or folder of its name: ``train.npz`` beside ``validation.npz``, ``train/x.npy`` beside ``validation/x.npy``.
+
+Inputs are memory mapped: a rank reads the samples that it wants. Only those of a compressed ``.npz`` file are unpacked
+into the memory of each rank that reads.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from preprocess.base import BadImage, BadSample, InputError, Source
+from preprocess.files.npz import ArrayPlace, member_names
+from preprocess.sources.image_folder import VALIDATION_NAMES
+from preprocess.sources.masks import MaskCoding, MaskOptions, Masks, plain_mask
+from preprocess.sources.targets import Targeted, flat, guess, understand
+from preprocess.target import TargetWish
+
+Opened = tuple[Source, Source | None, Source | None]  # training, validation and test samples
+
+
+@dataclass(frozen=True)
+class Names:
+    """What the arrays are called.
+
+    Attributes:
+        weights: None for ``w``, where there is such an array.
+    """
+
+    inputs: str = "x"
+    targets: str = "y"
+    weights: str | None = None
+
+    def of_part(self, part: str) -> Names:
+        """The names with that of a part behind them."""
+        return Names(f"{self.inputs}_{part}", f"{self.targets}_{part}",
+                     None if self.weights is None else f"{self.weights}_{part}")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is wanted of some arrays.
+
+    Attributes:
+        names: of the arrays.
+        suffix: of the name of the weights, where they have their usual name.
+        target: what the targets are, where the spec says it.
+        masks: how they are coded.
+    """
+
+    names: Names
+    suffix: str
+    target: TargetWish | None
+    masks: MaskCoding
+
+
+class Arrays(Targeted):
+    """The samples of two arrays, one row each.
+
+    Args:
+        places: of arrays, by name.
+        request: what is wanted of them.
+        origin: of all arrays, for messages.
+
+    Raises:
+        InputError: an array is missing, of another length than the others, or does not hold what it should.
+    """
+
+    def __init__(self, places: Mapping[str, ArrayPlace], request: Request, origin: str) -> None:
+        names = request.names
+        for name in (names.inputs, names.targets, *([names.weights] if names.weights else [])):
+            if name not in places:
+                raise InputError(f"{origin}: no array {name!r}; there are {', '.join(sorted(places)) or 'none'} "
+                                 "(options: inputs, targets, weights)")
+        self._place, place = places[names.inputs], places[names.targets]
+        self.places = (f"{os.path.realpath(self._place.path)}:{self._place.member or ''}",)
+        _check_inputs(self._inputs, self._place)
+        count, values = len(self._inputs), place.open()
+        if values.shape[:1] != (count,):
+            raise InputError(f"{origin}: {names.inputs} has {count} rows and {names.targets} "
+                             f"{values.shape[0] if values.shape else 'none'}; there should be a target for each input")
+        kind = guess(values, str(place)) if request.target is None else request.target.kind
+        targets = (ArrayMasks(place, count, request.masks) if kind == "mask"
+                   else understand(values, request.target, str(place), self.name))
+        super().__init__(targets, self._weights(places, names.weights, request.suffix), count)
+
+    def read(self, index: int) -> np.ndarray:
+        """The row of a sample; a single number as an array of one."""
+        return np.array(self._inputs[index], ndmin=1)
+
+    def name(self, index: int) -> str:
+        """The array and the row."""
+        return f"{self._place}[{index}]"
+
+    def __getstate__(self) -> dict[str, object]:
+        """Without the array that is open: other ranks open it themselves."""
+        return {name: value for name, value in self.__dict__.items() if name != "_inputs"}
+
+    @cached_property
+    def _inputs(self) -> np.ndarray:
+        return self._place.open()
+
+    def _weights(self, places: Mapping[str, ArrayPlace], name: str | None, suffix: str) -> np.ndarray | None:
+        place = places[name] if name else places.get(f"w{suffix}")
+        return None if place is None else np.array(flat(place.open()))
+
+
+class ArrayMasks(Masks):
+    """The masks in an array, (n, height, width) of integers."""
+
+    def __init__(self, place: ArrayPlace, count: int, coding: MaskCoding) -> None:
+        self._place = place
+        super().__init__(count, coding)
+
+    def name(self, index: int) -> str:  # noqa: D102 - Masks says it
+        return f"{self._place}[{index}]"
+
+    def decoded(self, index: int) -> np.ndarray:  # noqa: D102
+        try:
+            return plain_mask(np.array(self._array[index]))
+        except BadImage as error:
+            raise BadSample(self.name(index), str(error)) from error
+
+    def __getstate__(self) -> dict[str, object]:
+        """Without the array that is open."""
+        return {name: value for name, value in self.__dict__.items() if name != "_array"}
+
+    @cached_property
+    def _array(self) -> np.ndarray:
+        return self._place.open()
+
+
+def open_npz(path: str, inputs: str = Names.inputs, targets: str = Names.targets, weights: str | None = None,
+             pixels: Mapping[str, int] | None = None, *, target: TargetWish | None = None) -> Opened:
+    """The samples of an ``.npz`` file, or of a folder with ``train.npz``, perhaps ``validation.npz`` and ``test.npz``.
+
+    Args:
+        path: of the file or folder.
+        inputs, targets, weights: names of arrays.
+        pixels: the number that each class has in masks; see :class:`preprocess.sources.masks.MaskOptions`.
+        target: what the targets are, where the spec says it.
+
+    Raises:
+        InputError: no such file, or arrays that do not fit.
+    """
+    request = Request(Names(inputs, targets, weights), "", target, MaskOptions.of(pixels, target))
+    if os.path.isdir(path):
+        files = {file.stem: str(file) for file in Path(path).glob("*.npz")}
+        if "train" not in files:
+            raise InputError(f"{path}: no train.npz in this folder; it should be there, or the path be that of a file")
+        return _parts({part: _members(file) for part, file in files.items()}, request, files)
+    if not os.path.isfile(path):
+        raise InputError(f"{path}: no such file")
+    return _parts_by_suffix(_members(path), request, path)
+
+
+def open_npy(path: str, inputs: str = Names.inputs, targets: str = Names.targets, weights: str | None = None,
+             pixels: Mapping[str, int] | None = None, *, target: TargetWish | None = None) -> Opened:
+    """The samples of a folder with ``x.npy``, ``y.npy`` and perhaps ``w.npy``.
+
+    Args:
+        path: of the folder; it may hold folders ``train`` and ``validation`` (or val, or test) with such files.
+        inputs, targets, weights: names of files, with or without ``.npy``.
+        pixels: the number that each class has in masks; see :class:`preprocess.sources.masks.MaskOptions`.
+        target: what the targets are, where the spec says it.
+
+    Raises:
+        InputError: no such folder, or arrays that do not fit.
+    """
+    names = Names(inputs.removesuffix(".npy"), targets.removesuffix(".npy"), weights and weights.removesuffix(".npy"))
+    if os.path.isfile(path):
+        raise InputError(f"{path} is a file; it must be the folder with {names.inputs}.npy and {names.targets}.npy")
+    if not os.path.isdir(path):
+        raise InputError(f"{path}: no such folder")
+    request = Request(names, "", target, MaskOptions.of(pixels, target))
+    folders = {entry.name: entry.path for entry in os.scandir(path) if entry.is_dir()}
+    if "train" in folders and _files(folders["train"]):
+        return _parts({part: _files(folder) for part, folder in folders.items()}, request, folders)
+    return _parts_by_suffix(_files(path), request, path)
+
+
+def _members(path: str) -> dict[str, ArrayPlace]:
+    return {name: ArrayPlace(path, name) for name in member_names(path)}
+
+
+def _files(folder: str) -> dict[str, ArrayPlace]:
+    return {file.stem: ArrayPlace(str(file)) for file in Path(folder).glob("*.npy")}
+
+
+def _parts(places: Mapping[str, Mapping[str, ArrayPlace]], request: Request, origins: Mapping[str, str]) -> Opened:
+    """Parts that have files or folders of their own."""
+    return open_parts(lambda part, masks: Arrays(places[part], replace(request, masks=masks), origins[part]), "train",
+                      held_out_parts(places), request.masks)
+
+
+def _parts_by_suffix(places: Mapping[str, ArrayPlace], request: Request, origin: str) -> Opened:
+    """Parts whose arrays have the name of the part behind theirs."""
+    names, begin = request.names, f"{request.names.inputs}_"
+
+    def opened(part: str, masks: MaskCoding) -> Arrays:
+        if not part:
+            return Arrays(places, request, origin)
+        return Arrays(places, Request(names.of_part(part), f"_{part}", request.target, masks), origin)
+
+    held_out = held_out_parts([name.removeprefix(begin) for name in places if name.startswith(begin)])
+    is_plain = names.inputs in places or f"{begin}train" not in places
+    return open_parts(opened, "" if is_plain else "train", held_out, request.masks)
+
+
+def open_parts(opened: Callable[[str, MaskCoding], Targeted], train: str,
+               held_out: Sequence[str | None], masks: MaskCoding) -> Opened:
+    """The parts of a data set; the masks of all have the classes of those for training.
+
+    Args:
+        opened: opens a part, whose masks are coded so.
+        train, held_out: the names of the parts; None of one that there is not.
+        masks: how they are coded.
+    """
+    first = opened(train, masks)
+    shared = masks if first.masks is None else first.masks.classes
+    validation, test = (None if part is None else opened(part, shared) for part in held_out)
+    return first, validation, test
+
+
+def held_out_parts(names: Container[str]) -> tuple[str | None, str | None]:
+    """Which parts are for validation and for testing: what is called test is for validation, where nothing else is.
+
+    >>> held_out_parts(["train", "val", "test"]), held_out_parts(["train", "test"])
+    (('val', 'test'), ('test', None))
+    """
+    there = [name for name in VALIDATION_NAMES if name in names]
+    validation = there[0] if there else None
+    return validation, "test" if "test" in there and validation != "test" else None
+
+
+def _check_inputs(inputs: np.ndarray, place: ArrayPlace) -> None:
+    if inputs.dtype.kind not in "uifb":
+        raise InputError(f"{place}: inputs are of type {inputs.dtype}; they should be numbers")
+    if not inputs.shape or not inputs.size:
+        raise InputError(f"{place}: inputs are an array {inputs.shape}; there should be one row for each sample")

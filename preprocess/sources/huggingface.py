@@ -1,0 +1,214 @@
+"""Data sets of Hugging Face's ``datasets``, as ``save_to_disk`` has written them: Arrow files, memory mapped.
+
+The library is needed for nothing else, and imported only here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from preprocess.base import BadSample, InputError
+from preprocess.passing import read_patiently
+from preprocess.sources.arrays import Opened, held_out_parts, open_parts
+from preprocess.sources.masks import MaskCoding, MaskOptions, Masks
+from preprocess.sources.targets import Targeted, Targets, flat, label_sets, understand
+from preprocess.target import TargetWish
+
+INPUTS = ("image", "img", "x", "input", "inputs")  # of these columns the first that is there, unless `inputs` says it
+TARGETS = ("label", "labels", "y", "target", "targets", "mask", "annotation")  # the same
+
+
+class Rows(Targeted):
+    """The rows of one split.
+
+    Args:
+        path: of the folder.
+        split: None where the folder holds a single data set.
+        inputs: a column, or several columns of numbers.
+        targets: a column.
+        weights: a column, or None.
+        masks: how they are coded.
+        target: what the targets are, where the spec says it.
+
+    Raises:
+        InputError: a column is missing, or does not hold what it should.
+    """
+
+    def __init__(self, path: str, split: str | None, inputs: tuple[str, ...], targets: str, weights: str | None,
+                 masks: MaskCoding, target: TargetWish | None) -> None:
+        self._path, self._split, self._inputs, self._column = path, split, inputs, targets
+        self.places = (os.path.join(os.path.realpath(path), split or ""),)
+        rows, origin = self._rows, f"{path}{f' ({split})' if split else ''}"
+        for column in (*inputs, targets, *([weights] if weights else [])):
+            if column not in rows.column_names:
+                raise InputError(f"{origin}: no column {column!r}; its columns: {', '.join(rows.column_names)} "
+                                 "(options: inputs, targets, weights)")
+        if not len(rows):
+            raise InputError(f"{origin}: no rows")
+        place = f"{origin}, column {targets!r}"
+        found = None if weights is None else flat(np.asarray(rows[weights][:]))
+        is_mask = _is_image(rows.features[targets])
+        super().__init__(_MaskColumn(self, len(rows), masks) if is_mask
+                         else _understood(rows, targets, target, place, self.name), found, len(rows))
+
+    def read(self, index: int) -> bytes | np.ndarray:
+        """The encoded image, or the array of the columns."""
+        row = read_patiently(lambda: self._rows[index], lambda: self.name(index),
+                             again=lambda: self.__dict__.pop("_rows", None))
+        if len(self._inputs) > 1:
+            return np.array([row[column] for column in self._inputs], np.float32)
+        value = row[self._inputs[0]]
+        if isinstance(value, dict):
+            return _encoded(value, self.name(index))
+        try:
+            return _numbers(value)
+        except ValueError as error:
+            raise BadSample(self.name(index), f"column {self._inputs[0]!r}: {error}") from None
+
+    def encoded(self, index: int) -> bytes:
+        """The encoded image in the column of the targets."""
+        return _encoded(self._rows[index][self._column], self.name(index))
+
+    def name(self, index: int) -> str:
+        """The split and the row."""
+        return f"{self._path}{f':{self._split}' if self._split else ''}[{index}]"
+
+    def __getstate__(self) -> dict[str, object]:
+        """Without the files that are open: other ranks open them themselves."""
+        return {name: value for name, value in self.__dict__.items() if name != "_rows"}
+
+    @cached_property
+    def _rows(self) -> Any:
+        datasets = _library()
+        found = _load(self._path)
+        rows = found if self._split is None else found[self._split]
+        for column, feature in rows.features.items():
+            if _is_image(feature):  # as it lies there: FLEET decodes
+                rows = rows.cast_column(column, datasets.Image(decode=False))
+        return rows
+
+
+class _MaskColumn(Masks):
+    """The masks in a column of images."""
+
+    def __init__(self, rows: Rows, count: int, coding: MaskCoding) -> None:
+        self._rows = rows
+        super().__init__(count, coding)
+
+    def name(self, index: int) -> str:
+        return self._rows.name(index)
+
+    def content(self, index: int) -> bytes:
+        return self._rows.encoded(index)
+
+
+def open_huggingface(path: str, inputs: str | Sequence[str] | None = None, targets: str | None = None,
+                     weights: str | None = None, pixels: Mapping[str, int] | None = None, *,
+                     target: TargetWish | None = None) -> Opened:
+    """A data set that ``save_to_disk`` has written, or its splits train, validation (or val) and test.
+
+    Args:
+        path: of the folder.
+        inputs: a column of images or arrays, or a list of columns of numbers; the first of ``INPUTS`` that is there.
+        targets: a column; the first of ``TARGETS`` that is there.
+        weights: a column with the weight of each row.
+        pixels: the number that each class has in masks; see :class:`preprocess.sources.masks.MaskOptions`.
+        target: what the targets are, where the spec says it.
+
+    Raises:
+        InputError: the library is not installed, there is no such folder, or its columns are others.
+    """
+    found = _load(path)
+    splits = dict(found) if isinstance(found, dict) else {}
+    if splits and "train" not in splits:
+        raise InputError(f"{path}: no split train; there are {', '.join(splits)}")
+    columns = (splits["train"] if splits else found).column_names
+    wanted = (inputs,) if isinstance(inputs, str) else tuple(inputs or (_first(columns, INPUTS, "inputs", path),))
+    column = targets or _first(columns, TARGETS, "targets", path)
+
+    def rows(split: str, masks: MaskCoding) -> Rows:
+        return Rows(path, split or None, wanted, column, weights, masks, target)
+
+    return open_parts(rows, "train" if splits else "", held_out_parts(splits), MaskOptions.of(pixels, target))
+
+
+def _library() -> Any:
+    try:
+        import datasets
+    except ImportError as error:
+        raise InputError(f"huggingface: the library datasets cannot be imported ({error}); pip install datasets"
+                         ) from None
+    return datasets
+
+
+def _load(path: str) -> Any:
+    if not os.path.isdir(path):
+        raise InputError(f"{path}: no such folder; it should be one that save_to_disk has written")
+    try:
+        return _library().load_from_disk(path)
+    except InputError:
+        raise
+    except Exception as error:  # the library's, Arrow's, those of the system
+        raise InputError(f"{path}: not a data set that save_to_disk has written: {error}") from error
+
+
+def _first(columns: Sequence[str], names: Sequence[str], option: str, path: str) -> str:
+    found = next((name for name in names if name in columns), None)
+    if found is None:
+        raise InputError(f"{path}: none of its columns is called {', '.join(names)}; say which one (options: "
+                         f"{option}); its columns: {', '.join(columns)}")
+    return found
+
+
+def _numbers(value: object) -> np.ndarray:
+    found = np.array(value, ndmin=1)
+    if found.dtype.kind not in "iufb":
+        raise ValueError(f"{type(value).__name__} is neither an image nor an array of numbers")
+    return found
+
+
+def _is_image(feature: object) -> bool:
+    return type(feature).__name__ == "Image"
+
+
+def _encoded(value: Any, name: str) -> bytes:
+    """The bytes of an image that is in a row, or lies where the row says."""
+    if not isinstance(value, dict):
+        raise BadSample(name, "no image in this row")
+    if value.get("bytes") is not None:
+        return value["bytes"]
+    with open(value["path"], "rb", buffering=0) as file:
+        return file.read()
+
+
+def _understood(rows: Any, column: str, wish: TargetWish | None, origin: str, name: Any) -> Targets:
+    """The targets of a column, whose features may say what they are."""
+    feature, values = rows.features[column], rows[column][:]
+    missing = next((row for row, value in enumerate(values) if value is None), None)
+    if missing is not None:
+        raise InputError(f"{origin}: {name(missing)} has no value")
+    inner: Any = getattr(feature, "feature", None)
+    kind = None if wish is None else wish.kind
+    if hasattr(feature, "names") and kind in (None, "class"):
+        labels = np.array(values, np.int64)
+        outside = np.flatnonzero((labels < 0) | (labels >= len(feature.names)))
+        if len(outside):
+            raise InputError(f"{origin}: {name(int(outside[0]))} has the label {labels[outside[0]]}, none of the "
+                             f"{len(feature.names)} classes")
+        return Targets("class", labels, tuple(feature.names))
+    if hasattr(inner, "names") and kind in (None, "multilabel"):
+        given = np.zeros((len(values), len(inner.names)), np.uint8)
+        for row, labels_of in enumerate(values):
+            given[row, list(labels_of)] = 1
+        return Targets("multilabel", given, tuple(inner.names))
+    if isinstance(values[0], list) and (isinstance(next(iter(values[0]), None), str)
+                                        or len(set(map(len, values))) > 1):
+        if kind not in (None, "multilabel"):
+            raise InputError(f"{origin}: each row has a list of labels; that is multilabel, not {kind}")
+        return label_sets([set(labels_of) for labels_of in values])
+    return understand(np.array(values), wish, origin, name)

@@ -1,0 +1,261 @@
+"""Samples that a table lists: rows of features, or files whose paths stand in a column.
+
+The table is a CSV or a Parquet file. Paths are relative to its folder. Columns may also say to which part of the data
+a row belongs, which rows must stay together when some are held out, and of what there should be the same share in all
+parts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from preprocess.base import BadImage, BadSample, InputError, Source
+from preprocess.files.npz import is_npy, parse_npy
+from preprocess.files.table import Table, read_table
+from preprocess.passing import read_patiently
+from preprocess.sources.arrays import Opened, held_out_parts
+from preprocess.sources.masks import MaskFiles, MaskOptions
+from preprocess.sources.targets import Targeted, Targets, label_sets, understand
+from preprocess.target import TargetWish
+
+PATH_COLUMNS = ("path", "file", "filename", "image")  # of these the first that is there, unless `inputs` says it
+_PARTS = {"train": "train", "training": "train", "validation": "validation", "val": "validation", "valid": "validation",
+          "dev": "validation", "test": "test"}
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What the columns of a table are for.
+
+    Attributes:
+        inputs: the column of paths, or those of the features.
+        is_paths: which of the two it is.
+        targets: one column or more.
+        weights, split, group, stratify: a column each, or None.
+        separator: between the labels of a single column of many labels.
+        masks: what the options say of masks.
+    """
+
+    inputs: tuple[str, ...]
+    is_paths: bool
+    targets: tuple[str, ...]
+    weights: str | None = None
+    split: str | None = None
+    group: str | None = None
+    stratify: str | None = None
+    separator: str = ";"
+    masks: MaskOptions = field(default_factory=MaskOptions)
+
+
+class TableRows(Targeted):
+    """Some rows of a table.
+
+    Args:
+        table: all rows.
+        rows: those of this part of the data.
+        columns: what is where.
+        targets: of all rows.
+
+    Attributes:
+        groups: (samples,) of integers; samples of one group stay together. Only with a column for it.
+        strata: (samples,) of integers; each is split by itself. Only with a column for it.
+    """
+
+    def __init__(self, table: Table, rows: np.ndarray, columns: Columns, targets: Targets | MaskFiles) -> None:
+        self._table_path, self._unit, self._lines = table.path, table.unit, table.lines[rows]
+        self.places = (f"{os.path.realpath(table.path)}:{columns.split or ''}{int(rows[0])}",)
+        weights = None if columns.weights is None else table.numbers(columns.weights, "a weight")[rows]
+        super().__init__(targets.some(rows), weights, len(rows))
+        for name, column in (("groups", columns.group), ("strata", columns.stratify)):
+            if column is not None:
+                setattr(self, name, np.unique(table.text(column, name), return_inverse=True)[1][rows])
+
+    def _row(self, index: int) -> str:
+        return f"{self._table_path} {self._unit} {self._lines[index]}"
+
+
+class FeatureRows(TableRows):
+    """Rows whose inputs stand in the table: (features,) float32 each."""
+
+    def __init__(self, table: Table, rows: np.ndarray, columns: Columns, targets: Targets | MaskFiles) -> None:
+        super().__init__(table, rows, columns, targets)
+        self._features = np.stack([table.numbers(name, "a feature")[rows] for name in columns.inputs], axis=1
+                                  ).astype(np.float32)
+        self.features = columns.inputs
+
+    def read(self, index: int) -> np.ndarray:
+        """The features of a row."""
+        return self._features[index].copy()
+
+    def name(self, index: int) -> str:
+        """The row."""
+        return self._row(index)
+
+
+class FileRows(TableRows):
+    """Rows that name a file each: an encoded image, or an array in a ``.npy`` file."""
+
+    def __init__(self, table: Table, rows: np.ndarray, columns: Columns, targets: Targets | MaskFiles) -> None:
+        super().__init__(table, rows, columns, targets)
+        self.folder = os.path.dirname(table.path)
+        names = table.text(columns.inputs[0], "paths")
+        self._files = [names[row] for row in rows]
+
+    def read(self, index: int) -> bytes | np.ndarray:
+        """The bytes of the file, or its array."""
+        file = os.path.join(self.folder, self._files[index])
+        content = read_patiently(lambda: _content(file), lambda: self.name(index))
+        try:
+            return parse_npy(content) if is_npy(content) else content
+        except BadImage as error:
+            raise BadSample(self.name(index), str(error)) from error
+
+    def name(self, index: int) -> str:
+        """The row and the file."""
+        return f"{self._row(index)}: {self._files[index]}"
+
+
+def open_table(path: str, inputs: str | Sequence[str] | None = None, targets: str | Sequence[str] = "target",
+               weights: str | None = None, split: str | None = None, group: str | None = None,
+               stratify: str | None = None, separator: str = ";", delimiter: str | None = None,
+               pixels: Mapping[str, int] | None = None, *, target: TargetWish | None = None) -> Opened:
+    """The rows of a CSV or Parquet file.
+
+    Args:
+        path: of the file.
+        inputs: a column of paths, or a list of columns of numbers: the features. Without it, the first column of
+            ``PATH_COLUMNS`` that is there, or else all columns that are for nothing else.
+        targets: a column, or a list of them.
+        weights: a column with the weight of each row.
+        split: a column that says train, validation or test.
+        group: a column; rows with the same value stay together when some are held out.
+        stratify: a column; of each of its values the same share is held out.
+        separator: between the labels of a row, where one column holds them all.
+        delimiter: between the cells of a CSV file.
+        pixels: the number that each class has in masks; see :class:`preprocess.sources.masks.MaskOptions`.
+        target: what the targets are, where the spec says it.
+
+    Raises:
+        InputError: what is wrong with the table, with its row and column.
+    """
+    table = read_table(path, delimiter)
+    names, is_paths = _inputs(table, inputs, _several(targets), (weights, split, group, stratify))
+    columns = Columns(names, is_paths, _several(targets), weights, split, group, stratify, separator,
+                      MaskOptions.of(pixels, target))
+    if columns.is_paths:
+        _check_files(table, columns.inputs[0])
+    found = _targets(table, columns, target)
+    form = FileRows if columns.is_paths else FeatureRows
+
+    def part(name: str | None) -> Source | None:
+        return None if name is None else form(table, parts[name], columns, found)
+
+    parts = _parts(table, split)
+    validation, test = held_out_parts(parts)
+    train = part("train")
+    assert train is not None
+    return train, part(validation), part(test)
+
+
+def _inputs(table: Table, inputs: str | Sequence[str] | None, targets: Sequence[str], others: Sequence[str | None]
+            ) -> tuple[tuple[str, ...], bool]:
+    """The columns of the inputs, and whether it is one of paths."""
+    for column in targets:
+        table.column(column, "targets")
+    taken = (*targets, *others)
+    names = _several(inputs) if inputs is not None else next(
+        ((name,) for name in PATH_COLUMNS if name in table.columns and name not in taken),
+        tuple(name for name in table.columns if name not in taken))
+    if not names:
+        raise InputError(f"{table.path}: no column is left for inputs (options: inputs, targets)")
+    both = [name for name in names if name in targets]
+    if both:
+        raise InputError(f"{table.path}: column {both[0]!r} is among the inputs and the targets: there would be "
+                         "nothing to learn")
+    return names, len(names) == 1 and table.typed(names[0], "inputs").dtype.kind == "O"
+
+
+def _several(names: str | Sequence[str]) -> tuple[str, ...]:
+    found = (names,) if isinstance(names, str) else tuple(names)
+    for place, name in enumerate(found):
+        if name in found[:place]:
+            raise InputError(f"column {name!r} is named twice (options: inputs, targets)")
+    return found
+
+
+def _check_files(table: Table, column: str) -> None:
+    """See that all files are there, and each is listed once: else one would be learned from and judged by."""
+    folder, names = os.path.dirname(table.path), table.text(column, "paths")
+    seen: dict[str, int] = {}
+    for row, name in enumerate(names):
+        file = os.path.normpath(os.path.join(folder, name))
+        if (first := seen.setdefault(file, row)) != row:
+            raise InputError(f"{table.place(row, column)}: {name} stands in {table.unit} {table.lines[first]} too; "
+                             "each file should be listed once (options: weights makes some count for more)")
+    there = {place: _names_in(place) for place in {os.path.dirname(file) for file in seen}}
+    missing = [row for file, row in seen.items() if os.path.basename(file) not in there[os.path.dirname(file)]]
+    if missing:
+        more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+        raise InputError(f"{table.place(missing[0], column)}: no file {names[missing[0]]}{more}; paths are relative to "
+                         "the folder of the table")
+
+
+def _names_in(folder: str) -> set[str]:
+    try:
+        return set(os.listdir(folder or "."))
+    except OSError:
+        return set()
+
+
+def _parts(table: Table, split: str | None) -> Mapping[str, np.ndarray]:
+    """The rows of each part."""
+    if split is None:
+        return {"train": np.arange(len(table))}
+    said = [text.strip().lower() for text in table.text(split, "split")]
+    for row, text in enumerate(said):
+        if text not in _PARTS:
+            raise InputError(f"{table.place(row, split)}: {text!r} is no part of the data; it should be train, "
+                             "validation or test")
+    found = np.array([_PARTS[text] for text in said])
+    parts = {name: np.flatnonzero(found == name) for name in dict.fromkeys(found.tolist())}
+    if "train" not in parts:
+        raise InputError(f"{table.path}, column {split!r}: no row says train")
+    return parts
+
+
+def _targets(table: Table, columns: Columns, wish: TargetWish | None) -> Targets | MaskFiles:
+    """The targets of all rows."""
+    names, origin = columns.targets, f"{table.path}, {', '.join(map(repr, columns.targets))}"
+    kind = None if wish is None else wish.kind
+    if kind == "mask":
+        if len(names) > 1:
+            raise InputError(f"{origin}: masks should stand in one column of paths")
+        _check_files(table, names[0])
+        folder = os.path.dirname(table.path)
+        return MaskFiles([os.path.join(folder, file) for file in table.text(names[0], "masks")], columns.masks)
+    if len(names) == 1:
+        if kind == "multilabel":
+            cells = table.columns[names[0]]  # an empty one has no label
+            return label_sets([{label.strip() for label in str(cell).split(columns.separator)} - {""}
+                               for cell in cells])
+        cells = _classes(table.text(names[0], "classes")) if kind == "class" else table.typed(names[0], "targets")
+        return understand(cells, wish, origin, table.place)
+    stacked = np.stack([table.numbers(name, "one of several targets") for name in names], axis=1)
+    return understand(stacked, wish, origin, table.place, names)
+
+
+def _classes(cells: Sequence[str]) -> np.ndarray:
+    """What the spec says is classes: whole numbers where all are, so that 10 comes after 9; text otherwise."""
+    try:
+        return np.array([int(cell) for cell in cells])
+    except ValueError:
+        return np.array(cells)
+
+
+def _content(file: str) -> bytes:
+    with open(file, "rb", buffering=0) as opened:
+        return opened.read()

@@ -1,0 +1,250 @@
+"""What an array of targets means: classes, many labels, values or masks.
+
+A source knows the type and the shape of what lies there; where that has two readings, ``data.target`` of the spec says
+which one is meant:
+
+====================================  =============================================================================
+(n,) text or integers                 ``class``: each distinct one is a class, in ascending order
+(n,) numbers with a fraction          ``value``
+(n, k) numbers with a fraction        ``value``, k of them
+(n, k) zeros and ones                 ``multilabel``; with a single 1 in each row it may also be ``class``: say which
+(n, k) other integers                 only as ``value``, where the spec says so
+(n, height, width) integers           ``mask``
+====================================  =============================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from preprocess.base import InputError, RandomAccess, counted
+from preprocess.target import Kind, TargetSpec, TargetWish
+
+_FEW = 20  # distinct integers that may well be classes, however few samples there are
+
+
+@dataclass(frozen=True)
+class Targets:
+    """The targets of a source, understood.
+
+    Attributes:
+        kind: what they are.
+        values: (n,) int64 classes; (n, labels) or (n, values) numbers as they lie there, which are checked later.
+        names: of the classes, labels or values; of values and labels they may be missing.
+    """
+
+    kind: Kind
+    values: np.ndarray
+    names: tuple[str, ...] = ()
+
+    def spec(self) -> TargetSpec:
+        """The description that goes with them."""
+        try:
+            return TargetSpec(self.kind, len(self.names) if self.kind == "class" else self.values.shape[1], self.names)
+        except ValueError as error:
+            raise InputError(str(error)) from error
+
+    def some(self, rows: np.ndarray) -> Targets:
+        """Those of some samples."""
+        return replace(self, values=self.values[rows])
+
+
+class ReadsMasks(Protocol):
+    """Reads masks one at a time; see :class:`preprocess.sources.masks.Masks`."""
+
+    classes: Any
+
+    @property
+    def spec(self) -> TargetSpec:
+        """Their description."""
+
+    def read(self, index: int) -> np.ndarray:
+        """The mask of a sample, (height, width) of integers."""
+
+
+def understand(values: np.ndarray, wish: TargetWish | None, origin: str, name: Callable[[int], str],
+               names: tuple[str, ...] = ()) -> Targets:
+    """What an array of targets means, but for masks; see the module.
+
+    Args:
+        values: (n, ...) as they lie.
+        wish: what ``data.target`` says of them; None where it says nothing.
+        origin: of the array, for messages.
+        name: of a sample, for messages.
+        names: of labels or values, where they are known.
+
+    Raises:
+        InputError: they cannot be what they are said to be, or it must be said what they are.
+    """
+    kind = guess(values, origin) if wish is None else wish.kind
+    if values.ndim == 2 and values.shape[1] == 1 and kind != "multilabel":
+        values = values[:, 0]
+    names = names if wish is None or not wish.names else wish.names
+    outputs = 0 if wish is None else len(wish.names) or wish.outputs or 0
+    if kind == "class" and outputs and values.dtype.kind in "iu" and values.ndim == 1:
+        found = _numbered(values, names or tuple(map(str, range(outputs))), origin, name)
+    else:
+        found = {"class": _classes, "multilabel": _labels, "value": _values}[kind](values, origin, name, names)
+    if wish is not None and outputs:
+        wish.check(found.spec())
+    return found
+
+
+def label_sets(sets: Sequence[Set[object]]) -> Targets:
+    """Many labels, from the set of labels that each sample has; in ascending order."""
+    names = sorted(set().union(*sets))  # type: ignore[type-var]
+    place = {name: number for number, name in enumerate(names)}
+    values = np.zeros((len(sets), len(names)), np.uint8)
+    for row, labels in enumerate(sets):
+        values[row, [place[label] for label in labels]] = 1
+    return Targets("multilabel", values, tuple(map(str, names)))
+
+
+def flat(numbers: np.ndarray) -> np.ndarray:
+    """Numbers of samples, where each may stand in a row of its own."""
+    return numbers[:, 0] if numbers.ndim == 2 and numbers.shape[1] == 1 else numbers
+
+
+def guess(values: np.ndarray, origin: str) -> Kind:
+    """What targets are whose source does not say it; see the module.
+
+    Raises:
+        InputError: it must be said.
+    """
+    type_ = values.dtype.kind
+    is_whole = type_ in "iub"
+    if (values.ndim == 1 or values.shape[1:] == (1,)) and (is_whole or type_ in "USO"):
+        if type_ in "iu":
+            _check_few(values, origin)
+        return "class"
+    if values.ndim in (1, 2) and type_ == "f":
+        return "value"
+    if is_whole and (values.ndim == 3 or (values.ndim == 4 and values.shape[3] == 1)):
+        return "mask"
+    if values.ndim != 2 or not is_whole:
+        raise InputError(f"{origin}: targets are {_described(values)}; they should be (n,) classes, (n, labels) zeros "
+                         "and ones, (n,) or (n, values) floats, or (n, height, width) integers")
+    if not np.isin(values, (0, 1)).all():
+        raise InputError(f"{origin}: targets are {_described(values)}, and not all of them 0 or 1; say data.target: "
+                         "value, if they are numbers to be predicted")
+    if len(values) and (values.sum(axis=1) == 1).all():
+        raise InputError(f"{origin}: each row of these targets has a single 1, so they may be classes or labels; say "
+                         "data.target: class or data.target: multilabel")
+    return "multilabel"
+
+
+def _check_few(values: np.ndarray, origin: str) -> None:
+    """Refuse integers that are hardly classes, as long as nobody says that they are."""
+    distinct = len(np.unique(values))
+    if distinct > max(_FEW, len(values) // 2):
+        raise InputError(f"{origin}: there are {distinct} different integers in {counted(len(values), 'target')}, so "
+                         "they may be classes or values; say data.target: class or data.target: value")
+
+
+def _numbered(values: np.ndarray, names: tuple[str, ...], origin: str, name: Callable[[int], str]) -> Targets:
+    """Classes whose numbers go from 0 on."""
+    wrong = np.flatnonzero((values < 0) | (values >= len(names)))
+    if len(wrong):
+        raise InputError(f"{origin}: {name(int(wrong[0]))} has the target {values[wrong[0]]}{_more(wrong)}, not one "
+                         f"of the {len(names)} classes, 0 to {len(names) - 1}")
+    return Targets("class", values.astype(np.int64), names)
+
+
+def _classes(values: np.ndarray, origin: str, name: Callable[[int], str], names: tuple[str, ...]) -> Targets:
+    if values.ndim == 2 and values.dtype.kind in "iubf":
+        wrong = np.flatnonzero(~(np.isin(values, (0, 1)).all(axis=1) & (values.sum(axis=1) == 1)))
+        if len(wrong):
+            raise InputError(f"{origin}: {name(int(wrong[0]))} has the target "
+                             f"{values[wrong[0]].tolist()}{_more(wrong)}, not a single 1 among zeros; a class should "
+                             "be a number, a text, or such a row")
+        columns = names or tuple(map(str, range(values.shape[1])))
+        return Targets("class", values.argmax(axis=1).astype(np.int64), columns)
+    if values.ndim != 1 or values.dtype.kind not in "iubfUSO":
+        raise InputError(f"{origin}: targets are {_described(values)}; classes should be (n,) integers or text")
+    if values.dtype.kind == "f":
+        values = _whole(values, origin, name)
+    if values.dtype.kind in "SO":
+        values = np.array([text.decode(errors="replace") if isinstance(text, bytes) else str(text) for text in values])
+    if values.dtype.kind == "U":
+        empty = np.flatnonzero(np.char.strip(values) == "") if len(values) else np.empty(0, int)
+        if len(empty):
+            raise InputError(f"{origin}: {name(int(empty[0]))} has no class{_more(empty)}: an empty text")
+    distinct, labels = np.unique(values, return_inverse=True)
+    return Targets("class", labels.astype(np.int64).reshape(len(values)), tuple(map(str, distinct)))
+
+
+def _whole(values: np.ndarray, origin: str, name: Callable[[int], str]) -> np.ndarray:
+    """Floats that are whole numbers, as integers."""
+    wrong = np.flatnonzero(~(np.isfinite(values) & (values == np.floor(values))))
+    if len(wrong):
+        raise InputError(f"{origin}: {name(int(wrong[0]))} has the target {values[wrong[0]]}{_more(wrong)}, which is "
+                         "no class: nothing is rounded; say data.target: value, if it is a number to be predicted")
+    return values.astype(np.int64)
+
+
+def _labels(values: np.ndarray, origin: str, name: Callable[[int], str], names: tuple[str, ...]) -> Targets:
+    if values.ndim != 2 or values.dtype.kind not in "iubf":
+        raise InputError(f"{origin}: targets are {_described(values)}; labels should be (n, labels) zeros and ones")
+    return Targets("multilabel", values, names)
+
+
+def _values(values: np.ndarray, origin: str, name: Callable[[int], str], names: tuple[str, ...]) -> Targets:
+    if values.ndim not in (1, 2) or values.dtype.kind not in "iubf":
+        raise InputError(f"{origin}: targets are {_described(values)}; values should be (n,) or (n, values) numbers")
+    return Targets("value", values.reshape(len(values), -1), names)
+
+
+def _described(values: np.ndarray) -> str:
+    """The shape and the type of an array."""
+    kind = "text" if values.dtype.kind in "US" else str(values.dtype)
+    return f"an array {values.shape} of {kind}"
+
+
+def _more(wrong: np.ndarray) -> str:
+    return f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+
+
+class Targeted(RandomAccess):
+    """A source of one kind of targets or another.
+
+    Args:
+        targets: of its samples. Masks are read one at a time instead; ``masks`` is then what reads them.
+        weights: (n,) numbers; None where all samples weigh the same.
+        count: of samples.
+
+    Attributes:
+        classes: the names of classes, labels or values, where they have such.
+    """
+
+    def __init__(self, targets: Targets | ReadsMasks, weights: np.ndarray | None, count: int) -> None:
+        self._count = count
+        self.masks: ReadsMasks | None = None
+        if not isinstance(targets, Targets):
+            self.masks, self.target, self.classes = targets, targets.spec, targets.spec.names
+        elif targets.kind == "class":
+            self.labels, self.classes = targets.values, targets.names
+        else:
+            self.target, self.targets, self.classes = targets.spec(), targets.values, targets.names
+        if weights is not None:
+            self.weights = weights
+
+    def __len__(self) -> int:
+        return self._count
+
+    def read(self, index: int) -> bytes | np.ndarray:
+        """The input of a sample; see :class:`~preprocess.base.Source`."""
+        raise NotImplementedError
+
+    def name(self, index: int) -> str:
+        """What to call a sample; see :class:`~preprocess.base.Source`."""
+        raise NotImplementedError
+
+    def read_target(self, index: int) -> np.ndarray:
+        """The mask of a sample, (height, width) of integers."""
+        if self.masks is None:
+            raise TypeError("only masks are read")
+        return self.masks.read(index)

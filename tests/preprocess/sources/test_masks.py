@@ -1,0 +1,155 @@
+"""Masks: which number is which class, and where they lie."""
+
+import pickle
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from preprocess.base import BadSample, InputError
+from preprocess.sources.image_folder import open_image_folder
+from preprocess.sources.masks import MaskFiles, MaskOptions, decode_mask
+from preprocess.target import TargetSpec, TargetWish
+from tests.preprocess.samples import encode, pattern, write
+
+MASK = np.array([[0, 7], [255, 7]], np.uint8)
+
+
+def saved(path, mask, **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".npy":
+        np.save(path, mask)
+    else:
+        (mask if isinstance(mask, Image.Image) else Image.fromarray(mask)).save(path, **options)
+    return str(path)
+
+
+def palette():
+    image = Image.fromarray(MASK % 3).convert("P")
+    image.putpalette([200, 0, 0, 0, 200, 0, 0, 0, 200])
+    return image
+
+
+@pytest.mark.parametrize(("content", "expected"), [
+    (encode(Image.fromarray(MASK)), MASK),
+    (encode(Image.fromarray(MASK.astype(np.uint16) * 100)), MASK.astype(int) * 100),
+    (encode(Image.fromarray(MASK > 7).convert("1")), MASK > 7),
+    (encode(palette()), np.asarray(palette())),
+])
+def test_the_numbers_of_a_mask_are_kept_whatever_image_it_is(content, expected):
+    assert np.array_equal(decode_mask(content), expected)
+
+
+@pytest.mark.parametrize("image", [pattern(2, 2), pattern(2, 2, 1)[:, :, 0] / 255])
+def test_several_numbers_a_pixel_or_fractions_are_no_mask(tmp_path, image):
+    if image.ndim == 2:
+        file = saved(tmp_path / "0.npy", image)
+    else:
+        file = saved(tmp_path / "0.png", image)
+    with pytest.raises(BadSample, match="0.(png|npy): its mask is .*it should have one whole number for each pixel"):
+        MaskFiles([file], MaskOptions(outputs=2)).decoded(0)
+
+
+def test_each_number_that_is_in_any_mask_is_a_class_unless_one_counts_for_nothing(tmp_path):
+    files = [saved(tmp_path / "0.png", MASK), saved(tmp_path / "1.npy", np.array([[3]]))]
+    assert MaskFiles(files, MaskOptions()).spec == TargetSpec("mask", 4, ("0", "3", "7", "255"))
+    masks = MaskFiles(files, MaskOptions(ignore=255))
+    assert masks.spec == TargetSpec("mask", 3, ("0", "3", "7"), ignore=-1)
+    assert [masks.read(0).tolist(), masks.read(1).tolist()] == [[[0, 2], [-1, 2]], [[1]]]
+
+
+def test_an_option_says_which_number_is_which_class(tmp_path):
+    masks = MaskFiles([saved(tmp_path / "0.png", MASK)], MaskOptions.of({"sky": 255, "sea": 0, "ship": 7}, None))
+    assert (masks.read(0).tolist(), masks.spec.names) == ([[1, 2], [0, 2]], ("sky", "sea", "ship"))
+    masks = MaskFiles([saved(tmp_path / "0.png", MASK)], MaskOptions.of({"sea": 0, "ship": 8}, None))
+    with pytest.raises(BadSample, match=r"0.png: its mask has the value 7 at row 0, column 1; the values of the 2 cl"):
+        masks.read(0)
+
+
+def test_the_spec_may_name_the_classes(tmp_path):
+    wish = TargetWish("mask", names=("sea", "ship"), ignore=255)
+    masks = MaskFiles([saved(tmp_path / "0.png", MASK % 2)], MaskOptions.of(None, wish))
+    assert masks.spec == TargetSpec("mask", 2, ("sea", "ship"), ignore=255)
+
+
+@pytest.mark.parametrize(("pixels", "ignore", "complaint"), [
+    ({"a": 0}, None, "pixels: {'a': 0} should give each class a pixel value"),
+    ({"a": 0, "b": -1}, None, "a whole number of its own, from 0"),
+    ({"a": 1, "b": 1}, None, "a whole number of its own, from 0"),
+    ({"a": 1, "b": 2}, 2, "ignore: 2 is the value of the class b"),
+])
+def test_options_that_cannot_be_are_refused(tmp_path, pixels, ignore, complaint):
+    with pytest.raises(InputError, match=complaint):
+        MaskFiles([saved(tmp_path / "0.png", MASK)], MaskOptions.of(pixels, TargetWish("mask", ignore=ignore)))
+
+
+def test_masks_of_one_number_or_of_very_many_are_refused(tmp_path):
+    with pytest.raises(InputError, match=r"0.png: all pixels of all masks have the value 0; at least two classes"):
+        MaskFiles([saved(tmp_path / "0.png", MASK * 0)], MaskOptions())
+    many = np.arange(400, dtype=np.uint16).reshape(20, 20)
+    with pytest.raises(InputError, match=r"1.png: with this mask there are more than 256 values of pixels"):
+        MaskFiles([saved(tmp_path / "0.png", MASK), saved(tmp_path / "1.png", many)], MaskOptions())
+
+
+# ---- folders of images with masks beside ----------------------------------------------------------
+
+
+def fill(folder, names, suffix=""):
+    for number, name in enumerate(names):
+        write(folder / f"images/{name}.jpg", pattern(2, 2, seed=number))
+        saved(folder / f"masks/{name}{suffix}.png", (MASK + number).astype(np.uint8))
+
+
+@pytest.mark.parametrize("suffix", ["", "_mask"])
+def test_a_mask_has_the_name_of_its_image(tmp_path, suffix):
+    fill(tmp_path, ["b", "a/c"], suffix)
+    source, validation = open_image_folder(str(tmp_path))
+    assert (validation, len(source)) == (None, 2)
+    assert source.name(0).endswith("images/a/c.jpg")
+    assert source.read(1) == (tmp_path / "images/b.jpg").read_bytes()
+    sent = pickle.loads(pickle.dumps(source))
+    assert sent.target.names == ("0", "1", "7", "8", "255")
+    assert sent.read_target(1).tolist() == [[0, 2], [4, 2]]
+
+
+@pytest.mark.parametrize("layout", ["{part}/{what}", "{what}/{part}"])
+def test_parts_lie_in_folders_and_share_their_classes(tmp_path, layout):
+    for part, mask in (("train", MASK), ("val", MASK * 0)):
+        write(tmp_path / layout.format(part=part, what="images") / "0.png", pattern(2, 2))
+        saved(tmp_path / layout.format(part=part, what="masks") / "0.png", mask)
+    train, validation = open_image_folder(str(tmp_path))
+    assert train.target == validation.target == TargetSpec("mask", 3, ("0", "7", "255"))
+    assert validation.read_target(0).tolist() == [[0, 0], [0, 0]]
+
+
+def test_options_name_the_folders(tmp_path):
+    fill(tmp_path, ["a"])
+    (tmp_path / "masks").rename(tmp_path / "annotations")
+    (tmp_path / "images").rename(tmp_path / "photos")
+    source, _ = open_image_folder(str(tmp_path), images="photos", masks="annotations")
+    assert source.target.outputs == 3
+    with pytest.raises(InputError, match=r"no folders images and annotations here, nor in train \(options: images, m"):
+        open_image_folder(str(tmp_path), masks="annotations")
+
+
+def test_two_folders_of_other_names_are_two_classes(tmp_path):
+    for name in ("images", "other"):
+        write(tmp_path / f"{name}/0.png", pattern(2, 2))
+    assert open_image_folder(str(tmp_path))[0].classes == ("images", "other")
+    with pytest.raises(InputError, match="no folders images and masks here"):
+        open_image_folder(str(tmp_path), target=TargetWish("mask"))
+
+
+def test_images_and_masks_that_lack_each_other_are_named(tmp_path):
+    fill(tmp_path, "abc")
+    (tmp_path / "masks/b.png").unlink()
+    with pytest.raises(InputError, match=r"images/b.jpg: no mask of this name in .*masks$"):
+        open_image_folder(str(tmp_path))
+    for name in "bc":
+        (tmp_path / f"images/{name}.jpg").unlink()
+    with pytest.raises(InputError, match=r"masks/c.png: no image of this name in .*images$"):
+        open_image_folder(str(tmp_path))
+    write(tmp_path / "images/c.png", pattern(2, 2))
+    write(tmp_path / "images/c.jpg", pattern(2, 2))
+    with pytest.raises(InputError, match=r"images/c.(png|jpg): .*images/c.(png|jpg) has the same name"):
+        open_image_folder(str(tmp_path))

@@ -1,0 +1,185 @@
+"""Tables of features, and tables of files."""
+
+import csv
+import pickle
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from preprocess.base import BadSample, InputError, Source
+from preprocess.sources.table import open_table
+from preprocess.target import TargetSpec, TargetWish
+from tests.preprocess.samples import pattern, write
+
+
+@pytest.fixture
+def table(tmp_path):
+    def table(*rows, name="t.csv", **options):
+        with open(tmp_path / name, "w", newline="", encoding="utf-8") as file:
+            csv.writer(file, **options).writerows(rows)
+        return str(tmp_path / name)
+
+    return table
+
+
+PEOPLE = (["age", "height", "target"], [30, 1.7, 2.5], [40, 1.8, 3.5], [50, 1.9, 4.5])
+
+
+def test_columns_without_another_purpose_are_features(table):
+    source, validation, test = open_table(table(*PEOPLE))
+    assert isinstance(source, Source)
+    assert (validation, test) == (None, None)
+    assert source.read(1).tolist() == pytest.approx([40, 1.8])
+    assert source.read(1).dtype == np.float32
+    assert (source.target, source.targets.tolist()) == (TargetSpec("value", 1), [[2.5], [3.5], [4.5]])
+    assert source.name(1).endswith("t.csv line 3")
+
+
+def test_options_choose_the_columns(table):
+    path = table(["a", "b", "c", "d"], [1, 2, 3.5, 1], [4, 5, 6.5, 0])
+    source, _, _ = open_table(path, inputs=["b"], targets=["c", "a"], weights="d")
+    assert [source.read(row).tolist() for row in (0, 1)] == [[2], [5]]
+    assert source.targets.tolist() == [[3.5, 1], [6.5, 4]]
+    assert (source.target, source.weights.tolist()) == (TargetSpec("value", 2, ("c", "a")), [1, 0])
+
+
+def test_a_parquet_file_is_read_in_the_same_way(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    labels = pyarrow.array(list("xyx")).dictionary_encode()
+    columns = {"age": [30, 40, 50], "fit": [True, False, True], "target": labels}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")
+    source, _, _ = open_table(str(tmp_path / "t.parquet"))
+    assert source.read(0).tolist() == [30, 1]
+    assert (source.classes, source.labels.tolist()) == (("x", "y"), [0, 1, 0])
+    parquet.write_table(pyarrow.table({"age": [30, None, 50], "target": [1.5, 2.5, 3.5]}), tmp_path / "t.parquet")
+    with pytest.raises(InputError, match=r"t.parquet row 1, column 'age': no value; fill it, or leave the row out"):
+        open_table(str(tmp_path / "t.parquet"))
+
+
+def test_without_pyarrow_a_parquet_file_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / "t.parquet").touch()
+    with pytest.raises(InputError, match="read by pyarrow, which is not installed; pip install pyarrow, or"):
+        open_table(str(tmp_path / "t.parquet"))
+
+
+@pytest.mark.parametrize(("rows", "complaint"), [
+    ((["a", "a", "target"], [1, 2, 3.5]), "t.csv line 1: two columns are named 'a': 1 and 2"),
+    ((["", "a", "target"], [0, 1, 2.5]), "t.csv line 1: column 1 has no name"),
+    (([1, 2, 3], [4, 5, 6]), "t.csv line 1: 1, 2, 3 are numbers; the first line should hold the names"),
+    ((["a", "target"],), "t.csv: no rows below the header"),
+    ((["a", "target"], [1, 2.5], [1, 2, 3]), "t.csv line 3: 3 cells in a table of 2 columns"),
+    ((["a", "target"], [1, 2.5], ["", 1.5], ["", 3.5]), r"line 3, column 'a': no value \(and 1 more\); fill it"),
+    ((["a", "target"], [1, 2.5], ["nan", 1.5]), "line 3, column 'a': no value"),
+    ((["a", "target"], [1, 2.5], [2, "NA"]), "line 3, column 'target': no value"),
+    ((["a", "target"], [1, 2.5], [2, 3.5], ["3x", 1.5]), "line 4, column 'a': '3x' is no number, unlike '1' in line 2"),
+    ((["a", "target"], [1, "x"], [2, "y"], [3, 7]), "line 4, column 'target': '7' is a number, unlike 'x' in line 2"),
+    ((["a", "target"], ["red", 1.5], ["blue", 2.5]), "no column is left|'a': 'red' is no number|no file red"),
+    ((["a", "target"], ["inf", 1.5]), "line 2, column 'a': inf is not finite"),
+    ((["a", "b"], [1, 2]), "no column 'target' for targets; its columns: a, b"),
+    ((["a", "Target"], [1, 2]), "no column 'target' for targets; near it: 'Target'; its columns: a, Target"),
+    ((["target"], [1]), "no column is left for inputs"),
+])
+def test_mistakes_are_named_by_their_row_and_column(table, rows, complaint):
+    with pytest.raises(InputError, match=complaint):
+        open_table(table(*rows))
+
+
+def test_columns_of_text_among_several_features_are_refused(table):
+    with pytest.raises(InputError, match="line 2, column 'b': 'red' is no number, as a feature should be; encode it"):
+        open_table(table(["a", "b", "target"], [1, "red", 1.5], [2, "blue", 2.5]))
+
+
+@pytest.mark.parametrize(("options", "complaint"), [
+    ({"inputs": ["age", "age"]}, "column 'age' is named twice"),
+    ({"inputs": ["age", "target"]}, "column 'target' is among the inputs and the targets"),
+    ({"weights": "trust"}, "no column 'trust' for a weight"),
+    ({"delimiter": ",,"}, "delimiter: ',,' should be a single character"),
+])
+def test_options_that_cannot_be_are_refused(table, options, complaint):
+    with pytest.raises(InputError, match=complaint):
+        open_table(table(*PEOPLE), **options)
+
+
+def test_any_usual_delimiter_a_byte_order_mark_and_empty_lines_are_read(tmp_path):
+    (tmp_path / "t.csv").write_bytes("\ufeffa;target\r\n1;2.5\r\n\r\n3;4.5\r\n".encode())
+    source, _, _ = open_table(str(tmp_path / "t.csv"))
+    assert (source.read(1).tolist(), source.name(1)) == ([3], f"{tmp_path}/t.csv line 4")
+
+
+def test_what_is_no_text_is_refused(tmp_path):
+    (tmp_path / "t.csv").write_bytes(b"a,target\n\xff\xfe,1\n")
+    with pytest.raises(InputError, match="not text in UTF-8 at byte 9"):
+        open_table(str(tmp_path / "t.csv"))
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    for number in range(4):
+        write(tmp_path / f"images/{number}.png", pattern(4, 4, seed=number))
+        Image.fromarray((pattern(4, 4, 1, seed=number)[:, :, 0] % 2) * 255).save(tmp_path / f"images/{number}-mask.png")
+    np.save(tmp_path / "images/4.npy", np.arange(5))
+    return tmp_path
+
+
+def test_a_column_of_paths_is_relative_to_the_table(table, pictures):
+    path = table(["image", "kind"], *([f"images/{number}.png", "ab"[number % 2]] for number in range(4)),
+                 ["images/4.npy", "a"])
+    source, _, _ = open_table(path, targets="kind")
+    assert source.read(2) == (pictures / "images/2.png").read_bytes()
+    assert source.read(4).tolist() == [0, 1, 2, 3, 4]
+    assert (source.classes, source.labels.tolist()) == (("a", "b"), [0, 1, 0, 1, 0])
+    assert pickle.loads(pickle.dumps(source)).name(2) == f"{path} line 4: images/2.png"
+
+
+def test_files_that_are_missing_or_listed_twice_are_named(table, pictures):
+    with pytest.raises(InputError, match=r"line 3, column 'image': no file images/9.png \(and 1 more\); paths are rel"):
+        open_table(table(["image", "target"], ["images/0.png", 1.5], ["images/9.png", 2.5], ["nowhere/1.png", 2]))
+    with pytest.raises(InputError, match=r"line 3, column 'image': ./images/0.png stands in line 2 too"):
+        open_table(table(["image", "target"], ["images/0.png", 1.5], ["./images/0.png", 2.5]))
+
+
+def test_a_file_that_vanishes_later_is_a_bad_sample(table, pictures):
+    source, _, _ = open_table(table(["image", "target"], ["images/0.png", 1.5], ["images/1.png", 2.5]))
+    (pictures / "images/1.png").unlink()
+    with pytest.raises(BadSample, match=r"t.csv line 3: images/1.png: cannot be read: No such file"):
+        source.read(1)
+
+
+def test_a_column_says_which_part_a_row_belongs_to(table):
+    path = table(["a", "target", "part"], [1, 1.5, "train"], [2, 2.5, "Val"], [3, 3.5, "test"], [4, 4.5, "train"])
+    parts = open_table(path, split="part")
+    assert [[part.read(row).tolist() for row in range(len(part))] for part in parts] == [[[1], [4]], [[2]], [[3]]]
+    with pytest.raises(InputError, match="line 3, column 'part': 'holdout' is no part of the data"):
+        open_table(table(["a", "target", "part"], [1, 1.5, "train"], [2, 2.5, "holdout"]), split="part")
+
+
+def test_many_labels_stand_in_columns_or_in_one_cell(table, pictures):
+    source, _, _ = open_table(table(["a", "sun", "rain"], [1, 0, 1], [2, 1, 1]), targets=["sun", "rain"])
+    assert (source.target, source.targets.tolist()) == (TargetSpec("multilabel", 2, ("sun", "rain")), [[0, 1], [1, 1]])
+    path = table(["path", "tags"], ["images/0.png", "sun; rain"], ["images/1.png", ""], ["images/2.png", "fog"])
+    source, _, _ = open_table(path, targets="tags", target=TargetWish("multilabel"))
+    assert source.target == TargetSpec("multilabel", 3, ("fog", "rain", "sun"))
+    assert source.targets.tolist() == [[0, 1, 1], [0, 0, 0], [1, 0, 0]]
+
+
+def test_masks_stand_in_a_column_of_paths(table, pictures):
+    path = table(["path", "mask"], *([f"images/{number}.png", f"images/{number}-mask.png"] for number in range(4)))
+    source, _, _ = open_table(path, targets="mask", target=TargetWish("mask"))
+    assert source.target == TargetSpec("mask", 2, ("0", "255"))
+    assert np.array_equal(source.read_target(3), pattern(4, 4, 1, seed=3)[:, :, 0] % 2)
+
+
+def test_whole_numbers_are_classes_in_their_order_where_the_spec_says_so(table):
+    path = table(["a", "target"], *([row, row * 3 % 11] for row in range(30)))
+    assert open_table(path, target=TargetWish("class"))[0].classes == tuple(map(str, range(11)))
+
+
+def test_groups_and_strata_are_kept_for_who_splits(table):
+    path = table(["a", "target", "patient", "clinic"], [1, 1.5, "p", "x"], [2, 2.5, "q", "x"], [3, 3.5, "p", "y"])
+    source, _, _ = open_table(path, group="patient", stratify="clinic")
+    assert (source.groups.tolist(), source.strata.tolist()) == ([0, 1, 0], [0, 0, 1])
+    assert source.read(0).tolist() == [1]
