@@ -125,6 +125,11 @@ class Slurm:
         """What a job has printed so far."""
         return _tail(self.folder / f"{job}.out")
 
+    def rank_of(self, job, rank):
+        """The process of one rank of a job's launch."""
+        wanted = {f"SLURM_CONF={self.configuration}", f"SLURM_JOB_ID={job}", f"OMPI_COMM_WORLD_RANK={rank}"}
+        return next(pid for pid, variables in environments() if wanted <= variables)
+
     def wait_for(self, job):
         """Wait for the end of a job; the test fails when it does not come."""
         self.wait_until(f"job {job} has ended", lambda: self.state(job) not in _LIVE)
@@ -183,6 +188,25 @@ class Slurm:
             Path(file).unlink(missing_ok=True)
         self._ask("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=died")
         self.wait_until(f"node {node} is down", lambda: self.node_states().get(node, "").startswith("down"))
+
+    def cut_off(self, *nodes):
+        """Nodes lose their network: Slurm gives them up, and what runs there stands still; returns its processes.
+
+        Slurm does not end these any more; :meth:`clean` brings the nodes back all the same. All nodes of a job have to
+        be cut off: on one that is left, Slurm would wait for what is stopped here.
+        """
+        for node in nodes:
+            self._servers[node].kill()
+            self._servers.pop(node).wait()
+        stopped = {pid for node in nodes for pid in self._processes(node)}
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        for pid in self._step_daemons(stopped):
+            _kill(pid)
+        self._ask("scontrol", "update", f"NodeName={','.join(nodes)}", "State=DOWN", "Reason=lost")
+        self.wait_until(f"{' and '.join(nodes)} are down", lambda: all(
+            self.node_states().get(node, "").startswith("down") for node in nodes))
+        return stopped
 
     # ---- servers ----
 
