@@ -22,7 +22,7 @@ from fleet.spec import Converge
 from fleet.storage.files import replacing, storing
 from fleet.storage.lease import Fence, check_of
 from fleet.storage.paths import RunPaths
-from fleet.storage.state import EpochRecord, State, convergence
+from fleet.storage.state import EpochRecord, State, convergence, stream_epochs
 from fleet.storage.verified import read_verified, write_verified
 
 # ---- files -------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ class CheckpointLookup:
 
 
 def newest(paths: RunPaths, name: str, with_arrays: bool = True) -> CheckpointLookup:
-    """The newest checkpoint of a network that is whole: the last, the one before, or, if they are damaged, the best.
+    """The newest checkpoint of a network that is whole: the last, the one before, or, without these, the best.
 
     Args:
         with_arrays: otherwise only the records are read and verified, which takes no time.
@@ -117,11 +117,11 @@ def newest(paths: RunPaths, name: str, with_arrays: bool = True) -> CheckpointLo
     damage: list[str] = []
     for path in (paths.last(name), paths.previous(name), paths.best(name)):
         is_best = path == paths.best(name)
-        if is_best and not damage:  # a launch was killed before it had written a last one
-            break
         try:
             state = read_state(path, with_arrays)
             history = _longer(state.history, paths.history(name)) if is_best else state.history
+            if is_best and not damage:  # a launch was killed before it had written a last one, or somebody deleted it
+                damage.append(f"{paths.last(name)} is missing")
             return CheckpointLookup(state, "; ".join(damage), history, path)
         except CheckpointError as error:
             if _is_lost(error):
@@ -134,7 +134,7 @@ def newest(paths: RunPaths, name: str, with_arrays: bool = True) -> CheckpointLo
 def _longer(history: tuple[EpochRecord, ...], path: Path) -> tuple[EpochRecord, ...]:
     """A history, and the epochs that a table has after it, if both begin with the same."""
     told = read_history(path)
-    return told if _stream_epochs(told[:len(history)]) == _stream_epochs(history) else history
+    return told if stream_epochs(told[:len(history)]) == stream_epochs(history) else history
 
 
 def _is_lost(error: CheckpointError) -> bool:
@@ -148,8 +148,8 @@ def promote_previous(paths: RunPaths, name: str, found: CheckpointLookup, fence:
     permission(fence, paths.last(name))()
     with storing(paths.last(name)):
         if found.state is None:
-            paths.last(name).unlink(missing_ok=True)
-            paths.previous(name).unlink(missing_ok=True)
+            for path in (paths.last(name), paths.previous(name), paths.best(name)):
+                path.unlink(missing_ok=True)
         elif found.path == paths.best(name):
             write_state(paths.last(name), found.state, fence=fence)
             paths.previous(name).unlink(missing_ok=True)
@@ -188,7 +188,7 @@ def best_state(paths: RunPaths, name: str, converge: Converge, keep: str) -> Che
     try:
         best = read_state(paths.best(name))
         # After a checkpoint was lost, an epoch may have been the best one that is in no history any more.
-        if _stream_epochs(best.history) == _stream_epochs(history[:epoch]):
+        if stream_epochs(best.history) == stream_epochs(history[:epoch]):
             return CheckpointLookup(best)
         damage = f"{paths.best(name)} is not of epoch {epoch}"
     except CheckpointError as error:
@@ -197,10 +197,6 @@ def best_state(paths: RunPaths, name: str, converge: Converge, keep: str) -> Che
         damage = str(error)
     return CheckpointLookup(read_state(paths.last(name)),
                  f"{damage}; epoch {len(history)}, the last, stands in for epoch {epoch}, the best")
-
-
-def _stream_epochs(history: Sequence[EpochRecord]) -> list[int]:
-    return [record.stream_epoch for record in history]
 
 
 def write_history(path: Path, history: Sequence[EpochRecord], fence: Fence | None = None) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 # All files that FLEET writes, here and for each run inside `replay`, and what a killed launch left of one (`.tmp`).
 _WRITTEN = re.compile(
     r"(replay/[^/]+/)?(\.fleet-run|\.fleet-lock|\.fleet-(jobs-)?lease/[^/]+|spec\.yaml|profile\.json|events\.jsonl|results\.csv|bad_samples\.csv|report\.html"
-    r"|logs/rank-\d+\.log|decoded\.h5|models/[^/]+/(history\.csv|(last|previous|best)\.h5|best\.keras|(failure|test)\.json)"
+    r"|logs/rank-\d+\.log|decoded\.h5|models/[^/]+/(history\.csv|(last|previous|best)\.h5|best\.keras|(export|failure|test)\.json)"
     r"|jobs/[^/]+|tensorboard/[^/]+/events\.out\.tfevents\.[^/]+|(models/[^/]+/)?\.[^/]+\.tmp(\.[^/]+)?)")
 
 
@@ -126,6 +126,10 @@ class RunPaths:
     def exported(self, name: str) -> Path:
         """The best epoch's network in Keras' own format; written when the network is done."""
         return self.model(name) / "best.keras"
+
+    def export_note(self, name: str) -> Path:
+        """Which epoch the exported network is of."""
+        return self.model(name) / "export.json"
 
     def tested(self, name: str) -> Path:
         """What a finished network came to on the test data; only where there is such data."""

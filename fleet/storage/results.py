@@ -16,6 +16,7 @@ from typing import Any
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec, Spec
 from fleet.storage.checkpoint import CheckpointLookup, newest
+from fleet.storage.exports import is_exported
 from fleet.storage.files import replacing, storing, write_json
 from fleet.storage.paths import RunPaths
 from fleet.storage.state import Judged, Outcome, Standing, State, convergence
@@ -183,11 +184,12 @@ def look_up(results: Results, network: NetworkSpec) -> tuple[Standing, State | N
     state = found.state
     if state is None:
         return Standing(), None
-    # Judged anew, since the spec may now ask for more epochs than it did. A network that had converged,
-    # and was not exported any more, is given to a group once again.
+    # Judged anew, since the spec may now ask for more epochs than it did. A network that had converged, and was not
+    # exported any more, or only before its newest epochs, is given to a group once again.
     reason = _reason(found, network)
-    is_out = not results.spec.engine.exports or results.paths.exported(network.name).exists()
-    is_kept = results.spec.checkpoint.keep == "last" or results.paths.best(network.name).exists()
+    keep = results.spec.checkpoint.keep
+    is_out = not results.spec.engine.exports or is_exported(results.paths, network.name, keep)
+    is_kept = keep == "last" or results.paths.best(network.name).exists()
     tested = read_tested(results.paths.tested(network.name), results.test, found.history)
     is_judged = tested is not None or not results.test
     if reason and not state.position and is_kept and is_out and is_judged:

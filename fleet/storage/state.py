@@ -232,6 +232,11 @@ def epochs_left(history: Sequence[EpochRecord], converge: Converge) -> tuple[int
     return fewest, most
 
 
+def stream_epochs(history: Sequence[EpochRecord]) -> list[int]:
+    """What tells a history from others of its network: the epochs of the stream that were consumed."""
+    return [record.stream_epoch for record in history]
+
+
 def judged_loss(record: EpochRecord) -> float:
     """The loss that breaks a tie: of validation, or of training without it; infinite where it is no number."""
     loss = record.loss if math.isnan(record.val_accuracy) else record.val_loss

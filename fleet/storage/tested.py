@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fleet.storage.files import as_json, write_json
-from fleet.storage.state import EpochRecord, Judged
+from fleet.storage.state import EpochRecord, Judged, stream_epochs
 
 
 def write_tested(path: Path, test: str, history: Sequence[EpochRecord], tested: Judged) -> None:
@@ -19,7 +19,7 @@ def write_tested(path: Path, test: str, history: Sequence[EpochRecord], tested: 
         test: which test data that was on.
         history: of the network.
     """
-    write_json(path, as_json({**dataclasses.asdict(tested), "test": test, "history": _stream_epochs(history)}))
+    write_json(path, as_json({**dataclasses.asdict(tested), "test": test, "history": stream_epochs(history)}))
 
 
 def read_tested(path: Path, test: str, history: Sequence[EpochRecord]) -> Judged | None:
@@ -30,14 +30,9 @@ def read_tested(path: Path, test: str, history: Sequence[EpochRecord]) -> Judged
     """
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
-        if (kept["test"], kept["history"]) != (test, _stream_epochs(history)):
+        if (kept["test"], kept["history"]) != (test, stream_epochs(history)):
             return None
         loss, accuracy = (math.nan if kept[name] is None else float(kept[name]) for name in ("loss", "accuracy"))
         return Judged(loss, accuracy, int(kept["samples"]))
     except (OSError, ValueError, LookupError, TypeError):  # nobody can tell: it is judged again
         return None
-
-
-def _stream_epochs(history: Sequence[EpochRecord]) -> list[int]:
-    """What tells a history from others of its network."""
-    return [record.stream_epoch for record in history]

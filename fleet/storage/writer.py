@@ -15,6 +15,7 @@ import numpy as np
 from fleet.errors import InfrastructureError
 from fleet.spec import Checkpoint, Converge
 from fleet.storage.checkpoint import best_state, permission, write_history, write_state
+from fleet.storage.exports import note_export
 from fleet.storage.files import replace_by, storing
 from fleet.storage.lease import Fence
 from fleet.storage.paths import RunPaths
@@ -91,8 +92,11 @@ class CheckpointWriter:
         fresh = exported.with_name(f".{os.getpid()}.tmp.fresh{exported.suffix}")
         try:
             write(found.state.arrays, fresh)  # what fails in here is the network's failure, and may pass
-            replace_by(exported, lambda target: os.replace(fresh, target) if fresh.exists() else None,
+            is_written = fresh.exists()
+            replace_by(exported, lambda target: os.replace(fresh, target) if is_written else None,
                        check=permission(self._fence, best))
+            if is_written:
+                note_export(self._paths, name, found.state, self._fence)
         finally:
             fresh.unlink(missing_ok=True)
         with storing(self._paths.previous(name)):  # nobody goes on from there any more

@@ -609,6 +609,24 @@ def test_an_export_that_fails_for_a_reason_that_may_pass_is_tried_again(folders,
     assert paths.exported("n0").exists()
 
 
+@pytest.mark.parametrize("keep", ["best+last", "last"])
+def test_a_network_that_was_trained_on_is_exported_again_whichever_launch_comes_to_that(folders, monkeypatch, keep):
+    export = lambda self, arrays, path: path.write_text(repr(arrays["weights"].tolist()))  # noqa: E731
+    monkeypatch.setattr(fleet_session, "make_engine", lambda spec, sample, *_: _ExportingEngine(sample))
+    monkeypatch.setattr(_Exporting, "export", export)
+    runner = shaky(folders(), failures=0, retries=0, engine="keras", policy="baseline", checkpoint={"keep": keep})
+    assert runner.launch() is ExitStatus.OK
+    paths, before = runner.prepared.paths, runner.prepared.paths.exported("n0").read_text()
+    runner.path.write_text(runner.path.read_text().replace("max_epochs: 1", "max_epochs: 3"))
+    monkeypatch.setattr(_Exporting, "export", failing_once(export, at=1))
+    assert runner.launch() is ExitStatus.NETWORK_FAILED
+    assert paths.exported("n0").read_text() == before
+    assert runner.launch() is ExitStatus.OK
+    assert [event.record.epoch for event in runner.events(EpochEnded)] == [1, 2, 3]
+    best = best_state(paths, "n0", runner.prepared.spec.by_name["n0"].train.converge, keep).state
+    assert paths.exported("n0").read_text() == repr(best.arrays["weights"].tolist()) != before
+
+
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @few
 @given(cases(), st.lists(st.integers(1, 150), min_size=1, max_size=2))

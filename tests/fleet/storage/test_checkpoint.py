@@ -401,6 +401,16 @@ def test_the_best_epoch_is_gone_on_from_where_nothing_newer_is_whole(saved):
     assert len(saved.history("net").read_text().splitlines()) == 1 + 2
 
 
+def test_the_best_epoch_is_gone_on_from_where_somebody_deleted_what_is_newer(saved):
+    saved.last("net").unlink()
+    saved.previous("net").unlink()
+    found = newest(saved, "net")
+    assert (found.state.epoch, found.history) == (2, history(0.5, 0.7, 0.6))
+    assert found.damage == f"{saved.last('net')} is missing"
+    promote_previous(saved, "net", found)
+    assert (newest(saved, "net").state.epoch, newest(saved, "net").damage) == (2, "")
+
+
 @pytest.mark.parametrize("table", [b"", b"epoch,loss\n1,0.5\n", b"\xff\n", None])
 def test_a_table_of_epochs_that_is_no_such_table_tells_nothing(saved, table):
     damage(saved.last("net"))
