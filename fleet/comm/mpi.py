@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
+
 from fleet.comm import ulfm
 from fleet.comm.world import MPIWorld
 
 
 def start_mpi() -> MPIWorld:
     """The launch that this process is a rank of, as its launcher has started it."""
-    return ulfm.ULFMWorld() if ulfm.is_enabled() else MPIWorld()
+    world = ulfm.ULFMWorld() if ulfm.is_enabled() else MPIWorld()
+    atexit.register(world.go)  # now: what is registered later, as by Horovod, is called before, and may need MPI
+    return world

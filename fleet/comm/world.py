@@ -27,6 +27,10 @@ LONGEST_S = 1e-3
 _RANKS_PER_CORE = 4  # that may wake up so often: each costs a core about 2 % then
 
 
+# How long rank 0 waits at most for ranks of its node to end, and how long for those of others, whom it cannot see.
+_LAST_S, _AWAY_S = 5.0, 1.0
+
+
 class Backoff:
     """Sleeps that grow from 20 microseconds to the longest, until something happens."""
 
@@ -64,6 +68,8 @@ class MPIWorld:
         self._on_duty = threading.Lock()
         self._pending: list[MPI.Request] = []  # messages that have not been taken
         self._longest_pause = LONGEST_S
+        self._places: list[tuple[str, int]] = []  # of all ranks: host and process
+        self._goes_last = False
 
     # ---- messages ----
 
@@ -160,7 +166,7 @@ class MPIWorld:
 
     def finish(self) -> None:  # noqa: D102
         self.wait(self._all_taken)
-        self._meet()
+        self._places = self.gather((self.host, os.getpid()))
 
     # ---- some of them ----
 
@@ -181,8 +187,25 @@ class MPIWorld:
     # ---- how this process ends ----
 
     def leave(self, status: int) -> int:
-        """End with a status after :meth:`finish`; returns it, for Python to exit with."""
-        return status
+        """End with a status after :meth:`finish`; returns what Python is to exit with.
+
+        Only rank 0 gives the status to the launcher, and goes last: Open MPI's mpirun takes a rank that ends with
+        another status than 0 before others have ended for an abort, and says so in a box.
+        """
+        self._goes_last = self.rank == 0 and status != 0 and "PRTE_LAUNCHED" in os.environ
+        return 0 if self.rank and "PRTE_LAUNCHED" in os.environ else status
+
+    def go(self) -> None:
+        """The end of this process, when Python has cleaned up all that was started after MPI: see :meth:`leave`."""
+        if not self._goes_last:
+            return
+        MPI.Finalize()  # a barrier: all others are about to end now, and have only to be seen to do so
+        others = [pid for rank, (host, pid) in enumerate(self._places) if rank != self.rank and host == self.host]
+        deadline = time.monotonic() + _LAST_S
+        while any(map(_is_running, others)) and time.monotonic() < deadline:
+            time.sleep(LONGEST_S)
+        if len({host for host, _ in self._places}) > 1:
+            time.sleep(_AWAY_S)
 
     def abort(self, error: BaseException, status: int = 1) -> NoReturn:
         """End all ranks at once, after one report that says who, where and why."""
@@ -197,3 +220,12 @@ class MPIWorld:
         report = "".join(traceback.format_exception(error))
         print(f"\nfleet: rank {self.rank} of {self.size} on {self.host} failed; all ranks end.\n{report}",
               file=sys.stderr, flush=True)
+
+
+def _is_running(pid: int) -> bool:
+    """Whether a process of this machine has not ended yet."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except (OSError, IndexError):
+        return False

@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fleet.comm.base import World
 from fleet.comm.roles import assign, roles_of
@@ -46,6 +47,9 @@ from launch.environment import find_launcher, launched_ranks, local_rank
 from preprocess.base import DataSet
 from preprocess.sample import SampleSpec
 
+if TYPE_CHECKING:  # importing it starts MPI
+    from fleet.comm.world import MPIWorld
+
 _MPI4PY = "MPICC=mpicc pip install --no-cache-dir --no-binary mpi4py mpi4py"
 
 
@@ -72,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         world.abort(error)
 
 
-def _examine(world: World, args: argparse.Namespace) -> int:
+def _examine(world: MPIWorld, args: argparse.Namespace) -> int:
     launcher = find_launcher(os.environ)
     findings = check_launch(launcher.name if launcher else "", launched_ranks(os.environ), world.size, world.library())
     if findings and local_rank(os.environ):  # each takes itself for rank 0: let the first of each node speak
@@ -94,7 +98,9 @@ def _examine(world: World, args: argparse.Namespace) -> int:
             findings += _check_room(spec, sample)
             findings += check_lease([trial for trial in trials if trial is not None])
         _show(findings, f"ranks: {world.size}, nodes: {max(node_of) + 1}", args.json)
-    return int(ExitStatus.INFRASTRUCTURE if world.share(findings) else ExitStatus.OK)
+    status = ExitStatus.INFRASTRUCTURE if world.share(findings) else ExitStatus.OK
+    world.finish()
+    return world.leave(int(status))
 
 
 def _show(findings: Sequence[Finding], looked_at: str, as_json: bool) -> int:

@@ -8,6 +8,7 @@ import pytest
 from fleet.storage.event_log import events_of
 from fleet.storage.events import EpochEnded, GroupStarted
 from fleet.storage.paths import RunPaths
+from tests.examples import long_but_first
 from tests.mpi.conftest import session_members, spec
 
 GOOD = {"family": "softmax", "name": "good"}
@@ -34,6 +35,7 @@ def test_a_function_that_exits_is_a_row_that_says_so(launch, tmp_path, function,
     assert run.status == 3, run.output
     rows = run.results()
     assert (rows["good"].status, rows["bad"].status, rows["bad"].reason) == ("finished", "failed", reason)
+    assert "prterun" not in run.output  # to mpirun it is no abort
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
@@ -46,20 +48,21 @@ def test_a_function_that_hangs_is_a_row_that_says_where(launch, tmp_path, ranks)
     assert "sources.py, line " in rows["bad"].reason
 
 
-def test_a_rank_that_is_deaf_is_given_up_when_others_have_saved_and_the_same_command_goes_on(launch, tmp_path):
+@pytest.mark.parametrize("survive", long_but_first(False, True))
+def test_a_rank_that_is_deaf_is_given_up_when_others_have_saved_and_the_same_command_goes_on(launch, tmp_path, survive):
     rates = tmp_path / "rates.json"
     rates.write_text('{"samples_per_epoch": 600, "gpus_per_node": 2, "models": [{"name": "good", "rates": [9.0]}, '
                      '{"name": "bad", "rates": [9.0]}]}')
     content = spec(tmp_path, [bad("hangs_deaf"), GOOD], samples=600, source="slow", data={"window": 3 * 64 * 16},
                    train={"build_timeout": 1.0, "converge": {"max_epochs": 30}}, schedule={"rates": str(rates)})
-    run = launch(3, content)
+    run = launch(3, content, survive=survive)
     assert run.status == 75, run.output
     row = run.results()["bad"]
     assert (row.status, DEAF in row.reason) == ("failed", True)
     assert "did not come back from building bad" in run.output
     trained = run.results()["good"].epochs
     content["train"]["converge"]["max_epochs"] = trained + 1
-    again = launch(3, content)
+    again = launch(3, content, survive=survive)
     assert again.status == 3, again.output
     assert again.seconds < 30
     assert {name: row.status for name, row in again.results().items()} == {"bad": "failed", "good": "finished"}

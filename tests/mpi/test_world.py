@@ -24,3 +24,10 @@ def test_every_promise_is_kept_by_ranks_of_mpi(launch, ranks, survive):
 
 def test_a_death_strikes_the_group_on_all_other_ranks_and_they_go_on(launch):
     assert "the others have gone on" in run(launch, 4, "struck.py", survive=True)
+
+
+@pytest.mark.parametrize(("ranks", "survive"), [(1, False), (4, False), (4, True)])
+def test_mpirun_ends_with_the_status_and_has_nothing_to_say_of_it(launch, ranks, survive):
+    ended = subprocess.run([*mpirun(ranks, survive), str(ROOT / "tests/mpi/leaving.py"), "75"], cwd=ROOT, check=False,
+                           capture_output=True, text=True, env=launch.environment({}), timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (75, "", "")
