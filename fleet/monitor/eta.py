@@ -3,14 +3,15 @@
 The run that is left is simulated twice, under the policy of the run: once with the fewest epochs that each network may
 still train by its rule, once with the most. The seconds of a network's epochs are stretched as those of its epochs that
 have ended were, so that validation, checkpoints and a busy machine count; those of a network that has shown none as
-those of the others were, the quicker ones for the one end of the range and the slower ones for the other.
+those of the others were. Of all that was seen (epochs, how long groups took to form) the quicker ones count for the one
+end of the range, and the slower ones for the other. What has passed of epochs that are under way is taken off.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from fleet.errors import UserError
@@ -19,6 +20,7 @@ from fleet.storage.events import (
     EpochEnded,
     Estimated,
     Event,
+    GroupChanged,
     GroupStarted,
     GroupStopped,
     GroupStruck,
@@ -41,7 +43,7 @@ from scheduler.ensemble.rates import rate
 from scheduler.ensemble.simulation import simulate
 
 _EPOCHS = 300  # that are simulated at most; of more, several are taken for one
-_OWN = 0.1  # how far the durations of a network's epochs may be off that has shown some, as a share
+_OWN = 0.1  # how far the durations of a network's epochs may be off at least that has shown some, as a share
 _OTHERS = 0.5  # and of one that has not, as long as few have
 _RECENT = 10  # epochs of a network say how far durations are from what rates promise
 _UNKNOWN = (1.0,)  # samples/s of a network whose rate nobody has measured: what its epochs show says all
@@ -67,15 +69,19 @@ class Estimator:
         self._lost: set[int] = set()
         self._began: dict[str, float] = {}  # network -> when its group started, until the first epoch ends
         self._first: dict[str, float] = {}  # network -> seconds from there to that end, until the second one ends
-        self._running: set[str] = set()
+        self._devices: dict[str, tuple[int, ...]] = {}  # of the groups that there are
+        self._ended: dict[str, float] = {}  # network -> when the newest epoch of its group has ended
         self._building: list[float] = []  # seconds, of networks that were measured, and of first epochs
-        self._forming: list[float] = []  # seconds, of groups
-        self._stopping: list[float] = []
+        self._forming: dict[str, list[float]] = {}  # network -> seconds, of its groups
+        self._stopping: list[float] = []  # seconds, of groups that stop within their network's training
+        self._exporting: list[float] = []  # seconds, of groups whose network is done
+        self._now_s = 0.0
 
     # ---- hear ----
 
     def add(self, event: Event, now_s: float) -> None:
         """Take in what happened."""
+        self._now_s = max(self._now_s, now_s)
         match event:
             case Started():
                 self._start = event
@@ -88,21 +94,29 @@ class Estimator:
                 self._add_measurement(event)
             case GroupStarted():
                 self._began[event.network] = now_s
-                self._running.add(event.network)
+                self._devices[event.network] = event.devices
+            case GroupChanged():
+                self._devices[event.network] = event.devices
             case EpochEnded():
                 self._add_epoch(event.network, event.record, now_s)
             case GroupStopped():
-                self._running.discard(event.network)
-                self._stopping.append(event.checkpoint_s + event.export_s)
+                self._leave(event.network)
+                (self._exporting if event.network in self._over else self._stopping).append(
+                    event.checkpoint_s + event.export_s)
             case NetworkFinished() | NetworkFailed():
                 self._over.add(event.network)
-                self._running.discard(event.network)
+                self._leave(event.network)
             case NetworkFellBack() | GroupStruck():
                 del self._histories[event.network][event.epochs:]
                 self._over.discard(event.network)
-                self._running.discard(event.network)
+                self._leave(event.network)
             case RankLost() if event.device is not None:
                 self._lost.add(event.device)
+
+    def _leave(self, network: str) -> None:
+        """A network has no group any more."""
+        for known in (self._began, self._first, self._ended, self._devices):
+            known.pop(network, None)
 
     def _add_measurement(self, event: RateMeasured) -> None:
         """What it took to build and trace a network is what it will take to form its group."""
@@ -115,14 +129,17 @@ class Estimator:
             return
         history.append(record)
         promised = rate(Network(name, self._rates.get(name, _UNKNOWN)), record.gpus)
-        if (began := self._began.pop(name, None)) is not None:
+        began = self._began.pop(name, None)
+        if began is not None or name in self._ended:
+            self._ended[name] = now_s
+        if began is not None:
             self._first[name] = now_s - began
             if name in self._rates and self._start is not None:  # until it is known better
                 epoch_s = self._start.time_scale * record.samples / promised
                 self._building.append(max(0.0, now_s - began - epoch_s))
             return
         if (first := self._first.pop(name, None)) is not None:
-            self._forming.append(max(0.0, first - record.seconds))
+            self._forming.setdefault(name, []).append(max(0.0, first - record.seconds))
         waited_s = record.waited_s if self._stream().count else 0.0  # for others: that is simulated
         if record.samples:
             stretch = max(record.seconds - waited_s, 1e-6) * promised / record.samples
@@ -134,8 +151,13 @@ class Estimator:
 
     # ---- say ----
 
-    def estimate(self) -> Estimated | None:
-        """How long it will take from now on; None as long as nobody can tell."""
+    def estimate(self, now_s: float | None = None) -> Estimated | None:
+        """How long it will take from now on; None as long as nobody can tell.
+
+        Args:
+            now_s: on the clock of the events; when the newest of them came, unless given.
+        """
+        self._now_s = max(self._now_s, now_s or 0.0)
         left = {name: epochs_left(self._histories[name], self._spec.by_name[name].train.converge)
                 for name in self._histories if name not in self._over}
         left = {name: epochs for name, epochs in left.items() if epochs[1]}
@@ -144,43 +166,100 @@ class Estimator:
             return None
         times = []
         for end, sign in enumerate((-1, 1)):
-            stretches = {name: self._stretch(name, sign) for name in left}
-            times.append(self._simulated_s({name: epochs[end] for name, epochs in left.items()}, stretches))
+            times.append(self._left_s({name: epochs[end] for name, epochs in left.items()}, sign))
         low, high = times
         return None if low is None or high is None else Estimated(min(low, high), high, len(left))
+
+    def _left_s(self, left: Mapping[str, int], sign: int) -> float | None:
+        """Seconds of the run that is left, at least (sign -1) or at most (1); None where it cannot be simulated."""
+        found = self._simulated_s(left, sign)
+        running = {name: epochs for name, epochs in left.items() if name in self._devices}
+        waiting = {name: epochs for name, epochs in left.items() if name not in self._devices}
+        has_idle = len(self._usable) > sum(map(len, self._devices.values()))
+        has_begun = all(name in self._ended for name in running)
+        if sign < 0 or found is None or not (running and waiting and has_idle and has_begun):
+            return found
+        # Devices are idle and networks wait: the policy has rounds. The simulation does not know that one is under way.
+        this, others = self._simulated_s(running, sign), self._simulated_s(waiting, sign)
+        return found if this is None or others is None else max(found, this + others)
+
+    @property
+    def _usable(self) -> tuple[int, ...]:
+        """The devices that are left."""
+        assert self._start is not None
+        return tuple(device for device in self._start.devices if device not in self._lost)
 
     def _stretch(self, name: str, sign: int) -> float:
         """How many times as long as its rate promises a network's epochs take, at least (sign -1) or at most (1)."""
         assert self._start is not None
         if own := self._stretches.get(name):
-            return statistics.median(own[-_RECENT:]) * (1 + sign * _OWN)
-        others = sorted(statistics.median(shown[-_RECENT:]) for shown in self._stretches.values())
+            usual = statistics.median(own[-_RECENT:]) * (1 + sign * _OWN)
+            return sign * max(sign * usual, sign * _quartile(own[-_RECENT:], sign))
+        others = [statistics.median(shown[-_RECENT:]) for shown in self._stretches.values()]
         if len(others) >= 4:
-            return others[len(others) // 4 if sign < 0 else -1 - len(others) // 4] * (1 + sign * _OWN)
+            return _quartile(others, sign) * (1 + sign * _OWN)
         typical = statistics.median(others) if others else self._start.time_scale
         return typical * (1 + _OTHERS) ** sign
 
-    def _simulated_s(self, left: Mapping[str, int], stretches: Mapping[str, float]) -> float | None:
-        """Seconds of the run that is left; None where it cannot be simulated."""
+    def _simulated_s(self, left: Mapping[str, int], sign: int) -> float | None:
+        """Seconds that some networks take, at least (sign -1) or at most (1); None where it cannot be simulated."""
         assert self._start is not None
-        start = self._start
+        start, stretches = self._start, {name: self._stretch(name, sign) for name in left}
         several = max(1, math.ceil(sum(left.values()) / _EPOCHS))  # epochs that are taken for one
-        rates = RateTable(start.samples * several, start.gpus_per_node, tuple(
-            Network(name, tuple(one / stretches[name] for one in self._rates.get(name, _UNKNOWN)),
-                    epochs=math.ceil(epochs / several), min_gpus=start.bounds[name][0], max_gpus=start.bounds[name][1])
-            for name, epochs in left.items()))
-        cluster = Cluster(tuple(device for device in start.devices if device not in self._lost), start.gpus_per_node)
-        costs = Costs(checkpoint_s=_mean(self._stopping), regroup_s=_mean(self._forming or self._building))
+        shown = [seconds for forming in self._forming.values() for seconds in forming]
+        export_s = _mean(self._exporting)
+        costs = Costs(checkpoint_s=_mean(self._stopping), regroup_s=_quartile(shown or self._building, sign) + export_s)
+
+        def table(more_s: Mapping[str, float]) -> RateTable:
+            return RateTable(start.samples * several, start.gpus_per_node, tuple(
+                Network(name, tuple(self._slowed(one / stretches[name], epochs, more_s.get(name, 0.0))
+                                    for one in self._rates.get(name, _UNKNOWN)),
+                        epochs=math.ceil(epochs / several), min_gpus=start.bounds[name][0],
+                        max_gpus=start.bounds[name][1])
+                for name, epochs in left.items()))
+
+        # Networks whose group has taken longer to form than others will do so again; those that train have done that.
+        more_s = {name: _quartile(forming, sign) + export_s - costs.regroup_s for name, forming in self._forming.items()
+                  if name not in self._ended}
         try:
-            found = simulate(rates, cluster, self._spec.policy, self._spec.options, costs, self._stream())
+            found = simulate(table(more_s), Cluster(self._usable, start.gpus_per_node), self._spec.policy,
+                             self._spec.options, costs, self._stream(), told=table({}))
         except (InputError, UserError):  # a network that does not fit on what is left, a policy that gives up
             return None
-        has_formed = bool(self._running - self._began.keys())  # then the simulated start of the first groups is over
-        return max(0.0, found.makespan_s - has_formed * costs.regroup_s)
+        return max(0.0, found.makespan_s + export_s - self._done_s(left, costs.regroup_s, sign))
+
+    def _slowed(self, rate: float, epochs: int, more_s: float) -> float:
+        """The rate at which a network takes some seconds more for some epochs."""
+        assert self._start is not None
+        samples = self._start.samples * epochs
+        return samples / (samples / rate + max(0.0, more_s))
+
+    def _done_s(self, names: Iterable[str], regroup_s: float, sign: int) -> float:
+        """Seconds of their simulation that have passed: groups that train have formed, and are within an epoch."""
+        done = []
+        for name in names:
+            if (began := self._began.get(name)) is not None:
+                done.append(min(self._now_s - began, regroup_s))
+            elif (ended := self._ended.get(name)) is not None:
+                newest_s = self._histories[name][-1].seconds if self._histories[name] else 0.0
+                done.append(regroup_s + min(self._now_s - ended, newest_s))
+        return (max if sign < 0 else min)(done, default=0.0)
 
 
 def _mean(values: Sequence[float]) -> float:
     return statistics.fmean(values) if values else 0.0
+
+
+def _quartile(values: Sequence[float], sign: int) -> float:
+    """The lower (sign -1) or upper (1) quartile of values, of fewer than four the least or the greatest; 0 of none.
+
+    >>> _quartile([3.0, 1.0, 2.0], -1), _quartile([1.0, 2.0, 3.0, 4.0, 9.0], 1)
+    (1.0, 4.0)
+    """
+    if not values:
+        return 0.0
+    ordered, left_out = sorted(values), len(values) // 4
+    return ordered[left_out] if sign < 0 else ordered[-1 - left_out]
 
 
 class EstimateTimes:

@@ -233,7 +233,7 @@ class Coordinator:
         if self._is_interrupted or not self._estimate_times.is_due(now):
             return
         began = time.perf_counter()
-        estimated = self._estimator.estimate()
+        estimated = self._estimator.estimate(now)
         self._estimate_times.made(now, time.perf_counter() - began, estimated)
         if estimated is not None:
             self._note(estimated)

@@ -92,6 +92,7 @@ def test_what_earlier_launches_have_trained_is_done_and_what_is_lost_is_not():
 
 def test_the_first_epoch_of_a_group_takes_the_time_to_form_it_and_no_more():
     found = estimator()
+    found.add(NetworkFinished("a", "4 epochs", 4), 0.0)
     found.add(GroupStarted("b", (0,), 0, 1), 0.0)
     found.add(epoch("b", 1, 45.0, waited_s=0.0), 50.0)  # built for 5 s, traced for 15
     found.add(epoch("b", 2, 30.0, waited_s=0.0), 80.0)
@@ -100,12 +101,59 @@ def test_the_first_epoch_of_a_group_takes_the_time_to_form_it_and_no_more():
     assert found.estimate().high_s == pytest.approx(1.1 * 60 + 20)  # and will have to be formed again
 
 
+def test_epochs_that_took_now_longer_and_now_shorter_widen_the_range():
+    found = estimator()
+    found.add(epoch("a", 1, 10.0, waited_s=0.0), 10.0)
+    for number, seconds in ((1, 20.0), (2, 30.0), (3, 60.0)):
+        found.add(epoch("b", number, seconds, waited_s=0.0), 60.0 * number)
+    assert (found.estimate().low_s, found.estimate().high_s) == pytest.approx((0.9 * 30, 60))  # a takes 27 at least
+
+
+def test_what_has_passed_of_an_epoch_is_taken_off():
+    found = estimator(start=replace(START, trainers=1, devices=(0,), gpus_per_node=1))
+    found.add(GroupStarted("b", (0,), 0, 1), 0.0)
+    for number in (1, 2, 3):
+        found.add(epoch("b", number, 30.0, waited_s=0.0), 30.0 * number)
+    found.add(NetworkFinished("a", "4 epochs", 4), 90.0)
+    assert found.estimate(110.0).low_s == pytest.approx(0.9 * 30 - 20)
+    assert found.estimate(200.0).high_s == pytest.approx(1.1 * 30 - 30)  # it ought to have ended
+
+
+def test_the_export_of_the_last_network_is_still_to_come():
+    found = estimator()
+    found.add(NetworkFinished("a", "4 epochs", 4), 0.0)
+    found.add(GroupStopped("a", 0.5, 1.5), 0.0)
+    assert found.estimate().high_s == pytest.approx(1.5 * 120 + 2 + 2)  # and after it, as before it was formed
+
+
+def test_a_network_whose_group_took_long_to_form_will_take_as_long_again():
+    found = estimator(converge={"max_epochs": 9}, start=replace(START, trainers=1, devices=(0,), gpus_per_node=1))
+    for began, name, forming_s in ((0.0, "a", 10.0), (200.0, "a", 10.0), (400.0, "a", 10.0), (600.0, "b", 70.0),
+                                   (900.0, "a", 10.0)):
+        found.add(GroupStarted(name, (0,), 0, 1), began)
+        for number in (1, 2):
+            done = len(found._histories[name])
+            found.add(epoch(name, done + 1, 30.0, waited_s=0.0), began + forming_s + 30.0 * number)
+        found.add(GroupStopped(name, 0.0), began + forming_s + 60.0)
+    assert found.estimate().high_s == pytest.approx(1.1 * (30 + 7 * 30) + 10 + 70)
+
+
+def test_networks_that_wait_while_devices_are_idle_may_wait_for_the_end_of_a_round():
+    found = estimator()
+    found.add(GroupStarted("b", (0,), 0, 1), 0.0)
+    found.add(epoch("b", 1, 30.0, waited_s=0.0), 30.0)
+    found.add(epoch("b", 2, 30.0, waited_s=0.0), 60.0)
+    assert found.estimate().high_s == pytest.approx(1.1 * 60 + 1.5 * 40)  # of one, the others' factor is uncertain
+    found.add(GroupStarted("a", (1,), 0, 1), 60.0)
+    assert found.estimate().high_s == pytest.approx(1.1 * 60)
+
+
 def test_what_it_took_to_build_a_network_for_measuring_it_will_take_again():
     found = estimator(rates=None)
     found.add(RateMeasured("b", 1, 100.0, 75.0, 1, 2), 75.0)
     found.add(RATES, 75.0)
     steps_s = 48 * 128 / 100.0
-    assert found.estimate().high_s == pytest.approx(1.5 * 120 + (75.0 - steps_s) / 2)  # of two, one took none
+    assert found.estimate().high_s == pytest.approx(1.5 * 120 + 75.0 - steps_s)  # of two, the longer one
 
 
 def test_the_first_epoch_tells_how_long_groups_take_until_the_second_tells_better():
