@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING
 
 from fleet.arguments import Parser, duration
 from fleet.errors import ExitStatus, FleetError, LeaseLost, StorageError, UserError, shortened
+from fleet.jobs.systems import lease_of_process
 from fleet.runtime.interrupt import Interruption
 from fleet.storage.files import storing
 from fleet.storage.lease import Lease
 from launch.binding import BINDING_REMEDY, binding_problem, my_cores, ranks_per_core
 from launch.devices import gpus_per_node, visible_gpus
 from launch.environment import is_first
-from launch.systems import knows_job, this_job
 from launch.walltime import seconds_left
 
 if TYPE_CHECKING:  # what each rank loads anyway, --help should not wait for
@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.getLogger("fleet").addHandler(logging.NullHandler())  # until this rank's file is known
     world = start_mpi()
     try:
-        with _lease(world) as lease:
+        with _lease(world, request) as lease:
             status = _run(world, request, batch_left, began, lease)
         return world.leave(status)
     except KeyboardInterrupt:
@@ -160,9 +160,14 @@ def _run(world: World, request: Request, batch_left: float | None, began: float,
     return Session(world, prepared, interruption).run()
 
 
-def _lease(world: World) -> AbstractContextManager[Lease | None]:
+def _lease(world: World, request: Request) -> AbstractContextManager[Lease | None]:
     """What keeps other launches out of the run's folder: rank 0 has it, and lets go of it when all is done."""
-    return Lease.of_process(os.environ, knows_job, this_job(os.environ)) if world.rank == 0 else nullcontext()
+    if world.rank:
+        return nullcontext()
+    from fleet.spec import look_beside
+
+    look_beside(request.spec)  # a batch system of one's own may lie there
+    return lease_of_process(os.environ)
 
 
 def shortest(*walltimes: float | None) -> float | None:

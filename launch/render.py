@@ -34,6 +34,7 @@ class Job:
         warning: seconds before the end of the walltime at which everything is saved.
         jobs, retries: at most so many jobs after one another, and so many after a failure of the machine.
         account, queue: where the site wants them.
+        once: words behind the spec, until a launch has started with them.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Job:
     retries: int = 0
     account: str | None = None
     queue: str | None = None
+    once: tuple[str, ...] = ()
 
 
 def render(job: Job, system: System, site: Site) -> str:
@@ -110,6 +112,7 @@ def _command(job: Job, system: System, site: Site, ranks: int, counts: dict[str,
     if not system.warns and job.walltime is not None:
         keeper.append(f"--warn-after={math.floor(max(1.0, job.walltime - job.warning))}")
     cpus = places(site, ranks, "the site")
+    keeper += [f"--once={shlex.quote(word)}" for word in job.once]
     placed = [[python, "-m", "launch.place", ":".join(cpus)]] if cpus else []
     return [[*keeper, "--"], [site.launcher.format(**counts)], *placed,
             [python, "-m", "fleet.run", shlex.quote(job.spec)]]

@@ -91,6 +91,9 @@ class System:
         if self.has_queue and _groups(self.id_pattern) != 1:
             raise InputError(f"{place}: id_pattern: {self.id_pattern!r} should be a regular expression with one group, "
                              "the id of a job")
+        for part in ("preempted", "over"):
+            if _groups(getattr(self, part)) is None:
+                raise InputError(f"{place}: {part}: {getattr(self, part)!r} should be a regular expression")
 
     @property
     def script(self) -> str:
@@ -204,7 +207,7 @@ class BatchJob(NamedTuple):
     restarts: int = 0
 
 
-def this_job(environment: Mapping[str, str]) -> BatchJob:
+def this_job(environment: Mapping[str, str], systems: Mapping[str, System] = SYSTEMS) -> BatchJob:
     """The batch job of a process, by its environment.
 
     >>> this_job({"SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "2"})
@@ -212,21 +215,22 @@ def this_job(environment: Mapping[str, str]) -> BatchJob:
     >>> this_job({})
     BatchJob(system='', id='', restarts=0)
     """
-    for system in SYSTEMS.values():
+    for system in systems.values():
         if system.job_variable and (job := environment.get(system.job_variable)):
             count = environment.get(system.restarts, "")
             return BatchJob(system.name, job, int(count) if count.isascii() and count.isdecimal() else 0)
     return BatchJob()
 
 
-def knows_job(name: str, job: str) -> bool | None:
+def knows_job(name: str, job: str, systems: Mapping[str, System] = SYSTEMS) -> bool | None:
     """Whether a batch system still knows a job, be it running, waiting or suspended; None if it does not answer.
 
     Args:
         name: of the system.
         job: its id.
+        systems: that can be asked, by their names.
     """
-    system = SYSTEMS.get(name)
+    system = systems.get(name)
     if system is None or not (system.state and system.over):
         return None
     try:

@@ -76,7 +76,7 @@ MAY_IMPORT = {
     "fleet.monitor": _STORAGE,
     "fleet.runtime": _RUNTIME,
     "fleet.jobs": f"fleet.engines {_STORAGE} launch",
-    "fleet.run": f"fleet.arguments {_RUN}",
+    "fleet.run": f"fleet.arguments fleet.jobs {_RUN}",
     "fleet.api": f"fleet.run fleet.arguments {_RUN}",
     "fleet.commands": f"fleet.api fleet.run fleet.arguments fleet.jobs {_RUN}",
     "fleet.__main__": f"fleet.commands fleet.arguments {_BELOW_SPEC} launch",

@@ -12,6 +12,8 @@ GRID_ENGINE = System(
     job_variable="JOB_ID",  # in the environment of a job
     submit=("qsub", "-terse"), id_pattern=r"^(\d+)",
     after=("-hold_jid", "{job}"),
+    state=("qstat", "-j", "{job}"), over="do not exist",  # of a job that has ended; others keep their run's folder
+    restarts="RESTARTED",
     template="""#!/bin/bash
 #$ -S /bin/bash
 #$ -N <<name>>

@@ -31,6 +31,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
                         help="number of failures of the machine after which to go on (0)")
     parser.add_argument("--warn-after", type=duration, metavar="SECONDS",
                         help="when to save everything, if the batch system sends no signal")
+    parser.add_argument("--once", metavar="OPTION", action="append", default=[],
+                        help="option to add to the command until a launch has started with it, such as "
+                             "--once=--remeasure; may be given several times")
     parser.add_argument("command", nargs="+", help="command of the launch, after --")
 
 
@@ -39,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     look_beside(args.command[-1])  # the spec: beside it lies what a user has made
     system = find_system(args.system)
     limits = Limits(args.jobs, args.retries)
-    return Keeper(RunPaths(args.run), system, _job_id(system), limits, args.warn_after).run(args.command)
+    return Keeper(RunPaths(args.run), system, _job_id(system), limits, args.warn_after, args.once).run(args.command)
 
 
 def _job_id(system: System) -> str:

@@ -6,7 +6,8 @@
 
 The job saves everything shortly before its walltime ends. With --chain it is then put into the queue again, or
 followed by another job, until all networks are done. The folder of the run has the script, what the jobs print, and
-jobs/stops.jsonl with every stop and its reason. `--system local` runs on this machine, now.
+jobs/stops.jsonl with every stop and its reason. `--system local` runs on this machine, now. --fresh-network,
+--accept-changes and --remeasure count for the first launch of the chain that gets so far as to start.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from fleet.arguments import duration, whole
 from fleet.commands.options import add_json, add_spec, print_json
 from fleet.errors import ExitStatus, UserError
 from fleet.jobs.systems import find_system
+from fleet.runtime.changes import Wishes
 from fleet.runtime.folder import check_folder, writing_into
+from fleet.runtime.known_rates import check_remeasuring
 from fleet.spec import Spec, load, read_yaml
 from fleet.storage.files import replacing
 from fleet.storage.paths import RunPaths
@@ -60,6 +63,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
                              "spec)")
     parser.add_argument("--account", metavar="NAME", help="account that pays for the time")
     parser.add_argument("--queue", metavar="NAME", help="queue or partition")
+    parser.add_argument("--fresh-network", metavar="NAME", action="append", default=[],
+                        help="delete what was trained of this network, and start it over; may be given several times")
+    parser.add_argument("--accept-changes", action="store_true",
+                        help="go on from the checkpoints of networks whose build: function, or its args, have changed")
+    parser.add_argument("--remeasure", action="store_true",
+                        help="measure all rates anew, and replace those that earlier runs have left in the cache")
     parser.add_argument("--dry-run", action="store_true", help="only print the script")
     add_json(parser)
 
@@ -132,10 +141,20 @@ def _system(name: str | None, site: Site, place: str) -> System:
 def _job(args: argparse.Namespace, spec: Spec, paths: RunPaths, system: System, site: Site) -> Job:
     if not system.has_queue and args.nodes != 1:
         raise UserError(f"--nodes is {args.nodes}; with --system {system.name} there is only this machine")
+    once = _once(args, spec)
     walltime, warning = _times(args, spec, system)
     jobs, retries = _limits(args, system)
     return Job(spec.document.name, args.spec, Path.cwd(), Path(sys.executable), paths.root, paths.jobs, args.nodes,
-               walltime, warning, _ranks(args, spec, site), jobs, retries, args.account, args.queue)
+               walltime, warning, _ranks(args, spec, site), jobs, retries, args.account, args.queue, once)
+
+
+def _once(args: argparse.Namespace, spec: Spec) -> tuple[str, ...]:
+    """What the first launch is to do besides, in the words of ``python -m fleet.run``."""
+    Wishes(tuple(args.fresh_network), args.accept_changes).check(spec)
+    if args.remeasure:
+        check_remeasuring(spec)
+    return (*(f"--fresh-network={name}" for name in args.fresh_network),
+            *(["--accept-changes"] if args.accept_changes else []), *(["--remeasure"] if args.remeasure else []))
 
 
 def _times(args: argparse.Namespace, spec: Spec, system: System) -> tuple[float | None, float]:

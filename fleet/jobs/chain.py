@@ -22,15 +22,16 @@ from types import FrameType
 from typing import Annotated, ClassVar
 
 from fleet.errors import EXPLAINED, ExitStatus, StorageError, UserError
-from fleet.storage.event_log import events_of, launch_status, log_mark
-from fleet.storage.events import Interrupted
+from fleet.jobs.systems import SYSTEM_VARIABLE, lease_of_process
+from fleet.storage.event_log import events_of, launch_status, log_mark, read_events
+from fleet.storage.events import Interrupted, Started
 from fleet.storage.files import storing
 from fleet.storage.lease import Lease
 from fleet.storage.lines import Flat, OmitDefault, add_line, from_json, open_lines, read_lines, to_json
 from fleet.storage.paths import RunPaths
 from launch.base import InputError
 from launch.notices import PATIENCE_S, start
-from launch.systems import System, continue_job, is_preempted, knows_job, this_job
+from launch.systems import System, continue_job, is_preempted
 
 # What batch systems send; SIGUSR2 is what launchers pass on to the ranks (mpirun ends them at once upon SIGTERM).
 _WARNINGS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
@@ -107,10 +108,16 @@ def _times(count: int) -> str:
 
 @dataclass(frozen=True)
 class Begun:
-    """A launch is about to begin: the first of its two lines."""
+    """A launch is about to begin: the first of its two lines.
+
+    Attributes:
+        job: that makes it.
+        log_bytes: size of the run's event log by then.
+    """
 
     word: ClassVar[str] = "begun"
     job: str
+    log_bytes: Annotated[int, OmitDefault] = 0
 
 
 @dataclass(frozen=True)
@@ -149,15 +156,27 @@ def note(paths: RunPaths, what: Begun | Stopped) -> None:
 
 def stops_before(path: Path, job: str) -> list[Stop]:
     """The stops of the chain that a job goes on with: the newest one, where it was to be followed by this job."""
+    return _chain_before(path, job)[0]
+
+
+def has_started(paths: RunPaths, job: str) -> bool:
+    """Whether an earlier launch of the chain that a job goes on with got so far as to take up its networks."""
+    stops, log_bytes = _chain_before(paths.stops, job)
+    return bool(stops) and paths.events.exists() and any(
+        isinstance(event, Started) for _, event in read_events(paths.events, log_bytes))
+
+
+def _chain_before(path: Path, job: str) -> tuple[list[Stop], int]:
+    """The stops of a job's chain so far, and the size of the event log before its first launch, in bytes."""
     stops: list[Stop] = []
-    following = None
+    following, log_bytes = None, 0
     for noted in _noted(path):
         if isinstance(noted, Stopped):
             stops.append(noted.stop)
             following = noted.next
         elif noted.job != following:
-            stops = []
-    return stops if job == following else []
+            stops, log_bytes = [], noted.log_bytes
+    return (stops, log_bytes) if job == following else ([], 0)
 
 
 def _unfinished(path: Path) -> str | None:
@@ -184,12 +203,14 @@ class Keeper:
         job: its id.
         limits: of the chain.
         warn_after: seconds after which to warn the ranks, where the system does not.
+        once: further words of the command, until a launch of the chain has started with them.
     """
 
     def __init__(self, paths: RunPaths, system: System, job: str, limits: Limits,
-                 warn_after: float | None = None) -> None:
+                 warn_after: float | None = None, once: Sequence[str] = ()) -> None:
         self._paths, self._system, self._job, self._limits = paths, system, job, limits
-        self._warn_after = warn_after
+        self._warn_after, self._once = warn_after, once
+        self._environment = {**os.environ, SYSTEM_VARIABLE: system.name}
         self._process: subprocess.Popen | None = None
         self._warning = ""  # the latest
         self._signalled = False  # whether it came from outside
@@ -202,7 +223,7 @@ class Keeper:
             StorageError: nothing can be noted.
             LeaseLost: another job has taken the chain over.
         """
-        with Lease.of_process(os.environ, knows_job, this_job(os.environ)) as lease:
+        with lease_of_process(self._environment) as lease:
             lease.take(self._paths.jobs_lease)
             return self._run(command, lease)
 
@@ -224,10 +245,11 @@ class Keeper:
     def _launch(self, command: Sequence[str], stops: Sequence[Stop], lease: Lease) -> tuple[int, bool]:
         """One launch: how it ended, and whether another follows."""
         before = log_mark(self._paths.events)
-        note(self._paths, Begun(self._job))
+        once = () if has_started(self._paths, self._job) else self._once
+        note(self._paths, Begun(self._job, before[1]))
         self._warning = ""
         try:
-            ended = self._wait(command)
+            ended = self._wait([*command, *once])
         except UserError as error:  # what has begun without a stop would be taken for killed
             stop = Stop(int(ExitStatus.BAD_INPUT))
             note(self._paths, Stopped(self._job, stop, str(error), next=None, then=decide([stop], self._limits).why))
@@ -261,7 +283,7 @@ class Keeper:
     def _wait(self, command: Sequence[str]) -> int:
         timer = threading.Timer(self._warn_after or 0, self._warn, ["the walltime is nearly over"])
         try:
-            self._process, shown = start(command, EXPLAINED)
+            self._process, shown = start(command, EXPLAINED, environment=self._environment)
         except OSError as error:
             raise UserError(f"{command[0]} cannot be started: {error.strerror}") from None
         if self._warn_after is not None:

@@ -36,6 +36,19 @@ def rates_file(spec: Spec, given: str | None) -> str | None:
     return given or spec.schedule.rates or (str(profile) if profile.exists() else None)
 
 
+def check_remeasuring(spec: Spec, replays: bool = False) -> None:
+    """Refuse to measure anew what is not measured at all.
+
+    Raises:
+        UserError: rates are read from a file, or nobody looks at them.
+    """
+    why = ("a replay measures no rates" if replays else
+           f"rates are read from schedule.rates: {spec.schedule.rates}" if spec.schedule.rates is not None else
+           "" if spec.policy.needs_rates else f"the policy {spec.schedule.policy} looks at no rates")
+    if why:
+        raise UserError(f"--remeasure: {why}; leave it out")
+
+
 def hardware() -> str:
     """What this machine has, in a line, as far as it decides speed."""
     model = ""

@@ -12,7 +12,7 @@ from fleet.errors import UserError
 from fleet.runtime.changes import Wishes, codes_of, take_up
 from fleet.runtime.folder import take_folder, write_spec
 from fleet.runtime.inputs import decode, open_inputs
-from fleet.runtime.known_rates import hardware, read_rates_of
+from fleet.runtime.known_rates import check_remeasuring, hardware, read_rates_of
 from fleet.runtime.replay import _check_identity, _replaying
 from fleet.spec import NetworkSpec, Spec, load
 from fleet.spec.fitting import joined, misfits
@@ -143,7 +143,7 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
     layout = _plan_memory(spec, data, sample, roles)
     paths = RunPaths(spec.output)
     if remeasure:
-        _check_remeasuring(spec, bool(replayed))
+        check_remeasuring(spec, bool(replayed))
     needless = spec.schedule.rates is None and (bool(replayed) or not spec.policy.needs_rates)
     rates = _equal_rates(spec, roles) if needless else _rates(spec, len(data.train), roles)
     beside = Path(path).absolute().parent
@@ -200,15 +200,6 @@ def _check_networks(spec: Spec, sample: SampleSpec, data: DataSet, trainers: int
 
 
 # ---- rates -------------------------------------------------------------------------------------
-
-
-def _check_remeasuring(spec: Spec, replays: bool) -> None:
-    """Refuse to measure anew what is not measured at all."""
-    why = ("a replay measures no rates" if replays else
-           f"rates are read from schedule.rates: {spec.schedule.rates}" if spec.schedule.rates is not None else
-           "" if spec.policy.needs_rates else f"the policy {spec.schedule.policy} looks at no rates")
-    if why:
-        raise UserError(f"--remeasure: {why}; leave it out")
 
 
 def _rates(spec: Spec, samples: int, roles: Roles) -> RateTable | None:

@@ -85,6 +85,8 @@ OWN = {"name": "own", "template": "<<body>>", "job_variable": "OWN_ID", "submit"
     ({"job_variable": ""}, "job_variable: it should name the variable that holds the id of a job"),
     ({"id_pattern": "[0-9]+"}, r"id_pattern: '\[0-9\]\+' should be a regular expression with one group"),
     ({"id_pattern": "("}, "id_pattern: '\\(' should be a regular expression with one group"),
+    ({"over": "("}, "over: '\\(' should be a regular expression"),
+    ({"preempted": "*"}, r"preempted: '\*' should be a regular expression"),
     ({"resources": ("-n {count}",)}, "'-n {count}' may have braces only around {gpus}, {nodes}, {ranks}"),
     ({"after": ("--after={id}",)}, "'--after={id}' may have braces only around {job}"),
     ({"account": "-A {account}"}, "'-A {account}' may have braces only around {}"),

@@ -60,6 +60,13 @@ def test_json_gives_the_script_of_a_dry_run_and_does_not_go_with_a_run_that_prin
     assert "--system local" in err
 
 
+def test_what_is_to_be_done_once_is_handed_to_the_first_launch(submit):
+    status, out, _ = submit("--system", "slurm", "--walltime", "2h", "--chain", "--fresh-network", "softmax",
+                            "--accept-changes", "--remeasure", "--dry-run")
+    assert status == 0
+    assert "--retries=2 --once=--fresh-network=softmax --once=--accept-changes --once=--remeasure --" in out
+
+
 def test_a_dry_run_prints_the_script_and_touches_nothing(submit, tmp_path):
     status, out, _ = submit("--system", "slurm", "--walltime", "2h", "--chain", "--dry-run")
     assert status == 0
@@ -117,6 +124,7 @@ def test_a_job_that_asks_for_no_gpu_says_so(submit):
     (("--site", "polaris", "--walltime", "1h", "--gpus-per-node", "2"), "a site that does not say; polaris has 4"),
     (("--system", "slurm", "--walltime", "1h", "--gpus-per-node", "0"), "--gpus-per-node: '0' should be a whole"),
     (("--system", "slurm"), "--walltime (or walltime in the spec) says how long"),
+    (("--system", "local", "--fresh-network", "no"), "--fresh-network no: the spec has no such network; it has soft"),
     (("--walltime", "1h"), "--system says which batch system there is: slurm, lsf, pbs, local"),
     (("--system", "sge", "--walltime", "1h"), "no batch system is named 'sge'; one of slurm, lsf, pbs, local, or an"),
     (("--system", "no_module:X", "--walltime", "1h"), "system 'no_module:X': cannot import 'no_module'"),

@@ -12,11 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.jobs.chain import Begun, Limits, Stop, Stopped, decide, note, stops_before
+from fleet.storage.events import ScheduleOptions, Started
 from fleet.storage.lease import Lease
+from fleet.storage.lines import to_json
 from fleet.storage.paths import RunPaths
 from tests.mpi.conftest import ROOT
 
 LIMITS = Limits(jobs=5, retries=2)
+STARTED = Started(1, 1, 1, 1, 1, "baseline", (), 0, 60, (0,), "free", ScheduleOptions(0.8, "15%", True, 0), {})
 STOPPED = Stop(75)
 FAILED = Stop(1)
 LOST = Stop(None)
@@ -65,18 +68,21 @@ def test_a_chain_goes_on_with_the_job_that_was_made_to_follow_and_a_new_one_begi
 
 # ---- a job ---------------------------------------------------------------------------------------
 
-# A launch: it logs what a run would, and ends as the next line of a file says: "status end" (end may be -, for none).
+# A launch: it logs what a run would, and ends as the next line of a file says: "status end" (end may be -, for none),
+# with "waits" if it is to wait for a signal, and "early" if it ends before it has started.
 LAUNCH = """
 import json, os, signal, sys, time
 run = sys.argv[1]
 lines = open(f"{run}/script").read().split("\\n")
 with open(f"{run}/launches", "a") as file: file.write("x")
-status, end, *waits = lines[os.path.getsize(f"{run}/launches") - 1].split()
+with open(f"{run}/arguments", "a") as file: file.write(" ".join([os.environ["FLEET_SYSTEM"], *sys.argv[2:]]) + "\\n")
+status, end, *more = lines[os.path.getsize(f"{run}/launches") - 1].split()
+if "early" in more: sys.exit(int(status))
 warned = []
 signal.signal(signal.SIGUSR2, lambda number, frame: warned.append(number))
 with open(f"{run}/events.jsonl", "a", buffering=1) as log:
-    log.write('{"event": "start"}\\n')
-    while waits and not warned: time.sleep(0.01)
+    log.write(open(f"{run}/started").read())
+    while "waits" in more and not warned: time.sleep(0.01)
     if warned: log.write('{"event": "interrupted", "reason": "SIGUSR2 came"}\\n')
     if end != "-": log.write('{"event": "end", "status": %s}\\n' % end)
 sys.exit(int(status))
@@ -92,6 +98,7 @@ def job(tmp_path):
 
     def start(*launches, arguments=(), system="local", prefix=(), **environment):
         (root / "script").write_text("\n".join(launches))
+        (root / "started").write_text(json.dumps({"t_s": 0.0, **to_json(STARTED)}) + "\n")
         command = [sys.executable, "-m", "fleet", "job", "run", "--system", system, "--jobs=5", "--retries=1",
                    *arguments, "--", sys.executable, "played.py", str(root)]
         return subprocess.Popen([*prefix, *command], cwd=tmp_path, stderr=subprocess.PIPE, text=True,
@@ -108,6 +115,14 @@ def job(tmp_path):
 
     finished.start, finished.stops, finished.root = start, stops, root
     return finished
+
+
+def test_further_options_count_until_a_launch_has_started_with_them(job):
+    once = ["--once=--fresh-network=a", "--once=--remeasure"]
+    (job.root / "events.jsonl").write_text(json.dumps({"t_s": 0.0, **to_json(STARTED)}) + "\n")  # of a chain before
+    assert job("1 - early", "75 75", "0 0", arguments=once).returncode == 0
+    assert (job.root / "arguments").read_text().splitlines() == [
+        "local --fresh-network=a --remeasure", "local --fresh-network=a --remeasure", "local"]
 
 
 def test_on_this_machine_a_job_launches_until_all_networks_are_done(job):

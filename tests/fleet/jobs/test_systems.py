@@ -5,7 +5,8 @@ import sys
 import pytest
 
 from fleet.errors import UserError
-from fleet.jobs.systems import find_system
+from fleet.jobs.systems import find_system, lease_of_process
+from fleet.storage.lease import Holder
 from launch.systems import SYSTEMS
 
 MODULE = '''
@@ -13,7 +14,8 @@ from dataclasses import replace
 from launch.systems import SYSTEMS, System
 
 WRAPPED = replace(SYSTEMS["slurm"], submit=("my_sbatch",))
-OWN = System("own", "#OWN ", job_variable="OWN_ID", submit=("own",), id_pattern="([0-9]+)", template="<<body>>")
+OWN = System("own", "#OWN ", job_variable="OWN_ID", submit=("own",), id_pattern="([0-9]+)", template="<<body>>",
+             state=("own_state", "{job}"), over="gone", restarts="OWN_RESTARTS")
 NUMBER = 3
 '''
 
@@ -52,3 +54,28 @@ def test_what_leads_to_no_system_is_refused_in_a_line(name, said):
         find_system(name)
     assert said in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+OWN_JOB = {"FLEET_SYSTEM": "own_systems:OWN", "OWN_ID": "7", "OWN_RESTARTS": "2"}
+
+
+def test_a_launch_in_a_job_of_ones_own_system_knows_its_job():
+    me = lease_of_process(OWN_JOB).me
+    assert (me.system, me.job, me.restarts) == ("own_systems:OWN", "7", 2)
+    assert lease_of_process({"FLEET_SYSTEM": "slurm", "SLURM_JOB_ID": "8"}).me.job == "8"
+    assert lease_of_process({"OWN_ID": "7"}).me.job == ""
+
+
+@pytest.mark.parametrize(("line", "known"), [("echo runs", True), ("echo gone", False), ("exit 1", None)])
+def test_ones_own_system_is_asked_whether_a_job_lives(tmp_path, monkeypatch, line, known):
+    (tmp_path / "own_state").write_text(f"#!/bin/sh\n{line}\n")
+    (tmp_path / "own_state").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    other = Holder("x", "n1", 1, system="own_systems:OWN", job="6")
+    assert lease_of_process(OWN_JOB)._around.knows_job(other) is known
+    assert lease_of_process({})._around.knows_job(other) is None  # nobody has told of that system
+
+
+def test_a_launch_that_is_told_of_no_system_says_so():
+    with pytest.raises(UserError, match="^FLEET_SYSTEM: no batch system is named 'sge'; one of slurm"):
+        lease_of_process({"FLEET_SYSTEM": "sge"})
