@@ -32,8 +32,9 @@ class EngineInfo:
 
     Args:
         name: as specs call it.
-        make: makes the engine of a trainer from a :class:`fleet.engines.base.Setup`: a function, or its import path,
-            which in the table begins with a dot where :mod:`fleet.engines` begins.
+        make: makes the engine of a trainer from a :class:`fleet.engines.base.Setup`: a function, or its import path. In
+            the table the path is relative to :mod:`fleet.engines`, and begins with a dot: engines import specs, so a
+            spec names no module of theirs. The registry, which stands there, completes it.
         help: what it does, in a line.
         families: that it can build; None for all, those of keras.applications too. What a ``build:`` function gives is
             between that function and the engine.

@@ -1,5 +1,7 @@
 """How far preprocessors fill what a node shares."""
 
+import pytest
+
 from fleet.comm.messages import NO_LIMIT, Demand, Produce
 from fleet.comm.roles import assign
 from fleet.stream.filler import SetFiller, WindowFiller
@@ -85,25 +87,17 @@ def test_it_begins_with_the_first_chunk_that_is_wanted():
     assert filled(use) == [6, 7, 8]
 
 
-def test_a_reader_that_has_died_holds_nothing_back():
+@pytest.mark.parametrize("go", [
+    pytest.param(lambda made, rank: setattr(made.world, "lost", frozenset({rank})), id="dies"),
+    pytest.param(lambda made, rank: made.forget(rank), id="lives, but is given up"),
+])
+def test_a_reader_that_goes_holds_nothing_back(go):
     def use(made):
         made.follow(NO_LIMIT, hold=NO_LIMIT)
         made.window.need(0, 0)
         made.window.need(1, 40)
         assert made.fill() == LAYOUT.slots
-        made.world.lost = frozenset({ROLES.trainers[0]})
-        return made.fill()
-
-    assert filled(use) == 43
-
-
-def test_a_reader_that_was_given_up_holds_nothing_back_though_it_lives():
-    def use(made):
-        made.follow(NO_LIMIT, hold=NO_LIMIT)
-        made.window.need(0, 0)
-        made.window.need(1, 40)
-        assert made.fill() == LAYOUT.slots
-        made.forget(ROLES.trainers[0])
+        go(made, ROLES.trainers[0])
         return made.fill()
 
     assert filled(use) == 43
