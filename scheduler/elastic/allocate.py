@@ -20,11 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler.base import CommTime, InputError, Network, StepTime, counted
-from scheduler.elastic.shapes import Shape, analyse
+from scheduler.elastic.shapes import HEAD, Shape, analyse, heads
 
 Array = NDArray[np.float64]
 
-FIRST_STEPS = 16  # along the hull of each job, that are tried first
 FEW = 48  # departures from the climb that are tried first
 SORTED_AT_ONCE = 256  # steps along hulls: with more of them, most are decided without being sorted
 
@@ -259,11 +258,13 @@ class Curve:
 
 def _shapes(curves: Sequence[Curve]) -> list[Shape]:
     """The shapes of curves, those that are not known worked out together."""
-    new = [curve for curve in curves if "shape" not in vars(curve)]
-    if new:
+    shapes: list[Shape | None] = [vars(curve).get("shape") for curve in curves]
+    if None in shapes:
+        new = [curve for curve, shape in zip(curves, shapes, strict=True) if shape is None]
         for curve, shape in zip(new, analyse([curve.factors for curve in new]), strict=True):
             vars(curve).update(shape=shape, least=shape.least)  # as cached_property does
-    return [curve.shape for curve in curves]
+        return [curve.shape for curve in curves]
+    return shapes  # type: ignore[return-value]  # none is None
 
 
 @dataclass(frozen=True)
@@ -315,14 +316,17 @@ def allocate(curves: Sequence[Curve], gpus: int) -> Allocation | None:
     >>> allocate([Curve((1.0,)), Curve((0.0, 2.0))], gpus=2) is None
     True
     """
+    if not curves:
+        return Allocation((), 0.0, "greedy")
     shapes = _shapes(curves)
-    spare = gpus - sum([curve.least for curve in curves])
+    least, steps, lengths, slopes = heads(shapes)
+    spare = gpus - int(least.sum())
     if spare < 0:
         return None
-    climb = _climb(shapes, spare)
+    climb = _climb(shapes, spare, steps, lengths, slopes)
     if climb.left == 0 or climb.price == 0:
-        return _allocation(curves, climb.given, "greedy")
-    return _allocation(curves, climb.given + _departed(shapes, climb), "greedy + dynamic programme")
+        return _allocation(curves, least + climb.given, "greedy")
+    return _allocation(curves, least + climb.given + _departed(shapes, climb), "greedy + dynamic programme")
 
 
 def greedy(curves: Sequence[Curve], gpus: int) -> Allocation | None:
@@ -337,8 +341,7 @@ def greedy(curves: Sequence[Curve], gpus: int) -> Allocation | None:
     """
     if not all(curve.concave for curve in curves):
         raise ValueError("greedy is exact for concave curves only")
-    spare = gpus - sum(curve.least for curve in curves)
-    return None if spare < 0 else _allocation(curves, _climb(_shapes(curves), spare).given, "greedy")
+    return allocate(curves, gpus)
 
 
 def dynamic_programme(curves: Sequence[Curve], gpus: int) -> Allocation | None:
@@ -356,11 +359,11 @@ def dynamic_programme(curves: Sequence[Curve], gpus: int) -> Allocation | None:
     if spare < 0:
         return None
     given = _programme([(curve.extra, curve.gain) for curve in curves], spare)
-    return _allocation(curves, given, "dynamic programme")
+    return _allocation(curves, given + [curve.least for curve in curves], "dynamic programme")
 
 
 def _allocation(curves: Sequence[Curve], given: NDArray[np.int64], method: str) -> Allocation:
-    counts = [curve.least + extra for curve, extra in zip(curves, given.tolist(), strict=True)]
+    counts = given.tolist()
     factors = [curve.factors[count - 1] for curve, count in zip(curves, counts, strict=True)]
     return Allocation(tuple(counts), math.fsum(factors), method)
 
@@ -369,47 +372,60 @@ def _allocation(curves: Sequence[Curve], given: NDArray[np.int64], method: str) 
 class _Climb:
     """Where steps along the hulls led: GPUs beyond the least, of each job.
 
-    ``left`` GPUs were too few for the next step, which gains ``price`` per GPU (0: there is none).
+    ``left`` GPUs were too few for the next step, which gains ``price`` per GPU (0: there is none). ``gain`` is what
+    each job has gained.
     """
 
     given: NDArray[np.int64]
+    gain: Array
     left: int
     price: float
 
 
-def _climb(shapes: Sequence[Shape], spare: int, width: int = 0) -> _Climb:
+def _climb(shapes: Sequence[Shape], spare: int, steps: NDArray[np.int64], lengths: Array, slopes: Array) -> _Climb:
     """Steps along the hulls, the steepest first, the earlier job first where they are equal.
 
-    Few jobs go far along their hull, so the first ``width`` steps of each are tried, and more if one took them all.
+    Few jobs go far along their hull, so the first steps of each are tried, and all if one took all of those.
     """
-    width = width or FIRST_STEPS
-    lengths = np.frombuffer(b"".join([shape.lengths[:8 * width] for shape in shapes]), np.int64)
-    slopes = np.frombuffer(b"".join([shape.slopes[:8 * width] for shape in shapes]))
-    steps = np.array([shape.steps for shape in shapes], np.int64)
-    owners = np.repeat(np.arange(len(shapes)), np.minimum(steps, width))
-    taken, price = _steepest(slopes, lengths, spare)
-    owners = owners[taken]
-    if (np.bincount(owners, minlength=len(shapes))[steps > width] == width).any():
-        return _climb(shapes, spare, 4 * width)
-    given = np.bincount(owners, lengths[taken], len(shapes)).astype(np.int64)
-    return _Climb(given, spare - int(given.sum()), price)
+    places = np.flatnonzero(slopes.reshape(-1) > 0)
+    owner, length, slope = places // HEAD, lengths.reshape(-1)[places], slopes.reshape(-1)[places]
+    taken, price = _steepest(slope, length, spare)
+    if (np.bincount(owner[taken], minlength=len(shapes))[steps > HEAD] == HEAD).any():
+        owner = np.repeat(np.arange(len(shapes)), steps)
+        length = np.frombuffer(b"".join([shape.lengths for shape in shapes]), np.int64).astype(np.float64)
+        slope = np.frombuffer(b"".join([shape.slopes for shape in shapes]))
+        taken, price = _steepest(slope, length, spare)
+    owner, length, slope = owner[taken], length[taken], slope[taken]
+    given: NDArray[np.int64] = np.bincount(owner, length, len(shapes)).astype(np.int64)
+    gain: Array = np.bincount(owner, length * slope, len(shapes)).astype(np.float64)
+    return _Climb(given, gain, spare - int(given.sum()), price)
 
 
-def _steepest(slopes: Array, lengths: NDArray[np.int64], left: int) -> tuple[NDArray[np.bool_], float]:
+def _steepest(slopes: Array, lengths: Array, left: int) -> tuple[NDArray[np.bool_], float]:
     """Which steps are taken while they fit, the steepest first; and the slope of the first that does not fit."""
     taken = np.zeros(len(slopes), np.bool_)
     open_ = np.arange(len(slopes))  # steps of which it is open whether they are taken
-    while len(open_) > SORTED_AT_ONCE:  # take or leave those above the middle one
+    while len(open_) > SORTED_AT_ONCE:
         own = slopes[open_]
-        above = own > np.partition(own, len(own) // 2)[len(own) // 2]
-        need = int(lengths[open_[above]].sum())
-        if need == 0:  # many are equal
+        # About so many are taken; those well above and well below are decided at once.
+        last = len(own) - 1
+        least = last - int(last * min(1.0, left / lengths[open_].sum()))
+        ends = max(0, least - len(own) // 16), min(last, least + len(own) // 16)
+        low, high = np.partition(own, ends)[list(ends)].tolist()
+        above, below = own > high, own < low
+        between = ~(above | below)
+        for part in (above, between, below):
+            need = int(lengths[open_[part]].sum())
+            if need > left:
+                break
+            taken[open_[part]] = True
+            left -= need
+        else:  # all fit
+            open_ = open_[:0]
             break
-        if need > left:
-            open_ = open_[above]
-        else:
-            taken[open_[above]] = True
-            open_, left = open_[~above], left - need
+        if part.all():  # all are equal
+            break
+        open_ = open_[part]
     open_ = open_[np.argsort(-slopes[open_], kind="stable")]
     fit = int(np.searchsorted(np.cumsum(lengths[open_]), left, side="right"))
     taken[open_[:fit]] = True
@@ -455,17 +471,20 @@ class _Departures:
     @classmethod
     def of(cls, shapes: Sequence[Shape], climb: _Climb) -> _Departures:
         """Those that can be in an optimum, since they lose no more than the climb and one change more do."""
+        sizes = np.array([shape.options for shape in shapes])
         extra = np.frombuffer(b"".join([shape.extra for shape in shapes]), np.int64)
         gain = np.frombuffer(b"".join([shape.gain for shape in shapes]))
-        sizes = np.array([shape.options for shape in shapes])
-        more = extra - np.repeat(climb.given, sizes)
-        better = gain - np.repeat(gain[more == 0], sizes)
-        loss = climb.price * more - better
-        worth = climb.price * climb.left
-        rounding = 1e-9 * max(1.0, float(gain.max()))
-        rows = np.flatnonzero((loss <= worth - better[more <= climb.left].max() + rounding) & (more != 0))
+        worth, rounding = climb.price * climb.left, 1e-9 * max(1.0, float(gain.max()))
+        better = gain - np.repeat(climb.gain, sizes)
+        one = better.max(where=extra <= np.repeat(climb.given + climb.left, sizes), initial=0.0)
+        loss = climb.price * extra
+        loss -= np.repeat(climb.price * climb.given, sizes)
+        loss -= better
+        rows = np.flatnonzero(loss <= worth - one + rounding)
         job = np.searchsorted(np.cumsum(sizes), rows, side="right")
-        return cls(job, more[rows], better[rows], loss[rows], climb.left, worth, rounding)
+        more = extra[rows] - climb.given[job]
+        changes = np.flatnonzero(more)
+        return cls(job, more, better[rows], loss[rows], climb.left, worth, rounding).take(changes)
 
     def take(self, rows: NDArray[np.int64]) -> _Departures:
         return replace(self, job=self.job[rows], more=self.more[rows], better=self.better[rows], loss=self.loss[rows])
@@ -487,16 +506,40 @@ class _Departures:
             return {}, 0.0
         rows = self.take(np.lexsort((self.more, self.job)))
         jobs, starts = np.unique(rows.job, return_index=True)
-        options = []
-        for more, better in zip(np.split(rows.more, starts[1:]), np.split(rows.better, starts[1:]), strict=True):
-            at = int(np.searchsorted(more, 0))
-            counts, gains = np.insert(more, at, 0), np.insert(better, at, 0.0)
-            options.append((counts - counts[0], gains - gains[0]))
-        fewest = np.minimum(0, rows.more[starts])
-        departed = fewest + _programme(options, self.left - int(fewest.sum()))
-        chosen = dict(zip(jobs.tolist(), departed.tolist(), strict=True))
-        wanted = departed[np.searchsorted(jobs, rows.job)]
-        return chosen, math.fsum(rows.better[rows.more == wanted])
+        ends = [*starts[1:].tolist(), len(rows.job)]
+        more, better = rows.more.tolist(), rows.better.tolist()
+        options = [(more[start:end], better[start:end]) for start, end in zip(starts.tolist(), ends, strict=True)]
+        chosen = _departing(options, self.left)
+        gained = [better[counts.index(count)] for (counts, better), count in zip(options, chosen, strict=True) if count]
+        return dict(zip(jobs.tolist(), chosen, strict=True)), math.fsum(gained)
+
+
+def _departing(options: Sequence[tuple[list[int], list[float]]], left: int) -> list[int]:
+    """The best choice of at most one departure for each job with no more than ``left`` GPUs in all; 0 for none.
+
+    The dynamic programme over jobs and the GPUs that those so far have beyond the fewest that they may have.
+
+    Args:
+        options: of each job, GPUs more or fewer (not 0), and what they add.
+    """
+    fewest = [min(0, *counts) for counts, _ in options]
+    size = left - sum(fewest)
+    table = np.full(size + 1, -math.inf)
+    table[0] = 0.0
+    tables = [table]
+    for (counts, gains), least in zip(options, fewest, strict=True):
+        before, table = table, np.full(size + 1, -math.inf)
+        for count, gain in ((0, 0.0), *zip(counts, gains, strict=True)):
+            if count - least <= size:
+                np.maximum(table[count - least:], before[:size + 1 + least - count] + gain, out=table[count - least:])
+        tables.append(table)
+    place, chosen = int(table.argmax()), []
+    for (counts, gains), least, before, after in zip(options[::-1], fewest[::-1], tables[-2::-1], tables[::-1],
+                                                     strict=False):
+        chosen.append(next(count for count, gain in ((0, 0.0), *zip(counts, gains, strict=True))
+                           if count - least <= place and before[place + least - count] + gain == after[place]))
+        place += least - chosen[-1]
+    return chosen[::-1]
 
 
 _Options = tuple[NDArray[np.int64], Array]  # GPUs of a job, rising from 0, and what they add to its factor

@@ -8,7 +8,8 @@ which takes microseconds where numpy's concatenate takes milliseconds.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain, count
+from itertools import count
+from struct import pack
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +17,9 @@ from numpy.typing import NDArray
 
 from scheduler.hulls import concave_hulls
 
+Array = NDArray[np.float64]
+
+HEAD = 16  # steps of a curve that most decisions look at
 MOST_TURNS = 12  # of taking out points that are under the line between their neighbours
 
 
@@ -30,6 +34,8 @@ class Shape(NamedTuple):
         steps: how many straight pieces the least concave curve above the options has.
         lengths: GPUs of each piece (int64).
         slopes: gain per GPU of each, falling (float64).
+        head: ``least``, ``steps``, and the lengths and slopes of the first pieces, 0 where there are fewer: as many
+            numbers for each curve, so that those of all jobs are one table (float64).
     """
 
     least: int
@@ -39,6 +45,13 @@ class Shape(NamedTuple):
     steps: int
     lengths: bytes
     slopes: bytes
+    head: bytes
+
+
+def heads(shapes: Sequence[Shape]) -> tuple[NDArray[np.int64], NDArray[np.int64], Array, Array]:
+    """Of all shapes: ``least``, ``steps`` (jobs,), and the lengths and slopes of their first pieces (jobs, HEAD)."""
+    table = np.frombuffer(b"".join([shape.head for shape in shapes])).reshape(len(shapes), 2 + 2 * HEAD)
+    return (table[:, 0].astype(np.int64), table[:, 1].astype(np.int64), table[:, 2:2 + HEAD], table[:, 2 + HEAD:])
 
 
 def analyse(curves: Sequence[Sequence[float]]) -> list[Shape]:
@@ -61,8 +74,8 @@ def analyse(curves: Sequence[Sequence[float]]) -> list[Shape]:
 def _analyse(curves: Sequence[Sequence[float]]) -> list[Shape]:
     sizes = np.array([len(curve) for curve in curves])
     table = np.zeros((len(curves), int(sizes.max())))
-    table[np.arange(table.shape[1]) < sizes[:, None]] = np.fromiter(chain.from_iterable(curves), np.float64,
-                                                                    int(sizes.sum()))
+    numbers = np.frombuffer(b"".join([pack(f"{len(curve)}d", *curve) for curve in curves]))
+    table[np.arange(table.shape[1]) < sizes[:, None]] = numbers
     worth = table > 0
     worth[:, 1:] &= table[:, 1:] > np.maximum.accumulate(table, axis=1)[:, :-1]
     row, column = np.nonzero(worth)
@@ -73,9 +86,24 @@ def _analyse(curves: Sequence[Sequence[float]]) -> list[Shape]:
     corner, slopes = _hulls(row, extra, gain)
     inner = row[corner][1:] == row[corner][:-1]  # between two corners of one curve lies a step
     steps = np.bincount(row[corner][1:][inner], minlength=len(curves))
-    options = zip((column[first] + 1).tolist(), counts.tolist(), _cut(extra, counts), _cut(gain, counts),
-                  steps.tolist(), _cut(np.diff(extra[corner])[inner], steps), _cut(slopes[inner], steps), strict=True)
+    lengths, slopes = np.diff(extra[corner])[inner], slopes[inner]
+    least = column[first] + 1
+    options = zip(least.tolist(), counts.tolist(), _cut(extra, counts), _cut(gain, counts), steps.tolist(),
+                  _cut(lengths, steps), _cut(slopes, steps), _heads(least, steps, lengths, slopes), strict=True)
     return [Shape(*shape) for shape in options]
+
+
+def _heads(least: NDArray[np.int64], steps: NDArray[np.int64], lengths: NDArray[np.int64],
+           slopes: NDArray[np.float64]) -> list[bytes]:
+    table = np.zeros((len(least), 2 + 2 * HEAD))
+    table[:, 0], table[:, 1] = least, steps
+    job = np.repeat(np.arange(len(least)), steps)
+    place = np.arange(len(job)) - np.repeat(np.cumsum(steps) - steps, steps)
+    kept = np.flatnonzero(place < HEAD)
+    job, place = job[kept], place[kept]
+    table[job, 2 + place], table[job, 2 + HEAD + place] = lengths[kept], slopes[kept]
+    data, size = table.tobytes(), table.itemsize * table.shape[1]
+    return [data[start:start + size] for start in range(0, len(data), size)]
 
 
 def _hulls(row: NDArray[np.int64], x: NDArray[np.int64], y: NDArray[np.float64]
@@ -88,13 +116,17 @@ def _hulls(row: NDArray[np.int64], x: NDArray[np.int64], y: NDArray[np.float64]
     corner = np.arange(len(row))
     for turn in count():
         if turn == MOST_TURNS:
-            corner = corner[concave_hulls(row[corner], x[corner], y[corner])]
-        slopes = np.diff(y[corner]) / np.where(inner := np.diff(row[corner]) == 0, np.diff(x[corner]), 1)
-        under = np.zeros(len(corner), np.bool_)
-        under[1:-1] = (slopes[:-1] < slopes[1:]) & inner[:-1] & inner[1:]
+            kept = concave_hulls(row, x, y)
+            corner, row, x, y = corner[kept], row[kept], x[kept], y[kept]
+        inner = row[1:] == row[:-1]
+        slopes = (y[1:] - y[:-1]) / np.maximum(x[1:] - x[:-1], 1)  # from one row to the next they mean nothing
+        under = slopes[:-1] < slopes[1:]
+        under &= inner[:-1]
+        under &= inner[1:]
         if not under.any():
             break
-        corner = corner[~under]
+        kept = np.concatenate(([0], 1 + np.flatnonzero(~under), [len(row) - 1]))
+        corner, row, x, y = corner[kept], row[kept], x[kept], y[kept]
     return corner, slopes
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from scheduler.base import CommTime, InputError, Network, StepTime
 from scheduler.elastic import allocate as elastic
+from scheduler.elastic import shapes
 from scheduler.elastic.allocate import (
     BatchRange,
     Curve,
@@ -306,7 +307,8 @@ def test_many_jobs_get_what_the_dynamic_programme_over_all_counts_gives(problem,
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(elastic, "FEW", few)
         patch.setattr(elastic, "SORTED_AT_ONCE", sorted_at_once)
-        patch.setattr(elastic, "FIRST_STEPS", width)
+        patch.setattr(elastic, "HEAD", width)
+        patch.setattr(shapes, "HEAD", width)
         found = allocate(list(map(Curve, factors)), gpus)
     exact = dynamic_programme(list(map(Curve, factors)), gpus)
     if exact is None:
