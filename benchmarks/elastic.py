@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import statistics
 import sys
 import time
@@ -290,12 +291,13 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     speed = speeds(args.solver_limit)
+    load = os.getloadavg()[0]
     reached = [reach(table, args.seeds) for table in TABLES]
     compared = [case.run(args.seeds) for case in CASES]
     if args.docs:
         from elastic_docs import write  # beside this file
 
-        write(args.docs, speed, reached, compared)
+        write(args.docs, speed, load, reached, compared)
     if args.json:
         print_json({"decisions": list(map(asdict, speed)),
                     "tables": {rows[0].table.title: [dict(zip(TABLE_HEADERS[::2], own.cells[::2], strict=False))

@@ -6,6 +6,7 @@ The prose is in elastic_docs.md beside this file; what is measured takes the pla
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -23,14 +24,15 @@ from scheduler.files import read_json
 GPUS, MINUTES = 100, 480.0
 
 
-def write(folder: Path, speed: list[Speed], reached: list[list[Reached]], compared: list[Compared]) -> None:
+def write(folder: Path, speed: list[Speed], load: float, reached: list[list[Reached]],
+          compared: list[Compared]) -> None:
     """Run what the document shows beyond the benchmark, and write it with its figures."""
     figures = folder / "figures"
     figures.mkdir(parents=True, exist_ok=True)
     draw_scaling(figures / "elastic_scaling.png", workload())
     draw_completed(figures / "elastic_completed.png", reached)
     text = (Path(__file__).parent / "elastic_docs.md").read_text(encoding="utf-8").format(
-        speed=table(SPEED_HEADERS, map(speed_cells, speed)),
+        load=f"{load:.1f}", cores=os.cpu_count(), speed=table(SPEED_HEADERS, map(speed_cells, speed)),
         tables="\n\n".join(paper_table(rows) for rows in reached),
         more=", ".join(f"{more(rows):.0f} % more on {rows[0].table.gpus} GPUs" for rows in reached),
         compared=table(COMPARED_HEADERS, [one.cells for one in compared]),
