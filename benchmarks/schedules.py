@@ -9,6 +9,7 @@ ENSEMBLE.json has the keys images_per_epoch, gpus_per_node and dnns ({id, r, epo
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -22,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from scheduler.base import Cluster, Delta, Options, RateTable
 from scheduler.ensemble.costs import PAPER_COSTS, REGROUPING_COSTS, Costs
 from scheduler.ensemble.draw import convert, redraw_epochs, with_errors
+from scheduler.ensemble.learning import Learning
 from scheduler.ensemble.pace import FREE, LOCKSTEP, Ring, Stream
 from scheduler.ensemble.placement import greedy, place, score
 from scheduler.ensemble.policies import POLICIES
@@ -56,6 +58,7 @@ class Variant:
     rate_error: float = 0.0  # of the rates that the policy is told
     heavy_tail: bool = False  # of the epochs
     most_gpus: int | None = None  # beyond which no network becomes faster
+    prior_factor: float | None = None  # by which guesses are wrong, where rates are learned in the run
 
     def run(self, table: RateTable, gpus: int, seed: int | None) -> Simulated:
         """Simulate one draw of the epochs; None: those of the table."""
@@ -63,10 +66,13 @@ class Variant:
             table = redraw_epochs(table, seed, self.heavy_tail)
         if self.most_gpus is not None:
             table = replace(table, models=tuple(replace(n, max_gpus=self.most_gpus) for n in table.models))
-        told = steadied(with_errors(table, self.rate_error, 1000 + (seed or 0)), gpus) if self.rate_error else table
-        options = replace(self.options, seed=seed or 0)
+        options, learning, told = replace(self.options, seed=seed or 0), None, table
+        if self.prior_factor is not None:
+            learning = Learning(math.log(self.prior_factor), self.rate_error, seed=1000 + (seed or 0))
+        elif self.rate_error:
+            told = steadied(with_errors(table, self.rate_error, 1000 + (seed or 0)), gpus)
         return simulate(table, Cluster.of(gpus, table.gpus_per_node), POLICIES[self.policy], options, self.costs,
-                        self.stream, told)
+                        self.stream, told, learning)
 
 
 BASELINE = Variant("baseline")
@@ -202,6 +208,16 @@ def targets(results: Results) -> str:
     })
 
 
+def price(results: Results, pairs: dict[str, tuple[Variant, Variant]], gpus: Sequence[int]) -> str:
+    """Mean makespans over those of the same policy with exact rates."""
+    def mean(variant: Variant, count: int) -> float:
+        return statistics.mean(run.makespan_s for run in results[variant, count])
+
+    def cell(exact: Variant, learned: Variant) -> Callable[[int], str]:
+        return lambda count: f"{mean(learned, count) / mean(exact, count):.3f}"
+    return by_gpus("GPUs", gpus, {name: cell(*pair) for name, pair in pairs.items()})
+
+
 def draw(results: Results, file: Path) -> None:
     """Speed-ups over baseline, and makespans over the bound, against GPUs."""
     from matplotlib.figure import Figure
@@ -284,6 +300,10 @@ SENSITIVITY = {
     "`global`, delta 15 %": replace(MAIN["`global`"], options=Options()),
     "`homogeneous` in lockstep": replace(HOMOGENEOUS, stream=LOCKSTEP),
 }
+EXACT = SENSITIVITY["`adaptive`, exact rates"]
+# A policy with exact rates, and with rates that it learns in the run.
+ONLINE = {name: (exact, replace(exact, rate_error=0.05, prior_factor=2.0))
+          for name, exact in {"`adaptive`": EXACT, "`global`": MAIN["`global`"], "`local`": MAIN["`local`"]}.items()}
 HEAVY = {name: replace(MAIN[name], heavy_tail=True) for name in ("`baseline`", "`global`", "`adaptive`")}
 SMALL = {name: replace(MAIN[name], most_gpus=8) for name in ("`baseline`", "`global`", "`adaptive`")}
 
@@ -306,6 +326,7 @@ def document(table: RateTable, seeds: int, few: int, jobs: int, figure: Path) ->
     draw(main, figure)
     others = laboratory.run([*STREAMS.values(), *SENSITIVITY.values(), *HEAVY.values(), *SMALL.values()],
                             FEW_GPUS, few)
+    learned = laboratory.run([variant for pair in ONLINE.values() for variant in pair], FEW_GPUS, few)
     text = (Path(__file__).parent / "schedules_docs.md").read_text(encoding="utf-8")
     return text.format(
         seeds=seeds, few=few, networks=len(table.models), speed_ups=speed_ups(main),
@@ -313,7 +334,8 @@ def document(table: RateTable, seeds: int, few: int, jobs: int, figure: Path) ->
         ratios=ratios(main, MAIN, GPUS), targets=targets(main), running_lengths=running_lengths(table),
         overheads=overheads(table), streams=ratios(others, STREAMS, FEW_GPUS),
         sensitivity=ratios(others, SENSITIVITY, FEW_GPUS), heavy=ratios(others, HEAVY, FEW_GPUS),
-        small=ratios(others, SMALL, FEW_GPUS), placement=placement())
+        small=ratios(others, SMALL, FEW_GPUS), placement=placement(),
+        online=price(learned, ONLINE, FEW_GPUS))
 
 
 def main() -> None:

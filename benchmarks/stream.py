@@ -283,7 +283,7 @@ def train(images: Path, folder: Path, epochs: int = 1) -> tuple[Resident, float,
                    for number in range(CONSUMERS)],
         "train": {"batch": {"size": BATCH}, "optimizer": {"name": "sgd", "learning_rate": 0.001},
                   "converge": {"max_epochs": epochs}},
-        "profile": {"batches": 3, "timed": 1, "max_gpus": 1}, "resources": {"preprocessors": 1}}))
+        "resources": {"preprocessors": 1}}))
     command = [*mpirun(1 + CONSUMERS), "-m", "fleet.run", str(spec), "--fresh", "--plain"]
     largest = Resident(0, 1, 0, 0, 0, 0)
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) as launch:

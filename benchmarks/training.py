@@ -78,7 +78,7 @@ def fleet_rate(folder: Path, digits: str) -> float:
     """Median samples/s of an epoch, validation included; the first epoch compiles."""
     log = launch({
         "name": "alone", "data": {"source": "builtin:digits", "path": digits, "transforms": TRANSFORMS},
-        "models": [MODEL], "schedule": {"policy": "global"}, "profile": {"batches": 3, "timed": 1, "max_gpus": 1},
+        "models": [MODEL], "schedule": {"policy": "global"},
         "train": {"batch": {"size": BATCH}, "optimizer": {"name": "sgd", "learning_rate": 0.05, "momentum": 0.9},
                   "converge": {"max_epochs": EPOCHS}},
         "resources": {"preprocessors": 1}}, folder, 2)

@@ -26,7 +26,6 @@ def make_spec(networks: int, engine: str, output: str) -> dict:
                     "space": space}],
         "train": {"batch": {"size": 64}, "optimizer": {"name": "sgd", "learning_rate": 0.05, "momentum": 0.9},
                   "converge": {"max_epochs": 6, "patience": 3}},
-        "profile": {"batches": 8, "timed": 4, "max_gpus": 1},
         "resources": {"engine": engine},
         "output": output,
     }

@@ -221,12 +221,15 @@ class Progress:
         epochs_done: epochs trained, of networks that have begun (fractions allowed).
         finished: networks that converged or failed, for good.
         wanted: what the policy answered last; groups may still be on their way to it.
+        rates_changed: whether rates by which it answered so have proved wrong since, so that the best answer may be
+            another though nothing has finished.
     """
 
     running: tuple[Member, ...] = ()
     epochs_done: Mapping[str, float] = field(default_factory=dict)
     finished: frozenset[str] = frozenset()
     wanted: Round = field(default_factory=Round)
+    rates_changed: bool = False
 
 
 @dataclass(frozen=True)

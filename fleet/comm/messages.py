@@ -120,11 +120,12 @@ class Built(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """How far a group is, for the live view."""
+    """How far a group is: after its first step, and then about once a second."""
 
     network: str
     samples: int
     samples_per_s: float
+    rate: StepRate = StepRate()  # of its steps, where that is news
 
 
 class Warned(NamedTuple):

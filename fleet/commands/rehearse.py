@@ -177,7 +177,7 @@ def _profiling(args: argparse.Namespace, spec: Spec, sample: SampleSpec, rates: 
     from fleet.ensemble.survey import Survey
     from fleet.ensemble.survey_estimate import SurveyEstimate, estimate
 
-    if spec.schedule.rates is not None or not spec.policy.needs_rates:
+    if spec.schedule.rates is not None or not spec.policy.needs_rates or spec.profile.when == "online":
         return SurveyEstimate(0, 0.0)
     keys, known = _cached(args, spec, sample, cluster)
     survey = Survey(spec.networks, keys, spec.profile, cluster.gpus, cluster.gpus_per_node, known)

@@ -45,7 +45,6 @@ from fleet.ensemble.effects import (
     Finish,
     Heard,
     KeepParameters,
-    KeepRates,
     Outbox,
     RanksDied,
 )
@@ -55,6 +54,7 @@ from fleet.ensemble.history import History, Impossible
 from fleet.ensemble.networks import Networks
 from fleet.ensemble.production import Production
 from fleet.ensemble.rate_check import RateCheck
+from fleet.ensemble.rates import LearnedRates, MeasuredRates, Rates
 from fleet.ensemble.startup import StartupTimes
 from fleet.ensemble.survey import Survey
 from fleet.errors import ExitStatus, InfrastructureError, UserError
@@ -62,6 +62,7 @@ from fleet.spec import Spec
 from fleet.storage.events import (
     BadSample,
     BestLost,
+    FirstStep,
     GroupChanged,
     GroupStarted,
     GroupStopped,
@@ -69,8 +70,8 @@ from fleet.storage.events import (
     NetworkWarned,
     Planned,
     PlannedGroup,
-    Profiled,
     RankLost,
+    RanksReady,
     RateMeasured,
     RoundStarted,
     TooLate,
@@ -80,7 +81,7 @@ from fleet.stream.layout import Layout
 from fleet.units import counted, format_duration
 from scheduler.base import Cluster, Progress, RateTable, Round
 from scheduler.ensemble.moves import Dismiss, Grow, Move, Recruit, Shrink, Start, Stop, moves
-from scheduler.ensemble.rates import rate as rate_of
+from scheduler.ensemble.online import OnlineRates
 
 
 @dataclass(frozen=True)
@@ -124,28 +125,34 @@ class Ensemble:
 
     Args:
         standings: how far earlier launches of this run have brought the networks.
-        survey: the measurements to make.
-        rates: instead of measuring.
+        survey: the measurements to make before anything trains, where nothing else says how fast networks are.
+        rates: that are given instead.
         ask: the policy.
+        online: learns rates from training instead.
 
     Attributes:
         status: how the launch ends, once it does; then nothing more is heard.
     """
 
     def __init__(self, setup: Setup, standings: Mapping[str, Standing], survey: Survey, rates: RateTable | None,
-                 ask: Ask) -> None:
+                 ask: Ask, online: OnlineRates | None = None) -> None:
         spec, roles, self._outbox = setup.spec, setup.roles, Outbox()
-        self._setup, self._survey, self._rates, self._ask = setup, survey, rates, ask
+        self._setup, self._survey, self._ask = setup, survey, ask
         self._production = Production(setup.layout, roles.preprocessors, setup.first_epoch, setup.replayed)
         self._networks = Networks(spec.networks, standings, spec.document.retries, self._outbox)
         self._groups = Groups(roles, setup.outlives, self._production, self._outbox)
         is_file = spec.schedule.rates is not None
-        self._rate_check = RateCheck(survey.keys, not is_file) if spec.engine.learns and (
+        check = RateCheck(survey.keys, not is_file) if spec.engine.learns and (
             is_file or rates is None) else None  # otherwise nobody has said how fast networks are
+        self._rates: Rates = (
+            Rates(rates, check, self._outbox) if rates is not None else
+            MeasuredRates(survey, check, self._outbox) if online is None else
+            LearnedRates(online, survey.keys, survey.known, check, self._outbox))
         self._starts, self._history, self._buildings = StartupTimes(setup.ends_s), History(), Buildings()
         self._bad = set(setup.bad)
         self._warnings: set[str] = set()
-        self._measure_began_s: float | None = None
+        self._arrived: set[int] = set()  # the devices whose trainers have said that they are there
+        self._are_ready = self._has_stepped = False  # all of them; and any group
         self._wanted = Round()
         self._has_news = True  # whether the policy might answer otherwise than it did
         self._deciding_s = 0.0  # that the policy has taken since it last wanted something else
@@ -178,8 +185,8 @@ class Ensemble:
         if self.status is not None or (heard is None and now_s < self._wakes_s):
             return []
         self._now_s = now_s
-        # Of the many that tell of a group's pace, only the first has any effect here.
-        matters = not isinstance(heard, Pace) or self._starts.is_awaited(heard.network)
+        # Of the many that tell of a group's pace, only few have any effect here.
+        matters = not isinstance(heard, Pace) or heard.rate.rate > 0 or self._starts.is_awaited(heard.network)
         try:
             if heard is not None:
                 self._hear(heard)
@@ -232,23 +239,24 @@ class Ensemble:
         self._networks.fall_back(fallen)
 
     def _on_pace(self, pace: Pace) -> None:
-        self._starts.trained(pace.network, self._now_s)
+        self._has_trained(pace.network)
+        self._rates.observe(pace.network, len(self._groups[pace.network].devices), pace.rate)
+        # What a group shows inside an epoch matters at once only where devices wait for it to be shown.
+        self._has_news |= self._rates.may_grow and self._wanted.gpus < self._groups.cluster.gpus
+
+    def _has_trained(self, network: str) -> None:
+        self._starts.trained(network, self._now_s)
+        if not self._has_stepped:
+            self._has_stepped = True
+            self._outbox.note(FirstStep(network))
 
     def _on_epoch_done(self, done: EpochDone) -> None:
-        self._starts.trained(done.network, self._now_s)
+        self._has_trained(done.network)
         self._networks.end_epoch(done)
         group = self._groups[done.network]
-        self._check_rate(done)
+        self._rates.observe(done.network, done.record.gpus, done.rate)
         group.next_epoch = group.reads_next = self._production.epoch_after(
             group.next_epoch, self._networks.history(group.name))
-
-    def _check_rate(self, done: EpochDone) -> None:
-        network = next((one for one in self._rates.models if one.name == done.network), None) if self._rates else None
-        if self._rate_check is None or network is None or not done.rate.rate:
-            return
-        gpus = done.record.gpus
-        if off := self._rate_check.compare(network.name, gpus, done.rate, rate_of(network, gpus)):
-            self._outbox.note(off)
 
     def _on_converged(self, converged: Converged) -> None:
         self._starts.trained(converged.network, self._now_s)
@@ -278,6 +286,13 @@ class Ensemble:
 
     def _on_ready(self, ready: Ready) -> None:
         self._groups.ready(ready)
+        self._arrived.add(self._setup.roles.device_of[ready.rank])
+        self._see_who_is_there()
+
+    def _see_who_is_there(self) -> None:
+        if not self._are_ready and self._arrived and self._arrived.issuperset(self._groups.cluster.devices):
+            self._are_ready = True
+            self._outbox.note(RanksReady())
 
     def _on_built(self, built: Built) -> None:
         self._buildings.end_of(self._setup.roles.device_of[built.rank])
@@ -330,7 +345,8 @@ class Ensemble:
             if device is not None:  # otherwise trainers prepare their samples themselves from now on
                 for task in self._groups.lose(rank, died):
                     self._survey.again(task)
-                self._survey.lose(self._groups.cluster.gpus)
+                self._rates.lose(self._groups.cluster.gpus)
+        self._see_who_is_there()
         self._produce()  # which no struck group holds back
         if not self._groups.cluster.devices:
             self._end_early("all trainers have died")
@@ -352,30 +368,25 @@ class Ensemble:
             self._groups.remove(group.name)
             self._networks.strike(group.name)
         if not self._ends:
-            self._measure()
-            if self._rates is not None and self._production.is_known(self._groups.lost):
-                self._carry_out(self._rates)
+            if isinstance(self._rates, MeasuredRates) and self._rates.table is None:
+                self._measure(self._rates)
+            if (rates := self._rates.table) is not None and self._production.is_known(self._groups.lost):
+                self._carry_out(rates)
         if self._ends:
             self._wind_up()
         rested_s = float("inf") if self._ends else self._networks.wakes_s
         self._wakes_s = min(rested_s, self._buildings.wakes_s(self._ends_s))
 
-    def _measure(self) -> None:
+    def _measure(self, rates: MeasuredRates) -> None:
         """Give idle devices something to measure, until all rates are known."""
-        if self._rates is not None:
-            return
-        if self._measure_began_s is None:
-            self._measure_began_s = self._now_s
+        rates.begin(self._now_s)
         while (task := self._survey.next(len(self._groups.free))) is not None:
             measured = self._networks.specs[task.network]
             self._buildings.begin(measured, self._groups.measure(measured, task.gpus), self._now_s)
         if self._survey.is_done:
-            self._rates = self._survey.table(self._setup.samples)
             for network, outcome in self._survey.failed.items():
                 self._networks.fail(network, outcome.reason, may_pass=outcome.may_pass)
-            self._outbox.note(Profiled(self._survey.measured, self._now_s - self._measure_began_s,
-                                       {network.name: network.rates for network in self._rates.models}))
-            self._outbox.add(KeepRates(self._rates))
+            rates.end(self._now_s, self._setup.samples)
 
     def _carry_out(self, rates: RateTable) -> None:
         """Bring what runs nearer to what should run, or end."""
@@ -393,7 +404,7 @@ class Ensemble:
             if group.stands_still and group.name not in held_back:
                 self._go_on(group)
         if starts := [move for move in found if isinstance(move, Start)]:
-            self._start(starts, rates)
+            self._start(starts)
         if not (self._groups or self._wanted.members or self._networks.away):
             self._give_up()
 
@@ -401,9 +412,10 @@ class Ensemble:
         progress = Progress(
             running=tuple(group.member for group in self._groups if group.phase is not Phase.STRUCK),
             epochs_done=self._networks.epochs_done, finished=self._networks.over | self._networks.away,
-            wanted=self._wanted)
+            wanted=self._wanted, rates_changed=self._rates.has_changed)
         decision = self._ask(rates, progress, self._groups.cluster)
         self._has_news = False
+        self._rates.planned(is_new=decision.round != self._wanted)
         self._deciding_s += decision.seconds
         if decision.round != self._wanted:
             self._wanted = decision.round
@@ -439,7 +451,7 @@ class Ensemble:
             self._groups.go_on(group)
             self._grant(group.next_epoch)
 
-    def _start(self, starts: Sequence[Start], rates: RateTable) -> None:
+    def _start(self, starts: Sequence[Start]) -> None:
         """Start groups, unless it is too late for that, or a moment too early.
 
         Groups that could start together should: each that comes later is given a later epoch of the stream, and the
@@ -450,7 +462,7 @@ class Ensemble:
             return
         if self._production.is_in_step and self._groups.returning:
             return
-        self._begin_production(rates)
+        self._begin_production()
         if all(group.phase is Phase.STOPPING for group in self._groups):
             self._round += 1
             self._outbox.note(RoundStarted(self._round, tuple(start.name for start in starts)))
@@ -485,9 +497,10 @@ class Ensemble:
 
     # ---- the stream ----
 
-    def _begin_production(self, rates: RateTable) -> None:
+    def _begin_production(self) -> None:
         if self._setup.roles.shared and not self._production.turns:
             resources = self._setup.spec.resources
+            rates = self._rates.table if self._rates.are_absolute else None
             self._outbox.note(self._production.begin(rates, resources.time_scale, resources.preprocessors == "auto",
                                                      self._setup.spec.schedule.policy))
 
@@ -537,6 +550,7 @@ class Ensemble:
 
     def _end(self) -> None:
         self.status = self._networks.status
+        self._rates.keep()
         self._outbox.tell(self._setup.roles.trainers, Tag.TRAINER, Exit())
         self._outbox.tell(self._setup.roles.preprocessors, Tag.PREPROCESSOR, Exit())
         self._outbox.add(Finish(self.status, self._is_cut))

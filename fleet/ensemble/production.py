@@ -115,26 +115,28 @@ class Production:
         """
         return set(self._preprocessors) <= lost | self._throughput.keys()
 
-    def begin(self, rates: RateTable, time_scale: float, chooses: bool, policy: str) -> StreamStarted:
+    def begin(self, rates: RateTable | None, time_scale: float, chooses: bool, policy: str) -> StreamStarted:
         """Choose the preprocessors that are needed: the least whose throughput meets what trainers can take.
 
         Samples are shared, so the demand is that of the fastest network alone, not the sum of all. Samples that are
         kept are prepared once, as fast as can be.
 
         Args:
+            rates: None as long as nobody knows them: then none is left out.
             time_scale: seconds that a second of training takes.
             chooses: whether some may be left out.
             policy: its name, for the log.
         """
-        demand = max(rate for network in rates.models for rate in network.rates) / time_scale
+        demand = max((rate for network in rates.models for rate in network.rates), default=0.0) if rates else 0.0
+        demand /= time_scale
         reached = list(accumulate(self._throughput.get(rank, 0.0) for rank in self._preprocessors))
         needed = len(self._preprocessors)
-        if chooses and self._layout is not None:
+        if chooses and demand and self._layout is not None:
             needed = preprocessors_needed(reached, demand)
         self.turns, supply = self._preprocessors[:needed], reached[needed - 1]
         return StreamStarted(needed, len(self._preprocessors), policy, pace="shared" if self.is_in_step else "own",
                              kept=self._layout is None, supply_samples_per_s=supply, demand_samples_per_s=demand,
-                             bottleneck="input" if supply < demand else "training")
+                             bottleneck="" if not demand else "input" if supply < demand else "training")
 
     def order(self, joining: Iterable[int]) -> Produce | None:
         """What preprocessors should be told now; None where they have been, or none has begun.

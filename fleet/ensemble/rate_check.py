@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 from fleet.storage.events import RateOff
 from fleet.storage.state import StepRate
-
-_OFF = 0.25  # a rate that is further from the truth, as a share of it, is told of
+from scheduler.ensemble.online import Observation, is_off
 
 
 class RateCheck:
@@ -25,6 +24,8 @@ class RateCheck:
     def compare(self, network: str, gpus: int, step_rate: StepRate, expected: float) -> RateOff | None:
         """Tell of a rate that is off by more than a quarter, once; and again when it has changed by as much.
 
+        Steps of milliseconds differ among each other: a rate that may be off by chance alone is not told of.
+
         Args:
             step_rate: that the group shows.
             expected: samples/s that it was taken to have.
@@ -32,7 +33,7 @@ class RateCheck:
         rate = step_rate.rate
         place = self._keys.get(network, network), gpus
         before = self._told.get(place, expected)
-        if abs(rate - before) <= _OFF * before:
+        if not is_off(Observation(rate, step_rate.spread, step_rate.steps), before):
             return None
         self._told[place] = rate
         return RateOff(network, gpus, expected, rate, step_rate.spread, step_rate.steps, self._is_measured)

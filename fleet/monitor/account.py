@@ -24,6 +24,7 @@ from fleet.storage.events import (
     NetworkFinished,
     Planned,
     Profiled,
+    RatesEstimated,
     RatesGiven,
     Started,
     StreamStarted,
@@ -247,10 +248,12 @@ def _delta(text: str) -> Delta:
 
 
 def _told(moments: Iterable[Moment]) -> Mapping[str, Sequence[float]]:
-    """The rates that the policy was told; a launch measures those networks that are not done."""
+    """The rates that the policy was told last; a launch finds out those of networks that are not done."""
     rates: dict[str, Sequence[float]] = {}
     for moment in moments:
-        if isinstance(moment.event, RatesGiven | Profiled):
+        if isinstance(moment.event, RatesEstimated) and not moment.event.seen:
+            continue  # they only say how networks compare
+        if isinstance(moment.event, RatesGiven | Profiled | RatesEstimated):
             rates |= moment.event.rates
     return rates
 

@@ -30,6 +30,7 @@ from fleet.storage.events import (
     Profiled,
     RankLost,
     RateMeasured,
+    RatesEstimated,
     RatesGiven,
     Started,
     StreamStarted,
@@ -63,7 +64,7 @@ class Estimator:
         self._histories = {name: list(histories.get(name, ())) for name in spec.by_name}
         self._over: set[str] = set()
         self._rates: dict[str, tuple[float, ...]] = {}
-        self._stretches: dict[str, list[float]] = {}  # network -> how many times as long as promised its epochs took
+        self._durations: dict[str, list[tuple[float, int]]] = {}  # network -> of its epochs: seconds a sample, GPUs
         self._start: Started | None = None
         self._supply: float | None = None  # samples/s of the preprocessors
         self._lost: set[int] = set()
@@ -86,7 +87,9 @@ class Estimator:
             case Started():
                 self._start = event
                 self._over |= set(event.finished)
-            case RatesGiven() | Profiled():
+            case RatesEstimated() if not event.seen:
+                pass  # they only say how networks compare
+            case RatesGiven() | Profiled() | RatesEstimated():
                 self._rates |= {name: tuple(rates) for name, rates in event.rates.items()}
             case StreamStarted():
                 self._supply = event.supply_samples_per_s
@@ -128,22 +131,29 @@ class Estimator:
         if record.epoch <= len(history):  # of an earlier launch, logged in this one
             return
         history.append(record)
-        promised = rate(Network(name, self._rates.get(name, _UNKNOWN)), record.gpus)
         began = self._began.pop(name, None)
         if began is not None or name in self._ended:
             self._ended[name] = now_s
         if began is not None:
             self._first[name] = now_s - began
             if name in self._rates and self._start is not None:  # until it is known better
-                epoch_s = self._start.time_scale * record.samples / promised
+                epoch_s = self._start.time_scale * record.samples / self._promised(name, record.gpus)
                 self._building.append(max(0.0, now_s - began - epoch_s))
             return
         if (first := self._first.pop(name, None)) is not None:
             self._forming.setdefault(name, []).append(max(0.0, first - record.seconds))
         waited_s = record.waited_s if self._stream().count else 0.0  # for others: that is simulated
         if record.samples:
-            stretch = max(record.seconds - waited_s, 1e-6) * promised / record.samples
-            self._stretches.setdefault(name, []).append(stretch)
+            sample_s = max(record.seconds - waited_s, 1e-6) / record.samples
+            self._durations.setdefault(name, []).append((sample_s, record.gpus))
+
+    def _promised(self, name: str, gpus: int) -> float:
+        """The samples/s that a network has on so many GPUs by the rates that are known now."""
+        return rate(Network(name, self._rates.get(name, _UNKNOWN)), gpus)
+
+    def _stretches(self, name: str) -> list[float]:
+        """How many times as long as promised a network's recent epochs took; rates may have become known since."""
+        return [sample_s * self._promised(name, gpus) for sample_s, gpus in self._durations[name][-_RECENT:]]
 
     def _stream(self) -> Stream:
         stream = parse_stream(self._start.stream) if self._start is not None else Stream()
@@ -161,7 +171,7 @@ class Estimator:
         left = {name: epochs_left(self._histories[name], self._spec.by_name[name].train.converge)
                 for name in self._histories if name not in self._over}
         left = {name: epochs for name, epochs in left.items() if epochs[1]}
-        is_known = self._stretches or (self._rates and self._building)  # how fast, and how long until it begins
+        is_known = self._durations or (self._rates and self._building)  # how fast, and how long until it begins
         if self._start is None or not left or not is_known:
             return None
         times = []
@@ -192,10 +202,11 @@ class Estimator:
     def _stretch(self, name: str, sign: int) -> float:
         """How many times as long as its rate promises a network's epochs take, at least (sign -1) or at most (1)."""
         assert self._start is not None
-        if own := self._stretches.get(name):
-            usual = statistics.median(own[-_RECENT:]) * (1 + sign * _OWN)
-            return sign * max(sign * usual, sign * _quartile(own[-_RECENT:], sign))
-        others = [statistics.median(shown[-_RECENT:]) for shown in self._stretches.values()]
+        if name in self._durations:
+            own = self._stretches(name)
+            usual = statistics.median(own) * (1 + sign * _OWN)
+            return sign * max(sign * usual, sign * _quartile(own, sign))
+        others = [statistics.median(self._stretches(shown)) for shown in self._durations]
         if len(others) >= 4:
             return _quartile(others, sign) * (1 + sign * _OWN)
         typical = statistics.median(others) if others else self._start.time_scale

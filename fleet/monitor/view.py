@@ -32,6 +32,7 @@ from fleet.storage.events import (
     NetworkWarned,
     Profiled,
     RankLost,
+    RanksReady,
     RateMeasured,
     RateOff,
     RatesRemembered,
@@ -96,6 +97,8 @@ def describe(event: Event, max_epochs: Mapping[str, int]) -> str:
         case Profiled():
             return "rates known" + (f" after {format_duration(event.seconds)}" if event.measurements
                                     else ", measured before")
+        case RanksReady():
+            return "all trainers are ready"
         case StreamStarted():
             return _describe_stream(event)
         case RoundStarted():
@@ -186,10 +189,13 @@ def _describe_epoch(event: EpochEnded, max_epochs: int) -> str:
 
 def _describe_stream(event: StreamStarted) -> str:
     """Whether input or training is the bottleneck, and what to change."""
-    rates = (f"input {event.supply_samples_per_s:.0f} samples/s by {counted(event.preprocessors, 'preprocessor')}, "
-             f"the fastest network takes {event.demand_samples_per_s:.0f}: ")
+    supply = f"input {event.supply_samples_per_s:.0f} samples/s by {counted(event.preprocessors, 'preprocessor')}"
+    rates = f"{supply}, the fastest network takes {event.demand_samples_per_s:.0f}: " if event.bottleneck else (
+        f"{supply}: ")
     if event.kept:
         return rates + "decoded in the first epoch, kept from then on"
+    if not event.bottleneck:
+        return rates + "training will show how much networks take"
     if event.bottleneck == "input":
         return rates + ("input is the bottleneck (more preprocessors: start more ranks, raise resources.preprocessors; "
                         "or decode once: data.cache: memory, or file)")

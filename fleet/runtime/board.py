@@ -9,6 +9,7 @@ from contextlib import suppress
 
 from fleet.comm.base import World
 from fleet.ensemble.ensemble import Setup
+from fleet.ensemble.rates import traits_of
 from fleet.ensemble.survey import Survey
 from fleet.errors import ExitStatus, UserError
 from fleet.monitor.html import write_report
@@ -24,8 +25,10 @@ from fleet.storage.events import (
     Event,
     NetworkFellBack,
     Profiled,
+    RateLearned,
     RateMeasured,
     RateOff,
+    RatesEstimated,
     RatesRemembered,
     RememberedRate,
 )
@@ -37,6 +40,7 @@ from fleet.storage.results import Results, leaderboard, recover
 from fleet.terminal import print_table
 from fleet.units import counted
 from launch.environment import find_launcher
+from scheduler.ensemble.online import OnlineRates
 
 # What an end is that launchers take for an abort, and say so below all else.
 _MEANINGS = {ExitStatus.NETWORK_FAILED: "some networks have failed, and the table says why",
@@ -75,7 +79,7 @@ class CoordinatorSide:
         observers: list[Observer] = [self._view, TensorBoardObserver(paths), self]
         self.coordinator = Coordinator(world, setup, self._survey, prepared.rates, self.results, self._events,
                                        paths.profile, observers, interruption, unlogged, self._remembered(),
-                                       (*prepared.changes, *self._damaged()), prepared.fence)
+                                       (*prepared.changes, *self._damaged()), prepared.fence, self._online())
 
     def _damaged(self) -> list[NetworkFellBack]:
         """The networks that stay finished, though their newest checkpoints are damaged."""
@@ -91,18 +95,30 @@ class CoordinatorSide:
                 for network in left}
         return Survey(left, keys, spec.profile, len(roles.trainers), roles.gpus_per_node, numbers(self._book.known))
 
+    def _online(self) -> OnlineRates | None:
+        """What learns rates from training; None where they are given, or measured before."""
+        prepared, survey = self._prepared, self._survey
+        if prepared.rates is not None or prepared.spec.profile.when == "before":
+            return None
+        shape, classes = prepared.sample.image.shape, prepared.sample.classes
+        traits = [traits_of(network, survey.keys[network.name], shape, classes) for network in survey.networks]
+        return OnlineRates(traits, self.results.samples, prepared.roles.gpus_per_node, len(prepared.roles.trainers),
+                           survey.known)
+
     def on_event(self, event: Event) -> None:
-        """Keep what was measured as soon as it is, whatever becomes of this launch."""
+        """Keep what was measured, or learned, as soon as it is, whatever becomes of this launch."""
         match event:
+            case RateLearned():
+                self._book.add(self._survey.keys[event.network], event.gpus, self._found(event, "trained"))
             case RateMeasured() if event.rate > 0:
                 self._book.add(self._survey.keys[event.network], event.gpus, self._found(event, "measured"))
             case RateOff() if event.corrected:
                 self._book.correct(self._survey.keys[event.network], event.gpus, self._found(event, "trained"))
                 self._book.write()
-            case Profiled():
+            case Profiled() | RatesEstimated():
                 self._book.write()
 
-    def _found(self, event: RateMeasured | RateOff, how: str) -> KnownRate:
+    def _found(self, event: RateMeasured | RateLearned | RateOff, how: str) -> KnownRate:
         """A rate of this launch, for later ones."""
         return KnownRate(event.rate, event.spread, event.steps, time.time(),
                          f"{socket.gethostname()}: {self._prepared.machine.hardware}", how, event.network)

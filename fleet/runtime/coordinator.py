@@ -54,6 +54,7 @@ from fleet.storage.lease import Fence
 from fleet.storage.results import Results, look_up
 from fleet.storage.state import EpochRecord
 from scheduler.base import Cluster, Progress, RateTable
+from scheduler.ensemble.online import OnlineRates
 from scheduler.ensemble.rates_file import write_rates
 
 log = logging.getLogger("fleet.runtime.coordinator")
@@ -77,6 +78,7 @@ class Coordinator:
     Args:
         survey: the measurements to make.
         rates: instead of measuring.
+        online: learns them from training, instead of measuring before it.
         results: of the networks, as far as earlier launches of this run have come.
         events: the log; its clock is the one by which is decided.
         profile: the file where measured rates are written.
@@ -94,14 +96,15 @@ class Coordinator:
     def __init__(self, world: World, setup: Setup, survey: Survey, rates: RateTable | None, results: Results,
                  events: EventLog, profile: Path, observers: Sequence[Observer], interruption: Interruption,
                  unlogged: Sequence[tuple[str, EpochRecord]] = (), remembered: RatesRemembered | None = None,
-                 changes: Sequence[Event] = (), fence: Fence | None = None) -> None:
+                 changes: Sequence[Event] = (), fence: Fence | None = None,
+                 online: OnlineRates | None = None) -> None:
         self._world, self._setup, self._rates, self._results = world, setup, rates, results
         self._events, self._profile, self._observers = events, profile, tuple(observers)
         self._interruption, self._unlogged, self._remembered = interruption, unlogged, remembered
         self._changes = tuple(changes)
         self._overheads = Overheads()
         self._fence, self._checked_s = fence, 0.0
-        self._ensemble = Ensemble(setup, results.standings, survey, rates, self._ask)
+        self._ensemble = Ensemble(setup, results.standings, survey, rates, self._ask, online)
         self._lost: frozenset[int] = frozenset()  # the deaths that the ensemble has heard of
         self._is_interrupted = False
         self._estimator = Estimator(setup.spec, {
@@ -144,7 +147,7 @@ class Coordinator:
         message = self._world.hear(Tag.COORDINATOR)
         if isinstance(message, Pace):
             for observer in self._observers:
-                observer.on_pace(*message)
+                observer.on_pace(message.network, message.samples, message.samples_per_s)
         if message is None and self._world.lost > self._lost:  # when all that the dead have said is heard
             died, self._lost = self._world.lost - self._lost, self._world.lost
             self._handle(RanksDied(tuple(sorted(died))))

@@ -252,17 +252,26 @@ class Schedule:
         "of the paper, and rates beyond the measured ones are estimated by its Equation 5 from twice the GPUs of a "
         "node, as with --literal of fleet plan. " + _read_by("peak_limited")))
     rates: str | None = Field(default=None, description=(
-        "File with the training rates of the networks, such as the profile.json of an earlier run. Without it, rates "
-        "are measured when the run starts."))
+        "File with the training rates of the networks, such as the profile.json of an earlier run. Without it, "
+        "`profile` says how rates are found out."))
 
 
 @dataclass(frozen=True, config=_STRICT)
 class Profile:
-    """How training rates are measured."""
+    """How it is found out how fast networks train."""
 
-    batches: Annotated[int, Field(ge=2)] = Field(default=48, description="Number of training steps of one measurement.")
+    when: Literal["online", "before"] = Field(default="online", description=(
+        "online: training begins at once, by estimates that its own steps correct; no other key is read. before: every "
+        "network is measured on made-up samples before any is trained (appendix B.3 of the paper)."))
+    batches: Annotated[int, Field(ge=2)] = Field(default=48, description=(
+        "Number of training steps of one measurement, at most."))
     timed: Positive = Field(default=20, description=(
         "How many of these steps are timed: the last ones. Those before them warm up."))
+    seconds: Annotated[Duration, Field(gt=0)] = Field(default=30.0, json_schema_extra=_as("30s"), description=(
+        "How long the steps of one measurement may take, like 30s. The first half of it may be spent on warming up."))
+    spread: Annotated[Share, Field(ge=0, le=1)] = Field(default=0.01, json_schema_extra=_as("1%"), description=(
+        "A measurement ends before its last step once the standard error of its rate is at most this share of it, like "
+        "1%. 0 takes all steps."))
     max_gpus: Positive | None = Field(default=None, description=(
         "Largest number of GPUs on which a network is measured. Without it, two nodes, or as many GPUs as the slowest "
         "network needs to keep up with the fastest if that is more (appendix B.3 of the paper)."))

@@ -224,6 +224,53 @@ class Profiled:
 
 
 @dataclass(frozen=True)
+class RateLearned:
+    """Training has shown how fast a network is on a group of some size; again as more steps make it surer.
+
+    Attributes:
+        rate: samples/s of the whole group.
+        spread: standard deviation of the durations of its steps, as a share of their mean.
+        steps: that were timed.
+    """
+
+    word: ClassVar[str] = "learned"
+    network: str
+    gpus: int
+    rate: Milli
+    spread: Annotated[float, Places(4)]
+    steps: int
+
+
+@dataclass(frozen=True)
+class RatesEstimated:
+    """The rates by which the next plan was made, where they are learned in training: shown, remembered or guessed.
+
+    Attributes:
+        rates: network -> samples/s on 1, 2, ... GPUs.
+        seen: how many networks training or an earlier run has shown; without any, rates only compare networks.
+    """
+
+    word: ClassVar[str] = "estimated"
+    rates: Mapping[str, tuple[float, ...]]
+    seen: int
+
+
+@dataclass(frozen=True)
+class RanksReady:
+    """All trainers have loaded what they need, and wait for work; once in a launch."""
+
+    word: ClassVar[str] = "ready"
+
+
+@dataclass(frozen=True)
+class FirstStep:
+    """A network has been trained for a step; once in a launch."""
+
+    word: ClassVar[str] = "first_step"
+    network: str
+
+
+@dataclass(frozen=True)
 class StreamStarted:
     """The preprocessors begin to produce samples; once in a launch.
 
@@ -233,8 +280,8 @@ class StreamStarted:
         pace: ``shared`` if groups read the same epochs in step, ``own`` if each group goes at its own pace.
         kept: whether samples are decoded in the first epoch and kept from then on.
         supply_samples_per_s: how many samples/s those preprocessors produce together.
-        demand_samples_per_s: how many samples/s the fastest network takes.
-        bottleneck: ``input`` or ``training``.
+        demand_samples_per_s: how many samples/s the fastest network takes; 0 as long as nobody knows.
+        bottleneck: ``input`` or ``training``; empty as long as nobody knows.
     """
 
     word: ClassVar[str] = "stream"
@@ -540,10 +587,9 @@ class BadSample:
 
 Event: TypeAlias = (
     Started | Interrupted | TooLate | Ended | RatesGiven | RatesRemembered | RateMeasured | RateOff | Profiled
-    | StreamStarted | Planned
-    | RoundStarted | GroupStarted | GroupChanged | EpochEnded | GroupStopped | NetworkFinished | NetworkTested
-    | NetworkRetried | NetworkFailed | NetworkFellBack | ChangesAccepted | BestLost | NetworkWarned | RankLost
-    | GroupStruck | BadSample | Estimated)
+    | RateLearned | RatesEstimated | RanksReady | FirstStep | StreamStarted | Planned | RoundStarted | GroupStarted
+    | GroupChanged | EpochEnded | GroupStopped | NetworkFinished | NetworkTested | NetworkRetried | NetworkFailed
+    | NetworkFellBack | ChangesAccepted | BestLost | NetworkWarned | RankLost | GroupStruck | BadSample | Estimated)
 
 KINDS: Mapping[str, type] = {kind.word: kind for kind in get_args(Event)}
 

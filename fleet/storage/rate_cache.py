@@ -89,24 +89,25 @@ class RateBook:
         self.path, self._remeasure = path, remeasure
         self.known: KnownRates = {} if remeasure else read_cache(path)
         self._new: dict[str, dict[int, KnownRate]] = {}
-        self._corrected: dict[str, dict[int, KnownRate]] = {}
+        self._in_doubt: set[str] = set()  # keys of which the cache has a rate that proved wrong
 
     def add(self, key: str, gpus: int, rate: KnownRate) -> None:
-        """A rate was measured."""
+        """A rate was measured, or learned."""
         self._new.setdefault(key, {})[gpus] = rate
 
     def correct(self, key: str, gpus: int, rate: KnownRate) -> None:
-        """A rate proved wrong; so the others of its network are in doubt, and are forgotten."""
-        self._corrected.setdefault(key, {})[gpus] = rate
+        """A rate proved wrong; so the others of its network are in doubt: only what training showed is kept."""
+        self._in_doubt.add(key)
+        trained = {size: one for size, one in self._new.get(key, {}).items() if one.how == rate.how}
+        self._new[key] = {**trained, gpus: rate}
 
     def write(self) -> None:
         """Keep what was found out for later runs, beside what others have kept meanwhile; a cache may fail silently."""
-        if not (self._new or self._corrected):
+        if not self._new:
             return
         kept = read_cache(self.path)
         for key, rates in self._new.items():
-            kept[key] = {**({} if self._remeasure else kept.get(key, {})), **rates}
-        kept |= self._corrected
+            kept[key] = {**({} if self._remeasure or key in self._in_doubt else kept.get(key, {})), **rates}
         try:
             write_json(self.path, {key: {str(gpus): dataclasses.asdict(rate) for gpus, rate in sorted(rates.items())}
                                    for key, rates in kept.items()})

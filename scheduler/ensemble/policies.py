@@ -87,12 +87,14 @@ def fleet_global(rates: RateTable, progress: Progress, cluster: Cluster, options
     would cost time and change nothing. So rounds that never reach alpha (few
     networks, or none that more GPUs would speed up) do not restart at each
     epoch's end, and there are at most as many rounds as networks and changes
-    of the cluster.
+    of the cluster and of rates. One that was formed by wrong rates counts as
+    below alpha: its networks would hold each other back to its end.
 
     Reference: [FLEET] section 4.3.2, Algorithm 1; alpha in its last paragraph.
     """
     formed = _formed(rates, progress, cluster)
-    if formed and sum(member.gpus for member in formed) >= options.alpha * cluster.gpus - 1e-9:
+    is_full = sum(member.gpus for member in formed) >= options.alpha * cluster.gpus - 1e-9
+    if formed and is_full and not progress.rates_changed:
         return Round(formed)
     counts = flotilla(rates, _unfinished(rates, progress), cluster.gpus, options)
     if progress.running:  # perhaps only by a network that has finished, and is still being saved
@@ -117,13 +119,13 @@ def local(rates: RateTable, progress: Progress, cluster: Cluster, options: Optio
 
 
 def adaptive(rates: RateTable, progress: Progress, cluster: Cluster, options: Options) -> Round:
-    """Share the devices anew whenever a network finishes; see :mod:`scheduler.ensemble.adaptive`.
+    """Share the devices anew whenever a network finishes or rates change; see :mod:`scheduler.ensemble.adaptive`.
 
     Until then the last answer stands, even where groups are still on their way to it.
     """
     gone = {member.name for member in progress.wanted.members} & progress.finished
     held = {device for member in progress.wanted.members for device in member.devices}
-    if progress.wanted.members and not gone and held <= set(cluster.devices):
+    if progress.wanted.members and not (gone or progress.rates_changed) and held <= set(cluster.devices):
         return progress.wanted
     running = _alive(rates, progress, cluster)
     sizes = group_sizes(rates, replace(progress, running=running), cluster)

@@ -199,44 +199,66 @@ def steadied(table: RateTable, gpus: int) -> RateTable:
     >>> steadied(RateTable(1, 4, (Network("a", (9.0, 18.0, 24.3)),)), 4).models[0].rates[3].round(1)
     30.7
     """
-    lines = {network.name: _line(network.rates) for network in table.models if 1 < len(network.rates) < gpus}
-    slopes = _shrunk(lines)
+    lines = {network.name: Line.through(range(1, len(network.rates) + 1), network.rates)
+             for network in table.models if 1 < len(network.rates) < gpus}
+    slopes = shrunk(lines).of
     return replace(table, models=tuple(
-        replace(network, rates=_extended(network.rates, slopes[network.name], gpus)) if network.name in slopes
+        replace(network, rates=_extended(network.rates, slopes[network.name][0], gpus)) if network.name in slopes
         else network for network in table.models))
 
 
 @dataclass(frozen=True)
-class _Line:
-    """A straight line through logarithms of efficiencies: its slope, and what its error depends on."""
+class Line:
+    """A straight line through logarithms of efficiencies: its slope, and what its error depends on.
+
+    Attributes:
+        slope: by which the logarithm changes with each GPU.
+        spread: sum of squared distances of the counts from their mean.
+        residual: sum of squared distances of the logarithms from the line.
+        freedom: points beyond the two that every line needs.
+    """
 
     slope: float
-    spread: float  # sum of squared distances of the counts from their mean
-    residual: float  # sum of squared distances of the logarithms from the line
+    spread: float
+    residual: float
     freedom: int
 
+    @classmethod
+    def through(cls, gpus: Sequence[int], rates: Sequence[float]) -> Line:
+        """The line through the rates on some numbers of GPUs, at least two."""
+        count = np.asarray(gpus, dtype=np.float64)
+        logs = np.log(np.asarray(rates) / count)
+        x, y = count - count.mean(), logs - logs.mean()
+        spread = float(x @ x)
+        slope = float(x @ y) / spread
+        return cls(slope, spread, float(((y - slope * x) ** 2).sum()), len(count) - 2)
 
-def _line(rates: Sequence[float]) -> _Line:
-    count = np.arange(1, len(rates) + 1)
-    logs = np.log(np.asarray(rates) / count)
-    x, y = count - count.mean(), logs - logs.mean()
-    spread = float(x @ x)
-    slope = float(x @ y) / spread
-    return _Line(slope, spread, float(((y - slope * x) ** 2).sum()), len(count) - 2)
+
+@dataclass(frozen=True)
+class Slopes:
+    """The slopes of several networks, each with its standard deviation; and the variance that they truly have."""
+
+    of: Mapping[str, tuple[float, float]]
+    true: float
 
 
-def _shrunk(lines: dict[str, _Line]) -> dict[str, float]:
-    """Slopes, moved towards their mean by the share of their variance that is error."""
+def shrunk(lines: Mapping[str, Line], least_noise: float = 0.0) -> Slopes:
+    """Slopes, moved towards their mean by the share of their variance that is error.
+
+    Args:
+        least_noise: the variance of one logarithm, if the scatter about the lines says no more.
+    """
     freedom = sum(line.freedom for line in lines.values())
-    if not freedom or len(lines) < 2:
-        return {name: line.slope for name, line in lines.items()}
-    noise = sum(line.residual for line in lines.values()) / freedom
+    scatter = sum(line.residual for line in lines.values()) / freedom if freedom else 0.0
+    noise = max(scatter, least_noise)
     error = {name: noise / line.spread for name, line in lines.items()}  # variance of each slope
+    if not noise or len(lines) < 2:
+        return Slopes({name: (line.slope, math.sqrt(error[name])) for name, line in lines.items()}, 0.0)
     slopes = np.array([line.slope for line in lines.values()])
     true = max(0.0, float(slopes.var(ddof=1)) - float(np.mean(list(error.values()))))
     mean = float(slopes.mean())
-    return {name: line.slope if error[name] == 0 else mean + (line.slope - mean) * true / (true + error[name])
-            for name, line in lines.items()}
+    return Slopes({name: (mean + (line.slope - mean) * true / (true + error[name]),
+                          math.sqrt(true * error[name] / (true + error[name]))) for name, line in lines.items()}, true)
 
 
 def _extended(rates: tuple[float, ...], slope: float, gpus: int) -> tuple[float, ...]:

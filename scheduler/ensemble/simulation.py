@@ -19,6 +19,7 @@ from functools import partial
 
 from scheduler.base import Cluster, InputError, Member, Network, Options, Progress, RateTable, Round
 from scheduler.ensemble.costs import Costs
+from scheduler.ensemble.learning import Learner, Learning
 from scheduler.ensemble.moves import Grow, Holding, Move, Shrink, Stance, Start, Stop, moves
 from scheduler.ensemble.pace import Stream
 from scheduler.ensemble.policies import Policy
@@ -69,6 +70,7 @@ class Simulated:
         scheduling_s: time spent deciding, in all.
         checkpoint_s: time in which any group wrote a checkpoint.
         regroup_s_per_gpu: average time that a GPU waited for its group to form.
+        replans: how often online rates called for a new plan.
         rounds: in order of time.
         stints: of all networks, in order of their start.
     """
@@ -80,12 +82,14 @@ class Simulated:
     scheduling_s: float
     checkpoint_s: float
     regroup_s_per_gpu: float
+    replans: int
     rounds: tuple[SimulatedRound, ...]
     stints: tuple[Stint, ...]
 
 
 def simulate(rates: RateTable, cluster: Cluster, policy: Policy, options: Options, costs: Costs | None = None,
-             stream: Stream | None = None, told: RateTable | None = None) -> Simulated:
+             stream: Stream | None = None, told: RateTable | None = None, learning: Learning | None = None
+             ) -> Simulated:
     """Train an ensemble on numbers.
 
     Args:
@@ -96,6 +100,7 @@ def simulate(rates: RateTable, cluster: Cluster, policy: Policy, options: Option
         costs: of moves; the policy's unless given.
         stream: how the networks' paces depend on each other; the policy's unless given.
         told: the rates that the policy is told, if they are not the true ones.
+        learning: how the policy comes to know rates in the run itself, instead of being told any before.
 
     Returns:
         What happened.
@@ -105,7 +110,8 @@ def simulate(rates: RateTable, cluster: Cluster, policy: Policy, options: Option
     """
     bound = lower_bound(rates, cluster.gpus)
     return _Run(rates, cluster, policy, options, policy.costs if costs is None else costs,
-                policy.stream if stream is None else stream, told or rates).run(bound)
+                policy.stream if stream is None else stream, told or rates,
+                None if learning is None else Learner(rates, cluster.gpus, learning)).run(bound)
 
 
 class _Kind(IntEnum):
@@ -115,6 +121,7 @@ class _Kind(IntEnum):
     STOPPED = auto()
     READY = auto()
     TRAINED = auto()
+    LOOK = auto()
     DECIDE = auto()
 
 
@@ -138,6 +145,7 @@ class _Group:
         self.position = 0.0  # samples into the epoch
         self.rate = 0.0  # samples/s on its devices
         self.pace = 0.0  # samples/s, at most the rate
+        self.ready_s = 0.0  # when it began to train on its devices
         self.since = 0.0  # the moment of the position
         self.next: Event | None = None  # the end of the samples it has, or its being ready
         self.stream = 0  # which of several
@@ -160,12 +168,13 @@ class _Run:
     """The executor: groups on devices, in simulated time."""
 
     def __init__(self, rates: RateTable, cluster: Cluster, policy: Policy, options: Options, costs: Costs,
-                 stream: Stream, told: RateTable) -> None:
+                 stream: Stream, told: RateTable, learner: Learner | None) -> None:
         self.sim = Simulator()
         self.rates, self.cluster, self.policy, self.options = rates, cluster, policy, options
         self.costs, self.stream = costs, stream
         # A policy must not know when networks will converge.
         self.told = replace(told, models=tuple(replace(n, epochs=None) for n in told.models))
+        self.learner = learner
         self.samples = rates.samples_per_epoch
         self.rate_of = curves(rates, cluster.gpus).rate
         self.groups = {network.name: _Group(network, row) for row, network in enumerate(rates.models)}
@@ -183,7 +192,8 @@ class _Run:
         left = [group.name for group in self.groups.values() if group.state is not _State.FINISHED]
         if left:
             raise InputError(f"the policy {self.policy.name} leaves {', '.join(left)} waiting for ever")
-        return self.book.close(self.policy.name, self.sim.now, bound, self.cluster.gpus, self.costs.profile_s)
+        return self.book.close(self.policy.name, self.sim.now, bound, self.cluster.gpus, self.costs.profile_s,
+                               self.learner.replans if self.learner is not None else 0)
 
     # Deciding
 
@@ -195,8 +205,27 @@ class _Run:
     def _decide(self) -> None:
         self.to_decide = None
         self._advance_all()
-        self.wanted = self.policy.decide(self.told, self._progress(), self.cluster, self.options)
+        told, progress = self.told, self._progress()
+        if self.learner is not None:
+            told, progress = self.learner.told(), replace(progress, rates_changed=self.learner.rates.has_news)
+        wanted = self.policy.decide(told, progress, self.cluster, self.options)
+        if self.learner is not None:
+            self.learner.planned(wanted != self.wanted)
+        self.wanted = wanted
         self._carry_out()
+
+    def _observe(self) -> None:
+        """Look how fast groups are that have trained for long enough."""
+        if self.learner is not None:
+            for group in self._training():
+                if self.sim.now >= group.ready_s + self.learner.after_s:
+                    self.learner.observe(group.name, len(group.devices))
+
+    def _look(self) -> None:
+        """See whether devices that are idle could be used by groups of which nothing was known before."""
+        self._observe()
+        if self.learner is not None and self.learner.rates.may_grow and self.wanted.gpus < self.cluster.gpus:
+            self._ask()
 
     def _progress(self) -> Progress:
         groups = self.groups.values()
@@ -256,6 +285,9 @@ class _Run:
 
     def _ready(self, group: _Group) -> None:
         group.state, group.since, group.next = _State.TRAINING, self.sim.now, None
+        group.ready_s = self.sim.now
+        if self.learner is not None and not self.learner.rates.has_seen(group.name, len(group.devices)):
+            self.sim.after(self.learner.after_s, _Kind.LOOK, self._look)
         group.stint_epochs = group.epochs_done(self.samples)
         self._advance_all()
         self._carry_out()
@@ -268,6 +300,9 @@ class _Run:
             self._set_paces()
             return
         group.epoch, group.position, group.supplied = group.epoch + 1, 0.0, 0.0
+        self._observe()
+        if self.learner is not None:
+            self.learner.observe(group.name, len(group.devices))
         if group.epoch >= group.last_epoch:
             self._end_stint(group)
             self._release(group, _State.FINISHED)
@@ -388,10 +423,10 @@ class _Book:
                             for group, devices, before in self._round)
             self._rounds.append(SimulatedRound(self._round_start, now, members))
 
-    def close(self, policy: str, now: float, bound: float, gpus: int, profile_s: float) -> Simulated:
+    def close(self, policy: str, now: float, bound: float, gpus: int, profile_s: float, replans: int) -> Simulated:
         self._end_round(now)
         used = self.busy_gpu_s + self.regroup_gpu_s + self.checkpoint_gpu_s
         return Simulated(policy, now, bound, waiting_s_per_gpu=now - profile_s - used / gpus,
                          scheduling_s=self.scheduling_s, checkpoint_s=self.checkpoint_s,
-                         regroup_s_per_gpu=self.regroup_gpu_s / gpus, rounds=tuple(self._rounds),
+                         regroup_s_per_gpu=self.regroup_gpu_s / gpus, replans=replans, rounds=tuple(self._rounds),
                          stints=tuple(sorted(self.stints, key=lambda stint: (stint.start_s, stint.devices))))

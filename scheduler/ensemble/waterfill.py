@@ -67,11 +67,16 @@ def hulls(rates: RateTable, gpus: int) -> Hulls:
     A network that needs more GPUs than there are has (0, 0) alone.
     """
     known = bent_curves(rates, gpus)
-    vertices = [_hull(*_corners(network, useful, rate, gpus))
-                for network, useful, rate in zip(rates.models, known.useful, known.rate, strict=True)]
-    most = max(len(counts) for counts, _ in vertices)
-    return Hulls(*(np.array([np.pad(row[axis], (0, most - len(row[axis])), mode="edge") for row in vertices])
-                   for axis in (0, 1)))
+    rising = [_corners(network, useful, rate, gpus)
+              for network, useful, rate in zip(rates.models, known.useful, known.rate, strict=True)]
+    row = np.repeat(np.arange(len(rising)), [1 + len(counts) for counts, _ in rising])
+    count = np.concatenate([np.append(0, counts) for counts, _ in rising])
+    rate = np.concatenate([np.append(0.0, found) for _, found in rising])
+    corner = concave_hulls(row, count, rate)
+    first = np.searchsorted(row[corner], np.arange(len(rising)))
+    number = np.diff(first, append=len(corner))
+    vertex = corner[first[:, None] + np.minimum(np.arange(number.max()), number[:, None] - 1)]
+    return Hulls(count[vertex].astype(np.float64), rate[vertex])
 
 
 def _corners(network: Network, useful: NDArray[np.bool_], rate: Floats, gpus: int) -> tuple[NDArray[np.int64], Floats]:
@@ -84,13 +89,6 @@ def _corners(network: Network, useful: NDArray[np.bool_], rate: Floats, gpus: in
         if end[0] > rising[-1]:
             return np.append(counts, last), np.append(rising, end)
     return counts, rising
-
-
-def _hull(counts: NDArray[np.int64], rate: Floats) -> tuple[Floats, Floats]:
-    """The vertices, from (0, 0) on, of the concave hull of a rate that rises with the counts."""
-    x, y = np.append(0, counts), np.append(0.0, rate)
-    corner = concave_hulls(np.zeros(len(x), np.int64), x, y)
-    return x[corner].astype(np.float64), y[corner]
 
 
 @dataclass(frozen=True, eq=False)

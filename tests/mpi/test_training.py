@@ -9,7 +9,19 @@ import pytest
 from fleet.runtime.replay import largest_difference
 from fleet.storage.checkpoint import read_state
 from fleet.storage.event_log import events_of
-from fleet.storage.events import EpochEnded, GroupStarted, RateMeasured, RateOff, RoundStarted, Started
+from fleet.storage.events import (
+    Ended,
+    EpochEnded,
+    FirstStep,
+    GroupStarted,
+    RanksReady,
+    RateLearned,
+    RateMeasured,
+    RateOff,
+    RatesRemembered,
+    RoundStarted,
+    Started,
+)
 from fleet.storage.paths import RunPaths
 from tests.examples import long_but_first
 from tests.mpi.conftest import kill, spec
@@ -183,11 +195,28 @@ def test_rates_of_a_file_are_not_measured(launch, tmp_path):
 
 
 def test_rates_are_kept_for_the_next_run_unless_they_proved_wrong(launch, tmp_path):
-    content = spec(tmp_path, [{"family": "softmax"}])
+    content = spec(tmp_path, [{"family": "softmax"}], profile={"when": "before"})
     first = launch(3, content)
     assert len(first.events(RateMeasured)) == 2
+    were_off = first.events(RateOff)  # epochs of milliseconds on a busy machine may be
     again = launch(3, content, "--fresh").events(RateMeasured)
-    assert not again or first.events(RateOff)  # epochs of milliseconds on a busy machine may
+    assert not again or were_off
+
+
+def test_training_begins_at_once_and_shows_how_fast_networks_are(launch, tmp_path):
+    content = spec(tmp_path, [{"family": "softmax", "name": name} for name in ("one", "two")], samples=400,
+                   schedule={"policy": "adaptive"})
+    first = launch(3, content)
+    assert first.status == 0, first.output
+    assert not first.events(RateMeasured)
+    assert (len(first.events(RanksReady)), len(first.events(FirstStep))) == (1, 1)
+    assert first.events(Ended)[-1].profiling_s == 0
+    learned = {(event.network, event.gpus) for event in first.events(RateLearned)}
+    assert learned
+    again = launch(3, content, "--fresh")
+    remembered, = again.events(RatesRemembered)
+    assert {(name, rate.gpus) for name, rates in remembered.rates.items() for rate in rates} >= learned
+    assert {rate.how for rates in remembered.rates.values() for rate in rates} == {"trained"}
 
 
 def test_a_recorded_loss_curve_guards_the_loop(launch, tmp_path):

@@ -3,13 +3,15 @@
   fleet simulate ensemble rates.json --gpus 80 --policy adaptive
   fleet simulate ensemble rates.json --gpus 80 --policy all --draw-epochs --seed 3
   fleet simulate ensemble rates.json --gpus 80 --policy global --literal --delta 20/s --plot gantt.png
+  fleet simulate ensemble rates.json --gpus 80 --policy adaptive --profile online --rate-error 5%
 
 The policies are those of a real run. FILE is a rates file whose networks have epochs, which the
 policies do not know. By default `global` trains in lockstep and the others at free pace. Moves cost
 what they cost in each kind of system: `adaptive` pays 5 s for every group that starts or changes; the
 paper's policies pay a checkpoint of 34 s for every group that stops unfinished, and 0.46 s for a
-decision (Table 4 of the paper); `baseline` and `homogeneous` pay nothing. No schedule can be shorter
-than the bound, even if moves cost nothing and the epochs are known.
+decision (Table 4 of the paper); `baseline` and `homogeneous` pay nothing. With `--profile online`,
+policies are told no rates but guesses, and learn the others while networks train. No schedule can be
+shorter than the bound, even if moves cost nothing and the epochs are known.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from fleet.units import counted
 from scheduler.base import Cluster, Options, RateTable
 from scheduler.ensemble.costs import Costs
 from scheduler.ensemble.draw import redraw_epochs, with_errors
+from scheduler.ensemble.learning import Learning
 from scheduler.ensemble.pace import Stream
 from scheduler.ensemble.policies import POLICIES, REFERENCE, Policy
 from scheduler.ensemble.rates import as_printed, steadied
@@ -39,6 +42,8 @@ from scheduler.ensemble.rates_file import read_rates
 from scheduler.ensemble.simulation import Simulated, simulate
 
 ALL = "all"  # the policies that have a name
+
+_FACTOR = 2.0  # by which counted operations miss the rate of a network
 
 # What --json prints of a simulation.
 PRINTED = ("policy", "makespan_s", "lower_bound_s", "waiting_s_per_gpu", "scheduling_s", "checkpoint_s", "rounds")
@@ -59,7 +64,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     for cost in dataclasses.fields(Costs):
         group.add_argument("--" + cost.name.replace("_", "-"), type=number(0), metavar="X", help=_COST_HELP[cost.name])
     group.add_argument("--rate-error", type=share, default=0.0, metavar="E",
-                       help="standard deviation of the errors of the rates that the policy is told, like 5%% (0)")
+                       help="standard deviation of the errors of the rates that the policy is told, or that training "
+                            "shows it, like 5%% (0)")
+    group.add_argument("--profile", choices=("before", "online"), default="before",
+                       help="when rates become known: before the run, or in it, from training itself (before)")
+    group.add_argument("--prior-factor", type=number(1, 100), metavar="F",
+                       help="with --profile online, by what factor rates are typically wrong that are guessed before "
+                            f"anything has trained ({_FACTOR:g})")
     group.add_argument("--draw-epochs", action="store_true",
                        help="draw the epochs of each network from those in the file, with --seed")
     add_plot(parser, "which network trained when on which GPU")
@@ -80,15 +91,19 @@ def run(args: argparse.Namespace) -> int:
     policies = list(POLICIES.values()) if args.policy == ALL else [find_policy(args.policy)]
     if args.plot and len(policies) > 1:
         raise UserError("--plot draws one policy: name it with --policy")
-    draws = args.draw_epochs or args.rate_error > 0
+    is_online = args.profile == "online"
+    if args.prior_factor is not None and not is_online:
+        raise UserError("--prior-factor: only --profile online guesses rates; leave it out")
+    draws = args.draw_epochs or args.rate_error > 0 or is_online
     options = options_of(args, policies, None, *(["seed"] if draws else []))
     cluster = cluster_of(args, rates.gpus_per_node)
     if args.draw_epochs:
         rates = redraw_epochs(rates, options.seed)
     if args.literal:  # the rates that the networks have, too
         rates = as_printed(rates, cluster.gpus)
-    told = _told(args, rates, cluster, options)
-    outcomes = [simulate(rates, cluster, policy, options, _costs(args, policy), _stream(args, policy), told)
+    told = rates if is_online else _told(args, rates, cluster, options)
+    learning = _learning(args, options) if is_online else None
+    outcomes = [simulate(rates, cluster, policy, options, _costs(args, policy), _stream(args, policy), told, learning)
                 for policy in policies]
     if args.plot:
         plot(args.plot, outcomes[0], cluster)
@@ -106,6 +121,10 @@ def _told(args: argparse.Namespace, rates: RateTable, cluster: Cluster, options:
     if not args.rate_error:
         return rates
     return steadied(with_errors(rates, args.rate_error, options.seed), cluster.gpus)
+
+
+def _learning(args: argparse.Namespace, options: Options) -> Learning:
+    return Learning(math.log(args.prior_factor or _FACTOR), args.rate_error, seed=options.seed)
 
 
 def _costs(args: argparse.Namespace, policy: Policy) -> Costs:
@@ -139,7 +158,8 @@ def _print(outcome: Simulated, cluster: Cluster) -> None:
             ("waiting per GPU, s", outcome.waiting_s_per_gpu),
             ("regrouping per GPU, s", outcome.regroup_s_per_gpu),
             ("scheduling, s", outcome.scheduling_s),
-            ("checkpointing, s", outcome.checkpoint_s)]
+            ("checkpointing, s", outcome.checkpoint_s),
+            ("plans after new rates", outcome.replans)]
     ], title=f"{outcome.makespan_s / outcome.lower_bound_s:.3f} of the lower bound on {counted(cluster.gpus, 'GPU')}, "
              f"{cluster.gpus_per_node} a node, in {counted(len(outcome.rounds), 'round')}")
     shown = outcome.rounds if len(outcome.rounds) <= 30 else outcome.rounds[:30]

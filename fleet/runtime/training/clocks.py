@@ -13,6 +13,7 @@ from fleet.storage.state import State, StepRate
 from fleet.storage.writer import CheckpointWriter
 
 _PACE_EVERY_S = 1.0
+_MANY = 4  # times as many steps as before
 
 
 class EpochClock:
@@ -41,6 +42,11 @@ class EpochClock:
         return state
 
     @property
+    def waiting(self) -> float:
+        """The share of the time since the last note that this rank has waited for data."""
+        return (self._sources.waited_s - self._waited_s) / max(time.perf_counter() - self._noted, 1e-9)
+
+    @property
     def blocked_s(self) -> float:
         """What training has waited for checkpoints since the epoch began."""
         return self._writer.blocked_s - self._blocked_s
@@ -55,8 +61,9 @@ class StepClock:
     """
 
     def __init__(self, warm_up: int = 3, least: int = 1) -> None:
-        self._warm_up, self._least = warm_up, least
+        self._warm_up, self._least, self._news_at = warm_up, least, least
         self._steps, self._samples, self._seconds, self._squares = 0, 0, 0.0, 0.0
+        self._is_new = True
 
     def add(self, samples: int, seconds: float) -> None:
         """A step on a whole batch has taken so long."""
@@ -67,6 +74,22 @@ class StepClock:
         self._samples += samples
         self._seconds += seconds
         self._squares += seconds**2
+
+    def end_warm_up(self) -> None:
+        """Time every step from now on."""
+        self._warm_up = 0
+
+    def begins(self) -> bool:
+        """Whether the group has just begun; true once."""
+        begins, self._is_new = self._is_new, False
+        return begins
+
+    def news(self) -> StepRate:
+        """The rate, where it rests on enough steps for the first time, or on many more than when this was asked."""
+        if self._steps < self._news_at:
+            return StepRate()
+        self._news_at = _MANY * self._steps
+        return self.rate
 
     @property
     def rate(self) -> StepRate:
@@ -83,15 +106,21 @@ class PaceReport:
 
     Args:
         position: samples of the epoch that are consumed already.
+        steps: of the group, as it is now; its first one is told at once.
     """
 
-    def __init__(self, network: str, position: int) -> None:
-        self._network, self._position = network, position
+    def __init__(self, network: str, position: int, steps: StepClock) -> None:
+        self._network, self._position, self._steps = network, position, steps
         self._time = time.perf_counter()
 
-    def tell(self, tell: Callable[[Message], None], position: int) -> None:
-        """Tell it, if a second has passed."""
+    def tell(self, tell: Callable[[Message], None], position: int, is_slowed: bool) -> None:
+        """Tell it, if a second has passed.
+
+        Args:
+            is_slowed: whether steps are longer than they would be by themselves.
+        """
         now = time.perf_counter()
-        if now - self._time >= _PACE_EVERY_S:
-            tell(Pace(self._network, position, (position - self._position) / (now - self._time)))
+        if self._steps.begins() or now - self._time >= _PACE_EVERY_S:
+            rate = StepRate() if is_slowed else self._steps.news()
+            tell(Pace(self._network, position, (position - self._position) / max(now - self._time, 1e-9), rate))
             self._position, self._time = position, now

@@ -117,7 +117,7 @@ class TrainingLoop:
         """Train on what is left of an epoch, or on less, where the group is asked to pause."""
         network, group = training.network, training.group
         taken = {chunk for record in state.history for chunk in read_path(record.path)}
-        pace, saved = PaceReport(network.name, state.position), time.perf_counter()
+        pace, saved = PaceReport(network.name, state.position, training.steps), time.perf_counter()
         size = network.global_batch(group.size)
         is_over, missed = True, 0  # nothing may be left: the launch before ended while the network was judged
         for batch in source.batches(epoch, state.position, size, group, taken):
@@ -137,7 +137,8 @@ class TrainingLoop:
             if sums.stop:
                 break
             if group.is_master:
-                pace.tell(self._tell, batch.position)
+                # Nobody can tell where in steps ranks waited for others that lacked samples.
+                pace.tell(self._tell, batch.position, group.size > 1 and self._clock.waiting > _WAITING)
                 if self._save_every and time.perf_counter() - saved > self._save_every:
                     saved = time.perf_counter()
                     state = self._clock.note(state)

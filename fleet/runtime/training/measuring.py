@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 import numpy as np
@@ -12,21 +13,36 @@ from fleet.spec import Profile
 from fleet.storage.state import StepRate
 from preprocess.sample import SampleSpec
 
+_LEAST_STEPS = 5  # say how much their durations differ
+
 
 def measure_rate(training: Training, sample: SampleSpec, profile: Profile) -> StepRate:
     """The rate of the whole group, over the last steps of a few; collective over the group.
+
+    It takes as many steps as the settings say, and ends before that as soon as the rate is sure enough, or has taken
+    long enough: then the master says so with a step, so that all ranks take the same last one.
 
     Raises:
         NetworkFailed: on all ranks, when a step failed on one.
     """
     group, size = training.group, training.network.global_batch(training.group.size)
     images, targets = made_up(sample, rows=len(range(group.rank, size, group.size)))
-    clock = StepClock(warm_up=profile.batches - profile.timed)
+    clock, start = StepClock(warm_up=profile.batches - profile.timed), time.perf_counter()
     for _ in range(profile.batches):
         began = time.perf_counter()
-        training.step(images, targets, size)
+        if began - start >= profile.seconds / 2:
+            clock.end_warm_up()
+        is_over = began - start >= profile.seconds or _is_sure(clock.rate, profile.spread)
+        sums = training.step(images, targets, size, group.is_master and is_over)
         clock.add(size, time.perf_counter() - began)
+        if sums.stop:
+            break
     return clock.rate
+
+
+def _is_sure(rate: StepRate, spread: float) -> bool:
+    """Whether more steps would hardly change a rate."""
+    return rate.steps >= _LEAST_STEPS and rate.spread / math.sqrt(rate.steps) <= spread
 
 
 def made_up(sample: SampleSpec, rows: int) -> tuple[np.ndarray, np.ndarray]:

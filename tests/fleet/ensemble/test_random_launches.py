@@ -8,12 +8,14 @@ from hypothesis import strategies as st
 
 from fleet.comm.roles import assign
 from fleet.ensemble.ensemble import Decision, Ensemble, Setup
+from fleet.ensemble.rates import traits_of
 from fleet.ensemble.survey import Survey
 from fleet.errors import ExitStatus
 from fleet.storage.state import Standing
 from fleet.stream.layout import Layout
 from preprocess.sample import ImageSpec
 from scheduler.base import Member, Network, Options, RateTable, Round
+from scheduler.ensemble.online import OnlineRates
 from scheduler.ensemble.policies import POLICIES
 from tests.examples import examples
 from tests.fleet.ensemble.trainers import Fate, Ranks
@@ -72,11 +74,14 @@ def launches(draw, policy, deaths=st.just(0), asked_at=st.none(), ends_s=st.none
     kind = "none" if own else draw(st.sampled_from(["lockstep", "lockstep", "whole", "ring", "none"]))
     curves = {network.name: [draw(st.floats(1, 50)) * gpus**0.9 for gpus in range(1, trainers + 1)]
               for network in content.networks}
-    rates = None
+    rates, learns, known = None, False, {}
     if policy == "baseline" or draw(st.booleans()):
         rates = RateTable(SAMPLES, roles.gpus_per_node, tuple(
             Network(network.name, tuple(curves[network.name]), min_gpus=network.min_gpus, max_gpus=network.max_gpus)
             for network in content.networks))
+    elif draw(st.booleans()):
+        learns = True
+        known = {name: dict(enumerate(rates, 1)) for name, rates in curves.items() if draw(st.booleans())}
     dying = draw(deaths)
     setup = Setup(content, roles, layout(kind), SAMPLES, outlives=dying > 0, ends_s=draw(ends_s),
                   first_epoch=max(map(len, left.values()), default=0))
@@ -84,9 +89,13 @@ def launches(draw, policy, deaths=st.just(0), asked_at=st.none(), ends_s=st.none
 
     def make():
         survey = Survey(content.networks, {network.name: network.name for network in content.networks},
-                        content.profile, trainers, roles.gpus_per_node, {})
+                        content.profile, trainers, roles.gpus_per_node,
+                        {name: dict(rates) for name, rates in known.items()})  # what it measures is added
+        online = OnlineRates([traits_of(network, network.name, (4, 4, 1), 2)
+                              for network in content.networks], SAMPLES, roles.gpus_per_node, trainers, known)
         return Ensemble(setup, {name: standing_of(history) for name, history in left.items()}, survey, rates,
-                        lambda table, progress, cluster: Decision(decide(table, progress, cluster, options)))
+                        lambda table, progress, cluster: Decision(decide(table, progress, cluster, options)),
+                        online if learns else None)
 
     return Ranks(make, setup, draw(st.integers(0, 10**6)), fates, left, dying, draw(asked_at))
 
@@ -128,7 +137,7 @@ def test_a_launch_that_is_asked_to_end_does(policy, data):
 @settings(max_examples=examples(40))
 @given(st.data())
 def test_a_launch_whose_time_is_nearly_over_starts_nothing_and_ends(policy, data):
-    ranks = data.draw(launches(policy, ends_s=st.floats(0, 60)))
+    ranks = data.draw(launches(policy, ends_s=st.floats(0, 6)))
     ended_with(ranks.run(), ranks)
     ranks.check_histories()
     ranks.repeat()

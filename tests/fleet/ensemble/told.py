@@ -6,11 +6,13 @@ from fleet.comm.messages import EpochDone, Joined, Ready, Tag
 from fleet.comm.roles import assign
 from fleet.ensemble import effects as do
 from fleet.ensemble.ensemble import Decision, Ensemble, Setup
+from fleet.ensemble.rates import traits_of
 from fleet.ensemble.survey import Survey
-from fleet.storage.state import Standing
+from fleet.storage.state import Standing, StepRate
 from fleet.stream.layout import Layout
 from preprocess.sample import ImageSpec
 from scheduler.base import Member, Network, RateTable, Round
+from scheduler.ensemble.online import OnlineRates
 from tests.fleet.histories import record, spec
 
 
@@ -29,20 +31,23 @@ class Told:
         gpus: network -> its least and most GPUs.
         trainers: how many, all on one node.
         stream: the layout; then rank 0 is a preprocessor.
-        measures: whether rates are not known.
+        measures: whether rates are not known, and measured.
+        learns: whether rates are learned from training, beside what is known: network -> {GPUs: samples/s}.
         parts: of the spec.
         setup: what else is not as it mostly is.
     """
 
     def __init__(self, wanted, networks="ab", trainers=4, stream=None, measures=False, standings=None, gpus=None,
-                 parts=None, **setup):
+                 parts=None, learns=None, **setup):
         self.wanted = wanted
         models = [{"family": "softmax", "name": name, "gpus": (gpus or {}).get(name, [1, 4])} for name in networks]
         content = spec(*models, **(parts or {}))
         roles = assign((0,) * (trainers + 1), 1 if stream else None, None, own_preprocessing=stream is None)
         self.setup = Setup(content, roles, stream, samples=60, **setup)
         table = RateTable(60, trainers, tuple(Network(name, (10.0, 19.0)) for name in networks))
-        self.rates = None if measures else table
+        self.rates = None if measures or learns is not None else table
+        self.learns = learns
+        self.tables = []  # that the policy was told
         self.asked = []  # the progress that the policy was told of
         self.now = 0.0
         self.effects, self.mail, self.events, self.standings = [], defaultdict(list), [], dict(standings or {})
@@ -51,14 +56,18 @@ class Told:
         self.hear(None)
 
     def make(self):
-        networks = self.setup.spec.networks
+        networks, known = self.setup.spec.networks, self.learns or {}
         survey = Survey(networks, {network.name: network.name for network in networks}, self.setup.spec.profile,
-                        len(self.setup.roles.trainers), self.setup.roles.gpus_per_node, {})
-        return Ensemble(self.setup, self.begun, survey,
-                        self.rates, self.ask)
+                        len(self.setup.roles.trainers), self.setup.roles.gpus_per_node, known)
+        traits = [traits_of(network, network.name, (4, 4, 1), 2)
+                  for network in networks]
+        online = None if self.learns is None else OnlineRates(
+            traits, self.setup.samples, self.setup.roles.gpus_per_node, len(self.setup.roles.trainers), known)
+        return Ensemble(self.setup, self.begun, survey, self.rates, self.ask, online)
 
     def ask(self, rates, progress, cluster):
         self.asked.append(progress)
+        self.tables.append(rates)
         wanted = self.wanted(progress) if callable(self.wanted) else self.wanted
         return Decision(Round(tuple(Member(name, tuple(devices)) for name, devices in wanted.items()
                                     if name not in progress.finished)))
@@ -96,8 +105,9 @@ class Told:
         """The events of a kind."""
         return [event for event in self.events if type(event).__name__ == kind]
 
-    def end_epoch(self, network, stream_epoch=None, final=""):
-        """A network ends an epoch."""
+    def end_epoch(self, network, stream_epoch=None, final="", rate=StepRate(), gpus=1):
+        """A network ends an epoch, and shows how fast its steps are."""
         number = len(self.standings.get(network, Standing()).history) + 1
-        done = record(number, stream_epoch=number - 1 if stream_epoch is None else stream_epoch)
-        return self.hear(EpochDone(network, done, 0.25, final))
+        done = record(number, stream_epoch=number - 1 if stream_epoch is None else stream_epoch,
+                      gpus=gpus)
+        return self.hear(EpochDone(network, done, 0.25, final, rate=rate))

@@ -76,10 +76,10 @@ class Ranks:
         histories: network -> the epochs that earlier launches have saved.
         deaths: so many ranks die, at some time.
         asked_at: the step at which the launch is asked to end; None for never.
-        slow: seconds that pass from one step to the next, at most.
+        slow: seconds that pass from one step to the next, at most; so few that no rank is taken for deaf.
     """
 
-    def __init__(self, make, setup, seed, fates, histories=None, deaths=0, asked_at=None, slow=1.0):
+    def __init__(self, make, setup, seed, fates, histories=None, deaths=0, asked_at=None, slow=0.1):
         self.ensemble: Ensemble = make()
         self.make, self.setup, self.random = make, setup, Random(seed)
         self.fates = {name: Fate(fate.epochs, list(fate.failures)) for name, fate in fates.items()}
@@ -342,7 +342,7 @@ class Ranks:
         if (may_pass := self.fails(team, 0.1)) is not None:
             self.fail(team, may_pass)
         elif chance < 0.3:
-            self.say(team.master, m.Pace(name, 10, 1.0))
+            self.say(team.master, m.Pace(name, 10, 1.0, self.shown()))
         elif self.mail[team.master] and chance < 0.6:
             assert isinstance(self.mail[team.master].popleft(), m.Pause)
             self.say(team.master, m.Paused(name, team.epoch))
@@ -351,8 +351,13 @@ class Ranks:
             history = self.trained[name]
             history.append(record(len(history) + 1, stream_epoch=team.epoch, gpus=len(team.ranks)))
             final = f"{len(history)} epochs" if len(history) >= self.fates[name].epochs else ""
-            self.say(team.master, m.EpochDone(name, history[-1], 0.0, final))
+            self.say(team.master, m.EpochDone(name, history[-1], 0.0, final, rate=self.shown()))
             team.state, team.is_inside = "stands", False
+
+    def shown(self):
+        """How fast a group's steps are, if anybody can tell: this differs each time."""
+        return self.random.choice([StepRate(), StepRate(), StepRate(self.random.choice([1.0, 10.0, 50.0]), 0.1,
+                                                                    self.random.choice([10, 200]))])
 
     def follow(self, team):
         """The master of a group that stands still takes its next order."""

@@ -152,13 +152,15 @@ def test_what_the_run_will_have_to_measure_belongs_to_its_time(spec_file, monkey
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
 
-    def profiled(rates=None, policy="global"):
-        content = {**SPEC, "resources": {"engine": "numpy"}, "profile": {"batches": 10, "timed": 5, "max_gpus": 1},
+    def profiled(rates=None, policy="global", when="before"):
+        content = {**SPEC, "resources": {"engine": "numpy"},
+                   "profile": {"when": when, "batches": 10, "timed": 5, "max_gpus": 1},
                    "models": [{"family": "softmax"}], "schedule": {"policy": policy, **(rates or {})}}
         table = RateTable(1000, 1, (Network("softmax", (100.0,), epochs=1),))
         return command._profiling(SimpleNamespace(spec=str(spec_file)), parse(content), SAMPLE, table, Cluster.of(1, 1))
 
     assert profiled() == (1, 10 * 64 / 100)
+    assert profiled(when="online") == (0, 0.0)
     assert profiled(policy="baseline") == (0, 0.0)
     (tmp_path / "rates.json").write_text("{}")
     assert profiled({"rates": str(tmp_path / "rates.json")}) == (0, 0.0)

@@ -15,6 +15,7 @@ from fleet.storage.events import (
     Profiled,
     RankLost,
     RateMeasured,
+    RatesEstimated,
     ScheduleOptions,
     Started,
 )
@@ -43,6 +44,22 @@ def epoch(name, number, seconds, **more):
 def test_nothing_is_said_before_anything_is_known():
     assert estimator(rates=None).estimate() is None
     assert estimator(start=None).estimate() is None
+
+
+def test_estimates_that_only_compare_networks_say_nothing_of_time():
+    assert estimator(rates=RatesEstimated({"a": (6e9,), "b": (2e9,)}, seen=0)).estimate() is None
+
+
+def test_rates_that_are_learned_later_hold_for_the_epochs_before():
+    found = estimator(rates=RatesEstimated({"a": (600.0,), "b": (20.0,)}, seen=1))  # a is a guess
+    for number in (1, 2):
+        for name, seconds in (("a", 10.0), ("b", 30.0)):
+            found.add(epoch(name, number, seconds), 0.0)
+    before = found.estimate()
+    found.add(RatesEstimated({"a": (60.0,), "b": (20.0,)}, seen=2), 0.0)
+    after = found.estimate()
+    assert (after.low_s, after.high_s) == pytest.approx((before.low_s, before.high_s))
+    assert after.high_s == pytest.approx(1.1 * 60)
 
 
 def test_the_slowest_network_decides_when_each_has_a_gpu():

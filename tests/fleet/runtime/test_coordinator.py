@@ -103,7 +103,8 @@ def test_messages_are_sent_events_logged_and_shown_and_results_written(launch):
     assert launch.told()[-2:] == [(1, Exit), (2, Exit)]
     assert launch.coordinator.status is ExitStatus.OK
     assert [logged.event.word for logged in read_events(launch.paths.events)] == launch.watcher.events
-    assert launch.watcher.events == ["start", "plan", "round", "group", "epoch", "final", "plan", "stopped", "end"]
+    assert launch.watcher.events == ["start", "plan", "round", "group", "ready", "first_step", "epoch", "final", "plan",
+                                     "stopped", "end"]
     assert launch.watcher.paces == [("a", 10, 5.0)]
     assert [(row.name, row.epochs, row.reason) for row in read_results(launch.paths.root)] == [("a", 1, "1 epoch")]
 

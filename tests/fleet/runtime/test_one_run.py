@@ -36,6 +36,7 @@ from fleet.storage.event_log import events_of, logged_epochs, read_events
 from fleet.storage.events import (
     Ended,
     EpochEnded,
+    FirstStep,
     GroupChanged,
     GroupStarted,
     NetworkFailed,
@@ -44,6 +45,8 @@ from fleet.storage.events import (
     NetworkRetried,
     NetworkTested,
     Profiled,
+    RanksReady,
+    RateLearned,
     RateMeasured,
     RateOff,
     RatesRemembered,
@@ -412,7 +415,8 @@ def test_networks_that_fail_are_rows_and_the_others_are_trained_to_their_end(fol
     runner.check_epochs()
 
 
-def shaky(folder, failures, retries, epochs=1, engine="numpy", data=None, checkpoint=None, gpus=1, **rest):
+def shaky(folder, failures, retries, epochs=1, engine="numpy", data=None, checkpoint=None, gpus=1, when="before",
+          **rest):
     """A run of one network, on no more ranks than it needs, whose file system fails so many times."""
     (folder / "tries").mkdir()
     model = {"build": "tests.sources:shaky", "name": "n0", "gpus": gpus,
@@ -421,7 +425,7 @@ def shaky(folder, failures, retries, epochs=1, engine="numpy", data=None, checkp
                "data": {"source": "tests.sources:numbered", "path": "12",
                         "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}], **(data or {})},
                "train": {"batch": {"size": 4}, "converge": {"max_epochs": epochs}},
-               "profile": {"batches": 2, "timed": 1}, "checkpoint": checkpoint or {}}
+               "profile": {"when": when, "batches": 2, "timed": 1}, "checkpoint": checkpoint or {}}
     return Runner(Case(content, (0,) * (gpus + (gpus > 1)), 4, 1, 0), folder)
 
 
@@ -502,6 +506,32 @@ def test_a_rate_of_the_cache_is_told_with_its_age_corrected_where_it_is_wrong_an
     assert runner.events(RateMeasured) == []
     runner.launch(fresh=True, remeasure=True)
     assert (runner.events(RatesRemembered), len(runner.events(RateMeasured))) == ([], 1)
+
+
+def test_rates_are_learned_in_training_and_kept_and_corrected_where_the_cache_was_wrong(folders, monkeypatch):
+    folder = folders()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    monkeypatch.setattr(RateBook, "write", _write_cache)
+    add = StepClock.add
+    monkeypatch.setattr(StepClock, "add", lambda clock, samples, seconds: add(clock, samples, 0.001))
+    runner = shaky(folder, failures=0, retries=0, when="online", policy="global", data={"path": "80"}, epochs=2)
+    assert runner.launch() is ExitStatus.OK
+    assert runner.events(RateMeasured) == []
+    assert {(event.gpus, event.rate) for event in runner.events(RateLearned)} == {(1, 4000.0)}
+    assert [len(runner.events(kind)) for kind in (RanksReady, FirstStep)] == [1, 1]
+    assert runner.events(Ended)[-1].profiling_s == 0
+    known = json.loads(cache_path().read_text())
+    (key, sizes), = known.items()
+    assert (sizes["1"]["how"], sizes["1"]["rate"]) == ("trained", pytest.approx(4000))
+    sizes |= {"1": {**sizes["1"], "rate": 1.0}, "2": {**sizes["1"], "rate": 2.0}}
+    cache_path().write_text(json.dumps(known))
+
+    runner.launch(fresh=True)
+    assert runner.events(RateOff)[0].expected == 1.0
+    corrected = read_cache(cache_path())[key]
+    assert {gpus: round(rate.rate) for gpus, rate in corrected.items()} == {1: 4000}
+    profile = json.loads(runner.prepared.paths.profile.read_text())
+    assert [model["rates"] for model in profile["models"]] == [[pytest.approx(4000)]]
 
 
 @pytest.mark.parametrize(("schedule", "why"), [

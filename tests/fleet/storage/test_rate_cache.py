@@ -51,6 +51,18 @@ def test_a_rate_that_proved_wrong_casts_doubt_on_the_others_of_its_network(path)
     assert numbers(read_cache(path)) == {"a": {1: 1348.0}, "b": {1: 5.0}}
 
 
+def test_what_training_shows_stands_beside_a_rate_that_it_corrects(path):
+    found(path, ("a", 1, 238.0), ("a", 4, 400.0))
+    book = RateBook(path)
+    book.add("a", 3, of(700.0))  # measured on made-up samples
+    book.add("a", 2, replace(of(900.0), how="trained"))
+    book.correct("a", 1, replace(of(500.0), how="trained"))
+    book.write()
+    book.add("a", 4, replace(of(1500.0), how="trained"))
+    book.write()
+    assert numbers(read_cache(path)) == {"a": {1: 500.0, 2: 900.0, 4: 1500.0}}
+
+
 def test_who_measures_anew_knows_nothing_from_before_and_replaces_it(path):
     found(path, ("a", 1, 238.0), ("a", 2, 400.0), ("b", 1, 5.0))
     assert RateBook(path, remeasure=True).known == {}

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scheduler.base import Cluster, Delta, InputError, Member, Network, Options, RateTable, Round
 from scheduler.ensemble.costs import PAPER_COSTS, REGROUPING_COSTS, Costs
 from scheduler.ensemble.draw import convert, redraw_epochs, with_errors
+from scheduler.ensemble.learning import Learning
 from scheduler.ensemble.pace import Ring, Stream
 from scheduler.ensemble.policies import POLICIES, Policy
 from scheduler.ensemble.rates import steadied
@@ -158,14 +159,18 @@ def test_costs_that_are_no_seconds_are_refused(seconds):
 STREAMS = st.sampled_from((Stream(), Stream(1), Stream(2), Stream(2, change_at_any_step=True), Stream(rate=30.0),
                            Stream(ring=Ring(shards=7, window=0.3))))
 COSTS = st.sampled_from((Costs(), PAPER_COSTS, REGROUPING_COSTS))
+LEARNINGS = st.none() | st.builds(Learning, prior_error=st.floats(0, 2), error=st.floats(0, 0.3),
+                                  after_s=st.sampled_from((0.0, 1.0, 1e6)), seed=st.integers(0, 5))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 @settings(max_examples=examples(30), deadline=None)
-@given(drawn=ensembles(), costs=COSTS, stream=STREAMS, peak_limited=st.booleans())
-def test_every_simulation_ends_not_before_the_bound_and_uses_each_gpu_once(policy, drawn, costs, stream, peak_limited):
+@given(drawn=ensembles(), costs=COSTS, stream=STREAMS, peak_limited=st.booleans(), learning=LEARNINGS)
+def test_every_simulation_ends_not_before_the_bound_and_uses_each_gpu_once(policy, drawn, costs, stream, peak_limited,
+                                                                           learning):
     rates, cluster = drawn
-    found = simulate(rates, cluster, POLICIES[policy], Options(peak_limited=peak_limited), costs, stream)
+    found = simulate(rates, cluster, POLICIES[policy], Options(peak_limited=peak_limited), costs, stream,
+                     learning=learning)
     assert found.makespan_s >= found.lower_bound_s * (1 - 1e-9)
     assert found.waiting_s_per_gpu >= -1e-6 * found.makespan_s
     trained = Counter()
@@ -199,6 +204,22 @@ def test_equal_inputs_give_equal_simulations():
         assert run(rates, 4, policy, PAPER_COSTS) == run(rates, 4, policy, PAPER_COSTS)
 
 
+def test_rates_that_are_learned_end_a_network_s_stay_on_the_wrong_number_of_gpus():
+    rates = table((40, 10, 20, 30, 40), (40, 30, 60, 90, 120), samples=1000)
+    def spans(learning):
+        return simulate(rates, Cluster.of(8, 8), POLICIES["adaptive"], Options(), Costs(), learning=learning)
+
+    exact, learned = spans(None), spans(Learning(prior_error=2.0, after_s=1.0, seed=3))
+    assert learned.replans > 0 == exact.replans
+    assert learned.makespan_s < 1.05 * exact.makespan_s
+
+
+@pytest.mark.parametrize("wrong", [{"prior_error": -1}, {"error": 2}, {"after_s": math.inf}])
+def test_learning_that_cannot_be_is_refused(wrong):
+    with pytest.raises(InputError, match=next(iter(wrong))):
+        Learning(**wrong)
+
+
 # --- the calibrated ensemble --------------------------------------------------------------------
 
 needs_ensemble = pytest.mark.skipif(not FLEET100.exists(), reason="the calibrated ensemble is not here")
@@ -224,6 +245,15 @@ def test_adaptive_comes_close_to_the_bound_without_knowing_the_epochs(calibrated
     told = steadied(with_errors(rates, 0.05, seed=gpus), gpus)
     found = simulate(rates, Cluster.of(gpus, 4), POLICIES["adaptive"], Options(), REGROUPING_COSTS, Stream(), told)
     assert found.makespan_s <= most * lower_bound(rates, gpus)
+
+
+@needs_ensemble
+@pytest.mark.parametrize("gpus", [20, 60, 160])
+def test_online_rates_cost_adaptive_little_though_the_first_guess_is_wrong_by_a_factor_of_two(calibrated, gpus):
+    rates, cluster = redraw_epochs(calibrated, seed=gpus), Cluster.of(gpus, 4)
+    exact, learned = (simulate(rates, cluster, POLICIES["adaptive"], Options(), learning=learning).makespan_s
+                      for learning in (None, Learning(math.log(2), error=0.05, seed=gpus)))
+    assert learned < 1.02 * exact  # one draw; docs/schedules.md has the means
 
 
 @needs_ensemble

@@ -79,6 +79,18 @@ def test_epochs_are_drawn_with_the_seed_and_rates_are_told_with_errors(simulate)
     assert simulate("--gpus", 2, "--policy", "adaptive", "--rate-error", "5%")[0] == 0
 
 
+def test_rates_may_be_learned_in_the_run(simulate):
+    online = ["--gpus", 2, "--policy", "all", "--profile", "online", "--json"]
+    _, exact, _ = simulate("--gpus", 2, "--policy", "all", "--json")
+    _, learned, _ = simulate(*online, "--rate-error", "5%", "--prior-factor", 3, "--seed", 1)
+    spans = [{one["policy"]: one["makespan_s"] for one in found["policies"]} for found in (exact, learned)]
+    assert spans[0]["baseline"] == spans[1]["baseline"]  # it looks at no rates
+    assert spans[0]["adaptive"] != spans[1]["adaptive"]
+    status, text, _ = simulate("--gpus", 2, "--policy", "adaptive", "--profile", "online")
+    assert status == 0
+    assert "plans after new rates" in text
+
+
 def test_a_gantt_chart_is_drawn(simulate, tmp_path):
     pytest.importorskip("matplotlib")
     file = tmp_path / "gantt.png"
@@ -98,6 +110,9 @@ def test_a_gantt_chart_is_drawn(simulate, tmp_path):
     (["--gpus", 1, "--checkpoint-s", -1], "--checkpoint-s: '-1' should be a number from 0"),
     (["--gpus", 1, "--rate-error", "much"], "--rate-error: 'much' should be written like 15%"),
     (["--gpus", 1, "--rate-error=-1%"], "--rate-error: '-1%' should be written like"),
+    (["--gpus", 1, "--profile", "never"], "--profile: invalid choice: 'never'"),
+    (["--gpus", 1, "--profile", "online", "--prior-factor", 0.5], "--prior-factor: '0.5' should be a number from 1"),
+    (["--gpus", 1, "--prior-factor", 2], "--prior-factor: only --profile online guesses rates"),
 ])
 def test_bad_options_are_one_line_and_status_2(simulate, options, said):
     status, _, err = simulate("--policy", "baseline", *options)

@@ -41,10 +41,32 @@ def test_another_epoch_begins_at_nothing(now):
 
 def test_the_pace_is_told_once_a_second_at_most_and_is_that_of_the_time_since(now):
     told = []
-    report = PaceReport("net", 100)
+    steps = StepClock()
+    steps.begins()
+    report = PaceReport("net", 100, steps)
     for now.s, position in ((100.5, 150), (101.0, 300), (101.9, 350), (103.0, 500)):
-        report.tell(told.append, position)
+        report.tell(told.append, position, is_slowed=False)
     assert told == [Pace("net", 300, 200.0), Pace("net", 500, 100.0)]
+
+
+def test_the_first_step_of_a_group_is_told_at_once(now):
+    told, steps = [], StepClock()
+    for position in (0, 10):  # two epochs
+        report = PaceReport("net", position, steps)
+        now.s += 0.5
+        report.tell(told.append, position + 10, is_slowed=False)
+    assert told == [Pace("net", 10, 20.0)]
+
+
+def test_a_rate_is_told_once_it_rests_on_enough_steps_and_again_when_it_rests_on_many_more(now):
+    told, steps = [], StepClock(warm_up=0, least=2)
+    report = PaceReport("net", 0, steps)
+    for number in range(1, 41):
+        now.s += 1.0
+        steps.add(10, 0.5)
+        report.tell(told.append, 10 * number, is_slowed=number == 8)
+    assert [(pace.samples, pace.rate.steps) for pace in told if pace.rate.rate] == [(20, 2), (90, 9), (360, 36)]
+    assert {pace.rate.rate for pace in told} == {0.0, 20.0}
 
 
 def test_the_rate_of_steps_leaves_out_the_first_ones_and_says_nothing_of_too_few():

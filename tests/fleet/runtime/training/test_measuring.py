@@ -27,13 +27,62 @@ def test_the_last_steps_of_a_few_are_timed_each_rank_with_its_share(monkeypatch,
     now, seen = SimpleNamespace(s=0.0), []
     monkeypatch.setattr(measuring.time, "perf_counter", lambda: now.s)
 
-    def step(images, labels, size):
-        seen.append((len(images), len(labels), size))
+    def step(images, labels, size, stop):
+        seen.append((len(images), len(labels), size, stop))
         now.s += 10.0 if len(seen) <= 2 else 0.5  # the first ones trace
-        return Sums()
+        return Sums(stop=stop)
 
-    training = SimpleNamespace(group=SimpleNamespace(rank=rank, size=3), step=step,
-                               network=SimpleNamespace(global_batch=lambda gpus: 10))
-    sample = SampleSpec(ImageSpec((2, 2, 1), "uint8"), 2)
-    assert measure_rate(training, sample, Profile(batches=6, timed=4)) == StepRate(10 / 0.5, 0.0, 4)
-    assert seen == [(rows, rows, 10)] * 6
+    profile = Profile(batches=6, timed=4, seconds=60, spread=0)
+    assert measure_rate(group(step, rank), SAMPLE, profile) == StepRate(10 / 0.5, 0.0, 4)
+    assert seen == [(rows, rows, 10, False)] * 6
+
+
+def group(step, rank=0):
+    return SimpleNamespace(group=SimpleNamespace(rank=rank, size=3, is_master=rank == 0), step=step,
+                           network=SimpleNamespace(global_batch=lambda gpus: 10))
+
+
+SAMPLE = SampleSpec(ImageSpec((2, 2, 1), "uint8"), 2)
+
+
+def measured(monkeypatch, durations, profile, is_told=False, rank=0):
+    """Steps that take so long, the last of them again and again; the rate, and whether each was said to be the last."""
+    now, stops = SimpleNamespace(s=0.0), []
+    monkeypatch.setattr(measuring.time, "perf_counter", lambda: now.s)
+
+    def step(images, labels, size, stop):
+        now.s += durations[min(len(stops), len(durations) - 1)]
+        stops.append(stop)
+        return Sums(stop=stop or (is_told and len(stops) == 3))
+
+    return measure_rate(group(step, rank), SAMPLE, profile), stops
+
+
+def test_a_measurement_ends_when_its_spread_is_small_enough(monkeypatch):
+    found, stops = measured(monkeypatch, [9.0, 1.0], Profile(batches=100, timed=99, seconds=1000, spread=0.01))
+    assert found == StepRate(10.0, 0.0, 6)
+    assert stops == [False] * 6 + [True]
+
+
+def test_a_measurement_whose_steps_differ_goes_on(monkeypatch):
+    durations = [1.0, *([1.0, 3.0] * 50)]
+    found, stops = measured(monkeypatch, durations, Profile(batches=40, timed=39, seconds=1000, spread=0.01))
+    assert (len(stops), found.steps) == (40, 39)
+
+
+def test_a_measurement_ends_when_it_has_taken_long_enough(monkeypatch):
+    found, stops = measured(monkeypatch, [7.0], Profile(batches=100, timed=20, seconds=30))
+    assert stops == [False] * 5 + [True]  # the one after 35 s
+    assert found.steps == 3  # after 21 s of warming up
+    assert found.rate == pytest.approx(10 / 7)
+
+
+def test_a_measurement_of_steps_that_take_for_ever_has_two(monkeypatch):
+    found, stops = measured(monkeypatch, [100.0], Profile(seconds=30))
+    assert (stops, found.steps) == ([False, True], 1)
+
+
+def test_only_the_master_ends_a_measurement_and_all_end_with_it(monkeypatch):
+    profile = Profile(batches=100, timed=99, seconds=1000, spread=0.01)
+    found, stops = measured(monkeypatch, [1.0], profile, is_told=True, rank=1)
+    assert stops == [False] * 3

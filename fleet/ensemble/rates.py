@@ -1,0 +1,180 @@
+"""The rates by which an ensemble decides: given, measured before it trains, or learned while it does (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fleet.ensemble.effects import KeepRates, Outbox
+from fleet.ensemble.rate_check import RateCheck
+from fleet.ensemble.survey import Survey
+from fleet.errors import UserError
+from fleet.spec import NetworkSpec
+from fleet.spec.operations import count_operations
+from fleet.storage.events import Profiled, RateLearned, RatesEstimated
+from fleet.storage.state import StepRate
+from scheduler.base import RateTable
+from scheduler.ensemble.online import Observation, OnlineRates, Traits
+from scheduler.ensemble.rates import rate as rate_of
+
+_SURER = 4  # times as many steps as before, and a rate that was learned is worth a word again
+
+
+class Rates:
+    """Rates that are given, and stay as they are.
+
+    Args:
+        check: compares them with what training shows; None where nobody has said how fast networks are.
+        outbox: takes what is to be done.
+    """
+
+    def __init__(self, table: RateTable | None, check: RateCheck | None, outbox: Outbox) -> None:
+        self._given, self._check, self._outbox = table, check, outbox
+
+    @property
+    def table(self) -> RateTable | None:
+        """What a policy is told; None as long as nothing is known."""
+        return self._given
+
+    @property
+    def are_absolute(self) -> bool:
+        """Whether they say how many samples/s networks take; otherwise only how they compare."""
+        return True
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether rates by which the present plan was made have proved wrong."""
+        return False
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether a group has shown its rate on all the devices that it was allowed, and may have more now."""
+        return False
+
+    def observe(self, name: str, gpus: int, shown: StepRate) -> None:
+        """A group has shown how fast its steps are."""
+        network = next((one for one in self.table.models if one.name == name), None) if self.table else None
+        if network is not None:
+            self._compare(name, gpus, shown, rate_of(network, gpus))
+
+    def _compare(self, name: str, gpus: int, shown: StepRate, expected: float) -> None:
+        if self._check is None or not shown.rate:
+            return
+        if off := self._check.compare(name, gpus, shown, expected):
+            self._outbox.note(off)
+
+    def planned(self, is_new: bool) -> None:
+        """The policy has answered by the table.
+
+        Args:
+            is_new: whether it wants something else than before.
+        """
+
+    def keep(self) -> None:
+        """Have what is known written down for whoever plans or rehearses the run later."""
+
+    def lose(self, devices: int) -> None:
+        """There are only so many trainers left."""
+
+
+class MeasuredRates(Rates):
+    """Rates that are measured before anything trains."""
+
+    def __init__(self, survey: Survey, check: RateCheck | None, outbox: Outbox) -> None:
+        super().__init__(None, check, outbox)
+        self._survey = survey
+        self._began_s: float | None = None
+
+    def begin(self, now_s: float) -> None:
+        """Something can be measured from now on."""
+        self._began_s = now_s if self._began_s is None else self._began_s
+
+    def lose(self, devices: int) -> None:  # noqa: D102
+        self._survey.lose(devices)
+
+    def end(self, now_s: float, samples: int) -> None:
+        """All that can be measured has been.
+
+        Args:
+            samples: of an epoch.
+        """
+        self._given = self._survey.table(samples)
+        self._outbox.note(Profiled(self._survey.measured, now_s - (self._began_s or 0.0),
+                                   {network.name: network.rates for network in self._given.models}))
+        self._outbox.add(KeepRates(self._given))
+
+
+class LearnedRates(Rates):
+    """Rates that training itself shows.
+
+    Args:
+        online: the estimate.
+        keys: of networks: equal keys train at equal speed.
+        known: key -> {GPUs: samples/s}, of earlier launches.
+    """
+
+    def __init__(self, online: OnlineRates, keys: Mapping[str, str], known: Mapping[str, Mapping[int, float]],
+                 check: RateCheck | None, outbox: Outbox) -> None:
+        super().__init__(None, check, outbox)
+        self._online, self._keys, self._known = online, keys, known
+        self._told_steps: dict[tuple[str, int], int] = {}  # key and GPUs -> the steps that it was learned from
+        self._noted: RateTable | None = None
+
+    @property
+    def table(self) -> RateTable:  # noqa: D102
+        return self._online.table()
+
+    @property
+    def are_absolute(self) -> bool:  # noqa: D102
+        return all(self._online.is_known(name) for name in self._keys)
+
+    @property
+    def has_changed(self) -> bool:  # noqa: D102
+        return self._online.has_news
+
+    @property
+    def may_grow(self) -> bool:  # noqa: D102
+        return self._online.may_grow
+
+    def observe(self, name: str, gpus: int, shown: StepRate) -> None:  # noqa: D102
+        key = self._keys.get(name)
+        if key is None or not shown.rate:
+            return
+        if (remembered := self._known.get(key, {}).get(gpus)) is not None:
+            self._compare(name, gpus, shown, remembered)
+        self._online.observe(name, gpus, Observation(shown.rate, shown.spread, shown.steps))
+        if shown.steps >= _SURER * self._told_steps.get((key, gpus), 0):
+            self._told_steps[key, gpus] = max(1, shown.steps)
+            self._outbox.note(RateLearned(name, gpus, shown.rate, shown.spread, shown.steps))
+
+    def planned(self, is_new: bool) -> None:  # noqa: D102
+        if is_new or self._online.has_news:
+            self._online.planned()
+            if self.table != self._noted:
+                self._noted = self.table
+                self._outbox.note(RatesEstimated({network.name: network.rates for network in self.table.models},
+                                                 sum(map(self._online.is_known, self._keys))))
+                self.keep()
+
+    def keep(self) -> None:  # noqa: D102
+        if self.are_absolute:
+            self._outbox.add(KeepRates(self._online.seen()))
+
+    def lose(self, devices: int) -> None:  # noqa: D102
+        self._online.lose(devices)
+
+
+def traits_of(network: NetworkSpec, key: str, input_shape: tuple[int, ...], classes: int) -> Traits:
+    """What is known of how fast a network is, before it has been built.
+
+    Args:
+        key: equal ones train at equal speed.
+        input_shape: of a sample.
+        classes: number of outputs.
+    """
+    architecture, operations = network.architecture, None
+    if architecture.kind == "family":
+        try:
+            operations = float(count_operations(architecture.settings, input_shape, classes))
+        except UserError:  # images too small for it, which is no matter to an engine that learns nothing
+            operations = None
+    return Traits(network.name, key, architecture.target, operations, network.min_gpus, network.max_gpus)

@@ -1,0 +1,98 @@
+"""Online rates in a simulation: what nobody knows before, and what steps show.
+
+The estimate is that of a live run (:mod:`scheduler.ensemble.online`). Instead of counted operations it is given true
+rates with large errors, and instead of timed steps true rates with small ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from scheduler.base import InputError, Network, RateTable
+from scheduler.ensemble.online import Observation, OnlineRates, Traits
+from scheduler.ensemble.rates import curve
+
+_STEPS = 100  # that an observation is said to rest on
+
+
+@dataclass(frozen=True)
+class Learning:
+    """How a policy comes to know rates in the run itself.
+
+    Args:
+        prior_error: standard deviation of the natural logarithms of the rates on one GPU that are guessed before; 0.7
+            is wrong by a factor of two.
+        error: standard deviation of the error of an observation, as a share of the rate; each network has another one
+            on each number of GPUs.
+        after_s: seconds that a group trains until its rate is known.
+        seed: of the errors.
+
+    Raises:
+        InputError: a number is out of its range.
+    """
+
+    prior_error: float = 0.7
+    error: float = 0.0
+    after_s: float = 10.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, most in (("prior_error", 5.0), ("error", 1.0), ("after_s", 1e9)):
+            if not 0 <= (value := getattr(self, name)) <= most:
+                raise InputError(f"{name} is {value}; it must be a number from 0 to {most:g}")
+
+
+class Learner:
+    """What is known in one simulation.
+
+    Args:
+        rates: the true ones.
+        gpus: of the cluster.
+
+    Attributes:
+        rates: as they are estimated.
+        replans: how often they have called for a new plan.
+    """
+
+    def __init__(self, rates: RateTable, gpus: int, learning: Learning) -> None:
+        rng = np.random.default_rng(learning.seed)
+        wrong = np.exp(learning.prior_error * rng.standard_normal(len(rates.models)))
+        self._errors = rng.spawn(len(rates.models))
+        self._index = {network.name: index for index, network in enumerate(rates.models)}
+        self._curves = [curve(network, gpus) for network in rates.models]
+        self._learning, self.after_s, self.replans = learning, learning.after_s, 0
+        self._observed: dict[tuple[str, int], Observation] = {}
+        self.rates = OnlineRates([_traits(network, float(factor)) for network, factor in
+                                  zip(rates.models, wrong, strict=True)],
+                                 rates.samples_per_epoch, rates.gpus_per_node, gpus)
+
+    def observe(self, name: str, gpus: int) -> None:
+        """A group has trained for a while."""
+        if (name, gpus) not in self._observed:
+            index, error = self._index[name], self._learning.error
+            noise = max(0.5, 1 + error * float(self._errors[index].standard_normal()))
+            self._observed[name, gpus] = Observation(float(self._curves[index][gpus - 1]) * noise,
+                                                     error * _STEPS**0.5, _STEPS)
+            self.rates.observe(name, gpus, self._observed[name, gpus])
+
+    def told(self) -> RateTable:
+        """What the policy is told."""
+        return self.rates.table()
+
+    def planned(self, is_new: bool) -> None:
+        """The policy has answered by what it was told last.
+
+        Args:
+            is_new: whether it answered otherwise than before.
+        """
+        self.replans += self.rates.has_news
+        if is_new or self.rates.has_news:
+            self.rates.planned()
+
+
+def _traits(network: Network, wrong: float) -> Traits:
+    """A network whose rate on one GPU is guessed, in a unit that nobody knows."""
+    return Traits(network.name, network.name, operations=wrong / network.rates[0], min_gpus=network.min_gpus,
+                  max_gpus=network.max_gpus)

@@ -1,0 +1,290 @@
+"""Training rates learned from training itself, so that nothing has to be measured before it.
+
+What is told to a policy is a :class:`scheduler.base.RateTable`, as if all had been measured. It comes from three
+sources:
+
+- *A prior.* On one GPU, log r = c_machine + c_family - log(operations of a sample). The offsets are learned from the
+  networks that have been seen; the family's is moved towards the machine's as far as the scatter within families says
+  (an empirical Bayes estimate, as in :func:`scheduler.ensemble.rates.steadied`). A network that has never been seen is
+  told at the lower end of what it may be, one standard deviation below: one that is thought to be fast, and is not,
+  would otherwise wait for a GPU to the end.
+- *A slope.* The logarithm of the efficiency r(m) / m falls along a straight line. A network that has been seen at two
+  sizes has one of its own, moved towards the mean of all; others have the mean. An unseen size is told at the upper
+  end of what it may be, one standard deviation above. So a plan that might be better for it tries it, by a regrouping
+  and on samples that count, and a plan that could not be is left alone. Once tried, it has been seen.
+- *Observations.* What steps of training have shown at a size stands for that size.
+
+No network is planned on more than twice the GPUs on which it has been seen (Qiao et al., *Pollux*, OSDI 2021, and its
+code): what is further away is a guess. It may be twice the largest size of any network for one that has not been seen,
+and for all as soon as some have been seen at two sizes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from scheduler.base import Network, RateTable
+from scheduler.ensemble.rates import Line, rate, shrunk
+
+OFF = 0.25  # a rate is wrong that is further from what was told, as a share of it
+SURE = 3.0  # standard errors: an observation that may differ by chance alone says nothing
+REACH = 2  # times as many GPUs as were seen, at most
+POOLED = 5  # networks that were seen at two sizes say how well all others scale
+NOMINAL = 1e11  # operations/s of a GPU, before anything has been seen: only ratios decide
+_PLAIN_ERROR = 0.02  # of an observation, at least: machines are never quite the same
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What is known of a network before its first step.
+
+    Args:
+        name: unique in the ensemble.
+        key: equal keys train at equal speed.
+        family: networks of one family have an offset in common.
+        operations: of a sample, in any unit; None where nobody knows.
+        min_gpus, max_gpus: the bounds of its group.
+    """
+
+    name: str
+    key: str
+    family: str = ""
+    operations: float | None = None
+    min_gpus: int = 1
+    max_gpus: int | None = None
+
+
+@dataclass(frozen=True)
+class Observation:
+    """How fast the steps of a group were, without its first ones, waits for data and checkpoints.
+
+    Args:
+        rate: samples/s of the whole group.
+        spread: standard deviation of the durations of steps, as a share of their mean.
+        steps: how many were timed.
+    """
+
+    rate: float
+    spread: float = 0.0
+    steps: int = 1
+
+    @property
+    def error(self) -> float:
+        """The standard error of the rate, as a share of it."""
+        return self.spread / math.sqrt(max(1, self.steps))
+
+
+def is_off(observed: Observation, told: float) -> bool:
+    """Whether a rate is wrong by more than a quarter, and that is no matter of chance.
+
+    >>> is_off(Observation(13.0), told=10.0), is_off(Observation(12.0), told=10.0)
+    (True, False)
+    >>> is_off(Observation(13.0, spread=0.5, steps=16), told=10.0)
+    False
+    """
+    return abs(observed.rate - told) - SURE * observed.error * observed.rate > OFF * told
+
+
+class OnlineRates:
+    """The rates of an ensemble, as far as training has shown them.
+
+    Args:
+        networks: of the ensemble.
+        samples_per_epoch, gpus_per_node: of the table.
+        gpus: of the cluster; no network is told on more.
+        known: key -> {GPUs: samples/s}, of earlier runs; a prior like any other, but a good one.
+    """
+
+    def __init__(self, networks: Sequence[Traits], samples_per_epoch: int, gpus_per_node: int, gpus: int,
+                 known: Mapping[str, Mapping[int, float]] | None = None) -> None:
+        self._networks = {network.name: network for network in networks}
+        self._samples, self._gpus_per_node, self._gpus = samples_per_epoch, gpus_per_node, gpus
+        keys = {network.key for network in networks}
+        self._known = {key: dict(rates) for key, rates in (known or {}).items() if key in keys and rates}
+        self._seen: dict[str, dict[int, dict[str, Observation]]] = {}  # key -> GPUs -> network -> the latest
+        self._largest = 1  # of the sizes that have been seen of any network
+        self._table: RateTable | None = None
+        self._told: dict[str, Network] = {}  # by which the present plan was made
+        self.is_off = False  # whether an observation since then says that it was made by a wrong rate
+        self.may_grow = False  # whether one has been made at the most GPUs that its network was allowed
+
+    # ---- observe ----
+
+    def observe(self, name: str, gpus: int, observed: Observation) -> None:
+        """A group has trained for a while; what it says replaces what it said before, or what its network knew."""
+        if not observed.rate > 0:
+            return
+        key = self._networks[name].key
+        if (before := self._known.get(key, {}).get(gpus)) is not None:
+            if is_off(observed, before):
+                del self._known[key]  # so the others are in doubt as well
+            else:
+                del self._known[key][gpus]
+        is_first = gpus not in (seen := self._seen.setdefault(key, {}))
+        seen.setdefault(gpus, {})[name] = observed
+        self._largest = max(self._largest, gpus)
+        self._table = None
+        if (told := self._told.get(name)) is not None:
+            self.is_off |= is_off(observed, rate(told, gpus))
+            most = told.max_gpus or self._gpus
+            self.may_grow |= is_first and gpus >= most < self._most(self._networks[name])
+
+    def has_seen(self, name: str, gpus: int | None = None) -> bool:
+        """Whether training has shown how fast a network is, on any number of GPUs or on this one."""
+        seen = self._seen.get(self._networks[name].key, {})
+        return bool(seen) if gpus is None else gpus in seen
+
+    def is_known(self, name: str) -> bool:
+        """Whether its rates rest on anything but its traits: training, or an earlier run."""
+        return self.has_seen(name) or self._networks[name].key in self._known
+
+    # ---- plan ----
+
+    @property
+    def has_news(self) -> bool:
+        """Whether another plan may be better than the present one."""
+        return self.is_off or self.may_grow
+
+    def planned(self) -> None:
+        """A plan was made by the table as it is now."""
+        self._told = {network.name: network for network in self.table().models}
+        self.is_off = self.may_grow = False
+
+    def table(self) -> RateTable:
+        """The rates of all networks, each on as many GPUs as it may be planned on.
+
+        Shapes: ``rates`` of a network has an entry for each number of GPUs from 1 to its ``max_gpus``.
+        """
+        if self._table is None:
+            self._table = _Estimate(self).table()
+        return self._table
+
+    def seen(self) -> RateTable:
+        """The rates of the networks that are known, each on as many GPUs as was seen, and estimated only between."""
+        largest = {name: max(self.points(network.key), default=0) for name, network in self._networks.items()}
+        table = self.table()
+        return replace(table, models=tuple(
+            replace(network, rates=network.rates[:most], max_gpus=self._networks[network.name].max_gpus)
+            for network in table.models if (most := largest[network.name])))
+
+    def lose(self, gpus: int) -> None:
+        """The cluster has become smaller."""
+        self._gpus, self._table = gpus, None
+
+    def _most(self, network: Traits) -> int:
+        """The most GPUs that a network may be planned on now."""
+        sizes = self._known.get(network.key, {}).keys() | self._seen.get(network.key, {}).keys()
+        is_sure = sum(len(seen) > 1 for seen in self._seen.values()) >= POOLED
+        largest = self._largest if is_sure else max(sizes, default=self._largest)
+        most = min(REACH * largest, network.max_gpus or self._gpus, self._gpus)
+        return max(most, network.min_gpus)
+
+    def points(self, key: str) -> dict[int, Observation]:
+        """GPUs -> rate, of what is known of networks of a key: seen in training, or else by an earlier run."""
+        found = {gpus: Observation(one) for gpus, one in self._known.get(key, {}).items()}
+        return found | {gpus: _pooled(list(by_name.values())) for gpus, by_name in self._seen.get(key, {}).items()}
+
+
+def _pooled(observations: Sequence[Observation]) -> Observation:
+    """What several networks of one speed have shown together."""
+    if len(observations) == 1:
+        return observations[0]
+    steps = np.array([one.steps for one in observations], dtype=np.float64)
+    mean = float(steps @ [one.rate for one in observations] / steps.sum())
+    spread = math.sqrt(float(steps @ [one.spread**2 for one in observations] / steps.sum()))
+    return Observation(mean, spread, int(steps.sum()))
+
+
+class _Estimate:
+    """One estimate of all rates from what is known now."""
+
+    def __init__(self, rates: OnlineRates) -> None:
+        self._rates = rates
+        self._networks = list(rates._networks.values())
+        self._points = {key: rates.points(key) for key in {network.key for network in self._networks}}
+        errors = [max(one.error, _PLAIN_ERROR) ** 2 for points in self._points.values() for one in points.values()]
+        lines = {key: Line.through(sorted(points), [points[gpus].rate for gpus in sorted(points)])
+                 for key, points in self._points.items() if len(points) > 1}
+        self._slopes = shrunk(lines, least_noise=float(np.mean(errors)) if errors else 0.0)
+        self._common = (float(np.mean([line.slope for line in lines.values()])) if lines else 0.0,
+                        math.sqrt(self._slopes.true))
+        self._single = self._singles()
+
+    def table(self) -> RateTable:
+        rates = self._rates
+        return RateTable(rates._samples, rates._gpus_per_node, tuple(
+            Network(network.name, self._curve(network, most), min_gpus=network.min_gpus, max_gpus=most)
+            for network in self._networks if (most := rates._most(network))))
+
+    def _slope(self, key: str) -> float:
+        """By how much the logarithm of the efficiency falls with a further GPU, seen as well as can be."""
+        mean, deviation = self._slopes.of.get(key, self._common)
+        return min(0.0, mean + deviation)
+
+    def _curve(self, network: Traits, most: int) -> tuple[float, ...]:
+        """Samples/s on 1..most GPUs."""
+        points, slope = self._points[network.key], self._slope(network.key)
+        count = np.arange(1, most + 1)
+        if not points:
+            return tuple((count * np.exp(self._single[network.name] + slope * (count - 1))).tolist())
+        sizes = np.array(sorted(points))
+        logs = np.log([points[int(size)].rate / size for size in sizes])
+        inside = np.clip(count, sizes[0], sizes[-1])
+        found = count * np.exp(np.interp(inside, sizes, logs) + slope * (count - inside))
+        seen = sizes <= most
+        found[sizes[seen] - 1] = [points[int(size)].rate for size in sizes[seen]]  # as they are, to the last bit
+        return tuple(found.tolist())
+
+    # ---- on one GPU ----
+
+    def _singles(self) -> dict[str, float]:
+        """Network -> logarithm of its rate on one GPU, by the prior."""
+        base = self._bases()
+        residuals: dict[str, dict[str, float]] = {}  # family -> key -> how far what was seen is above the base
+        for network in self._networks:
+            if points := self._points[network.key]:
+                size = min(points)
+                single = math.log(points[size].rate / size) - self._slope(network.key) * (size - 1)
+                residuals.setdefault(network.family, {})[network.key] = single - base[network.name]
+        machine, families, scatter = _offsets({family: list(found.values()) for family, found in residuals.items()})
+        return {network.name: base[network.name] + families.get(network.family, machine) - scatter
+                for network in self._networks}
+
+    def _bases(self) -> dict[str, float]:
+        """Network -> minus the logarithm of its operations; the mean of the others where they are not known."""
+        known = {network.name: -math.log(network.operations) for network in self._networks if network.operations}
+        mean = float(np.mean(list(known.values()))) if known else -math.log(NOMINAL)
+        return {network.name: known.get(network.name, mean) for network in self._networks}
+
+
+def _offsets(residuals: Mapping[str, Sequence[float]]) -> tuple[float, dict[str, float], float]:
+    """The machine's offset, and that of each family: its mean, moved towards the machine's as far as it is error.
+
+    Returns:
+        Both, and the standard deviation of networks within their families.
+
+    >>> _offsets({"a": [1.0, 1.0], "b": [3.0, 3.0]})
+    (2.0, {'a': 1.0, 'b': 3.0}, 0.0)
+    >>> _offsets({"a": [0.5, 1.5], "b": [1.0, 2.0]})  # families differ by no more than their members do
+    (1.25, {'a': 1.25, 'b': 1.25}, 0.7071067811865476)
+    """
+    if not residuals:
+        return math.log(NOMINAL), {}, 0.0
+    means = {family: float(np.mean(found)) for family, found in residuals.items()}
+    machine = float(np.mean(list(means.values())))
+    freedom = sum(len(found) - 1 for found in residuals.values())
+    if not freedom:
+        return machine, means, 0.0
+    variance = sum(float(np.sum((np.asarray(found) - means[family]) ** 2))
+                   for family, found in residuals.items()) / freedom
+    if len(means) < 2:
+        return machine, means, math.sqrt(variance)
+    error = {family: variance / len(found) for family, found in residuals.items()}
+    true = max(0.0, float(np.var(list(means.values()), ddof=1)) - float(np.mean(list(error.values()))))
+    shrunk_means = {family: machine + (mean - machine) * (true / (true + error[family]) if error[family] else 1.0)
+                    for family, mean in means.items()}
+    return machine, shrunk_means, math.sqrt(variance)

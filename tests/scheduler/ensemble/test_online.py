@@ -1,0 +1,269 @@
+"""Rates learned from training itself: what is guessed, what is seen, and what calls for another plan."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler.base import Cluster, Options, Progress, Round
+from scheduler.ensemble.adaptive import group_sizes
+from scheduler.ensemble.online import OFF, POOLED, REACH, Observation, OnlineRates, Traits, is_off
+from scheduler.ensemble.policies import POLICIES, check_round
+from scheduler.ensemble.rates import rate
+from tests.examples import examples
+
+
+def online(*networks, gpus=16, known=None):
+    return OnlineRates([one if isinstance(one, Traits) else Traits(one, one) for one in networks], 1000, 4, gpus, known)
+
+
+def told(rates, name, gpus):
+    """What is said of a network on so many GPUs."""
+    return rate(next(network for network in rates.table().models if network.name == name), gpus)
+
+
+def most(rates, name):
+    """The most GPUs that it may be planned on."""
+    return next(network.max_gpus for network in rates.table().models if network.name == name)
+
+
+# --- what was seen ------------------------------------------------------------------------------
+
+OBSERVATIONS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 12), st.floats(0.1, 1e4)),
+                        max_size=12, unique_by=lambda one: one[:2])
+
+
+@given(OBSERVATIONS, st.randoms())
+@settings(max_examples=examples(60), deadline=None)
+def test_what_was_seen_stands_in_whatever_order_it_came(seen, random):
+    first, second = online(*"abc"), online(*"abc")
+    for name, gpus, found in seen:
+        first.observe(name, gpus, Observation(found))
+    random.shuffle(seen)
+    for name, gpus, found in seen:
+        second.observe(name, gpus, Observation(found))
+    assert first.table() == second.table()
+    for name, gpus, found in seen:
+        assert told(first, name, gpus) == found
+    for network in first.table().models:
+        assert all(0 < one < math.inf for one in network.rates)
+        assert len(network.rates) == network.max_gpus
+
+
+def test_an_observation_replaces_the_one_before_it():
+    rates = online("a")
+    rates.observe("a", 1, Observation(10.0, 0.1, 20))
+    rates.observe("a", 1, Observation(12.0, 0.1, 500))
+    assert told(rates, "a", 1) == 12.0
+
+
+def test_networks_of_one_speed_are_seen_together():
+    rates = online(Traits("a", "k"), Traits("b", "k"), Traits("c", "c"))
+    rates.observe("a", 1, Observation(10.0, steps=100))
+    rates.observe("b", 1, Observation(13.0, steps=200))
+    assert told(rates, "a", 1) == told(rates, "b", 1) == 12.0
+    assert rates.has_seen("b")
+    assert not rates.has_seen("c")
+
+
+def test_an_observation_of_nothing_is_none():
+    rates = online("a")
+    rates.observe("a", 1, Observation(0.0))
+    assert not rates.has_seen("a")
+
+
+# --- how far it may go --------------------------------------------------------------------------
+
+@given(OBSERVATIONS, st.integers(1, 20), st.integers(1, 3), st.none() | st.integers(3, 20))
+@settings(max_examples=examples(60), deadline=None)
+def test_nothing_is_planned_on_more_than_twice_the_largest_seen(seen, gpus, least, limit):
+    rates = online(*(Traits(name, name, min_gpus=least, max_gpus=limit) for name in "abc"), gpus=gpus)
+    for name, size, found in seen:
+        rates.observe(name, size, Observation(found))
+    largest = {name: max((size for one, size, _ in seen if one == name), default=0) for name in "abc"}
+    of_any = max(largest.values()) or 1
+    for network in rates.table().models:
+        bound = min(REACH * (largest[network.name] or of_any), limit or gpus, gpus)
+        assert network.max_gpus == max(least, bound)
+
+
+def test_all_may_have_twice_the_largest_size_of_any_once_some_have_been_seen_at_two():
+    rates = online(*"abcdefx")
+    rates.observe("x", 1, Observation(10.0))
+    for number, name in enumerate("abcde", start=1):
+        rates.observe(name, 2, Observation(20.0))
+        rates.observe(name, 4, Observation(40.0))
+        assert most(rates, "x") == (8 if number == POOLED else 2)
+    assert most(rates, "f") == 8
+
+
+def test_a_group_that_has_shown_its_rate_on_all_it_was_allowed_may_grow():
+    rates = online("a", gpus=8)
+    rates.planned()
+    assert most(rates, "a") == 2
+    rates.observe("a", 2, Observation(told(rates, "a", 2)))
+    assert (rates.may_grow, rates.is_off, most(rates, "a")) == (True, False, 4)
+    rates.planned()
+    assert not rates.has_news
+    rates.observe("a", 2, Observation(told(rates, "a", 2)))
+    assert not rates.has_news  # nothing new
+
+
+# --- what was never seen ------------------------------------------------------------------------
+
+def test_an_unseen_size_has_the_slope_of_networks_that_were_seen_at_two():
+    rates = online("a", "b")
+    for gpus in (1, 2, 4, 8):
+        rates.observe("a", gpus, Observation(10.0 * gpus * 0.95 ** (gpus - 1)))
+    rates.observe("b", 2, Observation(38.0))  # 20 on one, by that slope
+    assert told(rates, "b", 4) == pytest.approx(20.0 * 4 * 0.95**3)
+    assert told(rates, "b", 1) == pytest.approx(20.0)
+    assert told(rates, "a", 6) == pytest.approx(10.0 * 6 * 0.95**5)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["ResNet", "DenseNet", "CNN"]), st.floats(1e6, 1e12)), min_size=3,
+                max_size=9), st.floats(1e-3, 1e3), st.data())
+@settings(max_examples=examples(60), deadline=None)
+def test_offsets_of_machine_and_family_are_learned(drawn, machine, data):
+    """Where speed is one factor a family over operations, one network of each tells all others."""
+    factor = {"ResNet": machine, "DenseNet": 3 * machine, "CNN": 0.2 * machine}
+    networks = [Traits(f"n{i}", f"n{i}", family, operations) for i, (family, operations) in enumerate(drawn)]
+    rates = online(*networks)
+    for family in {family for family, _ in drawn}:
+        shown = data.draw(st.sampled_from([network for network in networks if network.family == family]))
+        rates.observe(shown.name, 1, Observation(factor[family] * 1e9 / shown.operations))
+    for network in networks:
+        expected = factor[network.family] * 1e9 / network.operations
+        assert told(rates, network.name, 1) == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_network_of_which_nothing_is_known_is_taken_for_one_like_the_others():
+    rates = online(Traits("a", "a", operations=1e9), Traits("b", "b", operations=4e9), "c")
+    rates.observe("a", 1, Observation(100.0))
+    assert told(rates, "c", 1) == pytest.approx(50.0)
+
+
+def test_a_network_that_is_wrongly_thought_to_be_fast_does_not_wait_to_the_end():
+    """It is told at the lower end of what it may be, once others have shown how wrong that may be."""
+    networks = [Traits(f"n{i}", f"n{i}", operations=operations) for i, operations in enumerate((1.0, 2.0, 4.0, 8.0))]
+    rates, cluster = online(*networks, Traits("x", "x", operations=1.5), gpus=4), Cluster.of(4, 4)
+    for network, shown in zip(networks, (10.0, 40.0, 10.0, 40.0), strict=True):
+        rates.observe(network.name, 1, Observation(shown))
+    assert told(rates, "x", 1) < 10.0
+    assert "x" in group_sizes(rates.table(), Progress(), cluster)
+
+
+# --- what earlier runs knew ---------------------------------------------------------------------
+
+def test_what_earlier_runs_knew_is_believed_until_training_says_otherwise():
+    rates = online("a", known={"a": {1: 10.0, 2: 19.0, 4: 36.0}, "gone": {1: 1.0}})
+    assert [told(rates, "a", gpus) for gpus in (1, 2, 4)] == [10.0, 19.0, 36.0]
+    assert (most(rates, "a"), rates.is_known("a"), rates.has_seen("a")) == (8, True, False)
+    rates.observe("a", 2, Observation(20.0))
+    assert [told(rates, "a", gpus) for gpus in (1, 2, 4)] == [10.0, 20.0, 36.0]
+
+
+def test_a_rate_that_is_off_puts_the_others_of_its_network_in_doubt():
+    rates = online("a", known={"a": {1: 10.0, 2: 19.0, 4: 36.0}})
+    rates.observe("a", 2, Observation(38.0))
+    assert told(rates, "a", 2) == 38.0
+    assert told(rates, "a", 1) == pytest.approx(19.0)
+    assert most(rates, "a") == 4
+
+
+# --- what calls for another plan ----------------------------------------------------------------
+
+@given(st.floats(1.0, 1e3), st.floats(0.3, 3.0), st.floats(0.0, 1.0), st.integers(1, 400))
+@settings(max_examples=examples(100), deadline=None)
+def test_only_a_rate_that_is_surely_off_by_more_than_a_quarter_is_off(expected, factor, spread, steps):
+    observed = Observation(expected * factor, spread, steps)
+    found = is_off(observed, expected)
+    assert not found or abs(factor - 1) > OFF
+    if spread == 0 and abs(factor - 1) > OFF + 1e-9:
+        assert found
+    if found:  # more steps make it surer
+        assert is_off(Observation(observed.rate, spread, 2 * steps), expected)
+
+
+def test_a_plan_by_wrong_rates_is_made_again():
+    rates = online(Traits("a", "a", operations=1.0), Traits("b", "b", operations=1.0), gpus=8)
+    rates.planned()
+    shown = told(rates, "a", 1)
+    rates.observe("a", 1, Observation(shown * 1.2))
+    assert not rates.has_news
+    rates.observe("b", 1, Observation(shown * 1.5))
+    assert rates.is_off
+    rates.planned()
+    assert not rates.has_news
+
+
+def test_the_share_of_a_network_that_proves_slow_grows():
+    """adaptive, told online rates, gives it more GPUs at the next plan, though nothing has finished."""
+    rates, cluster = online("a", "b", gpus=8), Cluster.of(8, 8)
+    for gpus in (1, 2, 4):
+        rates.observe("a", gpus, Observation(40.0 * gpus))
+        rates.observe("b", gpus, Observation(40.0 * gpus))
+    rates.planned()
+    decide = POLICIES["adaptive"].decide
+    first = decide(rates.table(), Progress(), cluster, None)
+    assert first.counts == {"a": 4, "b": 4}
+    for gpus in (1, 2, 4):
+        rates.observe("b", gpus, Observation(10.0 * gpus))
+    progress = Progress(running=first.members, wanted=first)
+    assert decide(rates.table(), progress, cluster, None) == first
+    again = decide(rates.table(), Progress(running=first.members, wanted=first, rates_changed=rates.has_news),
+                   cluster, None)
+    assert again.counts["b"] > again.counts["a"]
+
+
+# --- probing ------------------------------------------------------------------------------------
+
+def uncertain():
+    """Some networks that scale well and some that do not, each seen on 1 and 2 GPUs; and one seen on 1 alone."""
+    rates = online(*"abcdef", "x", gpus=4)
+    for index, name in enumerate("abcdef"):
+        rates.observe(name, 1, Observation(10.0))
+        rates.observe(name, 2, Observation(20.0 if index % 2 else 11.0))
+    rates.observe("x", 1, Observation(10.0))
+    return rates
+
+
+def test_an_unseen_size_that_might_be_better_is_told_at_the_upper_end_of_what_it_may_be():
+    rates = uncertain()
+    mean = 2 * 10.0 * math.sqrt(11.0 / 20.0)  # by the mean of the slopes
+    assert mean < told(rates, "x", 2) <= 20.0
+
+
+def test_a_plan_that_could_be_better_for_an_unseen_size_tries_it_once():
+    rates, cluster = uncertain(), Cluster.of(2, 2)
+    others = frozenset("abcdef")
+    assert group_sizes(rates.table(), Progress(finished=others), cluster) == {"x": 2}
+    rates.observe("x", 2, Observation(9.0))  # not worth it
+    assert group_sizes(rates.table(), Progress(finished=others), cluster) == {"x": 1}
+
+
+def test_a_plan_that_could_not_change_is_left_alone():
+    rates = online("a", "b", gpus=2)  # a GPU each, however well they scale
+    rates.observe("a", 1, Observation(10.0))
+    rates.observe("b", 1, Observation(10.0))
+    assert group_sizes(rates.table(), Progress(), Cluster.of(2, 2)) == {"a": 1, "b": 1}
+
+
+# --- every policy ------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("policy", POLICIES)
+@given(seen=OBSERVATIONS, gpus=st.integers(1, 16), changed=st.booleans())
+@settings(max_examples=examples(30), deadline=None)
+def test_every_policy_can_carry_out_a_plan_by_online_rates(policy, seen, gpus, changed):
+    rates, cluster = online(*"abc", gpus=gpus), Cluster.of(gpus, min(4, gpus))
+    first = POLICIES[policy].decide(rates.table(), Progress(), cluster, Options())
+    check_round(first, rates.table(), Progress(), cluster)
+    assert first.members
+    for name, size, found in seen:
+        rates.observe(name, min(size, gpus), Observation(found))
+    progress = Progress(running=first.members, wanted=first, rates_changed=changed)
+    answer = POLICIES[policy].decide(rates.table(), progress, cluster, Options())
+    if answer != Round():
+        given_devices = [device for member in answer.members for device in member.devices]
+        assert len(set(given_devices)) == len(given_devices)
