@@ -4,10 +4,10 @@ import json
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 
-from fleet.__main__ import main
 from scheduler.ensemble.policies import POLICIES
 
 RATES = {"samples_per_epoch": 100, "gpus_per_node": 4,
@@ -32,13 +32,8 @@ def rates(tmp_path):
 
 
 @pytest.fixture
-def plan(capsys):
-    """Run the command; its status, its JSON or text, and what it complained."""
-    def run(*options):
-        status = main(["plan", *map(str, options)])
-        out, err = capsys.readouterr()
-        return status, json.loads(out) if out.startswith("{") else out, err
-    return run
+def plan(fleet):
+    return partial(fleet, "plan")
 
 
 def test_json_has_the_agreed_keys_and_values(plan, rates):

@@ -1,6 +1,5 @@
 """``fleet reserve``."""
 
-import json
 import subprocess
 import sys
 
@@ -19,13 +18,9 @@ def log(tmp_path):
 
 
 @pytest.fixture
-def reserve(capsys):
-    """Run the command: its status, its JSON or text, and what it complained."""
+def reserve(fleet):
     def run(words, *more):
-        status = main(["reserve", *words.split(), *map(str, more)])
-        out, err = capsys.readouterr()
-        return status, json.loads(out) if out.startswith("{") else out, err
-
+        return fleet("reserve", *words.split(), *more)
     return run
 
 
@@ -101,7 +96,7 @@ def test_a_person_gets_a_table_and_the_cost_by_number_of_requests(reserve):
 ])
 def test_bad_arguments_are_one_line_and_status_2(reserve, words, message):
     status, out, err = reserve(words)
-    assert (status, out) == (2, "")
+    assert (status, out) == (2, None)
     assert message in err
     assert err.count("\n") == 1
 
@@ -116,7 +111,7 @@ def test_bad_arguments_are_one_line_and_status_2(reserve, words, message):
 def test_a_bad_file_is_one_line_that_names_the_place(reserve, tmp_path, option, text, message):
     (tmp_path / "in.txt").write_text(text)
     status, out, err = reserve(option, tmp_path / "in.txt")
-    assert (status, out) == (2, "")
+    assert (status, out) == (2, None)
     assert message in err
     assert err.count("\n") == 1
 

@@ -59,15 +59,26 @@ def test_every_node_ends_with_all_samples_that_stay(nodes, on_each, samples, chu
 LAYOUT = Layout(GREY, samples=40, chunk=4, slots=3, lookahead=3, readers=1)
 
 
-def test_a_chunk_comes_to_a_node_only_where_it_may_be_written():
+def on_two_nodes(seed, use):
+    """Run ``use(world, node, relay, windows)`` on the leaders of two nodes, until both have ended; the windows."""
     roles = assign([0, 0, 1, 1], 2, None)
-    windows, allowed = [window_of(LAYOUT, is_relayed=True) for _ in range(2)], []
+    windows = [window_of(LAYOUT, is_relayed=True) for _ in range(2)]
 
     def rank_main(world):
-        if world.rank not in roles.preprocessors:
-            return
-        node = roles.node_of[world.rank]
-        relay = Relay(world, roles, windows[node], roles.preprocessors, 0, number=0)
+        if world.rank in roles.preprocessors:
+            node = roles.node_of[world.rank]
+            relay = Relay(world, roles, windows[node], roles.preprocessors, 0, number=0)
+            use(world, node, relay, windows)
+            relay.finish()
+
+    assert Launch(4, seed=seed).run(rank_main)
+    return windows
+
+
+def test_a_chunk_comes_to_a_node_only_where_it_may_be_written():
+    allowed = []
+
+    def use(world, node, relay, windows):
         if node == 0:
             fill(windows[0], 0)
         for turn in range(40):
@@ -75,50 +86,33 @@ def test_a_chunk_comes_to_a_node_only_where_it_may_be_written():
                 assert not windows[1].has(0)
                 allowed.append(0)
             world.pause(relay.step(lambda sequence: sequence in allowed) or True)
-        relay.finish()
 
-    assert Launch(4, seed=3).run(rank_main)
+    windows = on_two_nodes(3, use)
     assert holds(windows[1], 0)
     assert not windows[1].has(1)  # nobody has prepared it
 
 
 def test_what_is_under_way_may_not_be_overwritten_and_what_was_sent_may():
-    roles = assign([0, 0, 1, 1], 2, None)
-    windows, cursors = [window_of(LAYOUT, is_relayed=True) for _ in range(2)], []
+    cursors = []
 
-    def rank_main(world):
-        if world.rank not in roles.preprocessors:
-            return
-        node = roles.node_of[world.rank]
+    def use(world, node, relay, windows):
         window = windows[node]
-        relay = Relay(world, roles, window, roles.preprocessors, 0, number=0)
         cursors.append(int(window.cursors[-1]))
         if node == 0:
             fill(window, 0)
         while not windows[1].has(0) or window.cursors[-1] == 0:
             world.pause(relay.step(lambda sequence: sequence == 0) or True)
         cursors.append(int(window.cursors[-1]))
-        relay.finish()
 
-    assert Launch(4, seed=5).run(rank_main)
+    on_two_nodes(5, use)
     assert sorted(cursors) == [0, 0, 1, 1]
 
 
 def test_leaders_that_have_begun_different_numbers_of_broadcasts_end_together():
-    roles = assign([0, 0, 1, 1], 2, None)
-    windows, ended = [window_of(LAYOUT, is_relayed=True) for _ in range(2)], []
-
-    def rank_main(world):
-        if world.rank not in roles.preprocessors:
-            return
-        node = roles.node_of[world.rank]
-        relay = Relay(world, roles, windows[node], roles.preprocessors, 0, number=0)
+    def use(world, node, relay, windows):
         if node == 0:
             fill(windows[0], 0)
             assert relay.step(lambda sequence: False)  # it is on its way, and the other node never takes it
-        relay.finish()
-        ended.append(node)
 
-    assert Launch(4, seed=1).run(rank_main)
-    assert sorted(ended) == [0, 1]
+    windows = on_two_nodes(1, use)
     assert not np.any(windows[1].stamps)

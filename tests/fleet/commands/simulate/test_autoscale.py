@@ -3,10 +3,9 @@
 import json
 import subprocess
 import sys
+from functools import partial
 
 import pytest
-
-from fleet.__main__ import main
 
 JOB = {"arrival_min": 0, "length_min": 30, "scaling": [1, 1.5]}
 JOBS = {"gpus": 2, "jobs": [JOB, {**JOB, "arrival_min": 10}, {**JOB, "arrival_min": 12}]}
@@ -20,14 +19,8 @@ def file(tmp_path):
 
 
 @pytest.fixture
-def simulate(capsys):
-    """Run the command; its status, its JSON (or text), and what it complained."""
-    def run(*options):
-        status = main(["simulate", "autoscale", *map(str, options)])
-        out, err = capsys.readouterr()
-        return status, json.loads(out) if out.startswith("{") else out or None, err
-
-    return run
+def simulate(fleet):
+    return partial(fleet, "simulate", "autoscale")
 
 
 def test_json_has_the_agreed_keys_and_values(simulate, file):

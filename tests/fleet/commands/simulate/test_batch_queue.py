@@ -1,10 +1,8 @@
 """``fleet simulate batch-queue``."""
 
-import json
 
 import pytest
 
-from fleet.__main__ import main
 from scheduler.reservation.swf import read_swf
 
 LAW = "--distribution truncnorm --mu 8 --sigma 2 --low 6 --high 16"
@@ -13,13 +11,9 @@ KEYS = {"requests", "convention", "speculative", "processors", "jobs", "runs", "
 
 
 @pytest.fixture
-def simulate(capsys):
-    """Run the command: its status, its JSON or text, and what it complained."""
+def simulate(fleet):
     def run(words, *more):
-        status = main(["simulate", "batch-queue", *words.split(), *map(str, more)])
-        out, err = capsys.readouterr()
-        return status, json.loads(out) if out.startswith("{") else out, err
-
+        return fleet("simulate", "batch-queue", *words.split(), *more)
     return run
 
 
@@ -113,7 +107,7 @@ def test_a_person_gets_tables(simulate, trace):
 ])
 def test_bad_arguments_are_one_line_and_status_2(simulate, words, message):
     status, out, err = simulate(words)
-    assert (status, out) == (2, "")
+    assert (status, out) == (2, None)
     assert message in err
     assert err.count("\n") == 1
 

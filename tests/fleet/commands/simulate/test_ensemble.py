@@ -1,10 +1,9 @@
 """``fleet simulate ensemble`` and ``fleet ensemble``."""
 
 import json
+from functools import partial
 
 import pytest
-
-from fleet.__main__ import main
 
 RATES = {"samples_per_epoch": 100, "gpus_per_node": 2,
          "models": [{"name": "a", "rates": [10.0, 19.0], "epochs": 3}, {"name": "b", "rates": [20.0], "epochs": 2},
@@ -19,20 +18,8 @@ def rates(tmp_path):
 
 
 @pytest.fixture
-def fleet(capsys):
-    """Run a command; its status, its JSON or text, and what it complained."""
-    def run(*words):
-        status = main([*map(str, words)])
-        out, err = capsys.readouterr()
-        return status, json.loads(out) if out.startswith("{") else out, err
-    return run
-
-
-@pytest.fixture
 def simulate(fleet, rates):
-    def run(*options):
-        return fleet("simulate", "ensemble", rates, *options)
-    return run
+    return partial(fleet, "simulate", "ensemble", rates)
 
 
 def test_json_has_the_agreed_keys_and_values(simulate):

@@ -3,10 +3,9 @@
 import json
 import subprocess
 import sys
+from functools import partial
 
 import pytest
-
-from fleet.__main__ import main
 
 EVENTS = "t_s,node,delta\n0,0,1\n0,1,1\n100,1,-1\n"
 TRAINERS = {
@@ -24,15 +23,9 @@ def files(tmp_path):
 
 
 @pytest.fixture
-def simulate(files, capsys):
-    """Run the command on the files; its status, its JSON (None where it failed) and what it complained."""
-    def run(*options):
-        status = main(["simulate", "idle-nodes", "--events", str(files / "idle.csv"),
-                       "--trainers", str(files / "trainers.json"), *map(str, options)])
-        out, err = capsys.readouterr()
-        return status, json.loads(out) if out.startswith("{") else out or None, err
-
-    return run
+def simulate(files, fleet):
+    return partial(fleet, "simulate", "idle-nodes", "--events", files / "idle.csv",
+                   "--trainers", files / "trainers.json")
 
 
 def test_json_has_the_agreed_keys_and_values(simulate):
