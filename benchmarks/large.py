@@ -3,13 +3,15 @@
     python benchmarks/large.py [--repeat 3] [--only NAME ...]
 
 Each command runs in a process of its own, so that imports and first calls are part of it, on files that are made
-anew. Prints medians of wall seconds and of CPU seconds, and the largest memory, beside the target. What trains for
-hours, the replay of a trace, is left out: a trace is read and checked.
+anew. Prints medians of wall seconds and of CPU seconds, and the largest memory, beside the target. What takes hours,
+the replay of such a trace, is left out: it is read and checked. Five minutes of processor time; a line of progress for
+each command goes to standard error.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import resource
 import statistics
@@ -72,6 +74,12 @@ def rates(folder: Path) -> None:
                    check=True, stdout=subprocess.DEVNULL)
 
 
+def straight_rates(folder: Path) -> None:
+    """Networks that scale without end."""
+    models = [{"name": f"n{number}", "rates": [10 + number, 2 * (10 + number) + 1]} for number in range(100)]
+    (folder / "straight.json").write_text(json.dumps({"samples_per_epoch": 100, "gpus_per_node": 4, "models": models}))
+
+
 FLEET = (sys.executable, "-m", "fleet")
 PLAN = (*FLEET, "plan", "--rates", "rates.json", "--gpus", "1000000", "--policy")
 FIRST_CALL = ("import time; from scheduler.reservation.requests import t_optimal; "
@@ -88,6 +96,9 @@ TASKS = (
          (*FLEET, "reserve", "--log", "runs.txt", "--backfill-rate", "0.3"), runs(200_000, 6)),
     *(Task(f"plan --gpus 1000000 --policy {policy}", 2, (*PLAN, policy), rates)
       for policy in ("baseline", "homogeneous", "local", "global", "adaptive")),
+    *(Task(f"the same, 100 networks that scale without end, {policy}", 2,
+           (*FLEET, "plan", "--rates", "straight.json", "--gpus", "1000000", "--policy", policy), straight_rates)
+      for policy in ("global", "adaptive")),
     Task("trace of 10^7 rows, read and checked", 60, (sys.executable, "-c", READ), trace),
 )
 
@@ -124,6 +135,7 @@ def main() -> None:
                 times = [measure(task, Path(folder)) for _ in range(args.repeat)]
                 wall_s, cpu_s, memory_mb = map(statistics.median, zip(*times, strict=True))
                 rows.append([task.name, f"{wall_s:.2f}", f"{cpu_s:.2f}", f"{task.target_s:g}", round(memory_mb)])
+                print(f"{task.name}: {cpu_s:.2f} s of CPU time", file=sys.stderr, flush=True)
     print_table(["", "wall, s", "CPU, s", "target, s", "memory, MB"], rows)
 
 

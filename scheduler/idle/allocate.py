@@ -183,7 +183,15 @@ class Trainer:
         return kept
 
 
-class _Gains(NamedTuple):
+class _Steps(NamedTuple):
+    """Steps along the least concave function above gains that rise: nodes of each, and the gain per node, falling."""
+
+    length: IntArray
+    slope: FloatArray
+
+
+@dataclass(frozen=True, eq=False)
+class _Gains:
     """What a trainer with ``current`` nodes gains on each count, and the fewest nodes on which that is the most."""
 
     current: int
@@ -246,7 +254,9 @@ def allocate(trainers: Sequence[Trainer], current: Sequence[int], nodes: int, ho
     if sum(wanted) <= nodes:  # so that each can have what it is best on
         return wanted
     gains = [one.values[:nodes + 1] for one in known]
-    fewest, gains = _within_reach(gains, nodes) if sum(map(len, gains)) > FEW_COUNTS else ([0] * len(gains), gains)
+    fewest = [0] * len(gains)
+    if sum(map(len, gains)) > FEW_COUNTS:
+        fewest, gains = _within_reach(gains, _all_steps(known, gains), nodes)
     further = _programme(gains, nodes - sum(fewest))
     return tuple(count + more for count, more in zip(fewest, further, strict=True))
 
@@ -267,7 +277,7 @@ def _programme(gains: list[FloatArray], nodes: int) -> Counts:
     return _trace_back(gains, windows, nodes)
 
 
-def _within_reach(gains: list[FloatArray], nodes: int) -> tuple[list[int], list[FloatArray]]:
+def _within_reach(gains: list[FloatArray], steps: list[_Steps], nodes: int) -> tuple[list[int], list[FloatArray]]:
     """For each trainer the fewest nodes that it has in an optimum, and its gains on those and more, up to the most.
 
     Let h_j be the least concave function above g_j. Steps along the h_j, the steepest first, solve the problem in
@@ -280,7 +290,7 @@ def _within_reach(gains: list[FloatArray], nodes: int) -> tuple[list[int], list[
     count = np.arange(len(gain)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     possible = np.flatnonzero(np.isfinite(gain))
     row, count, gain = row[possible], count[possible], gain[possible]
-    had, price, left = _climb(row, count, gain, len(gains), nodes)
+    had, price, left = _climb(steps, nodes)
     more = count - had[row]
     better = gain - gain[more == 0][row]
     loss = price * more - better
@@ -295,17 +305,42 @@ def _within_reach(gains: list[FloatArray], nodes: int) -> tuple[list[int], list[
     return fewest.tolist(), np.split(dense, offsets[1:])
 
 
-def _climb(row: IntArray, count: IntArray, gain: FloatArray, rows: int, nodes: int) -> tuple[IntArray, float, int]:
-    """Steps along the concave hulls while they fit: counts, the price of the first that does not, and nodes left."""
+def _all_steps(known: Sequence[_Gains], gains: Sequence[FloatArray]) -> list[_Steps]:
+    """The steps along the concave hulls of gains; they are kept with those that a trainer keeps as a whole."""
+    found = [vars(one).get("steps") if len(gain) == len(one.values) else None
+             for one, gain in zip(known, gains, strict=True)]
+    new = [place for place, steps in enumerate(found) if steps is None]
+    if new:
+        for place, steps in zip(new, _steps_of([gains[place] for place in new]), strict=True):
+            found[place] = steps
+            if len(gains[place]) == len(known[place].values):
+                vars(known[place])["steps"] = steps
+    return found  # type: ignore[return-value]  # each has been found
+
+
+def _steps_of(gains: Sequence[FloatArray]) -> list[_Steps]:
+    sizes = [len(gain) for gain in gains]
+    row, gain = np.repeat(np.arange(len(gains)), sizes), np.concatenate(gains)
+    count = np.arange(len(gain)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    possible = np.flatnonzero(np.isfinite(gain))
+    row, count, gain = row[possible], count[possible], gain[possible]
     corner = concave_hulls(row, count, gain)
-    inner = row[corner][1:] == row[corner][:-1]
-    slopes = np.diff(gain[corner]) / np.where(inner, np.diff(count[corner]), 1)
-    rising = inner & (slopes > 0)
-    owner, length, slope = row[corner][1:][rising], np.diff(count[corner])[rising], slopes[rising]
+    row, length, rise = row[corner], np.diff(count[corner]), np.diff(gain[corner])
+    inner = row[1:] == row[:-1]
+    rising = np.flatnonzero(inner & (rise > 0))
+    length, slope = length[rising], rise[rising] / length[rising]
+    ends = np.searchsorted(row[1:][rising], np.arange(1, len(gains)))
+    return [_Steps(*both) for both in zip(np.split(length, ends), np.split(slope, ends), strict=True)]
+
+
+def _climb(steps: Sequence[_Steps], nodes: int) -> tuple[IntArray, float, int]:
+    """Steps along the concave hulls while they fit: counts, the price of the first that does not, and nodes left."""
+    owner = np.repeat(np.arange(len(steps)), [len(one.length) for one in steps])
+    length, slope = (np.concatenate(parts) for parts in zip(*steps, strict=True))
     order = np.argsort(-slope, kind="stable")
     used = np.cumsum(length[order])
     fit = int(np.searchsorted(used, nodes, side="right"))
-    had = np.bincount(owner[order[:fit]], length[order[:fit]], rows).astype(np.int64)
+    had = np.bincount(owner[order[:fit]], length[order[:fit]], len(steps)).astype(np.int64)
     return had, float(slope[order[fit]]) if fit < len(order) else 0.0, nodes - int(had.sum())
 
 
