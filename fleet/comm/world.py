@@ -27,8 +27,7 @@ LONGEST_S = 1e-3
 _RANKS_PER_CORE = 4  # that may wake up so often: each costs a core about 2 % then
 
 
-# How long rank 0 waits at most for ranks of its node to end, and how long for those of others, whom it cannot see.
-_LAST_S, _AWAY_S = 5.0, 1.0
+_LAST_S = 5.0  # how long rank 0 waits at most for the others to end
 
 
 class Backoff:
@@ -189,10 +188,12 @@ class MPIWorld:
     def leave(self, status: int) -> int:
         """End with a status after :meth:`finish`; returns what Python is to exit with.
 
-        Only rank 0 gives the status to the launcher, and goes last: Open MPI's mpirun takes a rank that ends with
-        another status than 0 before others have ended for an abort, and says so in a box.
+        Only rank 0 gives the status to Open MPI's mpirun, and on one node it goes last: mpirun takes a rank that ends
+        with another status than 0 for an abort, and says so in a box, unless it is the last that is left. On several
+        nodes it does so even then.
         """
-        self._goes_last = self.rank == 0 and status != 0 and "PRTE_LAUNCHED" in os.environ
+        is_one_node = os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == str(self.size)
+        self._goes_last = self.rank == 0 and status != 0 and "PRTE_LAUNCHED" in os.environ and is_one_node
         return 0 if self.rank and "PRTE_LAUNCHED" in os.environ else status
 
     def go(self) -> None:
@@ -204,8 +205,6 @@ class MPIWorld:
         deadline = time.monotonic() + _LAST_S
         while any(map(_is_running, others)) and time.monotonic() < deadline:
             time.sleep(LONGEST_S)
-        if len({host for host, _ in self._places}) > 1:
-            time.sleep(_AWAY_S)
 
     def abort(self, error: BaseException, status: int = 1) -> NoReturn:
         """End all ranks at once, after one report that says who, where and why."""
