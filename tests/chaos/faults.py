@@ -168,14 +168,15 @@ class Trial:
             {"name": "two", "rates": [19.0]}]}
         (self.folder / "rates.json").write_text(json.dumps(rates))
         schedule = {"policy": case.policy}
-        if case.seed % 4 or case.engine == "keras":  # one in four measures its rates
+        if case.seed % 4 or case.engine == "keras":  # one in four learns its rates, or measures them before
             schedule["rates"] = str(self.folder / "rates.json")
         spec = {"name": "chaos", "seed": case.seed, "output": str(self.output),
                 "data": {"source": "image_folder", "path": str(self.folder / "images"), "validation": 0.1,
                          "max_bad": "10%", "transforms": [
                              "decode", "tests.chaos.sources:linger", {"flip": {"horizontal": True}},
                              {"scale": {"mean": 0.5, "std": 0.5}}]},
-                "models": models, "schedule": schedule, "checkpoint": {"every": case.every} if case.every else {},
+                "models": models, "schedule": schedule, "profile": {"when": "before" if case.seed % 8 else "online"},
+                "checkpoint": {"every": case.every} if case.every else {},
                 "train": {"batch": {"size": 16}, "converge": {"max_epochs": case.epochs},
                           "optimizer": {"name": "sgd", "learning_rate": 0.02, "momentum": 0.5}},
                 "resources": {"engine": case.engine, "preprocessors": case.preprocessors}}
