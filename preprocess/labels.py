@@ -30,9 +30,13 @@ def checked_labels(source: ClassSource, origin: str) -> np.ndarray:
     except Exception as error:  # the user's class may hold anything
         raise InputError(f"{origin}: its labels are not one number for each sample: {in_one_line(error)}") from error
     if labels.shape != (count,):
-        one_hot = "; labels.argmax(axis=1) makes that of rows with a 1 in each" if labels.ndim == 2 else ""
+        advice = ""
+        if labels.shape == (count, 1):
+            advice = "; labels[:, 0] is that"
+        elif labels.ndim == 2:
+            advice = "; labels.argmax(axis=1) makes that of rows with a 1 in each"
         raise InputError(f"{origin}: its labels are an array of shape {labels.shape} for {counted(count, 'sample')}; "
-                         f"{_wanted(source)}{one_hot}")
+                         f"{_wanted(source)}{advice}")
     if len(labels) and labels.dtype.kind not in "iub":
         index = _first_with_a_fraction(labels)
         raise InputError(f"{origin}: {source.name(index)} has the label {labels[index]}, of type {labels.dtype}; "

@@ -188,11 +188,14 @@ def open_data(source: str, path: str | None, validation: float | str | None, see
     Raises:
         InputError: what is wrong with the source, path, options, targets, validation data or test data.
     """
+    for part, where in (("validation", validation), ("test", test)):
+        if source.startswith("builtin:") and isinstance(where, str):  # it would give its training data again
+            raise InputError(f"data.{part}: {where}: {source} has no data elsewhere; give a share, like 10%")
     opener = _checking(source, _opener(source, options or {}, target))
     train, held_out, tested = opener(path)
-    tested = None if tested is None else _alike(tested, train, path, "test")
+    tested = None if tested is None else _alike(tested, train, path or source, "test")
     if isinstance(train, ClassSource) and len(train.classes) < 2:
-        raise InputError(f"{path}: only one class, {train.classes[0]!r}; at least two are needed")
+        raise InputError(f"{path or source}: only one class, {train.classes[0]!r}; at least two are needed")
     if isinstance(test, str):
         tested = _alike(opener(test)[0], train, test, "test")
         held_out = None if held_out is not None and _overlap(held_out, tested) else held_out
@@ -202,7 +205,7 @@ def open_data(source: str, path: str | None, validation: float | str | None, see
     if isinstance(validation, str):
         held_out = _alike(opener(validation)[0], train, validation)
     elif held_out is not None:
-        held_out, remark = _alike(held_out, train, path), _remark_on_test_part(held_out, path)
+        held_out, remark = _alike(held_out, train, path or source), _remark_on_test_part(held_out, path)
     elif validation is not None:
         train, held_out = split(train, validation, seed)
     if tested is not None and isinstance(test, str):

@@ -51,6 +51,8 @@ def run(args: argparse.Namespace) -> int:
         print_json(_numbers(found))
     elif found.opened is not None:
         _print(args.spec, found, found.opened)
+    if [mistake.key for mistake in found.mistakes] == ["data"]:  # that cannot be opened: one line, as of a run
+        raise UserError(str(found.mistakes[0]))
     if found.mistakes:
         raise SpecError(found.mistakes)
     return ExitStatus.OK
@@ -87,8 +89,6 @@ def _check(path: str, steps: bool) -> _Found:
     try:
         opened = open_inputs(spec)
     except (UserError, InputError) as error:
-        if not mistakes:
-            raise
         return _Found(spec, None, {}, [*mistakes, spec.origin.mistake(("data",), str(error))])
     if opened.data.remark:
         print(f"fleet check: {opened.data.remark}", file=sys.stderr)
@@ -96,7 +96,8 @@ def _check(path: str, steps: bool) -> _Found:
                                                opened.data.validation is not None)
                   if not _is_among(mistakes, {".".join(map(str, misfit[1][:2]))})]  # then a default stands there
     trials, refused = _tried(spec, opened, misfitting, steps)
-    found = [*misfitting, *(_misfit(spec, trial) for trial in trials.values() if trial.problem)]
+    tried = [_misfit(spec, trial) for trial in trials.values() if trial.problem]
+    found = [*misfitting, *(misfit for misfit in tried if not _is_among(mistakes, {".".join(map(str, misfit[1]))}))]
     return _Found(spec, opened, trials, [*mistakes, *refused, *joined(spec, found)])
 
 

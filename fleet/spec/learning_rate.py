@@ -75,16 +75,19 @@ def check_schedule(settings: Mapping[str, Any]) -> None:
     if known is None:
         raise ValueError(f"a learning-rate schedule is a mapping with `name:` (one of {', '.join(SCHEDULES)}) and the "
                          "arguments that Keras documents for it")
+    problems = []
     if unknown := sorted(map(str, settings.keys() - {"name", *known})):
-        raise ValueError(f"the schedule {name} takes no {', '.join(unknown)}; its arguments are {', '.join(known)}")
-    for argument, value in settings.items():
-        if argument == "name" or (value is None and argument not in REQUIRED[str(name)]):
+        problems.append(f"the schedule {name} takes no {', '.join(unknown)}; its arguments are {', '.join(known)}")
+    for argument, schema in known.items():
+        if argument not in settings or (settings[argument] is None and argument not in REQUIRED[str(name)]):
             continue  # None is Keras' default of those that can be None
-        kind = known[argument]["type"]
-        if not _is_of_kind(value, kind):
-            raise ValueError(f"the schedule {name} wants {_KINDS[kind]} for {argument}, not {value!r}")
-        if argument in _PERIODS and value <= 0:
-            raise ValueError(f"the schedule {name} wants a number above 0 for {argument}, not {value!r}")
+        value = settings[argument]
+        if not _is_of_kind(value, schema["type"]):
+            problems.append(f"the schedule {name} wants {_KINDS[schema['type']]} for {argument}, not {value!r}")
+        elif argument in _PERIODS and value <= 0:
+            problems.append(f"the schedule {name} wants a number above 0 for {argument}, not {value!r}")
+    if problems:
+        raise ValueError("; ".join(problems))
 
 
 def problem_of_whole(settings: Mapping[str, Any]) -> str:

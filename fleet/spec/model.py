@@ -18,6 +18,7 @@ import dataclasses
 import difflib
 import importlib.util
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, cached_property
 from pathlib import Path
@@ -200,8 +201,15 @@ def load_function(path: str) -> Callable[..., Any]:
 
 
 def one_line(error: BaseException) -> str:
-    """An error as ``Type: message``, however many lines the message has."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
+    """An error as ``Type: message``, however many lines the message has, and without its colours.
+
+    >>> one_line(ValueError("\\x1b[1mtwo\\x1b[0m\\nlines"))
+    'ValueError: two lines'
+    """
+    return f"{type(error).__name__}: {' '.join(_COLOUR.sub('', str(error)).split())}".removesuffix(": ")
+
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # Keras writes some of its messages in bold
 
 
 def _close(word: str, names: Iterable[str]) -> str:

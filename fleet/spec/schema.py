@@ -150,10 +150,14 @@ class Optimizer:
         foreign = {"sgd": ("beta_1", "beta_2", "epsilon"), "adam": ("momentum", "nesterov"),
                    "adamw": ("momentum", "nesterov")}[self.name]
         wrong = [key for key in foreign if getattr(self, key) is not None]
-        if wrong:
-            raise ValueError(f"{self.name} takes no {', '.join(wrong)}")
+        problems = [f"{self.name} takes no {', '.join(wrong)}"] if wrong else []
         if isinstance(self.learning_rate, dict):
-            check_schedule(self.learning_rate)
+            try:
+                check_schedule(self.learning_rate)
+            except ValueError as error:
+                problems.append(str(error))
+        if problems:
+            raise ValueError("; ".join(problems))
         return self
 
 

@@ -108,6 +108,14 @@ def test_a_source_of_files_wants_a_path_that_exists(source, tmp_path):
         open_data(source, str(tmp_path / "nowhere"), None, 0)
 
 
+@pytest.mark.parametrize("part", ["validation", "test"])
+@pytest.mark.parametrize("source", sorted(name for name in SOURCES if name.startswith("builtin:")))
+def test_built_in_data_is_not_taken_again_for_a_part_at_a_path(source, part, tmp_path):
+    with pytest.raises(InputError, match=f"data.{part}: .*nowhere: {source} has no data elsewhere; give a share"):
+        open_data(source, None, **{"validation": None, "seed": 0, part: str(tmp_path / "nowhere")})
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_unknown_option_is_told_the_options_with_their_defaults(tmp_path):
     with pytest.raises(InputError, match="unknown option 'key'; its options: image_key='image/encoded', "):
         open_data("tfrecord", str(tmp_path), None, 0, {"key": 3})

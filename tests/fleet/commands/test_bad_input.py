@@ -24,7 +24,7 @@ def checked(tmp_path, capsys):
     ("one_hot", "its labels are an array of shape (60, 3) for 60 samples"),
 ])
 @pytest.mark.parametrize("validation", [None, 0.25])
-def test_labels_that_are_no_classes_are_one_line_of_check(checked, source, said, validation):
+def test_labels_that_are_no_classes_are_one_line_of_check(checked, tmp_path, source, said, validation):
     status, told = checked(data={"source": f"tests.sources:{source}", "path": "60", "validation": validation})
     assert (status, told.count("\n")) == (2, 1)
-    assert told.startswith(f"fleet check: tests.sources:{source} of 60: {said}")
+    assert told.startswith(f"fleet check: {tmp_path}/spec.yaml:1: data: tests.sources:{source} of 60: {said}")

@@ -154,6 +154,19 @@ def test_where_the_data_is_wrong_too_nothing_is_built_and_both_are_said(check, f
     assert not (folder / "tried").exists()
 
 
+def test_programs_get_what_is_wrong_with_the_data_too(check):
+    status, printed, _ = check({"family": "softmax"}, options=["--json"], data={"path": "no/such/folder"})
+    mistake, = json.loads(printed.out)["mistakes"]
+    assert (status, mistake["line"], mistake["key"]) == (2, 3, "data")
+    assert printed.err == "fleet check: spec.yaml:3: data: no/such/folder: no such folder\n"
+
+
+def test_what_is_wrong_with_a_schedule_is_said_once(check):
+    rate = {"name": "PiecewiseConstantDecay", "boundaries": [10, 20], "values": [0.1, 0.01]}
+    _, printed, _ = check({"family": "softmax"}, train={"batch": {"size": 8}, "optimizer": {"learning_rate": rate}})
+    assert printed.err.startswith("fleet check: 1 mistake in the spec\n")
+
+
 def test_nothing_is_built_with_defaults_for_data_that_is_wrong(check, folder):
     status, printed, _ = check(build("says_which"), data={"source": "tests.sources:numbered", "pth": "60"})
     assert status == 2

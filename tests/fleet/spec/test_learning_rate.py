@@ -28,6 +28,13 @@ def test_a_schedule_that_keras_would_refuse_is_a_mistake_of_the_spec(rate, said)
     assert said in refused(rate)
 
 
+def test_all_that_is_wrong_with_an_optimizer_and_its_schedule_is_said_at_once():
+    rate = {"name": "CosineDecay", "initial_learning_rate": "fast", "decay_steps": -5, "alhpa": 0.1}
+    said = refused(rate, train={"optimizer": {"beta_1": 0.9}})
+    assert all(part in said for part in ("takes no alhpa", "for initial_learning_rate, not 'fast'",
+                                         "for decay_steps, not -5", "sgd takes no beta_1"))
+
+
 def test_an_entry_may_give_what_a_schedule_at_the_top_lacks():
     rate = {"name": "CosineDecay", "initial_learning_rate": 0.1, "warmup_target": None}
     entry = {"train": {"optimizer": {"learning_rate": {"decay_steps": 7}}}}
