@@ -20,7 +20,7 @@ from fleet.engines.registry import parameters_of
 from fleet.engines.trial import Trial
 from fleet.errors import ExitStatus, SpecError, SpecMistake, UserError
 from fleet.jobs.trials import try_networks
-from fleet.runtime.inputs import Inputs, open_inputs
+from fleet.runtime.inputs import Inputs, open_inputs, settle
 from fleet.runtime.known_rates import read_rates_of
 from fleet.spec import NetworkSpec, Spec, load
 from fleet.spec.fields import default_of
@@ -92,6 +92,10 @@ def _check(path: str, steps: bool) -> _Found:
         return _Found(spec, None, {}, [*mistakes, spec.origin.mistake(("data",), str(error))])
     if opened.data.remark:
         print(f"fleet check: {opened.data.remark}", file=sys.stderr)
+    try:
+        spec = settle(spec, opened.data)
+    except UserError as error:
+        mistakes.append(spec.origin.mistake(("train", "class_weights"), str(error)))
     misfitting = [misfit for misfit in misfits(spec, opened.sample, len(opened.data.train),
                                                opened.data.validation is not None)
                   if not _is_among(mistakes, {".".join(map(str, misfit[1][:2]))})]  # then a default stands there
@@ -145,10 +149,11 @@ def _numbers(found: _Found) -> dict[str, Any]:
     if found.spec is not None:
         numbers["name"] = found.spec.document.name
     if found.spec is not None and found.opened is not None:
-        data, image = found.opened.data, found.opened.sample.image
+        data, image, target = found.opened.data, found.opened.sample.image, found.opened.sample.target
         test = {} if data.test is None else {"test_samples": len(data.test)}
         numbers |= {"samples": len(data.train), "validation_samples": len(data.validation or ()), **test,
-                    "classes": list(data.classes), "shape": list(image.shape), "dtype": image.dtype,
+                    "classes": list(data.classes), "target": {"kind": target.kind, "outputs": target.outputs},
+                    "shape": list(image.shape), "dtype": image.dtype,
                     "networks": [_record(network, trial) for network, trial in _rows(found.spec, found)]}
     return numbers
 
@@ -163,7 +168,7 @@ def _print(path: str, found: _Found, opened: Inputs) -> None:
     data, image = opened.data, opened.sample.image
     test = "" if data.test is None else f" and {len(data.test)} test"
     print(f"{path}: {len(data.train)} training and {len(data.validation or ())} validation{test} samples of {image} in "
-          f"{len(data.classes)} classes ({format_size(len(data.train) * image.nbytes)} decoded)")
+          f"{opened.sample.target} ({format_size(len(data.train) * image.nbytes)} decoded)")
     rows = list(_rows(found.spec, found))
     print_table(["network", "model", "parameters", "GPU memory", "batch", "optimizer", "GPUs", "epochs"],
                 [_row(network, trial) for network, trial in rows])

@@ -6,8 +6,9 @@ of the group call the same methods in the same order, and the engine exchanges g
 
 from __future__ import annotations
 
+import itertools
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -29,14 +30,16 @@ Arrays = Mapping[str, np.ndarray]
 class Sums:
     """Sums over samples, of one rank or of all ranks of a group.
 
-    Between ranks they are five numbers, in this order, and travel behind the gradients: one reduction for both.
+    Between ranks they are five numbers and those of the metrics, in this order, and travel behind the gradients: one
+    reduction for both.
 
     Attributes:
-        loss: of the samples, summed, in nats.
-        correct: how many of them are classified right.
+        loss: of the samples, each times its weight, summed, in nats.
+        correct: how many of them are classified right; of several labels or pixels of a sample, the share of them.
         count: how many there are, without those that could not be read.
         stop: whether a rank asks the group to stop after this step.
         failed: whether a rank failed in this step.
+        more: what the network's metrics are made of, which adds up as well.
     """
 
     loss: float = 0.0
@@ -44,25 +47,33 @@ class Sums:
     count: float = 0.0
     stop: bool = False
     failed: bool = False
+    more: tuple[float, ...] = ()
 
     def pack(self) -> np.ndarray:
-        """What a rank adds to the sums of the others: (5,) float64."""
-        return np.array([self.loss, self.correct, self.count, self.stop, self.failed], np.float64)
+        """What a rank adds to the sums of the others: (5 + more,) float64."""
+        return np.array([self.loss, self.correct, self.count, self.stop, self.failed, *self.more], np.float64)
 
     @classmethod
     def unpack(cls, numbers: Iterable[SupportsFloat]) -> Sums:
-        """What the ranks' (5,) have added up to, in any type of floats."""
-        loss, correct, count, stop, failed = map(float, numbers)
-        return cls(loss, correct, count, stop > 0, failed > 0)
+        """What the ranks' (5 + more,) have added up to, in any type of floats."""
+        loss, correct, count, stop, failed, *more = map(float, numbers)
+        return cls(loss, correct, count, stop > 0, failed > 0, tuple(more))
 
     def __add__(self, other: Sums) -> Sums:
+        more = tuple(map(sum, itertools.zip_longest(self.more, other.more, fillvalue=0.0)))
         return Sums(self.loss + other.loss, self.correct + other.correct, self.count + other.count,
-                    self.stop or other.stop, self.failed or other.failed)
+                    self.stop or other.stop, self.failed or other.failed, more)
 
     @property
-    def totals(self) -> tuple[float, float, float]:
-        """Loss, correct and count: what :class:`fleet.storage.state.State` keeps of an epoch so far."""
-        return self.loss, self.correct, self.count
+    def totals(self) -> tuple[float, ...]:
+        """Loss, correct, count and more: what :class:`fleet.storage.state.State` keeps of an epoch so far."""
+        return self.loss, self.correct, self.count, *self.more
+
+    @classmethod
+    def of_totals(cls, totals: Sequence[float]) -> Sums:
+        """What :attr:`totals` gives."""
+        loss, correct, count, *more = totals
+        return cls(loss, correct, count, more=tuple(more))
 
     def raise_failure(self, error: BaseException | None) -> None:
         """Raise on all ranks when one has failed, after the sums of all have been added up.
@@ -79,7 +90,7 @@ class Sums:
             raise PeerFailed("another rank of the group failed in this step")
 
 
-WIDTH = len(fields(Sums))  # of sums between ranks
+WIDTH = len(fields(Sums)) - 1  # of sums between ranks, without those of metrics
 
 
 @dataclass(frozen=True)
@@ -166,6 +177,14 @@ class Trainable(Protocol):
 
     def close(self) -> None:
         """Give back what a group holds (Horovod)."""
+
+
+@runtime_checkable
+class Scoring(Protocol):
+    """What is asked of a trainable that computes the metrics of its spec."""
+
+    def scores(self, more: Sequence[float]) -> dict[str, float]:
+        """What sums over samples (:attr:`Sums.more`) come to: a number for each of the spec's metrics, by its name."""
 
 
 @runtime_checkable

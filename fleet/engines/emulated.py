@@ -77,7 +77,7 @@ class Curve:
             samples: of an epoch.
         """
         random = np.random.default_rng(seed)
-        return cls(math.log(classes), random.uniform(0.02, 0.5), samples * random.uniform(0.5, 3.0),
+        return cls(math.log(max(classes, 2)), random.uniform(0.02, 0.5), samples * random.uniform(0.5, 3.0),
                    random.uniform(0.01, 0.1))
 
     def loss(self, seen: float) -> float:
@@ -100,9 +100,9 @@ class Sleeper:
         self._is_between = True
         self._weights = np.zeros(WEIGHTS)
 
-    def step(self, images: np.ndarray, labels: np.ndarray, size: int,  # noqa: D102 - Trainable says it
-             stop: bool = False) -> Sums:
-        buffer = np.concatenate([_by_label(labels), Sums(stop=stop).pack()])
+    def step(self, images: np.ndarray, targets: np.ndarray, size: int,  # noqa: D102 - Trainable says it
+             stop: bool = False, weights: np.ndarray | None = None) -> Sums:
+        buffer = np.concatenate([_by_label(targets, weights), Sums(stop=stop).pack()])
         self._sleep(size * self._sample_s)
         self._group.sum(buffer)
         seen = buffer[:-WIDTH]
@@ -124,8 +124,9 @@ class Sleeper:
         self._clock += seconds
         self._group.rest(self._clock - now)
 
-    def evaluate(self, images: np.ndarray, labels: np.ndarray) -> Sums:  # noqa: D102
-        return self._judged(_by_label(labels))
+    def evaluate(self, images: np.ndarray, targets: np.ndarray,  # noqa: D102
+                 weights: np.ndarray | None = None) -> Sums:
+        return self._judged(_by_label(targets, weights))
 
     def _judged(self, seen: np.ndarray) -> Sums:
         count, loss = float(seen.sum()), self._curve.loss(float(self._weights.sum()))
@@ -156,6 +157,9 @@ class Sleeper:
         """Nothing is held."""
 
 
-def _by_label(labels: np.ndarray) -> np.ndarray:
-    """How many samples of each label there are, of those that could be read."""
-    return np.bincount(labels[labels >= 0] % WEIGHTS, minlength=WEIGHTS).astype(np.float64)
+def _by_label(targets: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
+    """How many samples of each label there are, of those that could be read; other targets count as one label."""
+    is_label = targets.ndim == 1 and targets.dtype.kind == "i"
+    labels = targets if is_label else np.zeros(len(targets), np.int64)
+    usable = (labels if weights is None else weights) >= 0
+    return np.bincount(labels[usable] % WEIGHTS, minlength=WEIGHTS).astype(np.float64)

@@ -11,7 +11,7 @@ from fleet.errors import FleetError, UserError
 from fleet.plugins import load_object
 from fleet.spec import NetworkSpec, Spec
 from fleet.spec.model import one_line
-from fleet.spec.parameters import count_parameters as family_parameters
+from fleet.spec.parameters import count_for
 from preprocess.sample import SampleSpec
 from scheduler.base import RateTable
 
@@ -55,7 +55,7 @@ def count_parameters(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> in
     """The same; what a user's function raises is raised as it is."""
     architecture, shape = network.architecture, sample.image.shape
     if architecture.kind == "family":
-        return family_parameters(architecture.settings, shape, sample.classes)
+        return count_for(architecture.settings, sample)
     if spec.engine.count_parameters is None:
         return None
     count = _function(spec.engine.count_parameters)

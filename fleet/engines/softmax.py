@@ -1,28 +1,32 @@
-"""A small engine: softmax regression in NumPy, float64, exact gradients.
+"""A small engine: linear models in NumPy, float64, exact gradients.
 
 It trains real networks, if plain ones, in microseconds a step. With it the whole runtime is tested:
 groups, stream, rounds, checkpoints, failures. It is also an oracle: what it computes can be written
-down by hand.
+down by hand. For classes it is softmax regression, for several labels logistic regression, for values linear
+regression; for masks it is softmax regression on the channels of each pixel.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from fleet.comm.base import Group
-from fleet.engines.base import WIDTH, Arrays, Setup, Sums
+from fleet.engines.base import Arrays, Setup, Sums
+from fleet.engines.linear import Answers, measure_of, metric_of
 from fleet.errors import CheckpointError, ModelError, SettingError
 from fleet.spec import NetworkSpec
-from fleet.spec.model import Architecture, load_function
+from fleet.spec.measures import label_of, snake
+from fleet.spec.model import Architecture, call_of, load_function
 from preprocess.sample import SampleSpec
 
 
 class NumpyEngine:
-    """Builds softmax regressions, ``family: softmax``.
+    """Builds linear models, ``family: softmax``.
 
     ``build: module:function`` may give the first weights instead: it is called with ``input_shape``,
     ``classes`` and the network's arguments, and returns an array (features + 1, classes), the last row
@@ -35,11 +39,10 @@ class NumpyEngine:
         self._sample = sample
 
     def build(self, network: NetworkSpec, group: Group) -> SoftmaxRegression:  # noqa: D102 - Engine says it
-        features = self._sample.image.size
-        shape = (features + 1, self._sample.classes)
+        shape = (_features(self._sample) + 1, self._sample.classes)
         if network.architecture.kind == "import":
-            weights = load_function(network.architecture.target)(
-                input_shape=self._sample.image.shape, classes=self._sample.classes, **network.architecture.args)
+            function = load_function(network.architecture.target)
+            weights = function(**call_of(function, network.architecture, self._sample.image.shape, shape[1]))
             weights = np.array(weights, np.float64)
             if weights.shape != shape:
                 raise ModelError(f"{network.architecture.target} returned weights of shape {weights.shape}, not "
@@ -47,6 +50,11 @@ class NumpyEngine:
         else:
             weights = np.random.default_rng(network.seed).normal(0, 0.01, shape)
         return SoftmaxRegression(network, group, self._sample, weights)
+
+
+def _features(sample: SampleSpec) -> int:
+    """How many numbers a model looks at: those of a sample, or, for masks, the channels of a pixel."""
+    return sample.image.shape[-1] if sample.target.kind == "mask" else sample.image.size
 
 
 def make(setup: Setup) -> NumpyEngine:
@@ -60,7 +68,7 @@ def count_parameters(architecture: Architecture, shape: tuple[int, ...], classes
 
 
 class SoftmaxRegression:
-    """Multinomial logistic regression, trained by gradient descent with momentum.
+    """A linear model, trained by gradient descent with momentum.
 
     Args:
         weights: (features + 1, classes), the first ones; the last row is the biases.
@@ -70,42 +78,61 @@ class SoftmaxRegression:
         optimizer = network.train.optimizer
         if optimizer.name != "sgd" or not isinstance(optimizer.learning_rate, float):
             raise SettingError("the numpy engine has only sgd with a constant learning rate", "train", "optimizer")
+        train = network.train
+        if train.loss is not None:
+            raise SettingError(f"the numpy engine has no loss {train.loss}: it has that of the targets alone", "train",
+                               "loss")
         self._group, self._sample = group, sample
+        self._answers = measure_of(sample.target, train.label_smoothing, train.class_weights)
+        self._metrics = {label_of(name): metric_of(name, sample.target) for name in train.metrics
+                         if snake(name) != "accuracy"}
+        self._nothing = (0.0,) * (len(self._metrics) + 1 if self._metrics else 0)
         self._rate = optimizer.learning_rate * network.learning_rate_scale(group.size)
         self._momentum = optimizer.momentum or 0.0
         self._weights = weights
         self._velocity = np.zeros_like(weights)
 
-    def step(self, images: np.ndarray, labels: np.ndarray, size: int,  # noqa: D102 - Trainable says it
-             stop: bool = False) -> Sums:
-        gradient, mine = np.zeros_like(self._weights), Sums(stop=stop)
+    def step(self, images: np.ndarray, targets: np.ndarray, size: int,  # noqa: D102 - Trainable says it
+             stop: bool = False, weights: np.ndarray | None = None) -> Sums:
+        gradient, mine = np.zeros_like(self._weights), Sums(stop=stop, more=self._nothing)
         error: BaseException | None = None
         try:
-            gradient, sums = self._gradient(images, labels)
-            mine += sums
+            answers, inputs = self._judge(images, targets, weights, training=True)
+            gradient = inputs.reshape(-1, inputs.shape[-1]).T @ answers.slopes().reshape(-1, gradient.shape[1])
+            mine += self._sums(answers)
         except BaseException as caught:  # the other ranks wait for this one's part
-            error, mine = caught, Sums(stop=stop, failed=True)
+            error, mine = caught, Sums(stop=stop, failed=True, more=mine.more)
         buffer = np.concatenate([gradient.ravel(), mine.pack()])
         self._group.sum(buffer)
-        gradient, sums = buffer[:-WIDTH].reshape(self._weights.shape), Sums.unpack(buffer[-WIDTH:])
+        gradient = buffer[:gradient.size].reshape(self._weights.shape)
+        sums = Sums.unpack(buffer[gradient.size:])
         sums.raise_failure(error)
         if sums.count:  # a batch of which no sample could be read changes nothing
             self._velocity = self._momentum * self._velocity - self._rate * (gradient / sums.count)
             self._weights = self._weights + self._velocity
         return sums
 
-    def _gradient(self, images: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, Sums]:
-        """The gradient of the summed loss, of the weights' shape, and the sums."""
-        valid = labels >= 0
-        inputs, labels = self._features(images[valid]), labels[valid]
-        probabilities, losses, correct = self._predict(inputs, labels)
-        probabilities[np.arange(len(labels)), labels] -= 1
-        return inputs.T @ probabilities, Sums(float(losses.sum()), float(correct.sum()), len(labels))
+    def evaluate(self, images: np.ndarray, targets: np.ndarray,  # noqa: D102
+                 weights: np.ndarray | None = None) -> Sums:
+        return self._sums(self._judge(images, targets, weights)[0])
 
-    def evaluate(self, images: np.ndarray, labels: np.ndarray) -> Sums:  # noqa: D102
-        valid = labels >= 0
-        _, losses, correct = self._predict(self._features(images[valid]), labels[valid])
-        return Sums(float(losses.sum()), float(correct.sum()), float(valid.sum()))
+    def scores(self, more: Sequence[float]) -> dict[str, float]:  # noqa: D102 - Scoring says it
+        *sums, count = more
+        return {name: total / count for name, total in zip(self._metrics, sums, strict=True)}
+
+    def _judge(self, images: np.ndarray, targets: np.ndarray, weights: np.ndarray | None, training: bool = False
+               ) -> tuple[Answers, np.ndarray]:
+        """What comes out for the samples that could be read, and their features."""
+        valid = (targets if weights is None else weights) >= 0
+        inputs = self._features(images[valid])
+        return self._answers(inputs @ self._weights, targets[valid], None if weights is None else weights[valid],
+                             training), inputs
+
+    def _sums(self, answers: Answers) -> Sums:
+        count = len(answers.targets)
+        more = [float(metric(answers).sum()) for metric in self._metrics.values()]
+        return Sums(float(answers.losses().sum()), float(answers.correct().sum()), count,
+                    more=(*more, float(count)) if more else ())
 
     def average_statistics(self) -> None:
         """There are none."""
@@ -145,15 +172,8 @@ class SoftmaxRegression:
         """Nothing is held."""
 
     def _features(self, images: np.ndarray) -> np.ndarray:
+        """(n, features + 1), or for masks (n, height, width, channels + 1)."""
         scaled = images if self._sample.affine is None else self._sample.affine.apply(images)
-        flat = scaled.reshape(len(images), self._sample.image.size).astype(np.float64)
-        return np.concatenate([flat, np.ones((len(flat), 1))], axis=1)
-
-    def _predict(self, inputs: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        logits = inputs @ self._weights
-        logits -= logits.max(axis=1, keepdims=True)
-        probabilities = np.exp(logits)
-        probabilities /= probabilities.sum(axis=1, keepdims=True)
-        with np.errstate(divide="ignore"):  # an infinite loss is a fact, which the trainer reports
-            losses = -np.log(probabilities[np.arange(len(labels)), labels])
-        return probabilities, losses, probabilities.argmax(axis=1) == labels
+        features = scaled if self._sample.target.kind == "mask" else scaled.reshape(len(images),
+                                                                                     self._sample.image.size)
+        return np.concatenate([features.astype(np.float64), np.ones((*features.shape[:-1], 1))], axis=-1)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fleet.spec import Data, Document, Spec
-from fleet.spec.parameters import count_parameters
+from fleet.spec.parameters import count_for
 from preprocess.sample import SampleSpec
 from scheduler.base import Cluster, Network, RateTable
 from scheduler.ensemble.rates import up_to_gap
@@ -123,7 +123,7 @@ def estimated_rates(spec: Spec, sample: SampleSpec, gpus_per_node: int) -> RateT
 
     They say which networks would be slower than others, not how long anything takes.
     """
-    counts = {network.name: count_parameters(network.architecture.settings, sample.image.shape, sample.classes)
+    counts = {network.name: count_for(network.architecture.settings, sample)
               for network in spec.networks if network.architecture.kind == "family"}
     typical = statistics.median(counts.values()) if counts else 1.0
     return RateTable(1, gpus_per_node, tuple(

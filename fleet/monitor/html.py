@@ -121,7 +121,8 @@ def _curves(report: Report, colours: Mapping[str, str]) -> str:
     grey = "" if len(report.losses) <= NAMED else f" The best {NAMED} networks are in colour."
     return (f"<p class=note>One point per epoch.{grey}</p><div class=row>"
             + line_chart("training loss", report.losses, colours)
-            + line_chart("accuracy (on validation data, if there are any)", report.accuracies, colours) + "</div>"
+            + (line_chart("validation loss", report.val_losses, colours) if report.val_losses else
+               line_chart("accuracy (on validation data, if there are any)", report.accuracies, colours)) + "</div>"
             + _legend((curve.name, colours.get(curve.name, "grey")) for curve in report.losses[:NAMED]))
 
 

@@ -38,7 +38,8 @@ class Report:
         name: of its folder.
         rows: the table of results, the best network first.
         losses: of training, in the same order; networks without an epoch are left out.
-        accuracies: of validation where there is any, otherwise of training.
+        accuracies: of validation where there is any, otherwise of training; empty for targets that are no classes.
+        val_losses: of validation, where there are no accuracies.
         account: of its time.
         missed: chunks of a ring that a group could not take, because one of its nodes had let them go.
     """
@@ -49,6 +50,7 @@ class Report:
     accuracies: tuple[Curve, ...]
     account: Account
     missed: int
+    val_losses: tuple[Curve, ...] = ()
 
     def numbers(self) -> dict[str, Any]:
         """The report without its pictures."""
@@ -77,10 +79,12 @@ def read_report(paths: RunPaths) -> Report:
     if found is None:
         raise UserError(f"{paths.events} has no launch, so there is nothing to report")
     histories = [(row.name, history) for row in rows if (history := _history(log, row.name))]
+    judged = [(name, history) for name, history in histories if not all(math.isnan(_accuracy(one)) for one in history)]
     return Report(paths.root.resolve().name, tuple(rows), account=found,
                   missed=sum(event.missed for _, event in log if isinstance(event, EpochEnded)),
                   losses=tuple(_curve(name, history, _loss) for name, history in histories),
-                  accuracies=tuple(_curve(name, history, _accuracy) for name, history in histories))
+                  accuracies=tuple(_curve(name, history, _accuracy) for name, history in judged),
+                  val_losses=() if judged else tuple(_curve(name, history, _val_loss) for name, history in histories))
 
 
 def _history(log: Iterable[Logged], network: str) -> list[EpochRecord]:
@@ -100,3 +104,7 @@ def _loss(record: EpochRecord) -> float:
 
 def _accuracy(record: EpochRecord) -> float:
     return record.accuracy if math.isnan(record.val_accuracy) else record.val_accuracy
+
+
+def _val_loss(record: EpochRecord) -> float:
+    return record.val_loss

@@ -6,6 +6,7 @@ An event file is a sequence of records, each framed by its length and two checks
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import time
@@ -14,6 +15,7 @@ from typing import Any
 from fleet.storage.events import EpochEnded, Event
 from fleet.storage.files import storing
 from fleet.storage.paths import RunPaths
+from fleet.storage.state import SCORES
 
 
 class TensorBoardObserver:
@@ -38,8 +40,12 @@ class TensorBoardObserver:
         names = {"loss": "train", "accuracy": "train", "val_loss": "validation", "val_accuracy": "validation",
                  "learning_rate": "train"}
         record = event.record
-        values = [self._summary.Value(tag=f"{part}/{name.removeprefix('val_')}", simple_value=getattr(record, name))
-                  for name, part in names.items()]
+        metrics = {name: "validation" if name.startswith("val_") else "train" for name in record.metrics}
+        numbers = {name: record.value(name) for name in (*SCORES, *metrics)} | {"learning_rate": record.learning_rate}
+        if math.isnan(record.accuracy):  # of targets that are no classes
+            numbers = {name: value for name, value in numbers.items() if not name.endswith("accuracy")}
+        values = [self._summary.Value(tag=f"{part}/{name.removeprefix('val_')}", simple_value=numbers[name])
+                  for name, part in (names | metrics).items() if name in numbers]
         with storing(self._paths.tensorboard(event.network)):
             self._write(event.network, self._make_event(
                 wall_time=time.time(), step=record.epoch, summary=self._summary(value=values)))

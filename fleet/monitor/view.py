@@ -115,7 +115,7 @@ def describe(event: Event, max_epochs: Mapping[str, int]) -> str:
         case NetworkFinished():
             return f"{event.network} is done: {event.reason}"
         case NetworkTested():
-            return f"{event.network} on the test data: loss {event.loss:.4f} {event.accuracy:.2%}"
+            return f"{event.network} on the test data: loss {event.loss:.4f}{_share(event.accuracy)}"
         case Interrupted():
             if event.replay:
                 return f"{event.reason}: stopping; a replay cannot be resumed, the same command starts it over"
@@ -182,9 +182,16 @@ def _describe_trouble(event: Event) -> str:
 
 def _describe_epoch(event: EpochEnded, max_epochs: int) -> str:
     record = event.record
-    judged = "" if math.isnan(record.val_loss) else f", validation {record.val_loss:.4f} {record.val_accuracy:.2%}"
-    return (f"{event.network} epoch {record.epoch}/{max_epochs}: loss {record.loss:.4f} {record.accuracy:.2%}{judged} "
-            f"({record.samples / max(record.seconds, 1e-9):.0f} samples/s)")
+    judged = "" if math.isnan(record.val_loss) else f", validation {record.val_loss:.4f}{_share(record.val_accuracy)}"
+    judged += "".join(f", {name} {record.value(name):.4g}" for name in record.metrics
+                      if name.startswith("val_") or f"val_{name}" not in record.metrics)
+    return (f"{event.network} epoch {record.epoch}/{max_epochs}: loss {record.loss:.4f}{_share(record.accuracy)}"
+            f"{judged} ({record.samples / max(record.seconds, 1e-9):.0f} samples/s)")
+
+
+def _share(accuracy: float) -> str:
+    """An accuracy behind a loss; nothing of targets that are no classes."""
+    return "" if math.isnan(accuracy) else f" {accuracy:.2%}"
 
 
 def _describe_stream(event: StreamStarted) -> str:

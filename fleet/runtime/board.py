@@ -175,12 +175,11 @@ class CoordinatorSide:
 
 def _parameters(prepared: Prepared) -> dict[str, int]:
     """The parameter counts that are known without building a network."""
-    from fleet.spec.parameters import count_parameters
+    from fleet.spec.parameters import count_for
 
     counts, sample = {}, prepared.sample
     for network in prepared.spec.networks:
         if network.architecture.kind == "family":
             with suppress(UserError):  # images too small for it, which is no matter to an engine that learns nothing
-                counts[network.name] = count_parameters(network.architecture.settings, sample.image.shape,
-                                                        sample.classes)
+                counts[network.name] = count_for(network.architecture.settings, sample)
     return counts

@@ -7,8 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from fleet.errors import UserError
 from fleet.spec import Spec
+from fleet.spec.schema import Target
+from fleet.spec.settling import settled
 from fleet.storage.files import storing
 from fleet.terminal import progress_bar
 from preprocess.base import BadSample, CannotWrite, DataSet
@@ -16,6 +20,7 @@ from preprocess.decoded_copy import decode_once
 from preprocess.probe import probe
 from preprocess.sample import SampleSpec
 from preprocess.source import open_data
+from preprocess.target import TargetWish, plain_targets, target_of
 from preprocess.transforms import Transform, parse_transforms
 
 
@@ -54,15 +59,13 @@ def open_inputs(spec: Spec, keep: bool = False) -> Inputs:
     settings = spec.data
     transforms = parse_transforms(settings.transforms)
     data = open_data(settings.source, settings.path, settings.validation, spec.seed, settings.options,
-                     settings.test)
+                     settings.test, _wish(settings.target))
     try:
         pickle.dumps(data)  # all ranks get it from rank 0, by MPI
     except Exception as error:  # the user's classes may raise anything
         raise UserError(f"data.source: {settings.source} cannot be sent to the other ranks: {error}; it should "
                         "hold plain values, and open its files when it reads") from None
     samples = {name: probe(source, transforms, spec.seed, keep) for name, source in data.parts().items()}
-    if not samples["train"].target.is_plain:
-        raise UserError(f"data.source: {settings.source}: no engine trains on {samples['train'].target} yet")
     weighted = any(sample.target.weighted for sample in samples.values())  # what travels is the same of all parts
     samples = {name: replace(sample, target=replace(sample.target, weighted=weighted))
                for name, sample in samples.items()}
@@ -71,6 +74,28 @@ def open_inputs(spec: Spec, keep: bool = False) -> Inputs:
             raise UserError(f"data: training samples are {samples['train'].image} and {part} samples {sample.image}; "
                             "add a resize or a crop")
     return Inputs(data, transforms, samples)
+
+
+def _wish(target: str | Target | None) -> TargetWish | None:
+    """What a spec says of the targets."""
+    if target is None:
+        return None
+    if isinstance(target, str):
+        target = Target(kind=target)  # type: ignore[arg-type] # the schema has seen to it
+    return TargetWish(target.kind, target.outputs, target.names, target.ignore)
+
+
+def settle(spec: Spec, data: DataSet) -> Spec:
+    """The spec with what its data decides: what is monitored, and the weights of classes.
+
+    Raises:
+        UserError: there are no such classes.
+    """
+    target = target_of(data.train)
+    counts: tuple[int, ...] = ()
+    if target.kind == "class" and any(network.train.class_weights == "balanced" for network in spec.networks):
+        counts = tuple(np.bincount(np.asarray(plain_targets(data.train)), minlength=target.outputs).tolist())
+    return settled(spec, target, counts)
 
 
 def decode(inputs: Inputs, spec: Spec, path: Path) -> Inputs:

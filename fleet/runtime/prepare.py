@@ -11,7 +11,7 @@ from fleet.comm.roles import Roles, roles_of
 from fleet.errors import UserError
 from fleet.runtime.changes import Wishes, codes_of, take_up
 from fleet.runtime.folder import take_folder, write_spec
-from fleet.runtime.inputs import decode, open_inputs
+from fleet.runtime.inputs import decode, open_inputs, settle
 from fleet.runtime.known_rates import check_remeasuring, hardware, read_rates_of
 from fleet.runtime.replay import _check_identity, _replaying
 from fleet.spec import NetworkSpec, Spec, load
@@ -138,6 +138,7 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
     keep = spec.data.cache == "file" or (spec.data.cache == "memory" and roles.shared)
     opened = open_inputs(spec, keep)
     data, sample = opened.data, opened.sample
+    spec, asked = settle(spec, data), settle(asked, data)
     _check_networks(spec, sample, data, len(roles.trainers))
     check_quota(spec, sample)
     layout = _plan_memory(spec, data, sample, roles)

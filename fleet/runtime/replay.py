@@ -13,11 +13,14 @@ from fleet.storage.checkpoint import newest
 from fleet.storage.code import Code
 from fleet.storage.identity import changes
 from fleet.storage.paths import RunPaths
-from fleet.storage.state import EpochRecord, State
+from fleet.storage.state import SCORES, EpochRecord, State
 from fleet.units import counted
 from preprocess.sample import SampleSpec
 
-_COMPARED = ("loss", "accuracy", "val_loss", "val_accuracy")
+
+def _compared(recorded: Sequence[EpochRecord]) -> tuple[str, ...]:
+    """What of epochs is compared: losses, accuracies and all metrics."""
+    return (*SCORES, *dict.fromkeys(name for record in recorded for name in record.metrics))
 
 
 def largest_difference(recorded: Sequence[EpochRecord], replayed: Sequence[EpochRecord]) -> float:
@@ -33,8 +36,8 @@ def largest_difference(recorded: Sequence[EpochRecord], replayed: Sequence[Epoch
         raise ValueError("these histories are not of the same stream epochs")
     largest = 0.0
     for one, other in zip(recorded, replayed, strict=True):
-        for name in _COMPARED:
-            largest = max(largest, _difference(getattr(one, name), getattr(other, name)))
+        for name in _compared(recorded):
+            largest = max(largest, _difference(one.value(name), other.value(name)))
     return largest
 
 
@@ -57,14 +60,14 @@ def compare(recorded: Sequence[EpochRecord], replayed: Sequence[EpochRecord], de
     lines = ["epoch  stream epoch  loss recorded  replayed   val recorded  replayed"]
     lines += [f"{one.epoch:5d}  {one.stream_epoch:12d}  {one.loss:13.6f}  {other.loss:8.6f}  "
               f"{one.val_loss:12.6f}  {other.val_loss:8.6f}" for one, other in zip(recorded, replayed, strict=True)]
-    lines += [_agreement(name, recorded, replayed) for name in _COMPARED]
+    lines += [_agreement(name, recorded, replayed) for name in _compared(recorded)]
     lines += [_scope(recorded, replayed, deterministic)]
     return "\n".join([*lines, f"largest relative difference: {largest_difference(recorded, replayed):.2e}"])
 
 
 def _agreement(name: str, recorded: Sequence[EpochRecord], replayed: Sequence[EpochRecord]) -> str:
     """How far one quantity agrees, over all epochs."""
-    pairs = [(getattr(one, name), getattr(other, name)) for one, other in zip(recorded, replayed, strict=True)]
+    pairs = [(one.value(name), other.value(name)) for one, other in zip(recorded, replayed, strict=True)]
     if all(math.isnan(one) and math.isnan(other) for one, other in pairs):
         return f"{name}: not judged, neither then nor now"
     equal = sum(_difference(*pair) == 0 for pair in pairs)

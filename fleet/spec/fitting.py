@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
 from fleet.errors import SpecMistake, UserError
-from fleet.spec.model import check_input
-from fleet.spec.parameters import count_parameters
+from fleet.spec.measures import snake
+from fleet.spec.model import Softmax, check_input
+from fleet.spec.parameters import count_for
 from fleet.spec.schema import NetworkSpec, Spec
 from fleet.units import format_size
 from preprocess.sample import SampleSpec
@@ -35,20 +36,51 @@ def _misfits(network: NetworkSpec, spec: Spec, sample: SampleSpec, samples: int,
     if batch > samples:
         yield (network, spec.place_of(network, "train", "batch", "size"),
                f"train.batch.size: {batch} is more than the {samples} training samples", f"at most {samples}")
-    monitor = train.converge.monitor
+    monitor = train.converge.watched
     if not is_validated and monitor.startswith("val_"):
         yield (network, spec.place_of(network, "train", "converge", "monitor"),
                f"train.converge.monitor: {monitor} needs validation data",
                "give data.validation, or monitor accuracy or loss")
+    yield from _unmeasured(network, spec, sample)
+    is_softmax = network.architecture.kind == "family" and isinstance(network.architecture.settings, Softmax)
+    if sample.target.kind == "mask" and network.architecture.kind != "import" and not is_softmax:
+        yield (network, ("models", network.entry), f"{network.architecture.target} gives one answer for an image, and "
+               "masks want one for each pixel", "the family softmax, or a function of your own (build:)")
+        return
+    if network.architecture.kind == "application" and len(sample.image.shape) != 3:
+        yield (network, ("models", network.entry), f"{network.architecture.target} takes images (height, width, "
+               f"channels), not samples of {sample.image}", "the family softmax, or a function of your own (build:)")
+        return
     if network.architecture.kind == "family" and spec.engine.learns:
-        settings, shape = network.architecture.settings, sample.image.shape
+        settings = network.architecture.settings
         try:
-            check_input(settings, shape)
+            check_input(settings, sample.image.shape)
         except UserError as error:
             yield network, ("models", network.entry), str(error), ""
             return
-        if wrong := too_large(count_parameters(settings, shape, sample.classes), network, spec):
+        if wrong := too_large(count_for(settings, sample), network, spec):
             yield network, ("models", network.entry), wrong, "a smaller one"
+
+
+def _unmeasured(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> Iterator[Misfit]:
+    """What of the loss and the metrics has no meaning for the targets."""
+    train, kind = network.train, sample.target.kind
+    if kind == "value":
+        for key, said in (("label_smoothing", train.label_smoothing), ("class_weights", train.class_weights)):
+            if said:
+                yield (network, spec.place_of(network, "train", key), f"train.{key}: targets are values, not classes",
+                       "leave it out")
+        named = [train.converge.monitor or "", *train.metrics]
+        if any(snake(name.removeprefix("val_")) == "accuracy" for name in named):
+            yield (network, spec.place_of(network, "train", "converge", "monitor"),
+                   "accuracy means nothing for targets that are values", "val_loss, or a metric such as "
+                   "mean_absolute_error")
+    if train.class_weights is not None and kind == "multilabel":
+        yield (network, spec.place_of(network, "train", "class_weights"),
+               "train.class_weights: a sample of multilabel targets has no single class", "weights of the source")
+    if train.class_weights == "balanced" and kind == "mask":
+        yield (network, spec.place_of(network, "train", "class_weights"),
+               "train.class_weights: balanced would take reading every mask first", "a number for each class")
 
 
 def too_large(parameters: int, network: NetworkSpec, spec: Spec) -> str:

@@ -17,6 +17,7 @@ import ast
 import dataclasses
 import difflib
 import importlib.util
+import inspect
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -198,6 +199,20 @@ def load_function(path: str) -> Callable[..., Any]:
         return import_function(path, "model function")
     except InputError as error:
         raise UserError(" ".join(str(error).split())) from error  # the user's module may raise several lines
+
+
+def call_of(function: Callable[..., Any], architecture: Architecture, input_shape: tuple[int, ...], outputs: int
+            ) -> dict[str, Any]:
+    """The arguments that a function of one's own is called with, by name.
+
+    ``input_shape``, ``classes`` (or ``outputs``, if that is what it calls its parameter) and the network's own.
+    """
+    try:
+        names = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # a builtin
+        names = {}  # type: ignore[assignment]
+    word = "outputs" if "outputs" in names and "classes" not in names else "classes"
+    return {"input_shape": input_shape, word: outputs, **architecture.args}
 
 
 def one_line(error: BaseException) -> str:

@@ -14,6 +14,7 @@ from fleet.spec.model import (
     has_bottlenecks,
     large_stem,
 )
+from preprocess.sample import SampleSpec
 
 
 def count_parameters(settings: Settings, input_shape: tuple[int, ...], classes: int) -> int:
@@ -44,6 +45,16 @@ def count_parameters(settings: Settings, input_shape: tuple[int, ...], classes: 
     if isinstance(settings, CNN):
         return _count_cnn(settings, input_shape, classes)
     return (math.prod(input_shape) + 1) * classes
+
+
+def count_for(settings: Settings, sample: SampleSpec) -> int:
+    """The parameters of a network of a family for such samples; for masks, ``softmax`` looks at each pixel by itself.
+
+    Raises:
+        UserError: the image is too small for the network.
+    """
+    shape = sample.image.shape[-1:] if sample.target.kind == "mask" else sample.image.shape
+    return count_parameters(settings, shape, sample.classes)
 
 
 def _count_resnet(settings: ResNet, input_shape: tuple[int, ...], classes: int) -> int:

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, JsonValue, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, JsonValue, WithJsonSchema, model_validator
 from pydantic.dataclasses import dataclass
 
 from fleet.plugins import find_policy
@@ -30,6 +30,7 @@ from fleet.spec.fields import (
     TransformItem,
 )
 from fleet.spec.learning_rate import check_schedule, schedule_schema
+from fleet.spec.measures import COLUMNS, FIELDS, LOSSES, METRICS, UP, check_name, direction_of, is_weight, label_of
 from fleet.spec.model import Architecture
 from fleet.spec.origin import Origin
 from fleet.spec.space import Grid, Space
@@ -42,6 +43,8 @@ _STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True, allow_inf_nan
 MOST_NETWORKS = 10_000  # of one entry; more are a slip of the keyboard, and would fill the memory
 
 Positive = Annotated[int, Field(ge=1)]
+ByClass = Annotated[dict[str, float], BeforeValidator(
+    lambda found: {str(key): value for key, value in found.items()} if isinstance(found, Mapping) else found)]
 
 
 def _read_by(setting: str) -> str:
@@ -52,6 +55,18 @@ def _read_by(setting: str) -> str:
 def _as(default: str) -> dict[str, JsonValue]:
     """A default as people write it."""
     return {"default": default}
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Target:
+    """What networks are to answer for a sample."""
+
+    kind: Literal["class", "multilabel", "value", "mask"] = Field(description=(
+        "class: one of some. multilabel: each of some, or not. value: numbers. mask: a class for each pixel."))
+    outputs: Positive | None = Field(default=None, description=(
+        "Number of classes, labels or values. Without it, as many as the data shows."))
+    names: tuple[str, ...] = Field(default=(), description="Names of the classes, labels or values.")
+    ignore: int | None = Field(default=None, description="Value of the pixels of masks that count for nothing.")
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -73,6 +88,9 @@ class Data:
         "Data that chooses nothing, neither epochs nor networks: a path, or the share of the training samples of each "
         "class that is set aside before any other, like 10%. Each finished network is judged on it once, in the "
         "columns test_loss and test_accuracy of the results."))
+    target: Literal["class", "multilabel", "value", "mask"] | Target | None = Field(default=None, description=(
+        "What networks are to answer for a sample, where the source cannot tell: class (one of some), multilabel (each "
+        "of some, or not), value (numbers) or mask (a class for each pixel); or a mapping that says more."))
     transforms: tuple[TransformItem, ...] = Field(default=("decode",), description=(
         "What is done to each sample, in this order: names of transforms, with their parameters where they have some, "
         "and import paths of your own functions."))
@@ -169,12 +187,26 @@ class Converge:
     patience: Positive | None = Field(default=None, description=(
         "Number of epochs without an improvement of `monitor` after which training ends. Without it, training does not "
         "end early."))
-    monitor: Literal["val_accuracy", "val_loss", "accuracy", "loss"] = Field(default="val_accuracy", description=(
-        "The quantity that decides which epoch is the best, and when training ends. Of epochs with equal values, the "
-        "one with the least loss is the best: of validation, or of training without validation data."))
+    monitor: str | None = Field(default=None, description=(
+        "The quantity that decides which epoch is the best, and when training ends: loss, accuracy or a metric, with "
+        "val_ before it that of the validation data. Without it, val_accuracy for classes and val_loss for all else. "
+        "Of epochs with equal values, the one with the least loss is the best: of validation, or of training without "
+        "validation data."))
+    direction: Literal["max", "min"] | None = Field(default=None, description=(
+        "Whether `monitor` is better when it is larger (max) or smaller (min). Only a metric of your own needs it."))
     min_delta: Annotated[float, Field(ge=0)] = Field(default=0.0, description=(
         "How much better than its best value so far `monitor` must be to count as an improvement."))
     target: float | None = Field(default=None, description="Value of `monitor` that is good enough to end training.")
+
+    @property
+    def watched(self) -> str:
+        """What is monitored; val_accuracy where nobody has said it, neither the spec nor the data."""
+        return self.monitor or "val_accuracy"
+
+    @property
+    def sign(self) -> int:
+        """1 where more of what is monitored is better, else -1."""
+        return 1 if (self.direction or direction_of(self.watched)) == UP else -1
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -184,6 +216,19 @@ class Train:
     batch: Batch = Batch()
     optimizer: Optimizer = Optimizer()
     converge: Converge = Converge()
+    loss: str | None = Field(default=None, description=(
+        "The loss: a name of Keras, like mean_absolute_error, or the import path of your own function of (targets, "
+        "outputs), which gives a number for each sample. Without it, the softmax cross-entropy for class, the sigmoid "
+        "cross-entropy for multilabel, the mean squared error for value, the cross-entropy of each pixel for mask."))
+    metrics: tuple[str, ...] = Field(default=(), description=(
+        "What else is computed of each epoch: names of Keras, like AUC or mean_absolute_error, and import paths of "
+        "your own functions of (targets, outputs), which give a number for each sample. Outputs are then "
+        "probabilities, except of value."))
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.0, description=(
+        "Share of a class, or label, that the loss spreads over all of them. Only for class, multilabel and mask."))
+    class_weights: Literal["balanced"] | ByClass | None = Field(default=None, description=(
+        "How much the samples, or the pixels, of each class count in the loss of training: a number from 0 for names "
+        "or numbers of classes, 1 for the others. balanced: so that all classes count the same (not for mask)."))
     precision: Literal["float32", "mixed_float16", "mixed_bfloat16"] = Field(default="float32", description=(
         "Precision of the computations, as a dtype policy of Keras. The mixed ones compute with 16 bits and keep the "
         "weights in 32."))
@@ -196,6 +241,32 @@ class Train:
     build_timeout: Annotated[Duration, Field(gt=0)] = Field(default=300.0, json_schema_extra=_as("5min"), description=(
         "How long building the network may take, like 5min. In fleet check the same is true of a training step and of "
         "the export. A network that takes longer has failed."))
+
+    @model_validator(mode="after")
+    def _is_measured(self) -> Train:
+        if self.loss is not None:
+            check_name(self.loss, LOSSES, "loss")
+        for name in self.metrics:
+            check_name(name, METRICS, "metric")
+        labels = [label_of(name) for name in self.metrics]
+        taken = [name for name in labels if labels.count(name) > 1 or name.startswith("val_") or name in COLUMNS]
+        if taken:
+            raise ValueError(f"metrics: two columns of the results would be named {taken[0]!r}")
+        if isinstance(self.class_weights, dict) and not all(map(is_weight, self.class_weights.values())):
+            raise ValueError(f"class_weights: {self.class_weights} should be numbers from 0")
+        self._check_monitor([*FIELDS, *labels])
+        return self
+
+    def _check_monitor(self, known: list[str]) -> None:
+        monitor, direction = self.converge.monitor, self.converge.direction
+        if monitor is None:
+            return
+        if monitor.removeprefix("val_") not in known:
+            raise ValueError(f"converge.monitor: {monitor!r} is not computed; it should be one of "
+                             f"{', '.join(known)}, or one of these with val_ before it; others come from train.metrics")
+        if direction is None and direction_of(monitor) is None:
+            raise ValueError(f"converge.monitor: nobody can tell whether more of {monitor} is better: say "
+                             "converge.direction: max, or min")
 
 
 @dataclass(frozen=True, config=_STRICT)

@@ -203,8 +203,11 @@ def write_history(path: Path, history: Sequence[EpochRecord], fence: Fence | Non
     """Write a network's history as CSV, a row an epoch."""
     with replacing(path, check=check_of(fence)) as file:
         writer = csv.writer(file)
-        writer.writerow([item.name for item in dataclasses.fields(EpochRecord)])
-        writer.writerows(dataclasses.astuple(record) for record in history)
+        fields = [item.name for item in dataclasses.fields(EpochRecord) if item.name != "metrics"]
+        metrics = list(dict.fromkeys(name for record in history for name in record.metrics))
+        writer.writerow([*fields, *metrics])
+        writer.writerows([*(getattr(record, name) for name in fields), *(record.value(name) for name in metrics)]
+                         for record in history)
 
 
 def read_history(path: Path) -> tuple[EpochRecord, ...]:
@@ -212,7 +215,9 @@ def read_history(path: Path) -> tuple[EpochRecord, ...]:
     kinds = get_type_hints(EpochRecord)
     try:
         with open(path, encoding="utf-8", newline="") as file:
-            return tuple(EpochRecord(**{name: kinds[name](value) for name, value in row.items()})
+            return tuple(EpochRecord(
+                **{name: kinds[name](value) for name, value in row.items() if name in kinds},
+                metrics={name: float(value) for name, value in row.items() if name not in kinds})
                          for row in csv.DictReader(file))
     except (OSError, ValueError, LookupError, TypeError, csv.Error):
         return ()

@@ -41,14 +41,20 @@ def identity(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> str:
     data = spec.data
     ring = {"shards": data.shards} if data.order == "ring" else {}
     test = {"test": data.test} if isinstance(data.test, float) else {}  # it is taken from the training samples
+    target = {} if data.target is None else {"target": data.target}
     train = TypeAdapter(Train).dump_python(network.train, mode="json")
     for changeable in ("converge", "deterministic", "build_timeout"):  # the second says how numbers are added up
         train.pop(changeable)
+    train = {key: value for key, value in train.items() if key not in _LATER or value != _LATER[key]}
     return _hash({"architecture": network.architecture.key, "seed": network.seed, "train": train,
                   "engine": spec.resources.engine, "source": data.source, "options": data.options,
-                  "transforms": data.transforms,
+                  "transforms": data.transforms, **target,
                   "validation": None if isinstance(data.validation, str) else data.validation,
                   "inputs": sample.identity(), **ring, **test})
+
+
+# The settings of training that came after 0.1.0, whose checkpoints go on, with what they are where nobody names them.
+_LATER: dict[str, Any] = {"loss": None, "metrics": [], "label_smoothing": 0.0, "class_weights": None}
 
 
 def trial_identity(network: NetworkSpec, spec: Spec, sample: SampleSpec, beside: Path = Path()) -> str:

@@ -101,7 +101,8 @@ def _written(value: Any) -> dict[str, Any]:
     for field in dataclasses.fields(kind):
         _, marks = _marks(kind)[field.name]
         item = getattr(value, field.name)
-        if OmitDefault in marks and item == field.default:
+        if OmitDefault in marks and item == (field.default if field.default_factory is dataclasses.MISSING
+                                             else field.default_factory()):
             continue
         if Flat in marks:
             content |= _written(item)

@@ -19,7 +19,7 @@ from fleet.storage.checkpoint import CheckpointLookup, newest
 from fleet.storage.exports import is_exported
 from fleet.storage.files import replacing, storing, write_json
 from fleet.storage.paths import RunPaths
-from fleet.storage.state import Judged, Outcome, Standing, State, convergence
+from fleet.storage.state import SCORES, Judged, Outcome, Standing, State, convergence
 from fleet.storage.tested import read_tested, write_tested
 
 
@@ -43,6 +43,7 @@ class NetworkResult:
         test_loss, test_accuracy: of the exported network, on the test data; NaN without it, and until it is done.
         seconds: of training.
         drawn: the parameters that were drawn for it.
+        metrics: those that its spec asks for, of that epoch, by the names of their columns.
     """
 
     name: str
@@ -59,6 +60,7 @@ class NetworkResult:
     test_accuracy: float
     seconds: float
     drawn: dict[str, Any]
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -139,20 +141,40 @@ class Results:
         return NetworkResult(
             name, status, "" if outcome is None else outcome.reason, self.parameters.get(name),
             len(history), best, loss, accuracy, val_loss, val_accuracy, tested.loss, tested.accuracy,
-            seconds=sum(record.seconds for record in history), drawn=network.parameters)
+            seconds=sum(record.seconds for record in history), drawn=network.parameters,
+            metrics={} if record is None else {metric: record.value(metric) for metric in record.metrics})
 
     def rows(self) -> list[NetworkResult]:
         """All networks, the best first; those without a value last."""
-        return sorted((self.row(network) for network in self.spec.networks), key=_rank)
+        watched = {(network.train.converge.watched, network.train.converge.sign) for network in self.spec.networks}
+        rows = [self.row(network) for network in self.spec.networks]
+        if len(watched) == 1 and not (only := watched.pop())[0].endswith("accuracy"):
+            return sorted(rows, key=lambda row: _rank_by(row, *only))
+        return sorted(rows, key=_rank)
 
     def write(self) -> None:
         """Write ``results.csv``."""
         with replacing(self.paths.results, check=self.check) as file:
             writer = csv.writer(file)
-            writer.writerow([item.name for item in dataclasses.fields(NetworkResult)])
-            for row in self.rows():
-                values = [getattr(row, item.name) for item in dataclasses.fields(row)]
-                writer.writerow([json.dumps(value) if isinstance(value, dict) else value for value in values])
+            rows = self.rows()
+            metrics = list(dict.fromkeys(name for row in rows for name in row.metrics))
+            writer.writerow([*_COLUMNS, *metrics])
+            for row in rows:
+                values = {name: getattr(row, name) for name in _COLUMNS}
+                if not math.isnan(row.loss) and math.isnan(row.accuracy):  # it means nothing for such targets
+                    values |= {name: "" for name in _COLUMNS if name.endswith("accuracy")}
+                writer.writerow([*(json.dumps(value) if isinstance(value, dict) else value
+                                   for value in values.values()), *(row.metrics.get(name, "") for name in metrics)])
+
+
+_COLUMNS = [item.name for item in dataclasses.fields(NetworkResult) if item.name != "metrics"]
+
+
+def _rank_by(row: NetworkResult, monitor: str, sign: int) -> tuple:
+    """By what is monitored, where all networks have the same."""
+    value = getattr(row, monitor) if monitor in SCORES else row.metrics.get(monitor, math.nan)
+    loss = row.loss if math.isnan(row.val_loss) else row.val_loss
+    return (row.status is Status.FAILED, math.isnan(value), -sign * value, math.isnan(loss), loss, row.name)
 
 
 def _rank(row: NetworkResult) -> tuple:
@@ -239,11 +261,14 @@ def read_results(run: str | Path) -> list[NetworkResult]:
 
 
 def _parse_row(row: dict[str, str]) -> NetworkResult:
+    row = {name: value or "nan" if name.endswith("accuracy") else value for name, value in row.items()}
+    metrics = {name: float(value) for name, value in row.items() if name not in _COLUMNS and value}
     return NetworkResult(
         row["name"], Status(row["status"]), row["reason"], int(row["parameters"]) if row["parameters"] else None,
         int(row["epochs"]), int(row["best_epoch"]), float(row["loss"]), float(row["accuracy"]),
         float(row["val_loss"]), float(row["val_accuracy"]), float(row.get("test_loss", "nan")),
-        float(row.get("test_accuracy", "nan")), float(row["seconds"]), json.loads(row["drawn"]))
+        float(row.get("test_accuracy", "nan")), float(row["seconds"]), json.loads(row["drawn"]),
+        metrics)
 
 
 def leaderboard(rows: Sequence[NetworkResult]) -> tuple[list[str], list[list[Any]]]:
@@ -252,11 +277,18 @@ def leaderboard(rows: Sequence[NetworkResult]) -> tuple[list[str], list[list[Any
         return "" if math.isnan(value) else f"{value:.4f}"
 
     has_test = any(not math.isnan(row.test_loss) for row in rows)
-    headers = ["network", "status", "epochs", "best", "val acc", "val loss", "acc",
-               *(["test acc", "test loss"] if has_test else []), "params", "s", "why"]
-    return headers, [[row.name, str(row.status), row.epochs, row.best_epoch or "", shown(row.val_accuracy),
-                      shown(row.val_loss), shown(row.accuracy),
-                      *([shown(row.test_accuracy), shown(row.test_loss)] if has_test else []),
+    has_accuracy = any(not math.isnan(row.accuracy) for row in rows) or all(math.isnan(row.loss) for row in rows)
+    values = {**({"val acc": "val_accuracy"} if has_accuracy else {}), "val loss": "val_loss",
+              **({"acc": "accuracy"} if has_accuracy else {"loss": "loss"}),
+              **({"test acc": "test_accuracy"} if has_test and has_accuracy else {}),
+              **({"test loss": "test_loss"} if has_test else {})}
+    metrics = list(dict.fromkeys(name for row in rows for name in row.metrics))
+    metrics = [name for name in metrics if name.startswith("val_") or f"val_{name}" not in metrics]
+    headers = ["network", "status", "epochs", "best", *values, *(name.replace("val_", "val ", 1) for name in metrics),
+               "params", "s", "why"]
+    return headers, [[row.name, str(row.status), row.epochs, row.best_epoch or "",
+                      *(shown(getattr(row, name)) for name in values.values()),
+                      *(shown(row.metrics.get(name, math.nan)) for name in metrics),
                       row.parameters, round(row.seconds, 1),
                       row.reason if len(row.reason) <= 50 else row.reason[:47] + "..."]
                      for row in rows]

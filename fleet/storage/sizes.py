@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec, Spec
-from fleet.spec.parameters import count_parameters
+from fleet.spec.parameters import count_for
 from fleet.units import counted, format_size
 from preprocess.sample import SampleSpec
 
@@ -32,8 +32,7 @@ def check_quota(spec: Spec, sample: SampleSpec) -> None:
     quota = spec.checkpoint.quota
     if quota is None or not spec.engine.learns:
         return
-    shape, classes = sample.image.shape, sample.classes
-    sizes = [checkpoint_bytes(count_parameters(network.architecture.settings, shape, classes), network, spec)
+    sizes = [checkpoint_bytes(count_for(network.architecture.settings, sample), network, spec)
              for network in spec.networks if network.architecture.kind == "family"]
     kept = 1 if spec.checkpoint.keep == "last" else 2
     if (least := kept * sum(sizes) + max(sizes, default=0)) > quota:

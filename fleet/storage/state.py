@@ -17,6 +17,9 @@ from fleet.units import counted
 Score: TypeAlias = Annotated[float, MayBeNan]  # NaN where nothing was judged, such as without validation data
 
 
+SCORES = ("loss", "accuracy", "val_loss", "val_accuracy")  # of an epoch, whatever its metrics are
+
+
 @dataclass(frozen=True)
 class EpochRecord:
     """One finished epoch of a network: a row of its history.
@@ -30,6 +33,7 @@ class EpochRecord:
         path: the chunks of the ring that were consumed (:func:`fleet.stream.order.write_path`); empty in strict order.
         accepted: the files of the network's code that were changed while this was its newest epoch, or within it, where
             somebody has said that training is to go on all the same (``--accept-changes``); separated by spaces.
+        metrics: those that its spec asks for, by name, and with ``val_`` of validation.
     """
 
     epoch: int
@@ -45,6 +49,12 @@ class EpochRecord:
     waited_s: float
     path: str = ""
     accepted: Annotated[str, OmitDefault] = ""
+    metrics: Annotated[dict[str, float | None], OmitDefault] = field(default_factory=dict, hash=False)
+
+    def value(self, name: str) -> float:
+        """One of its losses, accuracies or metrics; NaN where there is no such."""
+        found = getattr(self, name) if name in SCORES else self.metrics.get(name)
+        return math.nan if found is None else float(found)
 
 
 @dataclass(frozen=True)
@@ -59,7 +69,7 @@ class State:
         position: samples of that epoch that it has consumed.
         path: the chunks of the ring that it consumes in that epoch; empty in strict order.
         sums: of that epoch so far, over the samples that could be read: their losses in nats, how many were classified
-            right, how many they are.
+            right, how many they are; then those that its metrics are made of.
         seconds, waited_s: of that epoch so far, as in its record.
         final: why it is done, or nothing.
         architecture: its own description (:attr:`fleet.spec.model.Architecture.key`); empty in checkpoints of 0.1.0.
@@ -74,7 +84,7 @@ class State:
     stream_epoch: int = -1
     position: int = 0
     path: tuple[int, ...] = ()
-    sums: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    sums: tuple[float, ...] = (0.0, 0.0, 0.0)
     seconds: float = 0.0
     waited_s: float = 0.0
     final: str = ""
@@ -194,10 +204,10 @@ def convergence(history: Sequence[EpochRecord], converge: Converge) -> Convergen
         history: the finished epochs.
         converge: when to stop.
     """
-    sign = 1 if converge.monitor.endswith("accuracy") else -1
+    sign = converge.sign
     best, best_epoch, improved, least = -math.inf, 0, 0, math.inf
     for record in history:
-        value, loss = sign * getattr(record, converge.monitor), judged_loss(record)
+        value, loss = sign * record.value(converge.watched), judged_loss(record)
         # The first epoch is the best so far whatever it is; one that is no number gives way to any that is.
         if not best_epoch or value > best + converge.min_delta or (math.isnan(best) and not math.isnan(value)):
             best, best_epoch, improved, least = value, record.epoch, record.epoch, loss
@@ -205,9 +215,9 @@ def convergence(history: Sequence[EpochRecord], converge: Converge) -> Convergen
             best_epoch, least = record.epoch, loss
     reason = ""
     if converge.target is not None and best_epoch and best >= sign * converge.target:
-        reason = f"{converge.monitor} reached {sign * best:.4g}"
+        reason = f"{converge.watched} reached {sign * best:.4g}"
     elif converge.patience is not None and len(history) - improved >= converge.patience:
-        reason = f"no better {converge.monitor} for {counted(converge.patience, 'epoch')}"
+        reason = f"no better {converge.watched} for {counted(converge.patience, 'epoch')}"
     elif len(history) >= converge.max_epochs:
         reason = counted(converge.max_epochs, "epoch")
     return Convergence(best_epoch, sign * best if best_epoch else math.nan, reason, improved)
@@ -239,5 +249,5 @@ def stream_epochs(history: Sequence[EpochRecord]) -> list[int]:
 
 def judged_loss(record: EpochRecord) -> float:
     """The loss that breaks a tie: of validation, or of training without it; infinite where it is no number."""
-    loss = record.loss if math.isnan(record.val_accuracy) else record.val_loss
+    loss = record.loss if math.isnan(record.val_accuracy) and math.isnan(record.val_loss) else record.val_loss
     return math.inf if math.isnan(loss) else loss

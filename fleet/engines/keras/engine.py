@@ -13,8 +13,10 @@ from fleet.comm.base import Group
 from fleet.engines.base import Setup
 from fleet.engines.keras.device import take_device
 from fleet.engines.keras.exchange import import_horovod, make_exchange
+from fleet.engines.keras.losses import make_losses
+from fleet.engines.keras.metrics import make_metrics
 from fleet.engines.keras.models import build_model
-from fleet.engines.keras.network import KerasNetwork
+from fleet.engines.keras.network import KerasNetwork, Measures
 from fleet.engines.keras.optimizer import make_optimizer
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec
@@ -56,15 +58,17 @@ class KerasEngine:
         policy = keras.config.dtype_policy()
         keras.config.set_dtype_policy(train.precision)
         try:
-            model = build_model(network.architecture, self._sample.image.shape, self._sample.classes, network.seed)
+            model = build_model(network.architecture, self._sample.image.shape, self._sample.classes, network.seed,
+                                self._sample.target, train.loss)
         finally:
             keras.config.set_dtype_policy(policy)
         optimizer = make_optimizer(train.optimizer, network.learning_rate_scale(group.size))
         if train.precision == "mixed_float16":
             optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
         optimizer.build(model.trainable_variables)
-        built = KerasNetwork(model, optimizer, self._sample, partial(make_exchange, horovod=self._horovod), group,
-                             train.xla)
+        measures = Measures(make_losses(train, self._sample.target), make_metrics(train, self._sample.target))
+        built = KerasNetwork(model, optimizer, self._sample, measures, partial(make_exchange, horovod=self._horovod),
+                             group, train.xla)
         if network.architecture.kind == "import":
             built.check_export()  # rather than after all epochs
         return built

@@ -32,7 +32,7 @@ class GraphExchange(Protocol):
 
         Args:
             gradients: of this rank, a tensor of each variable's shape and type.
-            sums: (5,) float32: :class:`fleet.engines.base.Sums`.
+            sums: (5 + more,) float32: :class:`fleet.engines.base.Sums`.
         """
 
     def close(self) -> None:
@@ -51,7 +51,7 @@ class HostExchange(Protocol):
 
         Args:
             gradients: of this rank, a tensor of each variable's shape and type.
-            sums: (5,) float32: :class:`fleet.engines.base.Sums`.
+            sums: (5 + more,) float32: :class:`fleet.engines.base.Sums`.
             error: why this rank has none, where it has none; then zeros stand in for both.
 
         Returns:
@@ -123,13 +123,14 @@ class MpiExchange:
     def sum_on_host(self, gradients: Sequence[tf.Tensor], sums: Any,  # noqa: D102 - HostExchange says it
                     error: BaseException | None) -> tuple[list[np.ndarray], Sums]:
         arrays = [np.asarray(gradient, np.float32) for gradient in gradients]
-        mine = np.asarray(sums) if error is None else Sums(failed=True).pack()
+        width = len(sums)
+        mine = np.asarray(sums) if error is None else Sums(failed=True, more=(0.0,) * (width - WIDTH)).pack()
         flat = np.concatenate([*(array.ravel() for array in arrays), mine], dtype=np.float32)
         self.group.sum(flat)
-        total = Sums.unpack(flat[-WIDTH:])
+        total = Sums.unpack(flat[-width:])
         total.raise_failure(error)
         ends = np.cumsum([array.size for array in arrays])
-        parts = np.split(flat[:-WIDTH], ends[:-1])
+        parts = np.split(flat[:-width], ends[:-1])
         return [part.reshape(array.shape).astype(gradient.dtype.as_numpy_dtype)
                 for part, array, gradient in zip(parts, arrays, gradients, strict=True)], total
 

@@ -25,6 +25,7 @@ from fleet.spec.model import (
     Architecture,
     DenseNet,
     ResNet,
+    call_of,
     check_input,
     check_target,
     compressed,
@@ -33,6 +34,7 @@ from fleet.spec.model import (
     load_function,
     one_line,
 )
+from preprocess.target import TargetSpec, class_target
 
 # The epsilon of keras.applications, so that its weights give the same outputs here. The
 # momentum is the papers' 0.9: Keras' 0.99 takes hundreds of steps to reach the data's
@@ -44,29 +46,32 @@ _GIVEN = ("include_top", "weights", "input_tensor", "input_shape", "classes", "c
 
 
 def build_model(model: Architecture, input_shape: tuple[int, ...], classes: int,
-                seed: int = 0) -> keras.Model:
-    """Build a network that gives logits.
+                seed: int = 0, target: TargetSpec | None = None, loss: str | None = None) -> keras.Model:
+    """Build a network that gives logits, or values.
 
     Args:
         model: what to build. A function of one's own is called as
-            ``function(input_shape=..., classes=..., **args)``.
-        input_shape: height, width (pixels) and channels of an image.
-        classes: number of classes.
+            ``function(input_shape=..., classes=..., **args)``, or with ``outputs`` instead of ``classes``.
+        input_shape: height, width (pixels) and channels of an image; of other inputs their shape.
+        classes: number of classes, labels or values.
+        target: of a sample; a class where it is not given.
+        loss: that the spec names, for a warning.
         seed: the same seed gives the same initial weights, and the same masks of dropout.
 
     Returns:
-        A model from (batch, height, width, channels) to (batch, classes).
+        A model from (batch, ...) to (batch, classes), or for masks to (batch, height, width, classes).
 
     Raises:
         UserError: the description is wrong: no such function, a wrong argument, an image too small.
         ModelError: a function of one's own raised, or returned something else than such a model.
     """
     with _seeded(seed):
-        built = _described(model, input_shape, classes)
+        target = class_target(classes) if target is None else target
+        built = _described(model, input_shape, classes, target)
         if model.kind != "import":
             return built
-        _warn_of_its_loss(model.target, built)
-        return _logits(model.target, built, input_shape, classes)
+        _warn_of_its_loss(model.target, built, target, loss)
+        return _logits(model.target, built, input_shape, target)
 
 
 def count_keras_parameters(model: Architecture, input_shape: tuple[int, ...], classes: int, seed: int) -> int:
@@ -77,21 +82,25 @@ def count_keras_parameters(model: Architecture, input_shape: tuple[int, ...], cl
     """
     try:
         with _seeded(seed), keras.StatelessScope(initialize_variables=False):
-            built = _described(model, input_shape, classes)
+            built = _described(model, input_shape, classes, class_target(max(classes, 2)))
             if not built.built:
                 built(keras.KerasTensor((None, *input_shape)))
             return built.count_params()
     except Exception:  # it says why when it is built
         keras.utils.clear_session(free_memory=False)
-        return build_model(model, input_shape, classes, seed).count_params()
+        with _seeded(seed):
+            built = _described(model, input_shape, classes, class_target(max(classes, 2)))
+            if not built.built:
+                _on_samples(model.target, built, input_shape)
+            return built.count_params()
     finally:
         keras.utils.clear_session(free_memory=False)  # else Keras makes up for what was not initialized here
 
 
-def _described(model: Architecture, input_shape: tuple[int, ...], classes: int) -> keras.Model:
+def _described(model: Architecture, input_shape: tuple[int, ...], classes: int, target: TargetSpec) -> keras.Model:
     """A network as its description gives it, which need not have been called yet."""
     if model.kind == "family":
-        return _build_family(model, input_shape, classes)
+        return _build_family(model, input_shape, classes, target)
     if model.kind == "application":
         return _build_application(model, input_shape, classes)
     return _build_imported(model, input_shape, classes)
@@ -115,7 +124,7 @@ def _seeded(seed: int) -> Iterator[None]:
 
 # --- families ------------------------------------------------------------------------------
 
-def _build_family(model: Architecture, input_shape: tuple[int, ...], classes: int) -> keras.Model:
+def _build_family(model: Architecture, input_shape: tuple[int, ...], classes: int, target: TargetSpec) -> keras.Model:
     settings = model.settings
     check_input(settings, input_shape)
     inputs = keras.Input(input_shape, name="image")
@@ -126,7 +135,7 @@ def _build_family(model: Architecture, input_shape: tuple[int, ...], classes: in
     elif isinstance(settings, CNN):
         features = _cnn(settings, inputs)
     else:
-        features = layers.Flatten()(inputs)
+        features = inputs if target.kind == "mask" else layers.Flatten()(inputs)
     return keras.Model(inputs, layers.Dense(classes, name="logits")(features), name=model.target)
 
 
@@ -275,7 +284,7 @@ def _pixels(input_shape: tuple[int, ...]) -> str:
 
 def _build_imported(model: Architecture, input_shape: tuple[int, ...], classes: int) -> keras.Model:
     function = load_function(model.target)
-    keywords = {"input_shape": input_shape, "classes": classes, **model.args}
+    keywords = call_of(function, model, input_shape, classes)
     try:
         inspect.signature(function).bind(**keywords)
     except (TypeError, ValueError) as error:  # wrong arguments, or a builtin that has no signature
@@ -291,11 +300,15 @@ def _build_imported(model: Architecture, input_shape: tuple[int, ...], classes: 
     return built
 
 
-def _warn_of_its_loss(target: str, model: keras.Model) -> None:
+_USED = {"class": "the softmax cross-entropy of its logits", "multilabel": "the sigmoid cross-entropy of its logits",
+         "value": "the mean squared error of its values", "mask": "the softmax cross-entropy of each pixel's logits"}
+
+
+def _warn_of_its_loss(name: str, model: keras.Model, target: TargetSpec, used: str | None) -> None:
     """Say that a loss with which the model was compiled is not used, and which one is."""
     if (loss := getattr(model, "loss", None)) is not None:
-        warnings.warn(f"{target} compiles its model with the loss {_loss_name(loss)}, which is not used: FLEET trains "
-                      "every network with the softmax cross-entropy of its logits, and the optimizer of the spec; "
+        warnings.warn(f"{name} compiles its model with the loss {_loss_name(loss)}, which is not used: FLEET trains "
+                      f"every network with {used or _USED[target.kind]}, and the optimizer of the spec; "
                       "leave the compile out", NetworkWarning, stacklevel=2)
 
 
@@ -309,34 +322,59 @@ def _loss_name(loss: Any) -> str:
     return getattr(loss, "__name__", "") or getattr(loss, "name", "") or type(loss).__name__
 
 
-def _logits(target: str, model: keras.Model, input_shape: tuple[int, ...], classes: int) -> keras.Model:
-    """Check the model on two images, and take away a softmax that it ends in."""
-    images = np.random.uniform(-1.0, 1.0, (2, *input_shape)).astype("float32")
+def _logits(name: str, model: keras.Model, input_shape: tuple[int, ...], target: TargetSpec) -> keras.Model:
+    """Check the model on two samples, and take away a softmax, or for labels a sigmoid, that it ends in."""
+    values = _on_samples(name, model, input_shape)
+    wanted = (*target.shape, target.outputs) if target.kind == "mask" else (target.outputs,)
+    if values.shape != (2, *wanted):
+        raise ModelError(f"{name} gives outputs of shape {(None, *values.shape[1:])}, not {(None, *wanted)}")
+    if target.kind == "value":
+        return model
+    if target.kind == "multilabel":
+        bounded = bool(((values >= 0) & (values <= 1)).all())
+        return _without(name, model, "sigmoid") if bounded and _ends_in(model, "sigmoid") else model
+    return _without(name, model, "softmax") if _are_probabilities(values) else model
+
+
+def _on_samples(name: str, model: keras.Model, input_shape: tuple[int, ...]) -> np.ndarray:
+    """What a model gives for two samples, at random; this also builds one that is not built yet.
+
+    Raises:
+        ModelError: it wants several inputs, gives several outputs, or cannot take such samples.
+    """
+    if len(getattr(model, "inputs", None) or ()) > 1:
+        raise ModelError(f"{name} takes {len(model.inputs)} inputs; samples have one, so a network should take one")
+    samples = np.random.uniform(-1.0, 1.0, (2, *input_shape)).astype("float32")
     try:
-        outputs = model(images, training=False)  # also builds a model that is not built yet
-        values = keras.ops.convert_to_numpy(outputs).astype("float32")
+        outputs = model(samples, training=False)
+        if not isinstance(outputs, list | tuple | dict):
+            return keras.ops.convert_to_numpy(outputs).astype("float32")
     except Exception as error:
-        raise ModelError(f"{target} cannot take {_pixels(input_shape)}: {one_line(error)}") from error
-    if values.shape != (2, classes):
-        raise ModelError(f"{target} gives outputs of shape {(None, *values.shape[1:])}, "
-                         f"not {(None, classes)}")
-    return _without_softmax(target, model) if _are_probabilities(values) else model
+        raise ModelError(f"{name} cannot take {_pixels(input_shape)}: {one_line(error)}") from error
+    raise ModelError(f"{name} gives {len(outputs)} outputs; samples have one target, so a network should give one")
 
 
 def _are_probabilities(values: np.ndarray) -> bool:
-    return bool((values >= 0).all() and np.allclose(values.sum(axis=1), 1.0, atol=1e-2))
+    return bool((values >= 0).all() and np.allclose(values.sum(axis=-1), 1.0, atol=1e-2))
 
 
-def _without_softmax(target: str, model: keras.Model) -> keras.Model:
+def _ends_in(model: keras.Model, function: str) -> bool:
     last = _last_operation(model)
-    if getattr(last, "activation", None) is keras.activations.softmax:
+    return getattr(last, "activation", None) is getattr(keras.activations, function) or (
+        type(last).__name__ == function.capitalize())
+
+
+def _without(name: str, model: keras.Model, function: str) -> keras.Model:
+    """The model without the softmax, or sigmoid, at its end."""
+    last = _last_operation(model)
+    if getattr(last, "activation", None) is getattr(keras.activations, function):
         last.activation = keras.activations.linear
         return model
-    is_softmax = type(last).__name__ == "Softmax"  # the layer, or keras.ops.softmax
-    if is_softmax and last is _last_operation(model, inside=False):
+    is_itself = type(last).__name__ == function.capitalize()  # the layer, or the function of keras.ops
+    if is_itself and last is _last_operation(model, inside=False):
         return keras.Model(model.input, last.input, name=model.name)
-    raise ModelError(f"{target} gives probabilities, by a softmax that cannot be removed here; leave out "
-                     "the last softmax, so that it returns logits")
+    raise ModelError(f"{name} gives probabilities, by a {function} that cannot be removed here; leave out "
+                     f"the last {function}, so that it returns logits")
 
 
 def _last_operation(model: keras.Model, inside: bool = True) -> Any:

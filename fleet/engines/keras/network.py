@@ -8,9 +8,10 @@ afterwards. So uneven shares are right, and a rank without rows takes part with 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import keras
 import numpy as np
@@ -20,10 +21,22 @@ from fleet.comm.base import Group
 from fleet.engines.base import Arrays, PeerFailed, Sums
 from fleet.engines.keras.exchange import GradientExchange, GraphExchange, HorovodExchange, HostExchange, NoExchange
 from fleet.engines.keras.export import check_config, export_model, try_load
+from fleet.engines.keras.losses import LossFunctions
 from fleet.engines.keras.memory import kept_bytes
+from fleet.engines.keras.metrics import MetricSet
 from fleet.errors import CheckpointError
 from fleet.storage.files import replace_by
 from preprocess.sample import SampleSpec
+
+Rows: TypeAlias = tuple[np.ndarray, ...]  # this rank's images, targets and, where there are such, weights
+_COUNT = [item.name for item in fields(Sums)].index("count")
+
+
+class Measures(NamedTuple):
+    """What judges a network's outputs."""
+
+    losses: LossFunctions
+    metrics: MetricSet
 
 
 class KerasNetwork:
@@ -34,13 +47,17 @@ class KerasNetwork:
     """
 
     def __init__(self, model: keras.Model, optimizer: keras.optimizers.Optimizer, sample: SampleSpec,
-                 exchange_of: Callable[[Group], GradientExchange], group: Group, xla: bool) -> None:
+                 measures: Measures, exchange_of: Callable[[Group], GradientExchange], group: Group, xla: bool
+                 ) -> None:
         self._model, self._optimizer, self._exchange_of = model, optimizer, exchange_of
-        self._sample, self._affine = sample, sample.affine
+        self._sample, self._affine, self._measures = sample, sample.affine, measures
         self._exchange = exchange_of(group)
         self._ranks = tf.Variable(float(group.size), trainable=False)  # in no graph as a number: groups change
-        signature = [tf.TensorSpec((None, *sample.image.shape), sample.image.dtype), tf.TensorSpec((None,), tf.int64),
-                     tf.TensorSpec((), tf.float32), tf.TensorSpec((), tf.float32)]
+        target = sample.target
+        rows = [tf.TensorSpec((None, *sample.image.shape), sample.image.dtype),
+                tf.TensorSpec((None, *target.shape), target.dtype),
+                *([] if target.is_plain else [tf.TensorSpec((None,), tf.float32)])]
+        signature = [tf.TensorSpec((), tf.float32), tf.TensorSpec((), tf.float32), *rows]
         compiled = {"input_signature": signature, "jit_compile": xla or None}
         self._local = _graph_of(self._compute, **compiled)
         self._update = _graph_of(self._apply)
@@ -49,24 +66,24 @@ class KerasNetwork:
             NoExchange: _graph_of(self._compute_exchange_apply, **compiled),
             HorovodExchange: _graph_of(self._compute_exchange_apply, input_signature=signature)}
         self._fused_empty = _graph_of(self._exchange_apply)  # a rank alone has rows
-        self._judge = _graph_of(self._evaluate, input_signature=signature[:2])
+        self._judge = _graph_of(self._evaluate, input_signature=rows)
 
     # ---- what the trainer calls ----
 
-    def step(self, images: np.ndarray, labels: np.ndarray, size: int,  # noqa: D102 - Trainable says it
-             stop: bool = False) -> Sums:
+    def step(self, images: np.ndarray, targets: np.ndarray, size: int,  # noqa: D102 - Trainable says it
+             stop: bool = False, weights: np.ndarray | None = None) -> Sums:
         rows, wish = np.float32(size), np.float32(stop)
+        mine = (images, targets) if weights is None else (images, targets, weights)
         if isinstance(self._exchange, HostExchange):
-            return self._step_on_host(self._exchange, images, labels, rows, wish)
-        return self._step_in_graph(self._exchange, images, labels, rows, wish)
+            return self._step_on_host(self._exchange, mine, rows, wish)
+        return self._step_in_graph(self._exchange, mine, rows, wish)
 
-    def _step_on_host(self, exchange: HostExchange, images: np.ndarray, labels: np.ndarray, rows: np.float32,
-                      wish: np.float32) -> Sums:
-        gradients, sums = self._zeros(), _no_sums(wish)
+    def _step_on_host(self, exchange: HostExchange, mine: Rows, rows: np.float32, wish: np.float32) -> Sums:
+        gradients, sums = self._zeros(), self._no_sums(wish)
         error: BaseException | None = None
         try:
-            if len(labels):
-                gradients, sums = self._local(images, labels, rows, wish)
+            if len(mine[1]):
+                gradients, sums = self._local(rows, wish, *mine)
         except BaseException as caught:  # also one that exits: the other ranks wait for this one's part
             error = caught
         summed, total = exchange.sum_on_host(gradients, sums, error)
@@ -74,13 +91,12 @@ class KerasNetwork:
             self._update(summed, rows / np.float32(total.count))
         return total
 
-    def _step_in_graph(self, exchange: GraphExchange, images: np.ndarray, labels: np.ndarray, rows: np.float32,
-                       wish: np.float32) -> Sums:
+    def _step_in_graph(self, exchange: GraphExchange, mine: Rows, rows: np.float32, wish: np.float32) -> Sums:
         try:
-            if len(labels):
-                return Sums.unpack(self._fused[type(exchange)](images, labels, rows, wish).numpy())
+            if len(mine[1]):
+                return Sums.unpack(self._fused[type(exchange)](rows, wish, *mine).numpy())
             # The zeros come from outside: of constants TensorFlow would take the sum once, and keep it.
-            return Sums.unpack(self._fused_empty(self._zeros(), tf.constant(_no_sums(wish)), rows).numpy())
+            return Sums.unpack(self._fused_empty(self._zeros(), tf.constant(self._no_sums(wish)), rows).numpy())
         except BaseException as error:
             # Wakes the ranks that wait inside the exchange: they raise as well.
             exchange.close()
@@ -88,8 +104,13 @@ class KerasNetwork:
                 raise PeerFailed("another rank of the group failed in this step") from error
             raise
 
-    def evaluate(self, images: np.ndarray, labels: np.ndarray) -> Sums:  # noqa: D102
-        return Sums.unpack(self._judge(images, labels).numpy())
+    def evaluate(self, images: np.ndarray, targets: np.ndarray,  # noqa: D102
+                 weights: np.ndarray | None = None) -> Sums:
+        mine = (images, targets) if weights is None else (images, targets, weights)
+        return Sums.unpack(self._judge(*mine).numpy())
+
+    def scores(self, more: Sequence[float]) -> dict[str, float]:  # noqa: D102 - Scoring says it
+        return self._measures.metrics.scores(more)
 
     def average_statistics(self) -> None:
         """Give all ranks the mean of the floating-point variables that are not trained.
@@ -170,22 +191,22 @@ class KerasNetwork:
         rows = tf.reshape(images, (-1, height, width * channels))  # TensorFlow is slow with operands of three numbers
         return tf.reshape(rows * multiplier + offset, (-1, height, width, channels))
 
-    def _compute(self, images: tf.Tensor, labels: tf.Tensor, rows: tf.Tensor, wish: tf.Tensor
-                 ) -> tuple[list[tf.Tensor], tf.Tensor]:
+    def _compute(self, rows: tf.Tensor, wish: tf.Tensor, images: tf.Tensor, targets: tf.Tensor,
+                 weights: tf.Tensor | None = None) -> tuple[list[tf.Tensor], tf.Tensor]:
         """This rank's share of the gradient of the mean loss, and of the sums.
 
         Args:
-            images, labels: (n, height, width, channels) and (n,): this rank's rows.
             rows: of the global batch.
             wish: 1 to stop after this step, else 0.
+            images, targets, weights: (n, ...), (n, ...) and (n,): this rank's rows; classes need no weights.
 
         Returns:
-            A gradient of each trainable variable's shape and type, and the sums (5,).
+            A gradient of each trainable variable's shape and type, and the sums (5 + more,).
         """
-        valid = labels >= 0
+        valid = (targets if weights is None else weights) >= 0
         with tf.GradientTape() as tape:
-            logits = tf.cast(self._model(self._inputs(images), training=True), tf.float32)
-            losses = _losses(logits, labels, valid)
+            outputs = tf.cast(self._model(self._inputs(images), training=True), tf.float32)
+            losses = _counted(self._measures.losses.training(outputs, targets), valid, weights)
             loss = tf.reduce_sum(losses) / rows
             # A penalty on weights belongs to the whole batch once: each rank brings its share of it.
             extra = [tf.cast(extra, tf.float32) for extra in self._model.losses]
@@ -195,7 +216,7 @@ class KerasNetwork:
         variables = [variable.value for variable in self._model.trainable_variables]
         gradients = tape.gradient(scaled, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]  # dense, also of embeddings
-        return gradients, _sums(losses, logits, labels, valid, wish)
+        return gradients, self._sums(losses, outputs, targets, valid, wish)
 
     def _apply(self, gradients: Sequence[tf.Tensor], correction: tf.Tensor) -> None:
         """Take a step; ``correction`` makes a mean over all rows one over those that could be read."""
@@ -203,28 +224,42 @@ class KerasNetwork:
             [gradient * tf.cast(correction, gradient.dtype) for gradient in gradients],
             self._model.trainable_variables)
 
-    def _compute_exchange_apply(self, images: tf.Tensor, labels: tf.Tensor, rows: tf.Tensor, wish: tf.Tensor
-                                ) -> tf.Tensor:
-        return self._exchange_apply(*self._compute(images, labels, rows, wish), rows)
+    def _compute_exchange_apply(self, rows: tf.Tensor, wish: tf.Tensor, *mine: tf.Tensor) -> tf.Tensor:
+        return self._exchange_apply(*self._compute(rows, wish, *mine), rows)
 
     def _exchange_apply(self, gradients: Sequence[tf.Tensor], sums: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
         assert isinstance(self._exchange, GraphExchange)
         gradients, sums = self._exchange.sum_in_graph(gradients, sums)
-        count = Sums(*tf.unstack(sums)).count
+        count = sums[_COUNT]
         # A batch of which no sample could be read changes nothing.
         tf.cond(count > 0, lambda: self._apply(gradients, rows / count), lambda: None)
         return sums
 
-    def _evaluate(self, images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-        valid = labels >= 0
-        logits = tf.cast(self._model(self._inputs(images), training=False), tf.float32)
-        return _sums(_losses(logits, labels, valid), logits, labels, valid, tf.constant(0.0))
+    def _evaluate(self, images: tf.Tensor, targets: tf.Tensor, weights: tf.Tensor | None = None) -> tf.Tensor:
+        valid = (targets if weights is None else weights) >= 0
+        outputs = tf.cast(self._model(self._inputs(images), training=False), tf.float32)
+        losses = _counted(self._measures.losses.judging(outputs, targets), valid, weights)
+        return self._sums(losses, outputs, targets, valid, tf.constant(0.0))
+
+    def _sums(self, losses: tf.Tensor, outputs: tf.Tensor, targets: tf.Tensor, valid: tf.Tensor, wish: tf.Tensor
+              ) -> tf.Tensor:
+        """:class:`fleet.engines.base.Sums` of some rows, as a tensor (5 + more,) float32."""
+        right = self._measures.losses.correct(outputs, targets)
+        sums = tf.stack([tf.reduce_sum(losses), tf.reduce_sum(right * tf.cast(valid, tf.float32)),
+                         tf.reduce_sum(tf.cast(valid, tf.float32)), wish, tf.constant(0.0)])
+        metrics = self._measures.metrics
+        return tf.concat([sums, metrics.sums(outputs, targets, valid)], axis=0) if metrics.width else sums
 
     # ---- small things ----
 
     def _zeros(self) -> list[tf.Tensor]:
         """The gradients of a rank that has no rows."""
         return [tf.zeros(variable.shape, variable.value.dtype) for variable in self._model.trainable_variables]
+
+    def _no_sums(self, wish: np.float32) -> np.ndarray:
+        """The sums of a rank without rows."""
+        more = (0.0,) * self._measures.metrics.width
+        return Sums(stop=bool(wish), more=more).pack().astype(np.float32)
 
     def _named(self) -> list[tuple[str, Any]]:
         """All variables by a name that the same network has in every process: place and path."""
@@ -242,19 +277,8 @@ def _graph_of(function: Callable[..., Any], **options: Any) -> Any:
     return tf.function(partial(function), **options)
 
 
-def _losses(logits: tf.Tensor, labels: tf.Tensor, valid: tf.Tensor) -> tf.Tensor:
-    """The cross entropy of each sample, 0 for those that could not be read: (n,), in nats."""
-    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.maximum(labels, 0), logits)
+def _counted(losses: tf.Tensor, valid: tf.Tensor, weights: tf.Tensor | None) -> tf.Tensor:
+    """The losses of samples, each times its weight, 0 for those that could not be read: (n,)."""
+    if weights is not None:
+        losses *= weights
     return tf.where(valid, losses, tf.zeros_like(losses))
-
-
-def _sums(losses: tf.Tensor, logits: tf.Tensor, labels: tf.Tensor, valid: tf.Tensor, wish: tf.Tensor) -> tf.Tensor:
-    """:class:`fleet.engines.base.Sums` of some rows, as a tensor (5,) float32."""
-    hits = tf.equal(tf.argmax(logits, axis=1, output_type=tf.int64), labels)
-    return tf.stack([tf.reduce_sum(losses), tf.reduce_sum(tf.cast(hits, tf.float32)),
-                     tf.reduce_sum(tf.cast(valid, tf.float32)), wish, tf.constant(0.0)])
-
-
-def _no_sums(wish: np.float32) -> np.ndarray:
-    """The same of a rank without rows."""
-    return Sums(stop=bool(wish)).pack().astype(np.float32)

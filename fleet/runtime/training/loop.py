@@ -26,7 +26,7 @@ from fleet.comm.messages import (
     Stopped,
     Tag,
 )
-from fleet.engines.base import Arrays, Sums
+from fleet.engines.base import Arrays, Scoring, Sums
 from fleet.errors import InfrastructureError
 from fleet.runtime.training.all_or_none import NetworkFailed, all_or_none
 from fleet.runtime.training.clocks import EpochClock, PaceReport
@@ -130,7 +130,7 @@ class TrainingLoop:
                 raise NetworkFailed(f"the loss became {sums.loss} in epoch {state.epoch + 1}, "
                                     f"within the first {batch.position} samples")
             state = dataclasses.replace(state, stream_epoch=batch.epoch.number, path=batch.epoch.path,
-                                        position=batch.position, sums=(Sums(*state.sums) + sums).totals)
+                                        position=batch.position, sums=(Sums.of_totals(state.sums) + sums).totals)
             is_over, missed = batch.is_last, batch.missed
             if is_over:
                 continue
@@ -252,16 +252,18 @@ class TrainingLoop:
         training.share(None)
         judged = evaluate(training, self._sources.test, lambda: False)
         assert judged is not None  # nothing ends it
-        return Judged(*_means(judged), int(judged.count))
+        return Judged(*_means(judged, training), int(judged.count))
 
 
 def _record(training: Training, state: State, judged: Sums) -> EpochRecord:
     """The row of an epoch that is over, in its network's history."""
-    sums, (val_loss, val_accuracy) = Sums(*state.sums), _means(judged)
+    sums = Sums.of_totals(state.sums)
+    loss, accuracy = _means(sums if sums.count else Sums(count=1), training)  # 0 where no sample could be read
+    val_loss, val_accuracy = _means(judged, training)
+    metrics = {**_metrics(sums, training), **_metrics(judged, training, "val_")}
     return EpochRecord(
-        epoch=state.epoch + 1, stream_epoch=state.stream_epoch, loss=sums.loss / max(sums.count, 1),
-        accuracy=sums.correct / max(sums.count, 1),
-        val_loss=val_loss, val_accuracy=val_accuracy,
+        epoch=state.epoch + 1, stream_epoch=state.stream_epoch, loss=loss, accuracy=accuracy,
+        val_loss=val_loss, val_accuracy=val_accuracy, metrics=metrics,
         learning_rate=training.trainable.learning_rate(), samples=int(sums.count), gpus=training.group.size,
         seconds=state.seconds, waited_s=state.waited_s, path=write_path(state.path), accepted=state.accepted)
 
@@ -272,8 +274,16 @@ def _rate(training: Training, record: EpochRecord) -> StepRate:
     return StepRate() if waits else training.steps.rate
 
 
-def _means(judged: Sums) -> tuple[float, float]:
-    """Loss and accuracy; NaN where no sample could be read."""
+def _means(judged: Sums, training: Training) -> tuple[float, float]:
+    """Loss and accuracy; NaN where no sample could be read, and an accuracy of targets that are no classes."""
     if not judged.count:
         return math.nan, math.nan
-    return judged.loss / judged.count, judged.correct / judged.count
+    has_accuracy = training.target.kind != "value"
+    return judged.loss / judged.count, judged.correct / judged.count if has_accuracy else math.nan
+
+
+def _metrics(sums: Sums, training: Training, prefix: str = "") -> dict[str, float | None]:
+    """The metrics of some samples; none where none could be read, as without validation data."""
+    if not (sums.count and sums.more and isinstance(training.trainable, Scoring)):
+        return {}
+    return {f"{prefix}{name}": value for name, value in training.trainable.scores(sums.more).items()}

@@ -1,0 +1,187 @@
+"""Metrics of Keras, and of one's own, from sums that add up: over steps, over ranks, over groups of any size.
+
+The state of a metric is a few numbers that grow from batch to batch: a total and a count, a table of confusions, the
+hits and misses at each threshold. What a batch adds to them depends on that batch alone, so ranks add up what theirs
+have added, and AUC, F1 or IoU are exact in a group of any size. A metric of which that is not so is refused.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from fleet.engines.keras.losses import dense, name_is_sparse, probabilities
+from fleet.errors import SettingError, UserError
+from fleet.plugins import load_object
+from fleet.spec import Train
+from fleet.spec.measures import label_of, snake
+from fleet.spec.model import one_line
+from preprocess.target import TargetSpec
+
+_PROBES = 12  # made-up samples on which a metric is tried
+
+
+@dataclass(frozen=True)
+class _Metric:
+    """One metric.
+
+    Attributes:
+        name: its column of the results.
+        keras: what computes it; its own state is never used.
+        shown: (outputs, targets) -> what it is given: (targets, predictions).
+    """
+
+    name: str
+    keras: keras.metrics.Metric
+    shown: Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
+
+    @property
+    def empty(self) -> list[tf.Tensor]:
+        """Its state before anything was counted."""
+        return [tf.zeros(variable.shape, variable.dtype) for variable in self.keras.variables]
+
+    def added(self, outputs: tf.Tensor, targets: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+        """What some samples add to its state, flat, float32."""
+        wanted, predicted = self.shown(outputs, targets)
+        if "int" in str(self.keras.dtype):  # a table of counts
+            weights = tf.cast(weights, tf.int32)
+        state = self.keras.stateless_update_state(self.empty, wanted, predicted, sample_weight=weights)
+        return tf.concat([tf.reshape(tf.cast(part, tf.float32), [-1]) for part in state], axis=0)
+
+    @property
+    def width(self) -> int:
+        """Numbers of its state."""
+        return sum(int(np.prod(variable.shape)) for variable in self.keras.variables)
+
+    def result(self, state: np.ndarray) -> float:
+        """What a state, flat, comes to; the mean, where that is several numbers."""
+        parts, first = [], 0
+        for variable in self.keras.variables:
+            size = int(np.prod(variable.shape))
+            parts.append(tf.cast(state[first:first + size].reshape(variable.shape), variable.dtype))
+            first += size
+        return float(np.mean(keras.ops.convert_to_numpy(self.keras.stateless_result(parts))))
+
+
+class MetricSet:
+    """The metrics of a network."""
+
+    def __init__(self, metrics: Sequence[_Metric], target: TargetSpec) -> None:
+        self._metrics, self._target = tuple(metrics), target
+        self.width = sum(metric.width for metric in self._metrics)
+
+    def sums(self, outputs: tf.Tensor, targets: tf.Tensor, valid: tf.Tensor) -> tf.Tensor:
+        """What some rows add to the states of all metrics: (width,) float32."""
+        weights = tf.cast(valid, tf.float32)
+        if self._target.kind == "mask":
+            counted = tf.cast(tf.not_equal(targets, tf.constant(self._target.void, targets.dtype)), tf.float32)
+            weights = tf.reshape(weights[:, None, None] * counted, [-1])
+        return tf.concat([metric.added(outputs, targets, weights) for metric in self._metrics], axis=0)
+
+    def scores(self, more: Sequence[float]) -> dict[str, float]:
+        """What sums over rows come to."""
+        found, first = {}, 0
+        for metric in self._metrics:
+            found[metric.name] = metric.result(np.array(more[first:first + metric.width], np.float64))
+            first += metric.width
+        return found
+
+
+def make_metrics(train: Train, target: TargetSpec) -> MetricSet:
+    """The metrics that a spec asks for; accuracy is computed in any case.
+
+    Raises:
+        SettingError: one cannot be computed of such targets, or not of sums that add up.
+    """
+    return MetricSet([_made(name, target) for name in train.metrics if snake(name) != "accuracy"], target)
+
+
+def _made(name: str, target: TargetSpec) -> _Metric:
+    is_sparse = name_is_sparse(name) or ":" in name
+    try:
+        metric = _Metric(label_of(name), _of_keras(name, target), lambda outputs, targets: _shown(
+            outputs, targets, target, is_sparse))
+        _try(metric, target, name)
+    except SettingError:
+        raise
+    except Exception as error:  # whatever Keras, or a function of the user's own, raises
+        raise SettingError(f"the metric {name} cannot be computed of {target}: {one_line(error)[:300]}", "train",
+                           "metrics") from error
+    return metric
+
+
+def _shown(outputs: tf.Tensor, targets: tf.Tensor, target: TargetSpec, is_sparse: bool) -> tuple[tf.Tensor, tf.Tensor]:
+    predicted = probabilities(outputs, target)
+    if target.kind == "mask":  # every pixel is one to count
+        predicted = tf.reshape(predicted, (-1, target.outputs))
+        flat = tf.cast(tf.reshape(targets, [-1]), tf.int64)
+        labels = tf.where(tf.equal(flat, target.void), tf.zeros_like(flat), flat)
+        return (labels if is_sparse else tf.one_hot(labels, target.outputs)), predicted
+    if is_sparse:
+        return (tf.maximum(targets, 0) if target.kind == "class" else tf.cast(targets, tf.float32)), predicted
+    return dense(targets, target), predicted
+
+
+def _of_keras(name: str, target: TargetSpec) -> keras.metrics.Metric:
+    if ":" in name:
+        try:
+            found = load_object(name, "metric")
+        except UserError as error:
+            raise SettingError(str(error), "train", "metrics") from error
+        if isinstance(found, type) and issubclass(found, keras.metrics.Metric):
+            found = found()
+        return found if isinstance(found, keras.metrics.Metric) else _each(found, name)
+    kind = next(getattr(keras.metrics, one) for one in dir(keras.metrics)
+                if one[0].isupper() and snake(one) == snake(name))
+    parameters = inspect.signature(kind).parameters
+    given: dict[str, Any] = {}
+    if "num_classes" in parameters:
+        given["num_classes"] = target.outputs
+        if "sparse_y_true" in parameters:
+            given |= {"sparse_y_true": False, "sparse_y_pred": False}
+    if "average" in parameters:
+        given["average"] = "macro"
+    return kind(**given)
+
+
+def _each(function: Callable[..., Any], name: str) -> keras.metrics.Metric:
+    """The mean of a function's numbers for samples."""
+
+    def checked(wanted: tf.Tensor, predicted: tf.Tensor) -> tf.Tensor:
+        found = tf.convert_to_tensor(function(wanted, predicted))
+        if found.shape.rank == 0:
+            raise SettingError(f"the metric {name} gives one number for a whole batch, which ranks cannot add up; it "
+                               "should give one for each sample, or be a keras.metrics.Metric", "train", "metrics")
+        return tf.cast(found, tf.float32)
+
+    return keras.metrics.MeanMetricWrapper(checked, name=label_of(name))
+
+
+def _try(metric: _Metric, target: TargetSpec, name: str) -> None:
+    """See on made-up samples that a metric can be computed, and that its state adds up."""
+    random = np.random.default_rng(0)
+    made = target.made_up(random, _PROBES)
+    targets = tf.constant(target.split(made)[0])
+    outputs = tf.constant(random.uniform(0.1, 2, (_PROBES, *_output_shape(target))), tf.float32)  # logs are taken
+    pixels = int(np.prod(target.shape)) if target.kind == "mask" else 1
+
+    def added(first: int, last: int) -> np.ndarray:
+        weights = tf.ones((last - first) * pixels)
+        return np.asarray(metric.added(outputs[first:last], targets[first:last], weights))
+
+    metric.keras.update_state(*metric.shown(outputs, targets))  # some make their variables only now
+    parts, whole = added(0, 5) + added(5, _PROBES), added(0, _PROBES)
+    if not np.allclose(parts, whole, rtol=1e-4, atol=1e-4, equal_nan=True):
+        raise SettingError(f"the metric {name} is refused: its state is not the sum of what batches add to it, so that "
+                           "the ranks of a group cannot compute it together", "train", "metrics")
+    metric.result(whole.astype(np.float64))
+
+
+def _output_shape(target: TargetSpec) -> tuple[int, ...]:
+    return (*target.shape, target.outputs) if target.kind == "mask" else (target.outputs,)

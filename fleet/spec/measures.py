@@ -1,0 +1,123 @@
+"""Losses and metrics by the names that Keras has for them, and in which direction each gets better.
+
+Keras is not imported for them; a test compares them with what it has.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from fleet.errors import UserError
+
+UP, DOWN = "max", "min"
+
+# What keras.losses.get finds, by its snake-case name; each gives a number for every sample.
+LOSSES: tuple[str, ...] = (
+    "binary_crossentropy", "binary_focal_crossentropy", "categorical_crossentropy", "categorical_focal_crossentropy",
+    "categorical_hinge", "cosine_similarity", "hinge", "huber", "kl_divergence", "log_cosh", "mean_absolute_error",
+    "mean_absolute_percentage_error", "mean_squared_error", "mean_squared_logarithmic_error", "poisson",
+    "sparse_categorical_crossentropy", "squared_hinge")
+
+# What keras.metrics.get finds without arguments, or with the number of classes alone -> the direction.
+METRICS: dict[str, str] = {
+    **dict.fromkeys(("accuracy", "auc", "binary_accuracy", "binary_io_u", "categorical_accuracy",
+                     "concordance_correlation", "cosine_similarity", "f1_score", "f_beta_score", "mean_io_u",
+                     "one_hot_mean_io_u", "pearson_correlation", "precision", "r2_score", "recall",
+                     "sparse_categorical_accuracy", "sparse_top_k_categorical_accuracy", "top_k_categorical_accuracy",
+                     "true_negatives", "true_positives"), UP),
+    **dict.fromkeys(("binary_crossentropy", "categorical_crossentropy", "categorical_hinge", "false_negatives",
+                     "false_positives", "hinge", "kl_divergence", "log_cosh_error", "mean_absolute_error",
+                     "mean_absolute_percentage_error", "mean_squared_error", "mean_squared_logarithmic_error",
+                     "poisson", "root_mean_squared_error", "sparse_categorical_crossentropy", "squared_hinge"), DOWN)}
+
+_SHORT = {"mse": "mean_squared_error", "mae": "mean_absolute_error", "mape": "mean_absolute_percentage_error",
+          "msle": "mean_squared_logarithmic_error", "bce": "binary_crossentropy", "acc": "accuracy",
+          "rmse": "root_mean_squared_error", "kld": "kl_divergence", "mean_iou": "mean_io_u",
+          "binary_iou": "binary_io_u", "one_hot_mean_iou": "one_hot_mean_io_u", "logcosh": "log_cosh"}
+
+FIELDS = ("loss", "accuracy")  # what an epoch has in any case, of training, and with val_ of validation
+
+# Names that tables of results and of epochs have for other things.
+COLUMNS = frozenset({"loss", "test_loss", "test_accuracy", "name", "status", "reason", "parameters", "epochs", "epoch",
+                     "best_epoch", "seconds", "drawn", "stream_epoch", "learning_rate", "samples", "gpus", "waited_s",
+                     "path", "accepted"})
+
+
+def snake(name: str) -> str:
+    """A name of Keras in the form of the tables: classes and short names too.
+
+    >>> snake("MeanIoU"), snake("AUC"), snake("mae"), snake("F1Score")
+    ('mean_io_u', 'auc', 'mean_absolute_error', 'f1_score')
+    """
+    parts = re.sub(r"(.)([A-Z][a-z0-9]+)", r"\1_\2", name)
+    lower = re.sub(r"([a-z])([A-Z])", r"\1_\2", parts).lower()
+    return _SHORT.get(name.lower(), _SHORT.get(lower, lower))
+
+
+def label_of(name: str) -> str:
+    """What a metric is called in tables: its name as it is written, of an import path that of the function.
+
+    >>> label_of("mae"), label_of("my_metrics:quantile")
+    ('mae', 'quantile')
+    """
+    return name.rpartition(":")[2]
+
+
+def check_name(name: str, known: Mapping[str, Any] | tuple[str, ...], what: str) -> None:
+    """See that a loss or a metric is one of Keras, or an import path.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if ":" in name or snake(name) in known:
+        return
+    close = difflib.get_close_matches(snake(name), known, n=3)
+    hint = f" (did you mean {', '.join(close)}?)" if close else f"; there are {', '.join(sorted(known))}"
+    raise ValueError(f"no {what} of Keras is named {name!r}{hint}, or an import path module:function")
+
+
+def direction_of(monitor: str) -> str | None:
+    """``max`` or ``min``; None where nobody can tell, of a metric of one's own.
+
+    >>> direction_of("val_AUC"), direction_of("val_loss"), direction_of("quantile")
+    ('max', 'min', None)
+    """
+    name = monitor.removeprefix("val_")
+    return DOWN if name == "loss" else METRICS.get(snake(name))
+
+
+def class_weight_vector(wanted: Mapping[Any, float], names: tuple[str, ...], classes: int) -> tuple[float, ...]:
+    """The weight of each class, of a mapping from names or numbers of classes; 1 for those that it leaves out.
+
+    Raises:
+        UserError: it names no class.
+    """
+    weights = [1.0] * classes
+    for key, weight in wanted.items():
+        if str(key) in names:
+            weights[names.index(str(key))] = float(weight)
+        elif str(key).isdigit() and int(key) < classes:
+            weights[int(key)] = float(weight)
+        else:
+            listed = ", ".join(names[:8]) if names else f"0 to {classes - 1}"
+            raise UserError(f"train.class_weights: {key!r} is no class; there are {listed}")
+    return tuple(weights)
+
+
+def balanced(counts: tuple[int, ...]) -> tuple[float, ...]:
+    """Weights by which all classes count the same, with the mean of 1 over samples; 0 for one without samples.
+
+    >>> balanced((1, 3))
+    (2.0, 0.6666666666666666)
+    """
+    present = sum(count > 0 for count in counts)
+    return tuple(sum(counts) / (present * count) if count else 0.0 for count in counts)
+
+
+def is_weight(value: Any) -> bool:
+    """Whether it is a number from 0."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
