@@ -1,0 +1,255 @@
+"""Targets of every kind in Keras networks: against model.fit of Keras, and exact however a batch is cut."""
+
+import numpy as np
+import pytest
+
+from fleet.engines.base import Sums
+from fleet.errors import ModelError, SettingError
+from fleet.spec import parse
+from fleet.spec.measures import LOSSES, METRICS, direction_of, snake
+from preprocess.sample import ImageSpec, SampleSpec
+from preprocess.target import TargetSpec, class_target
+
+pytestmark = pytest.mark.tensorflow
+
+TARGETS = {"class": class_target(3, weighted=True), "multilabel": TargetSpec("multilabel", 3),
+           "value": TargetSpec("value", 2), "mask": TargetSpec("mask", 3, size=(4, 4))}
+LOSS = {"class": "SparseCategoricalCrossentropy", "multilabel": "BinaryCrossentropy", "value": "MeanSquaredError",
+        "mask": "SparseCategoricalCrossentropy"}
+
+
+class OneRank:
+    """A group of one rank, without MPI."""
+
+    size, rank, is_master = 1, 0, True
+
+
+def build(kind, model=None, **train):
+    from fleet.engines.keras.engine import KerasEngine
+
+    target = TARGETS[kind]
+    sample = SampleSpec(ImageSpec((4, 4, 1), "float32"), target.outputs, target=target)
+    content = parse({"models": [model or {"family": "softmax"}],
+                     "train": {"optimizer": {"learning_rate": 0.1, "momentum": 0.9}, **train}})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TF_NUM_INTRAOP_THREADS", "1")
+        return KerasEngine(sample, "mpi", 0, 1).build(content.networks[0], OneRank())
+
+
+def batch(kind, rows=12):
+    random, target = np.random.default_rng(2), TARGETS[kind]
+    made = target.made_up(random, rows)
+    made["weight"] = random.uniform(0.5, 2, rows)
+    return (random.normal(size=(rows, 4, 4, 1)).astype(np.float32), *target.split(made))
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+def test_a_network_learns_what_keras_itself_would(kind):
+    import keras
+
+    trainable, (inputs, targets, weights) = build(kind), batch(kind)
+    other = keras.models.clone_model(trainable._model)
+    other.set_weights(trainable._model.get_weights())
+    options = {} if kind == "value" else {"from_logits": True}
+    other.compile(keras.optimizers.SGD(0.1, momentum=0.9), getattr(keras.losses, LOSS[kind])(**options))
+    by_pixel = weights[:, None, None] * np.ones((1, 4, 4)) if kind == "mask" else weights
+    fitted = other.fit(inputs, targets, batch_size=12, epochs=4, sample_weight=by_pixel, verbose=0, shuffle=False)
+    losses = [trainable.step(inputs, targets, 12, False, weights).loss / 12 for _ in range(4)]
+    np.testing.assert_allclose(losses, fitted.history["loss"], rtol=1e-4)
+    for mine, theirs in zip(trainable._model.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "names"), [
+    ("class", ["AUC", "f1_score", "mean_io_u", "TopKCategoricalAccuracy", "sparse_categorical_crossentropy"]),
+    ("multilabel", ["AUC", "precision", "F1Score"]),
+    ("value", ["mae", "r2_score", "RootMeanSquaredError"]),
+    ("mask", ["MeanIoU", "f1_score"]),
+])
+def test_metrics_of_any_cut_of_a_batch_are_those_of_keras_on_the_whole(kind, names):
+    import keras
+
+    trainable, some = build(kind, metrics=names), batch(kind)
+    whole = trainable.evaluate(*some)
+    parts = sum((trainable.evaluate(*(array[rows] for array in some))
+                 for rows in (slice(0, 5), slice(5, 6), slice(6, 12))), Sums())
+    np.testing.assert_allclose(whole.pack(), parts.pack(), rtol=1e-5)
+    found = trainable.scores(parts.more)
+    assert found == pytest.approx(trainable.scores(whole.more), rel=1e-5)
+    outputs, targets = np.asarray(trainable._model(some[0])), some[1]
+    if kind == "value":
+        assert found["mae"] == pytest.approx(np.abs(outputs - targets).mean(), rel=1e-4)
+        residual, total = np.square(outputs - targets).sum(0), np.square(targets - targets.mean(0)).sum(0)
+        assert found["r2_score"] == pytest.approx((1 - residual / total).mean(), rel=1e-3)
+    if kind == "multilabel":
+        auc = keras.metrics.AUC()
+        auc.update_state(targets, 1 / (1 + np.exp(-outputs)))
+        assert found["AUC"] == pytest.approx(float(auc.result()), rel=1e-4)
+    if kind == "mask":
+        table = np.zeros((3, 3))
+        np.add.at(table, (targets.ravel(), outputs.argmax(-1).ravel()), 1)
+        hits = np.diag(table)
+        assert found["MeanIoU"] == pytest.approx(np.mean(hits / (table.sum(0) + table.sum(1) - hits)), rel=1e-4)
+
+
+@pytest.mark.parametrize(("kind", "train", "options"), [
+    ("value", {"loss": "mae"}, ("MeanAbsoluteError", {})),
+    ("value", {"loss": "huber"}, ("Huber", {})),
+    ("multilabel", {"label_smoothing": 0.2}, ("BinaryCrossentropy", {"from_logits": True, "label_smoothing": 0.2})),
+    ("class", {"label_smoothing": 0.2}, ("CategoricalCrossentropy", {"from_logits": True, "label_smoothing": 0.2})),
+    ("class", {"loss": "categorical_focal_crossentropy"}, ("CategoricalFocalCrossentropy", {"from_logits": True})),
+])
+def test_losses_are_those_of_keras(kind, train, options):
+    import keras
+
+    trainable, (inputs, targets, weights) = build(kind, **train), batch(kind)
+    outputs = trainable._model(inputs)
+    wanted = np.eye(3)[targets] if kind == "class" else targets
+    name, given = options
+    expected = float(getattr(keras.losses, name)(**given)(wanted, outputs, sample_weight=weights))
+    assert trainable.evaluate(inputs, targets, weights).loss / 12 == pytest.approx(expected, rel=1e-4)
+
+
+def test_weights_of_classes_count_in_training_alone():
+    plain, weighted = build("class"), build("class", class_weights={"0": 3.0, "1": 1.0, "2": 0.0})
+    inputs, targets, weights = batch("class")
+    assert weighted.evaluate(inputs, targets, weights).loss == plain.evaluate(inputs, targets, weights).loss
+    by_class = np.array([3.0, 1.0, 0.0], np.float32)[targets]
+    assert weighted.step(inputs, targets, 12, False, weights).loss == pytest.approx(
+        plain.step(inputs, targets, 12, False, weights * by_class).loss, rel=1e-5)
+
+
+def test_a_state_taken_up_goes_on_as_if_nothing_had_happened():
+    for kind in ("value", "mask"):
+        one, other, some = build(kind), build(kind), batch(kind)
+        for _ in range(3):
+            one.step(*some[:2], 12, False, some[2])
+        other.load(one.state())
+        assert one.step(*some[:2], 12, False, some[2]) == other.step(*some[:2], 12, False, some[2])
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+def test_what_is_exported_gives_what_was_trained(kind, tmp_path):
+    assert build(kind).try_export(tmp_path) == ""
+
+
+# ---- functions of one's own --------------------------------------------------------------------
+
+
+def two_inputs(input_shape, classes):
+    import keras
+
+    first, second = keras.Input(input_shape), keras.Input(input_shape)
+    return keras.Model([first, second], keras.layers.Dense(classes)(keras.layers.Flatten()(first + second)))
+
+
+def two_outputs(input_shape, classes):
+    import keras
+
+    inputs = keras.Input(input_shape)
+    flat = keras.layers.Flatten()(inputs)
+    return keras.Model(inputs, [keras.layers.Dense(classes)(flat), keras.layers.Dense(1)(flat)])
+
+
+def of_outputs(input_shape, outputs):
+    import keras
+
+    return keras.Sequential([keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(outputs)])
+
+
+def ending_in_sigmoid(input_shape, classes):
+    import keras
+
+    return keras.Sequential([keras.Input(input_shape), keras.layers.Flatten(),
+                             keras.layers.Dense(classes, "sigmoid")])
+
+
+def quartic(targets, outputs):
+    return (targets - outputs) ** 4
+
+
+def of_a_batch(targets, outputs):
+    import keras
+
+    return keras.ops.mean(targets - outputs)
+
+
+def last_metric():
+    import keras
+
+    class Last(keras.metrics.Metric):
+        """No sum: only the last batch counts."""
+
+        def __init__(self):
+            super().__init__()
+            self.value = self.add_weight(name="value", initializer="zeros")
+
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            self.value.assign(keras.ops.mean(keras.ops.cast(y_pred, "float32")))
+
+        def result(self):
+            return self.value
+
+    return Last
+
+
+def __getattr__(name):  # a class that stands on Keras, which is not imported before it is asked for
+    if name == "Last":
+        return last_metric()
+    raise AttributeError(name)
+
+
+def test_a_function_of_ones_own_may_call_them_outputs():
+    trainable = build("value", {"build": f"{__name__}:of_outputs"})
+    assert trainable.evaluate(*batch("value")).count == 12
+
+
+def test_a_sigmoid_of_several_labels_is_taken_away():
+    trainable = build("multilabel", {"build": f"{__name__}:ending_in_sigmoid"})
+    assert (np.asarray(trainable._model(batch("multilabel")[0])) < 0).any()
+
+
+def test_a_loss_and_a_metric_of_ones_own():
+    name = f"{__name__}:quartic"
+    trainable, (inputs, targets, weights) = build("value", loss=name, metrics=[name]), batch("value")
+    each = (np.asarray(trainable._model(inputs)) - targets) ** 4
+    judged = trainable.evaluate(inputs, targets, weights)
+    assert judged.loss == pytest.approx(float((each.mean(axis=1) * weights).sum()), rel=1e-4)
+    assert trainable.scores(judged.more) == pytest.approx({"quartic": each.mean()}, rel=1e-4)
+
+
+@pytest.mark.parametrize(("kind", "model", "train", "kinds", "complaint"), [
+    ("value", "two_inputs", {}, ModelError, "takes 2 inputs; samples have one"),
+    ("value", "two_outputs", {}, ModelError, "gives 2 outputs; samples have one target"),
+    ("mask", "of_outputs", {}, ModelError, r"gives outputs of shape \(None, 3\), not \(None, 4, 4, 3\)"),
+    ("value", "of_outputs", {"metrics": [f"{__name__}:of_a_batch"]}, SettingError, "one number for a whole batch"),
+    ("value", "of_outputs", {"metrics": [f"{__name__}:Last"]}, SettingError, "its state is not the sum"),
+    ("value", "of_outputs", {"metrics": ["sparse_categorical_accuracy"]}, SettingError, "be computed of 2 values"),
+    ("mask", "of_outputs", {"loss": "huber"}, (SettingError, ModelError), ""),
+])
+def test_what_cannot_be_is_refused_with_the_reason(kind, model, train, kinds, complaint):
+    with pytest.raises(kinds, match=complaint):
+        build(kind, {"build": f"{__name__}:{model}"}, **train)
+
+
+def test_the_tables_of_losses_and_metrics_are_those_of_keras():
+    import keras
+
+    losses = {name for name in dir(keras.losses) if name.islower() and not name.startswith("_")}
+    # Of a whole batch, of sequences or embeddings, or with parameters that a name cannot give.
+    losses -= {"get", "serialize", "deserialize", "dice", "tversky", "ctc", "circle",
+               "categorical_generalized_cross_entropy"}
+    assert set(LOSSES) == losses
+    classes = [getattr(keras.metrics, name) for name in dir(keras.metrics) if name[0].isupper()]
+    names = {snake(kind.__name__) for kind in classes}
+    assert names - set(METRICS) == {"mean", "sum", "metric", "mean_metric_wrapper", "io_u", "one_hot_io_u",
+                                    "precision_at_recall", "recall_at_precision", "sensitivity_at_specificity",
+                                    "specificity_at_sensitivity"}
+    assert set(METRICS) <= names
+    for kind in classes:
+        if (name := snake(kind.__name__)) in METRICS:
+            try:
+                said = kind()._direction
+            except (TypeError, AttributeError):  # it wants the number of classes; or does not say
+                continue
+            assert said is None or {"up": "max", "down": "min"}[said] == direction_of(name), name

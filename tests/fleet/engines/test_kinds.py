@@ -1,0 +1,127 @@
+"""Targets of every kind in the numpy engine, against differences, closed forms, and groups of other sizes."""
+
+import numpy as np
+import pytest
+
+from fleet.comm.alone import Alone
+from fleet.engines.softmax import NumpyEngine
+from fleet.errors import SettingError
+from fleet.stream.base import split_rows
+from preprocess.sample import ImageSpec, SampleSpec
+from preprocess.target import TargetSpec, class_target
+from tests.fleet.histories import spec
+from tests.fleet.one_process import Launch
+
+TARGETS = {"class": class_target(3), "weighted": class_target(3, weighted=True),
+           "multilabel": TargetSpec("multilabel", 3), "value": TargetSpec("value", 2),
+           "mask": TargetSpec("mask", 3, size=(2, 3))}
+
+
+def sample_of(kind):
+    return SampleSpec(ImageSpec((2, 3, 2), "float32"), TARGETS[kind].outputs, target=TARGETS[kind])
+
+
+def network(kind, group=None, **train):
+    made = spec({"family": "softmax"}, train={"optimizer": {"learning_rate": 0.1, "momentum": 0.5}, **train})
+    return NumpyEngine(sample_of(kind)).build(made.networks[0], group or Alone())
+
+
+def batch(kind, rows=7, bad=()):
+    """Inputs, targets and weights, some of which are marked."""
+    random, target = np.random.default_rng(1), TARGETS[kind]
+    inputs, made = random.normal(size=(rows, 2, 3, 2)).astype(np.float32), target.made_up(random, rows)
+    if not target.is_plain:
+        made["weight"] = random.uniform(0.5, 2, rows)
+    if kind == "mask":
+        made["target"][0, 0, :] = target.void
+    for row in bad:
+        target.mark(made, row)
+    values, weights = target.split(made)
+    return (inputs, values) if weights is None else (inputs, values, weights)
+
+
+def step(trainable, some, size, **options):
+    inputs, values, *weights = some
+    return trainable.step(inputs, values, size, False, *weights, **options)
+
+
+def part(some, rows):
+    return tuple(array[rows] for array in some)
+
+
+@pytest.mark.parametrize("train", [{}, {"label_smoothing": 0.2}, {"class_weights": {"0": 2.0, "1": 0.5, "2": 1.0}}])
+@pytest.mark.parametrize("kind", TARGETS)
+def test_the_gradient_is_that_of_the_loss(kind, train):
+    if (train and kind == "value") or ("class_weights" in train and kind == "multilabel"):
+        return
+    some = batch(kind)
+    trainable = network(kind, **train)
+    start = trainable.state()
+    loss = step(trainable, some, 7).loss / 7
+    slopes = (start["weights"] - trainable.state()["weights"]) / 0.1
+    for place in [(0, 0), (1, 1), (slopes.shape[0] - 1, 1)]:
+        nudged = start["weights"].copy()
+        nudged[place] += 1e-6
+        trainable.load({**start, "weights": nudged})
+        assert (step(trainable, some, 7).loss / 7 - loss) / 1e-6 == pytest.approx(slopes[place], abs=1e-4)
+
+
+def test_losses_are_what_can_be_written_down():
+    inputs, values, weights = batch("value")
+    zero = np.zeros((13, 2))
+    trainable = network("value", metrics=["mae", "MeanSquaredError"])
+    trainable.load({"weights": zero, "velocity": zero})
+    judged = trainable.evaluate(inputs, values, weights)
+    assert judged.loss == pytest.approx(float((np.square(values).mean(axis=1) * weights).sum()))
+    assert trainable.scores(judged.more) == pytest.approx(
+        {"mae": np.abs(values).mean(), "MeanSquaredError": np.square(values).mean()})
+    inputs, values, weights = batch("mask")
+    zero = np.zeros((3, 3))
+    trainable = network("mask")
+    trainable.load({"weights": zero, "velocity": zero})
+    assert trainable.evaluate(inputs, values, weights).loss == pytest.approx(np.log(3) * weights.sum())
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("kind", TARGETS)
+def test_a_group_of_any_size_gives_the_same_losses_and_metrics(kind, size):
+    some = batch(kind, bad=(3,))
+    train = {"metrics": ["mae"]} if kind == "value" else {}
+    alone = network(kind, **train)
+    expected = [step(alone, some, 7) for _ in range(3)]
+    found, weights = {}, {}
+
+    def rank_main(world):
+        trainable = network(kind, world.group(range(size), 1), **train)
+        mine = part(some, slice(*split_rows(0, 7, world.rank, size)))
+        found[world.rank] = [step(trainable, mine, 7) for _ in range(3)]
+        weights[world.rank] = trainable.state()["weights"]
+
+    assert Launch(size, 0).run(rank_main)
+    for rank in range(size):
+        for one, other in zip(found[rank], expected, strict=True):
+            np.testing.assert_allclose(one.pack(), other.pack(), rtol=1e-9)
+        np.testing.assert_allclose(weights[rank], alone.state()["weights"], rtol=1e-9)
+    assert expected[0].count == 6
+
+
+def test_linear_regression_comes_to_the_least_squares():
+    random = np.random.default_rng(0)
+    inputs = random.normal(size=(40, 2, 3, 2)).astype(np.float32)
+    values = random.normal(size=(40, 2)).astype(np.float32)
+    trainable = network("value", optimizer={"learning_rate": 0.3, "momentum": 0.9})
+    for _ in range(2000):
+        trainable.step(inputs, values, 40, False, np.ones(40, np.float32))
+    features = np.concatenate([inputs.reshape(40, -1), np.ones((40, 1))], axis=1)
+    best, *_ = np.linalg.lstsq(features.astype(float), values.astype(float), rcond=None)
+    np.testing.assert_allclose(trainable.state()["weights"], best, atol=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "train", "complaint"), [
+    ("value", {"loss": "huber"}, "has no loss huber"),
+    ("value", {"metrics": ["AUC"]}, "no metric AUC of value targets; it has mean_absolute_error"),
+    ("class", {"metrics": ["AUC"]}, "it has accuracy alone"),
+])
+def test_what_the_engine_does_not_have_is_refused(kind, train, complaint):
+    with pytest.raises(SettingError, match=complaint):
+        network(kind, **train)

@@ -1,0 +1,240 @@
+"""Whole runs, all ranks in one process, on targets of every kind."""
+
+import csv
+import math
+
+import numpy as np
+import pytest
+import yaml
+
+from fleet.errors import ExitStatus, UserError
+from fleet.runtime.prepare import prepare
+from fleet.runtime.replay import compare, largest_difference
+from fleet.runtime.session import Session
+from fleet.storage.checkpoint import newest
+from fleet.storage.results import leaderboard, read_results
+from preprocess.base import BadSample, InputError, RandomAccess
+from preprocess.target import TargetSpec
+from tests.fleet.one_process import Launch
+
+KINDS = ("class", "weighted", "multilabel", "value", "mask")
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch, tmp_path):
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+class Made(RandomAccess):
+    """Small images of float32 whose targets follow from their pixels; one cannot be read."""
+
+    def __init__(self, kind, count, seed, bad=()):
+        random = np.random.default_rng(seed)
+        self._images = random.normal(size=(count, 4, 4, 2)).astype(np.float32)
+        self._kind, self._count, self._bad = kind, count, bad
+        means = self._images.mean(axis=(1, 2))
+        if kind in ("class", "weighted"):
+            self.labels, self.classes = (means[:, 0] > means[:, 1]).astype(int), ("less", "more")
+        elif kind == "multilabel":
+            self.target, self.targets = TargetSpec("multilabel", 2, ("a", "b")), (means > 0).astype(int)
+        elif kind == "value":
+            self.target, self.targets = TargetSpec("value", 2), means * 3 + 1
+        else:
+            self.target = TargetSpec("mask", 2)
+        if kind == "weighted":
+            self.weights = random.uniform(0.5, 2, count)
+
+    def __len__(self):
+        return self._count
+
+    def read(self, index):
+        if index in self._bad:
+            raise BadSample(self.name(index), "gone")
+        return self._images[index]
+
+    def read_target(self, index):
+        return (self._images[index, :, :, 0] > 0).astype(np.uint8)
+
+    def name(self, index):
+        return f"sample {index}"
+
+
+def made(path):
+    """A kind of target: samples for training and for validation."""
+    return Made(path, 50, 1, bad=(7,)), Made(path, 20, 2)
+
+
+class Interruption:
+    """Comes after the coordinator has asked so many times."""
+
+    def __init__(self, after=None):
+        self._left = after
+
+    def reason(self):
+        if self._left is None:
+            return ""
+        self._left -= 1
+        return "SIGTERM came" if self._left < 0 else ""
+
+    def seconds_left(self):
+        return None
+
+
+def write(folder, kind, models=None, data=None, **train):
+    folder.mkdir(exist_ok=True)
+    content = {
+        "name": "test", "seed": 5, "output": str(folder / "run"),
+        "data": {"source": f"{__name__}:made", "path": kind, "validation": None, "transforms": [], "max_bad": 0.5,
+                 **(data or {})},
+        "models": models or [{"family": "softmax", "name": "one"}],
+        "train": {"batch": {"size": 8}, "optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": 0.5},
+                  "converge": {"max_epochs": 4}, **train},
+        "schedule": {"policy": "baseline"}, "resources": {"engine": "numpy", "preprocessors": 1},
+    }
+    path = folder / "spec.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def launch(path, ranks, after=None, **more):
+    prepared = prepare(str(path), [0] * ranks, None, plain=True, **more)
+    statuses = {}
+
+    def rank_main(world):
+        statuses[world.rank] = Session(world, prepared, Interruption(after)).run()
+
+    assert Launch(ranks, 0).run(rank_main)
+    return ExitStatus(statuses[0]), prepared
+
+
+def history(prepared):
+    return newest(prepared.paths, "one", with_arrays=False).history
+
+
+def run(folder, kind, ranks, **train):
+    gpus = ranks - 1
+    path = write(folder, kind, [{"family": "softmax", "name": "one", "gpus": gpus}], **train)
+    status, prepared = launch(path, ranks)
+    assert status is ExitStatus.OK
+    return history(prepared)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_groups_of_one_two_and_three_come_to_the_same(kind, tmp_path):
+    train = {"metrics": ["mae"]} if kind == "value" else {}
+    alone = run(tmp_path / "1", kind, 2, **train)
+    assert alone[-1].loss < alone[0].loss
+    assert alone[-1].samples == 49
+    for ranks in (3, 4):
+        found = run(tmp_path / str(ranks), kind, ranks, **train)
+        assert {record.gpus for record in found} == {ranks - 1}
+        assert largest_difference(alone, found) < 1e-9
+
+
+@pytest.mark.parametrize("kind", ["value", "mask"])
+def test_a_run_that_was_interrupted_ends_as_one_that_was_not(kind, tmp_path):
+    whole = run(tmp_path / "whole", kind, 3, batch={"size": 3})
+    path = write(tmp_path / "parts", kind, [{"family": "softmax", "name": "one", "gpus": 2}], batch={"size": 3})
+    status, launches = ExitStatus.RESUMABLE, 0
+    while status is ExitStatus.RESUMABLE:
+        launches += 1
+        assert launches < 60
+        status, prepared = launch(path, 3, after=60 * launches)
+    assert launches > 1
+    assert largest_difference(whole, history(prepared)) < 1e-12
+
+
+@pytest.mark.parametrize("kind", ["value", "mask"])
+def test_a_replay_gives_the_same_numbers(kind, tmp_path):
+    path = write(tmp_path / "first", kind, metrics=["mae"] if kind == "value" else [])
+    _, first = launch(path, 2)
+    _, again = launch(path, 2, replay=str(first.paths.root), only="one")
+    assert largest_difference(history(first), history(again)) == 0
+    said = compare(history(first), history(again))
+    assert "val_loss: equal to the last bit in all of 4 epochs" in said
+    assert ("val_mae: equal" in said) == (kind == "value")
+
+
+@pytest.mark.parametrize("cache", ["memory", "none"])
+def test_masks_may_be_kept_in_memory(cache, tmp_path):
+    path = write(tmp_path / cache, "mask", data={"cache": cache, "transforms": [
+        {"flip": {"horizontal": True}}, {"random_crop": {"size": [3, 3]}}]})
+    status, prepared = launch(path, 3)
+    assert status is ExitStatus.OK
+    assert history(prepared)[-1].loss < history(prepared)[0].loss
+
+
+def test_results_of_values_have_their_metrics_and_no_accuracy(tmp_path):
+    models = [{"family": "softmax", "name": "slow", "train": {"optimizer": {"learning_rate": 0.0001}}},
+              {"family": "softmax", "name": "one"}]
+    path = write(tmp_path, "value", models, metrics=["mae", "mean_squared_error"])
+    _, prepared = launch(path, 2)
+    with open(prepared.paths.results, newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["name"] for row in rows] == ["one", "slow"]  # by val_loss
+    assert [(row["accuracy"], row["val_accuracy"], row["test_accuracy"]) for row in rows] == [("", "", "")] * 2
+    best = history(prepared)[int(rows[0]["best_epoch"]) - 1]
+    assert float(rows[0]["val_loss"]) == best.val_loss == min(record.val_loss for record in history(prepared))
+    assert float(rows[0]["val_mae"]) == best.metrics["val_mae"]
+    assert float(rows[0]["mean_squared_error"]) == pytest.approx(best.loss)
+    read = read_results(prepared.paths.root)
+    assert read[0].metrics["mae"] == best.metrics["mae"]
+    assert math.isnan(read[0].accuracy)
+    headers, _ = leaderboard(read)
+    assert headers == ["network", "status", "epochs", "best", "val loss", "loss", "val mae", "val mean_squared_error",
+                       "params", "s", "why"]
+
+
+def test_any_metric_may_be_monitored(tmp_path):
+    converge = {"max_epochs": 9, "monitor": "val_mae", "target": 0.8}
+    path = write(tmp_path, "value", metrics=["mae"], converge=converge)
+    _, prepared = launch(path, 2)
+    last = history(prepared)[-1]
+    assert last.metrics["val_mae"] <= 0.8 < history(prepared)[-2].metrics["val_mae"]
+    assert read_results(prepared.paths.root)[0].reason.startswith("val_mae reached")
+
+
+def test_classes_have_the_same_table_as_ever(tmp_path):
+    _, prepared = launch(write(tmp_path, "class"), 2)
+    header = prepared.paths.results.read_text().splitlines()[0]
+    assert header == ("name,status,reason,parameters,epochs,best_epoch,loss,accuracy,val_loss,val_accuracy,test_loss,"
+                      "test_accuracy,seconds,drawn")
+    assert prepared.spec.networks[0].train.converge.watched == "val_accuracy"
+    assert "metrics" not in prepared.paths.history("one").read_text()
+
+
+def test_weights_of_classes_may_be_balanced(tmp_path):
+    path = write(tmp_path, "class", class_weights="balanced")
+    _, prepared = launch(path, 2)
+    counts = np.bincount(prepared.data.train.labels)
+    wanted = counts.sum() / (2 * counts)
+    assert list(prepared.spec.networks[0].train.class_weights.values()) == pytest.approx(wanted.tolist())
+
+
+@pytest.mark.parametrize(("kind", "train", "complaint"), [
+    ("value", {"label_smoothing": 0.1}, "train.label_smoothing: targets are values, not classes"),
+    ("value", {"converge": {"monitor": "val_accuracy"}}, "accuracy means nothing for targets that are values"),
+    ("multilabel", {"class_weights": {"a": 2}}, "has no single class"),
+    ("mask", {"class_weights": "balanced"}, "reading every mask"),
+    ("class", {"class_weights": {"most": 2}}, "'most' is no class; there are less, more"),
+])
+def test_what_does_not_fit_the_targets_is_refused(kind, train, complaint, tmp_path):
+    with pytest.raises(UserError, match=complaint):
+        prepare(str(write(tmp_path, kind, **train)), [0, 0], None)
+
+
+def test_a_family_that_gives_one_answer_for_an_image_is_none_for_masks(tmp_path):
+    path = write(tmp_path, "mask", [{"family": "softmax"}])
+    text = path.read_text().replace("family: softmax", "family: cnn").replace("engine: numpy", "engine: keras")
+    path.write_text(text)
+    with pytest.raises(UserError, match="gives one answer for an image, and masks want one for each pixel"):
+        prepare(str(path), [0, 0], None)
+
+
+def test_a_spec_says_what_the_labels_of_a_source_are(tmp_path):
+    path = write(tmp_path, "class", data={"target": "value"})
+    _, prepared = launch(path, 2)
+    assert (prepared.sample.target.kind, prepared.sample.classes) == ("value", 1)
+    with pytest.raises(InputError, match="data.target: value, but the source has targets of the kind multilabel"):
+        prepare(str(write(tmp_path / "other", "multilabel", data={"target": "value"})), [0, 0], None)
