@@ -90,7 +90,8 @@ def write(folder, kind, models=None, data=None, **train):
         "models": models or [{"family": "softmax", "name": "one"}],
         "train": {"batch": {"size": 8}, "optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": 0.5},
                   "converge": {"max_epochs": 4}, **train},
-        "schedule": {"policy": "baseline"}, "resources": {"engine": "numpy", "preprocessors": 1},
+        "profile": {"batches": 4, "timed": 2, "max_gpus": 2},
+        "resources": {"engine": "numpy", "preprocessors": 1},
     }
     path = folder / "spec.yaml"
     path.write_text(yaml.safe_dump(content))
@@ -187,11 +188,11 @@ def test_results_of_values_have_their_metrics_and_no_accuracy(tmp_path):
 
 
 def test_any_metric_may_be_monitored(tmp_path):
-    converge = {"max_epochs": 9, "monitor": "val_mae", "target": 0.8}
+    converge = {"max_epochs": 9, "monitor": "val_mae", "target": 0.3}
     path = write(tmp_path, "value", metrics=["mae"], converge=converge)
     _, prepared = launch(path, 2)
     last = history(prepared)[-1]
-    assert last.metrics["val_mae"] <= 0.8 < history(prepared)[-2].metrics["val_mae"]
+    assert last.metrics["val_mae"] <= 0.3 < history(prepared)[-2].metrics["val_mae"]
     assert read_results(prepared.paths.root)[0].reason.startswith("val_mae reached")
 
 
