@@ -84,5 +84,8 @@ ImportPath = Annotated[str, WithJsonSchema(IMPORT_PATH)]
 Source = Annotated[str, OneOf(lambda: [{"enum": list(SOURCES)}, IMPORT_PATH])]
 PolicyName = Annotated[str, OneOf(lambda: [{"enum": list(POLICIES)}, IMPORT_PATH])]
 EngineName = Annotated[str, OneOf(lambda: [{"enum": list(ENGINES)}, IMPORT_PATH])]
+Monitor = Annotated[str, OneOf(lambda: [
+    {"enum": ["val_accuracy", "val_loss", "accuracy", "loss"]},
+    {"title": "a metric of train.metrics, perhaps with val_ before it", "type": "string"}])]
 Family = Annotated[str, OneOf(_families)]
 TransformItem = Annotated[str | dict[str, Any], _checked(parse_transform), WithJsonSchema(item_schema())]

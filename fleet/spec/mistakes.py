@@ -26,6 +26,7 @@ from fleet.spec.schema import (
     Profile,
     Resources,
     Schedule,
+    Target,
     Train,
 )
 from fleet.spec.space import Range
@@ -89,7 +90,7 @@ def _document_path(item: ErrorDetails, content: Any) -> tuple:
 
 _PARTS: dict[str, type] = {"data": Data, "train": Train, "schedule": Schedule, "profile": Profile,
                            "resources": Resources, "checkpoint": Checkpoint, "batch": Batch, "optimizer": Optimizer,
-                           "converge": Converge}
+                           "converge": Converge, "target": Target}
 
 
 def _owner(place: Sequence[Any]) -> type | None:

@@ -22,6 +22,7 @@ from fleet.spec.fields import (
     EngineName,
     Family,
     ImportPath,
+    Monitor,
     PolicyName,
     Share,
     ShareOrPath,
@@ -187,7 +188,7 @@ class Converge:
     patience: Positive | None = Field(default=None, description=(
         "Number of epochs without an improvement of `monitor` after which training ends. Without it, training does not "
         "end early."))
-    monitor: str | None = Field(default=None, description=(
+    monitor: Monitor | None = Field(default=None, description=(
         "The quantity that decides which epoch is the best, and when training ends: loss, accuracy or a metric, with "
         "val_ before it that of the validation data. Without it, val_accuracy for classes and val_loss for all else. "
         "Of epochs with equal values, the one with the least loss is the best: of validation, or of training without "
