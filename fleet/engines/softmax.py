@@ -78,6 +78,8 @@ class SoftmaxRegression:
         optimizer = network.train.optimizer
         if optimizer.name != "sgd" or not isinstance(optimizer.learning_rate, float):
             raise SettingError("the numpy engine has only sgd with a constant learning rate", "train", "optimizer")
+        if network.train.batch.accumulate > 1:
+            raise SettingError("the numpy engine does not accumulate gradients", "train", "batch", "accumulate")
         train = network.train
         if train.loss is not None:
             raise SettingError(f"the numpy engine has no loss {train.loss}: it has that of the targets alone", "train",

@@ -6,7 +6,7 @@ What a key means is said once, in its ``Field(description=...)``: the JSON Schem
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -23,6 +23,7 @@ from fleet.spec.fields import (
     Family,
     ImportPath,
     Monitor,
+    OptimizerName,
     PolicyName,
     Share,
     ShareOrPath,
@@ -33,6 +34,7 @@ from fleet.spec.fields import (
 from fleet.spec.learning_rate import check_schedule, schedule_schema
 from fleet.spec.measures import COLUMNS, FIELDS, LOSSES, METRICS, UP, check_name, direction_of, is_weight, label_of
 from fleet.spec.model import Architecture
+from fleet.spec.optimizers import foreign, slots_of
 from fleet.spec.origin import Origin
 from fleet.spec.space import Grid, Space
 from fleet.units import parse_delta
@@ -132,44 +134,115 @@ class Batch:
         "What happens on several GPUs. fixed: they split the batch, so that the result does not depend on their "
         "number. per_gpu: each has a batch of this size, and the learning rate is multiplied by the number of GPUs "
         "(the linear scaling rule)."))
+    accumulate: Positive = Field(default=1, description=(
+        "Number of training steps whose gradients are averaged before the weights change. The batch of the optimizer "
+        "is so many times `size`, while a GPU holds no more rows."))
 
 
 @dataclass(frozen=True, config=_STRICT)
 class Optimizer:
     """A Keras optimizer. A parameter that is not given keeps the default of Keras."""
 
-    name: Literal["sgd", "adam", "adamw"] = Field(default="sgd", description=(
-        "Which optimizer trains the network: stochastic gradient descent, Adam, or Adam with decoupled weight decay."))
+    name: OptimizerName = Field(default="sgd", description=(
+        "Which optimizer trains the network: a name of Keras, in lower case, or the import path of your own function, "
+        "which is called with learning_rate and `args` and returns a keras.optimizers.Optimizer."))
     learning_rate: Annotated[Annotated[float, Field(gt=0)] | dict[str, Any], WithJsonSchema(schedule_schema())] = Field(
         default=0.01, description=("The learning rate: a number, or a schedule of Keras with its arguments, like "
                            "{name: CosineDecay, initial_learning_rate: 0.1, decay_steps: 1000}."))
     momentum: Annotated[float, Field(ge=0, lt=1)] | None = Field(default=None, description=(
-        "Only for sgd: which share of the previous step is added to the next."))
-    nesterov: bool | None = Field(default=None, description="Only for sgd: whether the momentum is that of Nesterov.")
+        "Only for sgd, rmsprop and muon: which share of the previous step is added to the next."))
+    nesterov: bool | None = Field(default=None, description=(
+        "Only for sgd and muon: whether the momentum is that of Nesterov."))
     beta_1: Annotated[float, Field(ge=0, lt=1)] | None = Field(default=None, description=(
-        "Only for adam and adamw: decay of the running mean of the gradients."))
+        "Only for the kinds of Adam, lamb and lion: decay of the running mean of the gradients."))
     beta_2: Annotated[float, Field(ge=0, lt=1)] | None = Field(default=None, description=(
-        "Only for adam and adamw: decay of the running mean of the squared gradients."))
+        "Only for the kinds of Adam, lamb and lion: decay of the running mean of the squared gradients."))
     epsilon: Annotated[float, Field(gt=0)] | None = Field(default=None, description=(
-        "Only for adam and adamw: a small number in the denominator, for numerical stability."))
+        "Not for sgd, lion, ftrl and adafactor: a small number in the denominator, for numerical stability."))
     weight_decay: Annotated[float, Field(ge=0)] | None = Field(default=None, description=(
         "Weight decay: each step takes this share of every weight away, times the learning rate."))
     global_clipnorm: Annotated[float, Field(gt=0)] | None = Field(default=None, description=(
         "Largest norm of all gradients together. If it is exceeded, they are scaled down to it."))
 
+    clipnorm: Annotated[float, Field(gt=0)] | None = Field(default=None, description=(
+        "Largest norm of each variable's gradient. If it is exceeded, the gradient is scaled down to it."))
+    clipvalue: Annotated[float, Field(gt=0)] | None = Field(default=None, description=(
+        "Largest absolute value of a gradient's numbers."))
+    use_ema: bool | None = Field(default=None, description=(
+        "Whether running means of the weights are kept, by which the network is judged and exported."))
+    ema_momentum: Annotated[float, Field(ge=0, le=1)] | None = Field(default=None, description=(
+        "Decay of these means."))
+    ema_overwrite_frequency: Positive | None = Field(default=None, description=(
+        "Number of steps after which the weights are set to these means. Without it, never in training."))
+    rho: Annotated[float, Field(ge=0, lt=1)] | None = Field(default=None, description=(
+        "Only for adadelta and rmsprop: decay of the running mean of the squared gradients."))
+    beta_2_decay: float | None = Field(default=None, description=(
+        "Only for adafactor: decay rate of the second moment."))
+    epsilon_1: Annotated[float, Field(ge=0)] | None = Field(default=None, description=(
+        "Only for adafactor: a small number that is added to squared gradients."))
+    epsilon_2: Annotated[float, Field(ge=0)] | None = Field(default=None, description=(
+        "Only for adafactor: least scale of a parameter."))
+    clip_threshold: Annotated[float, Field(ge=0)] | None = Field(default=None, description=(
+        "Only for adafactor: largest root mean square of an update."))
+    relative_step: bool | None = Field(default=None, description=(
+        "Only for adafactor: whether steps shrink by themselves."))
+    initial_accumulator_value: Annotated[float, Field(ge=0)] | None = Field(default=None, description=(
+        "Only for adagrad and ftrl: where the sums of squared gradients begin."))
+    amsgrad: bool | None = Field(default=None, description=(
+        "Only for adam and adamw: whether the largest second moment so far is used, as in AMSGrad."))
+    learning_rate_power: float | None = Field(default=None, description=(
+        "Only for ftrl: power by which the learning rate falls, at most 0."))
+    l1_regularization_strength: Annotated[float, Field(ge=0)] | None = Field(default=None, description=(
+        "Only for ftrl: strength of the penalty on absolute values."))
+    l2_regularization_strength: Annotated[float, Field(ge=0)] | None = Field(default=None, description=(
+        "Only for ftrl: strength of the penalty on squares."))
+    l2_shrinkage_regularization_strength: Annotated[float, Field(ge=0)] | None = Field(default=None, description=(
+        "Only for ftrl: strength of the penalty on squares that only shrinks."))
+    beta: float | None = Field(default=None, description=(
+        "Only for ftrl: the number beta of the paper of FTRL."))
+    adam_beta_1: Annotated[float, Field(ge=0, lt=1)] | None = Field(default=None, description=(
+        "Only for muon: beta_1 for what Adam trains."))
+    adam_beta_2: Annotated[float, Field(ge=0, lt=1)] | None = Field(default=None, description=(
+        "Only for muon: beta_2 for what Adam trains."))
+    adam_weight_decay: Annotated[float, Field(ge=0)] | None = Field(default=None, description=(
+        "Only for muon: weight decay of what Adam trains."))
+    exclude_layers: tuple[str, ...] | None = Field(default=None, description=(
+        "Only for muon: patterns of the paths of layers that Adam trains."))
+    exclude_embeddings: bool | None = Field(default=None, description=(
+        "Only for muon: whether Adam trains embeddings."))
+    muon_a: float | None = Field(default=None, description=(
+        "Only for muon: coefficient a of the iteration."))
+    muon_b: float | None = Field(default=None, description=(
+        "Only for muon: coefficient b of the iteration."))
+    muon_c: float | None = Field(default=None, description=(
+        "Only for muon: coefficient c of the iteration."))
+    adam_lr_ratio: Annotated[float, Field(ge=0)] | None = Field(default=None, description=(
+        "Only for muon: learning rate of what Adam trains, as a multiple."))
+    ns_steps: Positive | None = Field(default=None, description=(
+        "Only for muon: number of steps of the iteration."))
+    rms_rate: float | None = Field(default=None, description=(
+        "Only for muon: factor that brings updates to the size of those of Adam."))
+    centered: bool | None = Field(default=None, description=(
+        "Only for rmsprop: whether gradients are divided by an estimate of their variance."))
+    warmup_steps: Annotated[int, Field(ge=0)] | None = Field(default=None, description=(
+        "Only for schedulefreeadamw: number of steps in which the learning rate rises to its value."))
+    args: dict[str, Any] | None = Field(default=None, description=(
+        "Only for a function of your own: its further arguments, by name."))
+
     @property
     def slots(self) -> int:
-        """How many numbers it keeps for each parameter."""
-        if self.name == "sgd":
-            return 1 if self.momentum else 0
-        return 2
+        """How many numbers it keeps for each parameter, at most."""
+        own = 0 if ":" in self.name else slots_of(self.name, bool(self.momentum))
+        return own + bool(self.use_ema) + bool(self.amsgrad) + bool(self.centered)
 
     @model_validator(mode="after")
     def _fits_the_name(self) -> Optimizer:
-        foreign = {"sgd": ("beta_1", "beta_2", "epsilon"), "adam": ("momentum", "nesterov"),
-                   "adamw": ("momentum", "nesterov")}[self.name]
-        wrong = [key for key in foreign if getattr(self, key) is not None]
+        given = [item.name for item in fields(self) if item.name not in ("name", "learning_rate")
+                 and getattr(self, item.name) is not None]
+        wrong = foreign(self.name, given)
         problems = [f"{self.name} takes no {', '.join(wrong)}"] if wrong else []
+        if sum(getattr(self, clip) is not None for clip in ("clipnorm", "clipvalue", "global_clipnorm")) > 1:
+            problems.append("clipnorm, clipvalue and global_clipnorm: should be one of them")
         if isinstance(self.learning_rate, dict):
             try:
                 check_schedule(self.learning_rate)

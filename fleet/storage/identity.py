@@ -45,6 +45,10 @@ def identity(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> str:
     train = TypeAdapter(Train).dump_python(network.train, mode="json")
     for changeable in ("converge", "deterministic", "build_timeout"):  # the second says how numbers are added up
         train.pop(changeable)
+    if train["batch"]["accumulate"] == 1:
+        del train["batch"]["accumulate"]
+    train["optimizer"] = {key: value for key, value in train["optimizer"].items()
+                          if value is not None or key in _OPTIMIZER_BEFORE}
     train = {key: value for key, value in train.items() if key not in _LATER or value != _LATER[key]}
     return _hash({"architecture": network.architecture.key, "seed": network.seed, "train": train,
                   "engine": spec.resources.engine, "source": data.source, "options": data.options,
@@ -54,6 +58,7 @@ def identity(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> str:
 
 
 # The settings of training that came after 0.1.0, whose checkpoints go on, with what they are where nobody names them.
+_OPTIMIZER_BEFORE = ("momentum", "nesterov", "beta_1", "beta_2", "epsilon", "weight_decay", "global_clipnorm")
 _LATER: dict[str, Any] = {"loss": None, "metrics": [], "label_smoothing": 0.0, "class_weights": None}
 
 

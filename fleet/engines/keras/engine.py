@@ -62,7 +62,7 @@ class KerasEngine:
                                 self._sample.target, train.loss)
         finally:
             keras.config.set_dtype_policy(policy)
-        optimizer = make_optimizer(train.optimizer, network.learning_rate_scale(group.size))
+        optimizer = make_optimizer(train.optimizer, network.learning_rate_scale(group.size), train.batch.accumulate)
         if train.precision == "mixed_float16":
             optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
         optimizer.build(model.trainable_variables)

@@ -7,7 +7,8 @@ afterwards. So uneven shares are right, and a rank without rows takes part with 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -107,7 +108,8 @@ class KerasNetwork:
     def evaluate(self, images: np.ndarray, targets: np.ndarray,  # noqa: D102
                  weights: np.ndarray | None = None) -> Sums:
         mine = (images, targets) if weights is None else (images, targets, weights)
-        return Sums.unpack(self._judge(*mine).numpy())
+        with self._averaged():
+            return Sums.unpack(self._judge(*mine).numpy())
 
     def scores(self, more: Sequence[float]) -> dict[str, float]:  # noqa: D102 - Scoring says it
         return self._measures.metrics.scores(more)
@@ -148,7 +150,8 @@ class KerasNetwork:
         transform) and gives logits.
         """
         self.load(arrays)
-        replace_by(path, export_model(self._model, self._sample).save)
+        with self._averaged():
+            replace_by(path, export_model(self._model, self._sample).save)
 
     def check_export(self) -> None:
         """See, without writing anything, that the network will be exported.
@@ -162,7 +165,8 @@ class KerasNetwork:
         path = folder / "best.keras"
         self.check_export()
         self.export(self.state(), path)
-        return try_load(path, self._model, self._sample)
+        with self._averaged():
+            return try_load(path, self._model, self._sample)
 
     def count_parameters(self) -> int:  # noqa: D102
         return self._model.count_params()
@@ -177,6 +181,22 @@ class KerasNetwork:
 
     def close(self) -> None:  # noqa: D102
         self._exchange.close()
+
+    @contextmanager
+    def _averaged(self) -> Iterator[None]:
+        """With the running means of the weights in their place, where the optimizer keeps such."""
+        optimizer = getattr(self._optimizer, "inner_optimizer", self._optimizer)
+        if not optimizer.use_ema:
+            yield
+            return
+        variables = self._model.trainable_variables
+        before = [np.array(variable.numpy()) for variable in variables]
+        optimizer.finalize_variable_values(variables)
+        try:
+            yield
+        finally:
+            for variable, value in zip(variables, before, strict=True):
+                variable.assign(value)
 
     # ---- what runs inside a graph ----
 

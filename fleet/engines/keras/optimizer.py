@@ -8,18 +8,24 @@ from typing import Any
 
 import keras
 
-from fleet.errors import SettingError
+from fleet.errors import SettingError, UserError
+from fleet.plugins import load_object
 from fleet.spec import Optimizer
 from fleet.spec.model import one_line
+from fleet.spec.optimizers import OPTIMIZERS, takes
 
 _RATE = ("train", "optimizer", "learning_rate")
 
 
-def make_optimizer(settings: Optimizer, scale: float) -> keras.optimizers.Optimizer:
-    """The Keras optimizer of a spec; ``scale`` multiplies its learning rate.
+def make_optimizer(settings: Optimizer, scale: float, accumulate: int = 1) -> keras.optimizers.Optimizer:
+    """The Keras optimizer of a spec.
+
+    Args:
+        scale: multiplies its learning rate.
+        accumulate: steps whose gradients it averages before it changes anything.
 
     Raises:
-        SettingError: Keras refuses the arguments of a schedule, or makes no learning rate of them.
+        SettingError: Keras refuses its arguments, or those of a schedule, or makes no learning rate of them.
     """
     rate = settings.learning_rate
     if isinstance(rate, dict):
@@ -27,10 +33,33 @@ def make_optimizer(settings: Optimizer, scale: float) -> keras.optimizers.Optimi
         rate = schedule if scale == 1 else _Scaled(schedule, scale)
     else:
         rate = rate * scale
-    names = ("momentum", "nesterov", "beta_1", "beta_2", "epsilon", "weight_decay", "global_clipnorm")
-    given = {name: getattr(settings, name) for name in names if getattr(settings, name) is not None}
-    kinds = {"sgd": keras.optimizers.SGD, "adam": keras.optimizers.Adam, "adamw": keras.optimizers.AdamW}
-    return kinds[settings.name](learning_rate=rate, **given)
+    if ":" in settings.name:
+        return _own(settings, rate, accumulate)
+    given = {name: getattr(settings, name) for name in takes(settings.name) if getattr(settings, name) is not None}
+    given = {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
+    if accumulate > 1:
+        given["gradient_accumulation_steps"] = accumulate
+    try:
+        return getattr(keras.optimizers, OPTIMIZERS[settings.name])(learning_rate=rate, **given)
+    except Exception as error:  # what Keras raises for a value that it refuses
+        raise SettingError(f"{settings.name}: {one_line(error)[:300]}", "train", "optimizer") from error
+
+
+def _own(settings: Optimizer, rate: Any, accumulate: int) -> keras.optimizers.Optimizer:
+    """What a function of the user's own makes."""
+    if accumulate > 1:
+        raise SettingError(f"accumulate: {settings.name} has to do it itself (gradient_accumulation_steps of Keras)",
+                           "train", "batch", "accumulate")
+    try:
+        made = load_object(settings.name, "optimizer")(learning_rate=rate, **(settings.args or {}))
+    except UserError as error:
+        raise SettingError(str(error), "train", "optimizer", "name") from error
+    except Exception as error:  # the user's function may raise anything
+        raise SettingError(f"{settings.name} raised {one_line(error)[:300]}", "train", "optimizer") from error
+    if not isinstance(made, keras.optimizers.Optimizer):
+        raise SettingError(f"{settings.name} returned a {type(made).__name__}, not a keras.optimizers.Optimizer",
+                           "train", "optimizer", "name")
+    return made
 
 
 def _schedule(settings: Mapping[str, Any]) -> keras.optimizers.schedules.LearningRateSchedule:

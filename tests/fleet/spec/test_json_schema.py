@@ -8,6 +8,7 @@ import yaml
 from fleet.spec import json_schema, read_yaml
 from fleet.spec.learning_rate import SCHEDULES
 from fleet.spec.model import FAMILIES, application_names
+from fleet.spec.optimizers import OPTIMIZERS
 from fleet.spec.page import page
 from fleet.units import parse_duration, parse_share, parse_size
 from preprocess.source import SOURCES
@@ -71,7 +72,7 @@ def test_every_key_has_help(key):
 @pytest.mark.parametrize(("key", "names"), {
     "data.source": SOURCES, "data.order": ["strict", "ring"], "data.cache": ["none", "memory", "file"],
     "models.family": [*FAMILIES, *application_names()], "models.args.norm": ["batch", "none"],
-    "models.train.optimizer.name": ["sgd", "adam", "adamw"], "train.batch.when_scaled": ["fixed", "per_gpu"],
+    "models.train.optimizer.name": OPTIMIZERS, "train.batch.when_scaled": ["fixed", "per_gpu"],
     "train.converge.monitor": ["val_accuracy", "val_loss", "accuracy", "loss"],
     "train.precision": ["float32", "mixed_float16", "mixed_bfloat16"], "schedule.policy": POLICIES,
     "resources.engine": ["keras", "numpy", "emulated"], "resources.exchange": ["auto", "horovod", "mpi"],
@@ -116,7 +117,7 @@ def test_an_editor_has_nothing_against_the_examples(example):
     ("schedule: {policy: golbal}", "spec.schedule"), ("schedule: {delta: 0.15}", "spec.schedule.delta"),
     ("data: {source: imagefolder}", "spec.data"), ("data: {transform: [decode]}", "spec.data"),
     ("data: {window: 2 gigabytes}", "spec.data.window"), ("data: {transforms: [flip]}", "spec.data.transforms[0]"),
-    ("train: {optimizer: {name: SGD}}", "spec.train.optimizer.name"), ("train: {epochs: 3}", "spec.train"),
+    ("train: {optimizer: {name: SDG}}", "spec.train.optimizer.name"), ("train: {epochs: 3}", "spec.train"),
     ("models: {family: resnet}", "spec.models"), ("models: [resnet]", "spec.models[0]"),
     ("models: [{family: ResNet}]", "spec.models[0].family"), ("walltime: two hours", "spec.walltime"),
     ("models: [{family: resnet, args: {depth: 3}}]", "spec.models[0].args"), ("retries: -1", "spec.retries")])

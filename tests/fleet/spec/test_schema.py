@@ -216,7 +216,7 @@ def test_all_mistakes_are_named_at_once_with_line_and_key_and_what_would_be_righ
         (14, "models[4]", "{}", "needs exactly one of `family:`"),
         (17, "models[5].space.dropout.high", "is missing", "valid keys: low, high"),
         (17, "models[5].space.dropout.hihg", "no key is named 'hihg'", "high? valid keys: low, high, log (False)"),
-        (19, "train.optimizer.name", "'sdg'", "input should be 'sgd', 'adam' or 'adamw'"),
+        (19, "train.optimizer.name", "'sdg'", "no optimizer of Keras is named 'sdg' (did you mean sgd"),
         (21, "schedule.policy", "no policy is named 'golbal'", "one of "),
         (22, "schedule.delta", "'much'", "should be written like 15% (of the fastest rate) or 20/s"),
     ]

@@ -1,0 +1,135 @@
+"""Optimizers: all of Keras by name, gradients that are clipped or accumulated, running means of weights."""
+
+import inspect
+
+import numpy as np
+import pytest
+
+from fleet.errors import SettingError, SpecError
+from fleet.spec import parse
+from fleet.spec.optimizers import COMMON, OPTIMIZERS, takes
+from preprocess.sample import ImageSpec, SampleSpec
+
+pytestmark = pytest.mark.tensorflow
+
+SAMPLE = SampleSpec(ImageSpec((4, 4, 1), "float32"), 3)
+# What follows from a spec elsewhere, or has no meaning in one.
+GIVEN = {"self", "kwargs", "learning_rate", "name", "loss_scale_factor", "gradient_accumulation_steps"}
+
+
+class OneRank:
+    """A group of one rank, without MPI."""
+
+    size, rank, is_master = 1, 0, True
+
+
+def settings(optimizer, **batch):
+    return parse({"models": [{"family": "softmax"}], "train": {"optimizer": optimizer, "batch": batch}}).networks[0]
+
+
+def build(optimizer, **batch):
+    from fleet.engines.keras.engine import KerasEngine
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TF_NUM_INTRAOP_THREADS", "1")
+        return KerasEngine(SAMPLE, "mpi", 0, 1).build(settings(optimizer, **batch), OneRank())
+
+
+def samples(count=12):
+    random = np.random.default_rng(0)
+    return random.normal(size=(count, 4, 4, 1)).astype(np.float32), np.arange(count) % 3
+
+
+def weights_of(trainable):
+    return [np.array(variable.numpy()) for variable in trainable._model.trainable_variables]
+
+
+def test_the_table_is_that_of_the_signatures_of_keras():
+    import keras
+
+    classes = {name: kind for name in dir(keras.optimizers)
+               if inspect.isclass(kind := getattr(keras.optimizers, name))
+               and issubclass(kind, keras.optimizers.Optimizer)}
+    for name in ("Optimizer", "LossScaleOptimizer", "MultiOptimizer"):  # around others, or no optimizer by themselves
+        classes.pop(name, None)
+    assert set(OPTIMIZERS.values()) == set(classes)
+    for name, kind in classes.items():
+        assert takes(name.lower()) == set(inspect.signature(kind.__init__).parameters) - GIVEN, name
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_takes_a_step(name):
+    trainable = build({"name": name, "learning_rate": 0.01})
+    before = weights_of(trainable)
+    assert np.isfinite(trainable.step(*samples(), 12).loss)
+    assert any((one != other).any() for one, other in zip(before, weights_of(trainable), strict=True))
+
+
+def test_parameters_come_to_keras_as_they_are_given():
+    optimizer = build({"name": "RMSprop", "learning_rate": 0.01, "rho": 0.8, "centered": True,
+                       "clipvalue": 0.5})._optimizer
+    assert (optimizer.rho, optimizer.centered, optimizer.clipvalue) == (0.8, True, 0.5)
+
+
+@pytest.mark.parametrize(("optimizer", "complaint"), [
+    ({"name": "lion", "epsilon": 1e-3}, "lion takes no epsilon"),
+    ({"name": "sgd", "rho": 0.9}, "sgd takes no rho"),
+    ({"name": "rmspropp"}, "did you mean rmsprop"),
+    ({"name": "my_module:make", "momentum": 0.9}, "takes no momentum"),
+    ({"name": "sgd", "clipnorm": 1.0, "clipvalue": 1.0}, "should be one of them"),
+])
+def test_what_an_optimizer_does_not_take_is_a_mistake_of_the_spec(optimizer, complaint):
+    with pytest.raises(SpecError, match=complaint):
+        settings(optimizer)
+
+
+def test_all_optimizers_have_the_common_parameters():
+    assert all(takes(name) >= COMMON for name in OPTIMIZERS)
+
+
+def test_accumulated_gradients_make_the_step_of_one_large_batch():
+    inputs, labels = samples()
+    whole, parts = build({"learning_rate": 0.1}), build({"learning_rate": 0.1}, accumulate=3)
+    whole.step(inputs, labels, 12)
+    before = weights_of(parts)
+    for first in range(0, 12, 4):
+        for one, other in zip(before, weights_of(parts), strict=True):
+            np.testing.assert_array_equal(one, other)
+        parts.step(inputs[first:first + 4], labels[first:first + 4], 4)
+    for one, other in zip(weights_of(whole), weights_of(parts), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+
+
+def test_a_network_is_judged_by_the_running_means_of_its_weights():
+    trainable = build({"learning_rate": 0.5, "use_ema": True, "ema_momentum": 0.5})
+    trainable.step(*samples(), 12)
+    mean = weights_of(trainable)  # of the first step
+    for _ in range(3):
+        trainable.step(*samples(), 12)
+        mean = [0.5 * one + 0.5 * other for one, other in zip(mean, weights_of(trainable), strict=True)]
+    now = weights_of(trainable)
+    judged = trainable.evaluate(*samples())
+    for one, other in zip(now, weights_of(trainable), strict=True):
+        np.testing.assert_array_equal(one, other)  # training goes on from where it was
+    plain = build({"learning_rate": 0.5})
+    for variable, value in zip(plain._model.trainable_variables, mean, strict=True):
+        variable.assign(value)
+    assert judged.loss == pytest.approx(plain.evaluate(*samples()).loss, rel=1e-4)
+
+
+def make(learning_rate, momentum):
+    import keras
+
+    return keras.optimizers.SGD(learning_rate, momentum=momentum)
+
+
+def nothing(learning_rate):
+    return learning_rate
+
+
+def test_an_optimizer_of_ones_own():
+    own = build({"name": f"{__name__}:make", "learning_rate": 0.1, "args": {"momentum": 0.9}})
+    theirs = build({"name": "sgd", "learning_rate": 0.1, "momentum": 0.9})
+    assert [own.step(*samples(), 12) for _ in range(3)] == [theirs.step(*samples(), 12) for _ in range(3)]
+    with pytest.raises(SettingError, match="returned a float, not a keras.optimizers.Optimizer"):
+        build({"name": f"{__name__}:nothing", "learning_rate": 0.1})
