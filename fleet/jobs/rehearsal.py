@@ -10,6 +10,7 @@ import dataclasses
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from fleet.spec import Data, Document, Spec
 from fleet.spec.parameters import count_for
@@ -64,9 +65,29 @@ def rehearse(spec: Spec, rates: RateTable, cluster: Cluster, makespan_s: float, 
         document.resources, engine="emulated", time_scale=scale * fewer, gpus_per_node=cluster.gpus_per_node,
         preprocessors="auto" if spec.policy.own_samples else cluster.gpus // cluster.gpus_per_node)
     return Rehearsal(dataclasses.replace(
-        document, data=_data(document.data, samples, rates.samples_per_epoch, largest, sample),
+        _of_classes(document, spec, sample),
+        data=_data(document.data, samples, rates.samples_per_epoch, largest, sample),
         resources=resources, checkpoint=dataclasses.replace(document.checkpoint, every=None), walltime=None),
         rates, scale)
+
+
+def _of_classes(document: Document, spec: Spec, sample: SampleSpec) -> Document:
+    """The same without what only the real targets bear: those of a rehearsal are classes without names."""
+    if sample.target.kind == "class" and all(network.train.class_weights is None for network in spec.networks):
+        return document
+    train = document.train
+    converge = dataclasses.replace(train.converge, monitor=None, direction=None, target=None)
+    train = dataclasses.replace(train, converge=converge, loss=None, metrics=(), class_weights=None)
+    return dataclasses.replace(document, train=train, models=tuple(
+        dataclasses.replace(entry, train=_without_targets(entry.train)) for entry in document.models))
+
+
+def _without_targets(train: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {key: value for key, value in train.items() if key not in ("loss", "metrics", "class_weights")}
+    if isinstance(converge := kept.get("converge"), Mapping):
+        kept["converge"] = {key: value for key, value in converge.items()
+                            if key not in ("monitor", "direction", "target")}
+    return kept
 
 
 def _least_s(spec: Spec, rates: RateTable, samples: int, gpus: int, cores: int) -> float:
@@ -87,7 +108,7 @@ def _data(data: Data, samples: int, real: int, largest: int, sample: SampleSpec)
     if data.cache == "memory":
         least = samples * size
     return Data(source="builtin:noise", validation=None, transforms=(), order=data.order, shards=data.shards,
-                options={"samples": samples, "validation": _SIZE, "classes": sample.classes, "size": _SIZE},
+                options={"samples": samples, "validation": _SIZE, "classes": max(sample.classes, 2), "size": _SIZE},
                 cache="memory" if data.cache == "memory" else "none", window=max(least, round(share * samples * size)))
 
 

@@ -56,10 +56,16 @@ class Report:
         """The report without its pictures."""
         account = self.account
         return {"name": self.name, "policy": account.policy, "seconds": account.seconds, "launches": account.launches,
-                "gpus": len(account.devices), "networks": list(self.rows),
+                "gpus": len(account.devices), "networks": [_record(row) for row in self.rows],
                 "spent_gpu_s": dataclasses.asdict(account.spent), "measured_s": account.measured_s,
                 "simulated_s": account.simulated_s, "costs": account.costs, "epoch_s": account.epoch_s,
                 "missed_chunks": self.missed}
+
+
+def _record(row: NetworkResult) -> dict[str, Any]:
+    """A row of the table, with metrics where its spec asks for some."""
+    record = dataclasses.asdict(row)
+    return record if row.metrics else {key: value for key, value in record.items() if key != "metrics"}
 
 
 def read_report(paths: RunPaths) -> Report:

@@ -171,7 +171,7 @@ class Optimizer:
     use_ema: bool | None = Field(default=None, description=(
         "Whether running means of the weights are kept, by which the network is judged and exported."))
     ema_momentum: Annotated[float, Field(ge=0, le=1)] | None = Field(default=None, description=(
-        "Decay of these means."))
+        "Decay of the running means of the weights."))
     ema_overwrite_frequency: Positive | None = Field(default=None, description=(
         "Number of steps after which the weights are set to these means. Without it, never in training."))
     rho: Annotated[float, Field(ge=0, lt=1)] | None = Field(default=None, description=(
@@ -266,11 +266,11 @@ class Converge:
         "val_ before it that of the validation data. Without it, val_accuracy for classes and val_loss for all else. "
         "Of epochs with equal values, the one with the least loss is the best: of validation, or of training without "
         "validation data."))
-    direction: Literal["max", "min"] | None = Field(default=None, description=(
-        "Whether `monitor` is better when it is larger (max) or smaller (min). Only a metric of your own needs it."))
     min_delta: Annotated[float, Field(ge=0)] = Field(default=0.0, description=(
         "How much better than its best value so far `monitor` must be to count as an improvement."))
     target: float | None = Field(default=None, description="Value of `monitor` that is good enough to end training.")
+    direction: Literal["max", "min"] | None = Field(default=None, description=(
+        "Whether `monitor` is better when it is larger (max) or smaller (min). Only a metric of your own needs it."))
 
     @property
     def watched(self) -> str:

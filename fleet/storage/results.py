@@ -162,7 +162,7 @@ class Results:
             for row in rows:
                 values = {name: getattr(row, name) for name in _COLUMNS}
                 if not math.isnan(row.loss) and math.isnan(row.accuracy):  # it means nothing for such targets
-                    values |= {name: "" for name in _COLUMNS if name.endswith("accuracy")}
+                    values |= {name: "" for name in _COLUMNS if name.endswith("accuracy") and math.isnan(values[name])}
                 writer.writerow([*(json.dumps(value) if isinstance(value, dict) else value
                                    for value in values.values()), *(row.metrics.get(name, "") for name in metrics)])
 

@@ -249,5 +249,7 @@ def stream_epochs(history: Sequence[EpochRecord]) -> list[int]:
 
 def judged_loss(record: EpochRecord) -> float:
     """The loss that breaks a tie: of validation, or of training without it; infinite where it is no number."""
-    loss = record.loss if math.isnan(record.val_accuracy) and math.isnan(record.val_loss) else record.val_loss
+    has_accuracy = not math.isnan(record.accuracy)  # values have none, of training or of validation
+    is_validated = not math.isnan(record.val_accuracy if has_accuracy else record.val_loss)
+    loss = record.val_loss if is_validated or not math.isnan(record.val_accuracy) else record.loss
     return math.inf if math.isnan(loss) else loss
