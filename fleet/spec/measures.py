@@ -90,6 +90,41 @@ def direction_of(monitor: str) -> str | None:
     return DOWN if name == "loss" else METRICS.get(snake(name))
 
 
+def check_measures(loss: str | None, metrics: tuple[str, ...], class_weights: Any) -> list[str]:
+    """See that a loss, metrics and weights of classes are such; returns the columns of the metrics.
+
+    Raises:
+        ValueError: they are not.
+    """
+    if loss is not None:
+        check_name(loss, LOSSES, "loss")
+    for name in metrics:
+        check_name(name, METRICS, "metric")
+    labels = [label_of(name) for name in metrics]
+    taken = [name for name in labels if labels.count(name) > 1 or name.startswith("val_") or name in COLUMNS]
+    if taken:
+        raise ValueError(f"metrics: two columns of the results would be named {taken[0]!r}")
+    if isinstance(class_weights, Mapping) and not all(map(is_weight, class_weights.values())):
+        raise ValueError(f"class_weights: {class_weights} should be numbers from 0")
+    return labels
+
+
+def check_monitor(monitor: str | None, direction: str | None, known: list[str]) -> None:
+    """See that what is monitored is computed, and that its direction is known.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if monitor is None:
+        return
+    if monitor.removeprefix("val_") not in known:
+        raise ValueError(f"converge.monitor: {monitor!r} is not computed; it should be one of {', '.join(known)}, or "
+                         "one of these with val_ before it; others come from train.metrics")
+    if direction is None and direction_of(monitor) is None:
+        raise ValueError(f"converge.monitor: nobody can tell whether more of {monitor} is better: say "
+                         "converge.direction: max, or min")
+
+
 def class_weight_vector(wanted: Mapping[Any, float], names: tuple[str, ...], classes: int) -> tuple[float, ...]:
     """The weight of each class, of a mapping from names or numbers of classes; 1 for those that it leaves out.
 

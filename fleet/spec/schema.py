@@ -32,7 +32,7 @@ from fleet.spec.fields import (
     TransformItem,
 )
 from fleet.spec.learning_rate import check_schedule, schedule_schema
-from fleet.spec.measures import COLUMNS, FIELDS, LOSSES, METRICS, UP, check_name, direction_of, is_weight, label_of
+from fleet.spec.measures import FIELDS, UP, check_measures, check_monitor, direction_of
 from fleet.spec.model import Architecture
 from fleet.spec.optimizers import foreign, slots_of
 from fleet.spec.origin import Origin
@@ -318,29 +318,9 @@ class Train:
 
     @model_validator(mode="after")
     def _is_measured(self) -> Train:
-        if self.loss is not None:
-            check_name(self.loss, LOSSES, "loss")
-        for name in self.metrics:
-            check_name(name, METRICS, "metric")
-        labels = [label_of(name) for name in self.metrics]
-        taken = [name for name in labels if labels.count(name) > 1 or name.startswith("val_") or name in COLUMNS]
-        if taken:
-            raise ValueError(f"metrics: two columns of the results would be named {taken[0]!r}")
-        if isinstance(self.class_weights, dict) and not all(map(is_weight, self.class_weights.values())):
-            raise ValueError(f"class_weights: {self.class_weights} should be numbers from 0")
-        self._check_monitor([*FIELDS, *labels])
+        labels = check_measures(self.loss, self.metrics, self.class_weights)
+        check_monitor(self.converge.monitor, self.converge.direction, [*FIELDS, *labels])
         return self
-
-    def _check_monitor(self, known: list[str]) -> None:
-        monitor, direction = self.converge.monitor, self.converge.direction
-        if monitor is None:
-            return
-        if monitor.removeprefix("val_") not in known:
-            raise ValueError(f"converge.monitor: {monitor!r} is not computed; it should be one of "
-                             f"{', '.join(known)}, or one of these with val_ before it; others come from train.metrics")
-        if direction is None and direction_of(monitor) is None:
-            raise ValueError(f"converge.monitor: nobody can tell whether more of {monitor} is better: say "
-                             "converge.direction: max, or min")
 
 
 @dataclass(frozen=True, config=_STRICT)
