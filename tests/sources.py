@@ -12,6 +12,7 @@ import numpy as np
 
 from fleet.errors import NetworkWarning
 from preprocess.base import BadSample, RandomAccess
+from preprocess.source import View, fold_of
 
 SIDE, CLASSES = 4, ("a", "b", "c")
 
@@ -160,6 +161,13 @@ def reads(folder):
 def unvalidated(path):
     """Training samples alone."""
     return Numbered(int(path), seed=1)
+
+
+def one_fold(path, folds, fold, seed):
+    """Of ``unvalidated``, what a network of a fold trains on, and what it is judged by."""
+    source = unvalidated(path)
+    mine = fold_of(source, folds, seed) == fold
+    return View(source, np.flatnonzero(~mine)), View(source, np.flatnonzero(mine))
 
 
 # ---- model functions of the numpy engine ----

@@ -20,7 +20,7 @@ from fleet.engines.registry import parameters_of
 from fleet.engines.trial import Trial
 from fleet.errors import ExitStatus, SpecError, SpecMistake, UserError
 from fleet.jobs.trials import try_networks
-from fleet.runtime.inputs import Inputs, open_inputs, settle
+from fleet.runtime.inputs import Inputs, folds_of, open_inputs, samples_of_epoch, settle
 from fleet.runtime.known_rates import read_rates_of
 from fleet.spec import NetworkSpec, Spec, load
 from fleet.spec.fields import default_of
@@ -96,7 +96,8 @@ def _check(path: str, steps: bool) -> _Found:
         spec = settle(spec, opened.data)
     except UserError as error:
         mistakes.append(spec.origin.mistake(("train", "class_weights"), str(error)))
-    misfitting = [misfit for misfit in misfits(spec, opened.sample, len(opened.data.train),
+    misfitting = [misfit for misfit in misfits(spec, opened.sample,
+                                               samples_of_epoch(opened.data, folds_of(spec, opened.data)),
                                                opened.data.validation is not None)
                   if not _is_among(mistakes, {".".join(map(str, misfit[1][:2]))})]  # then a default stands there
     trials, refused = _tried(spec, opened, misfitting, steps)
@@ -167,8 +168,11 @@ def _print(path: str, found: _Found, opened: Inputs) -> None:
     assert found.spec is not None
     data, image = opened.data, opened.sample.image
     test = "" if data.test is None else f" and {len(data.test)} test"
-    print(f"{path}: {len(data.train)} training and {len(data.validation or ())} validation{test} samples of {image} in "
-          f"{opened.sample.target} ({format_size(len(data.train) * image.nbytes)} decoded)")
+    folds = found.spec.data.folds
+    judging = f" and {len(data.validation or ())} validation" if folds is None else ""
+    divided = "" if folds is None else f", in {folds} folds"
+    print(f"{path}: {len(data.train)} training{judging}{test} samples of {image} in "
+          f"{opened.sample.target} ({format_size(len(data.train) * image.nbytes)} decoded){divided}")
     rows = list(_rows(found.spec, found))
     print_table(["network", "model", "parameters", "GPU memory", "batch", "optimizer", "GPUs", "epochs"],
                 [_row(network, trial) for network, trial in rows])

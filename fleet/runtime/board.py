@@ -53,7 +53,7 @@ class CoordinatorSide:
     def __init__(self, world: World, prepared: Prepared, interruption: Interruption) -> None:
         spec, paths = prepared.spec, prepared.paths
         self._prepared = prepared
-        self.results = Results(spec, paths, len(prepared.data.train), _parameters(prepared),
+        self.results = Results(spec, paths, prepared.epoch_samples, _parameters(prepared),
                                lambda network: trial_identity(network, spec, prepared.sample, prepared.beside),
                                test="" if prepared.test() is None else str(spec.data.test),
                                check=check_of(prepared.fence))

@@ -19,7 +19,7 @@ from preprocess.base import BadSample, CannotWrite, DataSet
 from preprocess.decoded_copy import decode_once
 from preprocess.probe import probe
 from preprocess.sample import SampleSpec
-from preprocess.source import open_data
+from preprocess.source import fold_of, open_data
 from preprocess.target import TargetWish, plain_targets, target_of
 from preprocess.transforms import Transform, parse_transforms
 
@@ -58,8 +58,11 @@ def open_inputs(spec: Spec, keep: bool = False) -> Inputs:
     """
     settings = spec.data
     transforms = parse_transforms(settings.transforms)
-    data = open_data(settings.source, settings.path, settings.validation, spec.seed, settings.options,
+    validation = settings.validation if settings.folds is None else None
+    data = open_data(settings.source, settings.path, validation, spec.seed, settings.options,
                      settings.test, _wish(settings.target))
+    if settings.folds is not None:
+        data = _folded(data, settings.folds, spec.seed)
     try:
         pickle.dumps(data)  # all ranks get it from rank 0, by MPI
     except Exception as error:  # the user's classes may raise anything
@@ -96,6 +99,25 @@ def settle(spec: Spec, data: DataSet) -> Spec:
     if target.kind == "class" and any(network.train.class_weights == "balanced" for network in spec.networks):
         counts = tuple(np.bincount(np.asarray(plain_targets(data.train)), minlength=target.outputs).tolist())
     return settled(spec, target, counts)
+
+
+def _folded(data: DataSet, folds: int, seed: int) -> DataSet:
+    """Data of which every training sample judges the networks of its fold; a validation part is left aside."""
+    fold_of(data.train, folds, seed)  # says what is wrong before anything else is done
+    remark = data.remark if data.validation is None else (
+        f"data: with data.folds: {folds} each network is judged by a fold of the training samples; the validation part "
+        "of the data is not used, unless data.test names it")
+    return replace(data, validation=data.train, remark=remark)
+
+
+def folds_of(spec: Spec, data: DataSet) -> np.ndarray | None:
+    """The fold of each training sample, (samples,); None where there are no folds."""
+    return None if spec.data.folds is None else fold_of(data.train, spec.data.folds, spec.seed)
+
+
+def samples_of_epoch(data: DataSet, folds: np.ndarray | None) -> int:
+    """How many samples a network trains on in an epoch; of folds, those of the fewest."""
+    return len(data.train) - (0 if folds is None else int(np.bincount(folds).max()))
 
 
 def decode(inputs: Inputs, spec: Spec, path: Path) -> Inputs:

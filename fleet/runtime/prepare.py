@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from fleet.comm.roles import Roles, roles_of
 from fleet.errors import UserError
 from fleet.runtime.changes import Wishes, codes_of, take_up
 from fleet.runtime.folder import take_folder, write_spec
-from fleet.runtime.inputs import decode, open_inputs, settle
+from fleet.runtime.inputs import decode, folds_of, open_inputs, samples_of_epoch, settle
 from fleet.runtime.known_rates import check_remeasuring, hardware, read_rates_of
 from fleet.runtime.replay import _check_identity, _replaying
 from fleet.spec import NetworkSpec, Spec, load
@@ -49,6 +51,7 @@ class Prepared:
         remeasure: whether rates are measured that earlier launches have measured.
         codes: network -> the files of its ``build:`` function.
         changes: what was done to networks before the launch, for the event log.
+        folds: the fold of each training sample, (samples,); None where there are no folds.
         fence: this launch's right to write into the run's folder; None in a test that needs none.
     """
 
@@ -69,6 +72,17 @@ class Prepared:
     codes: Mapping[str, Code] = field(default_factory=dict)
     changes: tuple[Event, ...] = ()
     fence: Fence | None = None
+    folds: np.ndarray | None = None
+
+    @property
+    def fold_count(self) -> int:
+        """How many folds there are."""
+        return self.spec.data.folds or 0
+
+    @property
+    def epoch_samples(self) -> int:
+        """How many samples a network trains on in an epoch; of folds, those of the fewest."""
+        return samples_of_epoch(self.data, self.folds)
 
     @property
     def kept(self) -> ImageSpec | None:
@@ -139,14 +153,15 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
     opened = open_inputs(spec, keep)
     data, sample = opened.data, opened.sample
     spec, asked = settle(spec, data), settle(asked, data)
-    _check_networks(spec, sample, data, len(roles.trainers))
+    epoch_samples = samples_of_epoch(data, folds_of(spec, data))
+    _check_networks(spec, sample, data, epoch_samples, len(roles.trainers))
     check_quota(spec, sample)
     layout = _plan_memory(spec, data, sample, roles)
     paths = RunPaths(spec.output)
     if remeasure:
         check_remeasuring(spec, bool(replayed))
     needless = spec.schedule.rates is None and (bool(replayed) or not spec.policy.needs_rates)
-    rates = _equal_rates(spec, roles) if needless else _rates(spec, len(data.train), roles)
+    rates = _equal_rates(spec, roles) if needless else _rates(spec, epoch_samples, roles)
     beside = Path(path).absolute().parent
     codes = codes_of(spec, beside)
     if replayed:
@@ -160,7 +175,7 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
         layout = _plan_memory(spec, opened.data, sample, roles)
     return Prepared(spec, paths, opened.data, opened.transforms, sample, roles, layout, opened.left_out, rates,
                     replayed, plain, Machine(hardware(), ranks_per_core), beside, remeasure, codes, changes,
-                    fence)
+                    fence, folds_of(spec, opened.data))
 
 
 def _plan_memory(spec: Spec, data: DataSet, sample: SampleSpec, roles: Roles) -> Layout | None:
@@ -172,6 +187,11 @@ def _plan_memory(spec: Spec, data: DataSet, sample: SampleSpec, roles: Roles) ->
     if not roles.shared:
         return None
     samples, settings = len(data.train), spec.data
+    needed = samples * (sample.image.nbytes + sample.target.nbytes)
+    if settings.folds is not None and needed > settings.window:
+        raise UserError(f"data.window: {format_size(settings.window)} is too small for data.folds: "
+                        f"{counted(samples, 'sample')}, each of which some network is judged by, would take "
+                        f"{format_size(needed)} on each node; give that much")
     if settings.cache == "memory":
         assert sample.kept is not None
         needed = samples * row_bytes(sample.kept, sample.kept_target.wire)
@@ -189,8 +209,8 @@ def _plan_memory(spec: Spec, data: DataSet, sample: SampleSpec, roles: Roles) ->
                        sample.target.wire)
 
 
-def _check_networks(spec: Spec, sample: SampleSpec, data: DataSet, trainers: int) -> None:
-    found = misfits(spec, sample, len(data.train), data.validation is not None)
+def _check_networks(spec: Spec, sample: SampleSpec, data: DataSet, samples: int, trainers: int) -> None:
+    found = misfits(spec, sample, samples, data.validation is not None)
     found += [(network, ("models", network.entry, "gpus"),
                f"gpus: needs at least {network.min_gpus} trainers, but there are {trainers}", "start more ranks")
               for network in spec.networks if network.min_gpus > trainers]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import partial
+
+import numpy as np
 
 from fleet.comm.base import World
 from fleet.comm.messages import Bad, Tag
@@ -16,11 +19,11 @@ from fleet.runtime.prepare import Prepared
 from fleet.runtime.preprocessor import Preprocessor
 from fleet.runtime.training.sources import Sources
 from fleet.runtime.training.trainer import Trainer
-from fleet.stream.base import Stream
 from fleet.stream.failover import OutlivingStream, OutlivingValidation
+from fleet.stream.folds import PartOrder, PartRing, PartStream
 from fleet.stream.layout import chunk_size
 from fleet.stream.memory import NodeMemory
-from fleet.stream.order import RingOrder
+from fleet.stream.order import Order, RingOrder
 from fleet.stream.own import FromKept, FromSource, OwnStream
 from fleet.stream.reader import SharedStream
 from fleet.stream.ring import RingStream
@@ -134,29 +137,44 @@ class Session:
                            self._roles.gpus_per_node)
 
     def _sources(self) -> Sources:
-        training, shared = self._prepared.training(), self._shared
-        order = self._prepared.order(training)
-        writers, stall_s = self._roles.preprocessors, self._prepared.spec.data.stall
+        training, shared, folds = self._prepared.training(), self._shared, self._prepared.folds
+        order, stall_s = self._prepared.order(training), self._prepared.spec.data.stall
         samples = FromSource(training) if shared.kept is None else FromKept(training, shared.kept, stall_s)
-        own = OwnStream(samples, order, self._world, lambda bad: self._report(bad, training=True), writers)
-        stream: Stream = own
-        if shared.window is not None:
-            reader = self._roles.place(self._world.rank)
-            window = (RingStream(shared.window, reader, self._world, order, stall_s, writers)
-                      if isinstance(order, RingOrder)
-                      else SharedStream(shared.window, reader, self._world, stall_s, writers))
-            stream = OutlivingStream(window, own)
-        return Sources(stream, own, self._validation(), self._test())
+        test = self._test()
 
-    def _validation(self) -> Validation | None:
+        def read(fold: int | None) -> Sources:
+            """What networks of a fold read; of all samples, for None."""
+            of_fold = None if folds is None or fold is None else folds == fold
+            keeps, rows = (None, None) if of_fold is None else (~of_fold, np.flatnonzero(of_fold))
+            own = OwnStream(samples, order if keeps is None else PartOrder(order, keeps), self._world,
+                            lambda bad: self._report(bad, training=True), self._roles.preprocessors)
+            stream = own if shared.window is None else OutlivingStream(self._window(shared.window, order, keeps), own)
+            return Sources(stream, own, self._validation(rows), test)
+
+        whole = read(None)
+        return whole if folds is None else replace(whole, folds=tuple(map(read, range(self._prepared.fold_count))))
+
+    def _window(self, window: Window, order: Order, keeps: np.ndarray | None) -> SharedStream:
+        """The stream that the ranks of this node share, or a part of it."""
+        reader, stall_s = self._roles.place(self._world.rank), self._prepared.spec.data.stall
+        writers = self._roles.preprocessors
+        if isinstance(order, RingOrder):
+            if keeps is None:
+                return RingStream(window, reader, self._world, order, stall_s, writers)
+            return PartRing(keeps, window, reader, self._world, order, stall_s, writers)
+        if keeps is None:
+            return SharedStream(window, reader, self._world, stall_s, writers)
+        return PartStream(order, keeps, window, reader, self._world, stall_s, writers)
+
+    def _validation(self, rows: np.ndarray | None) -> Validation | None:
         evaluation = self._prepared.evaluation()
         if evaluation is None:
             return None
-        own = OwnValidation(evaluation, lambda bad: self._report(bad, training=False))
+        own = OwnValidation(evaluation, lambda bad: self._report(bad, training=False), rows)
         if self._shared.validation is None:
             return own
         shared = SharedValidation(self._shared.validation, self._world, self._prepared.spec.data.stall,
-                                  self._roles.preprocessors)
+                                  self._roles.preprocessors, rows)
         return OutlivingValidation(shared, own)
 
     def _test(self) -> Validation | None:

@@ -14,7 +14,7 @@ import re
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -175,8 +175,10 @@ def _problems(document: Document) -> Iterator[tuple[tuple, str, str]]:
 
 
 def _unread(document: Document, content: Mapping[str, Any]) -> Iterator[tuple[tuple, str, str]]:
-    """The keys of ``schedule`` that stand there, and that the policy does not read."""
-    schedule = content.get("schedule")
+    """The keys that stand there and would not be read."""
+    data, schedule = content.get("data"), content.get("schedule")
+    if document.data.folds is not None and isinstance(data, Mapping) and data.get("validation") is not None:
+        yield ("data", "validation"), "folds hold out their own validation samples", "left out, or data.test"
     try:
         policy = find_policy(document.schedule.policy)
     except UserError:  # a mistake of its own
@@ -217,9 +219,13 @@ def _networks(document: Document, index: int, entry: ModelEntry, problems: list[
         architecture = _tried(problems, _architecture, entry, drawn, engine)
         if name is None or train is None or architecture is None:
             break  # the other draws will hardly be better
-        networks.append(NetworkSpec(
-            name=name, architecture=architecture, train=train, seed=zlib.crc32(f"{document.seed}/{name}".encode()),
-            min_gpus=least, max_gpus=most, parameters=dict(drawn), entry=index))
+        folds: Iterable[int | None] = (None,) if document.data.folds is None else range(document.data.folds)
+        for fold in folds:
+            of_fold = name if fold is None else f"{name}-fold{fold}"
+            networks.append(NetworkSpec(
+                name=of_fold, architecture=architecture, train=train,
+                seed=zlib.crc32(f"{document.seed}/{of_fold}".encode()), min_gpus=least, max_gpus=most,
+                parameters=dict(drawn), entry=index, fold=fold))
     return networks
 
 

@@ -94,6 +94,9 @@ class Data:
     target: Literal["class", "multilabel", "value", "mask"] | Target | None = Field(default=None, description=(
         "What networks are to answer for a sample, where the source cannot tell: class (one of some), multilabel (each "
         "of some, or not), value (numbers) or mask (a class for each pixel); or a mapping that says more."))
+    folds: Annotated[int, Field(ge=2)] | None = Field(default=None, description=(
+        "Number of folds of cross-validation, instead of `validation`. Each network stands for so many, NAME-fold0, "
+        "NAME-fold1, ...: each is judged by a fold of the training samples and trains on the others."))
     transforms: tuple[TransformItem, ...] = Field(default=("decode",), description=(
         "What is done to each sample, in this order: names of transforms, with their parameters where they have some, "
         "and import paths of your own functions."))
@@ -487,6 +490,12 @@ class NetworkSpec:
     max_gpus: int | None = None
     parameters: dict[str, Any] = Field(default_factory=dict)  # what was drawn, for the results table
     entry: int = 0  # of `models`, from which it comes
+    fold: int | None = None  # that it is judged by, and does not train on
+
+    @property
+    def stem(self) -> str:
+        """The name that the networks of all folds have in common."""
+        return self.name if self.fold is None else self.name.removesuffix(f"-fold{self.fold}")
 
     def global_batch(self, gpus: int) -> int:
         """Samples in one step on ``gpus`` GPUs."""

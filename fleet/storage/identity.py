@@ -42,6 +42,7 @@ def identity(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> str:
     ring = {"shards": data.shards} if data.order == "ring" else {}
     test = {"test": data.test} if isinstance(data.test, float) else {}  # it is taken from the training samples
     target = {} if data.target is None else {"target": data.target}
+    fold = {} if network.fold is None else {"fold": [network.fold, data.folds]}
     train = TypeAdapter(Train).dump_python(network.train, mode="json")
     for changeable in ("converge", "deterministic", "build_timeout"):  # the second says how numbers are added up
         train.pop(changeable)
@@ -54,7 +55,7 @@ def identity(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> str:
                   "engine": spec.resources.engine, "source": data.source, "options": data.options,
                   "transforms": data.transforms, **target,
                   "validation": None if isinstance(data.validation, str) else data.validation,
-                  "inputs": sample.identity(), **ring, **test})
+                  "inputs": sample.identity(), **ring, **test, **fold})
 
 
 # The settings of training that came after 0.1.0, whose checkpoints go on, with what they are where nobody names them.

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from fleet.errors import UserError
@@ -44,6 +45,9 @@ class NetworkResult:
         seconds: of training.
         drawn: the parameters that were drawn for it.
         metrics: those that its spec asks for, of that epoch, by the names of their columns.
+        folds: 0 of a network. Otherwise the row stands for so many, one of each fold: epochs and values are their
+            means, and seconds the sum.
+        deviation: the standard deviation of each value over the folds (with n - 1), by the name of its column.
     """
 
     name: str
@@ -61,6 +65,12 @@ class NetworkResult:
     seconds: float
     drawn: dict[str, Any]
     metrics: dict[str, float] = field(default_factory=dict)
+    folds: int = 0
+    deviation: dict[str, float] = field(default_factory=dict)
+
+    def value(self, name: str) -> float:
+        """The value of a column; NaN where it has none."""
+        return getattr(self, name) if name in _VALUES else self.metrics.get(name, math.nan)
 
 
 @dataclass
@@ -145,12 +155,24 @@ class Results:
             metrics={} if record is None else {metric: record.value(metric) for metric in record.metrics})
 
     def rows(self) -> list[NetworkResult]:
-        """All networks, the best first; those without a value last."""
-        watched = {(network.train.converge.watched, network.train.converge.sign) for network in self.spec.networks}
+        """All networks, the best first; those without a value last. Before the folds of a network stands their mean."""
+        rank = self._ranking()
         rows = [self.row(network) for network in self.spec.networks]
+        stems = {network.name: network.stem for network in self.spec.networks if network.fold is not None}
+        if not stems:
+            return sorted(rows, key=rank)
+        folds: dict[str, list[NetworkResult]] = {}
+        for row in rows:
+            folds.setdefault(stems[row.name], []).append(row)
+        means = sorted((mean_of_folds(stem, of_stem) for stem, of_stem in folds.items()), key=rank)
+        return [row for mean in means for row in (mean, *folds[mean.name])]
+
+    def _ranking(self) -> Callable[[NetworkResult], tuple]:
+        """By what networks are ranked: by what is monitored, where all have the same."""
+        watched = {(network.train.converge.watched, network.train.converge.sign) for network in self.spec.networks}
         if len(watched) == 1 and not (only := watched.pop())[0].endswith("accuracy"):
-            return sorted(rows, key=lambda row: _rank_by(row, *only))
-        return sorted(rows, key=_rank)
+            return lambda row: _rank_by(row, *only)
+        return _rank
 
     def write(self) -> None:
         """Write ``results.csv``."""
@@ -158,16 +180,37 @@ class Results:
             writer = csv.writer(file)
             rows = self.rows()
             metrics = list(dict.fromkeys(name for row in rows for name in row.metrics))
-            writer.writerow([*_COLUMNS, *metrics])
+            columns = [*_COLUMNS, *(_OF_FOLDS if any(row.folds for row in rows) else ())]
+            writer.writerow([*columns, *metrics])
             for row in rows:
-                values = {name: getattr(row, name) for name in _COLUMNS}
+                values = {name: getattr(row, name) for name in columns}
                 if not math.isnan(row.loss) and math.isnan(row.accuracy):  # it means nothing for such targets
                     values |= {name: "" for name in _COLUMNS if name.endswith("accuracy") and math.isnan(values[name])}
                 writer.writerow([*(json.dumps(value) if isinstance(value, dict) else value
                                    for value in values.values()), *(row.metrics.get(name, "") for name in metrics)])
 
 
-_COLUMNS = [item.name for item in dataclasses.fields(NetworkResult) if item.name != "metrics"]
+_OF_FOLDS = ("folds", "deviation")
+_COLUMNS = [item.name for item in dataclasses.fields(NetworkResult) if item.name not in ("metrics", *_OF_FOLDS)]
+_VALUES = ("loss", "accuracy", "val_loss", "val_accuracy", "test_loss", "test_accuracy")
+
+
+def mean_of_folds(name: str, rows: Sequence[NetworkResult]) -> NetworkResult:
+    """The row that stands for the networks of all folds; those that have no value yet count for nothing in its mean."""
+    known = {column: [value for row in rows if not math.isnan(value := row.value(column))]
+             for column in (*_VALUES, *dict.fromkeys(metric for row in rows for metric in row.metrics))}
+    mean = {column: fmean(values) if values else math.nan for column, values in known.items()}
+    failed = [row for row in rows if row.status is Status.FAILED]
+    statuses = {row.status for row in rows}
+    status = Status.FAILED if failed else statuses.pop() if len(statuses) == 1 else Status.TRAINING
+    trained = [row for row in rows if row.epochs] or rows
+    values: dict[str, Any] = {column: mean.pop(column) for column in _VALUES}
+    return replace(
+        rows[0], name=name, status=status,
+        reason=f"{failed[0].name}: {failed[0].reason}" if failed else "",
+        epochs=round(fmean(row.epochs for row in trained)), best_epoch=round(fmean(row.best_epoch for row in trained)),
+        seconds=sum(row.seconds for row in rows), folds=len(rows), **values, metrics=mean,
+        deviation={column: stdev(found) for column, found in known.items() if len(found) > 1})
 
 
 def _rank_by(row: NetworkResult, monitor: str, sign: int) -> tuple:
@@ -262,19 +305,21 @@ def read_results(run: str | Path) -> list[NetworkResult]:
 
 def _parse_row(row: dict[str, str]) -> NetworkResult:
     row = {name: value or "nan" if name.endswith("accuracy") else value for name, value in row.items()}
-    metrics = {name: float(value) for name, value in row.items() if name not in _COLUMNS and value}
+    metrics = {name: float(value) for name, value in row.items() if name not in (*_COLUMNS, *_OF_FOLDS) and value}
     return NetworkResult(
         row["name"], Status(row["status"]), row["reason"], int(row["parameters"]) if row["parameters"] else None,
         int(row["epochs"]), int(row["best_epoch"]), float(row["loss"]), float(row["accuracy"]),
         float(row["val_loss"]), float(row["val_accuracy"]), float(row.get("test_loss", "nan")),
         float(row.get("test_accuracy", "nan")), float(row["seconds"]), json.loads(row["drawn"]),
-        metrics)
+        metrics, int(row.get("folds", 0)), json.loads(row.get("deviation", "{}")))
 
 
 def leaderboard(rows: Sequence[NetworkResult]) -> tuple[list[str], list[list[Any]]]:
     """Headers and rows of the final table."""
-    def shown(value: float) -> str:
-        return "" if math.isnan(value) else f"{value:.4f}"
+    def shown(row: NetworkResult, name: str) -> str:
+        value, deviation = row.value(name), row.deviation.get(name)
+        around = "" if deviation is None else f" ± {deviation:.4f}"
+        return "" if math.isnan(value) else f"{value:.4f}{around}"
 
     has_test = any(not math.isnan(row.test_loss) for row in rows)
     has_accuracy = any(not math.isnan(row.accuracy) for row in rows) or all(math.isnan(row.loss) for row in rows)
@@ -287,8 +332,7 @@ def leaderboard(rows: Sequence[NetworkResult]) -> tuple[list[str], list[list[Any
     headers = ["network", "status", "epochs", "best", *values, *(name.replace("val_", "val ", 1) for name in metrics),
                "params", "s", "why"]
     return headers, [[row.name, str(row.status), row.epochs, row.best_epoch or "",
-                      *(shown(getattr(row, name)) for name in values.values()),
-                      *(shown(row.metrics.get(name, math.nan)) for name in metrics),
+                      *(shown(row, name) for name in (*values.values(), *metrics)),
                       row.parameters, round(row.seconds, 1),
                       row.reason if len(row.reason) <= 50 else row.reason[:47] + "..."]
                      for row in rows]

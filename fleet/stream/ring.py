@@ -58,7 +58,7 @@ class RingStream(SharedStream):
     def __init__(self, window: Window, reader: int, world: World, order: RingOrder, stall_s: float = math.inf,
                  writers: Container[int] = ()) -> None:
         super().__init__(window, reader, world, stall_s, writers)
-        self._order = order
+        self._order, self._samples = order, window.layout.samples
 
     def join(self, epoch: int) -> None:
         """Nothing is promised: whatever is there when the first batch is asked for will do."""
@@ -68,7 +68,7 @@ class RingStream(SharedStream):
         """See :class:`Stream`; ``start`` is 0, for the rest of an epoch can be had of :class:`OwnStream` only."""
         if start:
             raise ValueError("a ring does not give the rest of an epoch")
-        samples, path = self._window.layout.samples, list(epoch.path)
+        samples, path = self._samples, list(epoch.path)
         lacks = set(range(self._order.shards))
 
         def is_of_use(sequence: int) -> bool:
@@ -90,12 +90,14 @@ class RingStream(SharedStream):
                 parts = [(images.copy(), targets.copy()) for images, targets in parts]
                 path.append(self._take(is_of_use, group, gone))
                 lacks.remove(self._order.shard(path[-1]))
-                rows = self._window.rows(path[-1])
-                begin, end = end, end + rows.stop - rows.start
+                begin, end = end, end + self._length(path[-1])
             images, targets = _joined(parts) if parts else (self._window.images[:0], self._window.targets[:0])
             latest = Epoch(max(path) // self._order.shards, tuple(path))
             yield Batch(images, targets, last - first, last, last == samples, latest, len(gone))
         self.leave()
+
+    def _length(self, sequence: int) -> int:
+        return self._window.length(sequence)
 
     def _part(self, sequence: int, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
         start = self._window.rows(sequence).start

@@ -29,13 +29,15 @@ class SharedValidation:
     """Reads the validation samples of this node.
 
     Args:
+        rows: those that networks are judged by; None for all.
         stall_s: a wait so long without a further chunk is an error.
         writers: the ranks that prepare them.
     """
 
-    def __init__(self, shared: SampleSet, world: World, stall_s: float = math.inf, writers: Container[int] = ()
-                 ) -> None:
-        self.samples = shared.samples
+    def __init__(self, shared: SampleSet, world: World, stall_s: float = math.inf, writers: Container[int] = (),
+                 rows: np.ndarray | None = None) -> None:
+        self.samples = shared.samples if rows is None else len(rows)
+        self._rows = rows
         self._shared, self._world, self._stall_s, self._writers = shared, world, stall_s, writers
 
     def await_all(self) -> None:
@@ -50,21 +52,22 @@ class SharedValidation:
 
     def batches(self, batch: int, rank: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:  # noqa: D102
         self.await_all()
-        yield from _slices(self._shared.images, self._shared.targets, batch, rank, size)
+        yield from _slices(self._shared.images, self._shared.targets, batch, rank, size, self._rows)
 
 
 class OwnValidation:
-    """Prepares all validation samples at first use, and keeps them."""
+    """Prepares all validation samples, or some rows of them, at first use, and keeps them."""
 
-    def __init__(self, pipeline: Pipeline, on_bad: Callable[[BadSample], None]) -> None:
-        self.samples = pipeline.samples
+    def __init__(self, pipeline: Pipeline, on_bad: Callable[[BadSample], None], rows: np.ndarray | None = None) -> None:
+        self._rows = np.arange(pipeline.samples) if rows is None else rows
+        self.samples = len(self._rows)
         self._pipeline, self._on_bad = pipeline, on_bad
         self._held: tuple[np.ndarray, np.ndarray] | None = None
 
     def batches(self, batch: int, rank: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:  # noqa: D102
         if self._held is None:
             images, targets = self._pipeline.empty(self.samples)
-            for sample in self._pipeline.load(np.arange(self.samples), 0, images, targets, training=False):
+            for sample in self._pipeline.load(self._rows, 0, images, targets, training=False):
                 self._on_bad(sample)
             self._held = images, targets
         yield from _slices(*self._held, batch, rank, size)
@@ -87,8 +90,11 @@ class PassingSamples:
             yield images, targets
 
 
-def _slices(images: np.ndarray, targets: np.ndarray, batch: int, rank: int, size: int
+def _slices(images: np.ndarray, targets: np.ndarray, batch: int, rank: int, size: int, rows: np.ndarray | None = None
             ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    start, stop = split_rows(0, len(targets), rank, size)
+    start, stop = split_rows(0, len(targets) if rows is None else len(rows), rank, size)
     for first in range(start, stop, batch):
-        yield images[first:min(first + batch, stop)], targets[first:min(first + batch, stop)]
+        part: slice | np.ndarray = slice(first, min(first + batch, stop))
+        if rows is not None:
+            part = rows[part]
+        yield images[part], targets[part]

@@ -78,20 +78,21 @@ class TrainingLoop:
             state: of the network, the same on all ranks of the group.
             stream_epoch: to train on next.
         """
-        source: Stream = self._sources.own  # of the rest of an epoch that this rank has not begun
+        sources = self._sources.of(training.network)
+        source: Stream = sources.own  # of the rest of an epoch that this rank has not begun
         self._clock.restart()
         while True:
             epoch = Epoch(state.stream_epoch, state.path)
             if not state.position:
                 epoch = Epoch(stream_epoch)
-                source = self._sources.stream if stream_epoch >= training.reads_from else self._sources.own
+                source = sources.stream if stream_epoch >= training.reads_from else sources.own
                 self._clock.restart()
             state, is_over, missed = self._consume(training, state, source, epoch)
             # What each rank gathered by itself must be one thing before it is judged, handed on, or saved where all
             # stand still; a save on the way has the master's. It is running means, hence linear: to average them
             # within an epoch and again at its end is to do it once.
             training.trainable.average_statistics()
-            judged = evaluate(training, self._sources.validation, self._is_told_of_the_end) if is_over else None
+            judged = evaluate(training, sources.validation, self._is_told_of_the_end) if is_over else None
             if judged is None:
                 state = self._pause(training, state)
             else:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fleet.spec import NetworkSpec
 from fleet.stream.base import Stream
 from fleet.stream.own import OwnStream
 from fleet.stream.validation import Validation
@@ -18,14 +20,21 @@ class Sources:
         own: the same samples, prepared by this rank: for the rest of an epoch that the stream has left behind.
         validation: None where there is no validation data.
         test: None where there is no test data.
+        folds: what networks of each fold read, where there are folds; the rest is then for measuring alone.
     """
 
     stream: Stream
     own: OwnStream
     validation: Validation | None
     test: Validation | None = None
+    folds: Sequence[Sources] = ()
+
+    def of(self, network: NetworkSpec) -> Sources:
+        """What a network reads."""
+        return self if network.fold is None else self.folds[network.fold]
 
     @property
     def waited_s(self) -> float:
         """What this rank has waited for data so far."""
-        return self.stream.waited_s + (self.own.waited_s if self.own is not self.stream else 0.0)
+        mine = self.stream.waited_s + (self.own.waited_s if self.own is not self.stream else 0.0)
+        return mine + sum(fold.waited_s for fold in self.folds)

@@ -53,10 +53,10 @@ from fleet.storage.events import (
     RoundStarted,
 )
 from fleet.storage.rate_cache import RateBook, cache_path, read_cache
-from fleet.storage.results import Results, Status, read_results, recover
+from fleet.storage.results import Results, Status, leaderboard, read_results, recover
 from fleet.storage.writer import CheckpointWriter
 from fleet.stream.base import split_rows
-from fleet.stream.order import Epoch, read_path
+from fleet.stream.order import Epoch, Itinerary, read_path
 from scheduler.base import Member, Round
 from scheduler.ensemble.policies import POLICIES, Policy
 from tests.examples import examples, long_but_first
@@ -196,7 +196,8 @@ class Runner:
                 self.notes[key] = [(row, number) for row, number in self.notes[key] if row < part.get(key[1], 0)]
 
     def results(self):
-        return {row.name: row for row in read_results(self.folder / "run")}
+        """Of the networks; not the rows that stand for all folds of one."""
+        return {row.name: row for row in read_results(self.folder / "run") if not row.folds}
 
     def events(self, kind):
         return events_of(self.prepared.paths.events, kind)
@@ -229,7 +230,7 @@ class Runner:
             history = self.history(name)
             for record in history:
                 noted = sorted(self.notes[name, place_of(record)])
-                assert noted == list(enumerate(itinerary(self.prepared, record).indices)), (name, record)
+                assert noted == list(enumerate(itinerary(self.prepared, record, name).indices)), (name, record)
             assert [record.epoch for record in history] == list(range(1, len(history) + 1))
             consumed = [chunk for record in history for chunk in read_path(record.path) or [record.stream_epoch]]
             assert len(set(consumed)) == len(consumed)
@@ -257,9 +258,12 @@ class _Session(Session):
         world.hear = hear_and_note
 
     def _sources(self):
-        sources = super()._sources()
-        return dataclasses.replace(sources, stream=Recorder(sources.stream, self._serving, self._notes),
-                                   own=Recorder(sources.own, self._serving, self._notes))
+        def noting(sources):
+            return dataclasses.replace(sources, stream=Recorder(sources.stream, self._serving, self._notes),
+                                       own=Recorder(sources.own, self._serving, self._notes))
+
+        sources = noting(super()._sources())
+        return dataclasses.replace(sources, folds=tuple(map(noting, sources.folds)))
 
 
 def place_of(record):
@@ -267,9 +271,14 @@ def place_of(record):
     return (read_path(record.path) or [record.stream_epoch])[0]
 
 
-def itinerary(prepared, record):
-    """The samples of an epoch."""
-    return prepared.order(prepared.training()).itinerary(Epoch(record.stream_epoch, read_path(record.path)))
+def itinerary(prepared, record, name):
+    """The samples of an epoch of a network: all, or those that are not of its fold."""
+    whole = prepared.order(prepared.training()).itinerary(Epoch(record.stream_epoch, read_path(record.path)))
+    if prepared.folds is None:
+        return whole
+    kept = [row for row, index in enumerate(whole.indices)
+            if prepared.folds[index] != prepared.spec.by_name[name].fold]
+    return Itinerary(whole.productions[kept], whole.indices[kept], whole.path)
 
 
 def train_alone(prepared, name, history):
@@ -277,16 +286,18 @@ def train_alone(prepared, name, history):
     network = prepared.spec.by_name[name]
     trainable = NumpyEngine(prepared.sample).build(network, Alone())
     training, evaluation = prepared.training(), prepared.evaluation()
+    judging = (range(evaluation.samples) if network.fold is None
+               else [index for index, fold in enumerate(prepared.folds) if fold == network.fold])
     came_to = []
     for record in history:
-        whole, sums = itinerary(prepared, record), np.zeros(3)
+        whole, sums = itinerary(prepared, record, name), np.zeros(3)
         for first in range(0, len(whole.indices), network.train.batch.size):
             rows = range(first, min(first + network.train.batch.size, len(whole.indices)))
             parts = [loaded(training, [whole.indices[row]], int(whole.productions[row]), True) for row in rows]
             images, labels = (np.concatenate(part) for part in zip(*parts, strict=True))
             result = trainable.step(images, labels, len(labels))
             sums += (result.loss, result.correct, result.count)
-        judged = trainable.evaluate(*loaded(evaluation, range(evaluation.samples), 0, False))
+        judged = trainable.evaluate(*loaded(evaluation, judging, 0, False))
         came_to.append([*sums[:2] / sums[2], judged.loss / judged.count, judged.correct / judged.count])
     return came_to
 
@@ -353,6 +364,104 @@ def test_every_network_is_trained_to_its_end_as_if_it_were_alone(folders, case):
     for model in case.content["models"]:
         assert len(runner.history(model["name"])) == model["train"]["converge"]["max_epochs"]
     runner.check_epochs()
+
+
+@st.composite
+def folded(draw):
+    """A run of which each network is trained on folds."""
+    case = draw(cases())
+    data = case.content["data"]
+    folds = data["folds"] = draw(st.integers(2, 3))
+    samples = int(data["path"])
+    for model in case.content["models"]:
+        size = model["train"]["batch"]["size"]
+        model["train"]["batch"]["size"] = min(size, samples - -(-samples // folds))
+    rates = case.content["schedule"]["rates"]["models"]
+    case.content["schedule"]["rates"]["models"] = [
+        {**rate, "name": f"{rate['name']}-fold{fold}"} for rate in rates for fold in range(folds)]
+    return case
+
+
+@few
+@given(folded())
+def test_a_network_of_a_fold_is_trained_as_if_it_were_alone_on_the_other_folds(folders, case):
+    runner = Runner(case, folders())
+    assert runner.launch() is ExitStatus.OK
+    assert {row.status for row in runner.results().values()} == {Status.FINISHED}
+    folds, samples = case.content["data"]["folds"], int(case.content["data"]["path"])
+    assert set(runner.results()) == {f"{model['name']}-fold{fold}" for model in case.content["models"]
+                                     for fold in range(folds)}
+    assert len(runner.prepared.folds) == samples
+    runner.check_epochs()
+
+
+@few
+@given(folded(), st.lists(st.integers(0, 60), max_size=4))
+def test_a_run_of_folds_that_is_interrupted_goes_on_and_nothing_is_trained_twice(folders, case, moments):
+    runner = Runner(case, folders())
+    for moment in moments:
+        runner.launch(Interruption(after=moment))
+    assert runner.launch() is ExitStatus.OK
+    runner.check_epochs()
+
+
+@few
+@given(folded(), st.lists(st.integers(1, 3000), min_size=1, max_size=3))
+def test_a_run_of_folds_that_is_killed_at_any_moment_goes_on_where_its_checkpoints_are(folders, case, moments):
+    runner = Runner(case, folders())
+    for turns in moments:
+        if runner.launch(turns=turns) is None:
+            runner.forget_what_was_not_saved()
+    assert runner.launch() is ExitStatus.OK
+    runner.check_epochs()
+
+
+@pytest.mark.parametrize("data", [{}, {"order": "ring", "shards": 5}, {"cache": "memory"}])
+def test_a_network_of_a_fold_comes_to_the_numbers_of_one_that_is_given_those_samples_alone(folders, data):
+    """The data of the second run is the fold itself: what it trains on, and what it is judged by."""
+    def spec(name, **more):  # each on a rank of its own from the first epoch of the stream on
+        return {"seed": 5, "models": [{"family": "softmax", "name": name, "gpus": 1}],
+                "resources": {"engine": "numpy", "preprocessors": 1},
+                "data": {"transforms": [{"scale": {"mean": 0.5, "std": 0.5}}], **more},
+                "train": {"batch": {"size": 7}, "converge": {"max_epochs": 3}}, "schedule": {"policy": "global"}}
+
+    runner = Runner(Case(spec("n", source="tests.sources:unvalidated", path="41", folds=3, **data), (0,) * 4, 4, 3, 0),
+                    folders())
+    assert runner.launch() is ExitStatus.OK
+    if "order" in data:  # which chunks were there decides the order of the samples
+        runner.check_epochs()
+        return
+    for fold in range(3):
+        name = f"n-fold{fold}"
+        alone = Runner(Case(spec(name, source="tests.sources:one_fold", path="41",
+                                 options={"folds": 3, "fold": fold, "seed": 5}), (0,) * 4, 4, 3, 0), folders())
+        assert alone.launch() is ExitStatus.OK
+        ours, theirs = ([(record.loss, record.val_loss, record.val_accuracy) for record in one.history(name)]
+                        for one in (runner, alone))
+        assert ours == theirs
+        assert len(ours) == 3
+
+
+def test_the_row_of_a_network_has_the_mean_of_its_folds_and_stands_before_them(folders):
+    content = {"models": [{"family": "softmax", "name": name} for name in ("a", "b")], "resources": {"engine": "numpy"},
+               "data": {"source": "tests.sources:unvalidated", "path": "40", "folds": 4,
+                        "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}]},
+               "train": {"batch": {"size": 8}, "converge": {"max_epochs": 2}}, "schedule": {"policy": "baseline"}}
+    runner = Runner(Case(content, (0, 0), 4, 1, 0), folders())
+    assert runner.launch() is ExitStatus.OK
+    rows = read_results(runner.folder / "run")
+    assert [row.folds for row in rows] == [4, 0, 0, 0, 0] * 2
+    for mean, folds in ((rows[0], rows[1:5]), (rows[5], rows[6:])):
+        assert [row.name for row in folds] == [f"{mean.name}-fold{fold}" for fold in range(4)]
+        found = [row.val_loss for row in folds]
+        assert mean.val_loss == pytest.approx(np.mean(found))
+        assert mean.deviation["val_loss"] == pytest.approx(np.std(found, ddof=1))
+        assert (mean.status, mean.epochs) == (Status.FINISHED, 2)
+        judged = [record.val_accuracy * 10 for row in folds for record in runner.history(row.name)]
+        assert judged == pytest.approx(np.round(judged))  # of ten samples each
+    headers, shown = leaderboard(rows)
+    assert shown[0][headers.index("val loss")] == f"{rows[0].val_loss:.4f} ± {rows[0].deviation['val_loss']:.4f}"
+    assert "±" not in shown[1][headers.index("val loss")]
 
 
 def test_a_share_is_set_aside_for_the_test_before_any_other_and_is_never_trained_on(folders):
