@@ -2,7 +2,9 @@
 
 import doctest
 import json
+import math
 import os
+import pickle
 import re
 import shutil
 import subprocess
@@ -18,7 +20,10 @@ from fleet.spec import parse
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Status, read_results
 from fleet.stream.base import split_rows
+from preprocess.probe import probe
 from preprocess.sample import ImageSpec, SampleSpec
+from preprocess.source import open_data
+from preprocess.target import TargetSpec, target_of
 from preprocess.transforms import parse_transform
 from tests.fleet.one_process import Launch
 from tests.places import ON_ONE_MACHINE, ROOT
@@ -54,6 +59,26 @@ def test_a_script_prints_what_stands_beside_it(tmp_path, name, arguments):
 def test_the_digits_are_listed_as_expected(tmp_path):
     got = printed(tmp_path, "-m", "fleet", "check", str(EXAMPLES / "digits.yaml"))
     assert same((EXAMPLES / "digits.out").read_text(), got), got
+
+
+@pytest.fixture
+def with_targets(tmp_path):
+    """A copy of the examples of targets, with their data."""
+    shutil.copytree(EXAMPLES / "targets", tmp_path / "targets", ignore=shutil.ignore_patterns("__pycache__"))
+    printed(tmp_path / "targets", "make_data.py")
+    return tmp_path / "targets"
+
+
+@pytest.mark.parametrize(("name", "networks", "has_learned"), [
+    ("regression", 2, lambda row: row.val_loss < 0.42 and math.isnan(row.val_accuracy)),  # the targets' variance: 0.59
+    pytest.param("segmentation", 1, lambda row: row.metrics["val_mean_io_u"] > 0.8, marks=pytest.mark.long),
+    pytest.param("labels", 1, lambda row: row.val_accuracy > 0.9 and row.val_loss < 0.3, marks=pytest.mark.long),
+])
+def test_values_masks_and_labels_are_learned(with_targets, name, networks, has_learned):
+    printed(with_targets, "-m", "fleet.run", f"{name}.yaml")
+    rows = read_results(with_targets / "runs" / name)
+    assert [row.status for row in rows] == [Status.FINISHED] * networks
+    assert all(map(has_learned, rows)), rows
 
 
 # ---- parts of one's own ------------------------------------------------------------------------
@@ -118,6 +143,15 @@ def test_the_transform_of_ones_own_covers_a_square_in_training_alone(monkeypatch
     covered = cover.apply(image, np.random.default_rng(1), training=True)
     assert (covered == 0).sum() == 9
     assert (cover.apply(image, np.random.default_rng(1), training=False) == image).all()
+
+
+def test_a_source_of_ones_own_gives_signals_with_values_and_weights(monkeypatch):
+    monkeypatch.syspath_prepend(EXTENDING)
+    data = open_data("my_signals:waves", None, 0.25, 0, {"count": 40})
+    assert [len(part) for part in data.parts().values()] == [30, 10]
+    assert target_of(data.train) == TargetSpec("value", 1, ("swings",), weighted=True)
+    sample = probe(pickle.loads(pickle.dumps(data.train)), [], 0)
+    assert (sample.image.shape, sample.image.dtype) == ((64, 1), "float32")
 
 
 RATE = 0.5

@@ -1,0 +1,34 @@
+"""A source of one's own with values for targets: waves, and how often they swing.
+
+A spec names it with `source: my_signals:waves` and `options: {count: 300}`.
+"""
+
+import numpy as np
+
+from preprocess.base import RandomAccess
+from preprocess.target import TargetSpec
+
+
+class Waves(RandomAccess):
+    """Signals of one channel, made when they are read; nothing but the numbers below is sent to other ranks."""
+
+    target = TargetSpec("value", 1, ("swings",))
+
+    def __init__(self, count):
+        self.targets = np.random.default_rng(0).uniform(1, 9, (count, 1)).astype(np.float32)
+        self.weights = np.where(self.targets[:, 0] > 8, 0.5, 1).astype(np.float32)  # fast ones count half
+
+    def __len__(self):
+        return len(self.targets)
+
+    def read(self, index):
+        noise = np.random.default_rng(index).normal(0, 0.1, (64, 1))
+        return (np.sin(np.linspace(0, 2 * np.pi, 64)[:, None] * self.targets[index]) + noise).astype(np.float32)
+
+    def name(self, index):
+        return f"wave {index}"
+
+
+def waves(path, count):
+    """Opens the source; it reads no path."""
+    return Waves(count)

@@ -1,0 +1,30 @@
+"""Networks for targets of each kind. FLEET calls them with the shape of an input and the number of outputs."""
+
+import keras
+from keras import layers
+
+
+def mlp(input_shape, outputs, width=32):
+    """Values from the features of a table."""
+    features = keras.Input(input_shape)
+    hidden = layers.Dense(width, activation="relu")(layers.Rescaling(20.0)(features))
+    return keras.Model(features, layers.Dense(outputs)(hidden))
+
+
+def painter(input_shape, classes, width=16):
+    """A logit for each class and pixel: convolutions that see further with each layer."""
+    image = keras.Input(input_shape)
+    hidden = image
+    for dilation in (1, 2, 4):
+        hidden = layers.Conv2D(width, 3, padding="same", dilation_rate=dilation, activation="relu")(hidden)
+    return keras.Model(image, layers.Conv2D(classes, 1)(hidden))
+
+
+def tagger(input_shape, outputs, width=16):
+    """A logit for each label."""
+    image = keras.Input(input_shape)
+    hidden = image
+    for step in (1, 2, 2):
+        hidden = layers.Conv2D(step * width, 3, padding="same", activation="relu")(hidden)
+        hidden = layers.MaxPooling2D()(hidden)
+    return keras.Model(image, layers.Dense(outputs)(layers.GlobalMaxPooling2D()(hidden)))
