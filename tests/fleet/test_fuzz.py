@@ -196,8 +196,9 @@ def call(function, *arguments):
 
 def train(path):
     """``fleet.run`` up to where it would train."""
-    with fleet_run._lease(OneRank()) as lease:
-        return fleet_run._run(OneRank(), fleet_run.parse_arguments([path]), None, 0.0, lease)
+    request = fleet_run.parse_arguments([path])
+    with fleet_run._lease(OneRank(), request) as lease:
+        return fleet_run._run(OneRank(), request, None, 0.0, lease)
 
 
 def is_told(status, out, err, most_lines=30):
