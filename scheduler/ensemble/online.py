@@ -106,7 +106,7 @@ class OnlineRates:
         keys = {network.key for network in networks}
         self._known = {key: dict(rates) for key, rates in (known or {}).items() if key in keys and rates}
         self._seen: dict[str, dict[int, dict[str, Observation]]] = {}  # key -> GPUs -> network -> the latest
-        self._largest = 1  # of the sizes that have been seen of any network
+        self._largest = 0  # of the sizes that have been seen of any network
         self._table: RateTable | None = None
         self._told: dict[str, Network] = {}  # by which the present plan was made
         self.is_off = False  # whether an observation since then says that it was made by a wrong rate
@@ -176,11 +176,14 @@ class OnlineRates:
         self._gpus, self._table = gpus, None
 
     def _most(self, network: Traits) -> int:
-        """The most GPUs that a network may be planned on now."""
+        """The most GPUs that a network may be planned on now: one as long as nothing has been seen.
+
+        Thought twice as fast on two, the first networks would each have had two, and others none.
+        """
         sizes = self._known.get(network.key, {}).keys() | self._seen.get(network.key, {}).keys()
         is_sure = sum(len(seen) > 1 for seen in self._seen.values()) >= POOLED
         largest = self._largest if is_sure else max(sizes, default=self._largest)
-        most = min(REACH * largest, network.max_gpus or self._gpus, self._gpus)
+        most = min(max(1, REACH * largest), network.max_gpus or self._gpus, self._gpus)
         return max(most, network.min_gpus)
 
     def points(self, key: str) -> dict[int, Observation]:
