@@ -16,13 +16,14 @@ from pathlib import Path
 
 _PATIENCE_S = 60
 _HERE = Path(__file__).parent
-_ALONE = ["unshare", "--map-root-user", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
+# A command behind these words has a network of its own.
+ALONE = ["unshare", "--map-root-user", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
 
 
 def can_isolate() -> bool:
     """Whether processes here may have a network of their own."""
     try:
-        return subprocess.run([*_ALONE, "true"], check=False, capture_output=True).returncode == 0
+        return subprocess.run([*ALONE, "true"], check=False, capture_output=True).returncode == 0
     except OSError:
         return False
 
@@ -38,7 +39,7 @@ def consumed(python: str, program: str, servers: Sequence[Sequence[str]], consum
         servers, consumers: the arguments of each process.
     """
     request = json.dumps([python, program, servers, consumers])
-    done = subprocess.run([*_ALONE, sys.executable, __file__, request], check=False, capture_output=True, text=True)
+    done = subprocess.run([*ALONE, sys.executable, __file__, request], check=False, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{program}: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
     return json.loads(done.stdout.splitlines()[-1])

@@ -1,0 +1,163 @@
+"""The same networks, images, epochs and cores under FLEET and without it: from the command to the prompt.
+
+    python benchmarks/versus.py --jpegs cifar10_jpeg.tar [--epochs 3 10] [--rounds 3] [--without-ray]
+
+Six small CNNs on 2,400 JPEG files of 256 x 256, decoded, resized to 64 and flipped:
+
+- FLEET: `mpirun -n 3`, and `-n 7`, with a spec that leaves all to FLEET, and an empty cache of rates;
+- a loop over Keras' `model.fit`, on one `tf.data` pipeline whose decoded images stay in memory;
+- Ray Tune, with one CPU and one such pipeline for each trial. It is installed into an environment of its own, beside
+  the TensorFlow of this one, and runs in a network of its own, because it listens on all addresses.
+
+All sides run in turns; the numbers are medians. Every side must train all networks: the accuracies stand beside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import yaml
+from images import make_jpegs
+from rivals import ALONE, can_isolate
+
+from fleet.api import mpirun, read_results
+from fleet.commands.options import print_json
+from fleet.terminal import print_table
+
+ROOT, HERE = Path(__file__).parents[1], Path(__file__).parent
+RAY = "ray[tune]==2.49.2"
+LOOP, TUNE = "model.fit in a loop", "Ray Tune"
+
+Side = Callable[[Path, int], list[float]]  # (folder, epochs) -> the best accuracy of each network
+
+
+def spec(jpegs: Path, folder: Path, epochs: int) -> dict:
+    """What a user would write: everything that may be left out is."""
+    from versus_fit import BATCH, MOMENTUM, NETWORKS, PIXELS, RATE, VALIDATION
+
+    return {
+        "name": "versus", "output": str(folder / "run"),
+        "data": {"source": "image_folder", "path": str(jpegs), "validation": VALIDATION,
+                 "transforms": ["decode", {"resize": {"size": [PIXELS, PIXELS]}}, {"flip": {"horizontal": True}},
+                                {"scale": {"mean": 0.5, "std": 0.25}}]},
+        "models": [{"family": "cnn", "name": name, "args": arguments} for name, arguments in NETWORKS.items()],
+        "train": {"batch": {"size": BATCH}, "converge": {"max_epochs": epochs},
+                  "optimizer": {"name": "sgd", "learning_rate": RATE, "momentum": MOMENTUM}}}
+
+
+def fleet(jpegs: Path, ranks: int) -> Side:
+    """FLEET with so many ranks."""
+
+    def run(folder: Path, epochs: int) -> list[float]:
+        path = folder / "versus.yaml"
+        path.write_text(yaml.safe_dump(spec(jpegs, folder, epochs)))
+        _call([*mpirun(ranks), "-m", "fleet.run", str(path), "--plain"], ROOT, XDG_CACHE_HOME=str(folder / "cache"))
+        return [result.val_accuracy for result in read_results(folder / "run") if result.val_accuracy is not None]
+
+    return run
+
+
+def loop(jpegs: Path) -> Side:
+    """`model.fit`, network after network."""
+
+    def run(folder: Path, epochs: int) -> list[float]:
+        return _accuracies(_call([sys.executable, str(HERE / "versus_fit.py"), str(jpegs), str(epochs)], ROOT,
+                                 PYTHONPATH=str(ROOT)))
+
+    return run
+
+
+def ray_tune(jpegs: Path, python: Path, cpus: int) -> Side:
+    """Ray Tune, with so many trials at once."""
+
+    def run(folder: Path, epochs: int) -> list[float]:
+        command = [*ALONE, str(python), str(HERE / "versus_ray.py"), str(jpegs), str(epochs), str(cpus)]
+        return _accuracies(_call(command, HERE, VERSUS_STORAGE=str(folder), PYTHONPATH=str(ROOT),
+                                 RAY_USAGE_STATS_ENABLED="0", RAY_DISABLE_IMPORT_WARNING="1"))
+
+    return run
+
+
+def install_ray(folder: Path) -> Path:
+    """Ray in an environment of its own, which sees this one's TensorFlow; gives its interpreter."""
+    python = folder / "bin/python"
+    if not python.exists():
+        venv.create(folder, with_pip=True)
+        ours = next(path for path in sys.path if path.endswith("site-packages"))
+        [theirs] = folder.glob("lib/python*/site-packages")
+        (theirs / "beside.pth").write_text(ours + "\n")
+        subprocess.run([python, "-m", "pip", "install", "-q", RAY], check=True)
+    return python
+
+
+def _call(command: Sequence[str | Path], folder: Path, **environment: str) -> str:
+    done = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True,
+                          env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"} | environment)
+    if done.returncode:
+        raise RuntimeError(f"{command}: {done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+    return done.stdout
+
+
+def _accuracies(printed: str) -> list[float]:
+    return [float(line.split()[1]) for line in printed.splitlines() if line.startswith("cnn-")]
+
+
+def measure(sides: dict[str, Side], epochs: int, rounds: int, networks: int) -> dict[str, list[tuple[float, float]]]:
+    """(Seconds, mean accuracy) of each side in each round; each begins where the one before it ended."""
+    measured: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
+    for turn in range(rounds):
+        names = list(sides)
+        for name in names[turn % len(names):] + names[:turn % len(names)]:
+            with tempfile.TemporaryDirectory() as folder:
+                began = time.perf_counter()
+                accuracies = sides[name](Path(folder), epochs)
+                seconds = time.perf_counter() - began
+            assert len(accuracies) == networks, f"{name} has trained {len(accuracies)} of {networks} networks"
+            measured[name].append((seconds, statistics.mean(accuracies)))
+            print(f"  {epochs} epochs, round {turn + 1}, {name}: {seconds:.1f} s", file=sys.stderr, flush=True)
+    return measured
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jpegs", required=True, metavar="TAR", help="CIFAR-10 as JPEG files")
+    parser.add_argument("--epochs", type=int, nargs="+", default=[3, 10])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[3, 7], help="of FLEET")
+    parser.add_argument("--without-ray", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print the numbers of all rounds")
+    arguments = parser.parse_args()
+    build = ROOT / "build"
+    build.mkdir(exist_ok=True)
+    jpegs = make_jpegs(arguments.jpegs, build / "versus-jpegs", 2400)
+    sides: dict[str, Side] = {f"FLEET, {ranks} ranks": fleet(jpegs, ranks) for ranks in arguments.ranks}
+    sides[LOOP] = loop(jpegs)
+    if not arguments.without_ray:
+        if not can_isolate():
+            raise SystemExit("Ray needs a network of its own here (unshare --net); or say --without-ray")
+        sides[TUNE] = ray_tune(jpegs, install_ray(build / "versus-ray"), len(os.sched_getaffinity(0)))
+    from versus_fit import NETWORKS
+
+    everything = {epochs: measure(sides, epochs, arguments.rounds, len(NETWORKS)) for epochs in arguments.epochs}
+    if arguments.json:
+        print_json(everything)
+        return
+    for epochs, measured in everything.items():
+        seconds = {name: statistics.median(second for second, _ in rounds) for name, rounds in measured.items()}
+        print_table(("", "seconds", "loop / it", "accuracy"), [
+            (name, f"{seconds[name]:.1f}", f"{seconds[LOOP] / seconds[name]:.2f}",
+             f"{statistics.median(accuracy for _, accuracy in measured[name]):.3f}") for name in sides])
+        print(f"{epochs} epochs, medians of {arguments.rounds}, from the command to the prompt\n")
+
+
+if __name__ == "__main__":
+    main()

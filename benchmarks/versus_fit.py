@@ -1,0 +1,70 @@
+"""Networks of `versus.py`, trained by Keras' `model.fit` on a `tf.data` pipeline that is cached in memory.
+
+    python benchmarks/versus_fit.py FOLDER EPOCHS     # all of them, one after the other, in one process
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from fleet.engines.keras.models import build_model
+from fleet.spec.model import Architecture
+
+PIXELS, BATCH, RATE, MOMENTUM, VALIDATION = 64, 64, 0.05, 0.9, 0.1
+NETWORKS: dict[str, dict[str, Any]] = {
+    f"cnn-{first}-{second}-{dense}": {"filters": [first, second], "dense": [dense]}
+    for first, second, dense in ((8, 16, 32), (8, 16, 128), (8, 32, 64), (16, 16, 64), (16, 32, 32), (16, 32, 128))}
+
+
+def datasets(folder: str) -> tuple[tf.data.Dataset, tf.data.Dataset, int]:
+    """Training and validation batches, and the number of classes; decoded images stay in memory."""
+    names = sorted(path.name for path in Path(folder).iterdir())
+    train, held = [], []
+    for label, name in enumerate(names):
+        files = sorted(str(path) for path in (Path(folder) / name).iterdir())
+        kept = round(VALIDATION * len(files))
+        train += [(file, label) for file in files[kept:]]
+        held += [(file, label) for file in files[:kept]]
+
+    def decode(file: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        image = tf.image.decode_jpeg(tf.io.read_file(file), 3)
+        return tf.cast(tf.image.resize(image, (PIXELS, PIXELS), antialias=True), tf.uint8), label
+
+    def vary(image: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return tf.image.random_flip_left_right(image), label
+
+    def scale(images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return (tf.cast(images, tf.float32) / 255 - 0.5) / 0.25, labels
+
+    def decoded(samples: list[tuple[str, int]]) -> tf.data.Dataset:
+        files, labels = zip(*samples, strict=True)
+        return tf.data.Dataset.from_tensor_slices((list(files), list(labels))).map(decode, tf.data.AUTOTUNE).cache()
+
+    training = decoded(train).shuffle(len(train)).map(vary, tf.data.AUTOTUNE).batch(BATCH).map(scale)
+    return training.prefetch(tf.data.AUTOTUNE), decoded(held).batch(BATCH).map(scale).prefetch(2), len(names)
+
+
+def fit(name: str, data: tuple[tf.data.Dataset, tf.data.Dataset, int], epochs: int) -> float:
+    """Train one network; gives its accuracy on the validation samples."""
+    train, held, classes = data
+    keras.backend.clear_session()
+    model = build_model(Architecture("cnn", NETWORKS[name]), (PIXELS, PIXELS, 3), classes, 0)
+    model.compile(optimizer=keras.optimizers.SGD(RATE, momentum=MOMENTUM), metrics=["accuracy"],
+                  loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    history = model.fit(train, epochs=epochs, validation_data=held, verbose=0)
+    return max(history.history["val_accuracy"])
+
+
+def main() -> None:
+    data, epochs = datasets(sys.argv[1]), int(sys.argv[2])
+    for name in NETWORKS:
+        print(name, fit(name, data, epochs), flush=True)
+
+
+if __name__ == "__main__":
+    main()
