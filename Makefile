@@ -59,6 +59,7 @@ bench: env
 	$(BIN)/python benchmarks/eviction.py
 	$(BIN)/python benchmarks/elastic.py
 	$(if $(DATA),$(BIN)/python benchmarks/idle_nodes.py --data $(DATA)/idle_nodes)
+	$(if $(DATA),$(BIN)/python benchmarks/versus.py --jpegs $(DATA)/cifar10_jpeg.tar)
 	$(if $(DATA),$(BIN)/python benchmarks/stream.py --jpegs $(DATA)/cifar10_jpeg.tar)
 
 clean:

@@ -95,7 +95,7 @@ def install_ray(folder: Path) -> Path:
         ours = next(path for path in sys.path if path.endswith("site-packages"))
         [theirs] = folder.glob("lib/python*/site-packages")
         (theirs / "beside.pth").write_text(ours + "\n")
-        subprocess.run([python, "-m", "pip", "install", "-q", RAY], check=True)
+        subprocess.run([python, "-m", "pip", "install", "-q", "-c", ROOT / "tools/constraints.txt", RAY], check=True)
     return python
 
 
