@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, ClassVar, Protocol, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Protocol, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 from fleet.storage.files import as_json, storing
 
@@ -33,6 +33,11 @@ class Places:
     """So many decimal places of a number are written."""
 
     count: int
+
+
+Tenths: TypeAlias = Annotated[float, Places(1)]
+Milli: TypeAlias = Annotated[float, Places(3)]
+Micro: TypeAlias = Annotated[float, Places(6)]
 
 
 class Flat:

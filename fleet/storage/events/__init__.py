@@ -1,0 +1,104 @@
+"""What can happen in a run: one class for each kind of event.
+
+The coordinator makes events, the event log stores them, and observers are shown them. ``word`` is the kind's name in
+the log and the fields are its keys; :mod:`fleet.storage.lines` says how they are written. Seconds are those of the
+clock, also in a rehearsal, where they are a fraction of the real run's. A device is the number of a trainer, counted
+over all nodes. The epochs of a network are counted from 1, those of the stream from 0.
+
+It imports :mod:`fleet.storage.lines` and :mod:`fleet.storage.state`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias, get_args
+
+from fleet.storage.events.launch import Ended, FirstStep, Interrupted, RanksReady, ScheduleOptions, Started, TooLate
+from fleet.storage.events.losses import BadSample, GroupStruck, RankLost
+from fleet.storage.events.networks import (
+    BestLost,
+    ChangesAccepted,
+    NetworkFailed,
+    NetworkFellBack,
+    NetworkFinished,
+    NetworkRetried,
+    NetworkTested,
+    NetworkWarned,
+)
+from fleet.storage.events.rates import (
+    Profiled,
+    RateLearned,
+    RateMeasured,
+    RateOff,
+    RatesEstimated,
+    RatesGiven,
+    RatesRemembered,
+    RememberedRate,
+)
+from fleet.storage.events.training import (
+    EpochEnded,
+    Estimated,
+    GroupChanged,
+    GroupStarted,
+    GroupStopped,
+    Planned,
+    PlannedGroup,
+    RoundStarted,
+    StreamStarted,
+)
+from fleet.storage.lines import from_json
+
+__all__ = [
+    "KINDS",
+    "BadSample",
+    "BestLost",
+    "ChangesAccepted",
+    "Ended",
+    "EpochEnded",
+    "Estimated",
+    "Event",
+    "FirstStep",
+    "GroupChanged",
+    "GroupStarted",
+    "GroupStopped",
+    "GroupStruck",
+    "Interrupted",
+    "NetworkFailed",
+    "NetworkFellBack",
+    "NetworkFinished",
+    "NetworkRetried",
+    "NetworkTested",
+    "NetworkWarned",
+    "Planned",
+    "PlannedGroup",
+    "Profiled",
+    "RankLost",
+    "RanksReady",
+    "RateLearned",
+    "RateMeasured",
+    "RateOff",
+    "RatesEstimated",
+    "RatesGiven",
+    "RatesRemembered",
+    "RememberedRate",
+    "RoundStarted",
+    "ScheduleOptions",
+    "Started",
+    "StreamStarted",
+    "TooLate",
+    "event_from_json",
+]
+
+Event: TypeAlias = (
+    Started | Interrupted | TooLate | Ended | RatesGiven | RatesRemembered | RateMeasured | RateOff | Profiled
+    | RateLearned | RatesEstimated | RanksReady | FirstStep | StreamStarted | Planned | RoundStarted | GroupStarted
+    | GroupChanged | EpochEnded | GroupStopped | NetworkFinished | NetworkTested | NetworkRetried | NetworkFailed
+    | NetworkFellBack | ChangesAccepted | BestLost | NetworkWarned | RankLost | GroupStruck | BadSample | Estimated)
+
+KINDS: Mapping[str, type] = {kind.word: kind for kind in get_args(Event)}
+
+
+def event_from_json(record: Any) -> Event | None:
+    """The event that a line tells of; None where it is of an unknown kind, or damaged."""
+    event: Event | None = from_json(record, KINDS)
+    return event

@@ -1,0 +1,117 @@
+"""What happens to a launch as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fleet.storage.lines import Micro, Milli
+
+
+@dataclass(frozen=True)
+class ScheduleOptions:
+    """The settings of the policies (:class:`scheduler.base.Options`); ``delta`` as text, such as 15%."""
+
+    alpha: float
+    delta: str
+    peak_limited: bool
+    seed: int
+
+
+@dataclass(frozen=True)
+class Started:
+    """A launch has begun: the first event of each.
+
+    Attributes:
+        networks, trainers, preprocessors, nodes: how many of them.
+        finished: the networks that earlier launches have done.
+        first_stream_epoch: the first epoch of the stream in this launch.
+        samples: of the training set.
+        devices: of the trainers.
+        stream: how groups depend on each other's pace, as :func:`fleet.units.parse_stream` reads it.
+        bounds: network -> the fewest and the most GPUs that it may have; None if there is no upper bound.
+        time_scale: seconds that a second of training takes; other than 1 only if training is emulated.
+    """
+
+    word: ClassVar[str] = "start"
+    networks: int
+    trainers: int
+    preprocessors: int
+    nodes: int
+    gpus_per_node: int
+    policy: str
+    finished: tuple[str, ...]
+    first_stream_epoch: int
+    samples: int
+    devices: tuple[int, ...]
+    stream: str
+    options: ScheduleOptions
+    bounds: Mapping[str, tuple[int, int | None]]
+    time_scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Interrupted:
+    """The launch is to end before its networks are done: all groups save where they are.
+
+    Attributes:
+        replay: whether this was a replay of one network, which starts over in the next launch.
+    """
+
+    word: ClassVar[str] = "interrupted"
+    reason: str
+    replay: bool = False
+
+
+@dataclass(frozen=True)
+class TooLate:
+    """So little of the walltime is left that no group is started any more; written once.
+
+    Attributes:
+        networks: those that could have been started.
+        left_s: seconds that are left of the walltime.
+        needed_s: what the slowest group has taken from its start to its first step.
+    """
+
+    word: ClassVar[str] = "too_late"
+    networks: tuple[str, ...]
+    left_s: Milli
+    needed_s: Milli
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The launch came to its end. This is its last event; a launch that breaks off has none.
+
+    Attributes:
+        status: how it ended (:class:`fleet.errors.ExitStatus`).
+        seconds: since it began.
+        rounds: how many there were (:class:`RoundStarted`).
+        profiling_s, scheduling_s: seconds for which all waited for rates, and for the policy.
+        checkpointing_s, regrouping_s: GPU-seconds for which training was blocked by them.
+    """
+
+    word: ClassVar[str] = "end"
+    status: int
+    seconds: Milli = 0.0
+    rounds: int = 0
+    profiling_s: Micro = 0.0
+    scheduling_s: Micro = 0.0
+    checkpointing_s: Micro = 0.0
+    regrouping_s: Micro = 0.0
+
+
+@dataclass(frozen=True)
+class RanksReady:
+    """All trainers have loaded what they need, and wait for work; once in a launch."""
+
+    word: ClassVar[str] = "ready"
+
+
+@dataclass(frozen=True)
+class FirstStep:
+    """A network has been trained for a step; once in a launch."""
+
+    word: ClassVar[str] = "first_step"
+    network: str

@@ -1,0 +1,124 @@
+"""What becomes of networks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from fleet.storage.lines import Micro, OmitDefault
+from fleet.storage.state import Score
+
+
+@dataclass(frozen=True)
+class NetworkFinished:
+    """A network is done.
+
+    Attributes:
+        reason: why, such as ``9 epochs``.
+        epochs: how many it has finished.
+    """
+
+    word: ClassVar[str] = "final"
+    network: str
+    reason: str
+    epochs: int
+
+
+@dataclass(frozen=True)
+class NetworkTested:
+    """A network that is done was judged on the test data, as it is exported.
+
+    Attributes:
+        loss, accuracy: means over the samples; null if none could be read.
+        samples: that could be read.
+        seconds: how long it took.
+    """
+
+    word: ClassVar[str] = "test"
+    network: str
+    loss: Score
+    accuracy: Score
+    samples: int
+    seconds: Micro
+
+
+@dataclass(frozen=True)
+class NetworkRetried:
+    """A network failed for a reason that may pass, and is tried again.
+
+    Attributes:
+        retry: the number of this retry, counted from 1.
+        retries: how many there may be.
+    """
+
+    word: ClassVar[str] = "retry"
+    network: str
+    reason: str
+    retry: int
+    retries: int
+
+
+@dataclass(frozen=True)
+class NetworkFailed:
+    """A network failed, and is not tried again in this launch.
+
+    Attributes:
+        detail: the traceback, if there is one.
+    """
+
+    word: ClassVar[str] = "failed"
+    network: str
+    reason: str
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class NetworkFellBack:
+    """A network's newest checkpoint is damaged: it goes on from the one before, from the best one, or starts over.
+
+    Attributes:
+        damage: what is wrong with the checkpoint.
+        epochs: how many are finished in the state from which it goes on.
+        position: samples of the next epoch that are consumed in that state.
+        finished: whether it stays finished: the checkpoint of its best epoch, and its table of epochs, are whole.
+    """
+
+    word: ClassVar[str] = "fell_back"
+    network: str
+    damage: str
+    epochs: int
+    position: int
+    finished: Annotated[bool, OmitDefault] = False
+
+
+@dataclass(frozen=True)
+class ChangesAccepted:
+    """The code of a network is not what it was, and training goes on from its checkpoint: somebody has said so.
+
+    Attributes:
+        files: that have changed; ``args`` and ``build`` stand for those of the spec.
+        epochs: how many were finished before.
+    """
+
+    word: ClassVar[str] = "accepted"
+    network: str
+    files: tuple[str, ...]
+    epochs: int
+
+
+@dataclass(frozen=True)
+class BestLost:
+    """The checkpoint of a finished network's best epoch is damaged, so another epoch was exported."""
+
+    word: ClassVar[str] = "best_lost"
+    network: str
+    damage: str
+
+
+@dataclass(frozen=True)
+class NetworkWarned:
+    """What a network's description asks for is not done; written once, of the first network that it is said of."""
+
+    word: ClassVar[str] = "warning"
+    network: str
+    warning: str

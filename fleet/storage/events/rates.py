@@ -1,0 +1,145 @@
+"""What is learned of the rates, and where they come from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from fleet.storage.lines import Milli, OmitDefault, Places
+
+
+@dataclass(frozen=True)
+class RatesGiven:
+    """Rates were read from a file, so none are measured; follows :class:`Started`.
+
+    Attributes:
+        rates: network -> samples/s on 1, 2, ... GPUs.
+    """
+
+    word: ClassVar[str] = "rates"
+    rates: Mapping[str, tuple[float, ...]]
+
+
+@dataclass(frozen=True)
+class RateMeasured:
+    """A network's rate on a group of some size was measured, or could not be.
+
+    Attributes:
+        rate: samples/s of the whole group; 0 if it could not be measured.
+        seconds: how long the measurement took.
+        done, total: measurements so far, and in all.
+        reason: why it could not be measured; empty if it was.
+        spread: standard deviation of the durations of its steps, as a share of their mean.
+        steps: that were timed.
+    """
+
+    word: ClassVar[str] = "measured"
+    network: str
+    gpus: int
+    rate: Milli
+    seconds: Milli
+    done: int
+    total: int
+    reason: Annotated[str, OmitDefault] = ""
+    spread: Annotated[float, Places(4), OmitDefault] = 0.0
+    steps: Annotated[int, OmitDefault] = 0
+
+
+@dataclass(frozen=True)
+class RememberedRate:
+    """A rate that an earlier launch has found out; see :class:`fleet.storage.rate_cache.KnownRate`.
+
+    Attributes:
+        age_s: how old it was, in seconds, when this launch began.
+    """
+
+    gpus: int
+    rate: Milli
+    spread: float
+    age_s: float
+    machine: str
+    how: str
+
+
+@dataclass(frozen=True)
+class RatesRemembered:
+    """Rates of earlier launches are used; follows :class:`Started`.
+
+    Attributes:
+        cache: the file that has them.
+        rates: network -> what is known of it.
+    """
+
+    word: ClassVar[str] = "cached"
+    cache: str
+    rates: Mapping[str, tuple[RememberedRate, ...]]
+
+
+@dataclass(frozen=True)
+class RateOff:
+    """A network trains at another rate than it was taken to, by more than a quarter.
+
+    Attributes:
+        expected, rate: samples/s of the whole group: by which it was decided, and of its training steps.
+        spread: standard deviation of the durations of these steps, as a share of their mean.
+        steps: that were timed.
+        corrected: whether the cache of rates has it now; a rates file stays as it is.
+    """
+
+    word: ClassVar[str] = "rate_off"
+    network: str
+    gpus: int
+    expected: Milli
+    rate: Milli
+    spread: Annotated[float, Places(4)]
+    steps: int
+    corrected: bool
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """All rates are known because they were measured, in this launch or an earlier one.
+
+    Attributes:
+        measurements: how many were made in this launch.
+        seconds: how long they took in all.
+        rates: network -> samples/s on 1, 2, ... GPUs.
+    """
+
+    word: ClassVar[str] = "profiled"
+    measurements: int
+    seconds: Milli
+    rates: Mapping[str, tuple[float, ...]]
+
+
+@dataclass(frozen=True)
+class RateLearned:
+    """Training has shown how fast a network is on a group of some size; again as more steps make it surer.
+
+    Attributes:
+        rate: samples/s of the whole group.
+        spread: standard deviation of the durations of its steps, as a share of their mean.
+        steps: that were timed.
+    """
+
+    word: ClassVar[str] = "learned"
+    network: str
+    gpus: int
+    rate: Milli
+    spread: Annotated[float, Places(4)]
+    steps: int
+
+
+@dataclass(frozen=True)
+class RatesEstimated:
+    """The rates by which the next plan was made, where they are learned in training: shown, remembered or guessed.
+
+    Attributes:
+        rates: network -> samples/s on 1, 2, ... GPUs.
+        seen: how many networks training or an earlier run has shown; without any, rates only compare networks.
+    """
+
+    word: ClassVar[str] = "estimated"
+    rates: Mapping[str, tuple[float, ...]]
+    seen: int

@@ -1,0 +1,158 @@
+"""The stream, plans, rounds, and what groups do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from fleet.storage.lines import Flat, Micro, OmitDefault, Tenths
+from fleet.storage.state import EpochRecord
+
+
+@dataclass(frozen=True)
+class StreamStarted:
+    """The preprocessors begin to produce samples; once in a launch.
+
+    Attributes:
+        preprocessors: how many produce.
+        of: how many there are.
+        pace: ``shared`` if groups read the same epochs in step, ``own`` if each group goes at its own pace.
+        kept: whether samples are decoded in the first epoch and kept from then on.
+        supply_samples_per_s: how many samples/s those preprocessors produce together.
+        demand_samples_per_s: how many samples/s the fastest network takes; 0 as long as nobody knows.
+        bottleneck: ``input`` or ``training``; empty as long as nobody knows.
+    """
+
+    word: ClassVar[str] = "stream"
+    preprocessors: int
+    of: int
+    policy: str
+    pace: str
+    kept: bool
+    supply_samples_per_s: Tenths
+    demand_samples_per_s: Tenths
+    bottleneck: str
+
+
+@dataclass(frozen=True)
+class PlannedGroup:
+    """A network in a plan, with how many devices it should have and which."""
+
+    name: str
+    gpus: int
+    devices: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The policy wants another assignment than before.
+
+    Attributes:
+        members: the networks that should train now; those that are not named should not.
+        scheduling_s: seconds that the policy took since the previous plan; it is also asked when it wants no change.
+    """
+
+    word: ClassVar[str] = "plan"
+    members: tuple[PlannedGroup, ...]
+    scheduling_s: Micro
+
+
+@dataclass(frozen=True)
+class RoundStarted:
+    """A round begins: groups start, and every other group is about to stop.
+
+    Attributes:
+        round: counted from 1 in each launch.
+        members: the networks that start.
+    """
+
+    word: ClassVar[str] = "round"
+    round: int
+    members: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class GroupStarted:
+    """A group of devices was told to train a network.
+
+    Attributes:
+        devices: the master's first.
+        stream_epoch: the first epoch of the stream that it may read, or of the network's own count if each has one.
+    """
+
+    word: ClassVar[str] = "group"
+    network: str
+    devices: tuple[int, ...]
+    stream_epoch: int
+    round: int
+
+
+@dataclass(frozen=True)
+class GroupChanged:
+    """A group goes on with other devices.
+
+    Attributes:
+        before: the devices that it had.
+        devices: the devices that it has now, the master's first.
+        position: samples of the epoch that it had consumed.
+        seconds: for which it stood still.
+    """
+
+    word: ClassVar[str] = "regroup"
+    network: str
+    before: tuple[int, ...]
+    devices: tuple[int, ...]
+    position: int
+    seconds: Micro
+
+
+@dataclass(frozen=True)
+class EpochEnded:
+    """A network has finished an epoch.
+
+    The epochs that a killed launch had saved and not logged follow the next launch's start, and what a struck group
+    had saved comes before its :class:`GroupStruck`.
+
+    Attributes:
+        record: the epoch in the network's history; its fields are keys of the event.
+        blocked_s: seconds for which checkpoints kept training waiting.
+        missed: chunks of a ring that were of use, that a node of the group held, and that another had let go; none
+            where an epoch was logged later than it ended.
+    """
+
+    word: ClassVar[str] = "epoch"
+    network: str
+    record: Annotated[EpochRecord, Flat]
+    blocked_s: Micro = 0.0
+    missed: Annotated[int, OmitDefault] = 0
+
+
+@dataclass(frozen=True)
+class GroupStopped:
+    """A group has stopped: its network is saved, its devices are free.
+
+    Attributes:
+        checkpoint_s: seconds until the last checkpoint was on disk.
+        export_s: seconds that the export of a finished network took after that.
+    """
+
+    word: ClassVar[str] = "stopped"
+    network: str
+    checkpoint_s: Micro
+    export_s: Micro = 0.0
+
+
+@dataclass(frozen=True)
+class Estimated:
+    """How long the run will go on, by all that is known so far: a range.
+
+    Attributes:
+        low_s, high_s: seconds from now, if networks stop as early as their convergence rules allow, and if they train
+            as many epochs as they may.
+        networks: that are not done yet.
+    """
+
+    word: ClassVar[str] = "eta"
+    low_s: Tenths
+    high_s: Tenths
+    networks: int
