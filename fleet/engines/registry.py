@@ -10,8 +10,8 @@ from fleet.engines.base import Engine, Setup
 from fleet.errors import FleetError, UserError
 from fleet.plugins import load_object
 from fleet.spec import NetworkSpec, Spec
+from fleet.spec.layers import count_for
 from fleet.spec.model import one_line
-from fleet.spec.parameters import count_for
 from preprocess.sample import SampleSpec
 from scheduler.base import RateTable
 

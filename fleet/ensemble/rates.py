@@ -9,7 +9,7 @@ from fleet.ensemble.rate_check import RateCheck
 from fleet.ensemble.survey import Survey
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec
-from fleet.spec.operations import count_operations
+from fleet.spec.layers import count_operations
 from fleet.storage.events import Profiled, RateLearned, RatesEstimated
 from fleet.storage.state import StepRate
 from scheduler.base import RateTable

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleet.spec import Data, Document, Spec
-from fleet.spec.parameters import count_for
+from fleet.spec.layers import count_for
 from preprocess.sample import SampleSpec
 from scheduler.base import Cluster, Network, RateTable
 from scheduler.ensemble.rates import up_to_gap

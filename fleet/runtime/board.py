@@ -175,7 +175,7 @@ class CoordinatorSide:
 
 def _parameters(prepared: Prepared) -> dict[str, int]:
     """The parameter counts that are known without building a network."""
-    from fleet.spec.parameters import count_for
+    from fleet.spec.layers import count_for
 
     counts, sample = {}, prepared.sample
     for network in prepared.spec.networks:

@@ -11,7 +11,7 @@ import numpy as np
 
 from fleet.errors import UserError
 from fleet.spec import Spec
-from fleet.spec.schema import Target
+from fleet.spec.data import Target
 from fleet.spec.settling import settled
 from fleet.storage.files import storing
 from fleet.terminal import progress_bar

@@ -1,23 +1,20 @@
 """The spec of a run, from YAML to networks fully said; imports errors, units, terminal, and two leaves."""
 
+from fleet.spec.data import Data
 from fleet.spec.json_schema import json_schema
 from fleet.spec.resolve import load, look_beside, parse
 from fleet.spec.schema import (
-    Batch,
-    Checkpoint,
-    Converge,
-    Data,
-    Document,
-    ModelEntry,
-    NetworkSpec,
-    Optimizer,
-    Profile,
-    Resources,
-    Schedule,
-    Spec,
-    Train,
-    with_output,
+           Checkpoint,
+           Document,
+           ModelEntry,
+           NetworkSpec,
+           Profile,
+           Resources,
+           Schedule,
+           Spec,
+           with_output,
 )
+from fleet.spec.train import Batch, Converge, Optimizer, Train
 from fleet.spec.yaml_file import dump, read_yaml
 
 __all__ = ["Batch", "Checkpoint", "Converge", "Data", "Document", "ModelEntry", "NetworkSpec", "Optimizer", "Profile",

@@ -11,7 +11,7 @@ import difflib
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import BeforeValidator, ConfigDict, Field, JsonValue, WithJsonSchema
 from pydantic.fields import FieldInfo
 
 from fleet.spec.engines import ENGINES
@@ -22,8 +22,15 @@ from preprocess.source import SOURCES
 from preprocess.transforms import item_schema, parse_transform
 from scheduler.ensemble.policies import POLICIES
 
+STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)  # of all sections of a spec
+
 IMPORT_PATH = {"title": "an import path", "type": "string", "pattern": r"^[^\s:]+:[^\s:]+$",
                "examples": ["module:function"]}
+
+
+def written_as(default: str) -> dict[str, JsonValue]:
+    """A default as people write it, for the JSON Schema."""
+    return {"default": default}
 
 
 def default_of(field: dataclasses.Field[Any]) -> Any:
@@ -105,3 +112,4 @@ OptimizerName = Annotated[str, BeforeValidator(_optimizer), OneOf(lambda: [
     {"title": "an optimizer of Keras", "enum": list(OPTIMIZERS)}, IMPORT_PATH])]
 Family = Annotated[str, OneOf(_families)]
 TransformItem = Annotated[str | dict[str, Any], _checked(parse_transform), WithJsonSchema(item_schema())]
+Positive = Annotated[int, Field(ge=1)]

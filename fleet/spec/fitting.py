@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
 from fleet.errors import SpecMistake, UserError
+from fleet.spec.layers import count_for
 from fleet.spec.measures import snake
 from fleet.spec.model import Softmax, check_input
-from fleet.spec.parameters import count_for
 from fleet.spec.schema import NetworkSpec, Spec
 from fleet.units import format_size
 from preprocess.sample import SampleSpec

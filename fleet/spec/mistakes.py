@@ -14,22 +14,11 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from fleet.errors import SpecMistake
+from fleet.spec.data import Data, Target
 from fleet.spec.fields import default_of
-from fleet.spec.schema import (
-    Batch,
-    Checkpoint,
-    Converge,
-    Data,
-    Document,
-    ModelEntry,
-    Optimizer,
-    Profile,
-    Resources,
-    Schedule,
-    Target,
-    Train,
-)
+from fleet.spec.schema import Checkpoint, Document, ModelEntry, Profile, Resources, Schedule
 from fleet.spec.space import Range
+from fleet.spec.train import Batch, Converge, Optimizer, Train
 
 
 def explain(error: ValidationError, content: Any, mistake: Callable[..., SpecMistake], prefix: tuple = (),

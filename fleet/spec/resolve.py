@@ -31,16 +31,9 @@ from fleet.spec.learning_rate import problem_of_whole
 from fleet.spec.mistakes import explain
 from fleet.spec.model import FAMILIES, Architecture, check_target, load_function
 from fleet.spec.origin import Origin
-from fleet.spec.schema import (
-    MOST_NETWORKS,
-    Document,
-    ModelEntry,
-    NetworkSpec,
-    Schedule,
-    Spec,
-    Train,
-)
+from fleet.spec.schema import MOST_NETWORKS, Document, ModelEntry, NetworkSpec, Schedule, Spec
 from fleet.spec.space import draw, grid, override
+from fleet.spec.train import Train
 from fleet.spec.yaml_file import plain, read_yaml
 from fleet.units import counted
 from preprocess.base import InputError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec, Spec
-from fleet.spec.parameters import count_for
+from fleet.spec.layers import count_for
 from fleet.units import counted, format_size
 from preprocess.sample import SampleSpec
 

@@ -8,6 +8,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from fleet.errors import UserError
+from fleet.spec.layers import count_parameters
 from fleet.spec.model import (
     CNN,
     FAMILIES,
@@ -18,7 +19,6 @@ from fleet.spec.model import (
     check_target,
     load_function,
 )
-from fleet.spec.parameters import count_parameters
 
 IMAGENET = (224, 224, 3)
 
@@ -139,7 +139,7 @@ def test_a_function_that_cannot_be_loaded_is_named_in_one_line(path, message, tm
 
 
 def test_families_and_application_names_load_no_keras():
-    code = ("import sys, fleet.spec.model as f, fleet.spec.parameters as p, fleet.spec.space; f.application_names(); "
+    code = ("import sys, fleet.spec.model as f, fleet.spec.layers as p, fleet.spec.space; f.application_names(); "
             "p.count_parameters(f.ResNet(), (32, 32, 3), 10); "
             "sys.exit(any(name.split('.')[0] in ('keras', 'tensorflow', 'mpi4py') for name in sys.modules))")
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

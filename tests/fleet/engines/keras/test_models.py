@@ -8,8 +8,8 @@ import pytest
 
 from fleet.engines.base import network_warnings
 from fleet.errors import ModelError, UserError
+from fleet.spec.layers import count_parameters
 from fleet.spec.model import Architecture, application_names
-from fleet.spec.parameters import count_parameters
 
 pytestmark = pytest.mark.tensorflow
 

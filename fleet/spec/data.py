@@ -1,0 +1,77 @@
+"""The keys of ``data``: where samples come from, and what they become."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+from pydantic.dataclasses import dataclass
+
+from fleet.spec.fields import STRICT, Duration, Positive, Share, ShareOrPath, Size, Source, TransformItem, written_as
+
+
+@dataclass(frozen=True, config=STRICT)
+class Target:
+    """What networks are to answer for a sample."""
+
+    kind: Literal["class", "multilabel", "value", "mask"] = Field(description=(
+        "class: one of some. multilabel: each of some, or not. value: numbers. mask: a class for each pixel."))
+    outputs: Positive | None = Field(default=None, description=(
+        "Number of classes, labels or values. Without it, as many as the data shows."))
+    names: tuple[str, ...] = Field(default=(), description="Names of the classes, labels or values.")
+    ignore: int | None = Field(default=None, description="Value of the pixels of masks that count for nothing.")
+
+
+@dataclass(frozen=True, config=STRICT)
+class Data:
+    """Where samples come from, and what happens to them before a network sees them."""
+
+    source: Source = Field(default="image_folder", description=(
+        "What kind of data is read: folders of images (by class, or with masks beside them), a table, arrays, files of "
+        "many samples, a data set of Hugging Face, or one of two built-in data sets to try things with. An import path "
+        "names a function of your own that opens the data."))
+    path: str | None = Field(default=None, description=(
+        "File or folder with the data. The built-in data sets need none."))
+    options: dict[str, Any] = Field(default_factory=dict, description=(
+        "Further arguments of the source, by name. If one is unknown, the message lists those that there are."))
+    validation: ShareOrPath | None = Field(default=0.1, description=(
+        "The data that networks are judged by: a path, or the share of the samples of each class that is held out, "
+        "like 10%. Data that has a validation part of its own is not split. With null, nothing is held out."))
+    test: ShareOrPath | None = Field(default=None, description=(
+        "Data that chooses nothing, neither epochs nor networks: a path, or the share of the training samples of each "
+        "class that is set aside before any other, like 10%. Each finished network is judged on it once, in the "
+        "columns test_loss and test_accuracy of the results."))
+    target: Literal["class", "multilabel", "value", "mask"] | Target | None = Field(default=None, description=(
+        "What networks are to answer for a sample, where the source cannot tell: class (one of some), multilabel (each "
+        "of some, or not), value (numbers) or mask (a class for each pixel); or a mapping that says more."))
+    folds: Annotated[int, Field(ge=2)] | None = Field(default=None, description=(
+        "Number of folds of cross-validation, instead of `validation`. Each network stands for so many, NAME-fold0, "
+        "NAME-fold1, ...: each is judged by a fold of the training samples and trains on the others."))
+    transforms: tuple[TransformItem, ...] = Field(default=("decode",), description=(
+        "What is done to each sample, in this order: names of transforms, with their parameters where they have some, "
+        "and import paths of your own functions."))
+    window: Size = Field(default=2 * 10**9, json_schema_extra=written_as("2GB"), description=(
+        "How much memory each node uses for prepared samples, like 2GB. Networks that share a stream are at most this "
+        "far apart."))
+    order: Literal["strict", "ring"] = Field(default="strict", description=(
+        "strict: all networks read the samples of an epoch in the same order, at most a window apart. ring: the data "
+        "set is cut into shards that circulate, and each network takes those it still lacks, at its own pace. A ring "
+        "is for data sets that are larger than the window."))
+    shards: Annotated[int, Field(ge=2)] = Field(default=50, description=(
+        "Number of shards into which order: ring cuts the data set. A batch is drawn from a single shard."))
+    cache: Literal["none", "memory", "file"] = Field(default="none", description=(
+        "none: samples are decoded anew in every epoch. memory: decoded samples stay in the window, so that each "
+        "network trains at its own pace; all of them must fit. file: samples are decoded once, into a file in the "
+        "run's folder."))
+    stall: Annotated[Duration, Field(gt=0)] = Field(default=1800.0, json_schema_extra=written_as("30min"), description=(
+        "How long the run waits for a sample before it ends and names the cause, like 30min."))
+    max_bad: Annotated[Share, Field(ge=0, le=1)] = Field(default=0.01, json_schema_extra=written_as("1%"), description=(
+        "Largest share of samples that may be unreadable, like 1%. Such samples are left out and reported; when there "
+        "are more, the run ends."))
+
+    @model_validator(mode="after")
+    def _agree(self) -> Data:
+        if self.order == "ring" and self.cache == "memory":
+            raise ValueError("order: ring is for data sets larger than the window, cache: memory for those that fit "
+                             "into it; should be one of them")
+        return self

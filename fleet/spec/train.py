@@ -1,0 +1,218 @@
+"""The keys of ``train``: batches, optimizers, losses, and when training ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic.dataclasses import dataclass
+
+from fleet.spec.fields import STRICT, Duration, Monitor, OptimizerName, Positive, written_as
+from fleet.spec.learning_rate import check_schedule, schedule_schema
+from fleet.spec.measures import FIELDS, UP, check_measures, check_monitor, direction_of
+from fleet.spec.optimizers import foreign, slots_of
+
+ByClass = Annotated[dict[str, float], BeforeValidator(
+    lambda found: {str(key): value for key, value in found.items()} if isinstance(found, Mapping) else found)]
+
+
+@dataclass(frozen=True, config=STRICT)
+class Batch:
+    """The batch of a training step, which the GPUs of a group share."""
+
+    size: Positive = Field(default=128, description=(
+        "Number of samples in a training step, over all GPUs of a group together."))
+    when_scaled: Literal["fixed", "per_gpu"] = Field(default="fixed", description=(
+        "What happens on several GPUs. fixed: they split the batch, so that the result does not depend on their "
+        "number. per_gpu: each has a batch of this size, and the learning rate is multiplied by the number of GPUs "
+        "(the linear scaling rule)."))
+    accumulate: Positive = Field(default=1, description=(
+        "Number of training steps whose gradients are averaged before the weights change. The batch of the optimizer "
+        "is so many times `size`, while a GPU holds no more rows."))
+
+
+@dataclass(frozen=True, config=STRICT)
+class Optimizer:
+    """A Keras optimizer. A parameter that is not given keeps the default of Keras."""
+
+    name: OptimizerName = Field(default="sgd", description=(
+        "Which optimizer trains the network: a name of Keras, in lower case, or the import path of your own function, "
+        "which is called with learning_rate and `args` and returns a keras.optimizers.Optimizer."))
+    learning_rate: Annotated[Annotated[float, Field(gt=0)] | dict[str, Any], WithJsonSchema(schedule_schema())] = Field(
+        default=0.01, description=("The learning rate: a number, or a schedule of Keras with its arguments, like "
+                           "{name: CosineDecay, initial_learning_rate: 0.1, decay_steps: 1000}."))
+    momentum: Annotated[float, Field(ge=0, lt=1)] | None = Field(default=None, description=(
+        "Only for sgd, rmsprop and muon: which share of the previous step is added to the next."))
+    nesterov: bool | None = Field(default=None, description=(
+        "Only for sgd and muon: whether the momentum is that of Nesterov."))
+    beta_1: Annotated[float, Field(ge=0, lt=1)] | None = Field(default=None, description=(
+        "Only for the kinds of Adam, lamb and lion: decay of the running mean of the gradients."))
+    beta_2: Annotated[float, Field(ge=0, lt=1)] | None = Field(default=None, description=(
+        "Only for the kinds of Adam, lamb and lion: decay of the running mean of the squared gradients."))
+    epsilon: Annotated[float, Field(gt=0)] | None = Field(default=None, description=(
+        "Not for sgd, lion, ftrl and adafactor: a small number in the denominator, for numerical stability."))
+    weight_decay: Annotated[float, Field(ge=0)] | None = Field(default=None, description=(
+        "Weight decay: each step takes this share of every weight away, times the learning rate."))
+    global_clipnorm: Annotated[float, Field(gt=0)] | None = Field(default=None, description=(
+        "Largest norm of all gradients together. If it is exceeded, they are scaled down to it."))
+
+    clipnorm: Annotated[float, Field(gt=0)] | None = Field(default=None, description=(
+        "Largest norm of each variable's gradient. If it is exceeded, the gradient is scaled down to it."))
+    clipvalue: Annotated[float, Field(gt=0)] | None = Field(default=None, description=(
+        "Largest absolute value of a gradient's numbers."))
+    use_ema: bool | None = Field(default=None, description=(
+        "Whether running means of the weights are kept, by which the network is judged and exported."))
+    ema_momentum: Annotated[float, Field(ge=0, le=1)] | None = Field(default=None, description=(
+        "Decay of the running means of the weights."))
+    ema_overwrite_frequency: Positive | None = Field(default=None, description=(
+        "Number of steps after which the weights are set to these means. Without it, never in training."))
+    rho: Annotated[float, Field(ge=0, lt=1)] | None = Field(default=None, description=(
+        "Only for adadelta and rmsprop: decay of the running mean of the squared gradients."))
+    beta_2_decay: float | None = Field(default=None, description=(
+        "Only for adafactor: decay rate of the second moment."))
+    epsilon_1: Annotated[float, Field(ge=0)] | None = Field(default=None, description=(
+        "Only for adafactor: a small number that is added to squared gradients."))
+    epsilon_2: Annotated[float, Field(ge=0)] | None = Field(default=None, description=(
+        "Only for adafactor: least scale of a parameter."))
+    clip_threshold: Annotated[float, Field(ge=0)] | None = Field(default=None, description=(
+        "Only for adafactor: largest root mean square of an update."))
+    relative_step: bool | None = Field(default=None, description=(
+        "Only for adafactor: whether steps shrink by themselves."))
+    initial_accumulator_value: Annotated[float, Field(ge=0)] | None = Field(default=None, description=(
+        "Only for adagrad and ftrl: where the sums of squared gradients begin."))
+    amsgrad: bool | None = Field(default=None, description=(
+        "Only for adam and adamw: whether the largest second moment so far is used, as in AMSGrad."))
+    learning_rate_power: float | None = Field(default=None, description=(
+        "Only for ftrl: power by which the learning rate falls, at most 0."))
+    l1_regularization_strength: Annotated[float, Field(ge=0)] | None = Field(default=None, description=(
+        "Only for ftrl: strength of the penalty on absolute values."))
+    l2_regularization_strength: Annotated[float, Field(ge=0)] | None = Field(default=None, description=(
+        "Only for ftrl: strength of the penalty on squares."))
+    l2_shrinkage_regularization_strength: Annotated[float, Field(ge=0)] | None = Field(default=None, description=(
+        "Only for ftrl: strength of the penalty on squares that only shrinks."))
+    beta: float | None = Field(default=None, description=(
+        "Only for ftrl: the number beta of the paper of FTRL."))
+    adam_beta_1: Annotated[float, Field(ge=0, lt=1)] | None = Field(default=None, description=(
+        "Only for muon: beta_1 for what Adam trains."))
+    adam_beta_2: Annotated[float, Field(ge=0, lt=1)] | None = Field(default=None, description=(
+        "Only for muon: beta_2 for what Adam trains."))
+    adam_weight_decay: Annotated[float, Field(ge=0)] | None = Field(default=None, description=(
+        "Only for muon: weight decay of what Adam trains."))
+    exclude_layers: tuple[str, ...] | None = Field(default=None, description=(
+        "Only for muon: patterns of the paths of layers that Adam trains."))
+    exclude_embeddings: bool | None = Field(default=None, description=(
+        "Only for muon: whether Adam trains embeddings."))
+    muon_a: float | None = Field(default=None, description=(
+        "Only for muon: coefficient a of the iteration."))
+    muon_b: float | None = Field(default=None, description=(
+        "Only for muon: coefficient b of the iteration."))
+    muon_c: float | None = Field(default=None, description=(
+        "Only for muon: coefficient c of the iteration."))
+    adam_lr_ratio: Annotated[float, Field(ge=0)] | None = Field(default=None, description=(
+        "Only for muon: learning rate of what Adam trains, as a multiple."))
+    ns_steps: Positive | None = Field(default=None, description=(
+        "Only for muon: number of steps of the iteration."))
+    rms_rate: float | None = Field(default=None, description=(
+        "Only for muon: factor that brings updates to the size of those of Adam."))
+    centered: bool | None = Field(default=None, description=(
+        "Only for rmsprop: whether gradients are divided by an estimate of their variance."))
+    warmup_steps: Annotated[int, Field(ge=0)] | None = Field(default=None, description=(
+        "Only for schedulefreeadamw: number of steps in which the learning rate rises to its value."))
+    args: dict[str, Any] | None = Field(default=None, description=(
+        "Only for a function of your own: its further arguments, by name."))
+
+    @property
+    def slots(self) -> int:
+        """How many numbers it keeps for each parameter, at most."""
+        own = 0 if ":" in self.name else slots_of(self.name, bool(self.momentum))
+        return own + bool(self.use_ema) + bool(self.amsgrad) + bool(self.centered)
+
+    @model_validator(mode="after")
+    def _fits_the_name(self) -> Optimizer:
+        given = [item.name for item in fields(self) if item.name not in ("name", "learning_rate")
+                 and getattr(self, item.name) is not None]
+        wrong = foreign(self.name, given)
+        problems = [f"{self.name} takes no {', '.join(wrong)}"] if wrong else []
+        if sum(getattr(self, clip) is not None for clip in ("clipnorm", "clipvalue", "global_clipnorm")) > 1:
+            problems.append("clipnorm, clipvalue and global_clipnorm: should be one of them")
+        if isinstance(self.learning_rate, dict):
+            try:
+                check_schedule(self.learning_rate)
+            except ValueError as error:
+                problems.append(str(error))
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+
+@dataclass(frozen=True, config=STRICT)
+class Converge:
+    """When the training of a network ends: at the first of these conditions."""
+
+    max_epochs: Positive = Field(default=60, description="Largest number of epochs that a network is trained.")
+    patience: Positive | None = Field(default=None, description=(
+        "Number of epochs without an improvement of `monitor` after which training ends. Without it, training does not "
+        "end early."))
+    monitor: Monitor | None = Field(default=None, description=(
+        "The quantity that decides which epoch is the best, and when training ends: loss, accuracy or a metric, with "
+        "val_ before it that of the validation data. Without it, val_accuracy for classes and val_loss for all else. "
+        "Of epochs with equal values, the one with the least loss is the best: of validation, or of training without "
+        "validation data."))
+    min_delta: Annotated[float, Field(ge=0)] = Field(default=0.0, description=(
+        "How much better than its best value so far `monitor` must be to count as an improvement."))
+    target: float | None = Field(default=None, description="Value of `monitor` that is good enough to end training.")
+    direction: Literal["max", "min"] | None = Field(default=None, description=(
+        "Whether `monitor` is better when it is larger (max) or smaller (min). Only a metric of your own needs it."))
+
+    @property
+    def watched(self) -> str:
+        """What is monitored; val_accuracy where nobody has said it, neither the spec nor the data."""
+        return self.monitor or "val_accuracy"
+
+    @property
+    def sign(self) -> int:
+        """1 where more of what is monitored is better, else -1."""
+        return 1 if (self.direction or direction_of(self.watched)) == UP else -1
+
+
+@dataclass(frozen=True, config=STRICT)
+class Train:
+    """How networks are trained: in which batches, by which optimizer, and for how long."""
+
+    batch: Batch = Batch()
+    optimizer: Optimizer = Optimizer()
+    converge: Converge = Converge()
+    loss: str | None = Field(default=None, description=(
+        "The loss: a name of Keras, like mean_absolute_error, or the import path of your own function of (targets, "
+        "outputs), which gives a number for each sample. Without it, the softmax cross-entropy for class, the sigmoid "
+        "cross-entropy for multilabel, the mean squared error for value, the cross-entropy of each pixel for mask."))
+    metrics: tuple[str, ...] = Field(default=(), description=(
+        "What else is computed of each epoch: names of Keras, like AUC or mean_absolute_error, and import paths of "
+        "your own functions of (targets, outputs), which give a number for each sample. Outputs are then "
+        "probabilities, except of value."))
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.0, description=(
+        "Share of a class, or label, that the loss spreads over all of them. Only for class, multilabel and mask."))
+    class_weights: Literal["balanced"] | ByClass | None = Field(default=None, description=(
+        "How much the samples, or the pixels, of each class count in the loss of training: a number from 0 for names "
+        "or numbers of classes, 1 for the others. balanced: so that all classes count the same (not for mask)."))
+    precision: Literal["float32", "mixed_float16", "mixed_bfloat16"] = Field(default="float32", description=(
+        "Precision of the computations, as a dtype policy of Keras. The mixed ones compute with 16 bits and keep the "
+        "weights in 32."))
+    xla: bool = Field(default=False, description="Whether XLA compiles the training steps.")
+    deterministic: bool = Field(default=False, description=(
+        "Whether the same training gives the same numbers, bit for bit, on one machine, with one version of TensorFlow "
+        "and groups of one size, so that --replay is exact. If one network asks for it, all of the launch are trained "
+        "so: TensorFlow takes deterministic kernels, and each rank without a GPU computes in one thread, which is "
+        "slower."))
+    build_timeout: Annotated[Duration, Field(gt=0)] = Field(
+        default=300.0, json_schema_extra=written_as("5min"), description=(
+            "How long building the network may take, like 5min. In fleet check the same is true of a training step and "
+            "of the export. A network that takes longer has failed."))
+
+    @model_validator(mode="after")
+    def _is_measured(self) -> Train:
+        labels = check_measures(self.loss, self.metrics, self.class_weights)
+        check_monitor(self.converge.monitor, self.converge.direction, [*FIELDS, *labels])
+        return self
