@@ -56,6 +56,7 @@ def test_a_script_prints_what_stands_beside_it(tmp_path, name, arguments):
     assert same((EXAMPLES / name).with_suffix(".out").read_text(), got), got
 
 
+@pytest.mark.long
 def test_the_digits_are_listed_as_expected(tmp_path):
     got = printed(tmp_path, "-m", "fleet", "check", str(EXAMPLES / "digits.yaml"))
     assert same((EXAMPLES / "digits.out").read_text(), got), got
@@ -69,10 +70,11 @@ def with_targets(tmp_path):
     return tmp_path / "targets"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "networks", "has_learned"), [
     ("regression", 2, lambda row: row.val_loss < 0.42 and math.isnan(row.val_accuracy)),  # the targets' variance: 0.59
-    pytest.param("segmentation", 1, lambda row: row.metrics["val_mean_io_u"] > 0.8, marks=pytest.mark.long),
-    pytest.param("labels", 1, lambda row: row.val_accuracy > 0.9 and row.val_loss < 0.3, marks=pytest.mark.long),
+    ("segmentation", 1, lambda row: row.metrics["val_mean_io_u"] > 0.8),
+    ("labels", 1, lambda row: row.val_accuracy > 0.9 and row.val_loss < 0.3),
 ])
 def test_values_masks_and_labels_are_learned(with_targets, name, networks, has_learned):
     printed(with_targets, "-m", "fleet.run", f"{name}.yaml")

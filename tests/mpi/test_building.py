@@ -27,9 +27,9 @@ def wait_for(process, paths, kind):
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize(("function", "reason"), [
-    ("exits", "it exited, by sys.exit(3)"), ("interrupts", "it raised KeyboardInterrupt")])
-@pytest.mark.parametrize("gpus", [1, 2])
+@pytest.mark.parametrize(("function", "reason"), long_but_first(
+    ("exits", "it exited, by sys.exit(3)"), ("interrupts", "it raised KeyboardInterrupt")))
+@pytest.mark.parametrize("gpus", long_but_first(2, 1))
 def test_a_function_that_exits_is_a_row_that_says_so(launch, tmp_path, function, reason, gpus):
     run = launch(3, spec(tmp_path, [bad(function, gpus=gpus), GOOD]))
     assert run.status == 3, run.output
@@ -48,7 +48,8 @@ def test_a_function_that_hangs_is_a_row_that_says_where(launch, tmp_path, ranks)
     assert "sources.py, line " in rows["bad"].reason
 
 
-@pytest.mark.parametrize("survive", long_but_first(False, True))
+@pytest.mark.long
+@pytest.mark.parametrize("survive", [False, True])
 def test_a_rank_that_is_deaf_is_given_up_when_others_have_saved_and_the_same_command_goes_on(launch, tmp_path, survive):
     rates = tmp_path / "rates.json"
     rates.write_text('{"samples_per_epoch": 600, "gpus_per_node": 2, "models": [{"name": "good", "rates": [9.0]}, '

@@ -17,11 +17,11 @@ from tests.mpi.conftest import ROOT, await_end, rank_process, spec
 GOOD = {"family": "softmax", "name": "good"}
 
 
-@pytest.mark.parametrize(("function", "reason"), [
+@pytest.mark.parametrize(("function", "reason"), long_but_first(
     ("broken", "ValueError: no such layer"),
     ("too_large", "out of memory: MemoryError: wanted 900 GB"),
     ("not_a_number", "the loss became nan in epoch 1"),
-])
+))
 @pytest.mark.parametrize("gpus", long_but_first(2, 1))
 def test_a_network_that_fails_is_a_row_and_the_others_go_on(launch, tmp_path, function, reason, gpus):
     bad = {"build": f"tests.sources:{function}", "name": "bad", "gpus": gpus}
@@ -81,11 +81,11 @@ def test_a_launch_where_another_is_at_work_is_refused_until_that_is_killed(launc
     assert third.results()["good"].status == "finished"
 
 
-@pytest.mark.parametrize(("stopped", "data", "said"), [
+@pytest.mark.parametrize(("stopped", "data", "said"), long_but_first(
     (2, {"window": 3 * 64 * 16}, "reads no further and the window is full"),
     (0, {}, "the preprocessor that should write it does not"),
     (0, {"order": "ring"}, "the preprocessor that should write it does not"),
-], ids=["reader", "writer", "writer of a ring"])
+), ids=["reader", "writer", "writer of a ring"])
 def test_whoever_stops_reading_or_writing_ends_all_ranks_within_seconds(launch, tmp_path, stopped, data, said):
     content = spec(tmp_path, [GOOD, {**GOOD, "name": "other"}], samples=2000, source="slow",
                    data={**data, "stall": "2s"}, train={"converge": {"max_epochs": 50}})

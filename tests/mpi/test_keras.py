@@ -123,6 +123,7 @@ def test_a_network_is_replayed_alone_to_the_same_losses(shared):
     assert largest_difference(run.history("plain"), other.history("plain")) < 1e-4
 
 
+@pytest.mark.long
 def test_a_deterministic_network_is_replayed_in_a_group_of_its_size_to_the_same_numbers(tmp_path):
     from tests.mpi.conftest import Launcher
 

@@ -4,6 +4,8 @@ import os
 import signal
 import time
 
+import pytest
+
 from fleet.storage.event_log import events_of
 from fleet.storage.events import EpochEnded
 from fleet.storage.paths import RunPaths
@@ -23,6 +25,7 @@ def content_of(paths):
     return {path: path.read_bytes() for path in [paths.results, *paths.models.rglob("*")] if path.is_file()}
 
 
+@pytest.mark.long
 def test_a_launch_that_was_stopped_for_longer_than_its_lease_ends_and_destroys_nothing(launch, tmp_path):
     content = spec(tmp_path, [{"family": "softmax", "name": "a"}], samples=200, source="slow",
                    train={"converge": {"max_epochs": EPOCHS}})

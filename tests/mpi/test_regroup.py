@@ -53,6 +53,7 @@ def test_groups_shrink_swap_devices_and_change_their_master(launch, tmp_path):
         assert replayed(launch, content, run, name) < 1e-9
 
 
+@pytest.mark.long
 def test_a_group_grows_onto_another_node(launch, tmp_path):
     models = [{"family": "softmax", "name": name, "train": {"converge": {"max_epochs": epochs}}}
               for name, epochs in (("short", 1), ("long", 5))]

@@ -51,6 +51,7 @@ def test_a_folder_that_may_not_be_written_any_more_ends_the_run_before_it_begins
     assert launch(3, content(full_disk)).status == 0
 
 
+@pytest.mark.long
 def test_a_full_disk_under_the_batch_log_ends_the_run_and_what_was_saved_goes_on(launch, tmp_path):
     spec_file = launch.write(content(tmp_path))
     with open("/dev/full", "w") as full:

@@ -63,6 +63,7 @@ def test_each_network_is_given_each_sample_once_per_epoch(launch, tmp_path, rank
     check(run, records, content)
 
 
+@pytest.mark.long
 def test_three_preprocessors_give_what_one_gives(launch, tmp_path):
     models = [*MODELS, {"family": "softmax", "name": "pair", "gpus": 2}]
     content = spec(tmp_path, models, samples=150, data=DATA, resources={"engine": "numpy", "preprocessors": 3})

@@ -6,7 +6,6 @@ import pytest
 
 from fleet.storage.events import EpochEnded, GroupStruck, RankLost
 from fleet.stream.order import read_path
-from tests.examples import long_but_first
 from tests.mpi.conftest import ROOT, spec
 from tests.mpi.test_training import replayed
 
@@ -100,8 +99,9 @@ def test_trainers_prepare_their_samples_when_a_preprocessor_dies(launch, tmp_pat
     check(launch, run, content)
 
 
-@pytest.mark.parametrize("nodes", long_but_first(2, 1))
-@pytest.mark.parametrize("data", long_but_first({"order": "ring", "shards": 10}, {}, {"cache": "memory"}),
+@pytest.mark.long
+@pytest.mark.parametrize("nodes", [2, 1])
+@pytest.mark.parametrize("data", [{"order": "ring", "shards": 10}, {}, {"cache": "memory"}],
                          ids=["ring", "strict", "kept"])
 def test_it_does_not_matter_in_which_order_or_on_how_many_nodes_it_prepared(launch, tmp_path, data, nodes):
     dies = (1, 3)[nodes - 1]
@@ -116,6 +116,7 @@ def test_it_does_not_matter_in_which_order_or_on_how_many_nodes_it_prepared(laun
     check(launch, run, content)
 
 
+@pytest.mark.long
 def test_a_trainer_that_waits_for_work_is_not_missed(launch, tmp_path):
     run, content = run_dying(launch, tmp_path, {"5": ("runtime.training.trainer:Trainer.run", 1)}, ranks=6)
     assert run.status == 0, run.output
@@ -132,7 +133,8 @@ def test_a_rank_that_is_stopped_for_a_while_is_not_taken_for_dead(launch, tmp_pa
     check(launch, run, content)
 
 
-@pytest.mark.parametrize("rank", long_but_first("0", "2"))
+@pytest.mark.long
+@pytest.mark.parametrize("rank", ["0", "2"])
 def test_without_a_coordinator_or_ulfm_all_ranks_end_at_once_and_the_job_resumes(launch, tmp_path, rank):
     where = ("ensemble.networks:Networks.end_epoch", 4) if rank == "0" else (STEP, 30)
     run, content = run_dying(launch, tmp_path, {rank: where}, survive=rank == "0")

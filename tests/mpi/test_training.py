@@ -170,6 +170,7 @@ def test_the_same_command_does_nothing_to_a_finished_run_and_fresh_starts_over(l
     assert (fresh.status, len(fresh.events(EpochEnded)), len(fresh.events(Started))) == (0, 3, 1)
 
 
+@pytest.mark.long
 def test_more_epochs_may_be_asked_of_a_finished_run(launch, tmp_path):
     content = spec(tmp_path, [{"family": "softmax"}])
     assert launch(2, content).status == 0
@@ -178,6 +179,7 @@ def test_more_epochs_may_be_asked_of_a_finished_run(launch, tmp_path):
     assert [record.epoch for record in run.history("softmax")] == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.long
 def test_rounds_go_on_until_all_networks_are_done(launch, tmp_path):
     models = [{"family": "softmax", "count": 6, "space": {"train.optimizer.learning_rate": {"low": 0.01, "high": 0.1}}}]
     run = launch(3, spec(tmp_path, models))
@@ -195,6 +197,7 @@ def test_rates_of_a_file_are_not_measured(launch, tmp_path):
     assert run.events(GroupStarted)[0].devices == (0, 1)  # 19 samples/s on both are more than 10 on one
 
 
+@pytest.mark.long
 def test_rates_are_kept_for_the_next_run_unless_they_proved_wrong(launch, tmp_path):
     content = spec(tmp_path, [{"family": "softmax"}], profile={"when": "before"})
     first = launch(3, content)

@@ -5,6 +5,7 @@ import subprocess
 import pytest
 
 from fleet.api import mpirun
+from tests.examples import long_but_first
 from tests.fleet.comm.promises import PROMISES
 from tests.places import ROOT
 
@@ -16,7 +17,8 @@ def run(launch, ranks, program, survive):
     return ended.stdout
 
 
-@pytest.mark.parametrize(("ranks", "survive"), [(1, False), (2, False), (3, False), (5, False), (3, True)])
+@pytest.mark.parametrize(("ranks", "survive"), long_but_first(
+    (3, True), (3, False), (1, False), (2, False), (5, False)))
 def test_every_promise_is_kept_by_ranks_of_mpi(launch, ranks, survive):
     kind = "ULFMWorld" if survive else "MPIWorld"
     assert f"{kind} of {ranks} ranks keeps {len(PROMISES)} promises" in run(launch, ranks, "promising.py", survive)
@@ -26,7 +28,7 @@ def test_a_death_strikes_the_group_on_all_other_ranks_and_they_go_on(launch):
     assert "the others have gone on" in run(launch, 4, "struck.py", survive=True)
 
 
-@pytest.mark.parametrize(("ranks", "survive"), [(1, False), (4, False), (4, True)])
+@pytest.mark.parametrize(("ranks", "survive"), long_but_first((4, False), (1, False), (4, True)))
 def test_mpirun_ends_with_the_status_and_has_nothing_to_say_of_it(launch, ranks, survive):
     ended = subprocess.run([*mpirun(ranks, survive), str(ROOT / "tests/mpi/leaving.py"), "75"], cwd=ROOT, check=False,
                            capture_output=True, text=True, env=launch.environment({}), timeout=60)

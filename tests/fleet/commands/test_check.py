@@ -192,6 +192,7 @@ def test_a_network_that_does_not_fit_into_this_machine_is_not_built_here_but_may
     assert not (folder / "tried").exists()
 
 
+@pytest.mark.long
 def test_when_the_command_ends_so_does_the_process_that_hangs_in_c(folder):
     (folder / "spec.yaml").write_text(yaml.safe_dump({
         "data": {"source": "tests.sources:numbered", "path": "60", "transforms": []}, "resources": {"engine": "numpy"},

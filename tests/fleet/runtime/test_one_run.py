@@ -395,6 +395,7 @@ def test_a_network_of_a_fold_is_trained_as_if_it_were_alone_on_the_other_folds(f
     runner.check_epochs()
 
 
+@pytest.mark.long
 @few
 @given(folded(), st.lists(st.integers(0, 60), max_size=4))
 def test_a_run_of_folds_that_is_interrupted_goes_on_and_nothing_is_trained_twice(folders, case, moments):
@@ -405,6 +406,7 @@ def test_a_run_of_folds_that_is_interrupted_goes_on_and_nothing_is_trained_twice
     runner.check_epochs()
 
 
+@pytest.mark.long
 @few
 @given(folded(), st.lists(st.integers(1, 3000), min_size=1, max_size=3))
 def test_a_run_of_folds_that_is_killed_at_any_moment_goes_on_where_its_checkpoints_are(folders, case, moments):
@@ -766,6 +768,7 @@ def test_a_network_that_was_trained_on_is_exported_again_whichever_launch_comes_
     assert paths.exported("n0").read_text() == repr(best.arrays["weights"].tolist()) != before
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @few
 @given(cases(), st.lists(st.integers(1, 150), min_size=1, max_size=2))

@@ -294,6 +294,7 @@ TestRings = RingMachine.TestCase
 TestRings.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None)
 @given(plans(), st.integers(0, 10**6))
 def test_the_ring_turns_no_further_than_a_group_that_is_alone_wants(plan, seed):

@@ -128,6 +128,7 @@ def tensorflow_said():
     tf.get_logger().removeHandler(handler)
 
 
+@pytest.mark.long
 def test_many_networks_that_are_traced_once_each_are_not_taken_for_one_that_is_traced_again(
         engine, batch, tensorflow_said):
     for _ in range(8):
