@@ -26,7 +26,7 @@ _BELOW_SPEC = "fleet fleet.errors fleet.units fleet.terminal fleet.plugins prepr
 _SPEC = f"fleet.spec {_BELOW_SPEC}"
 _STORAGE = f"fleet.storage {_SPEC}"
 _COMM = f"fleet.comm {_STORAGE}"
-_RUNTIME = f"fleet.ensemble fleet.stream fleet.engines fleet.monitor {_COMM} launch"
+_RUNTIME = f"fleet.ensemble fleet.search fleet.stream fleet.engines fleet.monitor {_COMM} launch"
 _RUN = f"fleet.runtime {_RUNTIME}"
 _FAMILY = "scheduler.base scheduler.files scheduler.hulls scheduler.simulator"
 
@@ -72,7 +72,8 @@ MAY_IMPORT = {
     "fleet.comm": _STORAGE,
     "fleet.engines": _COMM,
     "fleet.stream": _COMM,
-    "fleet.ensemble": f"fleet.stream {_COMM}",
+    "fleet.search": _STORAGE,
+    "fleet.ensemble": f"fleet.search fleet.stream {_COMM}",
     "fleet.monitor": _STORAGE,
     "fleet.runtime": _RUNTIME,
     "fleet.jobs": f"fleet.engines {_STORAGE} launch",
@@ -236,7 +237,7 @@ def test_every_folder_says_what_it_is_and_what_it_may_import():
 
 
 # What decides in a launch hears of the time, of ranks and of files, and looks at none of them.
-PURE = {"fleet.ensemble", "fleet.comm.messages", "fleet.comm.roles", "fleet.errors", "fleet.spec",
+PURE = {"fleet.ensemble", "fleet.search", "fleet.comm.messages", "fleet.comm.roles", "fleet.errors", "fleet.spec",
         "fleet.storage.events", "fleet.storage.state", "fleet.stream.layout", "fleet.units", "scheduler"}
 PURE_ELSEWHERE = {"__future__", "collections", "dataclasses", "enum", "itertools", "typing"}
 

@@ -32,7 +32,7 @@ from fleet.spec.mistakes import explain
 from fleet.spec.model import FAMILIES, Architecture, check_target, load_function
 from fleet.spec.origin import Origin
 from fleet.spec.schema import MOST_NETWORKS, Document, ModelEntry, NetworkSpec, Schedule, Spec
-from fleet.spec.space import draw, grid, override
+from fleet.spec.space import Member, draw, grid, override
 from fleet.spec.train import Train
 from fleet.spec.yaml_file import plain, read_yaml
 from fleet.units import counted
@@ -204,7 +204,6 @@ def _networks(document: Document, index: int, entry: ModelEntry, problems: list[
     """The networks of an entry; what is wrong with it is added to ``problems``."""
     networks: list[NetworkSpec] = []
     draws = _tried(problems, _draws, document, index, entry) or []
-    least, most = _gpu_bounds(entry)
     engine = _known_engine(document)
     for number, drawn in enumerate(draws):
         name = _tried(problems, _name, entry, number, len(draws))
@@ -215,11 +214,38 @@ def _networks(document: Document, index: int, entry: ModelEntry, problems: list[
         folds: Iterable[int | None] = (None,) if document.data.folds is None else range(document.data.folds)
         for fold in folds:
             of_fold = name if fold is None else f"{name}-fold{fold}"
-            networks.append(NetworkSpec(
-                name=of_fold, architecture=architecture, train=train,
-                seed=zlib.crc32(f"{document.seed}/{of_fold}".encode()), min_gpus=least, max_gpus=most,
-                parameters=dict(drawn), entry=index, fold=fold))
+            networks.append(_network(document, index, of_fold, train, architecture, drawn, fold))
     return networks
+
+
+def asked_network(spec: Spec, index: int, number: int, member: Member) -> NetworkSpec:
+    """A network that a search has asked for.
+
+    Args:
+        index: of its entry.
+        number: of the network within the entry; it is part of its name, without leading zeros.
+        member: of the entry's space.
+
+    Raises:
+        UserError: it cannot be built or trained with these values; the message says which, and what would be right.
+    """
+    document, entry = spec.document, spec.document.models[index]
+    name = _checked_name(f"{entry.name or _stem(entry)}-{number}")
+    try:
+        return _network(document, index, name, _merged(document.train, entry.train, member),
+                        _architecture(entry, member, _known_engine(document)), member)
+    except _MisfitError as problem:
+        found = explain(problem.error, problem.content, Origin().mistake, (problem.part,), problem.owner)
+        raise UserError("; ".join(f"{one.key}: {one.wrong}" + (f"; {one.right}" if one.right else "")
+                                  for one in found)) from None
+
+
+def _network(document: Document, index: int, name: str, train: Train, architecture: Architecture, drawn: Member,
+             fold: int | None = None) -> NetworkSpec:
+    least, most = _gpu_bounds(document.models[index])
+    return NetworkSpec(
+        name=name, architecture=architecture, train=train, seed=zlib.crc32(f"{document.seed}/{name}".encode()),
+        min_gpus=least, max_gpus=most, parameters=dict(drawn), entry=index, fold=fold)
 
 
 def _known_engine(document: Document) -> EngineInfo | None:
@@ -255,6 +281,10 @@ def _name(entry: ModelEntry, number: int, count: int) -> str:
     name = entry.name or _stem(entry)
     if count > 1:
         name += f"-{number:0{len(str(count - 1))}d}"
+    return _checked_name(name)
+
+
+def _checked_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise UserError(f"{name!r} cannot name a network: it should be letters, digits, '.', '_' and '-'")
     return name

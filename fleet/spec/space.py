@@ -119,7 +119,58 @@ def draw(space: Mapping[str, Any], count: int, seed: int) -> list[Member]:
     if count > size:
         raise UserError(f"the space has {size:.0f} different members, and {count} were asked for; "
                         "give more choices or a smaller count")
-    return list(itertools.islice(_stream(dimensions, random.Random(seed)), count))
+    return list(itertools.islice(members(dimensions, seed), count))
+
+
+def members(dimensions: Space, seed: int) -> Iterator[Member]:
+    """All different members of a space in a random order; without end where a range is not of integers.
+
+    Args:
+        dimensions: a validated space.
+        seed: the same seed and space give the same order, on every machine.
+    """
+    size = math.prod(_size(dimension) for dimension in dimensions.values())
+    stream = _stream(dimensions, random.Random(seed))
+    return stream if math.isinf(size) else itertools.islice(stream, int(size))
+
+
+def numbered(dimensions: Space, number: int) -> Member | None:
+    """A member of a space by its number, the last name's value varying fastest; None beyond the last one.
+
+    Args:
+        dimensions: a validated space, of lists and ranges of integers.
+        number: counted from 0.
+
+    >>> [numbered({"width": (16, 32), "blocks": Range(1, 2, integer=True)}, number) for number in (0, 1, 2, 4)]
+    [{'width': 16, 'blocks': 1}, {'width': 16, 'blocks': 2}, {'width': 32, 'blocks': 1}, None]
+    """
+    picked: Member = {}
+    for name in reversed(dimensions):
+        dimension = dimensions[name]
+        number, place = divmod(number, int(_size(dimension)))
+        picked[name] = int(dimension.low) + place if isinstance(dimension, Range) else _different(dimension)[place]
+    return None if number else {name: picked[name] for name in dimensions}
+
+
+def member_of(dimensions: Space, values: Mapping[str, Any]) -> Member:
+    """The member of a space that has these values, as the space writes them: 3.0 may stand for an integer 3.
+
+    Args:
+        dimensions: a validated space.
+        values: name -> value.
+
+    Raises:
+        UserError: there is no such member; the message says what lies outside.
+
+    >>> member_of({"width": (16, 32), "blocks": Range(1, 3, integer=True)}, {"blocks": 2.0, "width": 16})
+    {'width': 16, 'blocks': 2}
+    """
+    foreign, missing = sorted(set(values) - set(dimensions)), sorted(set(dimensions) - set(values))
+    if foreign:
+        raise UserError(f"the space has no {foreign[0]!r}; it has {', '.join(dimensions)}")
+    if missing:
+        raise UserError(f"{missing[0]} has no value")
+    return {name: _inside(name, dimension, values[name]) for name, dimension in dimensions.items()}
 
 
 def grid(choices: Mapping[str, Any]) -> list[Member]:
@@ -181,6 +232,25 @@ def _pick(dimension: Range | Sequence[Any], share: float) -> Any:
     if isinstance(dimension, Range):
         return dimension.at(share)
     return dimension[int(share * len(dimension))]
+
+
+def _inside(name: str, dimension: Range | Sequence[Any], value: Any) -> Any:
+    """A value as a dimension has it.
+
+    Raises:
+        UserError: it has no such value.
+    """
+    if not isinstance(dimension, Range):
+        for choice in dimension:
+            if _key(choice) == _key(value) or (type(choice) in (int, float) and type(value) in (int, float)
+                                               and choice == value):
+                return choice
+        raise UserError(f"{name}: {value!r} is none of {', '.join(map(repr, dimension))}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not dimension.low <= value <= dimension.high:
+        raise UserError(f"{name}: {value!r} is not between {dimension.low} and {dimension.high}")
+    if dimension.integer and value != int(value):
+        raise UserError(f"{name}: {value!r} is no integer")
+    return int(value) if dimension.integer else float(value)
 
 
 def _size(dimension: Range | Sequence[Any]) -> float:

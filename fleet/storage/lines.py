@@ -133,6 +133,8 @@ def _read(hint: Any, value: Any) -> Any:
     Raises:
         ValueError: it is something else.
     """
+    if hint is Any:
+        return value
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         return None if value is None and NoneType in arguments else _read(arguments[0], value)

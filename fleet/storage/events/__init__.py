@@ -35,6 +35,7 @@ from fleet.storage.events.rates import (
     RatesRemembered,
     RememberedRate,
 )
+from fleet.storage.events.search import NetworkJudged, Searched, SearchFailed
 from fleet.storage.events.training import (
     EpochEnded,
     Estimated,
@@ -66,6 +67,7 @@ __all__ = [
     "NetworkFailed",
     "NetworkFellBack",
     "NetworkFinished",
+    "NetworkJudged",
     "NetworkRetried",
     "NetworkTested",
     "NetworkWarned",
@@ -83,6 +85,8 @@ __all__ = [
     "RememberedRate",
     "RoundStarted",
     "ScheduleOptions",
+    "SearchFailed",
+    "Searched",
     "Started",
     "StreamStarted",
     "TooLate",
@@ -93,7 +97,8 @@ Event: TypeAlias = (
     Started | Interrupted | TooLate | Ended | RatesGiven | RatesRemembered | RateMeasured | RateOff | Profiled
     | RateLearned | RatesEstimated | RanksReady | FirstStep | StreamStarted | Planned | RoundStarted | GroupStarted
     | GroupChanged | EpochEnded | GroupStopped | NetworkFinished | NetworkTested | NetworkRetried | NetworkFailed
-    | NetworkFellBack | ChangesAccepted | BestLost | NetworkWarned | RankLost | GroupStruck | BadSample | Estimated)
+    | NetworkFellBack | ChangesAccepted | BestLost | NetworkWarned | RankLost | GroupStruck | BadSample | Estimated
+    | Searched | SearchFailed | NetworkJudged)
 
 KINDS: Mapping[str, type] = {kind.word: kind for kind in get_args(Event)}
 

@@ -1,0 +1,52 @@
+"""Any sampler and pruner of Optuna as a searcher, in memory: the log of the run is its storage.
+
+    models:
+      - family: cnn
+        space: {train.optimizer.learning_rate: {low: 1.0e-5, high: 0.1, log: true}}
+        search: {ask: optuna_searcher:Searcher, most: 50, options: {sampler: tpe, pruner: median}}
+"""
+
+import math
+
+import optuna
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import TrialState
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+SAMPLERS = {"tpe": optuna.samplers.TPESampler, "random": optuna.samplers.RandomSampler,
+            "cmaes": optuna.samplers.CmaEsSampler}
+PRUNERS = {"none": optuna.pruners.NopPruner, "median": optuna.pruners.MedianPruner,
+           "asha": optuna.pruners.SuccessiveHalvingPruner, "hyperband": optuna.pruners.HyperbandPruner}
+
+
+def distribution(values):
+    """What Optuna calls a range of FLEET, or a list of choices."""
+    if isinstance(values, tuple):
+        return CategoricalDistribution(values)
+    return (IntDistribution if values.integer else FloatDistribution)(values.low, values.high, log=values.log)
+
+
+class Searcher:
+    """Asks an Optuna study, and tells it."""
+
+    def __init__(self, space, seed, mode, sampler="tpe", pruner="none", **options):
+        self.space = {name: distribution(values) for name, values in space.items()}
+        self.study = optuna.create_study(study_name="fleet", direction=mode, pruner=PRUNERS[pruner](),
+                                         sampler=SAMPLERS[sampler](seed=seed, **options))
+        self.trials = {}
+
+    def ask(self, number):
+        self.trials[number] = self.study.ask(self.space)
+        return self.trials[number].params
+
+    def report(self, number, epoch, value):
+        if math.isnan(value):
+            return "stop"
+        self.trials[number].report(value, epoch)
+        return "stop" if self.trials[number].should_prune() else "go_on"
+
+    def tell(self, number, outcome, value):
+        done = outcome == "finished" and value is not None
+        state = TrialState.COMPLETE if done else TrialState.PRUNED if outcome == "pruned" else TrialState.FAIL
+        self.study.tell(self.trials.pop(number), value if done else None, state=state)

@@ -1,0 +1,64 @@
+"""Population based training (Jaderberg et al., arXiv:1711.09846): bad networks give way to children of good ones.
+
+    models:
+      - family: cnn
+        space: {train.optimizer.learning_rate: {low: 1.0e-4, high: 0.1, log: true}}
+        search: {ask: pbt_searcher:Searcher, most: 100, at_once: 8, options: {every: 3}}
+
+Every few epochs a network is compared with the others at the same age. One of the worst quarter stops; the next network
+that is asked for starts from the weights and the optimizer of one of the best quarter, with values a little off.
+"""
+
+import random
+
+
+class Searcher:
+    """A child is as old as its parent was when it was asked for."""
+
+    def __init__(self, space, seed, mode, population=8, every=3, quarter=0.25, factors=(0.8, 1.25)):
+        self.space, self.random, self.sign = space, random.Random(seed), 1 if mode == "maximize" else -1
+        self.population, self.every, self.quarter, self.factors = population, every, quarter, factors
+        self.members, self.born, self.newest, self.by_age = {}, {}, {}, {}
+        self.waiting = []  # parents of the children that will be asked for
+
+    def ask(self, number):
+        if self.waiting:
+            parent = self.waiting.pop(0)
+            self.members[number] = {name: self.near(name, value) for name, value in self.members[parent].items()}
+            self.born[number] = self.age(parent)
+            return {**self.members[number], "parent": parent}
+        if number >= self.population:
+            return None
+        self.members[number] = {name: self.draw(values) for name, values in self.space.items()}
+        self.born[number] = 0
+        return self.members[number]
+
+    def report(self, number, epoch, value):
+        self.newest[number] = epoch, self.sign * value
+        age = self.age(number)
+        if age % self.every:
+            return "go_on"
+        peers = self.by_age.setdefault(age, [])
+        peers.append((self.sign * value, number))
+        peers.sort()
+        few = int(self.quarter * len(peers))
+        if number not in [peer for _, peer in peers[:few]]:
+            return "go_on"
+        self.waiting.append(self.random.choice(peers[-few:])[1])
+        return "stop"
+
+    def tell(self, number, outcome, value):
+        pass
+
+    def age(self, number):
+        return self.born[number] + self.newest.get(number, (0, 0.0))[0]
+
+    def draw(self, values):
+        return self.random.choice(values) if isinstance(values, tuple) else values.at(self.random.random())
+
+    def near(self, name, value):
+        values = self.space[name]
+        if isinstance(values, tuple):
+            return self.random.choice(values) if self.random.random() < 0.25 else value
+        moved = min(max(value * self.random.choice(self.factors), values.low), values.high)
+        return round(moved) if values.integer else moved

@@ -1,0 +1,106 @@
+"""The mailbox of a run: files by which other processes tell a launch what to do, and are told what came of it.
+
+There is no port and no server. A command is a file that is written whole, under a name that begins with its time; the
+launch reads the commands in the order of their names, and writes the answer beside them before it takes a command away.
+So a launch that is killed in between finds the command again, and whoever acts on it must know by its name whether it
+has acted (the event log says so).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fleet.storage.files import storing, write_json
+
+_LOOK_S = 0.2  # between two looks for an answer
+_COMMAND, _ANSWER = ".command.json", ".answer.json"
+
+
+class Command(NamedTuple):
+    """What somebody wants of a launch.
+
+    Attributes:
+        name: no other command of the run has it.
+        content: None where the file is no JSON object; it is answered all the same.
+    """
+
+    name: str
+    content: dict[str, Any] | None
+
+
+class Mailbox:
+    """The commands to one run.
+
+    Args:
+        folder: of the mailbox, in the run's folder; made when the first command is put into it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    # ---- who wants something ----
+
+    def put(self, content: Mapping[str, Any]) -> str:
+        """Leave a command; returns its name.
+
+        Raises:
+            StorageError: the disk is full, ...
+        """
+        name = f"{time.time_ns():020d}-{os.uname().nodename}-{os.getpid()}"
+        write_json(self._folder / f"{name}{_COMMAND}", content)
+        return name
+
+    def take_answer(self, name: str, timeout_s: float) -> dict[str, Any] | None:
+        """Wait for the answer to a command, and take it out; None where there is none in time."""
+        until = time.monotonic() + timeout_s
+        path = self._folder / f"{name}{_ANSWER}"
+        while True:
+            if (answer := _read(path)) is not None:
+                with storing(path):
+                    path.unlink(missing_ok=True)
+                return answer
+            if time.monotonic() >= until:
+                return None
+            time.sleep(_LOOK_S)
+
+    def withdraw(self, name: str) -> bool:
+        """Take a command back that was not answered; returns whether it was still there."""
+        try:
+            (self._folder / f"{name}{_COMMAND}").unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
+    # ---- the launch ----
+
+    def commands(self) -> Iterator[Command]:
+        """All that wait, the oldest first; half written ones are not seen."""
+        with suppress(FileNotFoundError, NotADirectoryError):
+            for path in sorted(self._folder.glob(f"*{_COMMAND}")):
+                if not path.name.startswith("."):  # which another process is writing just now
+                    yield Command(path.name.removesuffix(_COMMAND), _read(path))
+
+    def answer(self, name: str, content: Mapping[str, Any]) -> None:
+        """Say what came of a command, and take it out.
+
+        Raises:
+            StorageError: the disk is full, ...
+        """
+        write_json(self._folder / f"{name}{_ANSWER}", content)
+        path = self._folder / f"{name}{_COMMAND}"
+        with storing(path):
+            path.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return content if isinstance(content, dict) else None

@@ -1,0 +1,148 @@
+"""Searchers are called here: by one thread of rank 0, one call after another, each within a time limit.
+
+A searcher may think for seconds, while MPI, messages and the lease cannot wait. So the coordinator hands over a call
+(:meth:`Searchers.consult`) and looks at each of its steps whether the answer is there (:meth:`Searchers.heard`). A
+searcher that raises or hangs is never called again; a thread that hangs is left behind, and the next call has another.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from fleet.search.calls import Call, Difference, make, replay
+from fleet.search.searcher import Searcher
+from fleet.spec.model import one_line
+from fleet.storage.events import Searched
+from fleet.units import format_duration
+
+PATIENCE_S = 60.0  # for one call
+
+
+@dataclass(frozen=True)
+class Consulted:
+    """A searcher has answered a call."""
+
+    entry: str
+    call: Call
+    answer: Any
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A searcher has heard again what earlier launches have said to it.
+
+    Attributes:
+        difference: the first of its answers that is another one now, if there is one.
+    """
+
+    entry: str
+    difference: Difference | None
+
+
+@dataclass(frozen=True)
+class ConsultFailed:
+    """A searcher has raised, or does not answer."""
+
+    entry: str
+    reason: str
+
+
+Answer: TypeAlias = Consulted | Replayed | ConsultFailed
+
+
+class _Work:
+    """What a thread does for one entry; nothing of it matters any more once it is given up."""
+
+    def __init__(self, entry: str, name: str) -> None:
+        self.entry, self.doing, self.since_s = entry, name, time.monotonic()
+        self.done: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+
+    def begin(self, call: Call) -> None:
+        """A call begins: its time counts from now."""
+        self.doing, self.since_s = str(call), time.monotonic()
+
+
+class Searchers:
+    """The searchers of a run.
+
+    Args:
+        searchers: by the names of their entries.
+        patience_s: how long one call may take, in seconds.
+    """
+
+    def __init__(self, searchers: Mapping[str, Searcher], patience_s: float = PATIENCE_S) -> None:
+        self._searchers, self._patience_s = dict(searchers), patience_s
+        self._orders: queue.SimpleQueue[Callable[[], None] | None] | None = None
+        self._work: _Work | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an answer is awaited; then nothing else can be asked."""
+        return self._work is not None
+
+    def replay(self, entry: str, logged: Sequence[Searched]) -> None:
+        """Have a searcher hear the calls of earlier launches again, in their order."""
+        searcher = self._searchers[entry]
+
+        def do(work: _Work) -> Answer:
+            return Replayed(entry, replay(searcher, logged, work.begin))
+
+        self._start(entry, "replay", do)
+
+    def consult(self, entry: str, call: Call) -> None:
+        """Have a searcher called."""
+        searcher = self._searchers[entry]
+
+        def do(work: _Work) -> Answer:
+            work.begin(call)
+            return Consulted(entry, call, make(searcher, call))
+
+        self._start(entry, str(call), do)
+
+    def heard(self) -> Answer | None:
+        """The answer, once it is there or nobody waits for it any longer; it never blocks."""
+        if (work := self._work) is None:
+            return None
+        try:
+            answer = work.done.get_nowait()
+        except queue.Empty:
+            if time.monotonic() < work.since_s + self._patience_s:
+                return None
+            self._orders = None  # its thread may come back, and finds nothing more to do
+            answer = ConsultFailed(work.entry, f"{work.doing} took longer than {format_duration(self._patience_s)}")
+        self._work = None
+        return answer
+
+    def close(self) -> None:
+        """Let the thread end, if it can."""
+        if self._orders is not None:
+            self._orders.put(None)
+            self._orders = None
+
+    # ---- the thread ----
+
+    def _start(self, entry: str, name: str, do: Callable[[_Work], Answer]) -> None:
+        assert self._work is None, "calls never overlap"
+        self._work = work = _Work(entry, name)
+
+        def order() -> None:
+            try:
+                answer = do(work)
+            except BaseException as error:  # a searcher of a user's may raise anything, SystemExit as well
+                answer = ConsultFailed(entry, f"{work.doing} failed: {one_line(error)}")
+            work.done.put(answer)
+
+        if self._orders is None:
+            self._orders = queue.SimpleQueue()
+            threading.Thread(target=_serve, args=(self._orders,), name="searcher", daemon=True).start()
+        self._orders.put(order)
+
+
+def _serve(orders: queue.SimpleQueue[Callable[[], None] | None]) -> None:
+    while (order := orders.get()) is not None:
+        order()

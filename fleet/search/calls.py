@@ -1,0 +1,195 @@
+"""What a searcher is called with, and what may be understood of its answers (pure).
+
+Everything that a searcher may answer becomes plain JSON here, so that what is logged is what is acted on.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from fleet.errors import UserError
+from fleet.search.searcher import Resuming, Searcher, Verdict
+from fleet.storage.events import Searched
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Choose the values of a network."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """A network has ended an epoch with this value."""
+
+    number: int
+    epoch: int
+    value: float
+
+
+@dataclass(frozen=True)
+class Tell:
+    """A network is over: ``finished``, ``pruned`` or ``failed``, with its best value if it has one."""
+
+    number: int
+    outcome: str
+    value: float | None
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Name a paused network that may go on."""
+
+
+Call: TypeAlias = Ask | Report | Tell | Resume
+
+
+class Nonsense(UserError):
+    """A searcher has answered what cannot be understood; the message says what, and what would be right."""
+
+
+def make(searcher: Searcher, call: Call) -> Any:
+    """Call a searcher; returns its answer as JSON has it.
+
+    Raises:
+        Nonsense: that cannot be understood.
+        BaseException: whatever the searcher raises.
+    """
+    match call:
+        case Ask(number):
+            return _values(searcher.ask(number))
+        case Report(number, epoch, value):
+            return _verdict(searcher.report(number, epoch, value))
+        case Tell(number, outcome, value):
+            searcher.tell(number, outcome, value)
+            return None
+        case Resume():
+            return _number(searcher.resume() if isinstance(searcher, Resuming) else None)
+
+
+def _values(answer: Any) -> dict[str, Any] | None:
+    if answer is None:
+        return None
+    if not isinstance(answer, Mapping):
+        raise Nonsense(f"ask answered {_shown(answer)}; it should be a mapping of the space's keys, or None")
+    plain: dict[str, Any] = as_plain(answer)
+    return plain
+
+
+def _verdict(answer: Any) -> str:
+    try:
+        return Verdict(answer).value
+    except ValueError:
+        raise Nonsense(f"report answered {_shown(answer)}; it should be {', '.join(Verdict)}") from None
+
+
+def _number(answer: Any) -> int | None:
+    if answer is None:
+        return None
+    if isinstance(answer, bool) or not isinstance(answer, numbers.Integral):
+        raise Nonsense(f"resume answered {_shown(answer)}; it should be the number of a paused network, or None")
+    return int(answer)
+
+
+def as_plain(value: Any) -> Any:
+    """A value as JSON has it: numbers of numpy become numbers of Python, tuples lists.
+
+    Raises:
+        Nonsense: it cannot be JSON, as an object or a number that is infinite.
+
+    >>> as_plain({"rate": np.float32(0.5), "blocks": (np.int64(1), True)})
+    {'rate': 0.5, 'blocks': [1, True]}
+    """
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real) and math.isfinite(float(value)):
+        return float(value)
+    if isinstance(value, list | tuple):
+        return [as_plain(item) for item in value]
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {str(key): as_plain(item) for key, item in value.items()}
+    raise Nonsense(f"ask answered {_shown(value)}; use finite numbers, text, lists and mappings of text")
+
+
+def _shown(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+# ---- the log -----------------------------------------------------------------------------------
+
+
+def as_event(entry: str, call: Call, answer: Any, network: str, wrong: str = "") -> Searched:
+    """The line of a call and its answer."""
+    match call:
+        case Ask(number):
+            return Searched(entry, "ask", number, answer=answer, network=network, wrong=wrong)
+        case Report(number, epoch, value):
+            return Searched(entry, "report", number, epoch, value, answer=answer, network=network)
+        case Tell(number, outcome, value):
+            return Searched(entry, "tell", number, value=value, outcome=outcome, network=network)
+        case Resume():
+            return Searched(entry, "resume", answer=answer, network=network)
+
+
+def as_call(event: Searched) -> Call:
+    """The call that a line tells of.
+
+    Raises:
+        UserError: there is none of that name, or it lacks something.
+    """
+    number = -1 if event.number is None else event.number
+    match event.call:
+        case "ask" if number >= 0:
+            return Ask(number)
+        case "report" if number >= 0 and event.epoch is not None and event.value is not None:
+            return Report(number, event.epoch, event.value)
+        case "tell" if number >= 0:
+            return Tell(number, event.outcome, event.value)
+        case "resume":
+            return Resume()
+    raise UserError(f"{event} is no call of a searcher")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """An answer of a replay that is not what the log has."""
+
+    call: Call
+    logged: Any
+    answer: Any
+
+    def __str__(self) -> str:
+        return f"a replayed answer differs: {self.call} was answered by {self.logged!r}, and now by {self.answer!r}"
+
+
+def replay(searcher: Searcher, logged: Iterable[Searched], begin: Callable[[Call], None] = lambda call: None
+           ) -> Difference | None:
+    """Make the calls of a log again, in their order; returns the first answer that differs.
+
+    Args:
+        begin: is told of each call before it is made.
+
+    Raises:
+        BaseException: whatever the searcher raises, or that its answer is nonsense.
+    """
+    first = None
+    for event in logged:
+        begin(call := as_call(event))
+        answer = make(searcher, call)
+        if first is None and not isinstance(call, Tell) and answer != event.answer:
+            first = Difference(call, event.answer, answer)
+    return first

@@ -1,0 +1,246 @@
+"""All that one searcher has been asked and told, and what to say to it next (pure).
+
+A conversation is made of answered calls, and of nothing else: :meth:`Conversation.take` is given each, whether it was
+answered just now or by an earlier launch, and says what follows. So a conversation that is read from a log is the one
+that was written there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from fleet.errors import UserError
+from fleet.search.calls import Ask, Call, Nonsense, Report, Resume, Tell
+from fleet.search.searcher import End, Verdict
+from fleet.spec.space import Member, Space, member_of
+
+PARENT = "parent"  # the key of an answer that is none of the space
+
+WRONG_IN_A_ROW = 10  # answers to ask; then nothing is asked any more
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A network was asked for.
+
+    Attributes:
+        values: of the space's keys; as they were answered, if something is wrong with them.
+        parent: the number of the network from whose weights it starts, if there is one.
+        wrong: what is wrong with the answer; then the network has failed.
+    """
+
+    number: int
+    values: Member
+    parent: int | None = None
+    wrong: str = ""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A network that has ended an epoch goes on, pauses or stops."""
+
+    number: int
+    epoch: int
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """A network that was paused by the searcher may go on."""
+
+    number: int
+
+
+Follows: TypeAlias = Asked | Judged | Resumed | None
+
+
+class Conversation:
+    """What was said to one searcher, and by it.
+
+    Args:
+        space: from which it chooses.
+        most: networks that it is asked for.
+        resumes: whether it can say which paused network goes on.
+    """
+
+    def __init__(self, space: Space, most: int, resumes: bool = False) -> None:
+        self._space, self._most, self._resumes = space, most, resumes
+        self._asked: dict[int, Asked] = {}
+        self._seen: dict[str, int] = {}  # the values of networks without a parent -> the first of them
+        self._verdicts: dict[tuple[int, int], Verdict] = {}  # by number and epoch
+        self._told: set[int] = set()
+        self._paused: set[int] = set()  # by the searcher
+        self._to_say: deque[Report | Tell] = deque()
+        self._wrong = 0  # answers to ask, one after another
+        self._is_dry = False  # whether None was the answer to the last question, and nothing was said since
+        self._has_tried = False  # whether it was asked which to resume, and nothing was said since
+        self.failure = ""  # why it is called no more
+
+    # ---- what is known ----
+
+    @property
+    def number(self) -> int:
+        """Of the network that is asked for next."""
+        return len(self._asked)
+
+    @property
+    def asked(self) -> Mapping[int, Asked]:
+        """All that were asked for, by number."""
+        return self._asked
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether no network is asked for any more, whatever is said."""
+        return bool(self.failure) or len(self._asked) >= self._most or self._wrong >= WRONG_IN_A_ROW
+
+    @property
+    def may_ask(self) -> bool:
+        """Whether a network can be asked for now."""
+        return not self.is_closed and not self._is_dry
+
+    def verdict(self, number: int, epoch: int) -> Verdict | None:
+        """How the searcher has judged that epoch; None if it has not."""
+        return self._verdicts.get((number, epoch))
+
+    def is_told(self, number: int) -> bool:
+        """Whether the searcher knows how it ended with a network."""
+        return number in self._told
+
+    # ---- what to say ----
+
+    def report(self, number: int, epoch: int, value: float) -> None:
+        """Say that an epoch has ended, unless that was said; infinite values are no numbers either."""
+        call = Report(number, epoch, value if math.isfinite(value) else math.nan)
+        waits = any(isinstance(said, Report) and (said.number, said.epoch) == (number, epoch) for said in self._to_say)
+        if not self.failure and not waits and (number, epoch) not in self._verdicts and number not in self._told:
+            self._to_say.append(call)
+
+    def tell(self, number: int, end: End, value: float | None) -> None:
+        """Say how it ended with a network, unless that was said."""
+        waits = any(isinstance(said, Tell) and said.number == number for said in self._to_say)
+        if not self.failure and not waits and number not in self._told:
+            self._to_say.append(Tell(number, end.value, value if value is not None and math.isfinite(value) else None))
+
+    def next(self, wants_network: bool) -> Call | None:
+        """The call to make now; None where there is nothing to say.
+
+        Args:
+            wants_network: whether one more should be alive.
+        """
+        if self.failure:
+            return None
+        if self._to_say:
+            return self._to_say[0]
+        if wants_network and self._resumes and self._paused and not self._has_tried:
+            return Resume()
+        return Ask(self.number) if wants_network and self.may_ask else None
+
+    def awaits(self, number: int) -> bool:
+        """Whether something is still to be said about a network."""
+        return any(call.number == number for call in self._to_say)
+
+    def fail(self, reason: str) -> None:
+        """The searcher is called no more."""
+        self.failure = reason
+        self._to_say.clear()
+
+    # ---- answers ----
+
+    def take(self, call: Call, answer: Any, recalled: str | None = None) -> Follows:
+        """A call was answered; returns what follows.
+
+        Args:
+            answer: as :func:`fleet.search.calls.make` returns it.
+            recalled: of an ask in the log: what was found wrong with it then. The space may be another one by now.
+
+        Raises:
+            Nonsense: that cannot be, whoever is asked: the searcher should be called no more.
+        """
+        for said in self._to_say:
+            if _same(said, call):  # the first, but where a launch has broken off
+                self._to_say.remove(said)
+                break
+        match call:
+            case Ask(number):
+                return self._take_ask(number, answer, recalled)
+            case Report(number, epoch, _):
+                self._heard_more()
+                self._verdicts[number, epoch] = verdict = Verdict(answer)
+                if verdict is Verdict.PAUSE:
+                    self._paused.add(number)
+                return Judged(number, epoch, verdict)
+            case Tell(number, _, _):
+                self._heard_more()
+                self._told.add(number)
+                self._paused.discard(number)
+                return None
+            case Resume():
+                return self._take_resume(answer)
+
+    def _heard_more(self) -> None:
+        self._is_dry = self._has_tried = False
+
+    def _take_resume(self, answer: int | None) -> Resumed | None:
+        self._has_tried = True
+        if answer is None:
+            return None
+        if answer not in self._paused:
+            raise Nonsense(f"resume answered {answer}, which is no network that it has paused")
+        self._paused.remove(answer)
+        self._has_tried = False
+        return Resumed(answer)
+
+    def _take_ask(self, number: int, answer: Mapping[str, Any] | None, recalled: str | None) -> Asked | None:
+        if answer is None:
+            self._is_dry = True
+            return None
+        values, parent = {name: value for name, value in answer.items() if name != PARENT}, answer.get(PARENT)
+        if recalled is not None:
+            asked = Asked(number, values, parent, recalled)
+            if parent is None and not recalled:
+                self._seen.setdefault(_text(values), number)
+        else:
+            asked = self._checked(number, values, parent)
+        self._wrong = self._wrong + 1 if asked.wrong else 0
+        self._asked[number] = asked
+        return asked
+
+    def _checked(self, number: int, values: Mapping[str, Any], parent: Any) -> Asked:
+        """What was asked for, with what is wrong with it."""
+        try:
+            return self._right(number, values, parent)
+        except UserError as error:
+            return Asked(number, dict(values), wrong=f"ask({number}): {error}")
+
+    def _right(self, number: int, values: Mapping[str, Any], parent: Any) -> Asked:
+        """What was asked for, if it is right.
+
+        Raises:
+            UserError: it is not.
+        """
+        member = member_of(self._space, values)
+        if parent is not None:
+            if isinstance(parent, bool) or not isinstance(parent, int) or self._is_unfit(parent):
+                raise UserError(f"{parent!r} is no parent; it should be the number of a network that was asked for")
+            return Asked(number, member, parent)
+        if (before := self._seen.setdefault(_text(member), number)) != number:
+            raise UserError(f"the same values as of number {before}; each network should be another one")
+        return Asked(number, member)
+
+    def _is_unfit(self, parent: int) -> bool:
+        return parent not in self._asked or bool(self._asked[parent].wrong)
+
+
+def _text(member: Member) -> str:
+    return repr(sorted(member.items()))
+
+
+def _same(one: Call, other: Call) -> bool:
+    """Whether two calls are one, also where their value is NaN."""
+    if isinstance(one, Report) and isinstance(other, Report):
+        return (one.number, one.epoch) == (other.number, other.epoch)
+    return one == other

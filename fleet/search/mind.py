@@ -1,0 +1,502 @@
+"""All searchers of a run and its rule together: who is asked for, paused, dropped, and let go on (pure).
+
+The :class:`Mind` hears of epochs, of networks that are over, and of answers. It returns what follows, in order: the
+line of a call stands before all that follows from it, so a run can be broken off between any two of them. A mind that
+is given the log of earlier launches is as far as theirs was.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from fleet.search.calls import Call, Nonsense, Resume, as_call, as_event
+from fleet.search.conversation import Asked, Conversation, Judged, Resumed
+from fleet.search.pruning import Judge
+from fleet.search.rungs import natural
+from fleet.search.searcher import End, Mode, Verdict
+from fleet.spec.search import Search
+from fleet.spec.space import Member, Space
+from fleet.storage.events import EpochEnded, Event, NetworkFinished, NetworkJudged, Searched, SearchFailed
+from fleet.storage.state import EpochRecord, Standing
+
+_SEARCHER, _END = "searcher", "end"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry of a spec whose networks are asked for.
+
+    Attributes:
+        name: of the entry; its networks are ``NAME-0``, ``NAME-1``, ...
+        resumes: whether its searcher can say which paused network goes on.
+    """
+
+    name: str
+    settings: Search
+    space: Space
+    mode: Mode
+    resumes: bool = False
+
+    def network(self, number: int) -> str:
+        """The name of one of its networks."""
+        return f"{self.name}-{number}"
+
+
+# ---- what follows ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Note:
+    """Log an event."""
+
+    event: Event
+
+
+@dataclass(frozen=True)
+class Consult:
+    """Call a searcher; nothing else is wanted of any until its answer is heard."""
+
+    entry: str
+    call: Call
+
+
+@dataclass(frozen=True)
+class Add:
+    """A network was asked for.
+
+    Attributes:
+        parent: the network from whose weights it starts, if there is one.
+        wrong: what is wrong with its values: then it is a failed row.
+    """
+
+    network: str
+    entry: str
+    values: Member
+    parent: str | None = None
+    wrong: str = ""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A network is paused or dropped, or goes on after a pause; it has been noted."""
+
+    network: str
+    verdict: Verdict
+    by: tuple[str, ...]
+
+
+Decision: TypeAlias = Note | Consult | Add | Rule
+
+
+# ---- networks ----------------------------------------------------------------------------------
+
+
+@dataclass
+class _Life:
+    """A network, as far as a search must know it.
+
+    Attributes:
+        entry, number: empty for a network that was in the spec.
+        values: the monitored one of each epoch that the rule has heard of.
+        best: the best monitored value so far, NaN before there is one.
+        verdict: of the rule, on the newest of them.
+        acted: the epoch up to which it is known that verdicts have been acted on, where that changed anything.
+        is_resumed: whether an earlier launch heard from the searcher that it goes on, and broke off.
+        waits: for the searcher's answer about its newest epoch.
+        holders: who has paused it.
+        end: once it is over.
+    """
+
+    name: str
+    entry: str = ""
+    number: int = -1
+    values: list[float] = field(default_factory=list)
+    best: float = math.nan
+    verdict: Verdict = Verdict.GO_ON
+    acted: int = 0
+    is_resumed: bool = False
+    waits: bool = False
+    holders: set[str] = field(default_factory=set)
+    end: End | None = None
+
+    @property
+    def judged(self) -> int:
+        return len(self.values)
+
+    @property
+    def is_alive(self) -> bool:
+        return self.end is None and not self.holders
+
+
+class Mind:
+    """See the module.
+
+    Args:
+        networks: those that are in the spec.
+        judge: the rule, at its beginning.
+        rule: its name, for the log.
+        mode: whether high or low values are good.
+        monitor: the loss, accuracy or metric that is judged.
+        obeys: whether what searchers answer to a report is done.
+        trainers: how many there are.
+    """
+
+    def __init__(self, entries: Sequence[Entry], networks: Iterable[str], judge: Judge, rule: str, mode: Mode,
+                 monitor: str, trainers: int, obeys: bool = True) -> None:
+        self._entries = {entry.name: entry for entry in entries}
+        self._talks = {entry.name: Conversation(entry.space, entry.settings.most, entry.resumes and obeys)
+                       for entry in entries}
+        self._lives = {name: _Life(name) for name in networks}
+        self._judge, self._rule, self._monitor, self._obeys = judge, rule, monitor, obeys
+        self._sign, self._trainers = 1 if mode == "maximize" else -1, trainers
+        self._epochs = dict.fromkeys(self._entries, 0)  # that networks of each have trained
+        self._gpu_s = dict.fromkeys(self._entries, 0.0)
+        self._alive: dict[str, set[str]] = {name: set() for name in ["", *self._entries]}  # networks, by entry
+        self._paused: set[str] = set()
+        self._awaited: set[str] = set()
+        for life in self._lives.values():
+            self._sort(life)
+        self._out: Consult | None = None
+        self._decided: list[Decision] = []
+
+    # ---- what is known ----
+
+    @property
+    def paused(self) -> frozenset[str]:
+        """The networks that get no devices until they are let go on."""
+        return frozenset(self._paused)
+
+    @property
+    def awaited(self) -> frozenset[str]:
+        """The networks whose groups must wait for a searcher's answer."""
+        return frozenset(self._awaited)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a searcher is called no more."""
+        return any(talk.failure for talk in self._talks.values())
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing can follow any more, once all networks are over."""
+        return self._out is None and all(
+            talk.next(self._wants(name, 0)) is None for name, talk in self._talks.items())
+
+    def calls(self, entry: str) -> int:
+        """How many networks an entry has asked for."""
+        return self._talks[entry].number
+
+    def epochs_ahead(self, name: str, epochs: int) -> int | None:
+        """How many epochs a network still trains until it is judged; None if nobody says."""
+        judged = self._judge.next_epoch(name, epochs)
+        return None if judged is None else judged - epochs
+
+    # ---- earlier launches ----
+
+    def restore(self, log: Iterable[Event], standings: Mapping[str, Standing]) -> list[Decision]:
+        """Take up what earlier launches have logged, and what they did not come to.
+
+        Args:
+            log: all events, in order; at its end the epochs that were saved and had not been logged.
+            standings: how far the networks are.
+
+        Returns:
+            What follows; first of all the networks that were asked for.
+        """
+        judged, went_on = None, set[str]()  # the last line, if it is a judgement, and who has gone on in that moment
+        for event in log:
+            self._recall(event)
+            judged = event if isinstance(event, NetworkJudged) else None
+            if judged is None or not judged.left:
+                went_on = set()
+            elif judged.verdict == Verdict.GO_ON:
+                went_on.add(judged.network)
+        self._decided = [decision for decision in self._decided if isinstance(decision, Add)]
+        for name in sorted(self._lives, key=natural):
+            self._take_up(self._lives[name], standings.get(name, Standing()))
+        if judged is not None and judged.left:
+            self._settle(went_on)
+        return self._taken()
+
+    def _recall(self, event: Event) -> None:
+        match event:
+            case Searched() if event.entry in self._talks:
+                follows = self._talks[event.entry].take(as_call(event), event.answer, event.wrong)
+                if isinstance(follows, Asked):
+                    self._add(event.entry, follows)
+                    self._lives[event.network].end = End.FAILED if follows.wrong else None
+                elif isinstance(follows, Resumed):
+                    self._lives[self._entries[event.entry].network(follows.number)].is_resumed = True
+            case EpochEnded() if event.network in self._lives:
+                life = self._lives[event.network]
+                if self._count(life, event.record, is_done=False) and life.entry:
+                    self._talks[life.entry].report(life.number, event.record.epoch, life.values[-1])
+            case NetworkFinished() if event.network in self._lives:
+                self._recall_judged(self._lives[event.network], Verdict.GO_ON, (), event.epochs)
+            case NetworkJudged() if event.network in self._lives:
+                self._recall_judged(self._lives[event.network], Verdict(event.verdict), event.by, event.epochs)
+
+    def _recall_judged(self, life: _Life, verdict: Verdict, by: tuple[str, ...], epochs: int) -> None:
+        life.verdict, life.acted, life.is_resumed = Verdict.GO_ON, epochs, False
+        life.holders = set(by) if verdict is Verdict.PAUSE else set()
+        if verdict is Verdict.STOP:
+            self.network_over(life.name, End.PRUNED)
+        elif self._rule not in life.holders:
+            self._judge.let_go_on(life.name)
+        self._sort(life)
+
+    def _take_up(self, life: _Life, standing: Standing) -> None:
+        """See to it that what an earlier launch knew of a network, and did not act on, is acted on."""
+        is_done = standing.outcome is not None
+        talk = self._talks.get(life.entry)
+        if talk is not None:
+            for epoch, value in enumerate(life.values, 1):
+                talk.report(life.number, epoch, value)
+        if life.end is not None or is_done:
+            has_failed = standing.outcome is not None and standing.outcome.is_failure
+            self.network_over(life.name, life.end or (End.FAILED if has_failed else End.FINISHED))
+        elif life.is_resumed:
+            self._let_go_on(life, _SEARCHER)
+        elif life.acted < life.judged:
+            self._await_or_resolve(life)
+
+    # ---- heard ----
+
+    def epoch_ended(self, name: str, record: EpochRecord, is_done: bool) -> None:
+        """A network has ended an epoch; one that it trained again is judged no more.
+
+        Args:
+            is_done: whether there is nothing left to train.
+        """
+        life = self._lives[name]
+        if not self._count(life, record, is_done):
+            return
+        if (talk := self._talks.get(life.entry)) is not None:
+            talk.report(life.number, record.epoch, life.values[-1])
+        if not is_done:
+            self._await_or_resolve(life)
+
+    def _await_or_resolve(self, life: _Life) -> None:
+        """Wait for what the searcher says of a network's newest epoch, unless it has said so, or never will."""
+        talk = self._talks.get(life.entry)
+        life.waits = talk is not None and talk.awaits(life.number)
+        self._sort(life)
+        if not life.waits:
+            said = None if talk is None else talk.verdict(life.number, life.judged)
+            self._resolve(life, said or Verdict.GO_ON)
+
+    def _count(self, life: _Life, record: EpochRecord, is_done: bool) -> bool:
+        """Take an epoch into account; returns whether it is new."""
+        if record.epoch != life.judged + 1:
+            return False
+        value = record.value(self._monitor)
+        if not math.isfinite(life.best) or self._sign * value > self._sign * life.best:
+            life.best = value
+        life.values.append(value)
+        if life.entry:
+            self._epochs[life.entry] += 1
+            self._gpu_s[life.entry] += record.gpus * record.seconds
+        score = self._sign * life.best if math.isfinite(life.best) else -math.inf
+        life.verdict = self._judge.add(life.name, record.epoch, score, is_done)
+        return True
+
+    def network_over(self, name: str, end: End) -> None:
+        """A network has finished or failed."""
+        life = self._lives[name]
+        life.end, life.waits = end, False
+        life.holders.clear()
+        self._sort(life)
+        if end is End.FINISHED:
+            self._judge.let_go_on(name)
+        self._judge.leave(name)
+        if life.entry:
+            self._talks[life.entry].tell(life.number, end, self._known_best(life))
+
+    def answered(self, entry: str, call: Call, answer: object) -> None:
+        """A searcher has answered what it was asked; see :func:`fleet.search.calls.make`."""
+        self._out, talk = None, self._talks[entry]
+        try:
+            follows = talk.take(call, answer)
+        except Nonsense as error:
+            self.searcher_failed(entry, str(error))
+            return
+        number = -1 if isinstance(call, Resume) else call.number
+        self._note(as_event(entry, call, answer, self._entries[entry].network(number) if number in talk.asked else "",
+                            follows.wrong if isinstance(follows, Asked) else ""))
+        match follows:
+            case Asked():
+                self._add(entry, follows)
+                if follows.wrong:
+                    self.network_over(self._entries[entry].network(follows.number), End.FAILED)
+            case Judged(number, epoch, verdict):
+                self._hear_verdict(self._lives[self._entries[entry].network(number)], epoch, verdict)
+            case Resumed(number):
+                self._let_go_on(self._lives[self._entries[entry].network(number)], _SEARCHER)
+
+    def searcher_failed(self, entry: str, reason: str) -> None:
+        """A searcher has raised, hangs, or talks nonsense: it is called no more, and nobody waits for it."""
+        self._out, talk = None, self._talks[entry]
+        if talk.failure:
+            return
+        talk.fail(reason)
+        self._note(SearchFailed(entry, reason))
+        for name in sorted(self._awaited, key=natural):
+            if self._lives[name].entry == entry:
+                self._await_or_resolve(self._lives[name])
+
+    def _add(self, entry: str, asked: Asked) -> None:
+        name = self._entries[entry].network(asked.number)
+        parent = None if asked.parent is None else self._entries[entry].network(asked.parent)
+        self._lives[name] = life = _Life(name, entry, asked.number)
+        self._sort(life)
+        self._decided.append(Add(name, entry, asked.values, parent, asked.wrong))
+
+    def _hear_verdict(self, life: _Life, epoch: int, verdict: Verdict) -> None:
+        if not life.waits or epoch != life.judged:
+            return
+        life.waits = False
+        self._sort(life)
+        self._resolve(life, verdict)
+
+    # ---- verdicts ----
+
+    def _resolve(self, life: _Life, said: Verdict) -> None:
+        """Act on what the rule and the searcher say of a network's newest epoch."""
+        said = said if self._obeys else Verdict.GO_ON
+        final = life.verdict.stricter(said)
+        by = tuple(who for who, verdict in ((self._rule, life.verdict), (_SEARCHER, said)) if verdict is final)
+        if final is Verdict.STOP:
+            self._stop(life, by)
+        elif final is Verdict.PAUSE:
+            life.holders = set(by)
+            self._sort(life)
+            self._judged(life, final, by)
+        life.verdict = Verdict.GO_ON
+
+    def _stop(self, life: _Life, by: tuple[str, ...], left: int = 0) -> None:
+        self._judged(life, Verdict.STOP, by, left)
+        self.network_over(life.name, End.PRUNED)
+
+    def _let_go_on(self, life: _Life, holder: str, left: int = 0) -> None:
+        if holder == self._rule:
+            self._judge.let_go_on(life.name)
+        if holder not in life.holders:
+            return
+        life.holders.discard(holder)
+        self._sort(life)
+        if life.holders:  # somebody else has paused it as well
+            self._judged(life, Verdict.PAUSE, tuple(sorted(life.holders)), left)
+        else:
+            self._judged(life, Verdict.GO_ON, (holder,), left)
+
+    def _judged(self, life: _Life, verdict: Verdict, by: tuple[str, ...], left: int = 0) -> None:
+        self._note(NetworkJudged(life.name, life.judged, verdict.value, by, left))
+        self._decided.append(Rule(life.name, verdict, by))
+
+    # ---- decide ----
+
+    def decide(self, training: Mapping[str, int] | None = None) -> list[Decision]:
+        """What follows from all that was heard.
+
+        Args:
+            training: entry -> how many of its networks have a group.
+        """
+        self._promote(training or {})
+        self._consult(training or {})
+        while self._out is None and self._settle():
+            self._consult(training or {})
+        return self._taken()
+
+    def _taken(self) -> list[Decision]:
+        decided, self._decided = self._decided, []
+        return decided
+
+    def _wants(self, entry: str, training: int) -> bool:
+        """Whether one more network of an entry should be alive."""
+        settings = self._entries[entry].settings
+        most = max(self._trainers, training + 2) if settings.at_once == "auto" else settings.at_once
+        return not self._is_spent(entry) and len(self._alive[entry]) < most
+
+    def _is_spent(self, entry: str) -> bool:
+        budget = self._entries[entry].settings.budget
+        return budget is not None and (
+            (budget.epochs is not None and self._epochs[entry] >= budget.epochs)
+            or (budget.gpu_hours is not None and self._gpu_s[entry] >= 3600 * budget.gpu_hours))
+
+    @property
+    def _are_spent(self) -> bool:
+        return bool(self._entries) and all(map(self._is_spent, self._entries))
+
+    def _promote(self, training: Mapping[str, int]) -> None:
+        while (name := self._judge.promotable()) is not None:
+            life = self._lives[name]
+            if life.entry and not self._wants(life.entry, training.get(life.entry, 0)):
+                return
+            self._let_go_on(life, self._rule)
+
+    def _consult(self, training: Mapping[str, int]) -> None:
+        """Make the next call: what has happened is said before anything is asked."""
+        if self._out is not None:
+            return
+        for may_want in (False, True):
+            for name, talk in self._talks.items():
+                call = talk.next(may_want and self._wants(name, training.get(name, 0)))
+                if call is not None:
+                    self._out = Consult(name, call)
+                    self._decided.append(self._out)
+                    return
+
+    def _settle(self, went_on: Collection[str] | None = None) -> bool:
+        """Judge those that wait, if no network can come any more that they wait for; returns whether any did.
+
+        Args:
+            went_on: those that an earlier launch let go on in this moment, in which it broke off.
+        """
+        if not self._paused or (went_on is None and any(map(self._may_come, self._talks))):
+            return False
+        alive = [name for names in self._alive.values() for name in names if name not in (went_on or ())]
+        settled = self._judge.settle(alive)
+        left = len(settled.stop) + len(settled.go_on)
+        if not alive and not went_on and (not left or self._are_spent):
+            return self._drop_paused()
+        for name in settled.stop:  # first: while nobody has gone on, all is as it was
+            left -= 1
+            self._stop(self._lives[name], (self._rule,), left)
+        for name in settled.go_on:
+            left -= 1
+            self._let_go_on(self._lives[name], self._rule, left)
+        return bool(settled.go_on or settled.stop)
+
+    def _may_come(self, entry: str) -> bool:
+        """Whether an entry may yet ask for a network, now or after something else was said."""
+        talk = self._talks[entry]
+        if talk.is_closed or self._is_spent(entry):
+            return False
+        return talk.may_ask or bool(self._alive[entry])
+
+    def _drop_paused(self) -> bool:
+        """Nothing is alive, and nothing can go on: what was paused is dropped."""
+        paused = sorted(self._paused, key=natural)
+        for place, name in enumerate(paused, start=1):
+            self._stop(self._lives[name], (_END,), len(paused) - place)
+        return True
+
+    # ---- small things ----
+
+    def _sort(self, life: _Life) -> None:
+        """Have a network in the sets where it belongs."""
+        for names, belongs in ((self._alive[life.entry], life.is_alive), (self._awaited, life.waits),
+                               (self._paused, life.end is None and bool(life.holders))):
+            if belongs:
+                names.add(life.name)
+            else:
+                names.discard(life.name)
+
+    def _known_best(self, life: _Life) -> float | None:
+        return life.best if math.isfinite(life.best) else None
+
+    def _note(self, event: Event) -> None:
+        self._decided.append(Note(event))

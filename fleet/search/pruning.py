@@ -1,0 +1,238 @@
+"""The rules by which networks are paused and dropped (pure).
+
+A rule is told of every epoch's end, in the order in which epochs end, and answers. It keeps nothing but what it was
+told, so one that is told the same again is as far as the first was: that is how a run that goes on comes by it.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from bisect import bisect_left, insort
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import Protocol
+
+from fleet.search.rungs import Bracket, Settled, natural, settle_all
+from fleet.search.searcher import Verdict
+from fleet.spec.search import Prune
+
+
+class Judge(Protocol):
+    """A rule at work in one run; see :class:`fleet.search.rungs.Bracket` for scores."""
+
+    def add(self, name: str, epochs: int, score: float, is_done: bool = False) -> Verdict:
+        """A network has ended so many epochs, with this score as its best so far; ``is_done``: it trains no more."""
+
+    def promotable(self) -> str | None:
+        """The paused network that should go on first; None where none may now."""
+
+    def let_go_on(self, name: str) -> None:
+        """A paused network goes on, by this rule's wish or another's."""
+
+    def leave(self, name: str) -> None:
+        """A network is over."""
+
+    def settle(self, alive: Collection[str]) -> Settled:
+        """Judge those that wait for nobody any more.
+
+        Args:
+            alive: the networks that are neither over nor paused; no other can come.
+        """
+
+    def next_epoch(self, name: str, epochs: int) -> int | None:
+        """After how many epochs a network that has ended so many is judged next; None if it never is."""
+
+
+class Unjudged:
+    """Lets every network go on."""
+
+    def add(self, name: str, epochs: int, score: float, is_done: bool = False) -> Verdict:
+        """See :class:`Judge`."""
+        return Verdict.GO_ON
+
+    def promotable(self) -> str | None:
+        """See :class:`Judge`."""
+        return None
+
+    def let_go_on(self, name: str) -> None:
+        """See :class:`Judge`."""
+
+    def leave(self, name: str) -> None:
+        """See :class:`Judge`."""
+
+    def settle(self, alive: Collection[str]) -> Settled:
+        """See :class:`Judge`."""
+        return Settled()
+
+    def next_epoch(self, name: str, epochs: int) -> int | None:
+        """See :class:`Judge`."""
+        return None
+
+
+class Median:
+    """Prunes what is worse than the median of the others at the same epoch (Golovin et al., Google Vizier, KDD 2017).
+
+    Args:
+        least: epochs that every network may train.
+        others: how many must have come as far.
+        in_step: whether nobody is judged before all have come as far.
+    """
+
+    def __init__(self, least: int, others: int, in_step: bool) -> None:
+        self._least, self._others, self._in_step = least, others, in_step
+        self._scores: defaultdict[int, list[float]] = defaultdict(list)  # after so many epochs, sorted
+        self._seen: dict[str, int] = {}  # network -> the epochs up to which it was judged
+        self._waiting: dict[str, tuple[int, float]] = {}  # network -> epochs and score
+
+    def add(self, name: str, epochs: int, score: float, is_done: bool = False) -> Verdict:
+        """See :class:`Judge`."""
+        if epochs <= self._seen.get(name, 0):
+            return Verdict.GO_ON
+        self._seen[name] = epochs
+        insort(self._scores[epochs], score)
+        if is_done or epochs < self._least:
+            return Verdict.GO_ON
+        if self._in_step:
+            self._waiting[name] = epochs, score
+            return Verdict.PAUSE
+        return Verdict.STOP if self._is_bad(epochs, score) else Verdict.GO_ON
+
+    def _is_bad(self, epochs: int, score: float) -> bool:
+        scores = self._scores[epochs]
+        return len(scores) > self._others and score < _median_of_others(scores, bisect_left(scores, score))
+
+    def promotable(self) -> str | None:
+        """See :class:`Judge`."""
+        return None
+
+    def let_go_on(self, name: str) -> None:
+        """See :class:`Judge`."""
+        self._waiting.pop(name, None)
+
+    leave = let_go_on
+
+    def settle(self, alive: Collection[str]) -> Settled:
+        """See :class:`Judge`."""
+        if alive or not self._waiting:
+            return Settled()
+        lowest = min(epochs for epochs, _ in self._waiting.values())
+        names = sorted((name for name, (epochs, _) in self._waiting.items() if epochs == lowest), key=natural)
+        bad = {name for name in names if self._is_bad(*self._waiting[name])}
+        return Settled(tuple(name for name in names if name not in bad), tuple(name for name in names if name in bad))
+
+    def next_epoch(self, name: str, epochs: int) -> int | None:
+        """See :class:`Judge`."""
+        return max(self._least, epochs + 1)
+
+
+def _median_of_others(scores: Sequence[float], own: int) -> float:
+    """The median of sorted numbers without one of them, of at least two.
+
+    >>> _median_of_others([1.0, 2.0, 5.0, 9.0], own=0), _median_of_others([1.0, 2.0, 5.0], own=1)
+    (5.0, 3.0)
+    """
+    def other(place: int) -> float:
+        return scores[place + (place >= own)]
+
+    count = len(scores) - 1
+    low, high = other((count - 1) // 2), other(count // 2)
+    return low if low == high else (low + high) / 2  # infinite ones have no mean
+
+
+class Halving:
+    """Successive halving in one bracket or several.
+
+    Args:
+        brackets: each with its share of the networks.
+        seed: of the draw of a network's bracket, by its name.
+    """
+
+    def __init__(self, brackets: Sequence[tuple[Bracket, int]], seed: int) -> None:
+        self._brackets, self._seed = tuple(brackets), seed
+
+    def _bracket(self, name: str) -> Bracket:
+        if len(self._brackets) == 1:
+            return self._brackets[0][0]
+        place = zlib.crc32(f"{self._seed}/{name}".encode()) % sum(share for _, share in self._brackets)
+        for bracket, share in self._brackets:
+            if place < share:
+                return bracket
+            place -= share
+        raise AssertionError("the shares add up to their sum")
+
+    def add(self, name: str, epochs: int, score: float, is_done: bool = False) -> Verdict:
+        """See :class:`Judge`."""
+        return self._bracket(name).add(name, epochs, score, is_done)
+
+    def promotable(self) -> str | None:
+        """See :class:`Judge`."""
+        found = [first for bracket, _ in self._brackets if (first := bracket.promotable()) is not None]
+        return max(found, key=lambda first: first[0])[1] if found else None
+
+    def let_go_on(self, name: str) -> None:
+        """See :class:`Judge`."""
+        self._bracket(name).let_go_on(name)
+
+    def leave(self, name: str) -> None:
+        """See :class:`Judge`."""
+        self._bracket(name).leave(name)
+
+    def settle(self, alive: Collection[str]) -> Settled:
+        """See :class:`Judge`."""
+        busy: set[int] = set()
+        for name in alive:
+            busy.add(id(self._bracket(name)))
+            if len(busy) == len(self._brackets):
+                return Settled()
+        return settle_all(bracket for bracket, _ in self._brackets if id(bracket) not in busy)
+
+    def next_epoch(self, name: str, epochs: int) -> int | None:
+        """See :class:`Judge`."""
+        return self._bracket(name).next_rung(epochs)
+
+
+# ---- one row each ------------------------------------------------------------------------------
+
+
+def _unjudged(prune: Prune, most_epochs: int, seed: int) -> Judge:
+    return Unjudged()
+
+
+def _median(prune: Prune, most_epochs: int, seed: int) -> Judge:
+    return Median(prune.least, prune.others, prune.order == "rungs")
+
+
+def _bracket(prune: Prune, least: int) -> Bracket:
+    return Bracket(least, prune.factor, prune.mode == "promote", prune.order == "rungs")
+
+
+def _asha(prune: Prune, most_epochs: int, seed: int) -> Judge:
+    return Halving([(_bracket(prune, prune.least), 1)], seed)
+
+
+def _hyperband(prune: Prune, most_epochs: int, seed: int) -> Judge:
+    """Brackets s = 0, 1, ... that begin at ``least * factor**s``, with as many networks as Hyperband gives each.
+
+    Li et al., Hyperband, JMLR 18 (2018), algorithm 1, in which they are counted the other way round.
+    """
+    last = int(math.log(max(1.0, most_epochs / prune.least), prune.factor) + 1e-9)
+    begin = partial(_bracket, prune)
+    return Halving([(begin(prune.least * prune.factor**s),
+                     math.ceil((last + 1) / (last - s + 1) * prune.factor**(last - s))) for s in range(last + 1)], seed)
+
+
+JUDGES: Mapping[str, Callable[[Prune, int, int], Judge]] = {
+    "asha": _asha, "hyperband": _hyperband, "median": _median, "searcher": _unjudged, "none": _unjudged}
+
+
+def make_judge(prune: Prune, most_epochs: int, seed: int) -> Judge:
+    """A rule at its beginning.
+
+    Args:
+        prune: of the spec.
+        most_epochs: that a network may train; it decides how many brackets ``hyperband`` has.
+        seed: of what is drawn.
+    """
+    return JUDGES[prune.rule](prune, most_epochs, seed)

@@ -1,0 +1,173 @@
+"""Who asks for networks: the protocol that a searcher follows, and our own two."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+
+from fleet.errors import UserError
+from fleet.plugins import load_object
+from fleet.spec.space import Member, Range, Space, members, numbered
+
+Mode: TypeAlias = Literal["maximize", "minimize"]
+
+
+class Verdict(StrEnum):
+    """What is to become of a network at the end of an epoch; a later one is stricter."""
+
+    GO_ON = "go_on"
+    PAUSE = "pause"
+    STOP = "stop"
+
+    def stricter(self, other: Verdict) -> Verdict:
+        """The stricter of two.
+
+        >>> Verdict.PAUSE.stricter(Verdict.GO_ON)
+        <Verdict.PAUSE: 'pause'>
+        """
+        order = list(Verdict)
+        return max(self, other, key=order.index)
+
+
+class End(StrEnum):
+    """How it ended with a network, for its searcher."""
+
+    FINISHED = "finished"
+    PRUNED = "pruned"
+    FAILED = "failed"
+
+
+class Searcher(Protocol):
+    """Proposes networks and judges them; constructed as ``Searcher(space, seed, mode, **options)``.
+
+    It is called by one thread of rank 0. Calls never overlap, and the log of the run keeps their order: a launch that
+    goes on makes them again. So what it answers should follow from its arguments and the calls before, and from no
+    clock or file.
+
+    Args:
+        space: name -> :class:`~fleet.spec.space.Range` (``low``, ``high``, ``log``, ``integer``), or a tuple of
+            choices.
+        seed: of all that is random.
+        mode: whether high or low values are good: ``maximize`` or ``minimize``.
+        options: those of the spec.
+    """
+
+    def ask(self, number: int) -> Mapping[str, Any] | None:
+        """Choose the values of a network.
+
+        Args:
+            number: of the network, counted from 0 within the entry.
+
+        Returns:
+            A value for each key of the space; perhaps also ``parent``, the number of the network from whose weights it
+            starts. None where there is nothing to ask for now: it is asked again after the next report or tell.
+        """
+
+    def report(self, number: int, epoch: int, value: float) -> str:
+        """A network has ended an epoch.
+
+        Args:
+            number: of the network.
+            epoch: counted from 1.
+            value: of the monitored quantity; NaN where there is none.
+
+        Returns:
+            ``go_on``, ``pause`` or ``stop``.
+        """
+
+    def tell(self, number: int, outcome: str, value: float | None) -> None:
+        """A network is over.
+
+        Args:
+            number: of the network.
+            outcome: ``finished``, ``pruned`` or ``failed``.
+            value: the best value of the monitored quantity, None where there is none.
+        """
+
+
+@runtime_checkable
+class Resuming(Protocol):
+    """A searcher that may let networks go on which it has paused."""
+
+    def resume(self) -> int | None:
+        """The number of a paused network that may go on, or None."""
+
+
+class _Listing:
+    """Goes through members of a space, whatever becomes of them."""
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+
+    def _member(self, number: int) -> Member | None:
+        raise NotImplementedError
+
+    def ask(self, number: int) -> Member | None:
+        """The member of that number; None beyond the last one."""
+        return self._member(number)
+
+    def report(self, number: int, epoch: int, value: float) -> str:
+        """It judges nothing."""
+        return Verdict.GO_ON
+
+    def tell(self, number: int, outcome: str, value: float | None) -> None:
+        """It learns nothing."""
+
+
+class RandomSearcher(_Listing):
+    """Draws members at random, each once: those that ``count`` draws with the same seed."""
+
+    def __init__(self, space: Space, seed: int, mode: Mode) -> None:
+        super().__init__(space)
+        self._drawn: list[Member] = []
+        self._stream = members(space, seed)
+
+    def _member(self, number: int) -> Member | None:
+        while len(self._drawn) <= number:
+            if (drawn := next(self._stream, None)) is None:
+                return None
+            self._drawn.append(drawn)
+        return self._drawn[number]
+
+
+class GridSearcher(_Listing):
+    """All combinations, in the order of ``grid``.
+
+    Raises:
+        UserError: a range has no end of values.
+    """
+
+    def __init__(self, space: Space, seed: int, mode: Mode) -> None:
+        super().__init__(space)
+        for name, dimension in space.items():
+            if isinstance(dimension, Range) and not dimension.integer:
+                raise UserError(f"grid goes through lists and ranges of integers, and {name} is neither; give a list, "
+                                "or ask: random")
+
+    def _member(self, number: int) -> Member | None:
+        return numbered(self._space, number)
+
+
+SEARCHERS = {"random": RandomSearcher, "grid": GridSearcher}
+
+
+def make_searcher(ask: str, space: Space, seed: int, mode: Mode, options: Mapping[str, Any]) -> Searcher:
+    """The searcher of a name, or of an import path ``module:Class``.
+
+    Raises:
+        UserError: there is none, it cannot be constructed, or it lacks a method.
+    """
+    if ask not in SEARCHERS and ":" not in ask:
+        raise UserError(f"no searcher is named {ask!r}; one of {', '.join(SEARCHERS)}, or an import path module:Class")
+    kind: Any = SEARCHERS[ask] if ask in SEARCHERS else load_object(ask, "searcher")
+    try:
+        searcher = kind(space, seed, mode, **options)
+    except (UserError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # a class of a user's may raise anything
+        raise UserError(f"{ask} cannot be made: {type(error).__name__}: {' '.join(str(error).split())}") from error
+    lacks = [method for method in ("ask", "report", "tell") if not callable(getattr(searcher, method, None))]
+    if lacks:
+        raise UserError(f"{ask} has no method {', '.join(lacks)}; a searcher has ask, report and tell")
+    return searcher

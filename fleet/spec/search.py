@@ -1,0 +1,107 @@
+"""The keys of a search: who asks for networks, how many, and by which rule they are dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass as plain_dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, model_validator
+from pydantic.dataclasses import dataclass
+
+_STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+MOST_ASKED = 10_000  # by one entry; more are a slip of the keyboard, as in a count
+
+Positive = Annotated[int, Field(ge=1)]
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Budget:
+    """What the networks of a search may cost. Once it is spent, no more are asked for or promoted."""
+
+    epochs: Positive | None = Field(default=None, description="Number of epochs, over all networks of the entry.")
+    gpu_hours: Annotated[float, Field(gt=0)] | None = Field(default=None, description=(
+        "Hours of GPUs that train them, over all networks of the entry."))
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Budget:
+        if self.epochs is None and self.gpu_hours is None:
+            raise ValueError("needs `epochs:` or `gpu_hours:`, or both")
+        return self
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Search:
+    """Who asks for the networks of an entry, and how many."""
+
+    ask: str = Field(default="random", description=(
+        "Who chooses from the space: random, grid (all combinations, in order), or the import path of a class of your "
+        "own. Its module may stand beside the spec."))
+    most: Annotated[int, Field(ge=1, le=MOST_ASKED)] = Field(default=MOST_ASKED, description=(
+        "Largest number of networks that are asked for."))
+    budget: Budget | None = Field(default=None, description=(
+        "What all networks of the entry may cost together, beside `most`. What trains when it is spent goes on."))
+    at_once: Positive | Literal["auto"] = Field(default="auto", description=(
+        "How many networks of the entry there may be that are neither done nor paused. auto: as many as there are "
+        "trainers, and at least two more than train, so that the next one is known before GPUs are free."))
+    options: dict[str, Any] = Field(default_factory=dict, description=(
+        "Further arguments of the class, by name."))
+    seed: int = Field(default=0, ge=0, description="Seed of the choice.")
+
+    @model_validator(mode="after")
+    def _ends(self) -> Search:
+        if self.most == MOST_ASKED and self.budget is None and self.ask != "grid":
+            raise ValueError("needs an end: `most:` networks, or a `budget:`")
+        return self
+
+
+@plain_dataclass(frozen=True)
+class Rule:
+    """A rule of pruning, as far as a spec must know it.
+
+    Attributes:
+        help: what it does, in a sentence without a full stop.
+        reads: the keys of `prune` that mean something to it.
+    """
+
+    help: str
+    reads: tuple[str, ...] = ()
+
+
+RULES: Mapping[str, Rule] = {
+    "asha": Rule("at least · factor^k epochs only the best 1/factor of those that have come there go on",
+                 ("least", "factor", "mode", "order")),
+    "hyperband": Rule("asha in several brackets, each of which begins to judge later than the one before",
+                      ("least", "factor", "mode", "order")),
+    "median": Rule("those that are worse than the median of the others after as many epochs are pruned",
+                   ("least", "others", "order")),
+    "searcher": Rule("only the class of a search judges its networks"),
+    "none": Rule("nothing is pruned, whatever the class of a search answers"),
+}
+
+
+def _for(setting: str) -> str:
+    """Which rules read a key; for others it is a mistake."""
+    return f"Only for {' and '.join(name for name, rule in RULES.items() if setting in rule.reads)}."
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Prune:
+    """By which rule networks are paused or dropped before they are done: all networks of the run."""
+
+    rule: Literal["asha", "hyperband", "median", "searcher", "none"] = Field(default="searcher", description=(
+        " ".join(f"{name}: {rule.help}." for name, rule in RULES.items())
+        + " Where the class of a search judges as well, the stricter answer holds."))
+    least: Positive = Field(default=1, description=(
+        "Number of epochs that every network may train before it is judged. " + _for("least")))
+    factor: Annotated[int, Field(ge=2)] = Field(default=3, description=(
+        "One in so many networks goes on at each rung, and the next rung is so many times as far. " + _for("factor")))
+    mode: Literal["stop", "promote"] = Field(default="promote", description=(
+        "stop: who is not among the best in the moment in which it comes to a rung is pruned. promote: it is paused, "
+        "and goes on when it is among the best later on. " + _for("mode")))
+    order: Literal["arrival", "rungs"] = Field(default="arrival", description=(
+        "arrival: networks are judged as they come. rungs: they wait until all have come as far, so that the winners "
+        "do not depend on who was faster. " + _for("order")))
+    others: Positive = Field(default=5, description=(
+        "Number of other networks that must have come as far before one is judged. " + _for("others")))

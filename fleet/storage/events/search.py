@@ -1,0 +1,65 @@
+"""Networks that are asked for, judged and dropped while a run goes on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+from fleet.storage.lines import MayBeNan, OmitDefault
+
+
+@dataclass(frozen=True)
+class Searched:
+    """A call of a searcher, and what it answered; written before anything follows from it.
+
+    Attributes:
+        entry: of ``models``, by its name.
+        call: ``ask``, ``report``, ``tell`` or ``resume``.
+        number: of the network, counted from 0 within the entry.
+        epoch: of a report, counted from 1.
+        value: of a report the monitored value, null where it is no number; of a tell the best one, if there is one.
+        outcome: of a tell: ``finished``, ``pruned`` or ``failed``.
+        answer: of an ask a mapping, of a report ``go_on``, ``pause`` or ``stop``, of a resume a number; or null. A tell
+            has none.
+        network: its name, once there is one.
+        wrong: what is wrong with the values of an ask: then the network has failed.
+    """
+
+    word: ClassVar[str] = "search"
+    entry: str
+    call: str
+    number: Annotated[int | None, OmitDefault] = None
+    epoch: Annotated[int | None, OmitDefault] = None
+    value: Annotated[float | None, MayBeNan, OmitDefault] = None
+    outcome: Annotated[str, OmitDefault] = ""
+    answer: Annotated[Any, OmitDefault] = ""
+    network: Annotated[str, OmitDefault] = ""
+    wrong: Annotated[str, OmitDefault] = ""
+
+
+@dataclass(frozen=True)
+class SearchFailed:
+    """A searcher raised, did not answer in time, or answered what cannot be understood: it is called no more."""
+
+    word: ClassVar[str] = "search_failed"
+    entry: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class NetworkJudged:
+    """A network is paused or dropped before it is done, or goes on after a pause.
+
+    Attributes:
+        epochs: how many it has ended.
+        verdict: ``pause``, ``stop`` or ``go_on``.
+        by: who says so: the rule, ``searcher``, or both; ``end`` where nothing is left that could let it go on.
+        left: how many are judged in the same moment, after this one.
+    """
+
+    word: ClassVar[str] = "judged"
+    network: str
+    epochs: int
+    verdict: str
+    by: tuple[str, ...]
+    left: Annotated[int, OmitDefault] = 0

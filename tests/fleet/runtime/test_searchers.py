@@ -1,0 +1,94 @@
+"""The thread that calls searchers: it answers, it never blocks, and nobody waits for one that hangs."""
+
+import threading
+import time
+
+import pytest
+
+from fleet.runtime.searchers import Consulted, ConsultFailed, Replayed, Searchers
+from fleet.search.calls import Ask, Report, Tell
+from fleet.storage.events import Searched
+
+
+class Slow:
+    """Answers when it is let."""
+
+    def __init__(self):
+        self.may_answer = threading.Event()
+
+    def ask(self, number):
+        self.may_answer.wait(20)
+        return {"width": number}
+
+    def report(self, number, epoch, value):
+        raise SystemExit("enough")
+
+    def tell(self, number, outcome, value):
+        return None
+
+
+def await_answer(searchers):
+    for _ in range(2000):
+        if (answer := searchers.heard()) is not None:
+            return answer
+        time.sleep(0.005)
+    raise AssertionError("no answer")
+
+
+@pytest.fixture
+def slow():
+    searcher = Slow()
+    yield searcher
+    searcher.may_answer.set()
+
+
+def test_an_answer_is_heard_once_it_is_there(slow):
+    searchers = Searchers({"net": slow})
+    searchers.consult("net", Ask(3))
+    assert searchers.heard() is None
+    assert searchers.is_busy
+    slow.may_answer.set()
+    assert await_answer(searchers) == Consulted("net", Ask(3), {"width": 3})
+    assert not searchers.is_busy
+    assert searchers.heard() is None
+    searchers.close()
+
+
+def test_whatever_a_searcher_raises_is_said():
+    searchers = Searchers({"net": Slow()})
+    searchers.consult("net", Report(0, 1, 0.5))
+    assert await_answer(searchers) == ConsultFailed(
+        "net", "Report(number=0, epoch=1, value=0.5) failed: SystemExit: enough")
+    searchers.close()
+
+
+def test_nobody_waits_for_one_that_hangs_and_others_are_called_still(slow):
+    searchers = Searchers({"net": slow, "other": Slow()}, patience_s=0.05)
+    searchers.consult("net", Ask(0))
+    assert await_answer(searchers) == ConsultFailed("net", "Ask(number=0) took longer than 0.1 s")
+    searchers.consult("other", Tell(0, "finished", 0.5))
+    assert await_answer(searchers) == Consulted("other", Tell(0, "finished", 0.5), None)
+    searchers.close()
+
+
+def test_the_time_limit_is_of_each_call_of_a_replay():
+    class Thoughtful(Slow):
+        def ask(self, number):
+            time.sleep(0.04)
+            return {"width": number}
+
+    logged = [Searched("net", "ask", number, answer={"width": number}) for number in range(10)]
+    searchers = Searchers({"net": Thoughtful()}, patience_s=0.2)
+    searchers.replay("net", logged)
+    assert await_answer(searchers) == Replayed("net", None)
+    searchers.close()
+
+
+def test_another_answer_in_a_replay_is_told_of(slow):
+    slow.may_answer.set()
+    searchers = Searchers({"net": slow})
+    searchers.replay("net", [Searched("net", "ask", 0, answer={"width": 0}),
+                             Searched("net", "ask", 1, answer={"width": 7})])
+    difference = await_answer(searchers).difference
+    assert (difference.call, difference.logged, difference.answer) == (Ask(1), {"width": 7}, {"width": 1})
+    searchers.close()

@@ -1,0 +1,181 @@
+"""Launches of a search without ranks: a mind, its searchers, a disk that outlives them, and networks with curves.
+
+Which network ends an epoch next follows from what is on the disk alone, so a search that was struck and went on can be
+compared with one that was not.
+"""
+
+import json
+import random
+import zlib
+from dataclasses import dataclass, field
+
+from fleet.search.calls import make, replay
+from fleet.search.mind import Add, Consult, Entry, Mind, Note, Rule
+from fleet.search.pruning import make_judge
+from fleet.search.searcher import End, Resuming, make_searcher
+from fleet.spec.search import Prune, Search
+from fleet.storage.events import EpochEnded, NetworkFinished, Searched, event_from_json
+from fleet.storage.lines import to_json
+from fleet.storage.state import EpochRecord, Outcome, Standing
+
+LEARNING_RATE = "train.optimizer.learning_rate"
+
+
+class Struck(Exception):
+    """The launch was killed."""
+
+
+@dataclass
+class Disk:
+    """What outlives a launch: the lines of its log, and the standings that checkpoints tell of."""
+
+    lines: list[str] = field(default_factory=list)
+    standings: dict[str, Standing] = field(default_factory=dict)
+
+    @property
+    def events(self):
+        return [event_from_json(json.loads(line)) for line in self.lines]
+
+    def of(self, kind):
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+def record(epoch, value, seconds=1.0):
+    return EpochRecord(epoch=epoch, stream_epoch=epoch - 1, loss=1.0, accuracy=0.0, val_loss=1.0, val_accuracy=value,
+                       learning_rate=0.1, samples=100, gpus=1, seconds=seconds, waited_s=0.0)
+
+
+def curve(name, epoch):
+    """A seeded law of learning: curves cross, and are noisy."""
+    draw = random.Random(zlib.crc32(name.encode()))
+    end, pace, noise = draw.uniform(0.3, 1), draw.uniform(0.1, 1), random.Random(f"{name}/{epoch}").gauss(0, 0.02)
+    return end * (1 - 2.718 ** (-pace * epoch)) + noise
+
+
+class Launch:
+    """One launch of a run.
+
+    Args:
+        disk: of the run.
+        steps: writes to the disk after which it is killed; None for never.
+    """
+
+    def __init__(self, disk, search, space, prune=Prune(), epochs=9, steps=None, value=curve, trainers=3, fixed=(),
+                 searcher=None):
+        self.disk, self.epochs, self.value, self.steps = disk, epochs, value, steps
+        self.searcher = searcher or make_searcher(search.ask, space, search.seed, "maximize", search.options)
+        self.entry = Entry("net", search, space, "maximize", isinstance(self.searcher, Resuming))
+        self.mind = Mind([self.entry], fixed, make_judge(prune, epochs, seed=0), prune.rule, "maximize", "val_accuracy",
+                         trainers, obeys=prune.rule != "none")
+        self.alive = set(fixed)
+        self.added, self.ends, self.calls = {}, {}, []
+        self.difference = replay(self.searcher, disk.of(Searched))
+        self.asked_for = None
+        known = {(event.network, event.record.epoch) for event in disk.of(EpochEnded)}
+        for name, standing in sorted(disk.standings.items()):
+            for one in standing.history:
+                if (name, one.epoch) not in known:
+                    self.write(EpochEnded(name, one))
+        self.do(self.mind.restore(disk.events, disk.standings))
+
+    def write(self, event):
+        self._step()
+        self.disk.lines.append(json.dumps(to_json(event)))
+
+    def save(self, name, standing):
+        self._step()
+        self.disk.standings[name] = standing
+
+    def _step(self):
+        if self.steps is not None:
+            self.steps -= 1
+            if self.steps < 0:
+                raise Struck
+
+    def do(self, decisions):
+        for decision in decisions:
+            match decision:
+                case Note(event):
+                    self.write(event)
+                case Add():
+                    self.added[decision.network] = decision
+                    if not decision.wrong:
+                        self.alive.add(decision.network)
+                case Consult():
+                    self.asked_for = decision
+                case Rule():
+                    pass
+
+    def run(self):
+        """Go on to the end; returns the launch."""
+        while True:
+            self.do(self.mind.decide())
+            if self.asked_for is not None:
+                self.consult()
+            elif (name := self.next()) is not None:
+                self.train(name)
+            else:
+                assert self.mind.is_over
+                assert not self.mind.paused
+                return self
+
+    def consult(self):
+        consult, self.asked_for = self.asked_for, None
+        self.calls.append(consult.call)
+        try:
+            answer = make(self.searcher, consult.call)
+        except Exception as error:
+            self.mind.searcher_failed(consult.entry, str(error))
+        else:
+            self.mind.answered(consult.entry, consult.call, answer)
+
+    def next(self):
+        over = {name for name, standing in self.disk.standings.items() if standing.outcome is not None}
+        pruned = {name for name, life in self.mind._lives.items() if life.end is not None}
+        ready = self.alive - over - pruned - self.mind.paused - self.mind.awaited
+        return min(ready, key=lambda name: (zlib.crc32(f"{name}/{self.done(name)}".encode()), name), default=None)
+
+    def done(self, name):
+        return len(self.disk.standings.get(name, Standing()).history)
+
+    def train(self, name):
+        history = self.disk.standings.get(name, Standing()).history
+        epoch = len(history) + 1
+        one, is_done = record(epoch, self.value(name, epoch)), epoch == self.epochs
+        self.save(name, Standing((*history, one), Outcome("done") if is_done else None))
+        self.write(EpochEnded(name, one))
+        self.mind.epoch_ended(name, one, is_done)
+        if is_done:
+            self.write(NetworkFinished(name, "done", epoch))
+            self.mind.network_over(name, End.FINISHED)
+
+    @property
+    def decisions(self):
+        """The lines of the log that tell of what was asked and decided, and of what was known then."""
+        return [event for event in self.disk.events if not isinstance(event, NetworkFinished)]
+
+    @property
+    def outcomes(self):
+        return {name: (self.done(name), life.end) for name, life in self.mind._lives.items()}
+
+
+def search_of(ask="random", most=20, **settings):
+    return Search(ask=ask, most=most, **settings)
+
+
+def run_struck(kills, *arguments, kind=Launch, **settings):
+    """Kill a run after so many writes, again and again, until a launch comes to its end.
+
+    Returns:
+        That launch, the disk, and where answers of replays differed.
+    """
+    disk, differences = Disk(), []
+    for steps in [*kills, None]:
+        try:
+            launch = kind(disk, *arguments, steps=steps, **settings)
+            differences.append(launch.difference)
+            launch.run()
+            break
+        except Struck:
+            continue
+    return launch, disk, [difference for difference in differences if difference is not None]

@@ -1,0 +1,58 @@
+"""Searchers for tests, named by import path as a user's are."""
+
+import random
+
+
+class Careful:
+    """Asks around the best so far, judges by a draw that depends on all that it was told, pauses and resumes."""
+
+    def __init__(self, space, seed, mode, pauses=True):
+        self.space, self.random, self.pauses, self.best, self.paused = space, random.Random(seed), pauses, 0.0, []
+
+    def ask(self, number):
+        if self.random.random() < 0.1:
+            return None
+        return {"train.optimizer.learning_rate": self.space["train.optimizer.learning_rate"].at(
+            0.5 * self.random.random() + 0.4 * min(1.0, max(0.0, self.best)))}
+
+    def report(self, number, epoch, value):
+        self.best = max(self.best, value)
+        drawn = self.random.random()
+        if self.pauses and drawn < 0.15:
+            self.paused.append(number)
+            return "pause"
+        return "stop" if drawn > 0.9 else "go_on"
+
+    def resume(self):
+        return self.paused.pop(0) if self.paused and self.random.random() < 0.5 else None
+
+    def tell(self, number, outcome, value):
+        self.best = max(self.best, value or 0.0)
+        if number in self.paused:
+            self.paused.remove(number)
+
+
+class Scripted:
+    """Does what it is told to, by number of the call."""
+
+    def __init__(self, space, seed, mode, asks=(), reports=None, resumes=()):
+        self.asks, self.reports, self.resumes, self.told = list(asks), dict(reports or {}), list(resumes), []
+
+    def ask(self, number):
+        answer = self.asks.pop(0) if self.asks else None
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def report(self, number, epoch, value):
+        self.told.append(("report", number, epoch, value))
+        answer = self.reports.get((number, epoch), "go_on")
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def resume(self):
+        return self.resumes.pop(0) if self.resumes else None
+
+    def tell(self, number, outcome, value):
+        self.told.append((outcome, number, value))

@@ -1,0 +1,74 @@
+"""The searchers of examples/ that need no library: what they do, and that they are not moved by kills."""
+
+import random
+import sys
+
+import pytest
+
+from fleet.search.searcher import End
+from fleet.spec.space import Range
+from fleet.storage.events import NetworkJudged
+from tests.fleet.search.launches import LEARNING_RATE, Launch, run_struck, search_of
+from tests.places import ROOT
+
+RATES = {LEARNING_RATE: Range(1e-4, 0.1, log=True)}
+SHAPES = {"filters.0": tuple(range(1, 20)), "filters.1": tuple(range(1, 20)), "kernel": (1, 3, 5)}
+
+
+@pytest.fixture(autouse=True)
+def examples_are_found(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    yield
+    for name in ("evolution_searcher", "pbt_searcher"):
+        sys.modules.pop(name, None)
+
+
+class Shaped(Launch):
+    """Networks are the better the more filters they have."""
+
+    def train(self, name):
+        values = self.added[name].values
+        self.value = lambda name, epoch: (values["filters.0"] + values["filters.1"]) / 40
+        super().train(name)
+
+
+def test_evolution_finds_better_networks_than_it_began_with():
+    search = search_of("evolution_searcher:Searcher", most=120, at_once=4, options={"population": 20, "sample": 5})
+    launch, _, _ = run_struck([], search, SHAPES, epochs=1, kind=Shaped)
+    sums = [add.values["filters.0"] + add.values["filters.1"] for add in launch.added.values()]
+    assert len(sums) == 120
+    assert sum(sums[20:]) / 100 > 1.2 * sum(sums[:20]) / 20
+
+
+def test_evolution_ends_where_a_space_is_used_up():
+    search = search_of("evolution_searcher:Searcher", most=120)
+    launch, _, _ = run_struck([], search, {"kernel": (1, 3, 5)}, epochs=1)
+    assert len(launch.added) == 3
+    assert not launch.mind.has_failed
+
+
+PBT = search_of("pbt_searcher:Searcher", most=30, at_once=8, options={"every": 2})
+
+
+def test_a_child_takes_the_place_of_each_network_that_stops():
+    launch, disk, _ = run_struck([], PBT, RATES)
+    children = [add for add in launch.added.values() if add.parent is not None]
+    stopped = [event for event in disk.of(NetworkJudged) if event.verdict == "stop"]
+    assert len(children) == len(stopped) >= 3
+    assert len(launch.added) == 8 + len(children)
+    for child in children:
+        ratio = child.values[LEARNING_RATE] / launch.added[child.parent].values[LEARNING_RATE]
+        assert ratio == pytest.approx(0.8) or ratio == pytest.approx(1.25) or child.values[LEARNING_RATE] in (1e-4, 0.1)
+    assert {end for _, end in launch.outcomes.values()} == {End.FINISHED, End.PRUNED}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_neither_is_moved_by_kills(seed):
+    draw = random.Random(seed)
+    kills = [draw.randrange(40) for _ in range(12)]
+    evolution = search_of("evolution_searcher:Searcher", most=20)
+    for search, space, kind in [(PBT, RATES, Launch), (evolution, SHAPES, Shaped)]:
+        whole, _, _ = run_struck([], search, space, kind=kind)
+        struck, _, differences = run_struck(kills, search, space, kind=kind)
+        assert struck.decisions == whole.decisions
+        assert not differences

@@ -1,0 +1,279 @@
+"""A search as a whole: what it asks for, drops and keeps, and that it never forgets."""
+
+import math
+import time
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleet.search.calls import Ask, Report, Resume
+from fleet.search.mind import Consult, Entry, Mind
+from fleet.search.pruning import make_judge
+from fleet.search.searcher import End
+from fleet.spec.search import Budget, Prune
+from fleet.spec.space import Range
+from fleet.storage.events import EpochEnded, NetworkJudged, Searched, SearchFailed
+from tests.examples import examples
+from tests.fleet.search.launches import LEARNING_RATE, Disk, Launch, record, run_struck, search_of
+from tests.fleet.search.searchers import Scripted
+
+SPACE = {LEARNING_RATE: Range(1e-5, 0.1, log=True)}
+CAREFUL = "tests.fleet.search.searchers:Careful"
+RULES = [Prune(), Prune(rule="none"), Prune(rule="asha"), Prune(rule="asha", mode="stop"), Prune(rule="hyperband"),
+         Prune(rule="asha", order="rungs"), Prune(rule="hyperband", order="rungs"), Prune(rule="median", others=2),
+         Prune(rule="median", order="rungs", others=2)]
+
+
+def run(search, prune=Prune(), **more):
+    launch, disk, _ = run_struck([], search, SPACE, prune=prune, **more)
+    return launch, disk
+
+
+# ---- it never forgets --------------------------------------------------------------------------
+
+
+@given(st.sampled_from(RULES), st.sampled_from(["random", CAREFUL]), st.lists(st.integers(0, 60), max_size=12),
+       st.integers(0, 3))
+@settings(max_examples=examples(60), deadline=None)
+def test_a_search_that_was_killed_decides_as_one_that_was_not(prune, ask, kills, seed):
+    search = search_of(ask, most=12, seed=seed)
+    whole, _ = run(search, prune)
+    struck, _, differences = run_struck(kills, search, SPACE, prune=prune)
+    assert struck.decisions == whole.decisions
+    assert struck.outcomes == whole.outcomes
+    assert not differences
+
+
+@given(st.sampled_from(RULES), st.sampled_from(["random", CAREFUL]), st.lists(st.integers(0, 60), max_size=8))
+@settings(max_examples=examples(30), deadline=None)
+def test_every_network_ends_once_and_is_told_of_once(prune, ask, kills):
+    launch, disk, _ = run_struck(kills, search_of(ask, most=12), SPACE, prune=prune, fixed=("fixed-1", "fixed-2"))
+    assert all(end is not None for _, end in launch.outcomes.values())
+    tells = Counter(event.number for event in disk.of(Searched) if event.call == "tell")
+    assert tells == Counter(range(len(launch.added)))
+    reports = Counter((event.number, event.epoch) for event in disk.of(Searched) if event.call == "report")
+    epochs = {(event.network, event.record.epoch) for event in disk.of(EpochEnded) if event.network.startswith("net")}
+    assert reports == Counter((int(name[4:]), epoch) for name, epoch in epochs)
+
+
+def test_each_line_stands_before_what_follows_from_it():
+    _, disk = run(search_of(CAREFUL, most=8))
+    asked, judged = set(), {}
+    for event in disk.events:
+        if isinstance(event, Searched) and event.call == "ask" and event.answer is not None:
+            asked.add(event.network)
+        if isinstance(event, Searched) and event.call == "report":
+            judged[event.network, event.epoch] = event.answer
+        if isinstance(event, EpochEnded):
+            assert event.network in asked
+        if isinstance(event, NetworkJudged) and event.by == ("searcher",) and event.verdict != "go_on":
+            assert judged[event.network, event.epochs] == event.verdict
+
+
+def test_another_answer_in_a_replay_is_found_and_the_logged_one_holds():
+    _, disk, _ = run_struck([25], search_of("random", most=6, seed=0), SPACE)
+    halfway = Disk(disk.lines[:25], {})
+    asked = {event.network: event.answer for event in halfway.of(Searched) if event.call == "ask"}
+    launch = Launch(halfway, search_of("random", most=6, seed=1), SPACE)
+    assert str(launch.difference).startswith("a replayed answer differs: Ask(number=0) was answered by")
+    assert {name: add.values for name, add in launch.added.items()} == asked
+
+
+def test_who_is_outside_of_a_space_that_has_changed_since_is_kept():
+    _, disk, _ = run_struck([25], search_of(most=6), SPACE)
+    launch = Launch(disk, search_of(most=6), {LEARNING_RATE: Range(0.5, 0.6)})
+    assert not any(add.wrong for add in launch.added.values())
+
+
+# ---- what is asked for -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_so_many_are_alive_at_once(at_once):
+    launch = Launch(Disk(), search_of(most=10, at_once=at_once), SPACE)
+    most = 0
+
+    def watched(name, epoch):
+        nonlocal most
+        most = max(most, len(launch.mind._alive["net"]))
+        return 0.5
+
+    launch.value = watched
+    launch.run()
+    assert most == at_once
+
+
+def test_by_itself_two_more_are_alive_than_train():
+    search = search_of(most=10)
+    mind = Mind([Entry("net", search, SPACE, "maximize")], [], make_judge(Prune(), 9, 0), "searcher", "maximize",
+                "val_accuracy", trainers=2)
+    for number in range(5):
+        assert mind.decide({"net": 3})[-1] == Consult("net", Ask(number))
+        mind.answered("net", Ask(number), {LEARNING_RATE: 0.001 * (number + 1)})
+    assert not [decision for decision in mind.decide({"net": 3}) if isinstance(decision, Consult)]
+
+
+@pytest.mark.parametrize("budget", [Budget(epochs=20), Budget(gpu_hours=20 / 3600)])
+def test_a_budget_ends_the_asking_and_what_trains_goes_on(budget):
+    launch, disk = run(search_of(budget=budget, most=100, at_once=2))
+    spent = next(place for place, event in enumerate(disk.events)
+                 if sum(isinstance(one, EpochEnded) for one in disk.events[:place + 1]) == 20)
+    assert not [event for event in disk.events[spent:] if isinstance(event, Searched) and event.call == "ask"]
+    assert {end for _, end in launch.outcomes.values()} == {End.FINISHED}
+
+
+def test_a_spent_budget_promotes_nobody():
+    launch, _ = run(search_of(budget=Budget(epochs=12), most=100, at_once=4), Prune(rule="asha"))
+    assert sum(epochs for epochs, _ in launch.outcomes.values()) <= 12 + 4 * 9
+    assert all(end is not None for _, end in launch.outcomes.values())
+
+
+def test_none_is_asked_again_after_the_next_word():
+    asks = [{LEARNING_RATE: 0.01}, None, {LEARNING_RATE: 0.02}]
+    searcher = Scripted(SPACE, 0, "maximize", asks)
+    launch = Launch(Disk(), search_of(most=2), SPACE, searcher=searcher).run()
+    calls = [type(call) for call in launch.calls[:4]]
+    assert calls == [Ask, Ask, Report, Ask]
+    assert set(launch.outcomes) == {"net-0", "net-1"}
+
+
+def test_a_searcher_that_has_nothing_to_ask_ends_the_search():
+    launch = Launch(Disk(), search_of(most=5), SPACE, searcher=Scripted(SPACE, 0, "maximize")).run()
+    assert launch.outcomes == {}
+    assert not launch.mind.has_failed
+
+
+# ---- pauses ------------------------------------------------------------------------------------
+
+
+def two(**script):
+    return Scripted(SPACE, 0, "maximize", [{LEARNING_RATE: 0.01}, {LEARNING_RATE: 0.02}], **script)
+
+
+def test_who_is_paused_by_its_searcher_goes_on_when_that_says_so():
+    searcher = two(reports={(0, 2): "pause"}, resumes=[0])
+    launch = Launch(Disk(), search_of(most=2, at_once=1), SPACE, searcher=searcher).run()
+    assert launch.outcomes == {"net-0": (9, End.FINISHED), "net-1": (9, End.FINISHED)}
+    assert Resume() in launch.calls
+    judged = [(event.network, event.epochs, event.verdict) for event in launch.disk.of(NetworkJudged)]
+    assert judged == [("net-0", 2, "pause"), ("net-0", 2, "go_on")]
+
+
+def test_who_stays_paused_is_pruned_in_the_end():
+    launch = Launch(Disk(), search_of(most=2), SPACE, searcher=two(reports={(0, 2): "pause"})).run()
+    assert launch.outcomes == {"net-0": (2, End.PRUNED), "net-1": (9, End.FINISHED)}
+    assert ("pruned", 0) in [call[:2] for call in launch.searcher.told]
+
+
+def test_the_stricter_answer_holds():
+    prune = Prune(rule="asha", least=2, mode="promote")
+    launch = Launch(Disk(), search_of(most=2), SPACE, prune, searcher=two(reports={(0, 2): "stop"})).run()
+    assert launch.outcomes["net-0"] == (2, End.PRUNED)
+
+
+def test_with_the_rule_none_nobody_is_dropped():
+    launch = Launch(Disk(), search_of(most=2), SPACE, Prune(rule="none"), searcher=two(reports={(0, 2): "stop"})).run()
+    assert launch.outcomes["net-0"] == (9, End.FINISHED)
+
+
+def test_networks_of_the_spec_are_judged_as_well():
+    disk = Disk()
+    fixed = tuple(f"fixed-{number}" for number in range(9))
+    launch = Launch(disk, search_of(most=1), SPACE, Prune(rule="asha", order="rungs"), fixed=fixed).run()
+    assert Counter(epochs for epochs, _ in launch.outcomes.values()) == {1: 7, 3: 2, 9: 1}
+
+
+def test_in_rungs_the_winners_do_not_depend_on_who_is_faster():
+    def winners(trainers, at_once):
+        launch, _ = run(search_of(most=27, at_once=at_once), Prune(rule="asha", order="rungs"), trainers=trainers)
+        return {name for name, (_, end) in launch.outcomes.items() if end is End.FINISHED}
+
+    assert winners(1, 1) == winners(4, 9) == winners(30, "auto")
+
+
+def test_a_value_that_is_no_number_is_never_among_the_best():
+    def value(name, epoch):
+        return math.nan if name == "net-0" else 0.5
+
+    launch, _ = run(search_of(most=6, at_once=1), Prune(rule="asha", mode="stop"), value=value)
+    assert launch.outcomes["net-0"] == (1, End.PRUNED)
+
+
+# ---- searchers that misbehave ------------------------------------------------------------------
+
+GOOD = {LEARNING_RATE: 0.01}
+
+
+@pytest.mark.parametrize(("answer", "says"), [
+    ({LEARNING_RATE: 1.0}, "is not between"), ({}, "has no value"), ({**GOOD, "width": 3}, "has no 'width'"),
+    (GOOD, "the same values as of number 0"), ({**GOOD, "parent": 7}, "7 is no parent"),
+    ({**GOOD, "parent": "net-0"}, "'net-0' is no parent"), ({**GOOD, "parent": True}, "True is no parent"),
+])
+def test_an_answer_that_cannot_be_is_a_failed_network_and_the_search_goes_on(answer, says):
+    searcher = Scripted(SPACE, 0, "maximize", [GOOD, answer, {LEARNING_RATE: 0.03}])
+    launch = Launch(Disk(), search_of(most=3), SPACE, searcher=searcher).run()
+    assert says in launch.added["net-1"].wrong
+    assert [end for _, end in launch.outcomes.values()] == [End.FINISHED, End.FAILED, End.FINISHED]
+    assert ("failed", 1, None) in searcher.told
+    assert not launch.mind.has_failed
+
+
+def test_a_child_may_have_the_values_of_its_parent():
+    searcher = Scripted(SPACE, 0, "maximize", [GOOD, {**GOOD, "parent": 0}])
+    launch = Launch(Disk(), search_of(most=2), SPACE, searcher=searcher).run()
+    assert launch.added["net-1"].parent == "net-0"
+    assert not launch.added["net-1"].wrong
+
+
+def test_after_ten_wrong_answers_nothing_is_asked_any_more():
+    launch = Launch(Disk(), search_of(most=100), SPACE, searcher=Scripted(SPACE, 0, "maximize", [GOOD] * 50)).run()
+    assert len(launch.outcomes) == 11
+
+
+@pytest.mark.parametrize("answer", [ValueError("no"), 3, {LEARNING_RATE: object()}, {LEARNING_RATE: math.inf}, {1: 2}])
+def test_a_searcher_that_cannot_be_understood_is_called_no_more(answer):
+    launch = Launch(Disk(), search_of(most=3), SPACE, searcher=Scripted(SPACE, 0, "maximize", [GOOD, answer])).run()
+    assert launch.outcomes == {"net-0": (9, End.FINISHED)}
+    assert launch.mind.has_failed
+    assert len(launch.disk.of(SearchFailed)) == 1
+
+
+@pytest.mark.parametrize("answer", ["maybe", None, True, RuntimeError("lost")])
+def test_what_it_has_asked_for_trains_on_without_its_judgement(answer):
+    launch = Launch(Disk(), search_of(most=2), SPACE, searcher=two(reports={(0, 2): answer})).run()
+    assert launch.outcomes == {"net-0": (9, End.FINISHED), "net-1": (9, End.FINISHED)}
+    assert launch.mind.has_failed
+
+
+@pytest.mark.parametrize("answer", [1, 7])
+def test_to_resume_what_is_not_paused_is_nonsense(answer):
+    searcher = two(reports={(0, 2): "pause"}, resumes=[answer])
+    launch = Launch(Disk(), search_of(most=2), SPACE, searcher=searcher).run()
+    assert launch.mind.has_failed
+    assert launch.outcomes["net-0"] == (2, End.PRUNED)
+
+
+def test_a_searcher_that_was_mended_is_asked_again_by_the_next_launch():
+    disk = Disk()
+    broken = Scripted(SPACE, 0, "maximize", [GOOD, ValueError("no")])
+    Launch(disk, search_of(most=2), SPACE, searcher=broken).run()
+    mended = Scripted(SPACE, 0, "maximize", [GOOD, {LEARNING_RATE: 0.02}])
+    launch = Launch(disk, search_of(most=2), SPACE, searcher=mended).run()
+    assert launch.outcomes == {"net-0": (9, End.FINISHED), "net-1": (9, End.FINISHED)}
+    assert ("finished", 0, pytest.approx(launch.mind._lives["net-0"].best)) in mended.told
+
+
+# ---- size --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", ["asha", "hyperband", "median"])
+def test_ten_thousand_networks_take_less_than_two_milliseconds_an_epoch(rule):
+    names = [f"net-{number}" for number in range(10_000)]
+    mind = Mind([], names, make_judge(Prune(rule=rule), 9, 0), rule, "maximize", "val_accuracy", trainers=8)
+    began = time.process_time()
+    for number, name in enumerate(names):
+        mind.epoch_ended(name, record(1, number * 7919 % 10_007 / 10_007), is_done=False)
+        mind.decide()
+    assert (time.process_time() - began) / len(names) < 0.002

@@ -1,0 +1,72 @@
+"""The searcher of Optuna in examples/, with the real library: whatever kills the run, its decisions stay the same."""
+
+import math
+import random
+import sys
+
+import pytest
+
+from fleet.search.searcher import End
+from fleet.spec.search import Prune
+from fleet.spec.space import Range
+from tests.fleet.search.launches import LEARNING_RATE, Launch, run_struck, search_of
+from tests.places import ROOT
+
+pytest.importorskip("optuna")
+
+SPACE = {LEARNING_RATE: Range(1e-5, 0.1, log=True), "blocks.0": Range(2, 20, integer=True)}
+KINDS = {"tpe, median": ({"sampler": "tpe", "pruner": "median"}, Prune()),
+         "tpe, asha of Optuna": ({"sampler": "tpe", "pruner": "asha"}, Prune()),
+         "cmaes, hyperband of Optuna": ({"sampler": "cmaes", "pruner": "hyperband"}, Prune()),
+         "tpe, asha of FLEET": ({"sampler": "tpe"}, Prune(rule="asha")),
+         "random, median of FLEET": ({"sampler": "random"}, Prune(rule="median", others=3))}
+
+
+@pytest.fixture(autouse=True)
+def examples_are_found(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    yield
+    sys.modules.pop("optuna_searcher", None)
+
+
+def law(name, epoch, values):
+    """A network learns best at a rate of 0.003, and the better the more blocks it has."""
+    distance = abs(math.log10(values[LEARNING_RATE] / 0.003))
+    noise = random.Random(f"{name}/{epoch}").random()
+    return (1 - 0.8 ** epoch) / (1 + distance) + 0.01 * values["blocks.0"] + 0.01 * noise
+
+
+class Learning(Launch):
+    """Launches of networks whose curves follow from what was asked for."""
+
+    def train(self, name):
+        self.value = lambda name, epoch: law(name, epoch, self.added[name].values)
+        super().train(name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_search_of_optuna_that_was_killed_decides_as_one_that_was_not(kind):
+    options, prune = KINDS[kind]
+    search = search_of("optuna_searcher:Searcher", most=20, options=options, seed=3)
+    whole, _, _ = run_struck([], search, SPACE, prune=prune, kind=Learning)
+    draw = random.Random(kind)
+    kills = [draw.randrange(40) for _ in range(10)]
+    struck, _, differences = run_struck(kills, search, SPACE, prune=prune, kind=Learning)
+    assert struck.decisions == whole.decisions
+    assert not differences
+    assert len(whole.outcomes) == 20
+    assert any(end is End.PRUNED for _, end in whole.outcomes.values())
+
+
+def test_tpe_learns_what_is_good():
+    search = search_of("optuna_searcher:Searcher", most=40, seed=0)
+    launch, _, _ = run_struck([], search, SPACE, kind=Learning, epochs=2)
+    rates = [abs(math.log10(launch.added[f"net-{number}"].values[LEARNING_RATE] / 0.003)) for number in range(40)]
+    assert sum(rates[20:]) < sum(rates[:20])
+
+
+def test_a_value_that_is_no_number_ends_a_trial_of_optuna():
+    search = search_of("optuna_searcher:Searcher", most=3)
+    launch, _, _ = run_struck([], search, SPACE, value=lambda name, epoch: math.nan)
+    assert set(launch.outcomes.values()) == {(1, End.PRUNED)}
+    assert not launch.mind.has_failed

@@ -1,0 +1,123 @@
+"""The rules of pruning, beside their definitions."""
+
+import math
+import statistics
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet.search.pruning import JUDGES, Median, make_judge
+from fleet.search.searcher import Verdict
+from fleet.spec.search import RULES, Prune
+
+GO_ON, PAUSE, STOP = Verdict
+SCORE = st.one_of(st.integers(-3, 3).map(float), st.just(-math.inf))
+
+
+def is_worse_than_the_median(score, others):
+    return bool(others) and score < statistics.median(others)
+
+
+@given(st.lists(SCORE, min_size=1, max_size=20), st.integers(1, 4), st.integers(1, 3))
+def test_who_is_worse_than_the_median_of_those_before_it_is_dropped(scores, others, least):
+    judge = Median(least, others, in_step=False)
+    for number, score in enumerate(scores):
+        for epochs in range(1, least):
+            assert judge.add(f"n{number}", epochs, score) is GO_ON
+        is_bad = number >= others and is_worse_than_the_median(score, scores[:number])
+        assert judge.add(f"n{number}", least, score) is (STOP if is_bad else GO_ON)
+
+
+@given(st.lists(SCORE, min_size=1, max_size=12), st.integers(1, 4), st.randoms(use_true_random=False))
+def test_in_step_the_median_is_of_all_in_whatever_order_they_come(scores, others, random):
+    judge = Median(1, others, in_step=True)
+    order = list(enumerate(scores))
+    for number, score in random.sample(order, len(order)):
+        assert judge.add(f"n{number}", 1, score) is PAUSE
+    assert judge.settle({"somebody"}) == ((), ())
+    settled = judge.settle(())
+    bad = {f"n{number}" for number, score in order if len(scores) > others
+           and is_worse_than_the_median(score, scores[:number] + scores[number + 1:])}
+    assert set(settled.stop) == bad
+    assert set(settled.go_on) == {f"n{number}" for number, _ in order} - bad
+
+
+def test_an_epoch_that_is_trained_again_counts_once():
+    judge = Median(1, 1, in_step=False)
+    judge.add("a", 1, 5.0)
+    judge.add("a", 1, 0.0)
+    assert judge.add("b", 1, 1.0) is STOP
+    assert judge.add("c", 1, 3.0) is GO_ON  # the median of 5 and 1
+
+
+# ---- hyperband ---------------------------------------------------------------------------------
+
+
+def first_rungs(judge, count=3000):
+    return Counter(judge.next_epoch(f"net-{number}", 0) for number in range(count))
+
+
+def test_hyperband_gives_its_brackets_the_shares_of_the_paper():
+    """For a most of 81 epochs and a factor of 3: 81, 34, 15, 8 and 5 networks begin with 1, 3, 9, 27 and 81."""
+    found = first_rungs(make_judge(Prune(rule="hyperband"), most_epochs=81, seed=0), count=14300)
+    assert sorted(found) == [1, 3, 9, 27, 81]
+    for epochs, share in {1: 81, 3: 34, 9: 15, 27: 8, 81: 5}.items():
+        assert found[epochs] == pytest.approx(100 * share, rel=0.15)
+
+
+def test_the_bracket_of_a_network_depends_on_its_name_and_the_seed_alone():
+    rule = Prune(rule="hyperband")
+    assert first_rungs(make_judge(rule, 27, 0)) == first_rungs(make_judge(rule, 27, 0))
+    assert first_rungs(make_judge(rule, 27, 0)) != first_rungs(make_judge(rule, 27, 1))
+
+
+def test_brackets_are_judged_each_by_itself():
+    judge = make_judge(Prune(rule="hyperband", order="rungs"), most_epochs=3, seed=0)
+    names = [f"net-{number}" for number in range(20)]
+    early = [name for name in names if judge.next_epoch(name, 0) == 1]
+    late = [name for name in names if judge.next_epoch(name, 0) == 3]
+    assert early
+    assert late
+    for number, name in enumerate(early):
+        assert judge.add(name, 1, float(number)) is PAUSE
+    settled = judge.settle(late)  # which have not come to a rung yet
+    assert set(settled.go_on) == set(early[-(len(early) // 3):])
+
+
+@pytest.mark.parametrize(("most", "count"), [(1, 1), (2, 1), (3, 2), (8, 2), (9, 3), (243, 6)])
+def test_there_are_as_many_brackets_as_fit(most, count):
+    assert len(first_rungs(make_judge(Prune(rule="hyperband"), most, 0), count=5000)) == count
+
+
+# ---- all rules ---------------------------------------------------------------------------------
+
+
+def test_each_rule_that_a_spec_may_name_has_a_judge():
+    assert JUDGES.keys() == RULES.keys()
+
+
+@pytest.mark.parametrize("rule", ["searcher", "none"])
+def test_without_a_rule_all_go_on(rule):
+    judge = make_judge(Prune(rule=rule), 9, 0)
+    assert judge.add("a", 1, -math.inf) is GO_ON
+    assert judge.promotable() is None
+    assert judge.next_epoch("a", 1) is None
+
+
+@given(st.sampled_from(sorted(RULES)), st.sampled_from(["stop", "promote"]), st.sampled_from(["arrival", "rungs"]),
+       st.lists(st.tuples(st.integers(0, 8), SCORE), max_size=60))
+def test_a_judge_that_is_told_the_same_is_as_far(rule, mode, order, told):
+    """What a run that goes on relies on."""
+    def tell_all():
+        judge, epochs = make_judge(Prune(rule=rule, mode=mode, order=order, others=2), 9, 0), Counter()
+        answers = []
+        for number, score in told:
+            epochs[number] += 1
+            answers.append((judge.add(f"n{number}", epochs[number], score), judge.promotable()))
+            if answers[-1][1] is not None:
+                judge.let_go_on(answers[-1][1])
+        return answers, judge.settle(())
+
+    assert tell_all() == tell_all()

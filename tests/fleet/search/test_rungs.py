@@ -1,0 +1,124 @@
+"""Successive halving, beside its definition read off the page."""
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet.search.rungs import Bracket
+from fleet.search.searcher import Verdict
+
+SCORES = st.lists(st.one_of(st.integers(0, 5).map(float), st.just(-math.inf)), min_size=1, max_size=30)
+GO_ON, PAUSE, STOP = Verdict
+
+
+def arrivals(scores):
+    return [(f"n{number}", score) for number, score in enumerate(scores)]
+
+
+@given(SCORES, st.integers(2, 4))
+def test_asha_with_stop_keeps_who_is_among_the_best_of_those_that_came_before(scores, factor):
+    bracket = Bracket(1, factor, pauses=False, in_step=False)
+    for count, (name, score) in enumerate(arrivals(scores), start=1):
+        cutoff = sorted(scores[:count], reverse=True)[max(1, count // factor) - 1]
+        keeps = score >= cutoff and score > -math.inf
+        assert bracket.add(name, 1, score) == (GO_ON if keeps else STOP)
+
+
+@given(SCORES, st.integers(2, 4))
+def test_asha_with_promotion_has_let_go_on_who_was_once_among_the_best(scores, factor):
+    """Algorithm 2 of the paper, as a job is asked for after every arrival until there is none."""
+    bracket, promoted, arrived = Bracket(2, factor, pauses=True, in_step=False), set(), {}
+    for name, score in arrivals(scores):
+        arrived[name] = score
+        went_on = {name} if bracket.add(name, 2, score) is GO_ON else set()
+        while (found := bracket.promotable()) is not None:
+            assert found[0] == 2
+            bracket.let_go_on(found[1])
+            went_on.add(found[1])
+        best = sorted(arrived, key=lambda one: (-arrived[one], int(one[1:])))[:len(arrived) // factor]
+        candidates = {one for one in best if one not in promoted and arrived[one] > -math.inf}
+        assert went_on == candidates
+        promoted |= candidates
+
+
+def halved(scores, factor):
+    """Who goes on in successive halving."""
+    best = sorted(scores, key=lambda name: (-scores[name], int(name[1:])))[:max(1, len(scores) // factor)]
+    return {name for name in best if scores[name] > -math.inf}
+
+
+@given(SCORES, st.integers(2, 4), st.randoms(use_true_random=False))
+def test_in_step_the_winners_are_those_of_successive_halving_in_whatever_order_they_come(scores, factor, random):
+    by_name, bracket = dict(arrivals(scores)), Bracket(1, factor, pauses=True, in_step=True)
+    for name in random.sample(list(by_name), len(by_name)):
+        assert bracket.add(name, 1, by_name[name]) is PAUSE
+    assert bracket.promotable() is None
+    settled = bracket.settle()
+    assert set(settled.go_on) == halved(by_name, factor)
+    assert set(settled.stop) == by_name.keys() - set(settled.go_on)
+
+
+def test_the_best_of_the_highest_rung_is_promoted_first():
+    bracket = Bracket(1, 2, pauses=True, in_step=False)
+    for score, name in enumerate("fedcba"):  # the best one comes first
+        bracket.add(name.upper(), 1, 10.0 - score)
+    for name in "FE":
+        bracket.let_go_on(name)
+        assert bracket.add(name, 2, {"F": 10.0, "E": 9.0}[name]) is PAUSE
+    assert bracket.promotable() == (2, "F")
+    bracket.let_go_on("F")
+    assert bracket.promotable() == (1, "D")
+
+
+def test_at_rungs_alone_anybody_is_judged():
+    bracket = Bracket(2, 3, pauses=False, in_step=False)
+    for name, epochs in itertools.product("ab", (1, 3, 4, 5)):
+        assert bracket.add(name, epochs, -1.0 if name == "b" else 1.0) is GO_ON
+    assert [bracket.next_rung(epochs) for epochs in (0, 2, 6, 17)] == [2, 6, 18, 18]
+
+
+def test_who_comes_to_a_rung_once_more_is_not_judged_again():
+    bracket = Bracket(1, 2, pauses=True, in_step=False)
+    assert bracket.add("a", 1, 1.0) is PAUSE
+    assert bracket.add("a", 1, 1.0) is GO_ON
+
+
+def test_who_is_done_at_a_rung_takes_a_place_in_it():
+    bracket = Bracket(1, 2, pauses=False, in_step=False)
+    assert bracket.add("a", 1, 2.0, is_done=True) is GO_ON
+    assert bracket.add("b", 1, 1.0) is STOP
+
+
+def test_who_is_over_waits_no_more_and_still_counts():
+    bracket = Bracket(1, 2, pauses=True, in_step=False)
+    bracket.add("a", 1, 2.0)
+    bracket.leave("a")
+    assert bracket.add("b", 1, 1.0) is PAUSE
+    assert bracket.promotable() is None
+
+
+def test_a_small_search_still_trains_somebody_to_the_end():
+    bracket = Bracket(1, 4, pauses=True, in_step=False)
+    for name, score in [("a", 1.0), ("b", 2.0), ("c", 3.0)]:
+        assert bracket.add(name, 1, score) is PAUSE
+    assert bracket.settle() == (("c",), ())
+    bracket.let_go_on("c")
+    assert bracket.settle() == ((), ("b", "a"))
+
+
+def test_where_no_value_is_a_number_nobody_goes_on():
+    bracket = Bracket(1, 2, pauses=True, in_step=False)
+    for name in "ab":
+        bracket.add(name, 1, -math.inf)
+    assert bracket.settle() == ((), ("a", "b"))
+
+
+@pytest.mark.parametrize("factor", [2, 3])
+def test_ties_go_to_the_first_name_as_people_count(factor):
+    bracket = Bracket(1, factor, pauses=True, in_step=True)
+    for name in ("net-10", "net-9", "net-11"):
+        bracket.add(name, 1, 1.0)
+    assert bracket.settle().go_on == ("net-9",)

@@ -1,0 +1,98 @@
+"""Our own searchers, and what makes a user's one."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet.errors import UserError
+from fleet.search.searcher import Resuming, Verdict, make_searcher
+from fleet.spec.space import Range, draw, grid, member_of
+
+SPACE = {"train.optimizer.learning_rate": Range(1e-5, 0.1, log=True), "width": (16, 32), "blocks": ([1, 1], [2, 2])}
+LISTS = {"width": (16, 32), "depth": Range(1, 3, integer=True)}
+
+
+def ask_all(searcher, most=100):
+    return list(itertools.takewhile(lambda answer: answer is not None, map(searcher.ask, range(most))))
+
+
+def make(ask, space=SPACE, seed=0, **options):
+    return make_searcher(ask, space, seed, "maximize", options)
+
+
+def test_random_draws_what_count_draws():
+    assert ask_all(make("random", seed=7), 20) == draw(SPACE, 20, seed=7)
+
+
+def test_random_comes_to_the_end_of_a_finite_space():
+    answers = ask_all(make("random", LISTS))
+    assert sorted(map(str, answers)) == sorted(map(str, grid({"width": (16, 32), "depth": (1, 2, 3)})))
+
+
+def test_grid_goes_in_the_order_of_grid():
+    assert ask_all(make("grid", LISTS)) == grid({"width": (16, 32), "depth": (1, 2, 3)})
+
+
+def test_ours_judge_nothing_and_resume_nothing():
+    searcher = make("random")
+    assert searcher.report(0, 1, 0.5) == Verdict.GO_ON
+    assert not isinstance(searcher, Resuming)
+
+
+def test_grid_needs_an_end():
+    with pytest.raises(UserError, match=r"grid goes through lists and ranges of integers, and .*learning_rate"):
+        make("grid")
+
+
+class NotOne:
+    def __init__(self, space, seed, mode):
+        self.ask = None
+
+
+class Raising:
+    def __init__(self, space, seed, mode, depth):
+        raise ValueError(f"depth\n{depth}")
+
+
+@pytest.mark.parametrize(("ask", "options", "says"), [
+    ("tpe", {}, "no searcher is named 'tpe'; one of random, grid, or an import path module:Class"),
+    ("math:nothing", {}, "nothing"),
+    ("random", {"depth": 1}, "random cannot be made: TypeError: .*depth"),
+    (f"{__name__}:Raising", {"depth": 3}, "Raising cannot be made: ValueError: depth 3"),
+    (f"{__name__}:NotOne", {}, "has no method ask, report, tell; a searcher has"),
+])
+def test_what_is_no_searcher_is_refused_with_a_reason(ask, options, says):
+    with pytest.raises(UserError, match=says):
+        make(ask, **options)
+
+
+# ---- members of a space ------------------------------------------------------------------------
+
+
+@given(st.integers(0, 1000))
+def test_what_is_drawn_is_a_member_as_it_stands(seed):
+    for drawn in draw(SPACE, 5, seed):
+        assert member_of(SPACE, drawn) == drawn
+
+
+@pytest.mark.parametrize(("values", "says"), [
+    ({"width": 16}, "depth has no value"),
+    ({"width": 16, "depth": 1, "height": 2}, "the space has no 'height'; it has width, depth"),
+    ({"width": 17, "depth": 1}, "width: 17 is none of 16, 32"),
+    ({"width": True, "depth": 1}, "width: True is none of"),
+    ({"width": 16, "depth": 4}, "depth: 4 is not between 1 and 3"),
+    ({"width": 16, "depth": 1.5}, "depth: 1.5 is no integer"),
+    ({"width": 16, "depth": True}, "depth: True is not between"),
+    ({"width": 16, "depth": "2"}, "depth: '2' is not between"),
+    ({"width": 16, "depth": float("nan")}, "depth: nan is not between"),
+])
+def test_what_lies_outside_of_a_space_is_said(values, says):
+    with pytest.raises(UserError, match=says):
+        member_of(LISTS, values)
+
+
+def test_a_member_is_written_as_the_space_has_it():
+    assert member_of(LISTS, {"width": 16.0, "depth": 2.0}) == {"width": 16, "depth": 2}
+    assert type(member_of(LISTS, {"width": 16, "depth": 2.0})["depth"]) is int

@@ -1,0 +1,31 @@
+"""What a search has asked for becomes a network like those of a spec."""
+
+import pytest
+
+from fleet.errors import UserError
+from fleet.spec import parse
+from fleet.spec.resolve import asked_network
+
+SPEC = {"models": [{"family": "softmax", "name": "other"},
+                   {"family": "cnn", "name": "net", "args": {"filters": [8, 8]}, "gpus": [1, 2], "count": 2,
+                    "space": {"filters.1": [16, 32], "train.optimizer.learning_rate": {"low": 0.01, "high": 0.1}}}],
+        "seed": 3}
+
+
+def test_it_is_the_network_that_count_would_have_drawn_but_for_its_name():
+    spec = parse(SPEC)
+    drawn = spec.networks[2]
+    asked = asked_network(spec, 1, 1, drawn.parameters)
+    assert asked == drawn
+    assert asked_network(spec, 1, 7, drawn.parameters).name == "net-7"
+    assert asked_network(spec, 1, 7, drawn.parameters).seed != drawn.seed
+
+
+@pytest.mark.parametrize(("member", "says"), [
+    ({"filters.1": 0}, "args.filters"), ({"filters.7": 3}, "there is no '7'"),
+    ({"train.optimizer.learning_rate": -1.0}, "train.optimizer.learning_rate"),
+    ({"train.batch.width": 3}, "train.batch.width"),
+])
+def test_a_value_that_no_network_can_have_is_said(member, says):
+    with pytest.raises(UserError, match=says):
+        asked_network(parse(SPEC), 1, 0, member)
