@@ -28,7 +28,7 @@ import numpy as np
 from benchmarks.apart import within
 from fleet.commands.options import print_json
 from fleet.terminal import print_table
-from scheduler.elastic.allocate import Curve, allocate, dynamic_programme
+from scheduler.elastic.allocate import Curve, Optimizer, allocate, dynamic_programme
 from scheduler.elastic.autoscaler import Autoscaling
 from scheduler.elastic.jobs import generate
 from scheduler.elastic.milp import integer_programme
@@ -115,13 +115,13 @@ def decisions_ms(name: str, jobs: int, gpus: int) -> tuple[float, float]:
     for seed in range(5):
         factors = [curve.factors for curve in instance(name, jobs + 5, seed)]
         start = time.process_time()
-        curves = [Curve(own) for own in factors[5:]]
-        allocate(curves, gpus)
+        curves, optimizer = [Curve(own) for own in factors[5:]], Optimizer()
+        optimizer.allocate(curves, gpus)
         new.append(time.process_time() - start)
         for own in factors[:5]:
             start = time.process_time()
             curves = [*curves[1:], Curve(own)]
-            allocate(curves, gpus)
+            optimizer.allocate(curves, gpus)
             known.append(time.process_time() - start)
     return 1000 * statistics.median(new), 1000 * statistics.median(known)
 

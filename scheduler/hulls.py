@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 TOLERANCE = 1e-13  # of the largest value: a point that is above a line by less is on it
 
 
-def concave_hulls(row: NDArray[np.int64], x: NDArray[np.int64], y: NDArray[np.float64]) -> NDArray[np.int64]:
+def concave_hulls(row: NDArray[np.int64], x: NDArray[Any], y: NDArray[np.float64]) -> NDArray[np.int64]:
     """The points on the least concave functions above some functions given as points; of those on a line, the ends.
 
     QuickHull: of the points above the line between two vertices the farthest is a vertex, too, and those that are

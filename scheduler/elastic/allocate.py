@@ -11,22 +11,18 @@ each job a number of GPUs such that the jobs' scaling factors sum to the most.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scheduler.base import CommTime, InputError, Network, StepTime, counted
-from scheduler.elastic.shapes import HEAD, Shape, analyse, heads
-
-Array = NDArray[np.float64]
-
-FEW = 48  # departures from the climb that are tried first
-SORTED_AT_ONCE = 256  # steps along hulls: with more of them, most are decided without being sorted
-
+from scheduler.elastic.curves import Array, Curve, analyse
+from scheduler.elastic.departures import Departures, climb
+from scheduler.elastic.tables import Jobs, Tables
 
 # --- the job scalability analyzer ---------------------------------------------------------------
 
@@ -210,63 +206,6 @@ def _best_batch(step: Array, exchange: float, batches: BatchRange, gpus: int) ->
 # --- the optimizer ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class Curve:
-    """What a job makes of GPUs.
-
-    Args:
-        factors: ``factors[k-1]`` = throughput scaling factor on k GPUs; 0 where it cannot run.
-        batches: the global batch on k GPUs, where it is known.
-    """
-
-    factors: tuple[float, ...]
-    batches: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        if not (self.factors and math.isfinite(sum(self.factors)) and min(self.factors) >= 0):
-            wrong = next((f for f in self.factors if not (math.isfinite(f) and f >= 0)), None)
-            if wrong is not None:
-                raise InputError(f"scaling factor {wrong}: it must be 0 (cannot run) or positive")
-        if not any(self.factors):
-            raise InputError("a scaling curve is 0 everywhere; it must be positive on at least one count")
-
-    @cached_property
-    def least(self) -> int:
-        """The fewest GPUs on which the job runs."""
-        return next(k for k, factor in enumerate(self.factors, start=1) if factor > 0)
-
-    @cached_property
-    def shape(self) -> Shape:
-        """What the optimizer needs of the curve; that of many is worked out faster together."""
-        return analyse([self.factors])[0]
-
-    @property
-    def extra(self) -> NDArray[np.int64]:
-        """0, and how many GPUs beyond ``least`` are worth giving: those faster than all smaller counts."""
-        return np.frombuffer(self.shape.extra, np.int64)
-
-    @property
-    def gain(self) -> Array:
-        """What each count of ``extra`` adds to the factor on ``least`` GPUs."""
-        return np.frombuffer(self.shape.gain)
-
-    @property
-    def concave(self) -> bool:
-        """Whether each further GPU adds something, and no more than the one before, up to the peak."""
-        return self.shape.steps == self.shape.options - 1 == int(self.extra[-1])
-
-
-def _shapes(curves: Sequence[Curve]) -> list[Shape]:
-    """The shapes of curves, those that are not known worked out together."""
-    shapes: list[Shape | None] = [vars(curve).get("shape") for curve in curves]
-    if None in shapes:
-        new = [curve for curve, shape in zip(curves, shapes, strict=True) if shape is None]
-        for curve, shape in zip(new, analyse([curve.factors for curve in new]), strict=True):
-            vars(curve).update(shape=shape, least=shape.least)  # as cached_property does
-        return [curve.shape for curve in curves]
-    return shapes  # type: ignore[return-value]  # none is None
-
-
 @dataclass(frozen=True)
 class Allocation:
     """GPUs per job, in the order of the jobs.
@@ -280,6 +219,36 @@ class Allocation:
     gpus: tuple[int, ...]
     throughput: float
     method: str
+
+
+class Optimizer:
+    """Shares GPUs among jobs again and again, and keeps what it knows of their curves from one time to the next."""
+
+    def __init__(self) -> None:
+        self._tables = Tables()
+
+    def allocate(self, curves: Sequence[Curve], gpus: int) -> Allocation | None:
+        """As :func:`allocate`. Nothing in the answer depends on what was asked before."""
+        if not curves:
+            return Allocation((), 0.0, "greedy")
+        jobs = self._tables.place(curves)
+        first = self._tables.heads(jobs)
+        spare = gpus - int(first.least.sum())
+        if spare < 0:
+            return None
+        reached = climb(self._tables, jobs, first, spare)
+        given = first.least + reached.given
+        if reached.left == 0 or reached.price == 0:
+            return self._allocation(jobs, given, "greedy")
+        worth = reached.price * reached.left
+        gap = worth - Departures.along(first, reached).best()[1]
+        departed, _ = Departures.within(self._tables, jobs, reached, gap).cut(worth).best()
+        given[list(departed)] += list(departed.values())
+        return self._allocation(jobs, given, "greedy + dynamic programme")
+
+    def _allocation(self, jobs: Jobs, given: NDArray[np.int64], method: str) -> Allocation:
+        counts = given.tolist()
+        return Allocation(tuple(counts), self._tables.throughput(jobs, counts), method)
 
 
 def allocate(curves: Sequence[Curve], gpus: int) -> Allocation | None:
@@ -316,17 +285,13 @@ def allocate(curves: Sequence[Curve], gpus: int) -> Allocation | None:
     >>> allocate([Curve((1.0,)), Curve((0.0, 2.0))], gpus=2) is None
     True
     """
-    if not curves:
-        return Allocation((), 0.0, "greedy")
-    shapes = _shapes(curves)
-    least, steps, lengths, slopes = heads(shapes)
-    spare = gpus - int(least.sum())
-    if spare < 0:
-        return None
-    climb = _climb(shapes, spare, steps, lengths, slopes)
-    if climb.left == 0 or climb.price == 0:
-        return _allocation(curves, least + climb.given, "greedy")
-    return _allocation(curves, least + climb.given + _departed(shapes, climb), "greedy + dynamic programme")
+    kept: Optimizer | None = getattr(_kept, "optimizer", None)
+    if kept is None:
+        kept = _kept.optimizer = Optimizer()
+    return kept.allocate(curves, gpus)
+
+
+_kept = threading.local()  # an optimizer for each thread, so that curves are worked out once
 
 
 def greedy(curves: Sequence[Curve], gpus: int) -> Allocation | None:
@@ -355,191 +320,22 @@ def dynamic_programme(curves: Sequence[Curve], gpus: int) -> Allocation | None:
     Every job gets its least count in any case, so the table here is over the
     GPUs beyond those, and it tries only counts worth giving.
     """
-    spare = gpus - sum(curve.least for curve in curves)
+    if not curves:
+        return Allocation((), 0.0, "dynamic programme")
+    least = np.array([curve.least for curve in curves], np.int64)
+    spare = gpus - int(least.sum())
     if spare < 0:
         return None
-    given = _programme([(curve.extra, curve.gain) for curve in curves], spare)
-    return _allocation(curves, given + [curve.least for curve in curves], "dynamic programme")
-
-
-def _allocation(curves: Sequence[Curve], given: NDArray[np.int64], method: str) -> Allocation:
-    counts = given.tolist()
+    options: dict[int, _Options] = {}
+    for shapes in analyse([curve.factors for curve in curves]):
+        starts = np.flatnonzero(np.diff(shapes.choices.owner)) + 1
+        own = zip(np.split(shapes.choices.gpus.astype(np.int64), starts), np.split(shapes.choices.value, starts),
+                  strict=True)
+        options.update(zip(shapes.places.tolist(), own, strict=True))
+    given = least + _programme([options[job] for job in range(len(curves))], spare)
+    counts = tuple(given.tolist())
     factors = [curve.factors[count - 1] for curve, count in zip(curves, counts, strict=True)]
-    return Allocation(tuple(counts), math.fsum(factors), method)
-
-
-@dataclass(frozen=True, eq=False)
-class _Climb:
-    """Where steps along the hulls led: GPUs beyond the least, of each job.
-
-    ``left`` GPUs were too few for the next step, which gains ``price`` per GPU (0: there is none). ``gain`` is what
-    each job has gained.
-    """
-
-    given: NDArray[np.int64]
-    gain: Array
-    left: int
-    price: float
-
-
-def _climb(shapes: Sequence[Shape], spare: int, steps: NDArray[np.int64], lengths: Array, slopes: Array) -> _Climb:
-    """Steps along the hulls, the steepest first, the earlier job first where they are equal.
-
-    Few jobs go far along their hull, so the first steps of each are tried, and all if one took all of those.
-    """
-    places = np.flatnonzero(slopes.reshape(-1) > 0)
-    owner, length, slope = places // HEAD, lengths.reshape(-1)[places], slopes.reshape(-1)[places]
-    taken, price = _steepest(slope, length, spare)
-    if (np.bincount(owner[taken], minlength=len(shapes))[steps > HEAD] == HEAD).any():
-        owner = np.repeat(np.arange(len(shapes)), steps)
-        length = np.frombuffer(b"".join([shape.lengths for shape in shapes]), np.int64).astype(np.float64)
-        slope = np.frombuffer(b"".join([shape.slopes for shape in shapes]))
-        taken, price = _steepest(slope, length, spare)
-    owner, length, slope = owner[taken], length[taken], slope[taken]
-    given: NDArray[np.int64] = np.bincount(owner, length, len(shapes)).astype(np.int64)
-    gain: Array = np.bincount(owner, length * slope, len(shapes)).astype(np.float64)
-    return _Climb(given, gain, spare - int(given.sum()), price)
-
-
-def _steepest(slopes: Array, lengths: Array, left: int) -> tuple[NDArray[np.bool_], float]:
-    """Which steps are taken while they fit, the steepest first; and the slope of the first that does not fit."""
-    taken = np.zeros(len(slopes), np.bool_)
-    open_ = np.arange(len(slopes))  # steps of which it is open whether they are taken
-    while len(open_) > SORTED_AT_ONCE:
-        own = slopes[open_]
-        # About so many are taken; those well above and well below are decided at once.
-        last = len(own) - 1
-        least = last - int(last * min(1.0, left / lengths[open_].sum()))
-        ends = max(0, least - len(own) // 16), min(last, least + len(own) // 16)
-        low, high = np.partition(own, ends)[list(ends)].tolist()
-        above, below = own > high, own < low
-        between = ~(above | below)
-        for part in (above, between, below):
-            need = int(lengths[open_[part]].sum())
-            if need > left:
-                break
-            taken[open_[part]] = True
-            left -= need
-        else:  # all fit
-            open_ = open_[:0]
-            break
-        if part.all():  # all are equal
-            break
-        open_ = open_[part]
-    open_ = open_[np.argsort(-slopes[open_], kind="stable")]
-    fit = int(np.searchsorted(np.cumsum(lengths[open_]), left, side="right"))
-    taken[open_[:fit]] = True
-    return taken, float(slopes[open_[fit]]) if fit < len(open_) else float(slopes[~taken].max(initial=0.0))
-
-
-def _departed(shapes: Sequence[Shape], climb: _Climb) -> NDArray[np.int64]:
-    """By how many GPUs each job departs from the climb in an optimum."""
-    departures = _Departures.of(shapes, climb)
-    by_loss = np.argsort(departures.loss, kind="stable")
-    if len(by_loss) > FEW:  # what the cheapest of them reach leaves fewer to look at
-        gap = departures.gap - departures.take(by_loss[:FEW]).best()[1]
-        departures = departures.take(by_loss[:np.searchsorted(departures.loss[by_loss], gap + departures.rounding,
-                                                              side="right")])
-    departed = np.zeros(len(shapes), np.int64)
-    by_job, _ = departures.few_of_a_kind().best()
-    departed[list(by_job)] = list(by_job.values())
-    return departed
-
-
-@dataclass(frozen=True)
-class _Departures:
-    """Ways in which one job may have other GPUs than the climb gave it; a row for each.
-
-    Args:
-        job: which.
-        more: GPUs beyond those of the climb, not 0.
-        better: what they add to the factor.
-        loss: by how much that is less than they are worth at the climb's price.
-        left: GPUs that the climb left.
-        gap: what those would be worth: an optimum is at most so much above the climb.
-        rounding: losses that differ by less are taken for equal.
-    """
-
-    job: NDArray[np.int64]
-    more: NDArray[np.int64]
-    better: Array
-    loss: Array
-    left: int
-    gap: float
-    rounding: float
-
-    @classmethod
-    def of(cls, shapes: Sequence[Shape], climb: _Climb) -> _Departures:
-        """Those that can be in an optimum, since they lose no more than the climb and one change more do."""
-        sizes = np.array([shape.options for shape in shapes])
-        extra = np.frombuffer(b"".join([shape.extra for shape in shapes]), np.int64)
-        gain = np.frombuffer(b"".join([shape.gain for shape in shapes]))
-        worth, rounding = climb.price * climb.left, 1e-9 * max(1.0, float(gain.max()))
-        better = gain - np.repeat(climb.gain, sizes)
-        one = better.max(where=extra <= np.repeat(climb.given + climb.left, sizes), initial=0.0)
-        loss = climb.price * extra
-        loss -= np.repeat(climb.price * climb.given, sizes)
-        loss -= better
-        rows = np.flatnonzero(loss <= worth - one + rounding)
-        job = np.searchsorted(np.cumsum(sizes), rows, side="right")
-        more = extra[rows] - climb.given[job]
-        changes = np.flatnonzero(more)
-        return cls(job, more, better[rows], loss[rows], climb.left, worth, rounding).take(changes)
-
-    def take(self, rows: NDArray[np.int64]) -> _Departures:
-        return replace(self, job=self.job[rows], more=self.more[rows], better=self.better[rows], loss=self.loss[rows])
-
-    def few_of_a_kind(self) -> _Departures:
-        """Of the departures by as many GPUs only as many of the least loss as can be of use together.
-
-        Those of an optimum sum to 0 up to what the climb left, so in a good order their partial sums stay within
-        one departure of that range; and no sum comes twice, for what lies between would be a loss for nothing. So
-        there are fewer departures than such sums, and one that is not among so many of its kind can be replaced.
-        """
-        sums = self.left + 1 + 2 * int(np.abs(self.more).max(initial=0))
-        kinds = self.take(np.lexsort((self.loss, self.more)))
-        return kinds.take(np.flatnonzero(np.arange(len(kinds.more)) - np.searchsorted(kinds.more, kinds.more) < sums))
-
-    def best(self) -> tuple[dict[int, int], float]:
-        """The best choice of at most one for each job within the GPUs left: GPUs by job, and what they add."""
-        if not len(self.job):
-            return {}, 0.0
-        rows = self.take(np.lexsort((self.more, self.job)))
-        jobs, starts = np.unique(rows.job, return_index=True)
-        ends = [*starts[1:].tolist(), len(rows.job)]
-        more, better = rows.more.tolist(), rows.better.tolist()
-        options = [(more[start:end], better[start:end]) for start, end in zip(starts.tolist(), ends, strict=True)]
-        chosen = _departing(options, self.left)
-        gained = [better[counts.index(count)] for (counts, better), count in zip(options, chosen, strict=True) if count]
-        return dict(zip(jobs.tolist(), chosen, strict=True)), math.fsum(gained)
-
-
-def _departing(options: Sequence[tuple[list[int], list[float]]], left: int) -> list[int]:
-    """The best choice of at most one departure for each job with no more than ``left`` GPUs in all; 0 for none.
-
-    The dynamic programme over jobs and the GPUs that those so far have beyond the fewest that they may have.
-
-    Args:
-        options: of each job, GPUs more or fewer (not 0), and what they add.
-    """
-    fewest = [min(0, *counts) for counts, _ in options]
-    size = left - sum(fewest)
-    table = np.full(size + 1, -math.inf)
-    table[0] = 0.0
-    tables = [table]
-    for (counts, gains), least in zip(options, fewest, strict=True):
-        before, table = table, np.full(size + 1, -math.inf)
-        for count, gain in ((0, 0.0), *zip(counts, gains, strict=True)):
-            if count - least <= size:
-                np.maximum(table[count - least:], before[:size + 1 + least - count] + gain, out=table[count - least:])
-        tables.append(table)
-    place, chosen = int(table.argmax()), []
-    for (counts, gains), least, before, after in zip(options[::-1], fewest[::-1], tables[-2::-1], tables[::-1],
-                                                     strict=False):
-        chosen.append(next(count for count, gain in ((0, 0.0), *zip(counts, gains, strict=True))
-                           if count - least <= place and before[place + least - count] + gain == after[place]))
-        place += least - chosen[-1]
-    return chosen[::-1]
+    return Allocation(counts, math.fsum(factors), "dynamic programme")
 
 
 _Options = tuple[NDArray[np.int64], Array]  # GPUs of a job, rising from 0, and what they add to its factor

@@ -25,7 +25,7 @@ from functools import lru_cache
 from typing import Protocol
 
 from scheduler.base import InputError, check_range
-from scheduler.elastic.allocate import Curve, allocate
+from scheduler.elastic.allocate import Curve, Optimizer
 
 MOST_MIN = 1e5  # of a setting: ten weeks; decisions go on for as long as a job stands still
 
@@ -99,7 +99,8 @@ class Decision:
     method: str
 
 
-def decide(running: Sequence[Job], waiting: Sequence[Job], now_min: float, settings: Autoscaling) -> Decision:
+def decide(running: Sequence[Job], waiting: Sequence[Job], now_min: float, settings: Autoscaling,
+           optimizer: Optimizer | None = None) -> Decision:
     """Admit what fits and share the GPUs.
 
     The paper asks the optimizer after each job that it adds whether the set is
@@ -113,6 +114,7 @@ def decide(running: Sequence[Job], waiting: Sequence[Job], now_min: float, setti
         waiting: the others, in order of arrival.
         now_min: the time.
         settings: the autoscaler's.
+        optimizer: one that the caller keeps from one decision to the next, so that it knows the curves.
 
     Returns:
         The decision.
@@ -120,7 +122,7 @@ def decide(running: Sequence[Job], waiting: Sequence[Job], now_min: float, setti
     room = _Room(running, now_min, settings)
     admitted = [place for place, job in enumerate(waiting) if room.admit(job.curve.least)]
     curves = room.curves() + [waiting[place].curve for place in admitted]
-    allocation = allocate(curves, settings.gpus)
+    allocation = (optimizer or Optimizer()).allocate(curves, settings.gpus)
     assert allocation is not None, "running jobs hold no more GPUs than there are"
     started = [0] * len(waiting)
     for place, gpus in zip(admitted, allocation.gpus[len(running):], strict=True):

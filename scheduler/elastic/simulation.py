@@ -19,7 +19,7 @@ from enum import IntEnum
 from functools import partial
 from itertools import pairwise
 
-from scheduler.elastic.allocate import Curve
+from scheduler.elastic.allocate import Curve, Optimizer
 from scheduler.elastic.autoscaler import Autoscaling, decide, next_decision
 from scheduler.simulator import Event, Simulator
 
@@ -132,6 +132,7 @@ class _Simulation:
         self.jobs = jobs
         self.settings = settings
         self.sim = Simulator()
+        self.optimizer = Optimizer()
         self.running: list[_Run] = []
         self.waiting: list[_Run] = []
         self.dropped: list[int] = []
@@ -162,7 +163,7 @@ class _Simulation:
         if self._decision is not None:  # those completions are part of this decision
             self._decision.cancel()
             self._decision = None
-        decision = decide(self.running, self.waiting, self.sim.now, self.settings)
+        decision = decide(self.running, self.waiting, self.sim.now, self.settings, self.optimizer)
         self.decisions[decision.method] += 1
         for run, gpus in zip(self.running, decision.running, strict=True):
             if gpus != run.gpus:
