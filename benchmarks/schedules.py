@@ -59,6 +59,8 @@ class Variant:
     heavy_tail: bool = False  # of the epochs
     most_gpus: int | None = None  # beyond which no network becomes faster
     prior_factor: float | None = None  # by which guesses are wrong, where rates are learned in the run
+    slots: int = 1  # of each GPU
+    sharing: tuple[float, ...] = (1.0,)  # what networks that share one train together
 
     def run(self, table: RateTable, gpus: int, seed: int | None) -> Simulated:
         """Simulate one draw of the epochs; None: those of the table."""
@@ -66,13 +68,14 @@ class Variant:
             table = redraw_epochs(table, seed, self.heavy_tail)
         if self.most_gpus is not None:
             table = replace(table, models=tuple(replace(n, max_gpus=self.most_gpus) for n in table.models))
+        table = replace(table, sharing=self.sharing)
         options, learning, told = replace(self.options, seed=seed or 0), None, table
         if self.prior_factor is not None:
             learning = Learning(math.log(self.prior_factor), self.rate_error, seed=1000 + (seed or 0))
         elif self.rate_error:
             told = steadied(with_errors(table, self.rate_error, 1000 + (seed or 0)), gpus)
-        return simulate(table, Cluster.of(gpus, table.gpus_per_node), POLICIES[self.policy], options, self.costs,
-                        self.stream, told, learning)
+        return simulate(table, Cluster.of(gpus, table.gpus_per_node, self.slots), POLICIES[self.policy], options,
+                        self.costs, self.stream, told, learning)
 
 
 BASELINE = Variant("baseline")
@@ -304,6 +307,18 @@ EXACT = SENSITIVITY["`adaptive`, exact rates"]
 # A policy with exact rates, and with rates that it learns in the run.
 ONLINE = {name: (exact, replace(exact, rate_error=0.05, prior_factor=2.0))
           for name, exact in {"`adaptive`": EXACT, "`global`": MAIN["`global`"], "`local`": MAIN["`local`"]}.items()}
+# The same beside it with GPUs that are shared: by networks that gain from it, and by some that do not.
+GAIN, NO_GAIN = (1.0, 1.6, 2.1, 2.4), (1.0, 1.0, 1.0, 1.0)
+SHARED = {
+    "two slots": (EXACT, replace(EXACT, slots=2, sharing=GAIN)),
+    "four slots": (EXACT, replace(EXACT, slots=4, sharing=GAIN)),
+    "four slots, rates and s(k) learned": (EXACT, replace(ONLINE["`adaptive`"][1], slots=4, sharing=GAIN)),
+    "four slots that gain nothing, learned": (EXACT, replace(ONLINE["`adaptive`"][1], slots=4, sharing=NO_GAIN)),
+}
+# An input of 150 samples/s; plans to the letter do not know it.
+SLOW = {f"`{policy}`": tuple(replace(MAIN[f"`{policy}`"], stream=replace(stream, rate=150.0), rate_error=0.0,
+                                     options=replace(PAPER, peak_limited=knows)) for knows in (False, True))
+        for policy, stream in (("adaptive", FREE), ("global", LOCKSTEP))}
 HEAVY = {name: replace(MAIN[name], heavy_tail=True) for name in ("`baseline`", "`global`", "`adaptive`")}
 SMALL = {name: replace(MAIN[name], most_gpus=8) for name in ("`baseline`", "`global`", "`adaptive`")}
 
@@ -326,7 +341,8 @@ def document(table: RateTable, seeds: int, few: int, jobs: int, figure: Path) ->
     draw(main, figure)
     others = laboratory.run([*STREAMS.values(), *SENSITIVITY.values(), *HEAVY.values(), *SMALL.values()],
                             FEW_GPUS, few)
-    learned = laboratory.run([variant for pair in ONLINE.values() for variant in pair], FEW_GPUS, few)
+    pairs = laboratory.run([variant for pair in [*ONLINE.values(), *SHARED.values(), *SLOW.values()]
+                            for variant in pair], FEW_GPUS, few)
     text = (Path(__file__).parent / "schedules_docs.md").read_text(encoding="utf-8")
     return text.format(
         seeds=seeds, few=few, networks=len(table.models), speed_ups=speed_ups(main),
@@ -335,7 +351,7 @@ def document(table: RateTable, seeds: int, few: int, jobs: int, figure: Path) ->
         overheads=overheads(table), streams=ratios(others, STREAMS, FEW_GPUS),
         sensitivity=ratios(others, SENSITIVITY, FEW_GPUS), heavy=ratios(others, HEAVY, FEW_GPUS),
         small=ratios(others, SMALL, FEW_GPUS), placement=placement(),
-        online=price(learned, ONLINE, FEW_GPUS))
+        online=price(pairs, ONLINE, FEW_GPUS), shared=price(pairs, SHARED, FEW_GPUS), slow=price(pairs, SLOW, FEW_GPUS))
 
 
 def main() -> None:

@@ -1,7 +1,8 @@
 """The vocabulary that the scheduling algorithms share: values only, no algorithm.
 
-A *device* is one GPU (or one CPU slot) and one trainer, named by a number;
-device d sits on node ``d // gpus_per_node``. A policy reads a
+A *device* is one GPU (or one CPU core) and one trainer, named by a number;
+device d sits on node ``d // gpus_per_node``. Where several trainers share a
+GPU, each has one of its *slots*, and a device is a slot. A policy reads a
 :class:`RateTable`, :class:`Progress`, a :class:`Cluster` and :class:`Options`
 and answers with a :class:`Round`, the assignment that should hold now.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -31,6 +32,7 @@ def counted(number: int, what: str) -> str:
 # What a machine may have; sums, products and quotients of such numbers are numbers as well.
 LEAST, MOST = 1e-12, 1e15
 MOST_NODES = 1_000_000  # more would only cost memory
+MOST_SLOTS = 64  # of a GPU
 
 
 def is_number(value: Any) -> bool:
@@ -118,17 +120,29 @@ class RateTable:
         gpus_per_node: of the machine on which the rates were measured.
         models: the networks.
         comm_s: measured gradient exchanges (for the job scalability analyzer).
+        sharing: how many times as many samples/s as one network 1, 2, ... networks on one GPU train together; the
+            first is 1. Beyond the last, see :mod:`scheduler.ensemble.sharing`. Empty while nothing has trained alone.
+        supply: samples/s that the input gives to each network, whatever its rate.
     """
 
     samples_per_epoch: int
     gpus_per_node: int
     models: tuple[Network, ...]
     comm_s: tuple[CommTime, ...] = ()
+    sharing: tuple[float, ...] = (1.0,)
+    supply: float = math.inf
 
 
 @dataclass(frozen=True)
 class Cluster:
     """The devices that can be used; after a rank died they need not be contiguous.
+
+    Args:
+        devices: their numbers.
+        gpus_per_node: devices of a node; where GPUs are shared, all slots of all its GPUs.
+        slots: devices that share a GPU. Those of a node are numbered round by round: first one slot of each GPU, then
+            another one of each.
+        fills: whether slots are used wherever networks outnumber GPUs; otherwise only where it pays as well.
 
     >>> Cluster.of(gpus=8, gpus_per_node=4).without([1, 2]).devices
     (0, 3, 4, 5, 6, 7)
@@ -136,31 +150,60 @@ class Cluster:
 
     devices: tuple[int, ...]
     gpus_per_node: int
+    slots: int = 1
+    fills: bool = False
 
     def __post_init__(self) -> None:
         if self.gpus_per_node < 1:
             raise InputError(f"gpus_per_node is {self.gpus_per_node}; it must be at least 1")
+        if self.slots < 1 or self.gpus_per_node % self.slots:
+            raise InputError(f"{counted(self.gpus_per_node, 'device')} a node, {self.slots} of which share a GPU: it "
+                             "must be a multiple of that")
         if len(set(self.devices)) < len(self.devices) or min(self.devices, default=0) < 0:
             raise InputError(f"devices {self.devices}: each must be there once, as a number of at least 0")
 
     @classmethod
-    def of(cls, gpus: int, gpus_per_node: int) -> Cluster:
+    def of(cls, gpus: int, gpus_per_node: int, slots: int = 1, fills: bool = False) -> Cluster:
         """A whole cluster; its last node may be partly ours.
+
+        Args:
+            gpus, gpus_per_node: whole GPUs.
+            slots: of each.
 
         Raises:
             InputError: no GPU, or fewer than one node is said to have.
+
+        >>> Cluster.of(gpus=3, gpus_per_node=2, slots=2).devices
+        (0, 1, 2, 3, 4, 6)
         """
         if gpus < 1:
             raise InputError(f"gpus is {gpus}; it must be at least 1")
         check_range("gpus", gpus, 1, MOST_NODES)
         if gpus_per_node > gpus:
             raise InputError(f"gpus_per_node is {gpus_per_node}, but the whole cluster has {counted(gpus, 'GPU')}")
-        return cls(tuple(range(gpus)), gpus_per_node)
+        check_range("slots", slots, 1, MOST_SLOTS)
+        return cls(tuple(sorted(gpu // gpus_per_node * gpus_per_node * slots + slot * gpus_per_node
+                                + gpu % gpus_per_node for gpu in range(gpus) for slot in range(slots))),
+                   gpus_per_node * slots, slots, fills)
 
     @property
     def gpus(self) -> int:
         """How many devices can be used."""
         return len(self.devices)
+
+    def gpu(self, device: int) -> int:
+        """The GPU of a device, counted over all nodes; without slots it is the device.
+
+        >>> [Cluster.of(gpus=4, gpus_per_node=2, slots=2).gpu(device) for device in range(8)]
+        [0, 1, 0, 1, 2, 3, 2, 3]
+        """
+        whole = self.gpus_per_node // self.slots
+        return self.node(device) * whole + device % self.gpus_per_node % whole
+
+    @property
+    def whole_gpus(self) -> int:
+        """How many GPUs can be used, with any of their slots."""
+        return self.gpus if self.slots == 1 else len({self.gpu(device) for device in self.devices})
 
     def node(self, device: int) -> int:
         """The node on which a device sits."""
@@ -175,7 +218,7 @@ class Cluster:
         gone = set(devices)
         if not gone:
             return self
-        return Cluster(tuple(d for d in self.devices if d not in gone), self.gpus_per_node)
+        return replace(self, devices=tuple(d for d in self.devices if d not in gone))
 
 
 @dataclass(frozen=True)
@@ -223,6 +266,7 @@ class Progress:
         wanted: what the policy answered last; groups may still be on their way to it.
         rates_changed: whether rates by which it answered so have proved wrong since, so that the best answer may be
             another though nothing has finished.
+        alone: networks that have run out of memory beside others, and train on GPUs that they do not share.
     """
 
     running: tuple[Member, ...] = ()
@@ -230,6 +274,7 @@ class Progress:
     finished: frozenset[str] = frozenset()
     wanted: Round = field(default_factory=Round)
     rates_changed: bool = False
+    alone: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

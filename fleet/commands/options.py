@@ -38,19 +38,23 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
                         help="number of GPUs of each of its nodes (as where the rates were measured)")
 
 
-def cluster_of(args: argparse.Namespace, gpus_per_node: int) -> Cluster:
+def cluster_of(args: argparse.Namespace, gpus_per_node: int, slots: int = 1, fills: bool = False) -> Cluster:
     """The cluster that the options describe.
 
     Args:
         args: of the command.
         gpus_per_node: where the options do not say; a smaller cluster is part of one node.
+        slots: of each GPU.
+        fills: whether they are used also where it does not pay.
 
     Raises:
         InputError: the cluster is very large, or a node is larger than it.
     """
     if args.gpus_per_node is None:
-        return Cluster.of(args.gpus, max(1, min(gpus_per_node, args.gpus)))
-    return Cluster.of(args.gpus, args.gpus_per_node)
+        gpus_per_node = max(1, min(gpus_per_node, args.gpus))
+    else:
+        gpus_per_node = args.gpus_per_node
+    return Cluster.of(args.gpus, gpus_per_node, slots, fills)
 
 
 def add_policy(parser: argparse.ArgumentParser, default: str, *more: str, required: bool = False) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 from scheduler.base import InputError, Network, RateTable
 from scheduler.ensemble.online import Observation, OnlineRates, Traits
 from scheduler.ensemble.rates import curve
+from scheduler.ensemble.sharing import share
 
 _STEPS = 100  # that an observation is said to rest on
 
@@ -50,32 +51,34 @@ class Learner:
     Args:
         rates: the true ones.
         gpus: of the cluster.
+        slots: of each.
 
     Attributes:
         rates: as they are estimated.
         replans: how often they have called for a new plan.
     """
 
-    def __init__(self, rates: RateTable, gpus: int, learning: Learning) -> None:
+    def __init__(self, rates: RateTable, gpus: int, learning: Learning, slots: int = 1) -> None:
         rng = np.random.default_rng(learning.seed)
         wrong = np.exp(learning.prior_error * rng.standard_normal(len(rates.models)))
         self._errors = rng.spawn(len(rates.models))
         self._index = {network.name: index for index, network in enumerate(rates.models)}
         self._curves = [curve(network, gpus) for network in rates.models]
         self._learning, self.after_s, self.replans = learning, learning.after_s, 0
-        self._observed: dict[tuple[str, int], Observation] = {}
+        self._observed: set[tuple[str, int, int]] = set()
+        self._sharing = rates.sharing
         self.rates = OnlineRates([_traits(network, float(factor)) for network, factor in
                                   zip(rates.models, wrong, strict=True)],
-                                 rates.samples_per_epoch, rates.gpus_per_node, gpus)
+                                 rates.samples_per_epoch, rates.gpus_per_node, gpus, slots=slots)
 
-    def observe(self, name: str, gpus: int) -> None:
-        """A group has trained for a while."""
-        if (name, gpus) not in self._observed:
+    def observe(self, name: str, gpus: int, beside: int) -> None:
+        """A group has trained for a while, with so many networks on its GPUs."""
+        if (name, gpus, beside) not in self._observed:
+            self._observed.add((name, gpus, beside))
             index, error = self._index[name], self._learning.error
             noise = max(0.5, 1 + error * float(self._errors[index].standard_normal()))
-            self._observed[name, gpus] = Observation(float(self._curves[index][gpus - 1]) * noise,
-                                                     error * _STEPS**0.5, _STEPS)
-            self.rates.observe(name, gpus, self._observed[name, gpus])
+            rate = float(self._curves[index][gpus - 1]) * share(self._sharing, beside)
+            self.rates.observe(name, gpus, Observation(rate * noise, error * _STEPS**0.5, _STEPS, beside))
 
     def told(self) -> RateTable:
         """What the policy is told."""

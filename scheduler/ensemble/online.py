@@ -12,7 +12,8 @@ sources:
   sizes has one of its own, moved towards the mean of all; others have the mean. An unseen size is told at the upper
   end of what it may be, one standard deviation above. So a plan that might be better for it tries it, by a regrouping
   and on samples that count, and a plan that could not be is left alone. Once tried, it has been seen.
-- *Observations.* What steps of training have shown at a size stands for that size.
+- *Observations.* What steps of training have shown at a size stands for that size. Beside other networks on one GPU
+  it stands for the share of the rate that a network has there (:mod:`scheduler.ensemble.sharing`).
 
 No network is planned on more than twice the GPUs on which it has been seen (Qiao et al., *Pollux*, OSDI 2021, and its
 code): what is further away is a guess. It may be twice the largest size of any network for one that has not been seen,
@@ -29,6 +30,7 @@ import numpy as np
 
 from scheduler.base import Network, RateTable
 from scheduler.ensemble.rates import Line, rate, shrunk
+from scheduler.ensemble.sharing import Sharing, differ, share
 
 OFF = 0.25  # a rate is wrong that is further from what was told, as a share of it
 SURE = 3.0  # standard errors: an observation that may differ by chance alone says nothing
@@ -66,11 +68,13 @@ class Observation:
         rate: samples/s of the whole group.
         spread: standard deviation of the durations of steps, as a share of their mean.
         steps: how many were timed.
+        beside: how many networks, this one among them, were on its GPU meanwhile.
     """
 
     rate: float
     spread: float = 0.0
     steps: int = 1
+    beside: int = 1
 
     @property
     def error(self) -> float:
@@ -97,16 +101,24 @@ class OnlineRates:
         samples_per_epoch, gpus_per_node: of the table.
         gpus: of the cluster; no network is told on more.
         known: key -> {GPUs: samples/s}, of earlier runs; a prior like any other, but a good one.
+        slots: of each GPU.
+        shared: k -> s(k), of earlier runs on this machine.
+
+    Attributes:
+        sharing: what networks that share a GPU train together; None where none do.
     """
 
     def __init__(self, networks: Sequence[Traits], samples_per_epoch: int, gpus_per_node: int, gpus: int,
-                 known: Mapping[str, Mapping[int, float]] | None = None) -> None:
+                 known: Mapping[str, Mapping[int, float]] | None = None,
+                 slots: int = 1, shared: Mapping[int, float] | None = None) -> None:
         self._networks = {network.name: network for network in networks}
         self._samples, self._gpus_per_node, self._gpus = samples_per_epoch, gpus_per_node, gpus
         keys = {network.key for network in networks}
         self._known = {key: dict(rates) for key, rates in (known or {}).items() if key in keys and rates}
         self._seen: dict[str, dict[int, dict[str, Observation]]] = {}  # key -> GPUs -> network -> the latest
         self._largest = 0  # of the sizes that have been seen of any network
+        self.sharing = Sharing(shared, self._known) if slots > 1 else None
+        self._told_sharing = self._curve
         self._table: RateTable | None = None
         self._told: dict[str, Network] = {}  # by which the present plan was made
         self.is_off = False  # whether an observation since then says that it was made by a wrong rate
@@ -119,8 +131,11 @@ class OnlineRates:
         if not observed.rate > 0:
             return
         key = self._networks[name].key
+        if self.sharing is not None:
+            self.sharing.observe((key, gpus), observed.beside, observed.rate)
+        alone = self._alone(observed)
         if (before := self._known.get(key, {}).get(gpus)) is not None:
-            if is_off(observed, before):
+            if is_off(alone, before):
                 del self._known[key]  # so the others are in doubt as well
             else:
                 del self._known[key][gpus]
@@ -129,9 +144,19 @@ class OnlineRates:
         self._largest = max(self._largest, gpus)
         self._table = None
         if (told := self._told.get(name)) is not None:
-            self.is_off |= is_off(observed, rate(told, gpus))
+            self.is_off |= is_off(alone, rate(told, gpus)) or differ(self._told_sharing, self._curve, OFF)
             most = told.max_gpus or self._gpus
             self.may_grow |= is_first and gpus >= most < self._most(self._networks[name])
+            self.may_grow |= len(self._curve) > len(self._told_sharing)
+
+    def _alone(self, observed: Observation) -> Observation:
+        """What the group would show on GPUs of its own."""
+        return replace(observed, rate=observed.rate / share(self._curve, observed.beside), beside=1)
+
+    @property
+    def _curve(self) -> tuple[float, ...]:
+        """s(1), s(2), ... as far as it is known."""
+        return (1.0,) if self.sharing is None else self.sharing.curve
 
     def has_seen(self, name: str, gpus: int | None = None) -> bool:
         """Whether training has shown how fast a network is, on any number of GPUs or on this one."""
@@ -152,6 +177,7 @@ class OnlineRates:
     def planned(self) -> None:
         """A plan was made by the table as it is now."""
         self._told = {network.name: network for network in self.table().models}
+        self._told_sharing = self._curve
         self.is_off = self.may_grow = False
 
     def table(self) -> RateTable:
@@ -189,7 +215,8 @@ class OnlineRates:
     def points(self, key: str) -> dict[int, Observation]:
         """GPUs -> rate, of what is known of networks of a key: seen in training, or else by an earlier run."""
         found = {gpus: Observation(one) for gpus, one in self._known.get(key, {}).items()}
-        return found | {gpus: _pooled(list(by_name.values())) for gpus, by_name in self._seen.get(key, {}).items()}
+        return found | {gpus: _pooled([self._alone(one) for one in by_name.values()])
+                        for gpus, by_name in self._seen.get(key, {}).items()}
 
 
 def _pooled(observations: Sequence[Observation]) -> Observation:
@@ -221,7 +248,7 @@ class _Estimate:
         rates = self._rates
         return RateTable(rates._samples, rates._gpus_per_node, tuple(
             Network(network.name, self._curve(network, most), min_gpus=network.min_gpus, max_gpus=most)
-            for network in self._networks if (most := rates._most(network))))
+            for network in self._networks if (most := rates._most(network))), sharing=rates._curve)
 
     def _slope(self, key: str) -> float:
         """By how much the logarithm of the efficiency falls with a further GPU, seen as well as can be."""

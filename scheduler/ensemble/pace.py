@@ -71,6 +71,11 @@ class Stream:
         if not self.rate >= LEAST:
             raise InputError(f"the stream's rate is {self.rate}; it must be at least {LEAST} samples/s")
 
+    @property
+    def supply(self) -> float:
+        """Samples/s that each network is given at most."""
+        return self.rate / max(1, self.count)
+
     def split(self, rates: Sequence[float], gpus: Sequence[int]) -> list[int]:
         """Which stream each network would best be in: the cut that wastes the fewest GPUs.
 
@@ -99,10 +104,10 @@ class Stream:
         [20.0, 20.0, 50.0]
         """
         if self.count == 0:
-            return [min(rate, self.rate) for rate in rates]
+            return [min(rate, self.supply) for rate in rates]
         slowest: dict[int, float] = {}
         for rate, stream in zip(rates, streams, strict=True):
-            slowest[stream] = min(rate, slowest.get(stream, self.rate / self.count))
+            slowest[stream] = min(rate, slowest.get(stream, self.supply))
         return [slowest[stream] for stream in streams]
 
 

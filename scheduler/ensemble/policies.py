@@ -43,6 +43,8 @@ class Policy:
             its networks share a stream, which is paced by them. Otherwise nothing is measured.
         own_samples: whether every trainer prepares its own samples, so that no rank is a preprocessor.
         own_pace: whether it counts on networks training at their own paces; users are told where they do not.
+        rearranges: whether it moves groups that run; others leave them where they are, also when GPUs could be shared
+            by fewer networks.
         costs: of moves, in the system that it stands for; a simulation takes them where it is given no others.
         stream: of that system, likewise.
 
@@ -57,6 +59,7 @@ class Policy:
     needs_rates: bool = True
     own_samples: bool = False
     own_pace: bool = False
+    rearranges: bool = False
     costs: Costs = PAPER_COSTS
     stream: Stream = FREE
 
@@ -169,7 +172,7 @@ POLICIES: dict[str, Policy] = {policy.name: policy for policy in (
     Policy("global", fleet_global, "rounds of one flotilla on all GPUs (FLEET-G)",
            reads=frozenset({"alpha", "delta", "peak_limited"}), stream=LOCKSTEP),
     Policy("adaptive", adaptive, "all GPUs are shared anew among all networks whenever one ends",
-           reads=frozenset(), own_pace=True, costs=REGROUPING_COSTS),
+           reads=frozenset(), own_pace=True, rearranges=True, costs=REGROUPING_COSTS),
 )}
 REFERENCE = POLICIES["baseline"]  # that speed-ups are measured against
 

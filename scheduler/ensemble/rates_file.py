@@ -6,7 +6,9 @@
 ``rates[m-1]`` is samples/s on m GPUs. ``epochs`` and ``params_mb`` may be left
 out; ``step_s`` of a model, ``[{"batch", "seconds"}]``, and ``comm_s`` at the
 top, ``[{"params_mb", "gpus", "seconds"}]``, are what the job scalability
-analyzer reads. Unknown keys are mistakes.
+analyzer reads. ``sharing`` at the top, such as ``[1, 1.6, 2.1]``, says how many
+times as many samples/s as one 1, 2, 3 networks on one GPU train together.
+Unknown keys are mistakes.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ def parse_rates(value: Any, place: str = "rates") -> RateTable:
         InputError: all mistakes in one line.
     """
     read = MistakeReader()
-    top = read.record(value, "", ("samples_per_epoch", "gpus_per_node", "models"), optional=("comm_s",))
+    top = read.record(value, "", ("samples_per_epoch", "gpus_per_node", "models"), optional=("comm_s", "sharing"))
     models = tuple(_network(read, item, f"models[{i}]")
                    for i, item in enumerate(read.items(top, "models", "models")))
     if "models" in top and not models:
@@ -47,7 +49,7 @@ def parse_rates(value: Any, place: str = "rates") -> RateTable:
     comm = tuple(_comm_time(read, item, f"comm_s[{i}]")
                  for i, item in enumerate(read.items(top, "comm_s", "comm_s")))
     table = RateTable(read.count(top, "samples_per_epoch", "samples_per_epoch"),
-                      read.count(top, "gpus_per_node", "gpus_per_node"), models, comm)
+                      read.count(top, "gpus_per_node", "gpus_per_node"), models, comm, _sharing(read, top))
     read.refuse_mistakes(place)
     return table
 
@@ -63,7 +65,19 @@ def write_rates(table: RateTable) -> dict[str, Any]:
     if table.comm_s:
         record["comm_s"] = [{"params_mb": time.params_mb, "gpus": time.gpus, "seconds": time.seconds}
                             for time in table.comm_s]
+    if len(table.sharing) > 1:
+        record["sharing"] = list(table.sharing)
     return record
+
+
+def _sharing(read: MistakeReader, top: dict[str, Any]) -> tuple[float, ...]:
+    if "sharing" not in top:
+        return (1.0,)
+    found = tuple(read.positive(speedup, f"sharing[{i}]", "times as much as one network alone")
+                  for i, speedup in enumerate(read.items(top, "sharing", "sharing")))
+    if not found or found[0] != 1:
+        read.mistake("sharing", "without the 1 of one network alone, but must begin with it")
+    return found
 
 
 def _network_record(network: Network) -> dict[str, Any]:

@@ -6,12 +6,13 @@ their answers by the same moves (:mod:`scheduler.ensemble.moves`). It runs on th
 project's one event kernel.
 
 Every GPU-second of a run is one of: training, waiting (free, or held by a
-group that another one holds back), checkpointing, regrouping.
+group that another one holds back), checkpointing, regrouping. Of a GPU that k
+networks share, each has a k-th.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import Enum, IntEnum, auto
@@ -22,8 +23,10 @@ from scheduler.ensemble.costs import Costs
 from scheduler.ensemble.learning import Learner, Learning
 from scheduler.ensemble.moves import Grow, Holding, Move, Shrink, Stance, Start, Stop, moves
 from scheduler.ensemble.pace import Stream
+from scheduler.ensemble.planning import plan
 from scheduler.ensemble.policies import Policy
 from scheduler.ensemble.rates import curves
+from scheduler.ensemble.sharing import share, speedup
 from scheduler.ensemble.waterfill import lower_bound
 from scheduler.simulator import Event, Simulator
 
@@ -93,7 +96,8 @@ def simulate(rates: RateTable, cluster: Cluster, policy: Policy, options: Option
     """Train an ensemble on numbers.
 
     Args:
-        rates: the true rates, with the epochs after which each network converges.
+        rates: the true rates, with the epochs after which each network converges, and what networks that share a GPU
+            train together.
         cluster: on which it trains.
         policy: that decides.
         options: of the policy.
@@ -108,10 +112,12 @@ def simulate(rates: RateTable, cluster: Cluster, policy: Policy, options: Option
     Raises:
         InputError: a network has no epochs, or does not fit on the cluster; or the policy leaves one waiting for ever.
     """
-    bound = lower_bound(rates, cluster.gpus)
-    return _Run(rates, cluster, policy, options, policy.costs if costs is None else costs,
-                policy.stream if stream is None else stream, told or rates,
-                None if learning is None else Learner(rates, cluster.gpus, learning)).run(bound)
+    gpus, stream = cluster.whole_gpus, policy.stream if stream is None else stream
+    # No GPU does more work than those networks together that do most on it.
+    bound = lower_bound(rates, gpus) / max(speedup(rates.sharing, count) for count in range(1, cluster.slots + 1))
+    told = replace(told or rates, supply=stream.supply)
+    return _Run(rates, cluster, policy, options, policy.costs if costs is None else costs, stream, told,
+                None if learning is None else Learner(rates, gpus, learning, cluster.slots)).run(bound)
 
 
 class _Kind(IntEnum):
@@ -143,7 +149,8 @@ class _Group:
         self.devices: tuple[int, ...] = ()
         self.epoch = 0
         self.position = 0.0  # samples into the epoch
-        self.rate = 0.0  # samples/s on its devices
+        self.rate = 0.0  # samples/s on its devices, beside the others there
+        self.beside = 1  # how many networks, itself among them, are on its GPUs
         self.pace = 0.0  # samples/s, at most the rate
         self.ready_s = 0.0  # when it began to train on its devices
         self.since = 0.0  # the moment of the position
@@ -176,7 +183,7 @@ class _Run:
         self.told = replace(told, models=tuple(replace(n, epochs=None) for n in told.models))
         self.learner = learner
         self.samples = rates.samples_per_epoch
-        self.rate_of = curves(rates, cluster.gpus).rate
+        self.rate_of = curves(rates, cluster.whole_gpus).rate
         self.groups = {network.name: _Group(network, row) for row, network in enumerate(rates.models)}
         self.free = set(cluster.devices)
         self.wanted = Round()
@@ -192,7 +199,7 @@ class _Run:
         left = [group.name for group in self.groups.values() if group.state is not _State.FINISHED]
         if left:
             raise InputError(f"the policy {self.policy.name} leaves {', '.join(left)} waiting for ever")
-        return self.book.close(self.policy.name, self.sim.now, bound, self.cluster.gpus, self.costs.profile_s,
+        return self.book.close(self.policy.name, self.sim.now, bound, self.cluster.whole_gpus, self.costs.profile_s,
                                self.learner.replans if self.learner is not None else 0)
 
     # Deciding
@@ -207,8 +214,9 @@ class _Run:
         self._advance_all()
         told, progress = self.told, self._progress()
         if self.learner is not None:
-            told, progress = self.learner.told(), replace(progress, rates_changed=self.learner.rates.has_news)
-        wanted = self.policy.decide(told, progress, self.cluster, self.options)
+            told = replace(self.learner.told(), supply=told.supply)
+            progress = replace(progress, rates_changed=self.learner.rates.has_news)
+        wanted = plan(self.policy, told, progress, self.cluster, self.options)
         if self.learner is not None:
             self.learner.planned(wanted != self.wanted)
         self.wanted = wanted
@@ -219,7 +227,7 @@ class _Run:
         if self.learner is not None:
             for group in self._training():
                 if self.sim.now >= group.ready_s + self.learner.after_s:
-                    self.learner.observe(group.name, len(group.devices))
+                    self.learner.observe(group.name, len(group.devices), group.beside)
 
     def _look(self) -> None:
         """See whether devices that are idle could be used by groups of which nothing was known before."""
@@ -249,7 +257,21 @@ class _Run:
         if changed:
             self.book.scheduling_s += self.costs.scheduling_s
             self.book.change(self.sim.now, self.groups.values())
+        self._share_gpus()
         self._set_paces()
+
+    def _share_gpus(self) -> None:
+        """Let each group train at the rate that it has beside the others on its GPUs."""
+        if self.cluster.slots == 1:
+            return
+        groups = [group for group in self.groups.values() if group.devices]
+        there = Counter(self.cluster.gpu(device) for group in groups for device in group.devices)
+        for group in groups:
+            group.beside = max(there[self.cluster.gpu(device)] for device in group.devices)
+            group.rate = self._rate(group)
+
+    def _rate(self, group: _Group) -> float:
+        return float(self.rate_of[group.row, len(group.devices) - 1]) * share(self.rates.sharing, group.beside)
 
     def _moves(self) -> tuple[Move, ...]:
         """The moves towards what is wanted, by all groups that are not as they should be."""
@@ -264,7 +286,7 @@ class _Run:
     def _stop(self, group: _Group) -> None:
         self._end_stint(group)
         group.state, group.pace = _State.STOPPING, 0.0
-        self.book.checkpoint(self.sim.now, self.sim.now + self.costs.checkpoint_s, len(group.devices))
+        self.book.checkpoint(self.sim.now, self.sim.now + self.costs.checkpoint_s, len(group.devices) / group.beside)
         self._next(group, self.costs.checkpoint_s, _Kind.STOPPED, self._stopped)
 
     def _form(self, group: _Group, devices: tuple[int, ...]) -> None:
@@ -275,9 +297,10 @@ class _Run:
         self.free -= set(devices)
         group.devices = devices
         group.state, group.pace = _State.FORMING, 0.0
-        group.rate = float(self.rate_of[group.row, len(devices) - 1])
+        self._share_gpus()
+        group.rate = self._rate(group)
         delay = self.costs.regroup_s + self.costs.scheduling_s
-        self.book.regroup_gpu_s += delay * len(devices)
+        self.book.regroup_gpu_s += delay * len(devices) / group.beside
         group.stint_start = self.sim.now
         self._next(group, delay, _Kind.READY, self._ready)
 
@@ -302,7 +325,7 @@ class _Run:
         group.epoch, group.position, group.supplied = group.epoch + 1, 0.0, 0.0
         self._observe()
         if self.learner is not None:
-            self.learner.observe(group.name, len(group.devices))
+            self.learner.observe(group.name, len(group.devices), group.beside)
         if group.epoch >= group.last_epoch:
             self._end_stint(group)
             self._release(group, _State.FINISHED)
@@ -333,7 +356,7 @@ class _Run:
         """Bring the position up to now."""
         elapsed = self.sim.now - group.since
         group.position += group.pace * elapsed
-        self.book.busy_gpu_s += len(group.devices) * elapsed * group.pace / group.rate
+        self.book.busy_gpu_s += len(group.devices) / group.beside * elapsed * group.pace / group.rate
         group.since = self.sim.now
 
     def _set_paces(self) -> None:
@@ -405,8 +428,8 @@ class _Book:
         self._round_start = 0.0
         self._round: list[tuple[_Group, tuple[int, ...], float]] = []  # group, devices, epochs before
 
-    def checkpoint(self, start: float, end: float, devices: int) -> None:
-        self.checkpoint_gpu_s += devices * (end - start)
+    def checkpoint(self, start: float, end: float, gpus: float) -> None:
+        self.checkpoint_gpu_s += gpus * (end - start)
         self.checkpoint_s += max(0.0, end - max(start, self._checkpoint_until))
         self._checkpoint_until = max(self._checkpoint_until, end)
 

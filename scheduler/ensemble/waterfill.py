@@ -141,14 +141,16 @@ def _newton(demand: Callable[[float], tuple[Floats, float]], level: float, gpus:
     """The level at which demand is ``gpus``, from one at which it is more.
 
     Left of there demand is convex and piecewise linear, so Newton's steps
-    never go too far and end after finitely many.
+    never go too far and end after finitely many. Where a network is as fast
+    on two sizes but for rounding, demand is so steep that a step gets nowhere;
+    then it goes beyond.
     """
     while True:
         share, slope = demand(level)
-        lower = level - (share.sum() - gpus) / slope
-        if not lower < level * (1 - 1e-13):
+        lower, nearly = level - (share.sum() - gpus) / slope, level * (1 - 1e-13)
+        if not lower < nearly and share.sum() <= gpus * (1 + 1e-9):
             return level
-        level = lower
+        level = min(lower, nearly)
 
 
 def lower_bound(rates: RateTable, gpus: int) -> float:

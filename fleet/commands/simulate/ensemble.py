@@ -4,14 +4,16 @@
   fleet simulate ensemble rates.json --gpus 80 --policy all --draw-epochs --seed 3
   fleet simulate ensemble rates.json --gpus 80 --policy global --literal --delta 20/s --plot gantt.png
   fleet simulate ensemble rates.json --gpus 80 --policy adaptive --profile online --rate-error 5%
+  fleet simulate ensemble rates.json --gpus 8 --policy adaptive --per-device auto --sharing 1,1.6,2.1,2.4
 
 The policies are those of a real run. FILE is a rates file whose networks have epochs, which the
 policies do not know. By default `global` trains in lockstep and the others at free pace. Moves cost
 what they cost in each kind of system: `adaptive` pays 5 s for every group that starts or changes; the
 paper's policies pay a checkpoint of 34 s for every group that stops unfinished, and 0.46 s for a
 decision (Table 4 of the paper); `baseline` and `homogeneous` pay nothing. With `--profile online`,
-policies are told no rates but guesses, and learn the others while networks train. No schedule can be
-shorter than the bound, even if moves cost nothing and the epochs are known.
+policies are told no rates but guesses, and learn the others while networks train. With `--per-device`,
+networks share GPUs while they outnumber them: K on each, or with auto as many as pay. No schedule can
+be shorter than the bound, even if moves cost nothing and the epochs are known.
 """
 
 from __future__ import annotations
@@ -24,14 +26,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fleet.arguments import number, positive, share, stream
+from fleet.arguments import number, positive, share, stream, whole
 from fleet.commands.options import add_cluster, add_json, add_options, add_policy, cluster_of, options_of, print_json
 from fleet.commands.plots import add_plot, drawn
 from fleet.errors import ExitStatus, UserError
 from fleet.plugins import find_policy
 from fleet.terminal import bar, print_table
 from fleet.units import counted
-from scheduler.base import Cluster, Options, RateTable
+from scheduler.base import MOST_SLOTS, Cluster, Options, RateTable
 from scheduler.ensemble.costs import Costs
 from scheduler.ensemble.draw import redraw_epochs, with_errors
 from scheduler.ensemble.learning import Learning
@@ -71,6 +73,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--prior-factor", type=number(1, 100), metavar="F",
                        help="with --profile online, by what factor rates are typically wrong that are guessed before "
                             f"anything has trained ({_FACTOR:g})")
+    group.add_argument("--per-device", type=_slots, default=1, metavar="K",
+                       help="how many networks may share a GPU, or auto: as many as pay (1)")
+    group.add_argument("--sharing", type=_sharing, metavar="S",
+                       help="how many times as many samples/s as one 1, 2, ... networks on one GPU train together, "
+                            "like 1,1.6,2.1 (as in FILE)")
     group.add_argument("--draw-epochs", action="store_true",
                        help="draw the epochs of each network from those in the file, with --seed")
     add_plot(parser, "which network trained when on which GPU")
@@ -96,12 +103,14 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--prior-factor: only --profile online guesses rates; leave it out")
     draws = args.draw_epochs or args.rate_error > 0 or is_online
     options = options_of(args, policies, None, *(["seed"] if draws else []))
-    cluster = cluster_of(args, rates.gpus_per_node)
+    if args.sharing is not None:
+        rates = dataclasses.replace(rates, sharing=args.sharing)
+    cluster = _cluster(args, rates)
     if args.draw_epochs:
         rates = redraw_epochs(rates, options.seed)
     if args.literal:  # the rates that the networks have, too
-        rates = as_printed(rates, cluster.gpus)
-    told = rates if is_online else _told(args, rates, cluster, options)
+        rates = as_printed(rates, cluster.whole_gpus)
+    told = rates if is_online else _told(args, rates, cluster.whole_gpus, options)
     learning = _learning(args, options) if is_online else None
     outcomes = [simulate(rates, cluster, policy, options, _costs(args, policy), _stream(args, policy), told, learning)
                 for policy in policies]
@@ -117,10 +126,39 @@ def run(args: argparse.Namespace) -> int:
     return ExitStatus.OK
 
 
-def _told(args: argparse.Namespace, rates: RateTable, cluster: Cluster, options: Options) -> RateTable:
+def _slots(text: str) -> int | None:
+    """How many networks may share a GPU; None for auto."""
+    return None if text == "auto" else whole(1, MOST_SLOTS)(text)
+
+
+def _sharing(text: str) -> tuple[float, ...]:
+    """What 1, 2, ... networks on one GPU train together, as times of what one does."""
+    found = tuple(map(positive, text.split(",")))
+    if found[0] != 1 or len(found) > MOST_SLOTS:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} should begin with 1, as one network trains as much as one, "
+                                         f"and have at most {MOST_SLOTS} numbers")
+    return found
+
+
+def _cluster(args: argparse.Namespace, rates: RateTable) -> Cluster:
+    """The cluster that the options describe, with its slots.
+
+    Raises:
+        UserError: nobody says what networks train that share a GPU, or it is said and none do.
+    """
+    is_shared = args.per_device != 1
+    if is_shared and len(rates.sharing) < 2:
+        raise UserError(f"--per-device: {args.file} does not say what networks train together that share a GPU; give "
+                        "--sharing, like 1,1.6,2.1")
+    if args.sharing is not None and not is_shared:
+        raise UserError("--sharing: with --per-device 1 no GPU is shared; leave it out, or give --per-device auto")
+    return cluster_of(args, rates.gpus_per_node, args.per_device or len(rates.sharing), args.per_device is not None)
+
+
+def _told(args: argparse.Namespace, rates: RateTable, gpus: int, options: Options) -> RateTable:
     if not args.rate_error:
         return rates
-    return steadied(with_errors(rates, args.rate_error, options.seed), cluster.gpus)
+    return steadied(with_errors(rates, args.rate_error, options.seed), gpus)
 
 
 def _learning(args: argparse.Namespace, options: Options) -> Learning:
@@ -160,10 +198,11 @@ def _print(outcome: Simulated, cluster: Cluster) -> None:
             ("scheduling, s", outcome.scheduling_s),
             ("checkpointing, s", outcome.checkpoint_s),
             ("plans after new rates", outcome.replans)]
-    ], title=f"{outcome.makespan_s / outcome.lower_bound_s:.3f} of the lower bound on {counted(cluster.gpus, 'GPU')}, "
-             f"{cluster.gpus_per_node} a node, in {counted(len(outcome.rounds), 'round')}")
+    ], title=f"{outcome.makespan_s / outcome.lower_bound_s:.3f} of the lower bound on "
+             f"{counted(cluster.whole_gpus, 'GPU')}, {cluster.gpus_per_node // cluster.slots} a node, in "
+             f"{counted(len(outcome.rounds), 'round')}")
     shown = outcome.rounds if len(outcome.rounds) <= 30 else outcome.rounds[:30]
-    print_table(["round", "start, s", "seconds", "networks", "GPUs", ""],
+    print_table(["round", "start, s", "seconds", "networks", "GPUs" if cluster.slots == 1 else "slots", ""],
                 [[number, round(one.start_s, 1), round(one.end_s - one.start_s, 1), len(one.members),
                   sum(member.gpus for member in one.members), bar(sum(m.gpus for m in one.members), cluster.gpus)]
                  for number, one in enumerate(shown, start=1)])
@@ -186,6 +225,6 @@ def plot(path: Path, outcome: Simulated, cluster: Cluster) -> None:
             if stint.end_s - stint.start_s > outcome.makespan_s / 40:  # room for its name
                 axes.text((stint.start_s + stint.end_s) / 2, stint.devices[0] + 0.45, stint.name, fontsize=4,
                           ha="center", va="center")
-        axes.set(xlim=(0, outcome.makespan_s), ylim=(0, cluster.gpus), xlabel="seconds", ylabel="GPU",
+        axes.set(xlim=(0, outcome.makespan_s), ylim=(0, 1 + max(cluster.devices)), xlabel="seconds", ylabel="GPU",
                  title=f"{outcome.policy}: {outcome.makespan_s:.0f} s, "
                        f"{outcome.makespan_s / outcome.lower_bound_s:.3f} of the lower bound")

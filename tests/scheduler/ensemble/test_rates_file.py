@@ -36,6 +36,9 @@ def test_a_rates_file_says_all_that_it_holds():
 
 def test_what_is_written_is_read_back():
     assert write_rates(parse_rates(RIGHT)) == RIGHT
+    shared = {**RIGHT, "sharing": [1, 1.6, 2.1]}
+    assert parse_rates(shared).sharing == (1, 1.6, 2.1)
+    assert write_rates(parse_rates(shared)) == shared
 
 
 @pytest.mark.parametrize(("path", "value", "said"), [
@@ -58,6 +61,8 @@ def test_what_is_written_is_read_back():
     (["models", 1, "gpus"], 3, "models[1].gpus is an unknown key; the keys are name, rates"),
     (["models"], [], "models is empty, but an ensemble needs at least one network"),
     (["gpus_per_node"], 0, "gpus_per_node is 0, but must be a whole number from 1"),
+    (["sharing"], [1.6, 2.1], "sharing is without the 1 of one network alone, but must begin with it"),
+    (["sharing"], [1, -2], "sharing[1] is -2, but must be from"),
     (["samples_per_epoch"], KeyError, "samples_per_epoch is missing"),
     (["comm_s", 0, "seconds"], 0, "comm_s[0].seconds is 0, but must be from"),
 ])

@@ -66,6 +66,27 @@ def test_epochs_are_drawn_with_the_seed_and_rates_are_told_with_errors(simulate)
     assert simulate("--gpus", 2, "--policy", "adaptive", "--rate-error", "5%")[0] == 0
 
 
+def test_networks_may_share_gpus(simulate):
+    def span(*more):
+        return simulate("--gpus", 1, "--policy", "adaptive", "--regroup-s", 0, *more, "--json")[1]["makespan_s"]
+
+    alone, shared = span(), span("--per-device", "auto", "--sharing", "1,1.5,1.8")
+    assert alone / 1.8 <= shared < alone / 1.4
+    assert span("--per-device", "auto", "--sharing", "1,1") == alone  # as many as pay
+    assert span("--per-device", 3, "--sharing", "1,0.5,0.4") > 1.5 * alone  # as many as are asked for
+
+
+@pytest.mark.parametrize(("given", "said"), [
+    (["--per-device", "auto"], "--per-device: {} does not say what networks train together"),
+    (["--per-device", "0"], "'0' should be a whole number from 1 to 64"),
+    (["--per-device", "auto", "--sharing", "2,3"], "'2,3' should begin with 1"),
+    (["--sharing", "1,2"], "--sharing: with --per-device 1 no GPU is shared")])
+def test_slots_that_cannot_be_simulated_are_refused(simulate, rates, given, said):
+    status, _, problem = simulate("--gpus", 1, "--policy", "adaptive", *given)
+    assert status == 2
+    assert said.format(rates) in problem
+
+
 def test_rates_may_be_learned_in_the_run(simulate):
     online = ["--gpus", 2, "--policy", "all", "--profile", "online", "--json"]
     _, exact, _ = simulate("--gpus", 2, "--policy", "all", "--json")

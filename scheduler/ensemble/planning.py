@@ -1,0 +1,212 @@
+"""What should run now on a cluster whose GPUs may be shared and whose input may be slow: a policy is asked, once.
+
+A policy knows neither. :func:`plan` tells it rates that are to be had, and as many devices as should be used:
+
+- *The input.* Where the stream supplies less than a network takes, its rate is what the stream gives, and no network is
+  given GPUs that would not make it faster. So many networks on one stream are preferred to few wide groups.
+- *Slots.* Where networks outnumber GPUs, k of them share each, while that pays (:func:`scheduler.ensemble.sharing.
+  paying`), or as many as there are slots (:attr:`scheduler.base.Cluster.fills`). The policy plans on a cluster of k
+  devices for each GPU, at rates r s(k) / k. Where networks do not outnumber GPUs any more, each has whole ones.
+- *Apart.* A group takes at most one slot of a GPU: two would only share its time, and NCCL refuses them.
+- *Alone.* A network that has run out of memory beside others waits until GPUs are not shared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from scheduler.base import Cluster, Member, Network, Options, Progress, RateTable, Round
+from scheduler.ensemble.policies import Policy
+from scheduler.ensemble.rates import curve
+from scheduler.ensemble.sharing import paying, share
+
+
+def plan(policy: Policy, rates: RateTable, progress: Progress, cluster: Cluster, options: Options) -> Round:
+    """Ask a policy.
+
+    Args:
+        rates: as they would be on GPUs that nobody shares, with an input that is fast enough.
+        cluster: with all slots that there are.
+
+    Returns:
+        Its answer, in devices of the cluster; no group has two slots of one GPU.
+    """
+    if not options.peak_limited:
+        rates = replace(rates, supply=math.inf)
+    if cluster.slots == 1:
+        return policy.decide(supplied(rates, cluster.gpus), progress, cluster, options)
+    count = networks_per_gpu(rates, progress, cluster)
+    return _Shared(policy, progress, cluster, count).decide(rates, options)
+
+
+def supplied(rates: RateTable, gpus: int) -> RateTable:
+    """The rates that networks reach with the input that there is; beyond the peak, no GPU is of use.
+
+    >>> table = RateTable(1, 4, (Network("a", (60.0, 110.0, 150.0)), Network("b", (10.0, 20.0))), supply=100.0)
+    >>> [(network.rates, network.max_gpus) for network in supplied(table, 4).models]
+    [((60.0, 100.0), 2), ((10.0, 20.0), None)]
+    """
+    if all(_reaches(network, gpus) < rates.supply for network in rates.models):
+        return rates
+    return replace(rates, models=tuple(_supplied(network, rates.supply, gpus) for network in rates.models))
+
+
+def _reaches(network: Network, gpus: int) -> float:
+    """At least the best rate of a network: each GPU adds at most as much as the first, or what was measured."""
+    return max(max(network.rates), gpus * network.rates[-1] / len(network.rates)) if len(network.rates) > 1 \
+        else network.rates[0]
+
+
+def _supplied(network: Network, supply: float, gpus: int) -> Network:
+    last = max(network.min_gpus, min(gpus, network.max_gpus or gpus))
+    rates = curve(network, last)
+    enough = (rates >= supply).nonzero()[0]
+    if not len(enough):
+        return network
+    most = max(int(enough[0]) + 1, network.min_gpus)
+    return replace(network, rates=tuple(min(rate, supply) for rate in rates[:most].tolist()), max_gpus=most)
+
+
+def networks_per_gpu(rates: RateTable, progress: Progress, cluster: Cluster) -> int:
+    """How many networks should share each GPU now."""
+    left = [network.name for network in rates.models
+            if network.name not in progress.finished and network.name not in progress.alone]
+    most = max(1, min(cluster.slots, -(-len(left) // max(1, cluster.whole_gpus))))
+    return most if cluster.fills else paying(rates, left, most)
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """One question to a policy about a cluster with slots.
+
+    The policy is told of a cluster whose devices are numbered without gaps: device j of GPU i of a node is slot number
+    j among those of that GPU that are used now, those first that networks have already.
+    """
+
+    policy: Policy
+    progress: Progress
+    cluster: Cluster
+    count: int  # networks that should share a GPU
+
+    def decide(self, rates: RateTable, options: Options) -> Round:
+        used = self._used()
+        inner = self._inner(used)
+        actual = {number: device for device, number in inner.items()}
+        width = max(map(len, used.values()), default=1)
+        per_node = self.cluster.gpus_per_node // self.cluster.slots * width
+        cluster = Cluster(tuple(sorted(actual)), per_node, width)
+        answer = self.policy.decide(self._told(rates), self._progress(rates, inner), cluster, options)
+        held = {inner[device] for member in self.progress.running for device in member.devices if device in inner}
+        return Round(tuple(Member(member.name, tuple(actual[number] for number in member.devices))
+                           for member in apart(answer.members, cluster, held)))
+
+    def _used(self) -> dict[int, list[int]]:
+        """GPU -> the slots of it that may be used."""
+        held = [device for member in self.progress.running if member.name not in self.progress.finished
+                for device in member.devices]
+        wanted = [device for member in self.progress.wanted.members if member.name not in self.progress.finished
+                  for device in member.devices]
+        taken = {*held, *wanted}
+        slots: defaultdict[int, list[int]] = defaultdict(list)
+        for device in self.cluster.devices:
+            slots[self.cluster.gpu(device)].append(device)
+        used = {}
+        for gpu, devices in slots.items():
+            devices.sort(key=lambda device: (device not in wanted, device not in held, device))
+            keeps = 0 if self.policy.rearranges else sum(device in taken for device in devices)
+            used[gpu] = sorted(devices[:max(self.count, keeps)])
+        return used
+
+    def _inner(self, used: Mapping[int, Sequence[int]]) -> dict[int, int]:
+        """Device -> its number in the cluster that the policy is told of."""
+        width, whole = max(map(len, used.values()), default=1), self.cluster.gpus_per_node // self.cluster.slots
+        return {device: (gpu // whole * width + place) * whole + gpu % whole
+                for gpu, devices in used.items() for place, device in enumerate(devices)}
+
+    def _told(self, rates: RateTable) -> RateTable:
+        part, gpus = share(rates.sharing, self.count), self.cluster.whole_gpus
+        return supplied(replace(rates, models=tuple(
+            replace(network, rates=tuple(part * rate for rate in network.rates),
+                    max_gpus=max(network.min_gpus, min(gpus, network.max_gpus or gpus)))
+            for network in rates.models)), gpus)
+
+    def _progress(self, rates: RateTable, inner: Mapping[int, int]) -> Progress:
+        """The same in the policy's numbers. What must wait is as if it had finished."""
+        progress = self.progress
+        waits = {network.name for network in rates.models if network.min_gpus > self.cluster.whole_gpus}
+        if self.count > 1:
+            waits |= progress.alone
+        wanted = _members(progress.wanted.members, inner)
+        is_other = self.policy.rearranges and wanted != _members(progress.wanted.members, inner, whole=True)
+        return replace(progress, running=_members(progress.running, inner), wanted=Round(wanted),
+                       finished=progress.finished | waits, rates_changed=progress.rates_changed or is_other)
+
+
+def _members(members: Iterable[Member], inner: Mapping[int, int], whole: bool = False) -> tuple[Member, ...]:
+    """Groups by other numbers, with those devices that have one.
+
+    Args:
+        whole: leave out groups that lose any.
+    """
+    found = (Member(member.name, tuple(inner[device] for device in member.devices if device in inner))
+             for member in members if not whole or all(device in inner for device in member.devices))
+    return tuple(member for member in found if member.devices)
+
+
+def apart(members: Sequence[Member], cluster: Cluster, held: set[int]) -> tuple[Member, ...]:
+    """The same groups on devices of which no two of one group are slots of one GPU.
+
+    A device that a group has too much of a GPU is exchanged for a free one of another GPU, or for that of another
+    group, which rather does not run yet. Where that cannot be, the group does without.
+
+    Args:
+        held: devices of groups that run.
+
+    >>> cluster = Cluster.of(gpus=2, gpus_per_node=2, slots=2)
+    >>> [member.devices for member in apart([Member("a", (0, 2)), Member("b", (1,))], cluster, set())]
+    [(0, 3), (1,)]
+    >>> [member.devices for member in apart([Member("a", (0, 2)), Member("b", (1,)), Member("c", (3,))], cluster, {1})]
+    [(0, 3), (1,), (2,)]
+    """
+    groups = {member.name: list(member.devices) for member in members}
+    owner = {device: name for name, devices in groups.items() for device in devices}
+    for name, devices in groups.items():
+        for place, device in enumerate(devices):
+            if cluster.gpu(device) not in {cluster.gpu(other) for other in devices[:place]}:
+                continue
+            if (other := _exchange(name, device, groups, owner, cluster, held)) is None:
+                continue
+            if (loser := owner.get(other)) is not None:
+                groups[loser][groups[loser].index(other)] = device
+                owner[device] = loser
+            else:
+                del owner[device]
+            devices[place], owner[other] = other, name
+    return tuple(Member(name, tuple(_one_each(devices, cluster))) for name, devices in groups.items())
+
+
+def _exchange(name: str, device: int, groups: Mapping[str, Sequence[int]], owner: Mapping[int, str], cluster: Cluster,
+              held: set[int]) -> int | None:
+    """The best device to have instead; None where there is none."""
+    mine = {cluster.gpu(other) for other in groups[name]}
+
+    def can_give(other: int) -> bool:
+        loser = owner.get(other)
+        return loser is None or cluster.gpu(device) not in {cluster.gpu(one) for one in groups[loser] if one != other}
+
+    able = [other for other in cluster.devices if cluster.gpu(other) not in mine and can_give(other)]
+    if not able:
+        return None
+    return min(able, key=lambda other: (other in owner, other in held, cluster.node(other) != cluster.node(device),
+                                        other))
+
+
+def _one_each(devices: Sequence[int], cluster: Cluster) -> list[int]:
+    """The first device of each GPU."""
+    first: dict[int, int] = {}
+    for device in devices:
+        first.setdefault(cluster.gpu(device), device)
+    return list(first.values())

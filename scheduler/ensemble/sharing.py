@@ -1,0 +1,183 @@
+"""What several networks on one GPU train together, as far as training has shown it.
+
+s(k) is how many times as many samples/s k networks on one GPU train as one does alone; s(1) = 1. Each of them trains
+at a share s(k) / k of the rate that it has alone. One curve is taken to hold for all networks of a machine.
+
+It is learned from networks that have trained beside different numbers of others: log r = a + log(s(k) / k), with an
+``a`` for every speed and group size, by least squares. Only what hangs together with k = 1 is known. Beyond the largest
+k of which that can be said, s is taken to grow as the square root of k, which is more than it must to be tried; but no
+more than twice as many networks share a GPU as are known to. So a run on an unknown machine begins with one network on
+each GPU, tries two as soon as the first have shown their rates, and goes on from there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from scheduler.base import RateTable
+from scheduler.ensemble.rates import rate
+
+REACH = 2  # times as many networks on a GPU as are known of, at most
+PAYS = 1.03  # another network on each GPU pays where they train so many times as many samples/s together
+
+Unit: TypeAlias = tuple[str, int]  # (speed, GPUs of the group): its rate depends on nothing but the others beside it
+
+
+def speedup(sharing: Sequence[float], count: int) -> float:
+    """s(k): how many times as many samples/s as one so many networks on a GPU train together.
+
+    Args:
+        sharing: s(1), s(2), ... as far as they are known.
+
+    >>> speedup((1.0, 1.5), 2), speedup((1.0, 1.5), 8)
+    (1.5, 3.0)
+    """
+    known = max(1, min(count, len(sharing)))
+    return (sharing[known - 1] if sharing else 1.0) * math.sqrt(count / known)
+
+
+def share(sharing: Sequence[float], count: int) -> float:
+    """s(k) / k: the part of its own rate at which each of so many networks on a GPU trains."""
+    return speedup(sharing, count) / count
+
+
+def paying(rates: RateTable, names: Iterable[str], most: int) -> int:
+    """How many networks should share a GPU: another one only while all together train more, by 3 % at least.
+
+    What the input does not give, nobody trains: one network of 900 samples/s on an input of 100 trains as much beside
+    seven others.
+
+    Args:
+        names: of the networks that could.
+        most: of them on one GPU.
+
+    >>> from scheduler.base import Network
+    >>> pair = (Network("a", (900.0,)), Network("b", (900.0,)))
+    >>> [paying(RateTable(1, 1, pair, sharing=(1.0, 1.0), supply=supply), "ab", 2) for supply in (math.inf, 100.0)]
+    [1, 2]
+    >>> [paying(RateTable(1, 1, pair, sharing=sharing), "ab", 8) for sharing in ((), (1.0,), (1.0, 1.4))]
+    [1, 2, 4]
+    """
+    most = min(most, max(1, REACH * len(rates.sharing)))
+    wanted = set(names)
+    alone = np.array([rate(network, network.min_gpus) for network in rates.models if network.name in wanted])
+    if not len(alone):
+        return 1
+
+    def together(count: int) -> float:
+        return count * float(np.minimum(alone * share(rates.sharing, count), rates.supply).mean())
+
+    count = 1
+    while count < most and together(count + 1) > PAYS * together(count):
+        count += 1
+    return count
+
+
+def worth(sharing: Sequence[float]) -> int:
+    """How many networks should share a GPU, as far as the curve is known, where the input is no limit.
+
+    >>> worth((1.0, 1.6, 1.9, 1.91)), worth((1.0,))
+    (3, 1)
+    """
+    return next((count for count in range(1, len(sharing)) if sharing[count] <= PAYS * sharing[count - 1]),
+                len(sharing))
+
+
+def differ(before: Sequence[float], now: Sequence[float], off: float) -> bool:
+    """Whether a plan that was made by one curve may be wrong by another: more is known, or s is off by a share.
+
+    >>> differ((1.0,), (1.0, 1.4), 0.25), differ((1.0, 1.4), (1.0, 1.5), 0.25), differ((1.0, 1.4), (1.0, 1.0), 0.25)
+    (True, False, True)
+    """
+    counts = range(1, 1 + max(len(before), len(now)))
+    then, after = ([speedup(curve, count) for count in counts] for curve in (before, now))
+    return len(before) != len(now) or worth(then) != worth(after) or any(abs(new - old) > off * old
+                                              for old, new in zip(then, after, strict=True))
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """The rate of a unit beside so many others, samples/s."""
+
+    unit: Unit
+    count: int
+    rate: float
+
+
+class Sharing:
+    """The curve s, learned.
+
+    Args:
+        known: s(2), s(3), ... of earlier runs, by k; what training shows counts instead.
+        alone: speed -> {GPUs: samples/s}, of earlier runs on GPUs that were not shared.
+    """
+
+    def __init__(self, known: Mapping[int, float] | None = None,
+                 alone: Mapping[str, Mapping[int, float]] | None = None) -> None:
+        self._known = dict(known or {})
+        self._found: dict[int, float] = {}
+        self._shown = {((speed, gpus), 1): _Shown((speed, gpus), 1, rate)
+                       for speed, rates in (alone or {}).items() for gpus, rate in rates.items()}
+
+    def observe(self, unit: Unit, count: int, rate: float) -> None:
+        """A group has trained while so many networks, itself among them, were on its GPU."""
+        self._shown[unit, count] = _Shown(unit, count, rate)
+        self._found = _fitted(list(self._shown.values()))
+
+    @property
+    def found(self) -> dict[int, float]:
+        """k -> s(k), of each k above 1 that this run has shown."""
+        return dict(self._found)
+
+    def is_known(self, count: int) -> bool:
+        """Whether s(k) rests on anything but a guess."""
+        return count == 1 or count in self._found or count in self._known
+
+    @property
+    def curve(self) -> tuple[float, ...]:
+        """s(1), s(2), ... as far as anything is known; between, as the square root grows."""
+        known, curve = self._known | self._found, [1.0]
+        if not (known or any(one.count == 1 for one in self._shown.values())):
+            return ()
+        for count in range(2, 1 + max(known, default=1)):
+            curve.append(known.get(count, speedup(curve, count)))
+        return tuple(curve)
+
+
+def _fitted(shown: Sequence[_Shown]) -> dict[int, float]:
+    """s(k) of each k that hangs together with k = 1 by units that were seen at both.
+
+    >>> _fitted([_Shown(("a", 1), 1, 10.0), _Shown(("a", 1), 2, 8.0), _Shown(("b", 1), 3, 4.0)])
+    {2: 1.6}
+    """
+    counts = _connected(shown)
+    used = [one for one in shown if one.count in counts]
+    units = sorted({one.unit for one in used})
+    columns = sorted(counts - {1})
+    if not columns:
+        return {}
+    design = np.zeros((len(used), len(units) + len(columns)))
+    for row, one in enumerate(used):
+        design[row, units.index(one.unit)] = 1.0
+        if one.count > 1:
+            design[row, len(units) + columns.index(one.count)] = 1.0
+    logs = np.log([one.rate for one in used])
+    found = np.linalg.lstsq(design, logs, rcond=None)[0][len(units):]
+    # None trains faster beside others than alone: what says so is noise.
+    return {count: round(count * min(1.0, math.exp(log)), 9) for count, log in zip(columns, found, strict=True)}
+
+
+def _connected(shown: Sequence[_Shown]) -> set[int]:
+    """The numbers of networks on a GPU that can be compared with one."""
+    reached = {1}
+    while True:
+        units = {one.unit for one in shown if one.count in reached}
+        more = {one.count for one in shown if one.unit in units}
+        if more <= reached:
+            return reached
+        reached |= more

@@ -1,0 +1,89 @@
+"""What networks that share a GPU train together, and how many should."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler.base import Network, RateTable
+from scheduler.ensemble.online import Observation, OnlineRates, Traits
+from scheduler.ensemble.sharing import REACH, Sharing, paying, share, speedup, worth
+from tests.examples import examples
+
+CURVES = st.lists(st.floats(0.5, 4.0), min_size=1, max_size=5).map(
+    lambda more: (1.0, *(min(count, one) for count, one in enumerate(more, start=2))))
+
+
+@given(CURVES, st.dictionaries(st.tuples(st.sampled_from("abc"), st.integers(1, 3)),
+                               st.floats(1.0, 1e4), min_size=1, max_size=5))
+@settings(max_examples=examples(60), deadline=None)
+def test_the_curve_is_found_from_networks_of_any_speed_that_were_seen_beside_others(curve, alone):
+    sharing = Sharing()
+    for number, (unit, rate) in enumerate(alone.items()):
+        sharing.observe(unit, 1, rate)
+        for count in range(2, len(curve) + 1):
+            if count == 2 or number == 0:  # not every network is seen beside any number of others
+                sharing.observe(unit, count, rate * share(curve, count))
+    assert sharing.curve == pytest.approx(curve)
+
+
+def test_nothing_is_known_before_anything_has_trained_alone():
+    sharing = Sharing()
+    sharing.observe(("a", 1), 2, 10.0)
+    sharing.observe(("a", 1), 4, 6.0)
+    assert (sharing.curve, sharing.found, sharing.is_known(2)) == ((), {}, False)
+    sharing.observe(("b", 1), 4, 6.0)
+    sharing.observe(("b", 1), 1, 12.0)  # by b and four, a and two hang together with one
+    assert sharing.found == {2: pytest.approx(2 * 10 / 12), 4: pytest.approx(2.0)}
+
+
+def test_noise_makes_no_network_faster_beside_others_than_alone():
+    sharing = Sharing()
+    sharing.observe(("a", 1), 1, 10.0)
+    sharing.observe(("a", 1), 2, 11.0)
+    assert sharing.curve == (1.0, 2.0)
+
+
+def test_what_an_earlier_run_has_shown_counts_until_this_one_shows_otherwise():
+    sharing = Sharing({2: 1.6, 4: 2.2}, {"a": {1: 10.0}})
+    assert sharing.curve == (1.0, 1.6, pytest.approx(1.6 * 1.5**0.5), 2.2)
+    sharing.observe(("a", 1), 2, 5.0)  # alone it had 10 in the earlier run
+    assert sharing.curve[1] == 1.0
+
+
+@given(CURVES, st.integers(1, 12))
+@settings(max_examples=examples(60), deadline=None)
+def test_beyond_what_is_known_networks_share_with_twice_as_many_at_most(curve, most):
+    table = RateTable(1, 1, (Network("a", (10.0,)),), sharing=curve)
+    found = paying(table, "a", most)
+    assert 1 <= found <= min(most, REACH * len(curve))
+    assert found >= min(most, worth(curve))
+    assert all(speedup(curve, count + 1) > speedup(curve, count) for count in range(1, found))
+
+
+def test_an_input_that_is_slow_makes_sharing_pay_that_makes_no_step_faster():
+    def together(supply):
+        return paying(RateTable(1, 1, (Network("a", (6936.0,)),), sharing=(1.0,) * 3, supply=supply), "a", 3)
+
+    assert [together(supply) for supply in (1190.0, 3000.0, 7000.0)] == [3, 3, 1]
+
+
+# --- rates that are learned beside others -------------------------------------------------------
+
+def test_rates_that_were_seen_beside_others_stand_for_those_that_networks_have_alone():
+    rates = OnlineRates([Traits("a", "a"), Traits("b", "b")], 100, 1, 1, slots=4)
+    assert rates.table().sharing == ()
+    rates.observe("a", 1, Observation(10.0))
+    rates.planned()
+    rates.observe("a", 1, Observation(7.5, beside=2))
+    assert rates.has_news  # more is known of sharing than when it was planned
+    rates.observe("b", 1, Observation(30.0, beside=2))
+    assert rates.table().sharing == (1.0, 1.5)
+    assert [network.rates for network in rates.table().models] == [(pytest.approx(10.0),), (pytest.approx(40.0),)]
+
+
+def test_where_no_gpu_is_shared_nothing_is_learned_of_it():
+    rates = OnlineRates([Traits("a", "a")], 100, 1, 1)
+    rates.observe("a", 1, Observation(10.0))
+    rates.planned()
+    rates.observe("a", 1, Observation(10.1))
+    assert (rates.sharing, rates.table().sharing, rates.has_news) == (None, (1.0,), False)
