@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "schema": ("fleet.commands.schema", "print the JSON Schema of a spec, for editors"),
     "rehearse": ("fleet.commands.rehearse", "try a spec on this machine, with training emulated"),
     "report": ("fleet.commands.report", "show the results of a run: a table, numbers, and one HTML file"),
+    "predict": ("fleet.commands.predict", "predict with the best networks of a run, alone or together"),
     "plan": ("fleet.commands.plan", "show which networks train first, on which GPUs"),
     "ensemble": ("fleet.commands.ensemble", "draw or convert an ensemble to simulate"),
     "simulate ensemble": ("fleet.commands.simulate.ensemble", "simulate how long an ensemble trains under a policy"),

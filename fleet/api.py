@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from fleet.errors import EXPLAINED, ExitStatus, FleetError, InfrastructureError, SpecError, UserError
+from fleet.prediction.ensembles import EnsembleResult, read_ensembles
+from fleet.predictor import Predictor
 from fleet.run import parse_arguments
 from fleet.spec import (
     Batch,
@@ -41,9 +43,10 @@ from fleet.storage.paths import RunPaths
 from fleet.storage.results import NetworkResult, Status, read_results
 from launch.notices import run_quietly
 
-__all__ = ["Batch", "Checkpoint", "Converge", "Data", "Document", "ExitStatus", "FleetError", "ModelEntry",
-           "NetworkResult", "Optimizer", "Profile", "Resources", "Schedule", "Spec", "SpecError", "Status", "Train",
-           "UserError", "dump", "load", "mpirun", "parse", "read_results", "run", "write_spec"]
+__all__ = ["Batch", "Checkpoint", "Converge", "Data", "Document", "EnsembleResult", "ExitStatus", "FleetError",
+           "ModelEntry", "NetworkResult", "Optimizer", "Predictor", "Profile", "Resources", "Schedule", "Spec",
+           "SpecError", "Status", "Train", "UserError", "dump", "load", "mpirun", "parse", "read_ensembles",
+           "read_results", "run", "write_spec"]
 
 
 def write_spec(spec: Document | Mapping[str, Any], path: str | Path) -> Spec:

@@ -26,7 +26,8 @@ _BELOW_SPEC = "fleet fleet.errors fleet.units fleet.terminal fleet.plugins prepr
 _SPEC = f"fleet.spec {_BELOW_SPEC}"
 _STORAGE = f"fleet.storage {_SPEC}"
 _COMM = f"fleet.comm {_STORAGE}"
-_RUNTIME = f"fleet.ensemble fleet.search fleet.stream fleet.engines fleet.monitor {_COMM} launch"
+_RUNTIME = (f"fleet.ensemble fleet.search fleet.stream fleet.engines fleet.monitor fleet.prediction {_COMM} "
+            "launch")
 _RUN = f"fleet.runtime {_RUNTIME}"
 _FAMILY = "scheduler.base scheduler.files scheduler.hulls scheduler.simulator"
 
@@ -70,16 +71,18 @@ MAY_IMPORT = {
     "fleet.spec": _BELOW_SPEC,
     "fleet.storage": _SPEC,
     "fleet.comm": _STORAGE,
+    "fleet.prediction": _STORAGE,
     "fleet.engines": _COMM,
     "fleet.stream": _COMM,
     "fleet.search": _STORAGE,
     "fleet.ensemble": f"fleet.search fleet.stream {_COMM}",
-    "fleet.monitor": _STORAGE,
+    "fleet.monitor": f"fleet.prediction {_STORAGE}",
     "fleet.runtime": _RUNTIME,
     "fleet.jobs": f"fleet.engines {_STORAGE} launch",
     "fleet.run": f"fleet.arguments fleet.jobs {_RUN}",
-    "fleet.api": f"fleet.run fleet.arguments {_RUN}",
-    "fleet.commands": f"fleet.api fleet.run fleet.arguments fleet.jobs {_RUN}",
+    "fleet.predictor": f"fleet.prediction fleet.engines {_COMM}",
+    "fleet.api": f"fleet.predictor fleet.run fleet.arguments {_RUN}",
+    "fleet.commands": f"fleet.api fleet.predictor fleet.run fleet.arguments fleet.jobs {_RUN}",
     "fleet.__main__": f"fleet.commands fleet.arguments {_BELOW_SPEC} launch",
 }
 

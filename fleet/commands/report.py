@@ -17,6 +17,7 @@ from fleet.commands.options import add_json, print_json
 from fleet.errors import ExitStatus, StorageError
 from fleet.monitor.html import write_report
 from fleet.monitor.report import MISSED, Report, read_report
+from fleet.prediction.ensembles import TOGETHER, table_of
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import leaderboard
 from fleet.terminal import print_table
@@ -50,6 +51,9 @@ def run(args: argparse.Namespace) -> int:
 def _print(report: Report) -> None:
     account = report.account
     print_table(*leaderboard(report.rows), title=f"{report.name}: the best network first")
+    if report.ensembles:
+        print_table(*table_of(report.ensembles), title="The best networks together")
+        print(TOGETHER)
     print(f"{format_duration(account.seconds)} on {counted(len(account.devices), 'GPU')}: "
           + ", ".join(f"{name} {share:.1%}" for name, share in account.spent.shares.items()))
     if report.missed:

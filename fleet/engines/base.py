@@ -188,6 +188,37 @@ class Scoring(Protocol):
 
 
 @runtime_checkable
+class Predicting(Protocol):
+    """What is asked of a trainable whose outputs are kept, so that finished networks can be compared and joined."""
+
+    def predict(self, images: np.ndarray, targets: np.ndarray, weights: np.ndarray | None = None
+                ) -> tuple[Sums, np.ndarray]:
+        """What :meth:`Trainable.evaluate` gives, and the outputs of the network as it would be exported.
+
+        Returns:
+            The sums, and (rows, ...) float32: logits or values.
+        """
+
+
+class Joined(Protocol):
+    """Exported networks as one: what an engine makes of their files (:attr:`fleet.spec.engines.EngineInfo.join`)."""
+
+    def predict(self, images: np.ndarray) -> np.ndarray:
+        """The weighted mean of what the networks predict: probabilities, or values.
+
+        Args:
+            images: (n, ...), the inputs as on the wire.
+
+        Returns:
+            (n, classes) probabilities that add up to 1, (n, labels) one for each label, (n, values), or
+            (n, height, width, classes).
+        """
+
+    def save(self, path: Path) -> None:
+        """Write them as one network for use without FLEET, which gives what :meth:`predict` does."""
+
+
+@runtime_checkable
 class Examinable(Protocol):
     """What ``fleet check`` and the results ask of a trainable that can tell it; ours can, one of a user's own may."""
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
-from fleet.engines.base import Engine, Setup
+from fleet.engines.base import Engine, Joined, Setup
 from fleet.errors import FleetError, UserError
 from fleet.plugins import load_object
 from fleet.spec import NetworkSpec, Spec
@@ -60,6 +61,22 @@ def count_parameters(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> in
         return None
     count = _function(spec.engine.count_parameters)
     return int(count(architecture, shape, sample.classes, network.seed))
+
+
+def join_exports(spec: Spec, files: Sequence[Path], weights: Sequence[float], kind: str) -> Joined:
+    """Exported networks of a run as one.
+
+    Args:
+        weights: of the networks, which add up to 1.
+        kind: of the targets (:mod:`preprocess.target`).
+
+    Raises:
+        UserError: the engine cannot load what it exports, or one of the files cannot be loaded.
+    """
+    if spec.engine.join is None:
+        raise UserError(f"resources.engine: {spec.engine.name} writes no networks that can be loaded again")
+    joined: Joined = _function(spec.engine.join)(files, weights, kind)
+    return joined
 
 
 def _function(found: str | Callable[..., Any]) -> Callable[..., Any]:

@@ -118,6 +118,11 @@ class SoftmaxRegression:
                  weights: np.ndarray | None = None) -> Sums:
         return self._sums(self._judge(images, targets, weights)[0])
 
+    def predict(self, images: np.ndarray, targets: np.ndarray,  # noqa: D102 - Predicting says it
+                weights: np.ndarray | None = None) -> tuple[Sums, np.ndarray]:
+        outputs: np.ndarray = self._features(images) @ self._weights
+        return self.evaluate(images, targets, weights), outputs.astype(np.float32)
+
     def scores(self, more: Sequence[float]) -> dict[str, float]:  # noqa: D102 - Scoring says it
         *sums, count = more
         return {name: total / count for name, total in zip(self._metrics, sums, strict=True)}

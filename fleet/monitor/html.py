@@ -11,6 +11,7 @@ from typing import Any
 from fleet.monitor.account import Account, Spent
 from fleet.monitor.report import MISSED, Report
 from fleet.monitor.svg import NAMED, colour, line_chart, share_bar, timeline
+from fleet.prediction.ensembles import TOGETHER, table_of
 from fleet.storage.files import replacing
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Status, leaderboard
@@ -42,6 +43,7 @@ def render(report: Report) -> str:
     body = [
         f"<h1>{escape(report.name)}</h1>", _summary(report),
         "<h2>Leaderboard</h2>", _table(*leaderboard(report.rows)),
+        *_together(report),
         "<h2>How they learned</h2>", _curves(report, colours),
         "<h2>Who had which GPU</h2>",
         "<p class=note>A bar for every network on every GPU it had. A dark edge shows where a group was formed.</p>",
@@ -115,6 +117,14 @@ def _is_number(value: Any) -> bool:
 def _legend(items: Iterable[tuple[str, str]]) -> str:
     return "<div class=legend>" + "".join(f'<span><i style="background:{colour}"></i>{escape(name)}</span>'
                                           for name, colour in items) + "</div>"
+
+
+def _together(report: Report) -> list[str]:
+    """How good the best networks are together; nothing where that was not found out."""
+    if not report.ensembles:
+        return []
+    return ["<h2>The best networks together</h2>", _table(*table_of(report.ensembles)),
+            f"<p class=note>{TOGETHER}</p>"]
 
 
 def _curves(report: Report, colours: Mapping[str, str]) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from fleet.errors import UserError
 from fleet.monitor.account import Account, account
+from fleet.prediction.ensembles import EnsembleResult, read_ensembles
 from fleet.spec.model import one_line
 from fleet.storage.event_log import Logged, read_events
 from fleet.storage.events import EpochEnded
@@ -40,6 +41,7 @@ class Report:
         losses: of training, in the same order; networks without an epoch are left out.
         accuracies: of validation where there is any, otherwise of training; empty for targets that are no classes.
         val_losses: of validation, where there are no accuracies.
+        ensembles: how good the best networks are together, once the run has come to its end.
         account: of its time.
         missed: chunks of a ring that a group could not take, because one of its nodes had let them go.
     """
@@ -51,15 +53,17 @@ class Report:
     account: Account
     missed: int
     val_losses: tuple[Curve, ...] = ()
+    ensembles: tuple[EnsembleResult, ...] = ()
 
     def numbers(self) -> dict[str, Any]:
         """The report without its pictures."""
         account = self.account
+        together = {"ensembles": [dataclasses.asdict(row) for row in self.ensembles]} if self.ensembles else {}
         return {"name": self.name, "policy": account.policy, "seconds": account.seconds, "launches": account.launches,
                 "gpus": len(account.devices), "networks": [_record(row) for row in self.rows],
                 "spent_gpu_s": dataclasses.asdict(account.spent), "measured_s": account.measured_s,
                 "simulated_s": account.simulated_s, "costs": account.costs, "epoch_s": account.epoch_s,
-                "missed_chunks": self.missed}
+                "missed_chunks": self.missed, **together}
 
 
 def _record(row: NetworkResult) -> dict[str, Any]:
@@ -90,7 +94,8 @@ def read_report(paths: RunPaths) -> Report:
                   missed=sum(event.missed for _, event in log if isinstance(event, EpochEnded)),
                   losses=tuple(_curve(name, history, _loss) for name, history in histories),
                   accuracies=tuple(_curve(name, history, _accuracy) for name, history in judged),
-                  val_losses=() if judged else tuple(_curve(name, history, _val_loss) for name, history in histories))
+                  val_losses=() if judged else tuple(_curve(name, history, _val_loss) for name, history in histories),
+                  ensembles=tuple(read_ensembles(paths.root)))
 
 
 def _history(log: Iterable[Logged], network: str) -> list[EpochRecord]:

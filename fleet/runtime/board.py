@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 
 from fleet.comm.base import World
@@ -16,6 +17,7 @@ from fleet.monitor.html import write_report
 from fleet.monitor.report import read_report
 from fleet.monitor.tensorboard import TensorBoardObserver
 from fleet.monitor.view import make_view
+from fleet.prediction.ensembles import EnsembleResult, judge_ensembles, table_of, write_ensembles
 from fleet.runtime.coordinator import Coordinator, Observer
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.prepare import Prepared
@@ -36,7 +38,7 @@ from fleet.storage.files import STDOUT, storing
 from fleet.storage.identity import codes_of_all, speed_identity, trial_identity
 from fleet.storage.lease import check_of
 from fleet.storage.rate_cache import KnownRate, RateBook, cache_path, numbers
-from fleet.storage.results import Results, leaderboard, recover
+from fleet.storage.results import NetworkResult, Results, Status, leaderboard, recover
 from fleet.terminal import print_table
 from fleet.units import counted
 from launch.environment import find_launcher
@@ -158,6 +160,8 @@ class CoordinatorSide:
     def _print(self) -> None:
         rows = self.results.rows()
         print_table(*leaderboard(rows), title=f"{self._prepared.spec.document.name}: the best network first")
+        if together := self._joined(rows):
+            print_table(*table_of(together), title="The best networks together")
         print(self.coordinator.summary())
         replayed = self.results.standing(rows[0].name).history
         if self._prepared.replayed and len(replayed) == len(self._prepared.replayed):  # otherwise it failed
@@ -171,6 +175,16 @@ class CoordinatorSide:
         except UserError as error:  # a log that was damaged is no reason to fail after all else went well
             shown = f"without a report, because {error}"
         print(f"Everything is in {self._prepared.paths.root}; {shown}.", flush=True)
+
+
+    def _joined(self, rows: Sequence[NetworkResult]) -> list[EnsembleResult]:
+        """How good the best networks are together, once all that will finish have."""
+        if self._prepared.replayed or any(row.status in (Status.WAITING, Status.TRAINING) for row in rows):
+            return []
+        together = judge_ensembles(self._prepared.paths, rows, self._prepared.sample.target.kind)
+        if together:
+            write_ensembles(self._prepared.paths, together)
+        return together
 
 
 def _parameters(prepared: Prepared) -> dict[str, int]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from fleet.comm.roles import Roles, roles_of
 from fleet.errors import UserError
+from fleet.prediction.sample_file import write_sample
 from fleet.runtime.changes import Wishes, codes_of, take_up
 from fleet.runtime.folder import take_folder, write_spec
 from fleet.runtime.inputs import decode, folds_of, open_inputs, samples_of_epoch, settle
@@ -170,6 +171,7 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
     fence = None if lease is None else lease.fence
     changes = take_up(spec, paths, sample, codes, Wishes() if replayed else wishes, fence)
     write_spec(spec, paths)
+    write_sample(paths, sample, data.classes)
     if spec.data.cache == "file":
         opened = decode(opened, spec, RunPaths(Path(str(replay))).decoded if replayed else paths.decoded)
         layout = _plan_memory(spec, opened.data, sample, roles)

@@ -47,6 +47,9 @@ class EngineInfo:
             optimizer keeps for each parameter.
         count_parameters: of a network that is of no family: (architecture, input shape, classes, seed) -> how many; a
             function, or its import path as for ``make``; None where nobody can tell before it is built.
+        join: makes one of several exported networks: (files, weight of each, kind of the targets) ->
+            :class:`fleet.engines.base.Joined`; a function, or its import path as for ``make``. None where an export
+            cannot be loaded again.
     """
 
     name: str
@@ -60,11 +63,12 @@ class EngineInfo:
     needs_rates: bool = False
     checkpoint_bytes: Callable[[int, int], int] = float32_bytes
     count_parameters: str | Callable[..., int] | None = None
+    join: str | Callable[..., Any] | None = None
 
 
 ENGINES: dict[str, EngineInfo] = {engine.name: engine for engine in (
     EngineInfo("keras", ".keras.engine:make", "Keras on TensorFlow",
-               uses_gpus=True, uses_tensorflow=True, exports=True,
+               uses_gpus=True, uses_tensorflow=True, exports=True, join=".keras.joined:join",
                count_parameters=".keras.models:count_keras_parameters"),
     EngineInfo("numpy", ".softmax:make", "softmax regression without TensorFlow, to try things with",
                families=frozenset({"softmax"}), count_parameters=".softmax:count_parameters",

@@ -10,9 +10,11 @@ from pathlib import Path
 
 # All files that FLEET writes, here and for each run inside `replay`, and what a killed launch left of one (`.tmp`).
 _WRITTEN = re.compile(
-    r"(replay/[^/]+/)?(\.fleet-run|\.fleet-lock|\.fleet-(jobs-)?lease/[^/]+|spec\.yaml|profile\.json|events\.jsonl|results\.csv|bad_samples\.csv|report\.html"
-    r"|logs/rank-\d+\.log|decoded\.h5|models/[^/]+/(history\.csv|(last|previous|best)\.h5|best\.keras|(export|failure|test)\.json)"
+    r"(replay/[^/]+/)?(\.fleet-run|\.fleet-lock|\.fleet-(jobs-)?lease/[^/]+|spec\.yaml|profile\.json|events\.jsonl|results\.csv|ensembles\.csv|sample\.json|bad_samples\.csv|report\.html"
+    r"|logs/rank-\d+\.log|decoded\.h5|models/[^/]+/(history\.csv|(last|previous|best)\.h5|best\.keras|(export|failure|test)\.json|(validation|test)\.npz)"
     r"|jobs/[^/]+|tensorboard/[^/]+/events\.out\.tfevents\.[^/]+|(models/[^/]+/)?\.[^/]+\.tmp(\.[^/]+)?)")
+
+PARTS = ("validation", "test")  # of the data, for whose samples the outputs of finished networks are kept
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,16 @@ class RunPaths:
     def results(self) -> Path:
         """The table of results: one row per network."""
         return self.root / "results.csv"
+
+    @property
+    def ensembles(self) -> Path:
+        """How good the best networks are together: one row for each way to join them."""
+        return self.root / "ensembles.csv"
+
+    @property
+    def sample(self) -> Path:
+        """What networks are fed with, and what they answer."""
+        return self.root / "sample.json"
 
     @property
     def report(self) -> Path:
@@ -119,6 +131,10 @@ class RunPaths:
         """The checkpoints before the newest ones, of all networks."""
         return list(self.models.glob("*/previous.h5"))
 
+    def all_predictions(self) -> list[Path]:
+        """What finished networks gave, of all networks."""
+        return [path for part in PARTS for path in self.models.glob(f"*/{part}.npz")]
+
     def best(self, name: str) -> Path:
         """The checkpoint of the best epoch so far."""
         return self.model(name) / "best.h5"
@@ -134,6 +150,10 @@ class RunPaths:
     def tested(self, name: str) -> Path:
         """What a finished network came to on the test data; only where there is such data."""
         return self.model(name) / "test.json"
+
+    def predictions(self, name: str, part: str) -> Path:
+        """What a finished network, as it is exported, gives for the samples of a part: ``validation`` or ``test``."""
+        return self.model(name) / f"{part}.npz"
 
     def failure(self, name: str) -> Path:
         """Why a network failed; only networks that failed have this file."""

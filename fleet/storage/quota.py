@@ -31,7 +31,8 @@ class Quota:
     def make_room(self, path: Path, wanted: int) -> None:
         """Drop checkpoints from which nobody goes on, those before the newest, until a file has room.
 
-        That of the file's own network goes first: it will have another one soon.
+        That of the file's own network goes first: it will have another one soon. What finished networks gave for
+        samples goes last.
 
         Args:
             path: of the file, in the folder of a network.
@@ -43,6 +44,7 @@ class Quota:
         if self._limit is None:
             return
         droppable = sorted(self._paths.all_previous(), key=lambda previous: previous.parent != path.parent)
+        droppable += self._paths.all_predictions()
         while (used := self.used()) + wanted > self._limit:
             if not droppable:
                 raise StorageError(
@@ -51,6 +53,10 @@ class Quota:
                     "before is intact: raise the quota, or ask for `keep: last`, and the same command resumes the run")
             log.info("dropping %s for the quota", droppable[0])
             droppable.pop(0).unlink(missing_ok=True)
+
+    def has_room(self, wanted: int) -> bool:
+        """Whether so many bytes have room without anything being dropped."""
+        return self._limit is None or self.used() + wanted <= self._limit
 
     def used(self) -> int:
         """Bytes of all that lies in the folders of the networks."""

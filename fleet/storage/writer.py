@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
@@ -16,9 +17,9 @@ from fleet.errors import InfrastructureError
 from fleet.spec import Checkpoint, Converge
 from fleet.storage.checkpoint import best_state, permission, write_history, write_state
 from fleet.storage.exports import note_export
-from fleet.storage.files import replace_by, storing
-from fleet.storage.lease import Fence
-from fleet.storage.paths import RunPaths
+from fleet.storage.files import replace_by, replacing, storing
+from fleet.storage.lease import Fence, check_of
+from fleet.storage.paths import PARTS, RunPaths
 from fleet.storage.quota import Quota
 from fleet.storage.state import State
 
@@ -82,6 +83,9 @@ class CheckpointWriter:
         """
         self.flush()
         best, exported = self._paths.best(name), self._paths.exported(name)
+        for part in PARTS:  # what an earlier export has given
+            with storing(self._paths.predictions(name, part)):
+                self._paths.predictions(name, part).unlink(missing_ok=True)
         found = best_state(self._paths, name, converge, self._settings.keep)
         assert found.state is not None
         if found.damage:
@@ -102,6 +106,26 @@ class CheckpointWriter:
         with storing(self._paths.previous(name)):  # nobody goes on from there any more
             self._paths.previous(name).unlink(missing_ok=True)
         return found.damage
+
+    def keep(self, path: Path, wanted: int, write: Callable[[IO[bytes]], None]) -> bool:
+        """Write a file that can be done without; in the calling thread.
+
+        Args:
+            path: in the folder of a network.
+            wanted: its bytes.
+
+        Returns:
+            Whether ``checkpoint.quota`` has room for it; otherwise nothing is written.
+
+        Raises:
+            StorageError: the disk is full, ...
+        """
+        if not self._quota.has_room(wanted):
+            log.warning("%s is not kept: checkpoint.quota has no room for it", path)
+            return False
+        with replacing(path, "wb", check=check_of(self._fence)) as file:
+            write(file)
+        return True
 
     def close(self) -> None:
         """Flush, and end the thread.

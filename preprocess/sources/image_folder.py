@@ -153,7 +153,7 @@ def _open_masked(path: str, images: str, masks: str, options: MaskOptions) -> tu
 def _by_stem(folder: str, extensions: frozenset[str]) -> dict[str, str]:
     """The files below a folder by their names in it, without extension."""
     found: dict[str, str] = {}
-    for path in _below(folder, (), extensions):
+    for path in images_below(folder, (), extensions):
         stem = os.path.splitext(os.path.relpath(path, folder))[0].removesuffix("_mask")
         if (other := found.setdefault(stem, path)) != path:
             raise InputError(f"{path}: {other} has the same name; one of them must go, or be renamed")
@@ -185,10 +185,10 @@ def class_folders(folder: str | Path) -> list[str]:
 def _images(folder: str) -> list[str]:
     """Paths of the images below a class's folder, relative to it, sorted."""
     above = os.path.realpath(os.path.dirname(folder))
-    return sorted(os.path.relpath(path, folder) for path in _below(folder, (above,)))
+    return sorted(os.path.relpath(path, folder) for path in images_below(folder, (above,)))
 
 
-def _below(folder: str, inside: tuple[str, ...], extensions: frozenset[str] = EXTENSIONS) -> Iterator[str]:
+def images_below(folder: str, inside: tuple[str, ...], extensions: frozenset[str] = EXTENSIONS) -> Iterator[str]:
     """The images in a folder and in those below it.
 
     Args:
@@ -200,7 +200,7 @@ def _below(folder: str, inside: tuple[str, ...], extensions: frozenset[str] = EX
         if os.path.splitext(name)[1].lower() in extensions:
             yield os.path.join(folder, name)
     for name in folders:
-        yield from _below(os.path.join(folder, name), inside, extensions)
+        yield from images_below(os.path.join(folder, name), inside, extensions)
 
 
 def _scan(folder: str, inside: tuple[str, ...]) -> tuple[list[str], list[str]]:

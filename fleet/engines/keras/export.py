@@ -78,7 +78,7 @@ def try_load(path: Path, model: keras.Model, sample: SampleSpec) -> str:
             continue
         break
     else:
-        raise ModelError(f"best.keras cannot be loaded again: {_short(error)}; {_ADVICE}") from error
+        raise ModelError(f"best.keras cannot be loaded again: {short_error(error)}; {_ADVICE}") from error
     if not agree(model, loaded, sample):
         raise ModelError(f"best.keras gives other logits than the network: its description lacks something; {_ADVICE}")
     takes = [f"the module {module}" for module in _modules(path)]
@@ -139,10 +139,10 @@ def _is_keras(module: str) -> bool:
 def _not_exported(error: Exception) -> ModelError:
     if isinstance(error, ModelError):
         return error
-    return ModelError(f"cannot be exported as best.keras: {_short(error)}; {_ADVICE}")
+    return ModelError(f"cannot be exported as best.keras: {short_error(error)}; {_ADVICE}")
 
 
-def _short(error: Exception) -> str:
+def short_error(error: Exception) -> str:
     """An error in a line, without the page of advice that Keras adds."""
     text = one_line(error).rpartition(" Exception encountered: ")[2]
     for advice in (" Please implement", " Example:", " Make sure", " Full object config"):

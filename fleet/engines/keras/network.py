@@ -73,8 +73,7 @@ class KerasNetwork:
 
     def step(self, images: np.ndarray, targets: np.ndarray, size: int,  # noqa: D102 - Trainable says it
              stop: bool = False, weights: np.ndarray | None = None) -> Sums:
-        rows, wish = np.float32(size), np.float32(stop)
-        mine = (images, targets) if weights is None else (images, targets, weights)
+        rows, wish, mine = np.float32(size), np.float32(stop), _rows(images, targets, weights)
         if isinstance(self._exchange, HostExchange):
             return self._step_on_host(self._exchange, mine, rows, wish)
         return self._step_in_graph(self._exchange, mine, rows, wish)
@@ -107,9 +106,14 @@ class KerasNetwork:
 
     def evaluate(self, images: np.ndarray, targets: np.ndarray,  # noqa: D102
                  weights: np.ndarray | None = None) -> Sums:
-        mine = (images, targets) if weights is None else (images, targets, weights)
         with self._averaged():
-            return Sums.unpack(self._judge(*mine).numpy())
+            return Sums.unpack(self._judge(*_rows(images, targets, weights))[0].numpy())
+
+    def predict(self, images: np.ndarray, targets: np.ndarray,  # noqa: D102 - Predicting says it
+                weights: np.ndarray | None = None) -> tuple[Sums, np.ndarray]:
+        with self._averaged():
+            sums, outputs = self._judge(*_rows(images, targets, weights))
+            return Sums.unpack(sums.numpy()), outputs.numpy()
 
     def scores(self, more: Sequence[float]) -> dict[str, float]:  # noqa: D102 - Scoring says it
         return self._measures.metrics.scores(more)
@@ -255,11 +259,13 @@ class KerasNetwork:
         tf.cond(count > 0, lambda: self._apply(gradients, rows / count), lambda: None)
         return sums
 
-    def _evaluate(self, images: tf.Tensor, targets: tf.Tensor, weights: tf.Tensor | None = None) -> tf.Tensor:
+    def _evaluate(self, images: tf.Tensor, targets: tf.Tensor, weights: tf.Tensor | None = None
+                  ) -> tuple[tf.Tensor, tf.Tensor]:
+        """The sums of some rows, (5 + more,), and the outputs for them; one graph serves those who want either."""
         valid = (targets if weights is None else weights) >= 0
         outputs = tf.cast(self._model(self._inputs(images), training=False), tf.float32)
         losses = _counted(self._measures.losses.judging(outputs, targets), valid, weights)
-        return self._sums(losses, outputs, targets, valid, tf.constant(0.0))
+        return self._sums(losses, outputs, targets, valid, tf.constant(0.0)), outputs
 
     def _sums(self, losses: tf.Tensor, outputs: tf.Tensor, targets: tf.Tensor, valid: tf.Tensor, wish: tf.Tensor
               ) -> tf.Tensor:
@@ -286,6 +292,10 @@ class KerasNetwork:
         pairs = [*(("model", variable) for variable in self._model.variables),
                  *(("optimizer", variable) for variable in self._optimizer.variables)]
         return [(f"{owner}/{place:04d}/{variable.path}", variable) for place, (owner, variable) in enumerate(pairs)]
+
+
+def _rows(images: np.ndarray, targets: np.ndarray, weights: np.ndarray | None) -> Rows:
+    return (images, targets) if weights is None else (images, targets, weights)
 
 
 def _graph_of(function: Callable[..., Any], **options: Any) -> Any:

@@ -1,14 +1,21 @@
-"""Judging a network on the validation samples, which the ranks of its group share."""
+"""Judging a network on samples that the ranks of its group share, and keeping what it gives for them."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
-from fleet.engines.base import Sums
+import numpy as np
+
+from fleet.engines.base import Predicting, Sums
+from fleet.prediction.kept import Outputs, is_kept
 from fleet.runtime.training.all_or_none import all_or_none
 from fleet.runtime.training.network import Training
+from fleet.stream.base import split_rows
 from fleet.stream.validation import Validation
+
+T = TypeVar("T")
 
 _JUDGED_AT_ONCE_S = 1.0  # then a group looks whether the run ends
 
@@ -28,24 +35,83 @@ def evaluate(training: Training, validation: Validation | None, ends: Callable[[
     """
     if validation is None:
         return Sums()
-    group, mine = training.group, Sums()
-    batches = validation.batches(training.network.train.batch.size, group.rank, group.size)
+    mine = Sums()
 
-    def judge() -> bool:
-        """Go on for a while; returns whether this rank's share is done."""
+    def judge(images: np.ndarray, targets: np.ndarray) -> None:
         nonlocal mine
+        mine += training.judge(images, targets)
+
+    shares = _go_through(training, validation, judge, lambda: mine, ends)
+    return None if shares is None else sum(shares, Sums())
+
+
+def can_predict(training: Training, samples: Validation) -> bool:
+    """Whether a network's engine tells what it gives for samples, and that is worth keeping."""
+    return isinstance(training.trainable, Predicting) and is_kept(training.target, samples.samples)
+
+
+def predict(training: Training, samples: Validation) -> tuple[Sums, Outputs]:
+    """Sums over samples, what a network gives for them, and what is true of them; collective over the group.
+
+    Returns:
+        The same on every rank.
+
+    Raises:
+        NetworkFailed: on all ranks, when it failed on one.
+    """
+    trainable, target, group = training.trainable, training.target, training.group
+    assert isinstance(trainable, Predicting)  # the caller has asked
+    whole = Outputs(np.zeros((samples.samples, target.outputs), np.float32),
+                    np.zeros((samples.samples, *target.shape), target.dtype),
+                    None if target.is_plain else np.zeros(samples.samples, np.float32))
+    mine, (place, _) = Sums(), split_rows(0, samples.samples, group.rank, group.size)
+
+    def fill(images: np.ndarray, targets: np.ndarray) -> None:
+        nonlocal mine, place
+        values, weights = target.split(targets)
+        sums, outputs = trainable.predict(images, values, *([] if weights is None else [weights]))
+        rows = slice(place, place := place + len(targets))
+        whole.outputs[rows], whole.targets[rows] = outputs, values
+        mine += sums
+        if whole.weights is not None:
+            whole.weights[rows] = weights
+
+    shares = _go_through(training, samples, fill, lambda: mine, lambda: False)
+    assert shares is not None  # nothing ends it
+    for part in whole.arrays.values():  # each row is 0 on all ranks but one
+        group.sum(part)
+    return sum(shares, Sums()), whole
+
+
+def _go_through(training: Training, samples: Validation, look: Callable[[np.ndarray, np.ndarray], None],
+                share: Callable[[], T], ends: Callable[[], bool]) -> list[T] | None:
+    """Look at all samples, each rank at its share; collective over the group, whose ranks meet about once a second.
+
+    Args:
+        look: at a batch of inputs and targets.
+        share: what this rank has made of those that it has looked at so far; something small.
+        ends: whether the run ends; the master is asked.
+
+    Returns:
+        What all ranks have made of them; None where the run ends before all are looked at.
+    """
+    group = training.group
+    batches = samples.batches(training.network.train.batch.size, group.rank, group.size)
+
+    def go_on() -> bool:
+        """Go on for a while; returns whether this rank's share is done."""
         began = time.perf_counter()
         for images, targets in batches:
-            mine += training.judge(images, targets)
+            look(images, targets)
             if time.perf_counter() - began >= _JUDGED_AT_ONCE_S:
                 return False
         return True
 
     while True:  # as often on each rank: those that are done wait for the others
-        is_done = all_or_none(group, judge)
+        is_done = all_or_none(group, go_on)
         is_ending = group.is_master and not is_done and ends()
-        shares = group.exchange((mine, is_done, is_ending))
+        shares = group.exchange((share(), is_done, is_ending))
         if all(is_done for _, is_done, _ in shares):
-            return sum((sums for sums, _, _ in shares), Sums())
+            return [mine for mine, _, _ in shares]
         if any(is_ending for _, _, is_ending in shares):
             return None

@@ -28,11 +28,13 @@ from fleet.comm.messages import (
 )
 from fleet.engines.base import Arrays, Scoring, Sums
 from fleet.errors import InfrastructureError
+from fleet.prediction.kept import keep_outputs
 from fleet.runtime.training.all_or_none import NetworkFailed, all_or_none
 from fleet.runtime.training.clocks import EpochClock, PaceReport
-from fleet.runtime.training.evaluation import evaluate
+from fleet.runtime.training.evaluation import can_predict, evaluate, predict
 from fleet.runtime.training.network import Training
 from fleet.runtime.training.sources import Sources
+from fleet.storage.paths import PARTS, RunPaths
 from fleet.storage.state import EpochRecord, Judged, State, StepRate, convergence
 from fleet.storage.writer import CheckpointWriter
 from fleet.stream.base import Stream
@@ -66,8 +68,10 @@ class TrainingLoop:
         save_every: seconds between two checkpoints inside an epoch; None for none.
     """
 
-    def __init__(self, world: World, sources: Sources, writer: CheckpointWriter, save_every: float | None) -> None:
-        self._world, self._sources, self._writer, self._save_every = world, sources, writer, save_every
+    def __init__(self, world: World, sources: Sources, paths: RunPaths, writer: CheckpointWriter,
+                 save_every: float | None) -> None:
+        self._world, self._sources, self._paths = world, sources, paths
+        self._writer, self._save_every = writer, save_every
         self._clock = EpochClock(sources, writer)
         self._tell = partial(world.tell, 0, Tag.COORDINATOR)
 
@@ -230,8 +234,7 @@ class TrainingLoop:
 
         def write(arrays: Arrays, path: Path) -> None:
             training.trainable.export(arrays, path)
-            if self._sources.test is not None:
-                training.trainable.load(arrays)
+            training.trainable.load(arrays)
 
         def export() -> str:
             return self._writer.export(network.name, network.train.converge, write)
@@ -241,17 +244,26 @@ class TrainingLoop:
         saved = time.perf_counter()
         damage = all_or_none(group, lambda: export() if group.is_master and final else "")
         exported = time.perf_counter()
-        tested = self._test(training) if final else None
+        tested = self._examine(training) if final else None
         if group.is_master:
             self._tell(Stopped(network.name, saved - began, exported - saved, damage, tested,
                                time.perf_counter() - exported))
 
-    def _test(self, training: Training) -> Judged | None:
-        """Judge the network that the master has exported on the test data; collective over the group."""
-        if self._sources.test is None:
-            return None
+    def _examine(self, training: Training) -> Judged | None:
+        """Keep what the network that the master has exported gives, and judge it on the test data; collective."""
         training.share(None)
-        judged = evaluate(training, self._sources.test, lambda: False)
+        test = self._sources.test
+        parts = dict(zip(PARTS, (self._sources.of(training.network).validation, test), strict=True))
+        judged = None
+        for part, samples in parts.items():
+            if samples is not None and can_predict(training, samples):
+                judged, found = predict(training, samples)
+                if training.group.is_master:
+                    keep_outputs(self._writer, self._paths.predictions(training.network.name, part), found)
+            elif samples is not None and samples is test:
+                judged = evaluate(training, samples, lambda: False)
+        if test is None:
+            return None
         assert judged is not None  # nothing ends it
         return Judged(*_means(judged, training), int(judged.count))
 

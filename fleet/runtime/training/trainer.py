@@ -62,7 +62,7 @@ class Trainer:
         self._world, self._spec, self._paths = world, spec, paths
         self._engine, self._sample, self._sources, self._codes = engine, sample, sources, codes
         self._writer, self._fence = CheckpointWriter(paths, spec.checkpoint, fence), fence
-        self._loop = TrainingLoop(world, sources, self._writer, spec.checkpoint.every)
+        self._loop = TrainingLoop(world, sources, paths, self._writer, spec.checkpoint.every)
         self._tell = partial(world.tell, 0, Tag.COORDINATOR)
 
     # ---- the four steps of a role's life ----

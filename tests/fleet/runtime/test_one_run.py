@@ -26,6 +26,8 @@ from fleet.comm.roles import assign
 from fleet.engines.softmax import NumpyEngine, SoftmaxRegression
 from fleet.ensemble import networks
 from fleet.errors import ExitStatus, StorageError, UserError
+from fleet.prediction.ensembles import read_ensembles
+from fleet.prediction.kept import probabilities, read_predicted
 from fleet.runtime import session as fleet_session
 from fleet.runtime.prepare import prepare
 from fleet.runtime.session import Session
@@ -222,9 +224,28 @@ class Runner:
                                        [judged.loss / judged.count, judged.correct / judged.count], rtol=1e-9)
             assert told.count(name) == 1
 
+    def check_predictions(self):
+        """What was kept of a network that is done is what it gives, as it is exported, for each validation sample."""
+        evaluation, spec, folds = self.prepared.evaluation(), self.prepared.spec, self.prepared.folds
+        for name, row in self.results().items():
+            kept = read_predicted(self.prepared.paths, name, "validation", "class")
+            if kept is None or row.status is not Status.FINISHED:
+                continue
+            best = best_state(self.prepared.paths, name, spec.by_name[name].train.converge, spec.checkpoint.keep).state
+            trainable = NumpyEngine(self.prepared.sample).build(spec.by_name[name], Alone())
+            trainable.load(best.arrays)
+            rows = (range(evaluation.samples) if folds is None
+                    else np.flatnonzero(folds == spec.by_name[name].fold).tolist())
+            images, labels = loaded(evaluation, rows, 0, False)
+            usable = labels >= 0
+            outputs = trainable.predict(images, labels)[1]
+            np.testing.assert_allclose(kept.values, probabilities(outputs[usable], "class"), rtol=1e-6)
+            np.testing.assert_array_equal(kept.truth.targets, labels[usable])
+
     def check_epochs(self):
         """Every epoch of every history was the whole data set, in order, each sample once; and trained as alone."""
         self.check_tests()
+        self.check_predictions()
         assert self.prepared.paths.foreign() == []
         for name in self.results():
             history = self.history(name)
@@ -503,6 +524,21 @@ def test_a_network_that_is_trained_further_is_judged_as_it_is_then(folders):
     runner.prepared.paths.tested("n0").write_text("{")  # damaged, or lost with a killed launch
     assert runner.launch() is ExitStatus.OK
     assert len(runner.events(NetworkTested)) == 3
+
+
+def test_networks_that_finish_keep_what_they_give_and_the_run_says_how_good_they_are_together(folders):
+    content = {**further(folders(), 2).case.content, "models": [
+        {"family": "softmax", "count": 3, "space": {"train.optimizer.learning_rate": {"low": 0.01, "high": 0.5}}}]}
+    runner = Runner(Case(content, (0, 0, 0), 4, 1, 0), folders())
+    assert runner.launch() is ExitStatus.OK
+    runner.check_predictions()
+    rows, together = list(runner.results().values()), {row.name: row for row in read_ensembles(runner.folder / "run")}
+    assert list(together) == ["single", "top 2", "top 3", "greedy"]
+    assert list(together["top 2"].members) == [row.name for row in rows[:2]]
+    single, best = together["single"], rows[0]
+    assert (single.validation.accuracy, single.test.accuracy) == pytest.approx((best.val_accuracy, best.test_accuracy))
+    assert (single.validation.log_loss, single.test.log_loss) == pytest.approx((best.val_loss, best.test_loss))
+    assert together["greedy"].validation.accuracy >= single.validation.accuracy
 
 
 def further(folder, epochs):

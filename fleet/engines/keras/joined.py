@@ -1,0 +1,62 @@
+"""Exported networks as one Keras model, made of layers of Keras alone: plain Keras loads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import keras
+import numpy as np
+
+from fleet.engines.keras.export import short_error
+from fleet.errors import UserError
+from fleet.storage.files import replace_by
+
+_BATCH = 256
+_ACTIVATIONS = {"class": "softmax", "mask": "softmax", "multilabel": "sigmoid", "value": "linear"}
+
+
+class JoinedModels:
+    """The weighted mean of what several models predict.
+
+    Args:
+        models: that give logits, or values; all for samples of one shape.
+        weights: of the models; they add up to 1.
+        kind: of the targets (:mod:`preprocess.target`).
+    """
+
+    def __init__(self, models: Sequence[keras.Model], weights: Sequence[float], kind: str) -> None:
+        images = keras.Input(models[0].input_shape[1:], name="images")
+        parts = []
+        for number, (model, weight) in enumerate(zip(models, weights, strict=True)):
+            model.name = f"network_{number}"  # two of them may have one name
+            # In float32, whatever the network computes in.
+            predicted = keras.layers.Activation(_ACTIVATIONS[kind], dtype="float32", name=f"predicted_{number}")
+            weighted = keras.layers.Rescaling(weight, dtype="float32", name=f"weighted_{number}")
+            parts.append(weighted(predicted(model(images))))
+        mean = parts[0] if len(parts) == 1 else keras.layers.Add(name="mean")(parts)
+        self._model = keras.Model(images, mean, name="joined")
+
+    def predict(self, images: np.ndarray) -> np.ndarray:  # noqa: D102 - Joined says it
+        predicted: np.ndarray = self._model.predict(images, batch_size=_BATCH, verbose=0)
+        return predicted
+
+    def save(self, path: Path) -> None:  # noqa: D102 - Joined says it
+        replace_by(path, self._model.save)
+
+
+def join(files: Sequence[Path], weights: Sequence[float], kind: str) -> JoinedModels:
+    """Load exported networks; see :attr:`fleet.spec.engines.EngineInfo.join`.
+
+    Raises:
+        UserError: one of them is missing or cannot be loaded.
+    """
+    return JoinedModels([_load(file) for file in files], weights, kind)
+
+
+def _load(file: Path) -> keras.Model:
+    load: Callable[[Path], keras.Model] = keras.saving.load_model
+    try:
+        return load(file)
+    except Exception as error:  # the code of a user's layer may raise anything
+        raise UserError(f"{file} cannot be loaded: {short_error(error)}") from error

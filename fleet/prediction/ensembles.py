@@ -1,0 +1,216 @@
+"""The best networks of a run as one: which those are, and how good they are together."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import numpy as np
+
+from fleet.errors import UserError
+from fleet.prediction.kept import Predicted, read_predicted
+from fleet.prediction.scores import Scores, score
+from fleet.prediction.selection import greedy
+from fleet.storage.files import replacing
+from fleet.storage.paths import PARTS, RunPaths
+from fleet.storage.results import NetworkResult, Status
+from fleet.units import counted
+
+log = logging.getLogger("fleet.prediction.ensembles")
+
+_SIZES = (2, 3, 5, 10, 20, 50, 100)  # of which the best so many are scored together
+_MOST_NUMBERS = 500_000_000  # that are held to choose networks: 2 GB, and about a minute
+
+GREEDY = "greedy"
+
+# What is said below a table of ensembles.
+TOGETHER = ("Each is the mean of what its networks predict. The validation data has chosen them, so they are better "
+            "there than elsewhere; the test data has not.")
+
+
+@dataclass(frozen=True)
+class EnsembleResult:
+    """One row of ``ensembles.csv``: some networks, and how good the mean of their predictions is.
+
+    Attributes:
+        name: ``single``, ``top K`` or ``greedy``.
+        members: how often each network is in it; the best network first.
+        samples: of validation, that could be read.
+        validation: how good it is on them. They have chosen the best epochs, the best networks, and those of
+            ``greedy``, so it is better here than elsewhere.
+        test: the same on the test data; None without it.
+    """
+
+    name: str
+    members: dict[str, int]
+    samples: int
+    validation: Scores
+    test: Scores | None = None
+
+
+# ---- which networks -----------------------------------------------------------------------------
+
+
+def top(rows: Sequence[NetworkResult], count: int) -> dict[str, int]:
+    """The best networks of a run that are finished, each once.
+
+    Args:
+        rows: of its table of results, the best first.
+
+    Raises:
+        UserError: fewer are finished.
+    """
+    finished = [row.name for row in rows if row.status is Status.FINISHED and not row.folds]
+    if count > len(finished):
+        raise UserError(f"--top {count}: only {counted(len(finished), 'network')} finished" if finished else
+                        "no network has finished yet")
+    return dict.fromkeys(finished[:count], 1)
+
+
+def chosen(paths: RunPaths, rows: Sequence[NetworkResult], kind: str) -> dict[str, int]:
+    """The networks that go together best, and how often each counts; see :func:`fleet.prediction.selection.greedy`.
+
+    Raises:
+        UserError: nothing is kept by which they could be chosen.
+    """
+    known = _comparable(paths, rows, kind)
+    if not known:
+        raise UserError(f"{paths.root}: no network has kept what it gives for validation samples, by which networks "
+                        "are chosen: name how many with --top, or run it with validation data, without folds, and "
+                        "with targets that are no masks")
+    return _greedy(known)
+
+
+def _comparable(paths: RunPaths, rows: Sequence[NetworkResult], kind: str) -> dict[str, Predicted]:
+    """What finished networks predict for the same validation samples, the best network first.
+
+    Those are left out that have kept nothing, were judged by other samples than the best one, such as those of another
+    fold, or are too many to be held at once.
+    """
+    known: dict[str, Predicted] = {}
+    numbers = 0
+    for row in rows:
+        if row.folds:
+            return {}
+        found = read_predicted(paths, row.name, PARTS[0], kind) if row.status is Status.FINISHED else None
+        if found is None or not found.values.size:
+            continue
+        if known and not found.truth.is_same(next(iter(known.values())).truth):
+            continue
+        numbers += found.values.size
+        if known and numbers > _MOST_NUMBERS:
+            log.warning("%s: the best %d networks alone are compared", paths.root, len(known))
+            break
+        known[row.name] = found
+    return known
+
+
+def _greedy(known: Mapping[str, Predicted]) -> dict[str, int]:
+    names, truth = list(known), next(iter(known.values())).truth
+    places = greedy([found.values for found in known.values()], truth)
+    return {names[place]: places[place] for place in sorted(places)}
+
+
+# ---- how good they are --------------------------------------------------------------------------
+
+
+def judge_ensembles(paths: RunPaths, rows: Sequence[NetworkResult], kind: str) -> list[EnsembleResult]:
+    """Score the best network, the best few, and those that :func:`chosen` names; nothing where fewer than two are kept.
+
+    Args:
+        rows: of the table of results, the best first.
+        kind: of the targets.
+    """
+    known = _comparable(paths, rows, kind)
+    if len(known) < 2:
+        return []
+    names = list(known)
+    wanted = {"single": dict.fromkeys(names[:1], 1)}
+    wanted |= {f"top {size}": dict.fromkeys(names[:size], 1) for size in _SIZES if size <= len(names)}
+    wanted[GREEDY] = _greedy(known)
+    tested = {name: found for name in names if (found := read_predicted(paths, name, PARTS[1], kind)) is not None}
+    truth = next(iter(known.values())).truth
+    return [EnsembleResult(name, members, len(truth.targets), _score(known, members),
+                           _score(tested, members) if members.keys() <= tested.keys() else None)
+            for name, members in wanted.items()]
+
+
+def _score(known: Mapping[str, Predicted], members: Mapping[str, int]) -> Scores:
+    first = known[next(iter(members))]
+    total = np.zeros(first.values.shape, np.float64)
+    for name, times in members.items():
+        total += times * known[name].values
+    return score(total / sum(members.values()), first.truth)
+
+
+# ---- the table ----------------------------------------------------------------------------------
+
+_SCORES = [field.name for field in fields(Scores)]
+
+
+def write_ensembles(paths: RunPaths, rows: Sequence[EnsembleResult]) -> None:
+    """Write ``ensembles.csv``.
+
+    Raises:
+        StorageError: it cannot be written there.
+    """
+    with replacing(paths.ensembles) as file:
+        writer = csv.writer(file)
+        writer.writerow(["name", "members", "samples", *(f"{prefix}_{name}" for prefix in ("val", "test")
+                                                         for name in _SCORES)])
+        for row in rows:
+            values = [value for scores in (row.validation, row.test)
+                      for value in ([math.nan] * len(_SCORES) if scores is None else asdict(scores).values())]
+            writer.writerow([row.name, json.dumps(row.members), row.samples, *values])
+
+
+def read_ensembles(run: str | Path) -> list[EnsembleResult]:
+    """How good the best networks of a run are together; nothing where that was not found out.
+
+    Raises:
+        UserError: the table is damaged.
+    """
+    path = RunPaths(Path(run)).ensembles
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            return [_parse(row) for row in csv.DictReader(file)]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+        raise UserError(f"{path} is not a table of ensembles: {error}") from None
+
+
+def _parse(row: Mapping[str, str]) -> EnsembleResult:
+    validation, test = (Scores(*(float(row[f"{prefix}_{name}"]) for name in _SCORES)) for prefix in ("val", "test"))
+    return EnsembleResult(row["name"], json.loads(row["members"]), int(row["samples"]), validation,
+                          None if all(map(math.isnan, asdict(test).values())) else test)
+
+
+_HEADERS = {"acc": "accuracy", "log loss": "log_loss", "calibration error": "calibration_error",
+            "squared error": "squared_error"}
+
+
+def table_of(rows: Sequence[EnsembleResult]) -> tuple[list[str], list[list[str]]]:
+    """Headers and rows for people; columns that say nothing are left out."""
+    values = {f"{prefix} {header}": [math.nan if (scores := getattr(row, part)) is None else getattr(scores, name)
+                                     for row in rows]
+              for prefix, part in (("val", "validation"), ("test", "test")) for header, name in _HEADERS.items()}
+    shown = {header: found for header, found in values.items() if not all(map(math.isnan, found))}
+    lines = [[row.name, *("" if math.isnan(found[place]) else f"{found[place]:.4f}" for found in shown.values()),
+              _listed(row.members)] for place, row in enumerate(rows)]
+    return ["networks", *shown, "which"], lines
+
+
+def _listed(members: Mapping[str, int]) -> str:
+    """The members in a line.
+
+    >>> _listed({"a": 2, "b": 1})
+    '2 x a, b'
+    """
+    named = [name if times == 1 else f"{times} x {name}" for name, times in members.items()]
+    return ", ".join(named[:8]) + (f" and {len(named) - 8} more" if len(named) > 8 else "")

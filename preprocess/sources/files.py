@@ -1,0 +1,82 @@
+"""Inputs that are named one by one, without targets: image files, those below a folder, or an array."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from preprocess.base import InputError
+from preprocess.passing import read_patiently
+from preprocess.sources.image_folder import EXTENSIONS, images_below
+
+
+class NamedFiles:
+    """Image files, in the order in which they are named.
+
+    Args:
+        paths: of files; of a folder all images below it are taken, in alphabetical order.
+
+    Raises:
+        InputError: one of them is not there, or a folder holds no images.
+    """
+
+    def __init__(self, paths: Sequence[str | Path]) -> None:
+        self._files: list[str] = []
+        for path in map(str, paths):
+            if not os.path.exists(path):
+                raise InputError(f"{path}: no such file or folder")
+            found = [path] if not os.path.isdir(path) else sorted(images_below(path, ()))
+            if not found:
+                raise InputError(f"{path}: no images in this folder (files that end in "
+                                 f"{', '.join(sorted(EXTENSIONS))})")
+            self._files += found
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def read(self, index: int) -> bytes:
+        """The bytes of the file; see :class:`~preprocess.base.Source`."""
+        return read_patiently(lambda: Path(self.name(index)).read_bytes(), lambda: self.name(index))
+
+    def name(self, index: int) -> str:
+        """The path of the file."""
+        return self._files[index]
+
+    def order(self, seed: int, epoch: int) -> np.ndarray:
+        """As they are named."""
+        return np.arange(len(self))
+
+
+class NamedRows:
+    """The rows of an array in a ``.npy`` file.
+
+    Raises:
+        InputError: it cannot be read, or has no rows.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = str(path)
+        try:
+            self._rows = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise InputError(f"{path}: no array that can be read: {error}") from error
+        if not (self._rows.ndim and len(self._rows)):
+            raise InputError(f"{path}: an array of shape {self._rows.shape} has no rows")
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def read(self, index: int) -> np.ndarray:
+        """The row; see :class:`~preprocess.base.Source`."""
+        return np.array(self._rows[index])
+
+    def name(self, index: int) -> str:
+        """The file and the number of the row, from 0."""
+        return f"{self._path}[{index}]"
+
+    def order(self, seed: int, epoch: int) -> np.ndarray:
+        """As they stand there."""
+        return np.arange(len(self))

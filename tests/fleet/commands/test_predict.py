@@ -1,0 +1,180 @@
+"""``fleet predict``, on a run whose networks are joined by a stand-in for Keras."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fleet import predictor
+from fleet.api import Predictor
+from fleet.errors import UserError
+from fleet.prediction.kept import probabilities
+from fleet.prediction.sample_file import read_sample, write_sample
+from fleet.spec import dump, parse
+from fleet.storage.paths import RunPaths
+from fleet.storage.results import Results
+from fleet.storage.state import EpochRecord, Outcome, Standing
+from preprocess.sample import ImageSpec, SampleSpec
+from preprocess.target import TargetSpec, class_target
+from tests.fleet.prediction.kept import keep
+
+NAMES = ("cat", "dog")
+DATA = {"source": "image_folder", "path": "gone", "transforms": ["decode", {"resize": {"size": [4, 4]}}, "scale"]}
+
+
+class StandIn:
+    """Networks that look at the mean of an image; each file says what it thinks of a white one."""
+
+    def __init__(self, files, weights, kind):
+        self._logits = [float(file.read_text()) for file in files]
+        self._weights, self._kind = weights, kind
+
+    def predict(self, images):
+        white = images.astype(float).mean(axis=(1, 2, 3)) / 255
+        return sum(weight * probabilities(np.stack([0 * white, logit * (2 * white - 1)], 1), self._kind)
+                   for weight, logit in zip(self._weights, self._logits, strict=True))
+
+    def save(self, path):
+        path.write_text(json.dumps(self._weights))
+
+
+def made_run(folder, target=None, data=DATA, engine="keras"):
+    """A run of three networks that have finished, the best first, and what each gives for four samples."""
+    paths = RunPaths(folder / "run")
+    spec = parse({"models": [{"family": "softmax", "name": name} for name in "abc"], "data": data,
+                  "resources": {"engine": engine}})
+    results, targets = Results(spec, paths, 100), np.array([0, 0, 1, 1])
+    for name, accuracy, logit in (("a", 0.9, 1.0), ("b", 0.8, 3.0), ("c", 0.7, -1.0)):
+        record = EpochRecord(1, 0, 1.0, 0.5, 1.0, accuracy, 0.1, 100, 1, 1.0, 0.0)
+        results.keep(name, Standing((record,), Outcome("1 epoch")))
+        paths.exported(name).parent.mkdir(parents=True, exist_ok=True)
+        paths.exported(name).write_text(str(logit))
+        keep(paths, name, np.stack([0 * targets, logit * (2 * targets - 1)], axis=1), targets)
+    paths.spec.write_text(dump(spec.document))
+    target = class_target(NAMES) if target is None else target
+    write_sample(paths, SampleSpec(ImageSpec((4, 4, 3), "uint8"), target.outputs, target=target), target.names)
+    return paths
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.setattr(predictor, "join_exports", lambda spec, files, weights, kind: StandIn(files, weights, kind))
+    return made_run(tmp_path)
+
+
+@pytest.fixture
+def images(tmp_path):
+    """A white image and, in a folder in it, a black one, of other sizes than networks take."""
+    folder = tmp_path / "images"
+    (folder / "deep").mkdir(parents=True)
+    Image.new("RGB", (20, 10), "white").save(folder / "white.png")
+    Image.new("L", (7, 7), "black").save(folder / "deep/black.png")
+    return folder
+
+
+def test_the_best_network_says_what_each_image_shows(run, images, fleet):
+    status, found, _ = fleet("predict", run.root, images / "white.png", images, "--json")
+    assert status == 0
+    assert (found["networks"], found["names"]) == ({"a": 1.0}, list(NAMES))
+    assert [(line["image"], line["class"]) for line in found["images"]] == [
+        (str(images / "white.png"), "dog"), (str(images / "deep/black.png"), "cat"), (str(images / "white.png"), "dog")]
+    first = found["images"][0]
+    assert first["probabilities"] == pytest.approx({"cat": 1 / (1 + np.e), "dog": np.e / (1 + np.e)})
+    assert first["probability"] == first["probabilities"]["dog"]
+
+
+def test_several_are_averaged_and_those_are_chosen_that_go_together(run, images, fleet):
+    _, found, _ = fleet("predict", run.root, images / "white.png", "--top", 3, "--json")
+    assert found["networks"] == pytest.approx({"a": 1 / 3, "b": 1 / 3, "c": 1 / 3})
+    share = sum(1 / (1 + np.exp(-logit)) for logit in (1.0, 3.0, -1.0)) / 3
+    assert found["images"][0]["probability"] == pytest.approx(share)
+    _, found, _ = fleet("predict", run.root, images / "white.png", "--select", "greedy", "--json")
+    assert found["networks"] == {"b": 1.0}
+
+
+def test_a_table_for_people(run, images, fleet):
+    status, text, _ = fleet("predict", run.root, images, "--top", 2)
+    assert status == 0
+    assert "With a 50%, b 50%:" in text
+    assert "probability" in text
+    assert "probabilities" not in text
+
+
+def test_networks_are_saved_as_one_with_images_or_without(run, tmp_path, fleet):
+    status, text, _ = fleet("predict", run.root, "--top", 2, "--save", tmp_path / "two.keras")
+    assert (status, json.loads((tmp_path / "two.keras").read_text())) == (0, [0.5, 0.5])
+    assert "two.keras holds them as one network" in text
+
+
+def test_rows_of_an_array_are_prepared_as_samples_are(run, tmp_path, fleet):
+    np.save(tmp_path / "rows.npy", np.full((2, 6, 6, 3), 255, np.uint8))
+    status, found, _ = fleet("predict", run.root, tmp_path / "rows.npy", "--json")
+    assert status == 0
+    assert [line["image"] for line in found["images"]] == [f"{tmp_path}/rows.npy[{row}]" for row in (0, 1)]
+
+
+def test_labels_and_values_are_named(tmp_path, images, fleet, monkeypatch):
+    monkeypatch.setattr(predictor, "join_exports", lambda spec, files, weights, kind: StandIn(files, weights, kind))
+    labels = made_run(tmp_path, TargetSpec("multilabel", 2, ("red", "round")))
+    _, found, _ = fleet("predict", labels.root, images / "white.png", "--json")
+    assert found["images"][0]["labels"] == ["round"]
+    assert found["images"][0]["probabilities"]["red"] == 0.5
+    values = made_run(tmp_path, TargetSpec("value", 2))
+    _, found, _ = fleet("predict", values.root, images / "white.png", "--json")
+    assert found["images"][0]["values"] == {"0": 0.0, "1": 1.0}
+
+
+@pytest.mark.parametrize(("words", "wrong"), [
+    (["{run}"], "name images, or a file to --save"),
+    (["{run}", "{images}", "--top", "4"], "--top 4: only 3 networks finished"),
+    (["{run}", "{images}", "--top", "0"], "--top"),
+    (["{run}", "{images}", "--top", "2", "--select", "greedy"], "not allowed with"),
+    (["{run}", "{images}", "--select", "best"], "invalid choice"),
+    (["{run}", "nowhere.png"], "nowhere.png: no such file or folder"),
+    (["{run}", "{run}/models"], "no images in this folder"),
+    (["{run}", "{run}/spec.yaml"], "spec.yaml"),
+    (["{run}", "{images}", "--save", "one.h5"], "its name should end in .keras"),
+    (["{images}", "{images}"], "holds no run that can be read")])
+def test_bad_input_is_one_line_and_status_2(run, images, fleet, words, wrong):
+    status, out, error = fleet("predict", *(word.format(run=run.root, images=images) for word in words))
+    assert (status, out) == (2, None)
+    assert wrong in error
+    assert error.count("\n") == 1
+
+
+def test_what_is_missing_in_a_run_is_named(run, images, fleet):
+    run.exported("a").unlink()
+    assert "a was not exported" in fleet("predict", run.root, images)[2]
+    for name in "abc":
+        run.predictions(name, "validation").unlink()
+    status, _, error = fleet("predict", run.root, images, "--select", "greedy")
+    assert (status, "no network has kept what it gives" in error) == (2, True)
+    run.sample.unlink()
+    status, _, error = fleet("predict", run.root, images)
+    assert (status, "has no sample.json" in error) == (2, True)
+
+
+def test_masks_are_not_printed_and_an_engine_that_exports_nothing_is_refused(tmp_path, images, fleet, monkeypatch):
+    numpy = made_run(tmp_path / "numpy", engine="numpy")
+    status, _, error = fleet("predict", numpy.root, images)
+    assert (status, "numpy writes no networks" in error) == (2, True)
+    monkeypatch.setattr(predictor, "join_exports", lambda spec, files, weights, kind: StandIn(files, weights, kind))
+    masks = made_run(tmp_path, TargetSpec("mask", 2, size=(4, 4)))
+    status, _, error = fleet("predict", masks.root, images)
+    assert (status, "masks are not printed" in error) == (2, True)
+
+
+def test_images_are_decoded_for_a_run_whose_source_holds_arrays_and_refused_for_one_of_other_inputs(
+        tmp_path, images, monkeypatch):
+    monkeypatch.setattr(predictor, "join_exports", lambda spec, files, weights, kind: StandIn(files, weights, kind))
+    arrays = {"source": "npz", "path": "gone.npz", "transforms": [{"resize": {"size": [4, 4]}}]}
+    run = made_run(tmp_path, data=arrays)
+    assert Predictor(run.root).predict_files([images])[1].shape == (2, 2)
+    write_sample(run, SampleSpec(ImageSpec((12,), "float32"), 2), ())
+    with pytest.raises(UserError, match="these networks take 12 float32 and no images"):
+        Predictor(run.root).predict_files([images])
+    with pytest.raises(UserError, match=r"inputs of shape \(3, 5\); these networks take \(n, 12\)"):
+        Predictor(run.root).predict(np.zeros((3, 5)))
+    assert Predictor(run.root).names == ("0", "1")
+    assert read_sample(run).image.shape == (12,)

@@ -1,0 +1,78 @@
+"""Exported networks as one: what plain Keras loads gives the mean of what they predict."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from fleet.comm.alone import Alone
+from fleet.errors import UserError
+from fleet.prediction.kept import probabilities
+from fleet.spec import parse
+from preprocess.sample import Affine, ImageSpec, SampleSpec
+from preprocess.target import TargetSpec, class_target
+
+pytestmark = pytest.mark.tensorflow
+
+TARGETS = {"class": class_target(3), "multilabel": TargetSpec("multilabel", 3), "value": TargetSpec("value", 2)}
+
+
+def exported(folder, kind, **train):
+    """Two networks, each in a file as a run leaves it, and what they give for some samples."""
+    from fleet.engines.keras.engine import KerasEngine
+
+    target = TARGETS[kind]
+    sample = SampleSpec(ImageSpec((8, 8, 1), "uint8"), target.outputs, Affine(0.5, 0.5), target=target)
+    spec = parse({"models": [{"family": "cnn", "args": {"filters": [4]}}, {"family": "softmax"}], "train": train})
+    engine, files, outputs = KerasEngine(sample, "mpi", 0, 1), [], []
+    images = np.random.default_rng(0).integers(0, 256, (5, 8, 8, 1), np.uint8)
+    targets, weights = target.split(np.zeros(5, target.wire))
+    for network in spec.networks:
+        trainable = engine.build(network, Alone())
+        outputs.append(trainable.predict(images, targets, *([] if weights is None else [weights]))[1])
+        files.append(folder / network.name / "best.keras")
+        files[-1].parent.mkdir()
+        trainable.export(trainable.state(), files[-1])
+    return files, images, outputs
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+def test_the_weighted_mean_of_what_networks_predict(tmp_path, kind):
+    from fleet.engines.keras.joined import join
+
+    files, images, outputs = exported(tmp_path, kind)
+    one, other = (probabilities(found, kind) for found in outputs)
+    np.testing.assert_allclose(join(files, [0.25, 0.75], kind).predict(images), 0.25 * one + 0.75 * other, atol=1e-5)
+    np.testing.assert_allclose(join(files[:1], [1.0], kind).predict(images), one, atol=1e-5)
+
+
+def test_one_network_may_be_joined_with_one_of_the_same_name(tmp_path):
+    from fleet.engines.keras.joined import join
+
+    files, images, outputs = exported(tmp_path, "class")
+    np.testing.assert_allclose(join([files[0], files[0]], [0.5, 0.5], "class").predict(images),
+                               probabilities(outputs[0], "class"), atol=1e-5)
+
+
+def test_what_is_saved_keras_loads_without_anything_of_fleet(tmp_path):
+    from fleet.engines.keras.joined import join
+
+    files, images, _ = exported(tmp_path, "class", precision="mixed_bfloat16")
+    joined = join(files, [0.25, 0.75], "class")
+    joined.save(tmp_path / "joined.keras")
+    np.save(tmp_path / "images.npy", images)
+    program = ("import sys; sys.modules['fleet'] = None; import keras, numpy as np\n"
+               "model = keras.saving.load_model('joined.keras')\n"
+               "np.save('found.npy', model.predict(np.load('images.npy'), verbose=0))")
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, timeout=120)
+    np.testing.assert_allclose(np.load(tmp_path / "found.npy"), joined.predict(images), atol=1e-6)
+    np.testing.assert_allclose(joined.predict(images).sum(axis=1), 1, atol=1e-5)
+
+
+def test_a_file_that_cannot_be_loaded_is_named(tmp_path):
+    from fleet.engines.keras.joined import join
+
+    (tmp_path / "best.keras").write_text("no network")
+    with pytest.raises(UserError, match="best.keras cannot be loaded"):
+        join([tmp_path / "best.keras"], [1.0], "class")

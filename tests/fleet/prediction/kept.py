@@ -1,0 +1,22 @@
+"""Made-up rows of results, and what networks have kept, for tests."""
+
+import math
+
+import numpy as np
+
+from fleet.prediction.kept import Outputs, keep_outputs
+from fleet.spec import Checkpoint
+from fleet.storage.results import NetworkResult, Status
+from fleet.storage.writer import CheckpointWriter
+
+NAN = math.nan
+
+
+def row(name, status=Status.FINISHED, folds=0):
+    return NetworkResult(name, status, "", 10, 1, 1, 1.0, 0.5, 1.0, 0.5, NAN, NAN, 1.0, {}, folds=folds)
+
+
+def keep(paths, name, outputs, targets, weights=None, part="validation"):
+    writer = CheckpointWriter(paths, Checkpoint())
+    keep_outputs(writer, paths.predictions(name, part), Outputs(outputs.astype(np.float32), targets, weights))
+    writer.close()
