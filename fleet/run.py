@@ -25,6 +25,7 @@ from fleet.storage.lease import Lease
 from launch.binding import BINDING_REMEDY, binding_problem, my_cores, ranks_per_core
 from launch.devices import gpus_per_node, visible_gpus
 from launch.environment import is_first
+from launch.memory import free_shared_memory
 from launch.walltime import seconds_left
 
 if TYPE_CHECKING:  # what each rank loads anyway, --help should not wait for
@@ -124,6 +125,7 @@ def _run(world: World, request: Request, batch_left: float | None, began: float,
     node_of = world.node_of()
     shown = world.gather(visible_gpus(os.environ, os.listdir("/dev")))
     cores = world.gather(my_cores())
+    shared_free = min(world.gather(free_shared_memory()))
     binding = binding_problem(cores, node_of)
     prepared: Prepared | None = None
     problem, status = "", ExitStatus.BAD_INPUT
@@ -131,7 +133,7 @@ def _run(world: World, request: Request, batch_left: float | None, began: float,
         try:
             prepared = prepare(request.spec, node_of, gpus_per_node(shown, node_of), request.fresh, request.replay,
                                request.only, request.plain, lease, ranks_per_core(cores, node_of), request.remeasure,
-                               Wishes(request.fresh_network, request.accept_changes))
+                               Wishes(request.fresh_network, request.accept_changes), shared_free)
         except FleetError as error:
             problem = str(error)
             status = ExitStatus.BAD_INPUT if isinstance(error, UserError) else ExitStatus.INFRASTRUCTURE

@@ -60,6 +60,11 @@ class Chain:
         return bool(self._varying)
 
     @property
+    def is_raw(self) -> bool:
+        """Whether nothing is done that is the same in every epoch, but reading."""
+        return not self._fixed
+
+    @property
     def scales_early(self) -> bool:
         """Whether the part that is the same in every epoch makes numbers with a fraction of pixels."""
         return any(isinstance(transform, Scale) for transform in self._fixed)

@@ -59,6 +59,12 @@ class Pipeline:
         """Room for so many samples: inputs (samples, ...), and targets (samples,) of the target's type ``wire``."""
         return np.empty((samples, *self._shape), self._dtype), np.empty(samples, self._target.wire)
 
+    def empty_kept(self, samples: int) -> tuple[np.ndarray, np.ndarray]:
+        """Room for so many samples as :meth:`keep` leaves them."""
+        kept = self.sample.kept
+        assert kept is not None
+        return np.empty((samples, *kept.shape), kept.dtype), np.empty(samples, self.sample.kept_target.wire)
+
     def prepare(self, index: int) -> Part:
         """Read a sample and do what is the same in every epoch; see :meth:`preprocess.chain.Chain.prepare`."""
         return self._chain.prepare(index)

@@ -6,9 +6,11 @@ This is the one place that reads samples in order to learn what they are like. A
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from statistics import median
 
 import numpy as np
 
@@ -29,32 +31,79 @@ class _Probed:
     kept: np.ndarray  # up to the first random transform
     image: np.ndarray  # after all transforms
     mask: np.ndarray | None  # its mask, then
+    fixed_s: float  # what it took to come to `kept`
+    varying_s: float  # and from there to `image`
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a few samples of a source have shown.
+
+    Attributes:
+        sample: what they are; what is kept of them is left open.
+        kept: a sample up to the first random transform; None where samples are not alike there.
+        unkept: then why no sample can be kept.
+        is_raw: whether nothing is done, up to there, to what the source gives.
+        fixed_s, varying_s: seconds that a sample takes up to the first random transform, reading included, and from
+            there on; medians.
+    """
+
+    sample: SampleSpec
+    kept: ImageSpec | None
+    unkept: str
+    is_raw: bool
+    fixed_s: float
+    varying_s: float
+
+    def keeping(self) -> SampleSpec:
+        """The samples, with what is kept of them.
+
+        Raises:
+            InputError: they are not alike before the first random transform.
+        """
+        if self.kept is None:
+            raise InputError(self.unkept)
+        return replace(self.sample, kept=self.kept)
 
 
 def probe(source: Source, transforms: Sequence[Transform], seed: int, keep: bool = False) -> SampleSpec:
-    """Find out what the samples of a source are; reads each of ``PROBES`` samples once.
+    """Find out what the samples of a source are; see :func:`look`.
 
     Args:
-        source: the samples.
-        transforms: of a pipeline, in order.
-        seed: of the random transforms.
         keep: whether samples are to be kept decoded: then they must be alike before the first random transform too.
 
     Raises:
         InputError: no sample can be used, samples that differ in shape, or transforms that do not fit them.
     """
+    found = look(source, transforms, seed)
+    return found.keeping() if keep else found.sample
+
+
+def look(source: Source, transforms: Sequence[Transform], seed: int) -> Look:
+    """Look at some samples of a source; reads each of ``PROBES`` samples once.
+
+    Args:
+        source: the samples.
+        transforms: of a pipeline, in order.
+        seed: of the random transforms.
+
+    Raises:
+        InputError: no sample can be used, samples that differ in shape, or transforms that do not fit them.
+    """
     chain = Chain(source, transforms, seed)
-    found = _look(chain)
+    found = _samples(chain)
     image = _alike_at_the_end(found)
     if chain.affine is not None:
         chain.affine.check(image.shape[-1] if image.shape else 1)
     target = replace(target_of(source), names=())
     if found[0].mask is not None:
         target = replace(target, size=_alike_masks(found))
-    return SampleSpec(image, target.outputs, chain.affine, _alike_when_kept(found, chain) if keep else None, target)
+    kept, unkept = _alike_when_kept(found, chain)
+    return Look(SampleSpec(image, target.outputs, chain.affine, None, target), kept, unkept, chain.is_raw,
+                median(one.fixed_s for one in found), median(one.varying_s for one in found))
 
 
-def _look(chain: Chain) -> list[_Probed]:
+def _samples(chain: Chain) -> list[_Probed]:
     """A few samples, spread over the source; the first that can be used, where none of these can."""
     source, count = chain.source, len(chain.source)
     if not count:
@@ -64,9 +113,12 @@ def _look(chain: Chain) -> list[_Probed]:
     def usable(indices: Iterable[int]) -> Iterator[_Probed]:
         for index in indices:
             try:
+                began = time.perf_counter()
                 kept = chain.prepare(index)
+                prepared = time.perf_counter()
                 image, mask = chain.vary(kept, index, epoch=0)
-                yield _Probed(source.name(index), kept.image, image, mask)
+                yield _Probed(source.name(index), kept.image, image, mask, prepared - began,
+                              time.perf_counter() - prepared)
             except BadSample as error:
                 complaints.append(error)
 
@@ -99,13 +151,14 @@ def _alike_masks(found: Sequence[_Probed]) -> tuple[int, int]:
     return height, width
 
 
-def _alike_when_kept(found: Sequence[_Probed], chain: Chain) -> ImageSpec:
+def _alike_when_kept(found: Sequence[_Probed], chain: Chain) -> tuple[ImageSpec | None, str]:
+    """A sample up to the first random transform; or why there is no such thing."""
     name, image = found[0].name, ImageSpec.of(found[0].kept)
     for other in found:
         if chain.scales_early and other.kept.dtype != np.uint8:
-            raise InputError(f"{other.name} is {ImageSpec.of(other.kept)} before the first random transform; only "
-                             "uint8 is kept")
+            return None, (f"{other.name} is {ImageSpec.of(other.kept)} before the first random transform; only uint8 "
+                          "is kept")
         if ImageSpec.of(other.kept) != image:
-            raise InputError(f"{name} is {image} and {other.name} {ImageSpec.of(other.kept)} before the first random "
-                             "transform; add a resize or a crop before it")
-    return image
+            return None, (f"{name} is {image} and {other.name} {ImageSpec.of(other.kept)} before the first random "
+                          "transform; add a resize or a crop before it")
+    return image, ""

@@ -20,14 +20,20 @@ from fleet.engines.registry import parameters_of
 from fleet.engines.trial import Trial
 from fleet.errors import ExitStatus, SpecError, SpecMistake, UserError
 from fleet.jobs.trials import try_networks
+from fleet.runtime.caching import Means, choose_cache
+from fleet.runtime.folder import free_disk
 from fleet.runtime.inputs import Inputs, folds_of, open_inputs, samples_of_epoch, settle
 from fleet.runtime.known_rates import read_rates_of
 from fleet.spec import NetworkSpec, Spec, load
 from fleet.spec.fields import default_of
 from fleet.spec.fitting import Misfit, joined, misfits
 from fleet.spec.model import FAMILIES
+from fleet.storage.event_log import last_cache
+from fleet.storage.events import CacheChosen
+from fleet.storage.paths import RunPaths
 from fleet.terminal import print_table, progress_bar
 from fleet.units import format_size
+from launch.memory import free_shared_memory
 from preprocess.base import InputError
 
 
@@ -69,12 +75,14 @@ class _Found:
         spec: as far as it is right; None where nothing is.
         opened: its data; None where that cannot be opened, or nobody knows which it would be.
         trials: of its networks, by their places.
+        kept: what becomes of decoded samples, in a launch with one rank that prepares them.
     """
 
     spec: Spec | None
     opened: Inputs | None
     trials: dict[int, Trial]
     mistakes: list[SpecMistake]
+    kept: CacheChosen | None = None
 
 
 def _check(path: str, steps: bool) -> _Found:
@@ -103,7 +111,21 @@ def _check(path: str, steps: bool) -> _Found:
     trials, refused = _tried(spec, opened, misfitting, steps)
     tried = [_misfit(spec, trial) for trial in trials.values() if trial.problem]
     found = [*misfitting, *(misfit for misfit in tried if not _is_among(mistakes, {".".join(map(str, misfit[1]))}))]
-    return _Found(spec, opened, trials, [*mistakes, *refused, *joined(spec, found)])
+    kept, unkept = _kept(spec, opened)
+    return _Found(spec, opened, trials, [*mistakes, *unkept, *refused, *joined(spec, found)], kept)
+
+
+def _kept(spec: Spec, opened: Inputs) -> tuple[CacheChosen, list[SpecMistake]]:
+    """What becomes of decoded samples; and why they cannot be kept as the spec says."""
+    paths, preprocessors = RunPaths(spec.output), 0 if spec.policy.own_samples else 1
+    means = Means(preprocessors, 1, False, free_shared_memory(), free_disk(paths))
+    choice = choose_cache(spec, opened, means, last_cache(paths.events))
+    unkept = []
+    try:
+        opened.keeping(choice.cache)
+    except InputError as error:
+        unkept.append(spec.origin.mistake(("data", "cache"), str(error)))
+    return choice.event(preprocessors > 0), unkept
 
 
 def _is_among(mistakes: list[SpecMistake], keys: Collection[str]) -> bool:
@@ -155,6 +177,7 @@ def _numbers(found: _Found) -> dict[str, Any]:
         numbers |= {"samples": len(data.train), "validation_samples": len(data.validation or ()), **test,
                     "classes": list(data.classes), "target": {"kind": target.kind, "outputs": target.outputs},
                     "shape": list(image.shape), "dtype": image.dtype,
+                    "cache": None if found.kept is None else dataclasses.asdict(found.kept),
                     "networks": [_record(network, trial) for network, trial in _rows(found.spec, found)]}
     return numbers
 
@@ -173,6 +196,8 @@ def _print(path: str, found: _Found, opened: Inputs) -> None:
     divided = "" if folds is None else f", in {folds} folds"
     print(f"{path}: {len(data.train)} training{judging}{test} samples of {image} in "
           f"{opened.sample.target} ({format_size(len(data.train) * image.nbytes)} decoded){divided}")
+    if found.kept is not None:
+        print(found.kept.words)
     rows = list(_rows(found.spec, found))
     print_table(["network", "model", "parameters", "GPU memory", "batch", "optimizer", "GPUs", "epochs"],
                 [_row(network, trial) for network, trial in rows])

@@ -4,8 +4,8 @@
     python -m fleet doctor
 
 It looks at the launcher and at the cores, threads and GPUs of every rank; with a spec also at TensorFlow, Horovod,
-the data and the disk, on every node. Each finding is a line that says what to do about it. The exit status is 0 if
-there is none, and 1 otherwise.
+the data, the disk and the memory that ranks share, on every node. Each finding is a line that says what to do about
+it. The exit status is 0 if there is none, and 1 otherwise.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fleet.comm.base import World
-from fleet.comm.roles import assign, roles_of
+from fleet.comm.roles import Roles, assign, roles_of
 from fleet.commands.options import add_json, add_spec, print_json
 from fleet.engines.registry import parameters_of
 from fleet.errors import ExitStatus, LeaseLost, UserError
@@ -36,15 +36,22 @@ from fleet.jobs.findings import (
     check_lease,
     check_libraries,
     check_ranks,
+    check_shared_memory,
 )
-from fleet.runtime.inputs import open_inputs
-from fleet.spec import NetworkSpec, Spec, load
+from fleet.runtime.caching import Means, choose_cache
+from fleet.runtime.folder import free_disk, nearest_folder
+from fleet.runtime.inputs import Inputs, open_inputs
+from fleet.runtime.prepare import shared_bytes
+from fleet.spec import NetworkSpec, Spec, load, with_cache
+from fleet.storage.event_log import last_cache
 from fleet.storage.lease import Fence, Process, create_generation, mark_taken, parse, read_generation
+from fleet.storage.paths import RunPaths
 from fleet.storage.sizes import folder_bytes
 from launch.binding import my_cores
 from launch.devices import gpus_per_node, visible_gpus
 from launch.environment import find_launcher, launched_ranks, local_rank
-from preprocess.base import DataSet
+from launch.memory import free_shared_memory
+from preprocess.base import DataSet, InputError
 from preprocess.sample import SampleSpec
 
 if TYPE_CHECKING:  # importing it starts MPI
@@ -81,23 +88,25 @@ def _examine(world: MPIWorld, args: argparse.Namespace) -> int:
     findings = check_launch(launcher.name if launcher else "", launched_ranks(os.environ), world.size, world.library())
     if findings and local_rank(os.environ):  # each takes itself for rank 0: let the first of each node speak
         return int(ExitStatus.INFRASTRUCTURE)
-    spec, data, sample, problem = world.share(_open(args.spec) if world.rank == 0 else None)
+    spec, opened, problem = world.share(_open(args.spec) if world.rank == 0 else None)
     if spec is None and problem:
         if world.rank == 0:
             raise UserError(problem)
         return int(ExitStatus.BAD_INPUT)
     node_of = world.node_of()
-    facts = world.gather(_facts(world, node_of, spec, data, problem))
+    facts = world.gather(_facts(world, node_of, spec, None if opened is None else opened.data, problem))
     trials = world.gather(None if spec is None else _try_lease(world, node_of, spec))
     if world.rank == 0:
-        trainers, wrong = _trainers(spec, facts, node_of)
+        roles, wrong = _roles(spec, facts, node_of)
+        trainers, kept = () if roles is None else roles.trainers, ""
         uses_gpus = spec is None or spec.engine.uses_gpus
         findings += [*wrong, *check_ranks(facts, node_of, trainers, uses_gpus), *check_data(facts)]
         if spec is not None:
             findings += check_libraries(facts, spec.resources.exchange)
-            findings += _check_room(spec, sample)
+            room, kept = _check_room(spec, opened, roles, facts)
+            findings += room
             findings += check_lease([trial for trial in trials if trial is not None])
-        _show(findings, f"ranks: {world.size}, nodes: {max(node_of) + 1}", args.json)
+        _show(findings, f"ranks: {world.size}, nodes: {max(node_of) + 1}{kept and f'; {kept}'}", args.json)
     status = ExitStatus.INFRASTRUCTURE if world.share(findings) else ExitStatus.OK
     world.finish()
     return world.leave(int(status))
@@ -114,19 +123,18 @@ def _show(findings: Sequence[Finding], looked_at: str, as_json: bool) -> int:
 # ---- facts --------------------------------------------------------------------------------------
 
 
-def _open(path: str | None) -> tuple[Spec | None, DataSet | None, SampleSpec | None, str]:
+def _open(path: str | None) -> tuple[Spec | None, Inputs | None, str]:
     """The spec and its data; what is wrong with the one or the other."""
     if path is None:
-        return None, None, None, ""
+        return None, None, ""
     try:
         spec = load(path)
     except UserError as error:
-        return None, None, None, str(error)
+        return None, None, str(error)
     try:
-        opened = open_inputs(spec)
+        return spec, open_inputs(spec), ""
     except Exception as error:  # a source of the user's own may raise anything
-        return spec, None, None, str(error)
-    return spec, opened.data, opened.sample, ""
+        return spec, None, str(error)
 
 
 def _facts(world: World, node_of: Sequence[int], spec: Spec | None, data: DataSet | None, problem: str) -> RankFacts:
@@ -140,7 +148,7 @@ def _facts(world: World, node_of: Sequence[int], spec: Spec | None, data: DataSe
         libraries = look()
     return RankFacts(world.host, my_cores(), max([int(text) for text in threads if text.isdecimal()], default=1),
                      visible_gpus(os.environ, files), len(visible_gpus({}, files)),
-                     (problem or _reading_problem(data)) if leads else "", libraries)
+                     (problem or _reading_problem(data)) if leads else "", libraries, free_shared_memory())
 
 
 def _reading_problem(data: DataSet | None) -> str:
@@ -154,29 +162,36 @@ def _reading_problem(data: DataSet | None) -> str:
     return ""
 
 
-def _trainers(spec: Spec | None, facts: Sequence[RankFacts], node_of: Sequence[int]
-              ) -> tuple[tuple[int, ...], list[Finding]]:
-    """The ranks that would train, or why the run would not start."""
+def _roles(spec: Spec | None, facts: Sequence[RankFacts], node_of: Sequence[int]
+           ) -> tuple[Roles | None, list[Finding]]:
+    """Who would do what, or why the run would not start."""
     gpus = gpus_per_node([rank.gpus for rank in facts], node_of)
     try:
-        return (assign(node_of, None, gpus) if spec is None else roles_of(spec, node_of, gpus)).trainers, []
+        return assign(node_of, None, gpus) if spec is None else roles_of(spec, node_of, gpus), []
     except UserError as error:
         what, _, remedy = str(error).rpartition(": ")
-        return (), [Finding(what, remedy)]
+        return None, [Finding(what, remedy)]
 
 
-def _check_room(spec: Spec, sample: SampleSpec | None) -> list[Finding]:
-    """Whether the checkpoints have room; of networks that cannot be built nobody knows how large theirs would be."""
+def _check_room(spec: Spec, opened: Inputs | None, roles: Roles | None, facts: Sequence[RankFacts]
+                ) -> tuple[list[Finding], str]:
+    """Whether checkpoints and samples have room, and what becomes of decoded samples.
+
+    Of networks that cannot be built nobody knows how large their checkpoints would be.
+    """
     try:
-        return check_disk(_disk(spec, sample))
+        if opened is None or roles is None:
+            return check_disk(_disk(spec, None if opened is None else opened.sample)), ""
+        paths, shared_free = RunPaths(spec.output), min(rank.shared_free for rank in facts)
+        means = Means(len(roles.preprocessors), roles.gpus_per_node, False, shared_free, free_disk(paths))
+        choice = choose_cache(spec, opened, means, last_cache(paths.events))
+        disk = _disk(spec, opened.sample, choice.nbytes if choice.cache == "file" else 0)
+        shared = shared_bytes(with_cache(spec, choice.cache), opened.keeping(choice.cache), roles, shared_free)
+        return [*check_disk(disk), *check_shared_memory(facts, shared)], choice.event(roles.shared).words
+    except InputError as error:
+        return [Finding(f"data.cache: {spec.data.cache}: {error}", "or leave it to auto")], ""
     except UserError as error:
-        return [Finding(str(error), "change the network, or its images")]
-
-
-def _nearest(spec: Spec) -> Path:
-    """The folder of the run, or the one in which it will be made."""
-    output = spec.output.absolute()
-    return next(path for path in (output, *output.parents) if path.exists())
+        return [Finding(str(error), "change the network, or its images")], ""
 
 
 # ---- the lease ----------------------------------------------------------------------------------
@@ -215,7 +230,7 @@ def _try_lease(world: World, node_of: Sequence[int], spec: Spec) -> LeaseTrial |
 def _make_probe(spec: Spec) -> str:
     """A folder for a lease that is only tried; nothing if none can be made, which the finding about the disk tells."""
     try:
-        return tempfile.mkdtemp(prefix=".fleet-doctor-", dir=_nearest(spec))
+        return tempfile.mkdtemp(prefix=".fleet-doctor-", dir=nearest_folder(RunPaths(spec.output)))
     except OSError:
         return ""
 
@@ -231,8 +246,8 @@ def _notices(fence: Fence) -> bool:
     return False
 
 
-def _disk(spec: Spec, sample: SampleSpec | None) -> Disk:
-    folder = _nearest(spec)
+def _disk(spec: Spec, sample: SampleSpec | None, decoded: int = 0) -> Disk:
+    folder = nearest_folder(RunPaths(spec.output))
     problem = ""
     try:
         with tempfile.TemporaryFile(dir=folder):
@@ -242,7 +257,8 @@ def _disk(spec: Spec, sample: SampleSpec | None) -> Disk:
     needed = 0 if sample is None else sum(_folder_bytes(network, spec, sample) for network in spec.networks)
     if spec.checkpoint.quota is not None:
         needed = min(needed, spec.checkpoint.quota)
-    return Disk(str(folder), shutil.disk_usage(folder).free, needed, problem)
+    what = "the checkpoints and decoded samples" if decoded else "the checkpoints"
+    return Disk(str(folder), shutil.disk_usage(folder).free, needed + decoded, problem, what)
 
 
 def _folder_bytes(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> int:

@@ -68,8 +68,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Simulate, rehearse, and print how both came out."""
     from fleet.jobs.rehearsal import rehearse, with_epochs
+    from fleet.runtime.caching import Means, choose_cache
     from fleet.runtime.inputs import open_inputs
-    from fleet.spec import load
+    from fleet.spec import load, with_cache
 
     spec = load(args.spec)
     if args.output is not None:
@@ -77,6 +78,9 @@ def run(args: argparse.Namespace) -> int:
     opened = open_inputs(spec)
     data, sample = opened.data, opened.sample
     cluster = _cluster(args, spec)
+    means = Means(0 if spec.policy.own_samples else cluster.gpus // cluster.gpus_per_node, cluster.gpus_per_node)
+    choice = choose_cache(spec, opened, means)
+    spec = with_cache(spec, choice.cache)
     found, origin = _rates(args, spec, sample, cluster)
     rates = with_epochs(spec, found, len(data.train))
     policies = {**POLICIES, spec.policy.name: spec.policy}  # it may be one of the user's own
@@ -85,6 +89,7 @@ def run(args: argparse.Namespace) -> int:
     profiling = _profiling(args, spec, sample, rates, cluster)
     rehearsal = rehearse(spec, rates, cluster, planned.makespan_s, os.cpu_count() or 1, sample, args.time_scale)
     if not args.json:
+        print(choice.event(means.preprocessors > 0).words)
         _announce(spec, cluster, origin, outcomes, rehearsal, profiling)
     status, told = _perform(args, rehearsal, cluster)
     if args.json:

@@ -56,6 +56,8 @@ def _print(report: Report) -> None:
         print(TOGETHER)
     print(f"{format_duration(account.seconds)} on {counted(len(account.devices), 'GPU')}: "
           + ", ".join(f"{name} {share:.1%}" for name, share in account.spent.shares.items()))
+    if report.samples:
+        print(report.samples)
     if report.missed:
         print(MISSED.format(chunks=counted(report.missed, "chunk")))
     if account.ratio is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ class RankFacts:
         gpu_files: how many GPUs its node has in ``/dev``.
         data_problem: why it cannot read the data; of the first rank of each node, nothing where it can.
         libraries: of the first rank of each node, where the run needs them.
+        shared_free: bytes of memory that ranks of its node can still share.
     """
 
     host: str
@@ -46,6 +48,7 @@ class RankFacts:
     gpu_files: int
     data_problem: str = ""
     libraries: Libraries | None = None
+    shared_free: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,7 @@ class Disk:
     free: int
     needed: int
     problem: str = ""
+    what: str = "the checkpoints"
 
 
 def check_launch(launcher: str, launched: int | None, size: int, library: str) -> list[Finding]:
@@ -133,13 +137,26 @@ def check_data(ranks: Sequence[RankFacts]) -> list[Finding]:
 
 
 def check_disk(disk: Disk) -> list[Finding]:
-    """Whether there is room for the checkpoints."""
+    """Whether there is room for the checkpoints, and for decoded samples in a file."""
     if disk.problem:
         return [Finding(f"{disk.folder} cannot be written: {disk.problem}", "name another folder as `output:`")]
     if disk.free >= disk.needed:
         return []
-    return [Finding(f"{disk.folder} has {format_size(disk.free)} free, but the checkpoints need about "
+    return [Finding(f"{disk.folder} has {format_size(disk.free)} free, but {disk.what} need about "
                     f"{format_size(disk.needed)}", "make room, or name another folder as `output:`")]
+
+
+def check_shared_memory(ranks: Sequence[RankFacts], needed: int) -> list[Finding]:
+    """Whether there is room for the samples that the ranks of a node share.
+
+    Args:
+        needed: bytes on each node.
+    """
+    least = min(ranks, key=lambda rank: rank.shared_free)
+    if least.shared_free >= needed:
+        return []
+    return [Finding(f"{least.host} has {format_size(least.shared_free)} of shared memory free, but samples need "
+                    f"{format_size(needed)} on each node", "lower data.window, or make room in /dev/shm")]
 
 
 def check_lease(trials: Sequence[LeaseTrial]) -> list[Finding]:

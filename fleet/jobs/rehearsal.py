@@ -47,7 +47,7 @@ def rehearse(spec: Spec, rates: RateTable, cluster: Cluster, makespan_s: float, 
     """Make the spec of a rehearsal.
 
     Args:
-        spec: of the real run.
+        spec: of the real run, with what was chosen for ``data.cache``.
         rates: of its networks on its samples, with epochs.
         cluster: that it will have.
         makespan_s: that is predicted.

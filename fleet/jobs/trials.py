@@ -26,6 +26,7 @@ from fleet.engines.trial import Request, Trial
 from fleet.errors import UserError
 from fleet.spec import Spec
 from fleet.units import format_duration
+from launch.memory import free_memory
 from preprocess.sample import SampleSpec
 from scheduler.base import RateTable
 
@@ -193,10 +194,3 @@ def _hung(process: _Process, stage: str, limit_s: float) -> str:
     where = process.where()
     return (f"{stage} took longer than {format_duration(limit_s)} (train.build_timeout)"
             f"{f'; it was at {where}' if where else ''}")
-
-
-def free_memory() -> int:
-    """Bytes of this machine's memory that nobody uses."""
-    with open("/proc/meminfo", encoding="ascii") as file:
-        found = re.search(r"MemAvailable:\s+(\d+) kB", file.read())
-    return int(found[1]) * 1024 if found else 1 << 62

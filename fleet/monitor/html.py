@@ -48,7 +48,8 @@ def render(report: Report) -> str:
         "<h2>Who had which GPU</h2>",
         "<p class=note>A bar for every network on every GPU it had. A dark edge shows where a group was formed.</p>",
         timeline(account.stints, account.devices, 1.0, longest, colours),
-        "<h2>Where the time went</h2>", _shares(account.spent), _missed(report),
+        "<h2>Where the time went</h2>", _shares(account.spent), _note(report.samples),
+        _missed(report),
         "<h2>Beside the simulation</h2>", _comparison(account)]
     if account.replay is not None:
         body.append(timeline(account.replay.simulated.stints, account.devices, account.time_scale, longest, colours))
@@ -145,7 +146,11 @@ def _shares(spent: Spent) -> str:
 
 
 def _missed(report: Report) -> str:
-    return f"<p class=note>{MISSED.format(chunks=counted(report.missed, 'chunk'))}.</p>" if report.missed else ""
+    return _note(f"{MISSED.format(chunks=counted(report.missed, 'chunk'))}." if report.missed else "")
+
+
+def _note(text: str) -> str:
+    return f"<p class=note>{escape(text[0].upper() + text[1:])}</p>" if text else ""
 
 
 def _comparison(account: Account) -> str:

@@ -13,10 +13,15 @@ from fleet.monitor.account import Account, account
 from fleet.prediction.ensembles import EnsembleResult, read_ensembles
 from fleet.spec.model import one_line
 from fleet.storage.event_log import Logged, read_events
-from fleet.storage.events import EpochEnded
+from fleet.storage.events import CacheChosen, EpochEnded
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import NetworkResult, read_results
 from fleet.storage.state import EpochRecord
+
+_SHUFFLES = {
+    "network": "Each network shuffles by its own epochs, so no schedule changes what it learns from.",
+    "stream": "Samples pass by in a stream that networks share, and a network's shuffle is that of the stream's epochs "
+              "which it met. They are recorded in its history, and a replay repeats them."}
 
 # What is said of the chunks that were missed.
 MISSED = "{chunks} of the ring could not be taken by a group that lacked them: one of its nodes had let them go"
@@ -42,6 +47,7 @@ class Report:
         accuracies: of validation where there is any, otherwise of training; empty for targets that are no classes.
         val_losses: of validation, where there are no accuracies.
         ensembles: how good the best networks are together, once the run has come to its end.
+        cache: what became of decoded samples in the last launch; None in the log of an earlier version.
         account: of its time.
         missed: chunks of a ring that a group could not take, because one of its nodes had let them go.
     """
@@ -54,16 +60,25 @@ class Report:
     missed: int
     val_losses: tuple[Curve, ...] = ()
     ensembles: tuple[EnsembleResult, ...] = ()
+    cache: CacheChosen | None = None
+
+    @property
+    def samples(self) -> str:
+        """What became of decoded samples, and whose shuffle they have; nothing where the log does not say so."""
+        if self.cache is None:
+            return ""
+        return f"{self.cache.words}. {_SHUFFLES[self.cache.shuffle]}"
 
     def numbers(self) -> dict[str, Any]:
         """The report without its pictures."""
         account = self.account
         together = {"ensembles": [dataclasses.asdict(row) for row in self.ensembles]} if self.ensembles else {}
+        kept = {} if self.cache is None else {"cache": dataclasses.asdict(self.cache)}
         return {"name": self.name, "policy": account.policy, "seconds": account.seconds, "launches": account.launches,
                 "gpus": len(account.devices), "networks": [_record(row) for row in self.rows],
                 "spent_gpu_s": dataclasses.asdict(account.spent), "measured_s": account.measured_s,
                 "simulated_s": account.simulated_s, "costs": account.costs, "epoch_s": account.epoch_s,
-                "missed_chunks": self.missed, **together}
+                "missed_chunks": self.missed, **together, **kept}
 
 
 def _record(row: NetworkResult) -> dict[str, Any]:
@@ -91,6 +106,7 @@ def read_report(paths: RunPaths) -> Report:
     histories = [(row.name, history) for row in rows if (history := _history(log, row.name))]
     judged = [(name, history) for name, history in histories if not all(math.isnan(_accuracy(one)) for one in history)]
     return Report(paths.root.resolve().name, tuple(rows), account=found,
+                  cache=next((event for _, event in reversed(log) if isinstance(event, CacheChosen)), None),
                   missed=sum(event.missed for _, event in log if isinstance(event, EpochEnded)),
                   losses=tuple(_curve(name, history, _loss) for name, history in histories),
                   accuracies=tuple(_curve(name, history, _accuracy) for name, history in judged),

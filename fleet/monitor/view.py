@@ -15,6 +15,7 @@ from fleet.spec import Spec
 from fleet.storage.events import (
     BadSample,
     BestLost,
+    CacheChosen,
     ChangesAccepted,
     EpochEnded,
     Estimated,
@@ -99,6 +100,8 @@ def describe(event: Event, max_epochs: Mapping[str, int]) -> str:
                                     else ", measured before")
         case RanksReady():
             return "all trainers are ready"
+        case CacheChosen():
+            return event.words
         case StreamStarted():
             return _describe_stream(event)
         case RoundStarted():
@@ -216,9 +219,9 @@ def _describe_stream(event: StreamStarted) -> str:
 
 
 # What stays on the screen above the live table.
-_STAYING = (Started, RatesRemembered, RateOff, Profiled, StreamStarted, NetworkFinished, NetworkTested, NetworkFailed,
-            TooLate, NetworkRetried, NetworkFellBack, ChangesAccepted, BestLost, NetworkWarned, RankLost, GroupStruck,
-            Interrupted, BadSample)
+_STAYING = (Started, RatesRemembered, RateOff, Profiled, CacheChosen, StreamStarted, NetworkFinished, NetworkTested,
+            NetworkFailed, TooLate, NetworkRetried, NetworkFellBack, ChangesAccepted, BestLost, NetworkWarned, RankLost,
+            GroupStruck, Interrupted, BadSample)
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,8 @@ class CoordinatorSide:
         observers: list[Observer] = [self._view, TensorBoardObserver(paths), self]
         self.coordinator = Coordinator(world, setup, self._survey, prepared.rates, self.results, self._events,
                                        paths.profile, observers, interruption, unlogged, self._remembered(),
-                                       (*prepared.changes, *self._damaged()), prepared.fence, self._online())
+                                       (prepared.cache.event(prepared.roles.shared), *prepared.changes,
+                                        *self._damaged()), prepared.fence, self._online())
 
     def _damaged(self) -> list[NetworkFellBack]:
         """The networks that stay finished, though their newest checkpoints are damaged."""
@@ -150,6 +151,8 @@ class CoordinatorSide:
         self.results.write()
         self._events.close()
         status = ExitStatus(self.coordinator.status or 0)
+        if self._prepared.cache.is_passing and status in (ExitStatus.OK, ExitStatus.NETWORK_FAILED):
+            self._prepared.paths.decoded.unlink(missing_ok=True)  # all is done
         with storing(STDOUT):
             self._print()
             if (meaning := _MEANINGS.get(status)) and find_launcher(os.environ) is not None:

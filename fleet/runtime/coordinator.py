@@ -85,7 +85,7 @@ class Coordinator:
         interruption: says when to stop before the end.
         unlogged: epochs of earlier launches that are in checkpoints and not in the event log.
         remembered: the rates of earlier launches that are used.
-        changes: what was done to networks before this launch, for the event log.
+        changes: what was done, and chosen, before this launch, for the event log.
         fence: this launch's right to write.
 
     Attributes:

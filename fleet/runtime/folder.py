@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from fleet.errors import StorageError, UserError
 from fleet.spec import Spec, dump
@@ -51,6 +52,17 @@ def write_spec(spec: Spec, paths: RunPaths) -> None:
     """Write the spec of a run into its folder."""
     with writing_into(paths), replacing(paths.spec) as file:
         file.write(dump(spec.document))
+
+
+def nearest_folder(paths: RunPaths) -> Path:
+    """The folder of a run, or the one in which it will be made."""
+    root = paths.root.absolute()
+    return next(path for path in (root, *root.parents) if path.exists())
+
+
+def free_disk(paths: RunPaths) -> int:
+    """Bytes that are free where a run's folder is, or will be."""
+    return shutil.disk_usage(nearest_folder(paths)).free
 
 
 @contextmanager

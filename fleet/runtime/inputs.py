@@ -17,7 +17,7 @@ from fleet.storage.files import storing
 from fleet.terminal import progress_bar
 from preprocess.base import BadSample, CannotWrite, DataSet
 from preprocess.decoded_copy import decode_once
-from preprocess.probe import probe
+from preprocess.probe import Look, look
 from preprocess.sample import SampleSpec
 from preprocess.source import fold_of, open_data
 from preprocess.target import TargetWish, plain_targets, target_of
@@ -33,12 +33,14 @@ class Inputs:
         transforms: what is done to them.
         samples: what a sample of each part is then, by the names of :meth:`DataSet.parts`; they may differ in what is
             kept of them alone.
+        looks: what the first look at each part has shown.
         left_out: the samples that could not be decoded when they were, once and for all.
     """
 
     data: DataSet
     transforms: tuple[Transform, ...]
     samples: Mapping[str, SampleSpec]
+    looks: Mapping[str, Look]
     left_out: tuple[BadSample, ...] = ()
 
     @property
@@ -46,12 +48,22 @@ class Inputs:
         """A training sample."""
         return self.samples["train"]
 
+    def keeping(self, cache: str) -> Inputs:
+        """The same, with what is kept of decoded samples: of those for training in memory, of all in a file.
 
-def open_inputs(spec: Spec, keep: bool = False) -> Inputs:
+        Args:
+            cache: as in ``data.cache``.
+
+        Raises:
+            InputError: they are not alike before the first random transform.
+        """
+        parts = {"none": (), "memory": ("train",), "file": tuple(self.samples)}[cache]
+        kept = {name: replace(self.samples[name], kept=self.looks[name].keeping().kept) for name in parts}
+        return replace(self, samples={**self.samples, **kept})
+
+
+def open_inputs(spec: Spec) -> Inputs:
     """Open the data of a spec and look at a few of its samples, each once.
-
-    Args:
-        keep: whether samples are to be kept decoded.
 
     Raises:
         InputError, UserError: the data is not there, or not what it should be.
@@ -68,15 +80,15 @@ def open_inputs(spec: Spec, keep: bool = False) -> Inputs:
     except Exception as error:  # the user's classes may raise anything
         raise UserError(f"data.source: {settings.source} cannot be sent to the other ranks: {error}; it should "
                         "hold plain values, and open its files when it reads") from None
-    samples = {name: probe(source, transforms, spec.seed, keep) for name, source in data.parts().items()}
-    weighted = any(sample.target.weighted for sample in samples.values())  # what travels is the same of all parts
-    samples = {name: replace(sample, target=replace(sample.target, weighted=weighted))
-               for name, sample in samples.items()}
+    looks = {name: look(source, transforms, spec.seed) for name, source in data.parts().items()}
+    weighted = any(one.sample.target.weighted for one in looks.values())  # what travels is the same of all parts
+    samples = {name: replace(one.sample, target=replace(one.sample.target, weighted=weighted))
+               for name, one in looks.items()}
     for part, sample in samples.items():
         if sample.image != samples["train"].image:
             raise UserError(f"data: training samples are {samples['train'].image} and {part} samples {sample.image}; "
                             "add a resize or a crop")
-    return Inputs(data, transforms, samples)
+    return Inputs(data, transforms, samples, looks)
 
 
 def _wish(target: str | Target | None) -> TargetWish | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,14 +13,16 @@ import numpy as np
 from fleet.comm.roles import Roles, roles_of
 from fleet.errors import UserError
 from fleet.prediction.sample_file import write_sample
+from fleet.runtime.caching import CacheChoice, Means, choose_cache, judging_bytes
 from fleet.runtime.changes import Wishes, codes_of, take_up
-from fleet.runtime.folder import take_folder, write_spec
-from fleet.runtime.inputs import decode, folds_of, open_inputs, samples_of_epoch, settle
+from fleet.runtime.folder import free_disk, take_folder, write_spec
+from fleet.runtime.inputs import Inputs, decode, folds_of, open_inputs, samples_of_epoch, settle
 from fleet.runtime.known_rates import check_remeasuring, hardware, read_rates_of
 from fleet.runtime.replay import _check_identity, _replaying
-from fleet.spec import NetworkSpec, Spec, load
+from fleet.spec import NetworkSpec, Spec, load, with_cache
 from fleet.spec.fitting import joined, misfits
 from fleet.storage.code import Code
+from fleet.storage.event_log import last_cache
 from fleet.storage.events import Event
 from fleet.storage.identity import Machine
 from fleet.storage.lease import Fence, Lease
@@ -54,6 +57,7 @@ class Prepared:
         changes: what was done to networks before the launch, for the event log.
         folds: the fold of each training sample, (samples,); None where there are no folds.
         fence: this launch's right to write into the run's folder; None in a test that needs none.
+        cache: what becomes of decoded samples, and why; ``spec.data.cache`` is what was chosen.
     """
 
     spec: Spec
@@ -74,6 +78,7 @@ class Prepared:
     changes: tuple[Event, ...] = ()
     fence: Fence | None = None
     folds: np.ndarray | None = None
+    cache: CacheChoice = CacheChoice("none")  # noqa: RUF009 - frozen
 
     @property
     def fold_count(self) -> int:
@@ -122,7 +127,8 @@ class Prepared:
 
 def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh: bool = False,
             replay: str | None = None, only: str | None = None, plain: bool = False, lease: Lease | None = None,
-            ranks_per_core: float = 1.0, remeasure: bool = False, wishes: Wishes = Wishes()) -> Prepared:  # noqa: B008
+            ranks_per_core: float = 1.0, remeasure: bool = False, wishes: Wishes = Wishes(),  # noqa: B008
+            shared_free: float = math.inf) -> Prepared:
     """Read and check everything; nothing is written before all of it is right, but for what only decoding once finds.
 
     Args:
@@ -135,6 +141,7 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
         ranks_per_core: how many ranks share a core.
         remeasure: measure rates that earlier launches have measured.
         wishes: what is to become of networks that have changed.
+        shared_free: bytes of shared memory that are free on the node that has least.
 
     Raises:
         UserError, InputError: what is wrong, and what would be right.
@@ -150,15 +157,18 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
         fresh = True
     else:
         roles = roles_of(spec, node_of, gpus_per_node)
-    keep = spec.data.cache == "file" or (spec.data.cache == "memory" and roles.shared)
-    opened = open_inputs(spec, keep)
+    opened, paths = open_inputs(spec), RunPaths(spec.output)
+    means = Means(len(roles.preprocessors), roles.gpus_per_node, ranks_per_core > 1, shared_free, free_disk(paths))
+    left = RunPaths(Path(str(replay))) if replayed else None if fresh else paths
+    cache = choose_cache(spec, opened, means, None if left is None else last_cache(left.events))
+    opened = opened.keeping(cache.cache)
     data, sample = opened.data, opened.sample
-    spec, asked = settle(spec, data), settle(asked, data)
+    given = spec
+    spec, asked = settle(with_cache(spec, cache.cache), data), settle(asked, data)
     epoch_samples = samples_of_epoch(data, folds_of(spec, data))
     _check_networks(spec, sample, data, epoch_samples, len(roles.trainers))
     check_quota(spec, sample)
-    layout = _plan_memory(spec, data, sample, roles)
-    paths = RunPaths(spec.output)
+    layout = _plan_memory(spec, data, sample, roles, shared_free)
     if remeasure:
         check_remeasuring(spec, bool(replayed))
     needless = spec.schedule.rates is None and (bool(replayed) or not spec.policy.needs_rates)
@@ -170,18 +180,27 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
     take_folder(paths, fresh, lease)
     fence = None if lease is None else lease.fence
     changes = take_up(spec, paths, sample, codes, Wishes() if replayed else wishes, fence)
-    write_spec(spec, paths)
+    write_spec(given, paths)
     write_sample(paths, sample, data.classes)
     if spec.data.cache == "file":
-        opened = decode(opened, spec, RunPaths(Path(str(replay))).decoded if replayed else paths.decoded)
-        layout = _plan_memory(spec, opened.data, sample, roles)
+        opened = decode(opened, spec, _decoded_path(cache, paths, left))
+        layout = _plan_memory(spec, opened.data, sample, roles, shared_free)
     return Prepared(spec, paths, opened.data, opened.transforms, sample, roles, layout, opened.left_out, rates,
                     replayed, plain, Machine(hardware(), ranks_per_core), beside, remeasure, codes, changes,
-                    fence, folds_of(spec, opened.data))
+                    fence, folds_of(spec, opened.data), cache)
 
 
-def _plan_memory(spec: Spec, data: DataSet, sample: SampleSpec, roles: Roles) -> Layout | None:
+def _decoded_path(cache: CacheChoice, paths: RunPaths, left: RunPaths | None) -> Path:
+    """Where decoded samples are: a replay uses the file of its run, and makes one for itself if that was deleted."""
+    of_run = paths if left is None else left
+    return paths.decoded if cache.is_passing and not of_run.decoded.exists() else of_run.decoded
+
+
+def _plan_memory(spec: Spec, data: DataSet, sample: SampleSpec, roles: Roles, shared_free: float) -> Layout | None:
     """The window of the stream that the ranks of a node share; None where they share none, or all decoded samples.
+
+    Args:
+        shared_free: bytes of shared memory that are free on the node that has least.
 
     Raises:
         UserError: the window is too small for it.
@@ -207,8 +226,31 @@ def _plan_memory(spec: Spec, data: DataSet, sample: SampleSpec, roles: Roles) ->
                          sample.target.wire)
     most = [min(network.max_gpus or len(roles.trainers), len(roles.trainers)) for network in spec.networks]
     largest = max(network.global_batch(gpus) for network, gpus in zip(spec.networks, most, strict=True))
+    # Networks can be as far apart as all epochs of the run: one trains its first while others come and go.
+    wanted = sum(network.train.converge.max_epochs for network in spec.networks)
+    there = shared_free / 2 / (samples * row_bytes(sample.image, sample.target.wire))
     return plan_layout(sample.image, samples, settings.window, largest, roles.gpus_per_node,
-                       sample.target.wire)
+                       sample.target.wire, int(min(wanted, there)))
+
+
+def shared_bytes(spec: Spec, opened: Inputs, roles: Roles, shared_free: float) -> int:
+    """Bytes of the samples that the ranks of a node share.
+
+    Args:
+        spec: with what was chosen for ``data.cache``.
+        shared_free: bytes of shared memory that are free on the node that has least.
+
+    Raises:
+        UserError: the window is too small for it.
+    """
+    if not roles.shared:
+        return 0
+    sample, samples = opened.sample, len(opened.data.train)
+    layout = _plan_memory(spec, opened.data, sample, roles, shared_free)
+    if layout is not None:
+        return layout.window_bytes + judging_bytes(opened)
+    assert sample.kept is not None
+    return samples * row_bytes(sample.kept, sample.kept_target.wire) + judging_bytes(opened)
 
 
 def _check_networks(spec: Spec, sample: SampleSpec, data: DataSet, samples: int, trainers: int) -> None:

@@ -24,7 +24,7 @@ from fleet.stream.folds import PartOrder, PartRing, PartStream
 from fleet.stream.layout import chunk_size
 from fleet.stream.memory import NodeMemory
 from fleet.stream.order import Order, RingOrder
-from fleet.stream.own import FromKept, FromSource, OwnStream
+from fleet.stream.own import FromKept, FromOwnMemory, FromSource, OwnStream, Samples
 from fleet.stream.reader import SharedStream
 from fleet.stream.ring import RingStream
 from fleet.stream.sample_set import SampleSet
@@ -139,7 +139,10 @@ class Session:
     def _sources(self) -> Sources:
         training, shared, folds = self._prepared.training(), self._shared, self._prepared.folds
         order, stall_s = self._prepared.order(training), self._prepared.spec.data.stall
-        samples = FromSource(training) if shared.kept is None else FromKept(training, shared.kept, stall_s)
+        if shared.kept is not None:
+            samples: Samples = FromKept(training, shared.kept, stall_s)
+        else:
+            samples = FromSource(training) if self._prepared.kept is None else FromOwnMemory(training)
         test = self._test()
 
         def read(fold: int | None) -> Sources:

@@ -12,6 +12,7 @@ from fleet.spec.schema import (
            Resources,
            Schedule,
            Spec,
+           with_cache,
            with_output,
 )
 from fleet.spec.train import Batch, Converge, Optimizer, Train
@@ -19,4 +20,4 @@ from fleet.spec.yaml_file import dump, read_yaml
 
 __all__ = ["Batch", "Checkpoint", "Converge", "Data", "Document", "ModelEntry", "NetworkSpec", "Optimizer", "Profile",
            "Resources", "Schedule", "Spec", "Train", "dump", "json_schema", "load", "look_beside", "parse", "read_yaml",
-           "with_output"]
+           "with_cache", "with_output"]

@@ -59,10 +59,12 @@ class Data:
         "is for data sets that are larger than the window."))
     shards: Annotated[int, Field(ge=2)] = Field(default=50, description=(
         "Number of shards into which order: ring cuts the data set. A batch is drawn from a single shard."))
-    cache: Literal["none", "memory", "file"] = Field(default="none", description=(
-        "none: samples are decoded anew in every epoch. memory: decoded samples stay in the window, so that each "
-        "network trains at its own pace; all of them must fit. file: samples are decoded once, into a file in the "
-        "run's folder."))
+    cache: Literal["auto", "none", "memory", "file"] = Field(default="auto", description=(
+        "auto: the first of memory, file and none that suits the data; the run says which and why. none: samples are "
+        "decoded anew in every epoch. memory: decoded samples stay in the window, so that each network trains at its "
+        "own pace; all of them must fit. file: samples are decoded once, into a file in the run's folder. Only with "
+        "memory has each network a shuffle of its own, which no schedule changes; otherwise it is that of the stream's "
+        "epochs, which the history records and a replay repeats."))
     stall: Annotated[Duration, Field(gt=0)] = Field(default=1800.0, json_schema_extra=written_as("30min"), description=(
         "How long the run waits for a sample before it ends and names the cause, like 30min."))
     max_bad: Annotated[Share, Field(ge=0, le=1)] = Field(default=0.01, json_schema_extra=written_as("1%"), description=(

@@ -312,3 +312,8 @@ def _holds(settings: Any, path: tuple[str, ...]) -> bool:
 def with_output(spec: Spec, output: str | Path) -> Spec:
     """The same spec, with another folder for its run."""
     return replace(spec, document=replace(spec.document, output=str(output)))
+
+
+def with_cache(spec: Spec, cache: Literal["none", "memory", "file"]) -> Spec:
+    """The same spec, with what was chosen for ``data.cache``."""
+    return replace(spec, document=replace(spec.document, data=replace(spec.data, cache=cache)))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from fleet.errors import ExitStatus
-from fleet.storage.events import Ended, EpochEnded, Event, event_from_json
+from fleet.storage.events import CacheChosen, Ended, EpochEnded, Event, event_from_json
 from fleet.storage.files import storing
 from fleet.storage.lines import add_line, is_finite, open_lines, read_lines, to_json
 
@@ -84,6 +84,11 @@ def logged_epochs(path: Path) -> set[tuple[str, int, int]]:
     A run that was killed may have checkpoints of epochs that it did not come to log.
     """
     return {(event.network, event.record.epoch, event.record.stream_epoch) for event in events_of(path, EpochEnded)}
+
+
+def last_cache(path: Path) -> str | None:
+    """What became of decoded samples in the last launch that a log tells of (``data.cache``), where it says so."""
+    return next((event.cache for event in reversed(events_of(path, CacheChosen))), None)
 
 
 def log_mark(path: Path) -> tuple[int, int]:

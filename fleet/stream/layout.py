@@ -78,11 +78,14 @@ def chunk_size(image: ImageSpec, target: np.dtype = LABEL) -> int:
 
 
 def plan_layout(image: ImageSpec, samples: int, window: int, largest_batch: int, readers: int,
-                target: np.dtype = LABEL) -> Layout:
+                target: np.dtype = LABEL, epochs: int = 2) -> Layout:
     """Choose chunks and slots for a window of ``window`` bytes.
 
     Chunks are about a mebibyte: large enough that counting them costs nothing, small enough that a
     reader does not wait long for the first.
+
+    Args:
+        epochs: as far apart as networks can be; more room would never be used. Two always have room if there is some.
 
     Raises:
         UserError: the window cannot hold the largest batch and one more chunk.
@@ -97,7 +100,7 @@ def plan_layout(image: ImageSpec, samples: int, window: int, largest_batch: int,
             f"({counted(largest_batch, 'sample')} of {format_size(size)}) "
             f"and one chunk ahead need {format_size(least * chunk * size)}")
     epoch = -(-samples // chunk)
-    slots = min(slots, max(2 * epoch, least))  # more than two epochs would never be used
+    slots = min(slots, max(max(epochs, 2) * epoch, least))
     lookahead = max(-(-Q_P // chunk), batch_chunks)
     return Layout(image, samples, chunk, slots, lookahead, readers, target=target)
 

@@ -92,6 +92,31 @@ class FromKept:
                                           images, targets)
 
 
+class FromOwnMemory:
+    """Samples that this rank decodes once and keeps; it does again what differs from epoch to epoch."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline, self.empty = pipeline, pipeline.empty
+        self._images, self._targets = pipeline.empty_kept(pipeline.samples)
+        self._is_there = np.zeros(pipeline.samples, bool)
+
+    def await_all(self, indices: np.ndarray, stop: threading.Event) -> None:
+        """A file can be read at any time."""
+
+    def give_up(self) -> None:
+        """It waits for nobody."""
+
+    def load(self, indices: np.ndarray, production: int, images: np.ndarray,  # noqa: D102 - Samples says it
+             targets: np.ndarray) -> list[BadSample]:
+        lacking = indices[~self._is_there[indices]]
+        new_images, new_targets = self._pipeline.empty_kept(len(lacking))
+        bad = self._pipeline.keep(lacking, new_images, new_targets)
+        self._images[lacking], self._targets[lacking] = new_images, new_targets
+        self._is_there[lacking] = True
+        return bad + self._pipeline.finish_kept(self._images[indices], self._targets[indices], indices, production,
+                                                images, targets)
+
+
 # [FLEET] Fig. 4: a trainer's queue holds 10 batches.
 Q_D = 10
 

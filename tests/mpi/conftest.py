@@ -40,11 +40,11 @@ class Launch:
 
 
 def spec(tmp_path, models, samples=60, source="numbered", **parts):
-    """The content of a spec on made-up samples, for the numpy engine."""
+    """The content of a spec on made-up samples, for the numpy engine; the stream is that in which samples pass by."""
     content = {
         "name": "test", "seed": 5, "output": str(tmp_path / "run"),
         "data": {"source": f"tests.sources:{source}", "path": str(samples), "validation": None,
-                 "transforms": ["tests.sources:noise", {"scale": {"mean": 0.5, "std": 0.5}}]},
+                 "transforms": ["tests.sources:noise", {"scale": {"mean": 0.5, "std": 0.5}}], "cache": "none"},
         "models": models,
         "train": {"batch": {"size": 8}, "optimizer": {"name": "sgd", "learning_rate": 0.02, "momentum": 0.5},
                   "converge": {"max_epochs": 3}},

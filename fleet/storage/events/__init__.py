@@ -37,6 +37,7 @@ from fleet.storage.events.rates import (
 )
 from fleet.storage.events.search import NetworkJudged, Searched, SearchFailed
 from fleet.storage.events.training import (
+    CacheChosen,
     EpochEnded,
     Estimated,
     GroupChanged,
@@ -53,6 +54,7 @@ __all__ = [
     "KINDS",
     "BadSample",
     "BestLost",
+    "CacheChosen",
     "ChangesAccepted",
     "Ended",
     "EpochEnded",
@@ -95,10 +97,10 @@ __all__ = [
 
 Event: TypeAlias = (
     Started | Interrupted | TooLate | Ended | RatesGiven | RatesRemembered | RateMeasured | RateOff | Profiled
-    | RateLearned | RatesEstimated | RanksReady | FirstStep | StreamStarted | Planned | RoundStarted | GroupStarted
-    | GroupChanged | EpochEnded | GroupStopped | NetworkFinished | NetworkTested | NetworkRetried | NetworkFailed
-    | NetworkFellBack | ChangesAccepted | BestLost | NetworkWarned | RankLost | GroupStruck | BadSample | Estimated
-    | Searched | SearchFailed | NetworkJudged)
+    | RateLearned | RatesEstimated | RanksReady | FirstStep | CacheChosen | StreamStarted | Planned | RoundStarted
+    | GroupStarted | GroupChanged | EpochEnded | GroupStopped | NetworkFinished | NetworkTested | NetworkRetried
+    | NetworkFailed | NetworkFellBack | ChangesAccepted | BestLost | NetworkWarned | RankLost | GroupStruck | BadSample
+    | Estimated | Searched | SearchFailed | NetworkJudged)
 
 KINDS: Mapping[str, type] = {kind.word: kind for kind in get_args(Event)}
 

@@ -10,6 +10,33 @@ from fleet.storage.state import EpochRecord
 
 
 @dataclass(frozen=True)
+class CacheChosen:
+    """What becomes of decoded samples in this launch (``data.cache``); follows :class:`Started`.
+
+    Attributes:
+        cache: none, memory or file.
+        asked: what the spec says: one of these, or auto.
+        why: in words.
+        nbytes: that they take, on each node in memory, or on the disk; 0 where none are kept.
+        shuffle: ``network`` if each network draws the order of its samples by its own epochs, so that no schedule
+            changes it; ``stream`` if it is that of the stream's epochs, or of a ring's.
+    """
+
+    word: ClassVar[str] = "cache"
+    cache: str
+    asked: str
+    why: str
+    nbytes: int
+    shuffle: str
+
+    @property
+    def words(self) -> str:
+        """It in a line."""
+        said = {"memory": "decoded samples stay in memory", "file": "samples are decoded once, into a file"}
+        return f"{said.get(self.cache, 'samples are prepared anew in every epoch')}: {self.why}"
+
+
+@dataclass(frozen=True)
 class StreamStarted:
     """The preprocessors begin to produce samples; once in a launch.
 

@@ -361,7 +361,7 @@ def cases(draw, failing=False, regroups=False):
     content = {
         "seed": 5, "models": models,
         "data": {"source": "tests.sources:numbered", "path": str(samples), **draw(st.sampled_from(
-                     [{}, {"order": "ring", "shards": draw(st.integers(2, 9))}, {"cache": "memory"},
+                     [{"cache": "none"}, {"order": "ring", "shards": draw(st.integers(2, 9))}, {"cache": "memory"},
                       {"cache": "file"}])), **draw(st.sampled_from([{}, {"test": "9"}])),
                  "transforms": [{"center_crop": {"size": [4, 4]}}, "tests.sources:noise",
                                 {"scale": {"mean": 0.5, "std": 0.5}}]},
@@ -439,7 +439,7 @@ def test_a_run_of_folds_that_is_killed_at_any_moment_goes_on_where_its_checkpoin
     runner.check_epochs()
 
 
-@pytest.mark.parametrize("data", [{}, {"order": "ring", "shards": 5}, {"cache": "memory"}])
+@pytest.mark.parametrize("data", [{"cache": "none"}, {"order": "ring", "shards": 5}, {"cache": "memory"}])
 def test_a_network_of_a_fold_comes_to_the_numbers_of_one_that_is_given_those_samples_alone(folders, data):
     """The data of the second run is the fold itself: what it trains on, and what it is judged by."""
     def spec(name, **more):  # each on a rank of its own from the first epoch of the stream on

@@ -28,7 +28,7 @@ class Asking:
         self.run = RunPaths(folder / "run")
         self._path = folder / "spec.yaml"
         self.content = {"models": [{"family": "softmax", "name": "a"}], "output": str(self.run.root),
-                        "data": {"source": "tests.sources:numbered", "path": "60", "transforms": []},
+                        "data": {"source": "tests.sources:numbered", "path": "60", "transforms": [], "cache": "none"},
                         "train": {"batch": {"size": 8}}, "resources": {"engine": "numpy"}}
 
     def __call__(self, ranks=ONE_NODE, gpus=None, **options):
@@ -62,7 +62,8 @@ def test_what_every_rank_needs_is_there_and_can_be_sent(asking):
     assert (prepared.training().samples, prepared.evaluation().samples) == (60, 20)
 
 
-@pytest.mark.parametrize("data", [{}, {"order": "ring"}, {"cache": "memory"}, {"cache": "file"}], ids=str)
+@pytest.mark.parametrize("data", [{}, {"order": "ring"}, {"cache": "auto"}, {"cache": "memory"}, {"cache": "file"}],
+                         ids=str)
 def test_each_part_of_the_data_is_looked_at_once(asking, tmp_path, data):
     (tmp_path / "reads").mkdir()
     asking.content["data"] |= {"source": "tests.sources:noted", "options": {"folder": str(tmp_path / "reads")},
@@ -72,6 +73,14 @@ def test_each_part_of_the_data_is_looked_at_once(asking, tmp_path, data):
     looked_at = [("opened", -1), *((part, index) for part, count in (("train", 60), ("validation", 20))
                                    for index in np.linspace(0, count - 1, 8).astype(int).tolist())]
     assert reads(tmp_path / "reads") == {0: looked_at + (every if data == {"cache": "file"} else [])}
+
+
+@pytest.mark.parametrize(("free", "epochs"), [(10**9, 50 + 3), (20 * 60 * 16, 10), (0, 3)])
+def test_networks_may_be_as_far_apart_as_the_window_and_the_memory_have_room(asking, free, epochs):
+    asking.content["models"] += [{"family": "softmax", "name": "b", "train": {"converge": {"max_epochs": 3}}}]
+    asking.content["train"]["converge"] = {"max_epochs": 50}
+    layout = asking(shared_free=free).layout
+    assert layout.slots == epochs * layout.chunks
 
 
 def test_the_folder_holds_the_spec_and_says_whose_it_is(asking):

@@ -9,9 +9,11 @@ from fleet.errors import ExitStatus
 from fleet.runtime import session
 from fleet.runtime.prepare import prepare
 from fleet.runtime.session import Session
+from fleet.storage.checkpoint import read_state
 from fleet.storage.event_log import events_of
-from fleet.storage.events import Ended
+from fleet.storage.events import CacheChosen, Ended
 from tests.fleet.one_process import Launch
+from tests.sources import Numbered, _Slowly, reads
 
 SCALED = ["tests.sources:noise", {"scale": {"mean": 0.5, "std": 0.5}}]
 
@@ -72,7 +74,7 @@ def test_under_a_policy_without_a_stream_rank_0_only_coordinates(launch, monkeyp
     assert set(statuses.values()) == {ExitStatus.OK}
 
 
-@pytest.mark.parametrize("data", [{}, {"cache": "memory"}])
+@pytest.mark.parametrize("data", [{"cache": "none"}, {"cache": "memory"}])
 def test_what_a_node_shares_has_no_name_any_more_once_all_of_it_have_mapped_it(launch, data):
     named = {}
 
@@ -91,3 +93,49 @@ def test_what_a_node_shares_has_no_name_any_more_once_all_of_it_have_mapped_it(l
     assert named[0] == []  # the others may look a moment before rank 0, which leads the node, has unlinked it
     assert set(statuses.values()) == {ExitStatus.OK}
     assert len(events_of(prepared.paths.events, Ended)) == 1
+
+
+# ---- what becomes of decoded samples -----------------------------------------------------------
+
+def slow_to_read(path):
+    return Numbered(int(path), seed=1, before=_Slowly(0.01)), Numbered(4, seed=2)
+
+
+def test_a_file_of_decoded_samples_is_deleted_when_all_is_done_and_a_replay_makes_one_for_itself(launch, tmp_path):
+    made = []
+    data = {"source": f"{__name__}:slow_to_read", "path": "12", "transforms": ["decode", *SCALED], "order": "ring",
+            "shards": 4}
+    _, prepared = launch([0, 0, 0], lambda one: made.append(one._prepared.paths.decoded.exists()), data=data,
+                         train={"converge": {"max_epochs": 20}, "batch": {"size": 4}})
+    chosen, = events_of(prepared.paths.events, CacheChosen)
+    assert (chosen.cache, chosen.asked, chosen.shuffle) == ("file", "auto", "stream")
+    assert made == [True] * 3
+    assert not prepared.paths.decoded.exists()
+    again = prepare(str(tmp_path / "spec.yaml"), [0, 0], None, replay=str(prepared.paths.root), only="softmax")
+    assert (again.cache.cache, again.cache.why) == ("file", "as in the launch before")
+    assert again.paths.decoded.exists()
+    assert not prepared.paths.decoded.exists()
+
+
+def test_trainers_that_prepare_their_own_samples_decode_each_once_if_they_fit(launch, tmp_path):
+    folder = tmp_path / "reads"
+    folder.mkdir()
+    data = {"source": "tests.sources:noted", "path": "12", "options": {"folder": str(folder)}, "transforms": SCALED}
+    _, prepared = launch([0], data=data, train={"converge": {"max_epochs": 3}, "batch": {"size": 4}})
+    chosen, = events_of(prepared.paths.events, CacheChosen)
+    assert (chosen.cache, chosen.shuffle) == ("memory", "network")
+    looked_at = 8
+    assert sum(part == "train" for part, _ in reads(folder)[0]) == looked_at + 12
+
+
+def test_trainers_come_to_the_same_whether_they_keep_their_samples_or_not(launch, tmp_path):
+    def came_to(cache):
+        data = {"source": "tests.sources:partly_bad", "path": "12", "transforms": SCALED, "cache": cache,
+                "max_bad": 0.5}
+        _, prepared = launch([0, 0], models=[{"family": "softmax", "name": "a"}], output=str(tmp_path / cache),
+                             train={"converge": {"max_epochs": 3}, "batch": {"size": 4}}, data=data,
+                             schedule={"policy": "baseline"})
+        state = read_state(prepared.paths.last("a"), with_arrays=False)
+        return [(record.loss, record.val_loss, record.samples) for record in state.history]
+
+    assert came_to("memory") == came_to("none")

@@ -70,7 +70,7 @@ def test_every_key_has_help(key):
 
 
 @pytest.mark.parametrize(("key", "names"), {
-    "data.source": SOURCES, "data.order": ["strict", "ring"], "data.cache": ["none", "memory", "file"],
+    "data.source": SOURCES, "data.order": ["strict", "ring"], "data.cache": ["auto", "none", "memory", "file"],
     "models.family": [*FAMILIES, *application_names()], "models.args.norm": ["batch", "none"],
     "models.train.optimizer.name": OPTIMIZERS, "train.batch.when_scaled": ["fixed", "per_gpu"],
     "train.converge.monitor": ["val_accuracy", "val_loss", "accuracy", "loss"],

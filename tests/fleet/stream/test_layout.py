@@ -53,9 +53,11 @@ def test_a_window_that_is_too_small_is_told_the_size_that_would_do():
     assert plan_layout(COLOUR, 10_000, 786_432, 128, 4).slots == 4
 
 
-def test_a_window_is_never_larger_than_two_epochs():
-    layout = plan_layout(GREY, 100, 10**12, 10, 1)
-    assert layout.slots == 2 * layout.chunks
+@pytest.mark.parametrize(("epochs", "held"), [(1, 2), (2, 2), (7, 7)])
+def test_a_window_holds_as_many_epochs_as_networks_can_be_apart_and_never_less_than_two(epochs, held):
+    layout = plan_layout(GREY, 100, 10**12, 10, 1, epochs=epochs)
+    assert layout.slots == held * layout.chunks
+    assert plan_layout(GREY, 100, 4000, 10, 1, epochs=epochs).window_bytes <= 4000
 
 
 def test_a_ring_wants_room_for_three_shards_and_says_what_that_is():

@@ -1,0 +1,237 @@
+"""What becomes of decoded samples: what ``data.cache: auto`` means for some data on some ranks (pure)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from fleet.errors import UserError
+from fleet.runtime.inputs import Inputs
+from fleet.spec import Spec
+from fleet.spec.layers import count_for
+from fleet.storage.events import CacheChosen
+from fleet.storage.sizes import folder_bytes
+from fleet.stream.layout import row_bytes
+from fleet.units import counted, format_size
+from preprocess.sample import SampleSpec
+
+Cache: TypeAlias = Literal["none", "memory", "file"]
+
+_ROOM = 0.75  # share of a window, of free memory and of a free disk that samples may take
+_SLOW_S = 1e-3  # random transforms of a sample that take less hold no network back
+# To read a decoded sample from a file: each, and its bytes at the speed of a plain disk.
+_ROW_S, _BYTES_PER_S = 1e-4, 5e8
+_AS_BEFORE = "as in the launch before"
+# Shares of the time that preparing samples takes if they are decoded in every epoch: what decoding once, before
+# training, may take; and it all, with a file.
+_BEFORE, _IN_ALL = 0.25, 0.5
+
+
+@dataclass(frozen=True)
+class Means:
+    """What a launch has to prepare and to keep samples with.
+
+    Attributes:
+        preprocessors: ranks that prepare samples for all; 0 where each trainer prepares its own.
+        trainers: on the node that has most.
+        is_crowded: whether ranks share cores.
+        shared_free: bytes of shared memory that are free on the node that has least.
+        disk_free: bytes that are free where the run's folder is.
+    """
+
+    preprocessors: int
+    trainers: int
+    is_crowded: bool = False
+    shared_free: float = float("inf")
+    disk_free: float = float("inf")
+
+
+@dataclass(frozen=True)
+class CacheChoice:
+    """What becomes of decoded samples.
+
+    Attributes:
+        cache: as in ``data.cache``.
+        asked: what the spec says there.
+        why: in words.
+        nbytes: that they take, on each node in memory, or on the disk; 0 where none are kept.
+    """
+
+    cache: Cache
+    asked: str = "auto"
+    why: str = ""
+    nbytes: int = 0
+
+    def event(self, is_shared: bool) -> CacheChosen:
+        """It as the log has it.
+
+        Args:
+            is_shared: whether samples come from preprocessors.
+        """
+        is_own = self.cache == "memory" or not is_shared
+        return CacheChosen(self.cache, self.asked, self.why, self.nbytes, "network" if is_own else "stream")
+
+    @property
+    def is_passing(self) -> bool:
+        """Whether the file is the run's own business, to be deleted when all is done."""
+        return self.cache == "file" and self.asked == "auto"
+
+
+def choose_cache(spec: Spec, opened: Inputs, means: Means, before: str | None = None) -> CacheChoice:
+    """Say what becomes of decoded samples.
+
+    Args:
+        means: of the launch.
+        before: what an earlier launch of this run has chosen; it holds as long as it is possible.
+    """
+    asked, sizes = spec.data.cache, {"memory": memory_bytes(opened, means), "file": file_bytes(opened), "none": 0}
+
+    def choice(cache: Cache, why: str) -> CacheChoice:
+        return CacheChoice(cache, asked, why, sizes[cache])
+
+    if asked == "memory" and not means.preprocessors and (lacking := _impossible_in_memory(spec, opened, means, 1.0)):
+        return choice("none", lacking)  # no rank keeps samples for others, so it only takes longer
+    if asked != "auto":
+        return choice(asked, "as the spec says")
+    if before == "file" and not _impossible_in_file(spec, opened, means):
+        return choice("file", _AS_BEFORE)
+    if before == "memory":  # a file may lack samples that could not be read, which memory does not
+        lacking = _impossible_in_memory(spec, opened, means, 1.0)
+        return choice("none", lacking) if lacking else choice("memory", _AS_BEFORE)
+    if before == "none":
+        return choice("none", _AS_BEFORE)
+    if not (in_memory := _impossible_in_memory(spec, opened, means, _ROOM) or _costly_in_memory(opened, means)):
+        return choice("memory", f"{_samples(opened)} take {format_size(sizes['memory'])} of a window of "
+                                f"{format_size(spec.data.window)}")
+    if not (in_file := _impossible_in_file(spec, opened, means) or _costly_in_file(spec, opened, means)):
+        return choice("file", f"{in_memory}; in a file they take {format_size(sizes['file'])}, and "
+                              f"{_per_sample(opened)} would be spent in every epoch")
+    return choice("none", in_memory if in_file == in_memory else f"{in_memory}; {in_file}")
+
+
+def memory_bytes(opened: Inputs, means: Means) -> int:
+    """Bytes of all training samples as they would be kept on each node; 0 where they cannot be."""
+    copies = 1 if means.preprocessors else means.trainers
+    return copies * len(opened.data.train) * _kept_row(opened, "train")
+
+
+def file_bytes(opened: Inputs) -> int:
+    """Bytes of the samples of all parts as they would be kept in a file; 0 where they cannot be."""
+    rows = {name: (len(source), _kept_row(opened, name)) for name, source in opened.data.parts().items()}
+    return sum(count * size for count, size in rows.values()) if all(size for _, size in rows.values()) else 0
+
+
+def _kept_row(opened: Inputs, part: str) -> int:
+    look = opened.looks[part]
+    if look.kept is None:
+        return 0
+    kept = look.keeping()
+    return row_bytes(look.kept, kept.kept_target.wire)
+
+
+def _samples(opened: Inputs) -> str:
+    return counted(len(opened.data.train), "decoded sample")
+
+
+def _per_sample(opened: Inputs) -> str:
+    return f"{1000 * opened.looks['train'].fixed_s:.2g} ms to decode each"
+
+
+# ---- in memory ---------------------------------------------------------------------------------
+
+
+def _impossible_in_memory(spec: Spec, opened: Inputs, means: Means, share: float) -> str:
+    """Why samples cannot stay in memory; nothing if they can."""
+    if spec.data.order == "ring":
+        return "order: ring is for data sets larger than the memory"
+    if unkept := opened.looks["train"].unkept:
+        return f"samples differ: {unkept}"
+    return _no_room_in_memory(spec, opened, means, share)
+
+
+def _no_room_in_memory(spec: Spec, opened: Inputs, means: Means, share: float) -> str:
+    """Why samples have no room in memory.
+
+    Args:
+        share: of the window, and of the memory that is free, that they may take.
+    """
+    needed = memory_bytes(opened, means) + judging_bytes(opened)
+    takes = f"{_samples(opened)} take {format_size(needed)}" + (" with those for validation" if judging_bytes(opened)
+                                                              else "")
+    if needed > share * spec.data.window:
+        return f"{takes}, too much for a window of {format_size(spec.data.window)}"
+    if needed > share * means.shared_free:
+        return f"{takes}, too much for {format_size(means.shared_free)} of free memory"
+    return ""
+
+
+def judging_bytes(opened: Inputs) -> int:
+    """Bytes of the samples for validation, which stay in memory anyway."""
+    if opened.data.validation is None:
+        return 0
+    sample: SampleSpec = opened.samples["validation"]
+    return len(opened.data.validation) * row_bytes(sample.image, sample.target.wire)
+
+
+def _costly_in_memory(opened: Inputs, means: Means) -> str:
+    """Why samples should be prepared for all networks at once, random transforms included: these are slow.
+
+    A network supplies itself then, with one rank. Of preprocessors there may be many; and where ranks share cores, what
+    networks do each for itself is done instead of training.
+    """
+    look = opened.looks["train"]
+    sharers = max(means.preprocessors, means.trainers if means.is_crowded and means.preprocessors else 1)
+    if look.varying_s < _SLOW_S or (sharers - 1) * look.varying_s <= look.fixed_s:
+        return ""
+    return (f"random transforms take {1000 * look.varying_s:.2g} ms a sample, which each network would do for itself "
+            "if samples stayed in memory")
+
+
+# ---- in a file ---------------------------------------------------------------------------------
+
+
+def _impossible_in_file(spec: Spec, opened: Inputs, means: Means) -> str:
+    """Why samples cannot be decoded into a file; nothing if they can."""
+    if opened.looks["train"].is_raw:
+        return "nothing is done to samples that is the same in every epoch"
+    for look in opened.looks.values():
+        if look.unkept:
+            return f"samples differ: {look.unkept}"
+    needed, checkpoints, quota = file_bytes(opened), _checkpoint_bytes(spec, opened.sample), spec.checkpoint.quota
+    in_file = f"in a file they would take {format_size(needed)}"
+    if quota is not None and checkpoints is None:
+        return f"{in_file}, and nobody knows what checkpoint.quota leaves of the disk"
+    if quota is not None and needed + (checkpoints or 0) > quota:
+        return f"{in_file}, too much beside the checkpoints for checkpoint.quota: {format_size(quota)}"
+    if needed + (checkpoints or 0) > _ROOM * means.disk_free:
+        return f"{in_file}, too much for {format_size(means.disk_free)} of free disk"
+    return ""
+
+
+def _checkpoint_bytes(spec: Spec, sample: SampleSpec) -> int | None:
+    """Bytes that the checkpoints of the run may take; None where that cannot be known without building networks."""
+    if not spec.engine.learns:
+        return 0
+    total = 0
+    for network in spec.networks:
+        if network.architecture.kind != "family":
+            return None
+        try:
+            total += folder_bytes(count_for(network.architecture.settings, sample), network, spec)
+        except UserError:
+            return None
+    return total
+
+
+def _costly_in_file(spec: Spec, opened: Inputs, means: Means) -> str:
+    """Why decoding once would not pay: it is done by one rank before training, and reading takes time as well."""
+    look, counts = opened.looks["train"], [len(source) for source in opened.data.parts().values()]
+    hands = means.preprocessors or means.trainers
+    epochs = max(network.train.converge.max_epochs for network in spec.networks)
+    samples = epochs * len(opened.data.train)
+    once_s = sum(counts) * look.fixed_s
+    from_file_s = samples / hands * (_ROW_S + _kept_row(opened, "train") / _BYTES_PER_S + look.varying_s)
+    always_s = samples / hands * (look.fixed_s + look.varying_s)
+    if once_s <= _BEFORE * always_s and once_s + from_file_s <= _IN_ALL * always_s:
+        return ""
+    return f"{_per_sample(opened)} is not so much that a file would pay"
