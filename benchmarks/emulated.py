@@ -36,7 +36,7 @@ def spec(policy: str, rates: Path, output: Path, args: argparse.Namespace) -> di
     data: dict[str, Any] = {"source": "builtin:noise", "options": {"samples": args.samples}, "validation": None,
                             "transforms": []}
     if POLICIES[policy].stream.count:
-        data["window"] = "60KB"
+        data |= {"window": "60KB", "cache": "none"}
     elif not POLICIES[policy].own_samples:
         data["cache"] = "memory"
     return {"name": "emulated", "output": str(output), "data": data,

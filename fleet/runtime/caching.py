@@ -130,7 +130,7 @@ def _kept_row(opened: Inputs, part: str) -> int:
 
 
 def _samples(opened: Inputs) -> str:
-    return counted(len(opened.data.train), "decoded sample")
+    return counted(len(opened.data.train), "sample")
 
 
 def _per_sample(opened: Inputs) -> str:
@@ -156,8 +156,8 @@ def _no_room_in_memory(spec: Spec, opened: Inputs, means: Means, share: float) -
         share: of the window, and of the memory that is free, that they may take.
     """
     needed = memory_bytes(opened, means) + judging_bytes(opened)
-    takes = f"{_samples(opened)} take {format_size(needed)}" + (" with those for validation" if judging_bytes(opened)
-                                                              else "")
+    takes = f"{_samples(opened)} take {format_size(needed)} decoded" + (
+        ", with those for validation" if judging_bytes(opened) else "")
     if needed > share * spec.data.window:
         return f"{takes}, too much for a window of {format_size(spec.data.window)}"
     if needed > share * means.shared_free:

@@ -38,7 +38,7 @@ def chosen(means=HANDS, before=None, fixed_s=1e-4, varying_s=1e-5, kept=(4, 4, 3
 def test_samples_that_fit_stay_in_memory():
     found = chosen()
     assert (found.cache, found.asked, found.nbytes) == ("memory", "auto", SAMPLES * ROW)
-    assert found.why == "60 decoded samples take 2.88 kB of a window of 2 GB"
+    assert found.why == "60 samples take 2.88 kB of a window of 2 GB"
 
 
 @pytest.mark.parametrize(("window", "cache"), [((SAMPLES + JUDGING) * ROW * 4 // 3 + 1, "memory"),
@@ -46,7 +46,7 @@ def test_samples_that_fit_stay_in_memory():
 def test_a_quarter_of_the_window_is_to_spare(window, cache):
     found = chosen(data={"window": window})
     assert found.cache == cache
-    assert "3.84 kB with those for validation, too much for a window of 5.12 kB" in found.why or cache == "memory"
+    assert "3.84 kB decoded, with those for validation, too much for a window of 5.12 kB" in found.why or cache == "memory"
 
 
 def test_memory_that_others_have_taken_is_no_room():
