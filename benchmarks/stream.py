@@ -278,7 +278,7 @@ def train(images: Path, folder: Path, epochs: int = 1) -> tuple[Resident, float,
     spec.write_text(yaml.safe_dump({
         "name": "stream", "output": str(folder / "run"),
         "data": {"source": "image_folder", "path": str(images), "transforms": decode.TRAIN + decode.SCALE,
-                 "validation": 0.05, "window": "256MB"},
+                 "validation": 0.05, "window": "256MB", "cache": "none"},
         "models": [{"family": "cnn", "name": f"cnn-{number}", "args": {"filters": [4], "dense": []}, "gpus": [1, 1]}
                    for number in range(CONSUMERS)],
         "train": {"batch": {"size": BATCH}, "optimizer": {"name": "sgd", "learning_rate": 0.001},

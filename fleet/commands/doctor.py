@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -98,7 +99,7 @@ def _examine(world: MPIWorld, args: argparse.Namespace) -> int:
     trials = world.gather(None if spec is None else _try_lease(world, node_of, spec))
     if world.rank == 0:
         roles, wrong = _roles(spec, facts, node_of)
-        trainers, kept = () if roles is None else roles.trainers, ""
+        trainers = () if roles is None else roles.trainers
         uses_gpus = spec is None or spec.engine.uses_gpus
         findings += [*wrong, *check_ranks(facts, node_of, trainers, uses_gpus), *check_data(facts)]
         if spec is not None:
@@ -106,7 +107,9 @@ def _examine(world: MPIWorld, args: argparse.Namespace) -> int:
             room, kept = _check_room(spec, opened, roles, facts)
             findings += room
             findings += check_lease([trial for trial in trials if trial is not None])
-        _show(findings, f"ranks: {world.size}, nodes: {max(node_of) + 1}{kept and f'; {kept}'}", args.json)
+            if kept:
+                print(f"fleet doctor: {kept}", file=sys.stderr)
+        _show(findings, f"ranks: {world.size}, nodes: {max(node_of) + 1}", args.json)
     status = ExitStatus.INFRASTRUCTURE if world.share(findings) else ExitStatus.OK
     world.finish()
     return world.leave(int(status))
