@@ -1071,7 +1071,7 @@ def test_a_policy_of_ones_own_that_fails_ends_the_run_with_its_name_and_the_run_
     (folder / "live_policy.py").write_text(f"FAILS = True\n{OWN_POLICY}")
     models = [{"family": "softmax", "name": name, "train": {"converge": {"max_epochs": 2}}} for name in "ab"]
     content = {"models": models, "resources": {"engine": "numpy"}, "train": {"batch": {"size": 4}},
-               "data": {"source": "tests.sources:numbered", "path": "40",
+               "data": {"source": "tests.sources:numbered", "path": "40", "cache": "none",
                         "transforms": [{"center_crop": {"size": [4, 4]}}, {"scale": {"mean": 0.5, "std": 0.5}}]},
                "schedule": {"policy": "live_policy:policy", "rates": {
                    "samples_per_epoch": 40, "gpus_per_node": 2,
@@ -1093,7 +1093,7 @@ def test_in_lockstep_the_groups_of_a_round_begin_and_end_on_the_same_epochs_of_t
                    "samples_per_epoch": 24, "gpus_per_node": 4,
                    "models": [{"name": name, "rates": [10.0, 19.0]} for name in epochs]}},
                "resources": {"engine": "numpy"}, "train": {"batch": {"size": 4}},
-               "data": {"source": "tests.sources:numbered", "path": "24",
+               "data": {"source": "tests.sources:numbered", "path": "24", "cache": "none",
                         "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}]}}
     runner = Runner(Case(content, (0,) * 5, 4, 1, seed), folders())
     assert runner.launch() is ExitStatus.OK
