@@ -150,8 +150,8 @@ def _run(world: World, request: Request, batch_left: float | None, began: float,
     prepared = world.share(prepared)
     if world.rank == 0 and binding:
         print(f"fleet: {binding}: {BINDING_REMEDY}", file=sys.stderr, flush=True)
-    if world.rank == 0 and prepared.data.remark:
-        print(f"fleet: {prepared.data.remark}", file=sys.stderr, flush=True)
+    for line in prepared.data.remark.splitlines() if world.rank == 0 else ():
+        print(f"fleet: {line}", file=sys.stderr, flush=True)
     start_logging(prepared.paths.log(world.rank), world.rank, world.host)
 
     from fleet.runtime.session import Session

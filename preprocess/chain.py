@@ -41,22 +41,24 @@ class Chain:
         source: where samples come from.
         transforms: what is done to them, in order. A :class:`Scale` at the end is left to the trainers.
         seed: of the random transforms.
+        fixed: how many of the first transforms are the part that is the same in every epoch; None for all before the
+            first random one.
 
     Attributes:
         affine: what the trainers do to an image first; None for nothing.
     """
 
-    def __init__(self, source: Source, transforms: Sequence[Transform], seed: int) -> None:
+    def __init__(self, source: Source, transforms: Sequence[Transform], seed: int, fixed: int | None = None) -> None:
         self.source = source
         transforms, scale = split_scale(transforms)
         self.affine = None if scale is None else scale.affine
-        self._fixed, self._varying = split_transforms(transforms)
+        self._fixed, self._varying = split_transforms(transforms, fixed)
         self._random = _Generators(seed)
         self._target = target_of(source) if is_mask(source) else None
 
     @property
     def is_random(self) -> bool:
-        """Whether a sample differs from epoch to epoch."""
+        """Whether a sample may differ from epoch to epoch."""
         return bool(self._varying)
 
     @property
@@ -173,9 +175,24 @@ def split_scale(transforms: Sequence[Transform]) -> tuple[tuple[Transform, ...],
     return tuple(transforms), None
 
 
-def split_transforms(transforms: Sequence[Transform]) -> tuple[tuple[Transform, ...], tuple[Transform, ...]]:
-    """Those before the first random one, and the rest."""
+def common_part(lists: Sequence[Sequence[Transform]]) -> int:
+    """How many transforms some lists have in common at their beginning, before the first random one or scale.
+
+    Where they differ in a :class:`Scale` at their end alone, that is all others, random ones too.
+    """
+    rests = [split_scale(transforms)[0] for transforms in lists]
+    if all(rest == rests[0] for rest in rests):
+        return len(rests[0])
+    return next((place for place, alike in enumerate(zip(*rests, strict=False)) if alike.count(alike[0]) < len(alike)
+                 or alike[0].is_random or isinstance(alike[0], Scale)), min(map(len, rests)))
+
+
+def split_transforms(transforms: Sequence[Transform], fixed: int | None = None
+                     ) -> tuple[tuple[Transform, ...], tuple[Transform, ...]]:
+    """The first ones, so many, or else those before the first random one; and the rest."""
     first = next((i for i, transform in enumerate(transforms) if transform.is_random), len(transforms))
+    if fixed is not None:
+        first = fixed
     return tuple(transforms[:first]), tuple(transforms[first:])
 
 

@@ -23,11 +23,15 @@ class Pipeline:
         transforms: what is done to them, in order. A scale at the end is left to the trainers.
         seed: of the random transforms.
         sample: what comes out, as :func:`preprocess.probe.probe` has found it.
+        fixed: how many transforms :meth:`keep` does; None for those before the first random one.
+        carried: the target of samples that :meth:`finish_kept` is given, if another pipeline has left them.
     """
 
-    def __init__(self, source: Source, transforms: Sequence[Transform], seed: int, sample: SampleSpec) -> None:
+    def __init__(self, source: Source, transforms: Sequence[Transform], seed: int, sample: SampleSpec,
+                 fixed: int | None = None, carried: TargetSpec | None = None) -> None:
         self.sample, self._seed = sample, seed
-        self._chain = Chain(source, transforms, seed)
+        self._chain = Chain(source, transforms, seed, fixed)
+        self._carried = carried or sample.kept_target
         self._shape, self._dtype = sample.image.shape, np.dtype(sample.image.dtype)
         self._target = sample.target
 
@@ -109,18 +113,18 @@ class Pipeline:
         return self._each(indices, self.prepare, images, targets, self.sample.kept_target)
 
     def finish_kept(self, kept: np.ndarray, kept_targets: np.ndarray, indices: np.ndarray, epoch: int,
-                    images: np.ndarray, targets: np.ndarray) -> list[BadSample]:
+                    images: np.ndarray, targets: np.ndarray, training: bool = True) -> list[BadSample]:
         """Do the rest to samples that :meth:`keep` has left; what it could not use stays marked, and is not told again.
 
         Args:
             kept, kept_targets: (k, ...) and (k,), as it has left them.
             indices: (k,) of the source.
-            epoch, images, targets: as in :meth:`load`.
+            epoch, images, targets, training: as in :meth:`load`.
         """
         if not self._chain.is_random:
-            images[:], targets[:] = kept, kept_targets
+            images[:], targets[:] = kept, self.answered(kept_targets, indices)
             return []
-        of_kept = self.sample.kept_target
+        of_kept = self._carried
         usable, masks = of_kept.usable(kept_targets), kept_targets["target"] if of_kept.kind == "mask" else None
         for position in np.flatnonzero(~usable).tolist():
             images[position] = 0
@@ -128,7 +132,7 @@ class Pipeline:
 
         def finished(position: int) -> Part:
             part = Part(kept[position], None if masks is None else masks[position])
-            return self.finish(part, int(indices[position]), epoch)
+            return self.finish(part, int(indices[position]), epoch, training)
 
         bad = []
         for position in np.flatnonzero(usable).tolist():
@@ -139,6 +143,23 @@ class Pipeline:
             except BadSample as error:
                 bad.append(self._left_out(error, position, images, targets, self._target))
         return bad
+
+    def answered(self, kept_targets: np.ndarray, indices: np.ndarray) -> np.ndarray:
+        """The targets of samples that need nothing else any more: (k,) of the target's type ``wire``.
+
+        Args:
+            kept_targets: (k,) as another pipeline has left them; masks are taken from there.
+            indices: (k,) of the source.
+        """
+        if self._carried == self._target:
+            return kept_targets
+        usable, targets = self._carried.usable(kept_targets), np.empty(len(indices), self._target.wire)
+        for position, index in enumerate(indices.tolist()):
+            if usable[position]:
+                self._reader.put(targets, position, index)
+            else:
+                self._target.mark(targets, position)
+        return targets
 
     @cached_property
     def _reader(self) -> TargetReader:

@@ -66,31 +66,34 @@ class Look:
         return replace(self.sample, kept=self.kept)
 
 
-def probe(source: Source, transforms: Sequence[Transform], seed: int, keep: bool = False) -> SampleSpec:
+def probe(source: Source, transforms: Sequence[Transform], seed: int, keep: bool = False, fixed: int | None = None
+          ) -> SampleSpec:
     """Find out what the samples of a source are; see :func:`look`.
 
     Args:
         keep: whether samples are to be kept decoded: then they must be alike before the first random transform too.
+        fixed: as for :class:`~preprocess.chain.Chain`.
 
     Raises:
         InputError: no sample can be used, samples that differ in shape, or transforms that do not fit them.
     """
-    found = look(source, transforms, seed)
+    found = look(source, transforms, seed, fixed)
     return found.keeping() if keep else found.sample
 
 
-def look(source: Source, transforms: Sequence[Transform], seed: int) -> Look:
+def look(source: Source, transforms: Sequence[Transform], seed: int, fixed: int | None = None) -> Look:
     """Look at some samples of a source; reads each of ``PROBES`` samples once.
 
     Args:
         source: the samples.
         transforms: of a pipeline, in order.
         seed: of the random transforms.
+        fixed: as for :class:`~preprocess.chain.Chain`.
 
     Raises:
         InputError: no sample can be used, samples that differ in shape, or transforms that do not fit them.
     """
-    chain = Chain(source, transforms, seed)
+    chain = Chain(source, transforms, seed, fixed)
     found = _samples(chain)
     image = _alike_at_the_end(found)
     if chain.affine is not None:

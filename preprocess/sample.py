@@ -6,7 +6,8 @@ Rank 0 finds it out once (:mod:`preprocess.probe`) and sends it to all ranks.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -107,6 +108,7 @@ class SampleSpec:
         affine: what the engine does to an input first; None for nothing.
         kept: an input up to the first random transform, where samples are decoded once and kept so.
         target: what a sample's target is; a class unless it is given.
+        own: what networks are fed with for which more is done to it, or something else, by the key of their feed.
     """
 
     image: ImageSpec
@@ -114,10 +116,15 @@ class SampleSpec:
     affine: Affine | None = None
     kept: ImageSpec | None = None
     target: TargetSpec = None  # type: ignore[assignment]  # filled in below
+    own: Mapping[str, SampleSpec] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         if self.target is None:
             object.__setattr__(self, "target", class_target(self.classes))
+
+    def of(self, feed: str) -> SampleSpec:
+        """What the networks of a feed are fed with: this, where no other is known."""
+        return self.own.get(feed, self)
 
     @property
     def kept_target(self) -> TargetSpec:

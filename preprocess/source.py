@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from typing import Any, cast
@@ -34,7 +34,7 @@ from preprocess.labels import checked_labels
 from preprocess.target import TargetSpec, TargetWish, target_of, told_array
 from preprocess.target_checks import checked_target
 
-__all__ = ["SOURCES", "DataSet", "RandomAccess", "Source", "View", "open_data", "split", "told"]
+__all__ = ["SOURCES", "DataSet", "RandomAccess", "Source", "View", "open_data", "open_each", "split", "told"]
 
 # name -> module:function, which takes (path, **options) and returns training samples, those for validation or None, and
 # perhaps those for testing or None; it can do without a path where that has a default
@@ -62,6 +62,8 @@ class View:
         source: whose samples.
         indices: of the samples, ascending.
     """
+
+    strata: np.ndarray
 
     def __init__(self, source: Source, indices: np.ndarray) -> None:
         self.source = source
@@ -188,14 +190,53 @@ def open_data(source: str, path: str | None, validation: float | str | None, see
     Raises:
         InputError: what is wrong with the source, path, options, targets, validation data or test data.
     """
+    return open_each(source, path, validation, seed, options, test, (target,))[0]
+
+
+def open_each(source: str, path: str | None, validation: float | str | None, seed: int,
+              options: Mapping[str, Any] | None = None, test: float | str | None = None,
+              targets: Sequence[TargetWish | None] = (None,)) -> tuple[DataSet, ...]:
+    """The same samples with each of some targets, all divided as the first; see :func:`open_data`.
+
+    Raises:
+        InputError: as there; or they are not the same samples.
+    """
     for part, where in (("validation", validation), ("test", test)):
         if source.startswith("builtin:") and isinstance(where, str):  # it would give its training data again
             raise InputError(f"data.{part}: {where}: {source} has no data elsewhere; give a share, like 10%")
-    opener = _checking(source, _opener(source, options or {}, target))
-    train, held_out, tested = opener(path)
-    tested = None if tested is None else _alike(tested, train, path or source, "test")
+    found: list[DataSet] = []
+    first: Source | None = None
+    for target in targets:
+        opener = _checking(source, _opener(source, options or {}, target))
+        train, held_out, tested = opener(path)
+        if first is None:
+            first = train
+        else:
+            train = _divided_like(first, train, path or source)
+        found.append(_divided((train, held_out, tested), opener, path or source, path, validation, seed, test))
+    return tuple(found)
+
+
+def _divided_like(first: Source, other: Source, place: str) -> View:
+    """The samples of one source, to be divided as those of another, which have other targets."""
+    count = len(first)
+    if len(other) != count or any(first.name(index) != other.name(index) for index in {0, count // 2, count - 1}):
+        raise InputError(f"{place}: data.target of an entry: the source has other samples, or another order of them, "
+                         "for these targets, so they cannot be shared")
+    view, strata = View(other, np.arange(count)), np.zeros(count, np.int64)
+    for number, members in enumerate(_strata(first)):
+        strata[members] = number
+    view.strata = strata
+    return view
+
+
+def _divided(opened: Opened, opener: Opener, source: str, path: str | None, validation: float | str | None, seed: int,
+             test: float | str | None) -> DataSet:
+    """Training, validation and test samples, of what a source has and what a spec says."""
+    train, held_out, tested = opened
+    tested = None if tested is None else _alike(tested, train, source, "test")
     if isinstance(train, ClassSource) and len(train.classes) < 2:
-        raise InputError(f"{path or source}: only one class, {train.classes[0]!r}; at least two are needed")
+        raise InputError(f"{source}: only one class, {train.classes[0]!r}; at least two are needed")
     if isinstance(test, str):
         tested = _alike(opener(test)[0], train, test, "test")
         held_out = None if held_out is not None and _overlap(held_out, tested) else held_out
@@ -205,7 +246,7 @@ def open_data(source: str, path: str | None, validation: float | str | None, see
     if isinstance(validation, str):
         held_out = _alike(opener(validation)[0], train, validation)
     elif held_out is not None:
-        held_out, remark = _alike(held_out, train, path or source), _remark_on_test_part(held_out, path)
+        held_out, remark = _alike(held_out, train, source), _remark_on_test_part(held_out, path)
     elif validation is not None:
         train, held_out = split(train, validation, seed)
     if tested is not None and isinstance(test, str):

@@ -98,10 +98,10 @@ def _check(path: str, steps: bool) -> _Found:
         opened = open_inputs(spec)
     except (UserError, InputError) as error:
         return _Found(spec, None, {}, [*mistakes, spec.origin.mistake(("data",), str(error))])
-    if opened.data.remark:
-        print(f"fleet check: {opened.data.remark}", file=sys.stderr)
+    for line in opened.data.remark.splitlines():
+        print(f"fleet check: {line}", file=sys.stderr)
     try:
-        spec = settle(spec, opened.data)
+        spec = settle(spec, opened)
     except UserError as error:
         mistakes.append(spec.origin.mistake(("train", "class_weights"), str(error)))
     misfitting = [misfit for misfit in misfits(spec, opened.sample,

@@ -98,7 +98,8 @@ class Setup:
     """What an engine may build on, on one trainer rank.
 
     Attributes:
-        sample: what networks are fed with: shape, dtype, classes.
+        sample: what networks are fed with: shape, dtype, classes; ``sample.of(network.feed)`` where entries of a spec
+            have ``data`` of their own.
         resources: of the spec.
         rates: of the networks, where they are known.
         index: the place of this trainer among those of its node, which is that of its GPU.

@@ -54,6 +54,7 @@ def parameters_of(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> int |
 
 def count_parameters(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> int | None:
     """The same; what a user's function raises is raised as it is."""
+    sample = sample.of(network.feed)
     architecture, shape = network.architecture, sample.image.shape
     if architecture.kind == "family":
         return count_for(architecture.settings, sample)

@@ -39,17 +39,18 @@ class NumpyEngine:
         self._sample = sample
 
     def build(self, network: NetworkSpec, group: Group) -> SoftmaxRegression:  # noqa: D102 - Engine says it
-        shape = (_features(self._sample) + 1, self._sample.classes)
+        sample = self._sample.of(network.feed)
+        shape = (_features(sample) + 1, sample.classes)
         if network.architecture.kind == "import":
             function = load_function(network.architecture.target)
-            weights = function(**call_of(function, network.architecture, self._sample.image.shape, shape[1]))
+            weights = function(**call_of(function, network.architecture, sample.image.shape, shape[1]))
             weights = np.array(weights, np.float64)
             if weights.shape != shape:
                 raise ModelError(f"{network.architecture.target} returned weights of shape {weights.shape}, not "
                                  f"{shape}")
         else:
             weights = np.random.default_rng(network.seed).normal(0, 0.01, shape)
-        return SoftmaxRegression(network, group, self._sample, weights)
+        return SoftmaxRegression(network, group, sample, weights)
 
 
 def _features(sample: SampleSpec) -> int:

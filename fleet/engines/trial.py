@@ -137,9 +137,10 @@ class _Trying:
     def _step(self, trainable: Trainable) -> int | None:
         """Take a step, if that is asked for; returns the bytes that one holds for each row."""
         self._begin("a training step on zeros")
-        image, rows = self.request.sample.image, min(_ROWS, self.network.train.batch.size)
+        sample = self.request.sample.of(self.network.feed)
+        image, rows = sample.image, min(_ROWS, self.network.train.batch.size)
         if self.request.steps:
-            target = self.request.sample.target
+            target = sample.target
             values, weights = target.split(target.made_up(np.random.default_rng(0), rows))
             trainable.step(np.zeros((rows, *image.shape), image.dtype), values, rows, False,
                            *([] if weights is None else [weights]))
@@ -211,7 +212,7 @@ def _kind(network: NetworkSpec) -> str:
     """Equal for networks whose steps differ in numbers only."""
     optimizer = dataclasses.replace(network.train.optimizer, learning_rate=1.0)
     kept = {**dataclasses.asdict(network.train), "optimizer": dataclasses.asdict(optimizer), "converge": None}
-    return json.dumps([network.architecture.key, kept], sort_keys=True)
+    return json.dumps([network.architecture.key, network.feed, kept], sort_keys=True)
 
 
 if __name__ == "__main__":

@@ -144,7 +144,7 @@ def estimated_rates(spec: Spec, sample: SampleSpec, gpus_per_node: int) -> RateT
 
     They say which networks would be slower than others, not how long anything takes.
     """
-    counts = {network.name: count_for(network.architecture.settings, sample)
+    counts = {network.name: count_for(network.architecture.settings, sample.of(network.feed))
               for network in spec.networks if network.architecture.kind == "family"}
     typical = statistics.median(counts.values()) if counts else 1.0
     return RateTable(1, gpus_per_node, tuple(

@@ -103,8 +103,9 @@ class CoordinatorSide:
         prepared, survey = self._prepared, self._survey
         if prepared.rates is not None or prepared.spec.profile.when == "before":
             return None
-        shape, classes = prepared.sample.image.shape, prepared.sample.classes
-        traits = [traits_of(network, survey.keys[network.name], shape, classes) for network in survey.networks]
+        samples = [prepared.sample.of(network.feed) for network in survey.networks]
+        traits = [traits_of(network, survey.keys[network.name], sample.image.shape, sample.classes)
+                  for network, sample in zip(survey.networks, samples, strict=True)]
         return OnlineRates(traits, self.results.samples, prepared.roles.gpus_per_node, len(prepared.roles.trainers),
                            survey.known)
 
@@ -198,5 +199,5 @@ def _parameters(prepared: Prepared) -> dict[str, int]:
     for network in prepared.spec.networks:
         if network.architecture.kind == "family":
             with suppress(UserError):  # images too small for it, which is no matter to an engine that learns nothing
-                counts[network.name] = count_for(network.architecture.settings, sample)
+                counts[network.name] = count_for(network.architecture.settings, sample.of(network.feed))
     return counts

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from fleet.errors import UserError
+from fleet.runtime.feeds import have_one_target
 from fleet.runtime.inputs import Inputs
 from fleet.spec import Spec
 from fleet.spec.layers import count_for
@@ -89,6 +90,8 @@ def choose_cache(spec: Spec, opened: Inputs, means: Means, before: str | None = 
     def choice(cache: Cache, why: str) -> CacheChoice:
         return CacheChoice(cache, asked, why, sizes[cache])
 
+    if opened.feeds and not means.preprocessors and "file" not in (asked, before):
+        return choice("none", "networks are fed with different samples, which each trainer prepares for itself")
     if asked == "memory" and not means.preprocessors and (lacking := _impossible_in_memory(spec, opened, means, 1.0)):
         return choice("none", lacking)  # no rank keeps samples for others, so it only takes longer
     if asked != "auto":
@@ -192,6 +195,8 @@ def _costly_in_memory(opened: Inputs, means: Means) -> str:
 
 def _impossible_in_file(spec: Spec, opened: Inputs, means: Means) -> str:
     """Why samples cannot be decoded into a file; nothing if they can."""
+    if opened.feeds and (spec.policy.own_samples or not have_one_target(opened.feeds)):
+        return "networks are fed with different samples"
     if opened.looks["train"].is_raw:
         return "nothing is done to samples that is the same in every epoch"
     for look in opened.looks.values():
@@ -217,7 +222,7 @@ def _checkpoint_bytes(spec: Spec, sample: SampleSpec) -> int | None:
         if network.architecture.kind != "family":
             return None
         try:
-            total += folder_bytes(count_for(network.architecture.settings, sample), network, spec)
+            total += folder_bytes(count_for(network.architecture.settings, sample.of(network.feed)), network, spec)
         except UserError:
             return None
     return total

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from fleet.errors import UserError
+from fleet.runtime.feeds import Feed, look_at, make_feeds, remark, transforms_of
 from fleet.spec import Spec
 from fleet.spec.data import Target
 from fleet.spec.settling import settled
 from fleet.storage.files import storing
 from fleet.terminal import progress_bar
-from preprocess.base import BadSample, CannotWrite, DataSet
+from fleet.units import counted
+from preprocess.base import BadSample, CannotWrite, DataSet, InputError
+from preprocess.chain import split_scale
 from preprocess.decoded_copy import decode_once
-from preprocess.probe import Look, look
+from preprocess.probe import Look
 from preprocess.sample import SampleSpec
-from preprocess.source import fold_of, open_data
-from preprocess.target import TargetWish, plain_targets, target_of
-from preprocess.transforms import Transform, parse_transforms
+from preprocess.source import fold_of, open_each
+from preprocess.target import TargetSpec, TargetWish, plain_targets, target_of
+from preprocess.transforms import Transform
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,8 @@ class Inputs:
             kept of them alone.
         looks: what the first look at each part has shown.
         left_out: the samples that could not be decoded when they were, once and for all.
+        feeds: what networks are fed with, by their keys, where it is not the same for all; ``data``, ``transforms`` and
+            ``samples`` are then of the stream, which carries what all have in common.
     """
 
     data: DataSet
@@ -42,6 +47,7 @@ class Inputs:
     samples: Mapping[str, SampleSpec]
     looks: Mapping[str, Look]
     left_out: tuple[BadSample, ...] = ()
+    feeds: Mapping[str, Feed] = field(default_factory=dict)
 
     @property
     def sample(self) -> SampleSpec:
@@ -59,7 +65,10 @@ class Inputs:
         """
         parts = {"none": (), "memory": ("train",), "file": tuple(self.samples)}[cache]
         kept = {name: replace(self.samples[name], kept=self.looks[name].keeping().kept) for name in parts}
-        return replace(self, samples={**self.samples, **kept})
+        feeds = self.feeds
+        if "train" in kept and cache == "memory":
+            feeds = {key: replace(feed, carried=kept["train"].kept_target) for key, feed in feeds.items()}
+        return replace(self, samples={**self.samples, **kept}, feeds=feeds)
 
 
 def open_inputs(spec: Spec) -> Inputs:
@@ -69,26 +78,61 @@ def open_inputs(spec: Spec) -> Inputs:
         InputError, UserError: the data is not there, or not what it should be.
     """
     settings = spec.data
-    transforms = parse_transforms(settings.transforms)
-    validation = settings.validation if settings.folds is None else None
-    data = open_data(settings.source, settings.path, validation, spec.seed, settings.options,
-                     settings.test, _wish(settings.target))
-    if settings.folds is not None:
-        data = _folded(data, settings.folds, spec.seed)
+    data_of = _open_each(spec)
+    data = next(iter(data_of.values()))
     try:
         pickle.dumps(data)  # all ranks get it from rank 0, by MPI
     except Exception as error:  # the user's classes may raise anything
         raise UserError(f"data.source: {settings.source} cannot be sent to the other ranks: {error}; it should "
                         "hold plain values, and open its files when it reads") from None
-    looks = {name: look(source, transforms, spec.seed) for name, source in data.parts().items()}
-    weighted = any(one.sample.target.weighted for one in looks.values())  # what travels is the same of all parts
-    samples = {name: replace(one.sample, target=replace(one.sample.target, weighted=weighted))
-               for name, one in looks.items()}
-    for part, sample in samples.items():
-        if sample.image != samples["train"].image:
-            raise UserError(f"data: training samples are {samples['train'].image} and {part} samples {sample.image}; "
-                            "add a resize or a crop")
-    return Inputs(data, transforms, samples, looks)
+    each, done = transforms_of(spec)
+    transforms = next(iter(each.values()))
+    if len(each) == 1:
+        samples, looks = look_at(data, transforms, spec.seed)
+        return Inputs(data, transforms, samples, looks)
+    if spec.policy.own_samples:
+        if spec.data.cache == "file":
+            raise UserError("data.cache: file: with schedule.policy: baseline there is no file where entries have data "
+                            "of their own; it should be none, or another policy")
+        (samples, looks), stream = look_at(data, transforms, spec.seed), None
+    else:
+        transforms = split_scale(transforms)[0][:done]
+        samples, looks = _look_at_stream(data, transforms, spec)
+        stream = samples
+    feeds = make_feeds(spec, data_of, stream)
+    samples = {part: replace(sample, own={key: feed.samples[part] for key, feed in feeds.items()})
+               for part, sample in samples.items()}
+    said = "\n".join(line for line in (data.remark, remark(spec, feeds)) if line)
+    return Inputs(replace(data, remark=said), transforms, samples, looks, feeds=feeds)
+
+
+def _look_at_stream(data: DataSet, transforms: tuple[Transform, ...], spec: Spec
+                    ) -> tuple[dict[str, SampleSpec], dict[str, Look]]:
+    """What is carried to networks of which each does the rest to it.
+
+    Raises:
+        UserError: it differs from sample to sample, so that it cannot be carried.
+    """
+    try:
+        return look_at(data, transforms, spec.seed)
+    except (InputError, UserError) as error:
+        raise UserError(f"data: networks share what the first {counted(len(transforms), 'transform')} of all of them "
+                        f"make: {str(error).removeprefix('data: ')}, the same one in all entries; or let each network "
+                        "prepare its own samples (schedule.policy: baseline)") from error
+
+
+def _open_each(spec: Spec) -> dict[str, DataSet]:
+    """The data of each feed: the same samples, divided in the same way."""
+    settings, wishes = spec.data, list[Target | str | None]()
+    for feed in spec.feeds.values():
+        if feed.target not in wishes:
+            wishes.append(feed.target)
+    validation = settings.validation if settings.folds is None else None
+    found = open_each(settings.source, settings.path, validation, spec.seed, settings.options, settings.test,
+                      [_wish(target) for target in wishes])
+    if settings.folds is not None:
+        found = tuple(_folded(data, settings.folds, spec.seed) for data in found)
+    return {key: found[wishes.index(feed.target)] for key, feed in spec.feeds.items()}
 
 
 def _wish(target: str | Target | None) -> TargetWish | None:
@@ -100,17 +144,21 @@ def _wish(target: str | Target | None) -> TargetWish | None:
     return TargetWish(target.kind, target.outputs, target.names, target.ignore)
 
 
-def settle(spec: Spec, data: DataSet) -> Spec:
+def settle(spec: Spec, opened: Inputs) -> Spec:
     """The spec with what its data decides: what is monitored, and the weights of classes.
 
     Raises:
         UserError: there are no such classes.
     """
-    target = target_of(data.train)
-    counts: tuple[int, ...] = ()
-    if target.kind == "class" and any(network.train.class_weights == "balanced" for network in spec.networks):
-        counts = tuple(np.bincount(np.asarray(plain_targets(data.train)), minlength=target.outputs).tolist())
-    return settled(spec, target, counts)
+    told: dict[str, tuple[TargetSpec, tuple[int, ...]]] = {}
+    for key in spec.feeds:
+        source = (opened.feeds[key].data if opened.feeds else opened.data).train
+        target, counts = target_of(source), tuple[int, ...]()
+        if target.kind == "class" and any(network.train.class_weights == "balanced" for network in spec.networks
+                                          if network.feed == key):
+            counts = tuple(np.bincount(np.asarray(plain_targets(source)), minlength=target.outputs).tolist())
+        told[key] = target, counts
+    return settled(spec, told)
 
 
 def _folded(data: DataSet, folds: int, seed: int) -> DataSet:
@@ -146,4 +194,6 @@ def decode(inputs: Inputs, spec: Spec, path: Path) -> Inputs:
     if len(decoded.left_out) > spec.data.max_bad * len(data.train):
         raise UserError(f"{len(decoded.left_out)} of {total} samples cannot be decoded, more than data.max_bad: "
                         f"{spec.data.max_bad:.2%}; the first: {decoded.left_out[0]}")
-    return replace(inputs, data=decoded.data, transforms=decoded.transforms, left_out=tuple(decoded.left_out))
+    done = len(inputs.transforms) - len(decoded.transforms)
+    return replace(inputs, data=decoded.data, transforms=decoded.transforms, left_out=tuple(decoded.left_out),
+                   feeds={key: feed.after_decoding(decoded.data, done) for key, feed in inputs.feeds.items()})

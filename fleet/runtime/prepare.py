@@ -15,6 +15,7 @@ from fleet.errors import UserError
 from fleet.prediction.sample_file import write_sample
 from fleet.runtime.caching import CacheChoice, Means, choose_cache, judging_bytes
 from fleet.runtime.changes import Wishes, codes_of, take_up
+from fleet.runtime.feeds import Feed
 from fleet.runtime.folder import free_disk, take_folder, write_spec
 from fleet.runtime.inputs import Inputs, decode, folds_of, open_inputs, samples_of_epoch, settle
 from fleet.runtime.known_rates import check_remeasuring, hardware, read_rates_of
@@ -56,6 +57,7 @@ class Prepared:
         codes: network -> the files of its ``build:`` function.
         changes: what was done to networks before the launch, for the event log.
         folds: the fold of each training sample, (samples,); None where there are no folds.
+        feeds: as of :class:`fleet.runtime.inputs.Inputs`.
         fence: this launch's right to write into the run's folder; None in a test that needs none.
         cache: what becomes of decoded samples, and why; ``spec.data.cache`` is what was chosen.
     """
@@ -79,6 +81,7 @@ class Prepared:
     fence: Fence | None = None
     folds: np.ndarray | None = None
     cache: CacheChoice = CacheChoice("none")  # noqa: RUF009 - frozen
+    feeds: Mapping[str, Feed] = field(default_factory=dict)
 
     @property
     def fold_count(self) -> int:
@@ -164,7 +167,7 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
     opened = opened.keeping(cache.cache)
     data, sample = opened.data, opened.sample
     given = spec
-    spec, asked = settle(with_cache(spec, cache.cache), data), settle(asked, data)
+    spec, asked = settle(with_cache(spec, cache.cache), opened), settle(asked, opened)
     epoch_samples = samples_of_epoch(data, folds_of(spec, data))
     _check_networks(spec, sample, data, epoch_samples, len(roles.trainers))
     check_quota(spec, sample)
@@ -187,7 +190,7 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
         layout = _plan_memory(spec, opened.data, sample, roles, shared_free)
     return Prepared(spec, paths, opened.data, opened.transforms, sample, roles, layout, opened.left_out, rates,
                     replayed, plain, Machine(hardware(), ranks_per_core), beside, remeasure, codes, changes,
-                    fence, folds_of(spec, opened.data), cache)
+                    fence, folds_of(spec, opened.data), cache, opened.feeds)
 
 
 def _decoded_path(cache: CacheChoice, paths: RunPaths, left: RunPaths | None) -> Path:

@@ -14,12 +14,15 @@ from fleet.engines.base import Engine
 from fleet.engines.registry import make_engine
 from fleet.errors import ExitStatus
 from fleet.runtime.board import CoordinatorSide
+from fleet.runtime.feeds import Feed
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.prepare import Prepared
 from fleet.runtime.preprocessor import Preprocessor
 from fleet.runtime.training.sources import Sources
 from fleet.runtime.training.trainer import Trainer
+from fleet.stream.base import Stream
 from fleet.stream.failover import OutlivingStream, OutlivingValidation
+from fleet.stream.finishing import FinishingStream, FinishingValidation
 from fleet.stream.folds import PartOrder, PartRing, PartStream
 from fleet.stream.layout import chunk_size
 from fleet.stream.memory import NodeMemory
@@ -137,22 +140,36 @@ class Session:
                            self._roles.gpus_per_node)
 
     def _sources(self) -> Sources:
-        training, shared, folds = self._prepared.training(), self._shared, self._prepared.folds
+        feeds = {key: self._sources_of(feed) for key, feed in self._prepared.feeds.items()}
+        return replace(next(iter(feeds.values())), feeds=feeds) if feeds else self._sources_of(None)
+
+    def _sources_of(self, feed: Feed | None) -> Sources:
+        """What networks of a feed read; of the only one, for None."""
+        shared, folds, seed = self._shared, self._prepared.folds, self._prepared.spec.seed
+        training = self._prepared.training() if feed is None else feed.pipeline("train", seed)
+        assert training is not None
         order, stall_s = self._prepared.order(training), self._prepared.spec.data.stall
         if shared.kept is not None:
             samples: Samples = FromKept(training, shared.kept, stall_s)
         else:
             samples = FromSource(training) if self._prepared.kept is None else FromOwnMemory(training)
-        test = self._test()
+        test = self._test(feed)
+
+        def on_bad(bad: BadSample) -> None:
+            self._report(bad, training=True)
 
         def read(fold: int | None) -> Sources:
             """What networks of a fold read; of all samples, for None."""
             of_fold = None if folds is None or fold is None else folds == fold
             keeps, rows = (None, None) if of_fold is None else (~of_fold, np.flatnonzero(of_fold))
-            own = OwnStream(samples, order if keeps is None else PartOrder(order, keeps), self._world,
-                            lambda bad: self._report(bad, training=True), self._roles.preprocessors)
-            stream = own if shared.window is None else OutlivingStream(self._window(shared.window, order, keeps), own)
-            return Sources(stream, own, self._validation(rows), test)
+            mine = order if keeps is None else PartOrder(order, keeps)
+            own = OwnStream(samples, mine, self._world, on_bad, self._roles.preprocessors)
+            if shared.window is None:
+                return Sources(own, own, self._validation(feed, rows), test)
+            window: Stream = self._window(shared.window, order, keeps)
+            if feed is not None and not feed.is_carried:
+                window = FinishingStream(window, mine, training, feed.is_done, on_bad)
+            return Sources(OutlivingStream(window, own), own, self._validation(feed, rows), test)
 
         whole = read(None)
         return whole if folds is None else replace(whole, folds=tuple(map(read, range(self._prepared.fold_count))))
@@ -169,20 +186,29 @@ class Session:
             return SharedStream(window, reader, self._world, stall_s, writers)
         return PartStream(order, keeps, window, reader, self._world, stall_s, writers)
 
-    def _validation(self, rows: np.ndarray | None) -> Validation | None:
-        evaluation = self._prepared.evaluation()
+    def _validation(self, feed: Feed | None, rows: np.ndarray | None) -> Validation | None:
+        evaluation = (self._prepared.evaluation() if feed is None else
+                      feed.pipeline("validation", self._prepared.spec.seed))
         if evaluation is None:
             return None
-        own = OwnValidation(evaluation, lambda bad: self._report(bad, training=False), rows)
+        own = OwnValidation(evaluation, self._report_judging, rows)
         if self._shared.validation is None:
             return own
         shared = SharedValidation(self._shared.validation, self._world, self._prepared.spec.data.stall,
                                   self._roles.preprocessors, rows)
-        return OutlivingValidation(shared, own)
+        if feed is None or feed.is_carried:
+            return OutlivingValidation(shared, own)
+        return OutlivingValidation(FinishingValidation(shared, evaluation, feed.is_done, self._report_judging, rows),
+                                   own)
 
-    def _test(self) -> Validation | None:
+    def _test(self, feed: Feed | None) -> Validation | None:
         test = self._prepared.test()
-        return None if test is None else PassingSamples(test, lambda bad: self._report(bad, training=False))
+        if test is not None and feed is not None:
+            test = feed.pipeline("test", self._prepared.spec.seed)
+        return None if test is None else PassingSamples(test, self._report_judging)
+
+    def _report_judging(self, bad: BadSample) -> None:
+        self._report(bad, training=False)
 
     def _report(self, bad: BadSample, training: bool) -> None:
         self._world.tell(0, Tag.COORDINATOR, Bad(bad.name, bad.reason, training))

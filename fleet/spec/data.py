@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -20,6 +22,31 @@ class Target:
         "Number of classes, labels or values. Without it, as many as the data shows."))
     names: tuple[str, ...] = Field(default=(), description="Names of the classes, labels or values.")
     ignore: int | None = Field(default=None, description="Value of the pixels of masks that count for nothing.")
+
+
+TargetSaid = Literal["class", "multilabel", "value", "mask"] | Target
+
+
+@dataclass(frozen=True, config=STRICT)
+class EntryData:
+    """What networks of one entry are fed with, where it is not what others are; see :class:`Data`."""
+
+    transforms: tuple[TransformItem, ...] | None = Field(default=None, description=(
+        "What is done to each sample for the networks of this entry, instead of `data.transforms`. What all networks "
+        "have in common at the beginning, up to the first random transform, is done once for all of them."))
+    target: TargetSaid | None = Field(default=None, description=(
+        "What the networks of this entry are to answer for a sample, instead of `data.target`."))
+
+
+    def put_into(self, data: Data) -> Data:
+        """The settings of the document with these."""
+        return replace(data, transforms=data.transforms if self.transforms is None else self.transforms,
+                       target=data.target if self.target is None else self.target)
+
+
+def feed_key(own: EntryData | None) -> str:
+    """A key: networks with the same one are fed with the same; empty for what the document says."""
+    return "" if own is None else json.dumps(asdict(own), sort_keys=True)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -41,7 +68,7 @@ class Data:
         "Data that chooses nothing, neither epochs nor networks: a path, or the share of the training samples of each "
         "class that is set aside before any other, like 10%. Each finished network is judged on it once, in the "
         "columns test_loss and test_accuracy of the results."))
-    target: Literal["class", "multilabel", "value", "mask"] | Target | None = Field(default=None, description=(
+    target: TargetSaid | None = Field(default=None, description=(
         "What networks are to answer for a sample, where the source cannot tell: class (one of some), multilabel (each "
         "of some, or not), value (numbers) or mask (a class for each pixel); or a mapping that says more."))
     folds: Annotated[int, Field(ge=2)] | None = Field(default=None, description=(

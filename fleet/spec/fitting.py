@@ -32,7 +32,7 @@ def misfits(spec: Spec, sample: SampleSpec, samples: int, is_validated: bool) ->
 def _misfits(network: NetworkSpec, spec: Spec, sample: SampleSpec, samples: int, is_validated: bool
              ) -> Iterator[Misfit]:
     # With a batch that follows the GPUs, the smallest that there can be is that of the fewest.
-    train, batch = network.train, network.global_batch(network.min_gpus)
+    train, batch, sample = network.train, network.global_batch(network.min_gpus), sample.of(network.feed)
     if batch > samples:
         yield (network, spec.place_of(network, "train", "batch", "size"),
                f"train.batch.size: {batch} is more than the {samples} training samples", f"at most {samples}")
@@ -102,14 +102,14 @@ def joined(spec: Spec, found: Iterable[Misfit]) -> list[SpecMistake]:
     networks: dict[tuple[tuple, str, str], list[str]] = {}
     for network, where, wrong, right in found:
         networks.setdefault((where, wrong, right), []).append(network.name)
-    return [spec.origin.mistake(where, wrong, right, name=_names(named))
+    return [spec.origin.mistake(where, wrong, right, name=listed(named))
             for (where, wrong, right), named in networks.items()]
 
 
-def _names(names: list[str]) -> str:
+def listed(names: list[str]) -> str:
     """Some names in a line.
 
-    >>> _names(["a", "b", "c", "d", "e"])
+    >>> listed(["a", "b", "c", "d", "e"])
     'a, b, c and 2 more'
     """
     names = list(dict.fromkeys(names))

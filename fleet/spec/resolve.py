@@ -242,10 +242,12 @@ def asked_network(spec: Spec, index: int, number: int, member: Member) -> Networ
 
 def _network(document: Document, index: int, name: str, train: Train, architecture: Architecture, drawn: Member,
              fold: int | None = None) -> NetworkSpec:
-    least, most = _gpu_bounds(document.models[index])
+    entry = document.models[index]
+    least, most = _gpu_bounds(entry)
     return NetworkSpec(
         name=name, architecture=architecture, train=train, seed=zlib.crc32(f"{document.seed}/{name}".encode()),
-        min_gpus=least, max_gpus=most, parameters=dict(drawn), entry=index, fold=fold)
+        min_gpus=least, max_gpus=most, parameters=dict(drawn), entry=index, fold=fold,
+        data=document.own_data(entry))
 
 
 def _known_engine(document: Document) -> EngineInfo | None:

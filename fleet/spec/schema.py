@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from fleet.plugins import find_policy
-from fleet.spec.data import Data
+from fleet.spec.data import Data, EntryData, feed_key
 from fleet.spec.engines import ENGINES, EngineInfo, find_engine
 from fleet.spec.fields import (
     STRICT,
@@ -72,6 +72,8 @@ class ModelEntry:
         "Number of GPUs that train the network, or [least, most]. Without it, there may be as many as make it faster."))
     train: dict[str, Any] = Field(default_factory=dict, description=(
         "Training settings of this entry. What they do not name is taken from `train` at the top."))
+    data: EntryData | None = Field(default=None, description=(
+        "Other `transforms`, or another `target`, for this entry. What is not named is taken from `data` at the top."))
 
     @model_validator(mode="after")
     def _one_way_to_say_it(self) -> ModelEntry:
@@ -197,6 +199,24 @@ class Document:
     output: str = Field(default="", description=(
         "Folder of the run, for results, checkpoints, logs and the report. Without it, runs/NAME with the run's name."))
 
+    def own_data(self, entry: ModelEntry) -> EntryData | None:
+        """The data settings of an entry that are not those of the document; None where there are none."""
+        if entry.data is None:
+            return None
+        transforms, target = entry.data.transforms, entry.data.target
+        own = EntryData(None if transforms == self.data.transforms else transforms,
+                        None if target == self.data.target else target)
+        return None if own == EntryData() else own
+
+    @cached_property
+    def feeds(self) -> dict[str, Data]:
+        """The data settings that networks have, by :attr:`NetworkSpec.feed`, those of the document first.
+
+        Those of all entries: what all have in common, and how samples are divided, are the same for a part of them.
+        """
+        each = sorted(map(self.own_data, self.models), key=lambda own: own is not None)
+        return {feed_key(own): self.data if own is None else own.put_into(self.data) for own in each}
+
 
 @dataclass(frozen=True, config=STRICT)
 class NetworkSpec:
@@ -211,11 +231,17 @@ class NetworkSpec:
     parameters: dict[str, Any] = Field(default_factory=dict)  # what was drawn, for the results table
     entry: int = 0  # of `models`, from which it comes
     fold: int | None = None  # that it is judged by, and does not train on
+    data: EntryData | None = None  # what it is fed with, where that is not what the top of the document says
 
     @property
     def stem(self) -> str:
         """The name that the networks of all folds have in common."""
         return self.name if self.fold is None else self.name.removesuffix(f"-fold{self.fold}")
+
+    @cached_property
+    def feed(self) -> str:
+        """A key: networks with the same one are fed with the same; empty for what the top of the document says."""
+        return feed_key(self.data)
 
     def global_batch(self, gpus: int) -> int:
         """Samples in one step on ``gpus`` GPUs."""
@@ -248,6 +274,10 @@ class Spec:
                 return (*entry, "space" if model.grid is None else "grid", name)
         is_own = _holds(model.train, setting[1:])
         return (*entry, *setting) if is_own or setting not in self.origin.lines else setting
+
+    @property
+    def feeds(self) -> dict[str, Data]:  # noqa: D102
+        return self.document.feeds
 
     @property
     def data(self) -> Data:  # noqa: D102 - the document's parts, without the detour

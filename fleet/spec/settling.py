@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from fleet.errors import UserError
@@ -10,17 +11,17 @@ from fleet.spec.schema import NetworkSpec, Spec
 from preprocess.target import TargetSpec
 
 
-def settled(spec: Spec, target: TargetSpec, counts: tuple[int, ...] = ()) -> Spec:
+def settled(spec: Spec, told: Mapping[str, tuple[TargetSpec, tuple[int, ...]]]) -> Spec:
     """The spec with all of its networks fully said.
 
     Args:
-        target: of the training data, with its names.
-        counts: training samples of each class, where targets are classes.
+        told: of each feed the target of the training data, with its names; and the training samples of each class,
+            where they are asked for.
 
     Raises:
         UserError: weights of classes that there are not.
     """
-    return replace(spec, networks=tuple(_settled(network, target, counts) for network in spec.networks))
+    return replace(spec, networks=tuple(_settled(network, *told[network.feed]) for network in spec.networks))
 
 
 def _settled(network: NetworkSpec, target: TargetSpec, counts: tuple[int, ...]) -> NetworkSpec:

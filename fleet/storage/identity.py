@@ -38,10 +38,12 @@ def identity(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> str:
     architecture under the same name or other transforms are refused. `converge` and `deterministic` may change,
     because users want to train longer, or to repeat it; so may paths, because data sets are moved.
     """
-    data = spec.data
+    data, first = spec.feeds[network.feed], next(iter(spec.feeds.values()))
     ring = {"shards": data.shards} if data.order == "ring" else {}
     test = {"test": data.test} if isinstance(data.test, float) else {}  # it is taken from the training samples
     target = {} if data.target is None else {"target": data.target}
+    is_divided = data.folds is not None or isinstance(data.validation, float) or bool(test)
+    divided = {"divided": first.target} if is_divided and first.target != data.target else {}  # by other targets
     fold = {} if network.fold is None else {"fold": [network.fold, data.folds]}
     train = TypeAdapter(Train).dump_python(network.train, mode="json")
     for changeable in ("converge", "deterministic", "build_timeout"):  # the second says how numbers are added up
@@ -55,7 +57,7 @@ def identity(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> str:
                   "engine": spec.resources.engine, "source": data.source, "options": data.options,
                   "transforms": data.transforms, **target,
                   "validation": None if isinstance(data.validation, str) else data.validation,
-                  "inputs": sample.identity(), **ring, **test, **fold})
+                  "inputs": sample.of(network.feed).identity(), **ring, **test, **fold, **divided})
 
 
 # The settings of training that came after 0.1.0, whose checkpoints go on, with what they are where nobody names them.
@@ -122,7 +124,7 @@ def speed_identity(network: NetworkSpec, resources: Resources, sample: SampleSpe
                   "xla": network.train.xla, "optimizer": network.train.optimizer.name,
                   "deterministic": network.train.deterministic,
                   "engine": resources.engine, "exchange": resources.exchange,
-                  "inputs": sample.identity(), "hardware": machine.hardware,
+                  "inputs": sample.of(network.feed).identity(), "hardware": machine.hardware,
                   "ranks_per_core": f"{machine.ranks_per_core:.3g}",
                   "code": [codes.get(network.architecture.target), codes.get(resources.engine)]})
 

@@ -32,7 +32,7 @@ def check_quota(spec: Spec, sample: SampleSpec) -> None:
     quota = spec.checkpoint.quota
     if quota is None or not spec.engine.learns:
         return
-    sizes = [checkpoint_bytes(count_for(network.architecture.settings, sample), network, spec)
+    sizes = [checkpoint_bytes(count_for(network.architecture.settings, sample.of(network.feed)), network, spec)
              for network in spec.networks if network.architecture.kind == "family"]
     kept = 1 if spec.checkpoint.keep == "last" else 2
     if (least := kept * sum(sizes) + max(sizes, default=0)) > quota:

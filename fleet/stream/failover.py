@@ -10,10 +10,10 @@ from collections.abc import Container, Iterator
 
 import numpy as np
 
-from fleet.stream.base import Batch, Members
+from fleet.stream.base import Batch, Members, Stream
+from fleet.stream.finishing import FinishingValidation
 from fleet.stream.order import Epoch
 from fleet.stream.own import OwnStream
-from fleet.stream.reader import SharedStream
 from fleet.stream.stall import WriterLost
 from fleet.stream.validation import OwnValidation, SharedValidation
 
@@ -26,7 +26,7 @@ class OutlivingStream:
         own: the same samples.
     """
 
-    def __init__(self, shared: SharedStream, own: OwnStream) -> None:
+    def __init__(self, shared: Stream, own: OwnStream) -> None:
         self._shared, self._own = shared, own
 
     @property
@@ -56,7 +56,7 @@ class OutlivingStream:
 class OutlivingValidation:
     """The node's validation samples, or all of them prepared by this rank where they will never be complete."""
 
-    def __init__(self, shared: SharedValidation, own: OwnValidation) -> None:
+    def __init__(self, shared: SharedValidation | FinishingValidation, own: OwnValidation) -> None:
         self.samples = shared.samples
         self._shared, self._own = shared, own
 

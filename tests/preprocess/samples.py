@@ -60,6 +60,28 @@ class Memory(RandomAccess):
         return f"sample {index}"
 
 
+class Samples(RandomAccess):
+    """Inputs with whatever a test says of them: targets of any kind, masks, weights; those that are None are torn."""
+
+    def __init__(self, inputs, **said):
+        self.inputs = inputs
+        self.__dict__.update(said)
+
+    def __len__(self):
+        return len(self.inputs)
+
+    def read(self, index):
+        if self.inputs[index] is None:
+            raise BadSample(self.name(index), "torn")
+        return self.inputs[index]
+
+    def read_target(self, index):
+        return self.masks[index]
+
+    def name(self, index):
+        return f"sample {index}"
+
+
 class Draws:
     """A generator that draws what it is told."""
 

@@ -5,37 +5,15 @@ import pickle
 import numpy as np
 import pytest
 
-from preprocess.base import BadSample, InputError, RandomAccess
+from preprocess.base import InputError
 from preprocess.packing import write_hdf5
 from preprocess.pipeline import Pipeline
 from preprocess.sources.hdf5 import open_hdf5
 from preprocess.target import TargetSpec, TargetWish, read_mask
 from preprocess.transforms import parse_transforms
-from tests.preprocess.samples import encode, foreign, pattern
+from tests.preprocess.samples import Samples, encode, foreign, pattern
 
 INPUTS = np.random.default_rng(0).random((5, 3)).astype(np.float32)
-
-
-class Samples(RandomAccess):
-    """Arrays, or files, with targets of any kind."""
-
-    def __init__(self, inputs, **said):
-        self.inputs = inputs
-        self.__dict__.update(said)
-
-    def __len__(self):
-        return len(self.inputs)
-
-    def read(self, index):
-        if self.inputs[index] is None:
-            raise BadSample(self.name(index), "torn")
-        return self.inputs[index]
-
-    def read_target(self, index):
-        return self.masks[index]
-
-    def name(self, index):
-        return f"sample {index}"
 
 
 def back(source, path):

@@ -3,34 +3,14 @@
 import numpy as np
 import pytest
 
-from preprocess.base import BadSample, InputError, RandomAccess
+from preprocess.base import BadSample, InputError
 from preprocess.pipeline import Pipeline
 from preprocess.probe import probe
 from preprocess.source import open_data
 from preprocess.target import TargetSpec, TargetWish, class_target, read_mask
 from preprocess.transforms import parse_transforms
 from preprocess.transforms.user import UserTransform
-
-
-class Samples(RandomAccess):
-    """Rows of numbers, or images, with targets that a test chooses."""
-
-    def __init__(self, inputs, **said):
-        self.inputs = inputs
-        self.__dict__.update(said)
-
-    def __len__(self):
-        return len(self.inputs)
-
-    def read(self, index):
-        return self.inputs[index]
-
-    def name(self, index):
-        return f"row {index}"
-
-    def read_target(self, index):
-        return self.masks[index]
-
+from tests.preprocess.samples import Samples
 
 ROWS = np.arange(30, dtype=np.float64).reshape(10, 3)
 
@@ -93,7 +73,7 @@ def test_a_sample_that_cannot_be_used_is_marked_whatever_its_target_is():
         pipeline, rows, targets, bad = loaded(Broken(ROWS, **said))
         assert pipeline.sample.target.usable(targets).tolist() == [index != 4 for index in range(10)]
         assert not rows[4].any()
-        assert [(one.name, one.position) for one in bad] == [("row 4", 4)]
+        assert [(one.name, one.position) for one in bad] == [("sample 4", 4)]
 
 
 def test_validation_is_a_share_of_samples_of_any_kind():
@@ -103,17 +83,17 @@ def test_validation_is_a_share_of_samples_of_any_kind():
     assert both == list(range(10))
     for place in range(2):
         number = float(data.validation.targets[place])
-        assert data.validation.name(place) == f"row {number:.0f}"
+        assert data.validation.name(place) == f"sample {number:.0f}"
 
 
 @pytest.mark.parametrize(("said", "complaint"), [
     ({"target": TargetSpec("value", 2), "targets": np.ones((10, 3))}, r"shape \(10, 3\).*of shape \(10, 2\): 2 values"),
     ({"target": TargetSpec("value", 1), "targets": np.array([1.0] * 7 + [np.nan] * 3)},
-     r"row 7 has the target nan \(and 2 more\); it should be finite numbers"),
-    ({"target": TargetSpec("value", 1), "targets": np.full(10, 1e300)}, "row 0 has the target 1e\\+300"),
+     r"sample 7 has the target nan \(and 2 more\); it should be finite numbers"),
+    ({"target": TargetSpec("value", 1), "targets": np.full(10, 1e300)}, "sample 0 has the target 1e\\+300"),
     ({"target": TargetSpec("value", 1), "targets": ["a"] * 10}, "it should be numbers"),
-    ({"target": TargetSpec("multilabel", 2), "targets": np.eye(10, 2) * 2}, "row 0 has the target 2 0.*0 or 1"),
-    ({"target": TargetSpec("class", 3), "targets": np.arange(10)}, r"row 3 has the target 3 \(and 6 more\)"),
+    ({"target": TargetSpec("multilabel", 2), "targets": np.eye(10, 2) * 2}, "sample 0 has the target 2 0.*0 or 1"),
+    ({"target": TargetSpec("class", 3), "targets": np.arange(10)}, r"sample 3 has the target 3 \(and 6 more\)"),
     ({"target": "value", "targets": np.ones(10)}, "its target is str; it should be a preprocess.target.TargetSpec"),
     ({"target": TargetSpec("value", 1), "targets": np.ones(10), "weights": np.arange(10) - 1}, "has the weight -1"),
     ({"target": TargetSpec("value", 1), "targets": np.ones(10), "weights": np.ones(9)}, "10 numbers from 0"),
@@ -226,7 +206,7 @@ def test_a_wrong_mask_makes_a_bad_sample(mask, complaint):
     source = masked(outputs=3)
     source.masks[2] = mask
     _, _, targets, bad = loaded(source)
-    assert [one.name for one in bad] == ["row 2"]
+    assert [one.name for one in bad] == ["sample 2"]
     assert complaint in bad[0].reason
     assert targets["weight"].tolist() == [1, 1, -1, 1, 1, 1]
 

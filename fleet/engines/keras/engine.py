@@ -54,20 +54,20 @@ class KerasEngine:
 
     def build(self, network: NetworkSpec, group: Group) -> KerasNetwork:  # noqa: D102 - Engine says it
         keras.backend.clear_session()  # names and memory of the network before this one
-        train = network.train
+        train, sample = network.train, self._sample.of(network.feed)
         policy = keras.config.dtype_policy()
         keras.config.set_dtype_policy(train.precision)
         try:
-            model = build_model(network.architecture, self._sample.image.shape, self._sample.classes, network.seed,
-                                self._sample.target, train.loss)
+            model = build_model(network.architecture, sample.image.shape, sample.classes, network.seed,
+                                sample.target, train.loss)
         finally:
             keras.config.set_dtype_policy(policy)
         optimizer = make_optimizer(train.optimizer, network.learning_rate_scale(group.size), train.batch.accumulate)
         if train.precision == "mixed_float16":
             optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
         optimizer.build(model.trainable_variables)
-        measures = Measures(make_losses(train, self._sample.target), make_metrics(train, self._sample.target))
-        built = KerasNetwork(model, optimizer, self._sample, measures, partial(make_exchange, horovod=self._horovod),
+        measures = Measures(make_losses(train, sample.target), make_metrics(train, sample.target))
+        built = KerasNetwork(model, optimizer, sample, measures, partial(make_exchange, horovod=self._horovod),
                              group, train.xla)
         if network.architecture.kind == "import":
             built.check_export()  # rather than after all epochs

@@ -252,8 +252,9 @@ class TrainingLoop:
     def _examine(self, training: Training) -> Judged | None:
         """Keep what the network that the master has exported gives, and judge it on the test data; collective."""
         training.share(None)
-        test = self._sources.test
-        parts = dict(zip(PARTS, (self._sources.of(training.network).validation, test), strict=True))
+        sources = self._sources.of(training.network)
+        test = sources.test
+        parts = dict(zip(PARTS, (sources.validation, test), strict=True))
         judged = None
         for part, samples in parts.items():
             if samples is not None and can_predict(training, samples):

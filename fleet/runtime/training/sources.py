@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from fleet.spec import NetworkSpec
 from fleet.stream.base import Stream
@@ -21,6 +21,8 @@ class Sources:
         validation: None where there is no validation data.
         test: None where there is no test data.
         folds: what networks of each fold read, where there are folds; the rest is then for measuring alone.
+        feeds: what networks of each feed read, by its key, where there are several; all else is then to join and leave
+            the stream with.
     """
 
     stream: Stream
@@ -28,13 +30,18 @@ class Sources:
     validation: Validation | None
     test: Validation | None = None
     folds: Sequence[Sources] = ()
+    feeds: Mapping[str, Sources] = field(default_factory=dict)
 
     def of(self, network: NetworkSpec) -> Sources:
         """What a network reads."""
+        if self.feeds:
+            return self.feeds[network.feed].of(network)
         return self if network.fold is None else self.folds[network.fold]
 
     @property
     def waited_s(self) -> float:
         """What this rank has waited for data so far."""
+        if self.feeds:
+            return sum(feed.waited_s for feed in self.feeds.values())
         mine = self.stream.waited_s + (self.own.waited_s if self.own is not self.stream else 0.0)
         return mine + sum(fold.waited_s for fold in self.folds)

@@ -96,7 +96,7 @@ class Trainer:
         """Train one network in its group until it is final, fails, this rank goes to others, or one of them dies."""
         network = order.network
         self._sources.stream.join(order.stream_epoch)
-        training = Training(network, order.stream_epoch, self._sample.target)
+        training = Training(network, order.stream_epoch, self._sample.of(network.feed).target)
         with self._leaving(training):
             training.group = group = self._world.group(order.ranks, order.group)
             group.meet()  # all its ranks have joined the stream
@@ -116,7 +116,7 @@ class Trainer:
     def _join(self, order: Join) -> None:
         """Train a network that is in training elsewhere; its group goes on until the network is built here."""
         network = order.network
-        training = Training(network, 0, self._sample.target)
+        training = Training(network, 0, self._sample.of(network.feed).target)
         training.group = self._world.group((self._world.rank,), order.group)
         with self._leaving(training), ExitStack() as held:
             failure: Exception | None = None
@@ -211,11 +211,11 @@ class Trainer:
         network = order.network
         began = time.perf_counter()
         found, reason, passing = StepRate(), "", False
-        training = Training(network, 0, self._sample.target)
+        training = Training(network, 0, self._sample.of(network.feed).target)
         try:
             training.group = group = self._world.group(order.ranks, order.group)
             with self._built(network, group) as training.trainable:
-                found = measure_rate(training, self._sample, self._spec.profile)
+                found = measure_rate(training, self._sample.of(network.feed), self._spec.profile)
         except NetworkFailed as failure:
             reason, passing = failure.reason, failure.may_pass
             log.error("%s could not be measured: %s\n%s", network.name, failure.reason, failure.detail)

@@ -10,12 +10,11 @@ import yaml
 from fleet.errors import ExitStatus, UserError
 from fleet.runtime.prepare import prepare
 from fleet.runtime.replay import compare, largest_difference
-from fleet.runtime.session import Session
 from fleet.storage.checkpoint import newest
 from fleet.storage.results import leaderboard, read_results
 from preprocess.base import BadSample, InputError, RandomAccess
 from preprocess.target import TargetSpec
-from tests.fleet.one_process import Launch
+from tests.fleet.runtime.runs import launch
 
 KINDS = ("class", "weighted", "multilabel", "value", "mask")
 
@@ -65,22 +64,6 @@ def made(path):
     return Made(path, 50, 1, bad=(7,)), Made(path, 20, 2)
 
 
-class Interruption:
-    """Comes after the coordinator has asked so many times."""
-
-    def __init__(self, after=None):
-        self._left = after
-
-    def reason(self):
-        if self._left is None:
-            return ""
-        self._left -= 1
-        return "SIGTERM came" if self._left < 0 else ""
-
-    def seconds_left(self):
-        return None
-
-
 def write(folder, kind, models=None, data=None, **train):
     folder.mkdir(exist_ok=True)
     content = {
@@ -96,17 +79,6 @@ def write(folder, kind, models=None, data=None, **train):
     path = folder / "spec.yaml"
     path.write_text(yaml.safe_dump(content))
     return path
-
-
-def launch(path, ranks, after=None, **more):
-    prepared = prepare(str(path), [0] * ranks, None, plain=True, **more)
-    statuses = {}
-
-    def rank_main(world):
-        statuses[world.rank] = Session(world, prepared, Interruption(after)).run()
-
-    assert Launch(ranks, 0).run(rank_main)
-    return ExitStatus(statuses[0]), prepared
 
 
 def history(prepared):

@@ -63,6 +63,7 @@ from scheduler.base import Member, Round
 from scheduler.ensemble.policies import POLICIES, Policy
 from tests.examples import examples, long_but_first
 from tests.fleet.one_process import Launch
+from tests.fleet.runtime.runs import Interruption
 from tests.sources import Numbered
 
 
@@ -110,22 +111,6 @@ class Case:
     chunk: int
     spare_slots: int
     seed: int
-
-
-class Interruption:
-    """Comes after the coordinator has asked so many times."""
-
-    def __init__(self, after=None):
-        self._left = after
-
-    def reason(self):
-        if self._left is None:
-            return ""
-        self._left -= 1
-        return "SIGTERM came" if self._left < 0 else ""
-
-    def seconds_left(self):
-        return None
 
 
 class Recorder:

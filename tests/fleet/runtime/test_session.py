@@ -13,19 +13,10 @@ from fleet.storage.checkpoint import read_state
 from fleet.storage.event_log import events_of
 from fleet.storage.events import CacheChosen, Ended
 from tests.fleet.one_process import Launch
+from tests.fleet.runtime.runs import Interruption
 from tests.sources import Numbered, _Slowly, reads
 
 SCALED = ["tests.sources:noise", {"scale": {"mean": 0.5, "std": 0.5}}]
-
-
-class Interruption:
-    """Never comes."""
-
-    def reason(self):
-        return ""
-
-    def seconds_left(self):
-        return None
 
 
 @pytest.fixture

@@ -1,0 +1,35 @@
+"""Whole runs with all ranks in one process, which tests may interrupt."""
+
+from fleet.errors import ExitStatus
+from fleet.runtime.prepare import prepare
+from fleet.runtime.session import Session
+from tests.fleet.one_process import Launch
+
+
+class Interruption:
+    """Comes after the coordinator has asked so many times."""
+
+    def __init__(self, after=None):
+        self._left = after
+
+    def reason(self):
+        if self._left is None:
+            return ""
+        self._left -= 1
+        return "SIGTERM came" if self._left < 0 else ""
+
+    def seconds_left(self):
+        return None
+
+
+def launch(path, ranks, after=None, **more):
+    prepared = prepare(str(path), [0] * ranks, None, plain=True, **more)
+    statuses = {}
+
+    def rank_main(world):
+        statuses[world.rank] = Session(world, prepared, Interruption(after)).run()
+
+    assert Launch(ranks, 0).run(rank_main)
+    return ExitStatus(statuses[0]), prepared
+
+

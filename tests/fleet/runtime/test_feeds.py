@@ -1,0 +1,233 @@
+"""Whole runs in which entries have transforms, or a target, of their own: each network is as if it were alone."""
+
+import numpy as np
+import pytest
+import yaml
+
+from fleet.errors import ExitStatus, UserError
+from fleet.runtime.inputs import open_inputs
+from fleet.runtime.prepare import prepare
+from fleet.runtime.replay import largest_difference
+from fleet.spec import load, parse
+from fleet.storage.checkpoint import newest
+from preprocess.base import BadSample, RandomAccess
+from preprocess.target import TargetSpec
+from tests.fleet.runtime.runs import launch
+
+SHARED = [{"center_crop": {"size": [8, 8]}}]
+FLIPPED = [*SHARED, {"flip": {"horizontal": True}}, {"random_crop": {"size": [6, 6]}}]
+WIDE = [*SHARED, {"resize": {"size": [4, 4]}}, {"scale": {"mean": 0.5, "std": 0.5}}]
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch, tmp_path):
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+class Images(RandomAccess):
+    """Images of small numbers; how bright one is, is its class, or its value. One cannot be read."""
+
+    def __init__(self, count, seed, bad=(), size=(10, 12), masks=False):
+        random = np.random.default_rng(seed)
+        self.labels = np.arange(count) % 3
+        self.classes = ("dark", "grey", "bright")
+        self._images = (random.integers(0, 40, (count, *size, 1)) + 70 * self.labels[:, None, None, None]).astype(
+            np.uint8)
+        self._bad = bad
+        if masks:
+            self.target = TargetSpec("mask", 2)
+
+    def read(self, index):
+        if index in self._bad:
+            raise BadSample(self.name(index), "gone")
+        return self._images[index] if index % 2 or len(self._images) < 60 else self._images[index, :9]
+
+    def read_target(self, index):
+        return (self.read(index)[:, :, 0] > 100).astype(np.uint8)
+
+    def name(self, index):
+        return f"image {index}"
+
+
+def images(path, target=None):
+    """Training and validation samples; the words in the path say what is special about them."""
+    count = 64 if "uneven" in (path or "") else 50
+    masks = "masks" in (path or "")
+    return Images(count, 1, bad=(7,), masks=masks), Images(20, 2, masks=masks)
+
+
+NETWORKS = {
+    "plain": {"transforms": SHARED},
+    "flipped": {"transforms": FLIPPED},
+    "wide": {"transforms": WIDE},
+    "value": {"transforms": SHARED, "target": "value"},
+}
+
+
+def write(folder, names, top=None, gpus=1, size=8, networks=NETWORKS, **sections):
+    folder.mkdir(exist_ok=True)
+    data = {"source": f"{__name__}:told", "path": "", "validation": None, "max_bad": 0.5, **(top or {})}
+    content = {
+        "name": "test", "seed": 5, "output": str(folder / "run"), "data": data,
+        "models": [{"family": "softmax", "name": name, "gpus": gpus, "data": networks[name],
+                    "train": {"optimizer": {"learning_rate": 1e-7}} if name != "wide" else {}} for name in names],
+        "train": {"batch": {"size": size}, "optimizer": {"name": "sgd", "learning_rate": 0.1},
+                  "converge": {"max_epochs": 3}},
+        "profile": {"batches": 4, "timed": 2, "max_gpus": 2},
+        "resources": {"engine": "numpy", "preprocessors": 1}, **sections,
+    }
+    path = folder / "spec.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def told(path):
+    """A source that leaves it to the spec what its labels are."""
+    return images(path)
+
+
+def history(prepared, name):
+    return newest(prepared.paths, name, with_arrays=False).history
+
+
+def assert_as_alone(prepared, name, folder, **said):
+    """Train a network again, on the same epochs of the stream, as the only one of its spec."""
+    _, alone = launch(write(folder, [name], **said), 2, replay=str(prepared.paths.root), only=name)
+    assert not alone.feeds
+    assert largest_difference(history(prepared, name), history(alone, name)) == 0, name
+
+
+@pytest.mark.parametrize("cache", ["none", "memory"])
+def test_networks_that_share_the_decoded_sample_come_to_what_each_comes_to_alone(cache, tmp_path, capsys):
+    names = list(NETWORKS)
+    status, prepared = launch(write(tmp_path / "all", names, {"cache": cache}), 3)
+    assert status is ExitStatus.OK
+    assert {prepared.sample.of(network.feed).image.shape for network in prepared.spec.networks} == {
+        (8, 8, 1), (6, 6, 1), (4, 4, 1)}
+    for name in names:
+        assert history(prepared, name)[-1].samples == 49
+        assert_as_alone(prepared, name, tmp_path / name)
+
+
+def test_groups_of_two_come_to_what_groups_of_one_do(tmp_path):
+    names = ["flipped", "value"]
+    _, two = launch(write(tmp_path / "two", names, gpus=2), 3)
+    for name in names:
+        assert {record.gpus for record in history(two, name)} == {2}
+        _, one = launch(write(tmp_path / name, [name]), 2, replay=str(two.paths.root), only=name)
+        assert {record.gpus for record in history(one, name)} == {1}
+        assert largest_difference(history(two, name), history(one, name)) < 1e-9
+
+
+@pytest.mark.parametrize("top", [{"order": "ring", "shards": 5}, {"folds": 2}, {"cache": "file"}])
+def test_a_replay_prepares_alone_what_was_shared(top, tmp_path):
+    names = ["flipped", "plain"] if "cache" in top else ["flipped", "value"]
+    status, first = launch(write(tmp_path / "first", names, top), 2)
+    assert status is ExitStatus.OK
+    for network in first.spec.networks:
+        _, again = launch(tmp_path / "first" / "spec.yaml", 2, replay=str(first.paths.root), only=network.name)
+        assert largest_difference(*(history(one, network.name) for one in (first, again))) == 0
+
+
+def test_a_run_that_was_interrupted_ends_as_one_that_was_not(tmp_path):
+    status, launches = ExitStatus.RESUMABLE, 0
+    while status is ExitStatus.RESUMABLE:
+        launches += 1
+        assert launches < 60
+        status, parts = launch(write(tmp_path / "parts", ["flipped", "value"], size=3), 3, after=30 * launches)
+    assert launches > 1
+    for name in ("flipped", "value"):
+        assert_as_alone(parts, name, tmp_path / name, size=3)
+
+
+def test_without_a_stream_each_trainer_prepares_its_own(tmp_path, capsys):
+    names = ["flipped", "value"]
+    _, alone = launch(write(tmp_path / "alone", names, schedule={"policy": "baseline"},
+                            resources={"engine": "numpy"}), 2)
+    assert "each trainer prepares its samples alone" in alone.data.remark
+    for name in names:
+        assert_as_alone(alone, name, tmp_path / name)
+
+
+def test_a_network_that_has_nothing_of_its_own_goes_on_from_its_checkpoint_when_another_entry_gets_some(tmp_path):
+    folder = tmp_path / "run"
+    path = write(folder, ["plain"], networks={"plain": {}}, top={"transforms": SHARED})
+    _, before = launch(path, 2)
+    path = write(folder, ["plain", "value"], networks={**NETWORKS, "plain": {}}, top={"transforms": SHARED})
+    _, after = launch(path, 2)
+    assert next(iter(after.feeds)) == ""
+    assert history(before, "plain") == history(after, "plain")
+
+
+def test_it_is_said_what_is_prepared_how_often(tmp_path):
+    opened = open_inputs(load(write(tmp_path, ["plain", "flipped", "value"])))
+    assert opened.data.remark == (
+        "data: prepared once for all 3 networks: center_crop; by each network for itself: plain: nothing more, 3 "
+        "classes; flipped: flip, random_crop, 3 classes; value: nothing more, 1 value")
+    same = open_inputs(load(write(tmp_path, ["plain", "plain2"], networks={"plain": {}, "plain2": {}})))
+    assert not same.feeds
+    assert not same.data.remark
+
+
+def test_entries_with_the_settings_of_the_document_share_everything(tmp_path):
+    networks = {"a": {"transforms": SHARED}, "b": {}}
+    spec = load(write(tmp_path, ["a", "b"], {"transforms": SHARED}, networks=networks))
+    assert [network.data for network in spec.networks] == [None, None]
+    assert list(spec.feeds) == [""]
+
+
+def test_what_random_transforms_make_is_shared_where_targets_alone_differ(tmp_path):
+    networks = {"a": {"transforms": FLIPPED}, "b": {"transforms": FLIPPED, "target": "value"}}
+    _, prepared = launch(write(tmp_path / "both", ["a", "b"], networks=networks), 3)
+    assert prepared.sample.image.shape == (6, 6, 1)
+    for name in networks:
+        assert_as_alone(prepared, name, tmp_path / name, networks=networks)
+
+
+def test_both_targets_are_divided_in_the_same_way(tmp_path):
+    path = write(tmp_path, ["plain", "value"], {"validation": 0.2, "source": f"{__name__}:whole", "test": 0.1})
+    opened = open_inputs(load(path))
+    plain, value = (feed.data.parts() for feed in opened.feeds.values())
+    for part in ("train", "validation", "test"):
+        names = [[source.name(index) for index in range(len(source))] for source in (plain[part], value[part])]
+        assert names[0] == names[1]
+        assert np.array_equal(np.asarray(value[part].targets).ravel(), plain[part].labels)
+    assert np.bincount(plain["validation"].labels).min() >= 3  # the same share of each class, for both
+
+
+def whole(path):
+    return images(path)[0]
+
+
+@pytest.mark.parametrize(("names", "top", "networks", "complaint"), [
+    (["plain", "wide"], {"path": "uneven"}, {"plain": {"transforms": []}, "wide": {"transforms": WIDE}},
+     "networks share what the first 0 transforms of all of them make: .* add a resize or a crop, the same one in all"),
+    (["plain", "value"], {"cache": "file"}, NETWORKS,
+     r"models\[1\].data: data.cache: file keeps one target of each sample"),
+    (["plain", "bad"], {}, {**NETWORKS, "bad": {"transforms": [*SHARED, {"random_crop": {"size": [90, 9]}}]}},
+     r"models\[1\].data: .*90"),
+])
+def test_what_cannot_be_shared_is_refused(names, top, networks, complaint, tmp_path):
+    with pytest.raises(UserError, match=complaint):
+        prepare(str(write(tmp_path, names, top, networks=networks)), [0, 0], None)
+
+
+def test_masks_may_differ_in_their_transforms_and_not_in_their_classes(tmp_path):
+    networks = {"a": {"transforms": SHARED}, "b": {"transforms": FLIPPED},
+                "c": {"target": {"kind": "mask", "outputs": 3}}}
+    status, prepared = launch(write(tmp_path / "run", ["a", "b"], {"path": "masks"}, networks=networks), 3)
+    assert status is ExitStatus.OK
+    for name in "ab":
+        assert_as_alone(prepared, name, tmp_path / name, top={"path": "masks"}, networks=networks)
+    with pytest.raises(UserError, match="a mask goes through the transforms with its image"):
+        prepare(str(write(tmp_path / "other", ["a", "c"], {"path": "other"}, networks=networks)), [0, 0], None)
+
+
+def test_what_an_entry_may_say_of_data_is_checked():
+    from fleet.errors import SpecError
+
+    with pytest.raises(SpecError, match=r"models\[0\].data.*folds"):
+        parse({"models": [{"family": "softmax", "data": {"folds": 3}}]})
+    with pytest.raises(SpecError, match=r"models\[0\].data.transforms.*random_crop"):
+        parse({"models": [{"family": "softmax", "data": {"transforms": ["random_cop"]}}]})
