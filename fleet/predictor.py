@@ -10,7 +10,7 @@ import numpy as np
 
 from fleet.engines.registry import join_exports
 from fleet.errors import UserError
-from fleet.prediction.ensembles import GREEDY, chosen, top
+from fleet.prediction.ensembles import GREEDY, chosen, fed_alike, top
 from fleet.prediction.sample_file import read_sample
 from fleet.spec import Spec, load
 from fleet.storage.paths import RunPaths
@@ -45,8 +45,9 @@ class Predictor:
     def __init__(self, run: str | Path, top: int | None = None, select: Literal["greedy"] | None = None) -> None:
         paths = RunPaths(Path(run))
         rows = read_results(run)
-        self.sample = read_sample(paths)
         self._spec = _spec_of(paths)
+        self._feed, rows = fed_alike(self._spec, rows)
+        self.sample = read_sample(paths, self._feed)
         members = _members(paths, rows, self.sample.target.kind, top, select)
         self.weights = {name: times / sum(members.values()) for name, times in members.items()}
         for name in self.weights:
@@ -131,7 +132,7 @@ class Predictor:
         self._joined.save(Path(path))
 
     def _transforms(self, source: Source) -> tuple[Transform, ...]:
-        transforms = parse_transforms(self._spec.data.transforms)
+        transforms = parse_transforms(self._spec.feeds[self._feed].transforms)
         if isinstance(source, NamedRows) or (transforms and isinstance(transforms[0], Decode)):
             return transforms
         shape = self.sample.image.shape

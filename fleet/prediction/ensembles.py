@@ -16,6 +16,7 @@ from fleet.errors import UserError
 from fleet.prediction.kept import Predicted, read_predicted
 from fleet.prediction.scores import Scores, score
 from fleet.prediction.selection import greedy
+from fleet.spec import Spec
 from fleet.storage.files import replacing
 from fleet.storage.paths import PARTS, RunPaths
 from fleet.storage.results import NetworkResult, Status
@@ -54,6 +55,21 @@ class EnsembleResult:
 
 
 # ---- which networks -----------------------------------------------------------------------------
+
+
+def fed_alike(spec: Spec, rows: Sequence[NetworkResult]) -> tuple[str, list[NetworkResult]]:
+    """What the best network of a run is fed with, and the networks that are fed with the same: these can be joined.
+
+    Args:
+        rows: of its table of results, the best first.
+
+    Returns:
+        The key of their feed, and their rows.
+    """
+    feeds = {network.name: network.feed for network in spec.networks}
+    feeds |= {network.stem: network.feed for network in spec.networks}
+    key = feeds.get(rows[0].name, "") if rows else ""  # one that a search asks for is not in the spec
+    return key, [row for row in rows if feeds.get(row.name, "") == key]
 
 
 def top(rows: Sequence[NetworkResult], count: int) -> dict[str, int]:

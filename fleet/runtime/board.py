@@ -17,7 +17,7 @@ from fleet.monitor.html import write_report
 from fleet.monitor.report import read_report
 from fleet.monitor.tensorboard import TensorBoardObserver
 from fleet.monitor.view import make_view
-from fleet.prediction.ensembles import EnsembleResult, judge_ensembles, table_of, write_ensembles
+from fleet.prediction.ensembles import EnsembleResult, fed_alike, judge_ensembles, table_of, write_ensembles
 from fleet.runtime.coordinator import Coordinator, Observer
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.prepare import Prepared
@@ -185,7 +185,8 @@ class CoordinatorSide:
         """How good the best networks are together, once all that will finish have."""
         if self._prepared.replayed or any(row.status in (Status.WAITING, Status.TRAINING) for row in rows):
             return []
-        together = judge_ensembles(self._prepared.paths, rows, self._prepared.sample.target.kind)
+        feed, alike = fed_alike(self._prepared.spec, rows)
+        together = judge_ensembles(self._prepared.paths, alike, self._prepared.sample.of(feed).target.kind)
         if together:
             write_ensembles(self._prepared.paths, together)
         return together

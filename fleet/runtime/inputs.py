@@ -50,6 +50,11 @@ class Inputs:
     feeds: Mapping[str, Feed] = field(default_factory=dict)
 
     @property
+    def names(self) -> dict[str, tuple[str, ...]]:
+        """The names of the classes, labels or values, by feed; empty where they have none."""
+        return {key: feed.data.classes for key, feed in self.feeds.items()} or {"": self.data.classes}
+
+    @property
     def sample(self) -> SampleSpec:
         """A training sample."""
         return self.samples["train"]

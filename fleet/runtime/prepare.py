@@ -184,7 +184,7 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
     fence = None if lease is None else lease.fence
     changes = take_up(spec, paths, sample, codes, Wishes() if replayed else wishes, fence)
     write_spec(given, paths)
-    write_sample(paths, sample, data.classes)
+    write_sample(paths, sample, opened.names)
     if spec.data.cache == "file":
         opened = decode(opened, spec, _decoded_path(cache, paths, left))
         layout = _plan_memory(spec, opened.data, sample, roles, shared_free)

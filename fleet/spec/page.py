@@ -18,8 +18,9 @@ like `2GB`, durations like `10min`, `2h` or `1:30:00`, and shares like `15%`; wi
 seconds, or a part of one. A key that is not here is a mistake, which `fleet check` names with its line."""
 
 # heading -> the part of the schema with its keys
-_PARTS = {"models: an entry": "ModelEntry", "models: data of an entry": "EntryData", "data": "Data", "data.target": "Target", "train": "Train",
-          "train.batch": "Batch", "train.optimizer": "Optimizer", "train.converge": "Converge", "schedule": "Schedule",
+_PARTS = {"models: an entry": "ModelEntry", "models: data of an entry": "EntryData", "data": "Data",
+          "data.target": "Target", "train": "Train", "train.batch": "Batch", "train.optimizer": "Optimizer",
+          "train.converge": "Converge", "schedule": "Schedule",
           "profile": "Profile", "resources": "Resources", "checkpoint": "Checkpoint",
           "models: a range in space": "Range"}
 MOST_CHOICES = 12  # that stand in a table; longer lists are called by their title

@@ -53,7 +53,7 @@ def made_run(folder, target=None, data=DATA, engine="keras"):
         keep(paths, name, np.stack([0 * targets, logit * (2 * targets - 1)], axis=1), targets)
     paths.spec.write_text(dump(spec.document))
     target = class_target(NAMES) if target is None else target
-    write_sample(paths, SampleSpec(ImageSpec((4, 4, 3), "uint8"), target.outputs, target=target), target.names)
+    write_sample(paths, SampleSpec(ImageSpec((4, 4, 3), "uint8"), target.outputs, target=target), {"": target.names})
     return paths
 
 
@@ -171,7 +171,7 @@ def test_images_are_decoded_for_a_run_whose_source_holds_arrays_and_refused_for_
     arrays = {"source": "npz", "path": "gone.npz", "transforms": [{"resize": {"size": [4, 4]}}]}
     run = made_run(tmp_path, data=arrays)
     assert Predictor(run.root).predict_files([images])[1].shape == (2, 2)
-    write_sample(run, SampleSpec(ImageSpec((12,), "float32"), 2), ())
+    write_sample(run, SampleSpec(ImageSpec((12,), "float32"), 2), {"": ()})
     with pytest.raises(UserError, match="these networks take 12 float32 and no images"):
         Predictor(run.root).predict_files([images])
     with pytest.raises(UserError, match=r"inputs of shape \(3, 5\); these networks take \(n, 12\)"):

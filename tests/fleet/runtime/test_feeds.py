@@ -5,6 +5,7 @@ import pytest
 import yaml
 
 from fleet.errors import ExitStatus, UserError
+from fleet.prediction.sample_file import read_sample
 from fleet.runtime.inputs import open_inputs
 from fleet.runtime.prepare import prepare
 from fleet.runtime.replay import largest_difference
@@ -105,6 +106,9 @@ def test_networks_that_share_the_decoded_sample_come_to_what_each_comes_to_alone
     assert status is ExitStatus.OK
     assert {prepared.sample.of(network.feed).image.shape for network in prepared.spec.networks} == {
         (8, 8, 1), (6, 6, 1), (4, 4, 1)}
+    for network in prepared.spec.networks:  # as `fleet predict` reads it
+        kept, sample = read_sample(prepared.paths, network.feed), prepared.sample.of(network.feed)
+        assert (kept.image, kept.target.outputs) == (sample.image, sample.classes)
     for name in names:
         assert history(prepared, name)[-1].samples == 49
         assert_as_alone(prepared, name, tmp_path / name)
