@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -18,19 +20,23 @@ from typing import TYPE_CHECKING
 
 from fleet.arguments import Parser, duration
 from fleet.errors import ExitStatus, FleetError, LeaseLost, StorageError, UserError, shortened
-from fleet.jobs.systems import lease_of_process
+from fleet.jobs.systems import known_systems, lease_of_process
 from fleet.runtime.interrupt import Interruption
 from fleet.storage.files import storing
 from fleet.storage.lease import Lease
+from fleet.units import format_duration
 from launch.binding import BINDING_REMEDY, binding_problem, my_cores, ranks_per_core
 from launch.devices import gpus_per_node, visible_gpus
 from launch.environment import is_first
 from launch.memory import free_shared_memory
+from launch.systems import this_job
 from launch.walltime import seconds_left
 
 if TYPE_CHECKING:  # what each rank loads anyway, --help should not wait for
     from fleet.comm.base import World
-    from fleet.runtime.prepare import Prepared
+    from fleet.runtime.prepare import BesideOthers, Prepared
+
+IDLE_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,8 @@ class Request:
     plain: bool = False
     walltime: float | None = None
     remeasure: bool = False
+    beside_others: bool = False
+    idle: float | None = None
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> Request:
@@ -74,7 +82,20 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Request:
     parser.add_argument("--plain", action="store_true", help="plain lines instead of the live table")
     parser.add_argument("--walltime", type=duration, metavar="2h",
                         help="save everything and stop, with status 75, shortly before this time is over")
+    parser.add_argument("--beside-others", action="store_true",
+                        help="work on the networks of the run together with other launches that say so, each on "
+                             "networks that it holds by lease")
+    parser.add_argument("--idle", type=duration, metavar="5min",
+                        help=f"with --beside-others: end when no network was to be had for so long "
+                             f"({format_duration(IDLE_S)})")
     arguments = parser.parse_args(argv)
+    if arguments.idle is not None and not arguments.beside_others:
+        parser.error("--idle goes with --beside-others")
+    if arguments.beside_others:
+        for option in ("fresh", "fresh_network", "accept_changes", "replay", "remeasure"):
+            if getattr(arguments, option):
+                parser.error(f"--beside-others goes without --{option.replace('_', '-')}: no launch is alone with the "
+                             "networks")
     if (arguments.replay is None) != (arguments.only is None):
         parser.error("--replay RUN and --only NAME go together")
     if arguments.fresh_network and (arguments.fresh or arguments.replay):
@@ -133,7 +154,8 @@ def _run(world: World, request: Request, batch_left: float | None, began: float,
         try:
             prepared = prepare(request.spec, node_of, gpus_per_node(shown, node_of), request.fresh, request.replay,
                                request.only, request.plain, lease, ranks_per_core(cores, node_of), request.remeasure,
-                               Wishes(request.fresh_network, request.accept_changes), shared_free)
+                               Wishes(request.fresh_network, request.accept_changes), shared_free,
+                               _beside_others(request))
         except FleetError as error:
             problem = str(error)
             status = ExitStatus.BAD_INPUT if isinstance(error, UserError) else ExitStatus.INFRASTRUCTURE
@@ -159,7 +181,7 @@ def _run(world: World, request: Request, batch_left: float | None, began: float,
     given = request.walltime if request.walltime is not None else prepared.spec.document.walltime
     interruption = Interruption(shortest(given, batch_left), began=began)
     interruption.watch()
-    return Session(world, prepared, interruption).run()
+    return Session(world, prepared, interruption, lease).run()
 
 
 def _lease(world: World, request: Request) -> AbstractContextManager[Lease | None]:
@@ -170,6 +192,17 @@ def _lease(world: World, request: Request) -> AbstractContextManager[Lease | Non
 
     look_beside(request.spec)  # a batch system of one's own may lie there
     return lease_of_process(os.environ)
+
+
+def _beside_others(request: Request) -> BesideOthers | None:
+    """How to work among other launches, where that is asked for; named after the batch job, or the process."""
+    from fleet.runtime.prepare import BesideOthers
+
+    if not request.beside_others:
+        return None
+    job = this_job(os.environ, known_systems(os.environ))
+    name = job.id or f"{socket.gethostname()}-{os.getpid()}"
+    return BesideOthers(re.sub(r"[^\w.-]", "_", name), IDLE_S if request.idle is None else request.idle)
 
 
 def shortest(*walltimes: float | None) -> float | None:

@@ -107,7 +107,7 @@ def main_job_options(capsys):
     """The options of ``python -m fleet.run``."""
     with pytest.raises(SystemExit):
         parse_arguments(["--help"])
-    return set(re.findall(r"--[a-z]+", capsys.readouterr().out))
+    return set(re.findall(r"--[a-z][a-z-]*", capsys.readouterr().out))
 
 
 def command_options(name):

@@ -12,6 +12,7 @@ from enum import IntEnum
 from typing import NamedTuple, TypeAlias
 
 from fleet.spec import NetworkSpec
+from fleet.storage.lease import Fence
 from fleet.storage.state import EpochRecord, Judged, StepRate
 
 
@@ -41,6 +42,7 @@ class Start(NamedTuple):
     ranks: tuple[int, ...]
     group: int
     stream_epoch: int
+    fence: Fence | None = None  # the right to write what belongs to the network, where it has one of its own
 
 
 class Join(NamedTuple):
@@ -48,6 +50,7 @@ class Join(NamedTuple):
 
     network: NetworkSpec
     group: int  # of this rank alone
+    fence: Fence | None = None  # as with ``Start``
 
 
 class Pause(NamedTuple):

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from fleet.comm.messages import Message, Tag
 from fleet.errors import ExitStatus, FleetError
 from fleet.storage.events import Event
-from fleet.storage.state import Standing
+from fleet.storage.state import EpochRecord, Standing
 from scheduler.base import RateTable
 
 # ---- heard -------------------------------------------------------------------------------------
@@ -43,7 +43,27 @@ class CheckpointRead:
     position: int
 
 
-Heard: TypeAlias = Message | RanksDied | EndAsked | CheckpointRead
+@dataclass(frozen=True)
+class Leased:
+    """Of several launches that work on the networks of a run, this one may train a network from now on.
+
+    Attributes:
+        standing: how far the network is by its newest whole checkpoint; if it is over, there is nothing to do.
+        generation: of its lease.
+        position: samples of the next epoch that it has consumed there.
+        took_over: whether the launch before had not let go.
+        unlogged: epochs that are in the checkpoint, and in no event log.
+    """
+
+    network: str
+    standing: Standing
+    generation: int
+    position: int = 0
+    took_over: bool = False
+    unlogged: tuple[EpochRecord, ...] = ()
+
+
+Heard: TypeAlias = Message | RanksDied | EndAsked | CheckpointRead | Leased
 
 # ---- wanted ------------------------------------------------------------------------------------
 

@@ -45,6 +45,7 @@ from fleet.ensemble.effects import (
     Finish,
     Heard,
     KeepParameters,
+    Leased,
     Outbox,
     RanksDied,
 )
@@ -96,6 +97,7 @@ class Setup:
         first_epoch: of the stream, in this launch.
         replayed: the stream epochs to train on, one after another, where one network is trained again.
         bad: the samples that are known to be unreadable.
+        elsewhere: the networks that other launches may be training; see :class:`fleet.ensemble.effects.Leased`.
     """
 
     spec: Spec
@@ -107,6 +109,7 @@ class Setup:
     first_epoch: int = 0
     replayed: tuple[int, ...] = ()
     bad: frozenset[str] = frozenset()
+    elsewhere: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -139,7 +142,7 @@ class Ensemble:
         spec, roles, self._outbox = setup.spec, setup.roles, Outbox()
         self._setup, self._survey, self._ask = setup, survey, ask
         self._production = Production(setup.layout, roles.preprocessors, setup.first_epoch, setup.replayed)
-        self._networks = Networks(spec.networks, standings, spec.document.retries, self._outbox)
+        self._networks = Networks(spec.networks, standings, spec.document.retries, self._outbox, setup.elsewhere)
         self._groups = Groups(roles, setup.outlives, self._production, self._outbox)
         is_file = spec.schedule.rates is not None
         check = RateCheck(survey.keys, not is_file) if spec.engine.learns and (
@@ -168,6 +171,11 @@ class Ensemble:
     def pace(self) -> str:
         """How groups depend on each other's pace, as :func:`fleet.units.parse_stream` reads it."""
         return self._production.pace
+
+    @property
+    def training(self) -> frozenset[str]:
+        """The networks that have a group."""
+        return frozenset(group.name for group in self._groups)
 
     def handle(self, now_s: float, heard: Heard | None = None) -> list[Effect]:
         """Hear of something, or only of the time, and decide.
@@ -355,6 +363,9 @@ class Ensemble:
 
     def _on_checkpoint_read(self, read: CheckpointRead) -> None:
         self._networks.take_up(read)
+
+    def _on_leased(self, leased: Leased) -> None:
+        self._networks.lease(leased)
 
     def _on_end_asked(self, asked: EndAsked) -> None:
         self._end_early(asked.reason)
@@ -560,7 +571,7 @@ class Ensemble:
 _OF_GROUPS = (Joined, FellBack, Pace, EpochDone, Paused, Converged, Regrouped, Stopped, Failed)
 
 # After these the policy is asked again.
-_NEWS = (EpochDone, Converged, Stopped, Failed, RanksDied, CheckpointRead)
+_NEWS = (EpochDone, Converged, Stopped, Failed, RanksDied, CheckpointRead, Leased)
 
 _HANDLERS: Mapping[type, Callable[[Ensemble, Any], None]] = {
     Joined: Ensemble._on_joined,
@@ -581,4 +592,5 @@ _HANDLERS: Mapping[type, Callable[[Ensemble, Any], None]] = {
     RanksDied: Ensemble._on_ranks_died,
     CheckpointRead: Ensemble._on_checkpoint_read,
     EndAsked: Ensemble._on_end_asked,
+    Leased: Ensemble._on_leased,
 }

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from fleet.comm.messages import EpochDone, Failed, FellBack, Measured
-from fleet.ensemble.effects import CheckpointRead, Keep, Outbox, ReadCheckpoint
+from fleet.ensemble.effects import CheckpointRead, Keep, Leased, Outbox, ReadCheckpoint
 from fleet.ensemble.history import Impossible
 from fleet.errors import ExitStatus
 from fleet.spec import NetworkSpec
@@ -18,6 +18,7 @@ from fleet.storage.events import (
     NetworkFellBack,
     NetworkFinished,
     NetworkRetried,
+    NetworkTaken,
     NetworkTested,
 )
 from fleet.storage.state import EpochRecord, Judged, Outcome, Standing
@@ -29,22 +30,25 @@ class Networks:
     """The networks, by name.
 
     A network that failed for a reason that may pass rests for a while; one whose group has lost a rank has fallen until
-    its checkpoint is read. Neither is given devices meanwhile.
+    its checkpoint is read; one that another launch may be training is elsewhere until its lease is taken. None of them
+    is given devices meanwhile.
 
     Args:
         standings: how far earlier launches have brought them.
         retries: how often each is tried again in this launch.
         outbox: takes what is to be done.
+        elsewhere: the networks that other launches may be training.
     """
 
     def __init__(self, networks: Iterable[NetworkSpec], standings: Mapping[str, Standing], retries: int,
-                 outbox: Outbox) -> None:
+                 outbox: Outbox, elsewhere: Iterable[str] = ()) -> None:
         self.specs = {network.name: network for network in networks}
         self._standings = {name: standings.get(name, Standing()) for name in self.specs}
         self._retries, self._outbox = retries, outbox
         self._failures: Counter[str] = Counter()  # of each network, for reasons that may pass
         self._resting: dict[str, float] = {}  # network -> when it is tried again, in seconds
         self._fallen: set[str] = set()
+        self._elsewhere = set(elsewhere)
 
     # ---- how far they are ----
 
@@ -68,8 +72,8 @@ class Networks:
 
     @property
     def away(self) -> frozenset[str]:
-        """The networks that are tried again later."""
-        return frozenset(self._resting) | self._fallen
+        """The networks that are not to be had just now."""
+        return frozenset(self._resting) | self._fallen | self._elsewhere
 
     @property
     def has_fallen(self) -> bool:
@@ -133,6 +137,15 @@ class Networks:
     def _keep(self, name: str, standing: Standing) -> None:
         self._standings[name] = standing
         self._outbox.add(Keep(name, standing))
+
+    def lease(self, leased: Leased) -> None:
+        """A network is here now."""
+        self._elsewhere.discard(leased.network)
+        self._keep(leased.network, leased.standing)
+        for record in leased.unlogged:
+            self._outbox.note(EpochEnded(leased.network, record))
+        self._outbox.note(NetworkTaken(leased.network, leased.generation, len(leased.standing.history),
+                                       leased.position, leased.took_over))
 
     # ---- those that are away ----
 

@@ -12,7 +12,7 @@ from fleet.errors import UserError
 from fleet.monitor.account import Account, account
 from fleet.prediction.ensembles import EnsembleResult, read_ensembles
 from fleet.spec.model import one_line
-from fleet.storage.event_log import Logged, read_events
+from fleet.storage.event_log import Logged, read_run
 from fleet.storage.events import CacheChosen, EpochEnded
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import NetworkResult, read_results
@@ -94,15 +94,16 @@ def read_report(paths: RunPaths) -> Report:
         UserError: there is no run there, or it has not begun.
     """
     rows = read_results(paths.root)
-    if not paths.events.is_file():
+    logs = paths.event_logs()
+    if not logs:
         raise UserError(f"{paths.root} has no {paths.events.name}: there is nothing to report")
-    log = list(read_events(paths.events))
+    log, place = list(read_run(paths)), logs[0] if len(logs) == 1 else logs[-1].parent
     try:
         found = account(log)
     except (ValueError, ArithmeticError) as error:
-        raise UserError(f"{paths.events} is damaged: {one_line(error)}") from error
+        raise UserError(f"{place} is damaged: {one_line(error)}") from error
     if found is None:
-        raise UserError(f"{paths.events} has no launch, so there is nothing to report")
+        raise UserError(f"{place} has no launch, so there is nothing to report")
     histories = [(row.name, history) for row in rows if (history := _history(log, row.name))]
     judged = [(name, history) for name, history in histories if not all(math.isnan(_accuracy(one)) for one in history)]
     return Report(paths.root.resolve().name, tuple(rows), account=found,

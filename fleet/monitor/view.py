@@ -29,6 +29,7 @@ from fleet.storage.events import (
     NetworkFellBack,
     NetworkFinished,
     NetworkRetried,
+    NetworkTaken,
     NetworkTested,
     NetworkWarned,
     Profiled,
@@ -117,6 +118,8 @@ def describe(event: Event, max_epochs: Mapping[str, int]) -> str:
             return _describe_epoch(event, max_epochs[event.network])
         case NetworkFinished():
             return f"{event.network} is done: {event.reason}"
+        case NetworkTaken():
+            return f"{event.network} is trained here from now on, after {counted(event.epochs, 'epoch')}"
         case NetworkTested():
             return f"{event.network} on the test data: loss {event.loss:.4f}{_share(event.accuracy)}"
         case Interrupted():

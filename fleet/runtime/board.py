@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from fleet.comm.base import World
+from fleet.ensemble.claims import Claims
 from fleet.ensemble.ensemble import Setup
 from fleet.ensemble.rates import traits_of
 from fleet.ensemble.survey import Survey
@@ -19,6 +20,7 @@ from fleet.monitor.tensorboard import TensorBoardObserver
 from fleet.monitor.view import make_view
 from fleet.prediction.ensembles import EnsembleResult, fed_alike, judge_ensembles, table_of, write_ensembles
 from fleet.runtime.coordinator import Coordinator, Observer
+from fleet.runtime.harvest import Harvest
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.prepare import Prepared
 from fleet.runtime.replay import compare
@@ -36,7 +38,8 @@ from fleet.storage.events import (
 )
 from fleet.storage.files import STDOUT, storing
 from fleet.storage.identity import codes_of_all, speed_identity, trial_identity
-from fleet.storage.lease import check_of
+from fleet.storage.lease import Lease, check_of
+from fleet.storage.network_leases import NetworkLeases
 from fleet.storage.rate_cache import KnownRate, RateBook, cache_path, numbers
 from fleet.storage.results import NetworkResult, Results, Status, leaderboard, recover
 from fleet.terminal import print_table
@@ -50,9 +53,14 @@ _MEANINGS = {ExitStatus.NETWORK_FAILED: "some networks have failed, and the tabl
 
 
 class CoordinatorSide:
-    """What rank 0 has beside its roles: the coordinator and everything that watches it."""
+    """What rank 0 has beside its roles: the coordinator and everything that watches it.
 
-    def __init__(self, world: World, prepared: Prepared, interruption: Interruption) -> None:
+    Args:
+        lease: of this process, where several launches work at a time.
+    """
+
+    def __init__(self, world: World, prepared: Prepared, interruption: Interruption, lease: Lease | None = None
+                 ) -> None:
         spec, paths = prepared.spec, prepared.paths
         self._prepared = prepared
         self.results = Results(spec, paths, prepared.epoch_samples, _parameters(prepared),
@@ -69,20 +77,41 @@ class CoordinatorSide:
         self._survey = self._make_survey()
         consumed = [record.stream_epoch for history in histories.values() for record in history]
         consumed += [state.stream_epoch for state in states.values()]
-        logged = logged_epochs(paths.events)
+        self._harvest = self._make_harvest(lease)
+        # Among other launches that is seen when a network is taken: they may be about to log what they have saved.
+        logged = logged_epochs(paths) if self._harvest is None else set()
         unlogged = [(name, record) for name, history in histories.items() for record in history
-                    if (name, record.epoch, record.stream_epoch) not in logged]
+                    if (name, record.epoch, record.stream_epoch) not in logged and self._harvest is None]
         self._events = EventLog(paths.events)
         left_s = interruption.seconds_left()
         setup = Setup(spec, prepared.roles, prepared.layout, self.results.samples, world.outlives,
                       ends_s=None if left_s is None else self._events.now() + left_s,
                       first_epoch=1 + max(consumed, default=-1), replayed=tuple(prepared.replayed_epochs()),
-                      bad=frozenset(self.results.bad))
+                      bad=frozenset(self.results.bad),
+                      elsewhere=frozenset() if self._harvest is None else frozenset(self._left))
         observers: list[Observer] = [self._view, TensorBoardObserver(paths), self]
         self.coordinator = Coordinator(world, setup, self._survey, prepared.rates, self.results, self._events,
                                        paths.profile, observers, interruption, unlogged, self._remembered(),
                                        (prepared.cache.event(prepared.roles.shared), *prepared.changes,
-                                        *self._damaged()), prepared.fence, self._online())
+                                        *self._damaged()), prepared.fence, self._online(), self._harvest)
+        if self._harvest is not None:
+            self.results.check = self._harvest.check
+            self._harvest.start()
+
+    @property
+    def _left(self) -> dict[str, int]:
+        """Network that is not over -> epochs that it has been trained."""
+        return {name: len(standing.history) for name, standing in self.results.standings.items()
+                if standing.outcome is None}
+
+    def _make_harvest(self, lease: Lease | None) -> Harvest | None:
+        """The networks that this launch is to hold; None where it holds all."""
+        prepared, beside = self._prepared, self._prepared.beside_others
+        if beside is None or lease is None:
+            return None
+        largest = max((network.min_gpus for network in prepared.spec.networks), default=1)
+        claims = Claims(self._left, max(1, len(prepared.roles.trainers) // largest), beside.idle_s)
+        return Harvest(prepared.paths, NetworkLeases(prepared.paths, lease), claims, self.results)
 
     def _damaged(self) -> list[NetworkFellBack]:
         """The networks that stay finished, though their newest checkpoints are damaged."""
@@ -149,6 +178,9 @@ class CoordinatorSide:
         """Write and print what came out; returns the exit status."""
         self._book.write()
         self.coordinator.stop()
+        if self._harvest is not None:
+            self._harvest.close()
+            self._harvest.refresh()
         self.results.write()
         self._events.close()
         status = ExitStatus(self.coordinator.status or 0)

@@ -61,12 +61,13 @@ def codes_of(spec: Spec, beside: Path) -> dict[str, Code]:
 
 
 def take_up(spec: Spec, paths: RunPaths, sample: SampleSpec, codes: Mapping[str, Code], wishes: Wishes,
-            fence: Fence | None = None) -> tuple[Event, ...]:
+            fence: Fence | None = None, are_others: bool = False) -> tuple[Event, ...]:
     """See to it that all checkpoints of a run are of the networks that the spec names now.
 
     Args:
         codes: of each network, as :func:`codes_of` has them.
         fence: this launch's right to write.
+        are_others: other launches may be at work, so nothing is written.
 
     Returns:
         What was done to networks, for the event log.
@@ -80,7 +81,7 @@ def take_up(spec: Spec, paths: RunPaths, sample: SampleSpec, codes: Mapping[str,
     changed = [one for one in there if one.changed]
     if changed and not wishes.accepts_changes:
         raise UserError(_refusal(paths, changed))
-    unknown = [one for one in there if one.state.code is None and codes[one.network.name]]
+    unknown = [one for one in there if one.state.code is None and codes[one.network.name]] if not are_others else []
     for one in {one.network.name: one for one in [*changed, *unknown]}.values():
         _amend(one, spec, paths, sample, codes[one.network.name], fence)
     if unknown:

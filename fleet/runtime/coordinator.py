@@ -37,6 +37,7 @@ from fleet.ensemble.survey import Survey
 from fleet.errors import ExitStatus
 from fleet.monitor.eta import EstimateTimes, Estimator
 from fleet.monitor.overheads import Overheads
+from fleet.runtime.harvest import Harvest
 from fleet.runtime.interrupt import Interruption
 from fleet.storage.event_log import EventLog
 from fleet.storage.events import (
@@ -87,6 +88,7 @@ class Coordinator:
         remembered: the rates of earlier launches that are used.
         changes: what was done, and chosen, before this launch, for the event log.
         fence: this launch's right to write.
+        harvest: the networks that it holds, where several launches work at a time.
 
     Attributes:
         status: how the launch ends, once it is over.
@@ -97,13 +99,13 @@ class Coordinator:
                  events: EventLog, profile: Path, observers: Sequence[Observer], interruption: Interruption,
                  unlogged: Sequence[tuple[str, EpochRecord]] = (), remembered: RatesRemembered | None = None,
                  changes: Sequence[Event] = (), fence: Fence | None = None,
-                 online: OnlineRates | None = None) -> None:
+                 online: OnlineRates | None = None, harvest: Harvest | None = None) -> None:
         self._world, self._setup, self._rates, self._results = world, setup, rates, results
         self._events, self._profile, self._observers = events, profile, tuple(observers)
         self._interruption, self._unlogged, self._remembered = interruption, unlogged, remembered
         self._changes = tuple(changes)
         self._overheads = Overheads()
-        self._fence, self._checked_s = fence, 0.0
+        self._fence, self._checked_s, self._harvest = fence, 0.0, harvest
         self._ensemble = Ensemble(setup, results.standings, survey, rates, self._ask, online)
         self._lost: frozenset[int] = frozenset()  # the deaths that the ensemble has heard of
         self._is_interrupted = False
@@ -126,7 +128,7 @@ class Coordinator:
             devices=tuple(sorted(roles.rank_of)), stream=self._ensemble.pace,
             options=ScheduleOptions(options.alpha, str(options.delta), options.peak_limited, options.seed),
             bounds={network.name: (network.min_gpus, network.max_gpus) for network in spec.networks},
-            time_scale=spec.resources.time_scale))
+            time_scale=spec.resources.time_scale, date=self._events.date()))
         if spec.schedule.rates is not None and self._rates is not None:
             self._note(RatesGiven({network.name: network.rates for network in self._rates.models}))
         if self._remembered is not None:
@@ -144,6 +146,9 @@ class Coordinator:
         if not self._is_interrupted and (reason := self._interruption.reason()):
             self._is_interrupted = True
             self._handle(EndAsked(reason))
+        if self._harvest is not None:
+            for heard in self._harvest.look(self._events.now(), self._ensemble.training, self._is_interrupted):
+                self._handle(heard)
         message = self._world.hear(Tag.COORDINATOR)
         if isinstance(message, Pace):
             for observer in self._observers:
@@ -161,8 +166,7 @@ class Coordinator:
         Raises:
             LeaseLost: another launch says it instead.
         """
-        if self._fence is not None:
-            self._fence.check()
+        self._check_rights()
         self._note(self._overheads.ended(int(self.status or 0), self._events.now()))
 
     def summary(self) -> str:
@@ -191,9 +195,14 @@ class Coordinator:
         Raises:
             LeaseLost: it was stopped for so long that another has taken over.
         """
-        if self._fence is not None and (now := time.monotonic()) >= self._checked_s + _LEASE_S:
+        if (now := time.monotonic()) >= self._checked_s + _LEASE_S:
             self._checked_s = now
-            self._fence.check()
+            self._check_rights()
+
+    def _check_rights(self) -> None:
+        for right in (self._fence, self._harvest):
+            if right is not None:
+                right.check()
 
     # ---- do ----
 
@@ -201,7 +210,7 @@ class Coordinator:
         self._check_lease()
         match effect:
             case Tell(rank, tag, message):
-                self._world.tell(rank, tag, message)
+                self._world.tell(rank, tag, message if self._harvest is None else self._harvest.fenced(message))
             case Note(event):
                 self._note(event)
             case Keep(network, standing):

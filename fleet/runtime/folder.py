@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,11 @@ from fleet.spec import Spec, dump
 from fleet.storage.fencing import newest_writer, shut_out
 from fleet.storage.files import is_of_the_name, replacing, storing
 from fleet.storage.lease import Lease
+from fleet.storage.network_leases import are_held, shut_networks
 from fleet.storage.paths import RunPaths
+
+_DOOR_S = 300.0  # for those before to begin: they read all checkpoints, and perhaps decode all samples
+_KNOCK_S = 1.0
 
 
 def check_folder(paths: RunPaths) -> None:
@@ -42,10 +47,32 @@ def take_folder(paths: RunPaths, fresh: bool, lease: Lease | None) -> None:
     if lease is not None:
         with writing_into(paths):
             lease.take(paths.lease, floor=newest_writer(paths))
-            if lease.took_over:
+            took_over = lease.took_over
+            if shut_networks(paths, lease) or took_over:
                 shut_out(paths)
     if fresh and paths.root.exists():
         _empty(paths)
+
+
+def enter_folder(paths: RunPaths, lease: Lease) -> None:
+    """Step into the door of a run's folder, to work there among other launches; see :mod:`network_leases`.
+
+    Raises:
+        UserError: it is somebody else's, or a launch that wants to be alone is at work there.
+    """
+    check_folder(paths)
+    with writing_into(paths):
+        until = time.monotonic() + _DOOR_S
+        while True:
+            try:
+                lease.take(paths.lease, floor=newest_writer(paths))
+                break
+            except UserError:
+                if time.monotonic() >= until:
+                    raise
+                time.sleep(_KNOCK_S)
+        if lease.took_over and not are_held(paths):  # it may have been a launch that was alone
+            shut_out(paths)
 
 
 def write_spec(spec: Spec, paths: RunPaths) -> None:
@@ -93,7 +120,7 @@ def _empty(paths: RunPaths) -> None:
                         "name another output")
     try:
         # They say whose it is, and who is in it.
-        for path in set(paths.root.iterdir()) - {paths.marker, paths.lease, paths.jobs_lease}:
+        for path in set(paths.root.iterdir()) - {paths.marker, paths.lease, paths.network_leases, paths.jobs_lease}:
             if path.is_dir():
                 shutil.rmtree(path)
             else:

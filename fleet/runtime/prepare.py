@@ -16,7 +16,7 @@ from fleet.prediction.sample_file import write_sample
 from fleet.runtime.caching import CacheChoice, Means, choose_cache, judging_bytes
 from fleet.runtime.changes import Wishes, codes_of, take_up
 from fleet.runtime.feeds import Feed
-from fleet.runtime.folder import free_disk, take_folder, write_spec
+from fleet.runtime.folder import enter_folder, free_disk, take_folder, write_spec
 from fleet.runtime.inputs import Inputs, decode, folds_of, open_inputs, samples_of_epoch, settle
 from fleet.runtime.known_rates import check_remeasuring, hardware, read_rates_of
 from fleet.runtime.replay import _check_identity, _replaying
@@ -42,6 +42,19 @@ from scheduler.ensemble.rates_file import read_rates
 
 
 @dataclass(frozen=True)
+class BesideOthers:
+    """A launch among several that work on the networks of one run at a time.
+
+    Attributes:
+        launch: its name, which no other has.
+        idle_s: seconds without a network after which it leaves.
+    """
+
+    launch: str
+    idle_s: float
+
+
+@dataclass(frozen=True)
 class Prepared:
     """What every rank needs to take up its role.
 
@@ -58,8 +71,10 @@ class Prepared:
         changes: what was done to networks before the launch, for the event log.
         folds: the fold of each training sample, (samples,); None where there are no folds.
         feeds: as of :class:`fleet.runtime.inputs.Inputs`.
-        fence: this launch's right to write into the run's folder; None in a test that needs none.
+        fence: this launch's right to write into the run's folder; None where it has one for each network, and in a
+            test that needs none.
         cache: what becomes of decoded samples, and why; ``spec.data.cache`` is what was chosen.
+        beside_others: how to work on the networks of the run together with other launches, where that is asked for.
     """
 
     spec: Spec
@@ -82,6 +97,7 @@ class Prepared:
     folds: np.ndarray | None = None
     cache: CacheChoice = CacheChoice("none")  # noqa: RUF009 - frozen
     feeds: Mapping[str, Feed] = field(default_factory=dict)
+    beside_others: BesideOthers | None = None
 
     @property
     def fold_count(self) -> int:
@@ -131,7 +147,7 @@ class Prepared:
 def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh: bool = False,
             replay: str | None = None, only: str | None = None, plain: bool = False, lease: Lease | None = None,
             ranks_per_core: float = 1.0, remeasure: bool = False, wishes: Wishes = Wishes(),  # noqa: B008
-            shared_free: float = math.inf) -> Prepared:
+            shared_free: float = math.inf, beside_others: BesideOthers | None = None) -> Prepared:
     """Read and check everything; nothing is written before all of it is right, but for what only decoding once finds.
 
     Args:
@@ -145,6 +161,7 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
         remeasure: measure rates that earlier launches have measured.
         wishes: what is to become of networks that have changed.
         shared_free: bytes of shared memory that are free on the node that has least.
+        beside_others: leave the folder to other launches again, when all is read and checked.
 
     Raises:
         UserError, InputError: what is wrong, and what would be right.
@@ -160,7 +177,8 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
         fresh = True
     else:
         roles = roles_of(spec, node_of, gpus_per_node)
-    opened, paths = open_inputs(spec), RunPaths(spec.output)
+    opened = open_inputs(spec)
+    paths = RunPaths(spec.output, beside_others.launch if beside_others is not None else "")
     means = Means(len(roles.preprocessors), roles.gpus_per_node, ranks_per_core > 1, shared_free, free_disk(paths))
     left = RunPaths(Path(str(replay))) if replayed else None if fresh else paths
     cache = choose_cache(spec, opened, means, None if left is None else last_cache(left.events))
@@ -180,17 +198,23 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
     codes = codes_of(spec, beside)
     if replayed:
         _check_identity(asked.by_name[str(only)], asked, sample, RunPaths(Path(str(replay))), codes[str(only)], wishes)
-    take_folder(paths, fresh, lease)
+    if beside_others is not None and lease is not None:
+        enter_folder(paths, lease)
+    else:
+        take_folder(paths, fresh, lease)
     fence = None if lease is None else lease.fence
-    changes = take_up(spec, paths, sample, codes, Wishes() if replayed else wishes, fence)
+    changes = take_up(spec, paths, sample, codes, Wishes() if replayed else wishes, fence, beside_others is not None)
     write_spec(given, paths)
     write_sample(paths, sample, opened.names)
     if spec.data.cache == "file":
         opened = decode(opened, spec, _decoded_path(cache, paths, left))
         layout = _plan_memory(spec, opened.data, sample, roles, shared_free)
+    if beside_others is not None and lease is not None:
+        lease.release()
+        fence = None
     return Prepared(spec, paths, opened.data, opened.transforms, sample, roles, layout, opened.left_out, rates,
                     replayed, plain, Machine(hardware(), ranks_per_core), beside, remeasure, codes, changes,
-                    fence, folds_of(spec, opened.data), cache, opened.feeds)
+                    fence, folds_of(spec, opened.data), cache, opened.feeds, beside_others)
 
 
 def _decoded_path(cache: CacheChoice, paths: RunPaths, left: RunPaths | None) -> Path:

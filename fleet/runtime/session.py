@@ -20,6 +20,7 @@ from fleet.runtime.prepare import Prepared
 from fleet.runtime.preprocessor import Preprocessor
 from fleet.runtime.training.sources import Sources
 from fleet.runtime.training.trainer import Trainer
+from fleet.storage.lease import Lease
 from fleet.stream.base import Stream
 from fleet.stream.failover import OutlivingStream, OutlivingValidation
 from fleet.stream.finishing import FinishingStream, FinishingValidation
@@ -47,10 +48,12 @@ class Session:
     Args:
         prepared: what rank 0 has read and checked.
         interruption: says when to stop before the end.
+        lease: of rank 0, where several launches work on the networks of the run.
     """
 
-    def __init__(self, world: World, prepared: Prepared, interruption: Interruption) -> None:
-        self._world, self._prepared, self._interruption = world, prepared, interruption
+    def __init__(self, world: World, prepared: Prepared, interruption: Interruption, lease: Lease | None = None
+                 ) -> None:
+        self._world, self._prepared, self._interruption, self._lease = world, prepared, interruption, lease
         self._roles = prepared.roles
         self._shared = NodeMemory()
 
@@ -59,7 +62,8 @@ class Session:
         log.info("%s; JPEG by %s", self._world.library(), decoder_name())
         if self._roles.shared:
             self._map_memory()
-        board = CoordinatorSide(self._world, self._prepared, self._interruption) if self._world.rank == 0 else None
+        board = None if self._world.rank else CoordinatorSide(self._world, self._prepared, self._interruption,
+                                                              self._lease)
         try:
             if self._world.rank in self._roles.trainers:
                 self._train(board)

@@ -1,20 +1,24 @@
 """The event log: every decision and every epoch of a run, a JSON object a line.
 
 It is written by the coordinator alone, is only ever appended to, and says enough to replay the run in
-the simulator and to draw the report. A run that is resumed goes on in the same file.
+the simulator and to draw the report. A run that is resumed goes on in the same file. Where several launches work on a
+run at a time, each has a log of its own; :func:`read_run` reads all of them as one.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from fleet.errors import ExitStatus
-from fleet.storage.events import CacheChosen, Ended, EpochEnded, Event, event_from_json
+from fleet.storage.events import CacheChosen, Ended, EpochEnded, Event, Started, event_from_json
 from fleet.storage.files import storing
 from fleet.storage.lines import add_line, is_finite, open_lines, read_lines, to_json
+from fleet.storage.paths import RunPaths
 
 E = TypeVar("E")
 
@@ -50,6 +54,16 @@ class EventLog:
         """Seconds since this launch began."""
         return self._clock() - self._start
 
+    def date(self) -> float:
+        """What time it is, in seconds since 1970, by the clock of the file system: those of nodes may differ.
+
+        Raises:
+            StorageError: the log cannot be touched.
+        """
+        with storing(self._path):
+            os.utime(self._path)
+            return self._path.stat().st_mtime
+
 
 class Logged(NamedTuple):
     """An event of a log, and when it was written, in seconds since its launch began."""
@@ -73,17 +87,39 @@ def read_events(path: Path, start: int = 0) -> Iterator[Logged]:
             yield Logged(float(t_s), event)
 
 
+def read_run(paths: RunPaths) -> Iterator[Logged]:
+    """The events of all launches of a run, whichever log they are in: launch by launch, in the order of their dates.
+
+    Launches of one log keep their order, whatever their dates are. A launch whose start has no date, as FLEET 0.1.0
+    wrote it, is as old as the one before it.
+    """
+    launches = [launch for path in paths.event_logs() for launch in _launches(path)]
+    return chain.from_iterable(events for _, events in sorted(launches, key=lambda launch: launch[0]))
+
+
+def _launches(path: Path) -> list[tuple[float, list[Logged]]]:
+    """The launches of a log, each with its date; what comes before the first start is one as well."""
+    launches: list[tuple[float, list[Logged]]] = []
+    for logged in read_events(path):
+        if isinstance(logged.event, Started) or not launches:
+            date = logged.event.date if isinstance(logged.event, Started) else 0.0
+            launches.append((max(date, launches[-1][0] if launches else 0.0), []))
+        launches[-1][1].append(logged)
+    return launches
+
+
 def events_of(path: Path, kind: type[E]) -> list[E]:
     """The events of one kind, in order; none if there is no log yet."""
     return [event for _, event in read_events(path) if isinstance(event, kind)] if path.exists() else []
 
 
-def logged_epochs(path: Path) -> set[tuple[str, int, int]]:
-    """The (network, epoch, stream epoch) that a log tells of; none where there is no log yet.
+def logged_epochs(paths: RunPaths) -> set[tuple[str, int, int]]:
+    """The (network, epoch, stream epoch) that the logs of a run tell of; none where there is no log yet.
 
     A run that was killed may have checkpoints of epochs that it did not come to log.
     """
-    return {(event.network, event.record.epoch, event.record.stream_epoch) for event in events_of(path, EpochEnded)}
+    return {(event.network, event.record.epoch, event.record.stream_epoch)
+            for path in paths.event_logs() for event in events_of(path, EpochEnded)}
 
 
 def last_cache(path: Path) -> str | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from glob import escape
 from pathlib import Path
 
 from fleet.errors import CheckpointError
@@ -20,8 +21,8 @@ from fleet.storage.paths import RunPaths
 _ASIDE = ".aside.tmp"
 
 
-def shut_out(paths: RunPaths) -> None:
-    """Make the folders of all networks anew, with the files that they had.
+def shut_out(paths: RunPaths, name: str | None = None) -> None:
+    """Make the folders of all networks anew, or that of one, with the files that they had.
 
     If it is killed in between, nothing is lost: the next call goes on with what was put aside.
 
@@ -29,14 +30,14 @@ def shut_out(paths: RunPaths) -> None:
         StorageError: the folder cannot be written.
     """
     with storing(paths.models):
-        _move_back(paths)
-        for folder in sorted(paths.models.glob("[!.]*/")):
+        _move_back(paths, name)
+        for folder in sorted(paths.models.glob("[!.]*/")) if name is None else filter(Path.is_dir, [paths.model(name)]):
             os.rename(folder, folder.with_name(f".{folder.name}{_ASIDE}"))
-        _move_back(paths)
+        _move_back(paths, name)
 
 
-def _move_back(paths: RunPaths) -> None:
-    for aside in sorted(paths.models.glob(f".*{_ASIDE}/")):
+def _move_back(paths: RunPaths, name: str | None) -> None:
+    for aside in sorted(paths.models.glob(f".{'*' if name is None else escape(name)}{_ASIDE}/")):
         folder = aside.with_name(aside.name[1:].removesuffix(_ASIDE))
         folder.mkdir(exist_ok=True)
         _move(aside, folder)

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import shutil
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,6 +25,7 @@ _ADVICE = {errno.ENOSPC: "make room", errno.EDQUOT: "make room", errno.EROFS: "m
            errno.EACCES: "make it writable", errno.EPERM: "make it writable"}
 
 
+_MINE = socket.gethostname()  # processes of two nodes may have the same number, and write into one folder
 STDOUT = Path("standard output")  # for messages; a batch log may lie on the disk that is full
 
 
@@ -86,7 +88,7 @@ def replacing(path: Path, mode: str = "w", check: Callable[[], None] = _always) 
     Raises:
         StorageError: the disk is full, the folder read-only, ...
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{_MINE}.{os.getpid()}.tmp")
     with storing(path), _vanishing(temporary), _renaming(path, check) as rename:
         with open(temporary, mode, encoding=None if "b" in mode else "utf-8") as file:
             yield file

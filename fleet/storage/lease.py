@@ -177,11 +177,13 @@ class Fence:
         folder: of the lease.
         generation: of the launch.
         launch: its word.
+        what: the right is to; the folder around that of the lease where that is empty.
     """
 
     folder: Path
     generation: int
     launch: str
+    what: str = ""
 
     def check(self) -> None:
         """Return if this launch holds the lease now.
@@ -195,8 +197,9 @@ class Fence:
         if newest > self.generation or text is None or "\ntaken" in text or self.launch not in text:
             other = parse(read_generation(self.folder, newest) or "").holder
             by = f" by another launch ({other})" if newest != self.generation and other is not None else ""
-            raise LeaseLost(f"{self.folder.parent} has been taken over{by}, since this launch had shown no sign of "
-                            "life for a while; it ends and writes nothing more, and what it had saved is intact")
+            raise LeaseLost(f"{self.what or self.folder.parent} has been taken over{by}, since this launch had shown "
+                            "no sign of life for a while; it ends and writes nothing more, and what it had saved is "
+                            "intact")
 
 
 def check_of(fence: Fence | None) -> Callable[[], None]:
@@ -323,11 +326,12 @@ class Lease:
         around: this process and what it sees.
         me: what others will read of this holder.
         say: is told once when there is something to wait for.
+        what: see :class:`Fence`.
     """
 
     def __init__(self, around: Surroundings, me: Holder, times: Times = Times(),  # noqa: B008 - it is frozen
-                 say: Callable[[str], None] = _say) -> None:
-        self._around, self.me, self._times, self._say = around, me, times, say
+                 say: Callable[[str], None] = _say, what: str = "") -> None:
+        self._around, self.me, self.times, self._say, self._what = around, me, times, say, what
         self._fence: Fence | None = None
         self._lost: LeaseLost | None = None
         self._ended = threading.Event()
@@ -341,6 +345,10 @@ class Lease:
         """A lease for this process; see :class:`Process` and :meth:`Times.of`."""
         process = Process(ask, job)
         return cls(process, process.me, Times.of(environment))
+
+    def sibling(self, what: str) -> Lease:
+        """Another lease of the same holder, which says nothing of what it waits for; see :class:`Fence`."""
+        return Lease(self._around, self.me, self.times, lambda text: None, what)
 
     @property
     def fence(self) -> Fence | None:
@@ -411,7 +419,7 @@ class Lease:
             self._ended.set()
 
     def _keep(self) -> None:
-        while not self._ended.wait(self._times.renew):
+        while not self._ended.wait(self.times.renew):
             try:
                 self.renew()
             except LeaseLost as lost:
@@ -443,7 +451,7 @@ class Lease:
             if not newest or self._may_follow(seen, parse(text), began):
                 if create_generation(folder, max(newest, floor) + 1, self.me):
                     yield 0.0
-                    self._fence = Fence(folder, max(newest, floor) + 1, self.me.launch)
+                    self._fence = Fence(folder, max(newest, floor) + 1, self.me.launch, self._what)
                     mark_taken(folder, newest, self.me)
                     yield 0.0
                     if newest_generation(folder) == self._fence.generation:
@@ -453,7 +461,7 @@ class Lease:
                     self._fence = None
                 yield 0.0
             else:
-                yield self._times.poll
+                yield self.times.poll
 
     def _look(self, seen: _Sight, newest: int, text: str) -> None:
         now = self._around.now()
@@ -475,17 +483,17 @@ class Lease:
             return True
         if holder is not None and self._around.is_gone(holder):
             seen.gone = now if seen.gone is None else seen.gone
-            return now - seen.gone >= self._times.dying
+            return now - seen.gone >= self.times.dying
         seen.gone = None
         waited, unchanged = now - began, now - seen.since
-        if seen.is_alive and waited >= self._times.patience:
+        if seen.is_alive and waited >= self.times.patience:
             raise UserError(f"another launch is at work in this folder{_in_brackets(holder)}; wait for its end, or "
                             "name another output")
-        if waited >= self._times.patience and not seen.is_told:
+        if waited >= self.times.patience and not seen.is_told:
             seen.is_told = True
             self._say(f"the folder is held{_named(holder)}; it is taken over if there is no sign of life for "
-                      f"{self._times.stale:.0f} s")
-        return unchanged >= self._times.stale and not self._is_known(holder)
+                      f"{self.times.stale:.0f} s")
+        return unchanged >= self.times.stale and not self._is_known(holder)
 
     def _is_known(self, holder: Holder | None) -> bool:
         """Whether the batch system speaks for a holder that shows no sign of life.
@@ -496,7 +504,7 @@ class Lease:
         if holder is None or holder.is_of_job(self.me) or not self._around.knows_job(holder):
             return False
         raise UserError(f"another launch is at work in this folder{_in_brackets(holder)}: it has shown no sign of life "
-                        f"for {self._times.stale:.0f} s, but {holder.system} still knows its job; end the job, or name "
+                        f"for {self.times.stale:.0f} s, but {holder.system} still knows its job; end the job, or name "
                         "another output")
 
 

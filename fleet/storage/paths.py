@@ -10,8 +10,8 @@ from pathlib import Path
 
 # All files that FLEET writes, here and for each run inside `replay`, and what a killed launch left of one (`.tmp`).
 _WRITTEN = re.compile(
-    r"(replay/[^/]+/)?(\.fleet-run|\.fleet-lock|\.fleet-(jobs-)?lease/[^/]+|spec\.yaml|profile\.json|events\.jsonl|results\.csv|ensembles\.csv|sample\.json|bad_samples\.csv|report\.html"
-    r"|logs/rank-\d+\.log|decoded\.h5|models/[^/]+/(history\.csv|(last|previous|best)\.h5|best\.keras|(export|failure|test)\.json|(validation|test)\.npz)"
+    r"(replay/[^/]+/)?(\.fleet-run|\.fleet-lock|\.fleet-(jobs-)?lease/[^/]+|\.fleet-leases/[^/]+/[^/]+|spec\.yaml|profile\.json|events\.jsonl|results\.csv|ensembles\.csv|sample\.json"
+    r"|bad_samples\.csv|report\.html|events/[^/]+\.jsonl|logs/([^/]+/)?rank-\d+\.log|decoded\.h5|models/[^/]+/(history\.csv|(last|previous|best)\.h5|best\.keras|(export|failure|test)\.json|(validation|test)\.npz)"
     r"|jobs/[^/]+|tensorboard/[^/]+/events\.out\.tfevents\.[^/]+|(models/[^/]+/)?\.[^/]+\.tmp(\.[^/]+)?)")
 
 PARTS = ("validation", "test")  # of the data, for whose samples the outputs of finished networks are kept
@@ -23,9 +23,11 @@ class RunPaths:
 
     Args:
         root: the run's folder.
+        launch: the name of one of several launches that work in the folder at a time; empty for one that is alone.
     """
 
     root: Path
+    launch: str = ""
 
     @property
     def decoded(self) -> Path:
@@ -43,6 +45,15 @@ class RunPaths:
         return self.root / ".fleet-lease"
 
     @property
+    def network_leases(self) -> Path:
+        """The folder of the leases of single networks, where several launches work at a time."""
+        return self.root / ".fleet-leases"
+
+    def network_lease(self, name: str) -> Path:
+        """The folder of the lease that lets one launch at a time train a network."""
+        return self.network_leases / name
+
+    @property
     def spec(self) -> Path:
         """The spec as it was given, with its defaults left out."""
         return self.root / "spec.yaml"
@@ -54,8 +65,13 @@ class RunPaths:
 
     @property
     def events(self) -> Path:
-        """The event log: every decision and every epoch, one JSON object per line."""
-        return self.root / "events.jsonl"
+        """The event log of a launch: every decision and every epoch, one JSON object per line."""
+        return self.root / "events" / f"{self.launch}.jsonl" if self.launch else self.root / "events.jsonl"
+
+    def event_logs(self) -> list[Path]:
+        """The event logs of all launches that there are: of those that were alone, then of the others, by name."""
+        alone = RunPaths(self.root).events
+        return [*([alone] if alone.is_file() else []), *sorted(self.root.glob("events/*.jsonl"))]
 
     @property
     def results(self) -> Path:
@@ -104,7 +120,7 @@ class RunPaths:
 
     def log(self, rank: int) -> Path:
         """The log of one rank."""
-        return self.root / "logs" / f"rank-{rank:03d}.log"
+        return self.root / "logs" / self.launch / f"rank-{rank:03d}.log"
 
     @property
     def models(self) -> Path:
@@ -174,5 +190,6 @@ class RunPaths:
 
     @property
     def segment_name(self) -> str:
-        """A name for shared memory that no other run has."""
-        return f"fleet-{os.getuid()}-{zlib.crc32(str(self.root.resolve()).encode()):08x}"
+        """A name for shared memory that no other run has, and no other launch of this one that works at the time."""
+        whose = f"{self.root.resolve()}\0{self.launch}" if self.launch else str(self.root.resolve())
+        return f"fleet-{os.getuid()}-{zlib.crc32(whose.encode()):08x}"

@@ -234,12 +234,18 @@ def recover(results: Results) -> dict[str, State]:
                               if row.parameters is not None and row.name in results.spec.by_name} | results.parameters
     for network in results.spec.networks:
         name = network.name
-        results.standings[name], state = look_up(results, network)
+        results.standings[name], state = take_up(results, network)
         if state is not None:
             states[name] = state
-        if (failure := _failure(results, network)) is not None:
-            results.standings[name] = replace(results.standings[name], outcome=Outcome(failure, is_failure=True))
     return states
+
+
+def take_up(results: Results, network: NetworkSpec) -> tuple[Standing, State | None]:
+    """How far another launch has brought a network, and whether it failed there; see :func:`look_up`."""
+    standing, state = look_up(results, network)
+    if (failure := _failure(results, network)) is not None:
+        standing = replace(standing, outcome=Outcome(failure, is_failure=True))
+    return standing, state
 
 
 def look_up(results: Results, network: NetworkSpec) -> tuple[Standing, State | None]:

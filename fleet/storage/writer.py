@@ -40,10 +40,20 @@ class CheckpointWriter:
     def __init__(self, paths: RunPaths, settings: Checkpoint, fence: Fence | None = None) -> None:
         self.blocked_s = 0.0
         self._paths, self._fence = paths, fence
+        self._fences: dict[str, Fence] = {}
         self._settings, self._quota = settings, Quota(paths, settings)
         self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue(1)
         self._error: Exception | None = None
         threading.Thread(target=self._work, name="checkpoint-writer", daemon=True).start()
+
+    def write_by(self, name: str, fence: Fence | None) -> None:
+        """What belongs to a network is written by a right of its own from now on, where there is one."""
+        if fence is not None:
+            self._fences[name] = fence
+
+    def fence(self, name: str) -> Fence | None:
+        """The right to write what belongs to a network."""
+        return self._fences.get(name, self._fence)
 
     def save(self, name: str, state: State, is_best: bool) -> None:
         """Write a network's state as its last checkpoint, and as its best one if it is.
@@ -91,16 +101,16 @@ class CheckpointWriter:
         if found.damage:
             log.warning("%s: %s", name, found.damage)
             self._quota.make_room(best, found.state.size)
-            write_state(best, found.state, fence=self._fence)
+            write_state(best, found.state, fence=self.fence(name))
         self._quota.make_room(exported, found.state.size)
         fresh = exported.with_name(f".{os.getpid()}.tmp.fresh{exported.suffix}")
         try:
             write(found.state.arrays, fresh)  # what fails in here is the network's failure, and may pass
             is_written = fresh.exists()
             replace_by(exported, lambda target: os.replace(fresh, target) if is_written else None,
-                       check=permission(self._fence, best))
+                       check=permission(self.fence(name), best))
             if is_written:
-                note_export(self._paths, name, found.state, self._fence)
+                note_export(self._paths, name, found.state, self.fence(name))
         finally:
             fresh.unlink(missing_ok=True)
         with storing(self._paths.previous(name)):  # nobody goes on from there any more
@@ -123,7 +133,7 @@ class CheckpointWriter:
         if not self._quota.has_room(wanted):
             log.warning("%s is not kept: checkpoint.quota has no room for it", path)
             return False
-        with replacing(path, "wb", check=check_of(self._fence)) as file:
+        with replacing(path, "wb", check=check_of(self.fence(path.parent.name))) as file:
             write(file)
         return True
 
@@ -139,15 +149,15 @@ class CheckpointWriter:
             self._jobs.put(None)
 
     def _write(self, name: str, state: State, is_best: bool) -> None:
-        best, last = self._paths.best(name), self._paths.last(name)
+        best, last, fence = self._paths.best(name), self._paths.last(name), self.fence(name)
         if self._settings.keep == "last":
             best.unlink(missing_ok=True)
         elif is_best:  # before `last`, which says by its history that this epoch was the best
             self._quota.make_room(best, state.size)
-            write_state(best, state, fence=self._fence)
+            write_state(best, state, fence=fence)
         self._quota.make_room(last, state.size)
-        write_state(last, state, self._paths.previous(name), self._fence)
-        write_history(self._paths.history(name), state.history, self._fence)
+        write_state(last, state, self._paths.previous(name), fence)
+        write_history(self._paths.history(name), state.history, fence)
 
     def _work(self) -> None:
         while True:

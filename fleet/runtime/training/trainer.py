@@ -61,7 +61,7 @@ class Trainer:
                  sources: Sources, codes: Mapping[str, Code], fence: Fence | None) -> None:
         self._world, self._spec, self._paths = world, spec, paths
         self._engine, self._sample, self._sources, self._codes = engine, sample, sources, codes
-        self._writer, self._fence = CheckpointWriter(paths, spec.checkpoint, fence), fence
+        self._writer = CheckpointWriter(paths, spec.checkpoint, fence)
         self._loop = TrainingLoop(world, sources, paths, self._writer, spec.checkpoint.every)
         self._tell = partial(world.tell, 0, Tag.COORDINATOR)
 
@@ -95,6 +95,7 @@ class Trainer:
     def _serve(self, order: Start) -> None:
         """Train one network in its group until it is final, fails, this rank goes to others, or one of them dies."""
         network = order.network
+        self._writer.write_by(network.name, order.fence)
         self._sources.stream.join(order.stream_epoch)
         training = Training(network, order.stream_epoch, self._sample.of(network.feed).target)
         with self._leaving(training):
@@ -116,6 +117,7 @@ class Trainer:
     def _join(self, order: Join) -> None:
         """Train a network that is in training elsewhere; its group goes on until the network is built here."""
         network = order.network
+        self._writer.write_by(network.name, order.fence)
         training = Training(network, 0, self._sample.of(network.feed).target)
         training.group = self._world.group((self._world.rank,), order.group)
         with self._leaving(training), ExitStack() as held:
@@ -187,7 +189,7 @@ class Trainer:
         if found.damage:
             log.warning("%s goes on after epoch %d, sample %d: %s", network.name, state.epoch, state.position,
                         found.damage)
-            promote_previous(self._paths, network.name, found, self._fence)
+            promote_previous(self._paths, network.name, found, self._writer.fence(network.name))
             self._tell(FellBack(network.name, found.damage, state.history, state.position))
         return training.share(dataclasses.replace(state, arrays={}))
 

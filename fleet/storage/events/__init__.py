@@ -22,6 +22,7 @@ from fleet.storage.events.networks import (
     NetworkFellBack,
     NetworkFinished,
     NetworkRetried,
+    NetworkTaken,
     NetworkTested,
     NetworkWarned,
 )
@@ -71,6 +72,7 @@ __all__ = [
     "NetworkFinished",
     "NetworkJudged",
     "NetworkRetried",
+    "NetworkTaken",
     "NetworkTested",
     "NetworkWarned",
     "Planned",
@@ -100,7 +102,7 @@ Event: TypeAlias = (
     | RateLearned | RatesEstimated | RanksReady | FirstStep | CacheChosen | StreamStarted | Planned | RoundStarted
     | GroupStarted | GroupChanged | EpochEnded | GroupStopped | NetworkFinished | NetworkTested | NetworkRetried
     | NetworkFailed | NetworkFellBack | ChangesAccepted | BestLost | NetworkWarned | RankLost | GroupStruck | BadSample
-    | Estimated | Searched | SearchFailed | NetworkJudged)
+    | Estimated | Searched | SearchFailed | NetworkJudged | NetworkTaken)
 
 KINDS: Mapping[str, type] = {kind.word: kind for kind in get_args(Event)}
 

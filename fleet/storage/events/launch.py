@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from fleet.storage.lines import Micro, Milli
+from fleet.storage.lines import Micro, Milli, OmitDefault
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class Started:
         stream: how groups depend on each other's pace, as :func:`fleet.units.parse_stream` reads it.
         bounds: network -> the fewest and the most GPUs that it may have; None if there is no upper bound.
         time_scale: seconds that a second of training takes; other than 1 only if training is emulated.
+        date: when it began, in seconds since 1970, by the clock of the file system; 0 where nobody said.
     """
 
     word: ClassVar[str] = "start"
@@ -49,6 +50,7 @@ class Started:
     options: ScheduleOptions
     bounds: Mapping[str, tuple[int, int | None]]
     time_scale: float = 1.0
+    date: Annotated[Milli, OmitDefault] = 0.0
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,25 @@ from fleet.storage.state import Score
 
 
 @dataclass(frozen=True)
+class NetworkTaken:
+    """One of several launches has taken the lease of a network, and trains it from now on.
+
+    Attributes:
+        generation: of the lease.
+        epochs: that the network has finished.
+        position: samples of its next epoch that it has consumed.
+        took_over: whether the launch that trained it before had not let go.
+    """
+
+    word: ClassVar[str] = "taken"
+    network: str
+    generation: int
+    epochs: int
+    position: int
+    took_over: bool = False
+
+
+@dataclass(frozen=True)
 class NetworkFinished:
     """A network is done.
 

@@ -38,6 +38,15 @@ def test_an_epoch_that_was_trained_again_has_one_point_in_the_curve_and_a_lost_o
     assert (curve.epochs, curve.values) == ((1, 2, 5), (1.0, 1 / 2, 1 / 5))
 
 
+def test_launches_side_by_side_are_launches_of_one_run(run):
+    other = RunPaths(run.root, "17").events
+    other.parent.mkdir()
+    other.write_text(as_text([*LOG[:2], epoch(24.0, "a", 3, 10.0)]))
+    report = read_report(run)
+    assert report.losses[0].epochs == (1, 2, 3)
+    assert (report.account.launches, report.account.seconds) == (2, 47.0)
+
+
 def test_without_validation_the_curve_is_of_training(run):
     lines = as_lines(LOG)
     for line in lines:

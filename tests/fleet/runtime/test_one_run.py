@@ -898,8 +898,8 @@ def test_a_run_that_is_killed_at_any_moment_goes_on_where_its_checkpoints_are(fo
     runner.check_epochs()
     events = runner.prepared.paths.events
     assert isinstance(list(read_events(events))[-1].event, Ended)
-    assert logged_epochs(events) >= {(name, record.epoch, record.stream_epoch) for name in runner.results()
-                                     for record in runner.history(name)}
+    assert logged_epochs(runner.prepared.paths) >= {
+        (name, record.epoch, record.stream_epoch) for name in runner.results() for record in runner.history(name)}
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -924,7 +924,7 @@ def test_a_run_whose_checkpoints_are_damaged_goes_on_from_those_that_are_whole(f
         history = runner.history(name)
         assert len(history) == row.epochs == case.content["models"][int(name[1:])]["train"]["converge"]["max_epochs"]
         assert len(runner.prepared.paths.history(name).read_text().splitlines()) == 1 + len(history)
-        assert logged_epochs(runner.prepared.paths.events) >= {
+        assert logged_epochs(runner.prepared.paths) >= {
             (name, record.epoch, record.stream_epoch) for record in history}
 
 

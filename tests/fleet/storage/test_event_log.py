@@ -2,13 +2,17 @@
 
 import json
 import math
+import os
+from dataclasses import replace
 
 import pytest
 
 from fleet.errors import ExitStatus
-from fleet.storage.event_log import EventLog, events_of, launch_status, log_mark, read_events
+from fleet.storage.event_log import EventLog, events_of, launch_status, log_mark, logged_epochs, read_events, read_run
 from fleet.storage.events import BadSample, Ended, EpochEnded, RankLost
+from fleet.storage.paths import RunPaths
 from tests.fleet.histories import record
+from tests.fleet.logs import START
 
 LOST, SKIPPED = RankLost(3, 2), BadSample("x.png", "torn", True)
 
@@ -100,3 +104,35 @@ def test_what_is_no_number_is_null_so_that_any_program_can_read_the_file(path):
     (_, again), = read_events(path)
     assert math.isnan(again.record.val_loss)
     assert math.isnan(again.record.val_accuracy)
+
+
+def ranks_of(paths):
+    """The launches of a run as they are read: the rank that each has lost."""
+    return [event.rank for _, event in read_run(paths) if isinstance(event, RankLost)]
+
+
+def test_the_logs_of_launches_side_by_side_are_read_as_one_launch_by_launch_in_the_order_of_their_dates(tmp_path):
+    paths = RunPaths(tmp_path)
+    for rank, launch, date in ((1, "", 0.0), (2, "", 50.0), (3, "17", 20.0), (4, "18", 10.0), (5, "17", 60.0)):
+        written(RunPaths(tmp_path, launch).events, replace(START, date=date), RankLost(rank, 0))
+    assert ranks_of(paths) == [1, 4, 3, 2, 5]
+    assert [type(event) for _, event in read_run(paths)] == [type(START), RankLost] * 5
+
+
+def test_launches_of_one_log_keep_their_order_where_a_clock_goes_back(tmp_path):
+    for rank, launch, date in ((1, "17", 90.0), (2, "17", 30.0), (3, "18", 60.0), (4, "18", 100.0)):
+        written(RunPaths(tmp_path, launch).events, replace(START, date=date), RankLost(rank, 0))
+    assert ranks_of(RunPaths(tmp_path)) == [3, 1, 2, 4]
+
+
+def test_an_epoch_counts_as_logged_whichever_launch_has_logged_it(tmp_path):
+    assert logged_epochs(RunPaths(tmp_path)) == set()
+    written(RunPaths(tmp_path).events, EpochEnded("a", record(1)))
+    written(RunPaths(tmp_path, "17").events, EpochEnded("a", record(2)))
+    assert {epoch for _, epoch, _ in logged_epochs(RunPaths(tmp_path, "18"))} == {1, 2}
+
+
+def test_a_launch_is_dated_by_the_file_system(path):
+    log = EventLog(path)
+    assert log.date() == os.stat(path).st_mtime
+    log.close()

@@ -1,0 +1,133 @@
+"""Which networks a launch asks for, where several launches work on one run's networks at a time (pure).
+
+A launch holds no more networks than it can train at once, so that others find some. It asks for those that have been
+trained least first, and again whenever it could train one more. When none is to be had for a while, it leaves: those
+that are left are trained elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from fleet.units import format_duration
+
+# ---- heard -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Got:
+    """This launch holds a network now.
+
+    Attributes:
+        epochs: that it has been trained, by its checkpoint.
+        is_over: whether there is nothing left to train.
+    """
+
+    network: str
+    epochs: int
+    is_over: bool
+
+
+@dataclass(frozen=True)
+class Over:
+    """A network that this launch holds is done, or has failed, and no rank has to do with it any more."""
+
+    network: str
+
+
+@dataclass(frozen=True)
+class Ends:
+    """The launch is about to end."""
+
+
+Heard: TypeAlias = Got | Over | Ends
+
+# ---- wanted ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Want:
+    """Take the first of these networks that can be had, until so many are held."""
+
+    names: tuple[str, ...]
+    most: int
+
+
+@dataclass(frozen=True)
+class LetGo:
+    """Another launch need not wait for this network."""
+
+    network: str
+
+
+@dataclass(frozen=True)
+class Leave:
+    """The launch has nothing to do here."""
+
+    reason: str
+
+
+Effect: TypeAlias = Want | LetGo | Leave
+
+
+class Claims:
+    """The networks that this launch holds, and those that it wants.
+
+    Args:
+        epochs: network that is not over -> epochs that it has been trained, as far as is known.
+        most: networks to hold at the same time.
+        idle_s: seconds without a network after which to leave.
+
+    Attributes:
+        held: the networks that this launch may train.
+    """
+
+    def __init__(self, epochs: Mapping[str, int], most: int, idle_s: float) -> None:
+        self._epochs, self._most, self._idle_s = dict(epochs), most, idle_s
+        self.held: set[str] = set()
+        self._want = Want((), 0)
+        self._idle_since: float | None = None
+        self._ends = False
+
+    def handle(self, now_s: float, heard: Heard | None = None) -> list[Effect]:
+        """Hear of something, or only of the time; returns what is to be done, in this order."""
+        effects: list[Effect] = []
+        match heard:
+            case Got(network, epochs, is_over):
+                self._epochs[network] = epochs
+                self.held.add(network)
+                if is_over:
+                    effects += self._let_go(network)
+            case Over(network):
+                effects += self._let_go(network)
+            case Ends():
+                self._ends = True
+        if (want := self._wanted()) != self._want:
+            self._want = want
+            effects.append(want)
+        return effects + self._leave(now_s)
+
+    def _let_go(self, network: str) -> list[Effect]:
+        """A network is over: it is asked for no more."""
+        self.held.remove(network)
+        del self._epochs[network]
+        return [LetGo(network)]
+
+    def _wanted(self) -> Want:
+        if self._ends or len(self.held) >= self._most:
+            return Want((), 0)
+        left = self._epochs.keys() - self.held
+        return Want(tuple(sorted(left, key=lambda name: (self._epochs[name], name))), self._most)
+
+    def _leave(self, now_s: float) -> list[Effect]:
+        if self.held or self._ends or not self._epochs:  # where all are over, the launch ends by itself
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = now_s
+        elif now_s >= self._idle_since + self._idle_s:
+            self._ends, self._want = True, Want((), 0)
+            return [self._want, Leave(f"no network was to be had for {format_duration(self._idle_s)}: those that are "
+                                      "left are trained by other launches")]
+        return []

@@ -1,0 +1,107 @@
+"""One of several launches that work on one run's networks at a time: which it holds, and what it hears of them.
+
+What is wanted is decided by :class:`fleet.ensemble.claims.Claims`, and taken by
+:class:`fleet.storage.network_leases.NetworkLeases` in a thread of its own. Here the two meet, between two steps of the
+coordinator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from fleet.comm.messages import Join, Message, Start
+from fleet.ensemble.claims import Claims, Effect, Ends, Got, Leave, LetGo, Over, Want
+from fleet.ensemble.effects import EndAsked, Leased
+from fleet.storage.event_log import logged_epochs
+from fleet.storage.network_leases import NetworkLeases, Taken
+from fleet.storage.paths import RunPaths
+from fleet.storage.results import Results, take_up
+
+
+class Harvest:
+    """The networks that this launch holds.
+
+    Args:
+        results: of the run; what other launches have done with a network is looked up when it is taken.
+    """
+
+    def __init__(self, paths: RunPaths, leases: NetworkLeases, claims: Claims, results: Results) -> None:
+        self._paths, self._leases, self._claims, self._results = paths, leases, claims, results
+        self._ends = False
+
+    def start(self) -> None:
+        """Look for networks from now on."""
+        self._leases.start()
+
+    def look(self, now_s: float, training: Collection[str], ends: bool) -> list[Leased | EndAsked]:
+        """See what has become of the leases, and of the networks that are held.
+
+        Args:
+            now_s: by the clock of the coordinator.
+            training: the networks that have a group.
+            ends: whether the launch is about to end.
+
+        Returns:
+            What the ensemble is to hear.
+        """
+        heard: list[Leased | EndAsked] = []
+        effects: list[Effect] = []
+        for taken in self._leases.taken():
+            leased = self._read(taken)
+            heard.append(leased)
+            effects += self._claims.handle(now_s, Got(taken.name, len(leased.standing.history),
+                                                      leased.standing.outcome is not None))
+        for name in self._claims.held - set(training):
+            if self._results.standing(name).outcome is not None:
+                effects += self._claims.handle(now_s, Over(name))
+        if ends and not self._ends:
+            self._ends = True
+            effects += self._claims.handle(now_s, Ends())
+        effects += self._claims.handle(now_s)
+        return heard + self._carry_out(effects)
+
+    def fenced(self, message: Message) -> Message:
+        """The message, with the right to write what belongs to the network that it is about."""
+        if isinstance(message, Start | Join):
+            return message._replace(fence=self._leases.fence(message.network.name))
+        return message
+
+    def check(self) -> None:
+        """Return if all networks are still held.
+
+        Raises:
+            LeaseLost: another launch has taken one over.
+        """
+        self._leases.check()
+
+    def refresh(self) -> None:
+        """Look up how far other launches have brought the networks that are not held here."""
+        for network in self._results.spec.networks:
+            if network.name not in self._claims.held:
+                self._results.standings[network.name], _ = take_up(self._results, network)
+
+    def close(self) -> None:
+        """Let go of all networks."""
+        self._leases.close()
+
+    def _read(self, taken: Taken) -> Leased:
+        """How far a network is that was taken just now."""
+        standing, state = take_up(self._results, self._results.spec.by_name[taken.name])
+        # What was saved by a launch that was killed, it may not have come to log.
+        logged = logged_epochs(self._paths) if taken.took_over else None
+        unlogged = () if logged is None else tuple(
+            record for record in standing.history if (taken.name, record.epoch, record.stream_epoch) not in logged)
+        return Leased(taken.name, standing, taken.fence.generation, 0 if state is None else state.position,
+                      taken.took_over, unlogged)
+
+    def _carry_out(self, effects: list[Effect]) -> list[Leased | EndAsked]:
+        heard: list[Leased | EndAsked] = []
+        for effect in effects:
+            match effect:
+                case Want(names, most):
+                    self._leases.ask(names, most)
+                case LetGo(network):
+                    self._leases.let_go(network)
+                case Leave(reason):
+                    heard.append(EndAsked(reason))
+        return heard

@@ -1,0 +1,244 @@
+"""The leases of single networks, where several launches work in one run's folder at a time.
+
+The lease of the folder itself is a door then. A launch that works there alone stays in it. One of several holds it only
+while it begins, and takes a network only while nobody is in the door: first it takes the network's lease, then it looks
+at the door, and lets go where somebody is in. A launch that is to be alone does it the other way round: it steps into
+the door, and then looks for networks that are held (:func:`shut_networks`). So of two that come at the same moment at
+least one sees the other.
+
+All leases of a launch are renewed by one thread. So none is lost alone: the launch was stopped, and it ends.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from fleet.errors import LeaseLost, StorageError, UserError
+from fleet.storage.fencing import shut_out
+from fleet.storage.files import storing
+from fleet.storage.lease import Fence, Lease, newest_generation, parse, read_generation
+from fleet.storage.paths import RunPaths
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A network that this launch may train now.
+
+    Attributes:
+        fence: its right to write what belongs to the network.
+        took_over: whether the launch before had not let go.
+    """
+
+    name: str
+    fence: Fence
+    took_over: bool
+
+
+class NetworkLeases:
+    """The networks that a launch holds, and those that it would like to.
+
+    Args:
+        paths: of the run.
+        lease: of this process; each network's is one like it.
+    """
+
+    def __init__(self, paths: RunPaths, lease: Lease) -> None:
+        self._paths, self._lease = paths, lease
+        self._names: tuple[str, ...] = ()
+        self._most = 0
+        self._trying: dict[str, tuple[Lease, Iterator[float]]] = {}
+        self._held: dict[str, Lease] = {}
+        self._taken: list[Taken] = []
+        self._error: LeaseLost | StorageError | None = None
+        self._lock = threading.Lock()  # of the held ones: none is renewed while it is let go
+        self._asked, self._ended = threading.Event(), threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    # ---- what the coordinator says and hears ----
+
+    def start(self) -> None:
+        """Look for networks, and renew the leases of those that are held, from now on in threads."""
+        for work in (self._keep_looking, self._keep_renewing):
+            self._threads.append(threading.Thread(target=work, name=work.__name__.strip("_"), daemon=True))
+            self._threads[-1].start()
+
+    def ask(self, names: Sequence[str], most: int) -> None:
+        """Take the first of these networks that can be had, until so many are held; what was asked before is void."""
+        self._names, self._most = tuple(names), most
+        self._asked.set()
+
+    def taken(self) -> list[Taken]:
+        """The networks that have been taken since this was called last."""
+        with self._lock:
+            taken, self._taken = self._taken, []
+        return taken
+
+    def fence(self, name: str) -> Fence:
+        """The right to write what belongs to a network that is held."""
+        fence = self._held[name].fence
+        assert fence is not None
+        return fence
+
+    def let_go(self, name: str) -> None:
+        """Let go of a network, so that another launch need not wait."""
+        with self._lock:
+            self._held.pop(name).release()
+
+    def check(self) -> None:
+        """Return if all networks are still held.
+
+        Raises:
+            LeaseLost: another launch has taken one over.
+            StorageError: no network can be taken.
+        """
+        if self._error is not None:
+            raise self._error
+        for lease in list(self._held.values()):
+            lease.check()
+
+    def close(self) -> None:
+        """Let go of all networks."""
+        self._ended.set()
+        self._asked.set()
+        for thread in self._threads:
+            thread.join()
+        for name in list(self._held):
+            self.let_go(name)
+
+    # ---- the threads ----
+
+    def _keep_looking(self) -> None:
+        # So often that a lease is found stale in time; a file server has better things to do than to be asked.
+        pause_s = max(self._lease.times.poll, self._lease.times.stale / 30)
+        while not self._ended.is_set():
+            self._asked.wait(pause_s)
+            self._asked.clear()
+            try:
+                self.look()
+            except StorageError as error:
+                self._error = error
+                return
+
+    def _keep_renewing(self) -> None:
+        while not self._ended.wait(self._lease.times.renew):
+            self.renew()
+
+    def renew(self) -> None:
+        """Show a sign of life for each network that is held."""
+        with self._lock:
+            for lease in self._held.values():
+                try:
+                    lease.renew()
+                except LeaseLost as lost:
+                    self._error = lost
+                except OSError:  # a file server that does not answer; the next time, or others find the lease stale
+                    continue
+
+    def look(self) -> None:
+        """Take what can be had of what was asked for.
+
+        Raises:
+            StorageError: the file system does not let it be taken.
+        """
+        for name in self._names:
+            if self._ended.is_set() or len(self._held) >= self._most:
+                return
+            if name not in self._held and not self._try(name):
+                return
+
+    def _try(self, name: str) -> bool:
+        """Take a network if it can be had now; returns False where none can."""
+        with storing(self._paths.network_lease(name)):
+            if not self._is_door_free():
+                return False
+            lease, steps = self._trying.pop(name) if name in self._trying else self._begin(name)
+            if not _is_through(steps):
+                self._trying[name] = lease, steps
+            elif lease.fence is None:
+                return True  # its holder is alive: it is asked for again as if for the first time
+            elif not self._is_door_free():
+                lease.release()
+                return False
+            else:
+                self._hold(name, lease)
+        return True
+
+    def _begin(self, name: str) -> tuple[Lease, Iterator[float]]:
+        folder = self._paths.network_lease(name)
+        folder.mkdir(parents=True, exist_ok=True)
+        lease = self._lease.sibling(f"network {name}")
+        # A launch that was alone has written by the generation of the door.
+        return lease, lease.steps(folder, floor=newest_generation(self._paths.lease))
+
+    def _hold(self, name: str, lease: Lease) -> None:
+        assert lease.fence is not None
+        if lease.took_over:
+            shut_out(self._paths, name)
+        with self._lock:
+            self._held[name] = lease
+            self._taken.append(Taken(name, lease.fence, lease.took_over))
+
+    def _is_door_free(self) -> bool:
+        """Whether nobody is in the door; one who has died there is shut out."""
+        if _is_free(self._paths):
+            self._trying.pop("", None)
+            return True
+        lease, steps = self._trying.pop("") if "" in self._trying else self._at_door()
+        if not _is_through(steps):
+            self._trying[""] = lease, steps
+        elif lease.fence is not None:
+            lease.release()
+            return True
+        return False
+
+    def _at_door(self) -> tuple[Lease, Iterator[float]]:
+        lease = self._lease.sibling("")
+        return lease, lease.steps(self._paths.lease)
+
+
+def _is_through(steps: Iterator[float]) -> bool:
+    """Go on taking a lease, as far as that goes now; whether that came to an end, good or bad."""
+    with suppress(UserError):
+        return not any(steps)
+    return True
+
+
+def _is_free(paths: RunPaths) -> bool:
+    newest = newest_generation(paths.lease)
+    text = read_generation(paths.lease, newest) if newest else None
+    return not newest or (text is not None and parse(text).is_free)
+
+
+def are_held(paths: RunPaths) -> bool:
+    """Whether any network is held, be its holder alive or not."""
+    for folder in paths.network_leases.glob("*/"):
+        newest = newest_generation(folder)
+        text = read_generation(folder, newest) if newest else None
+        if text is not None and not parse(text).is_free:
+            return True
+    return False
+
+
+def shut_networks(paths: RunPaths, lease: Lease) -> bool:
+    """Take each network that has ever been held, and let go: a launch that holds the door wants to be alone.
+
+    Returns:
+        Whether one was taken over from a launch that had not let go.
+
+    Raises:
+        UserError: another launch is at work on one.
+    """
+    took_over = False
+    for folder in sorted(paths.network_leases.glob("*/")):
+        with storing(folder):
+            one = lease.sibling(f"network {folder.name}")
+            for pause_s in one.steps(folder, floor=newest_generation(paths.lease)):
+                if pause_s:
+                    time.sleep(pause_s)
+            took_over |= one.took_over
+            one.release()
+    return took_over

@@ -1,0 +1,171 @@
+"""Several launches in one folder: each network has one holder, and a launch that is alone has all."""
+
+import threading
+import time
+
+import pytest
+
+from fleet.errors import LeaseLost, StorageError, UserError
+from fleet.storage.checkpoint import newest, write_state
+from fleet.storage.lease import Holder, Lease, Times
+from fleet.storage.network_leases import NetworkLeases, are_held, shut_networks
+from fleet.storage.paths import RunPaths
+from fleet.storage.state import State
+from tests.fleet.histories import history
+from tests.fleet.storage.test_lease import Told, hold, make
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunPaths(tmp_path / "run")
+
+
+def launch(run, name, around=None, **me):
+    return NetworkLeases(run, make(name, around, **me))
+
+
+def got(leases, names, most=9):
+    """The networks that a launch takes when it looks once."""
+    leases.ask(names, most)
+    leases.look()
+    return [taken.name for taken in leases.taken()]
+
+
+def wait(leases, seconds):
+    """Let a launch look, second after second."""
+    for _ in range(seconds):
+        leases._lease._around.time += 1
+        leases.look()
+    return [(taken.name, taken.took_over) for taken in leases.taken()]
+
+
+def test_a_network_is_held_by_one_launch_and_goes_to_another_when_it_is_let_go(run):
+    first, second = launch(run, "first"), launch(run, "second")
+    assert got(first, "ab", most=1) == ["a"]
+    assert got(second, "abc") == ["b", "c"]
+    first.let_go("a")
+    assert got(second, "abc") == ["a"]
+    assert second.fence("a").generation == 2
+    first.check()
+
+
+def test_what_a_killed_launch_held_is_taken_over_by_the_rules_of_the_folder(run):
+    got(launch(run, "first", system="slurm", job="17"), "ab")
+    ended, same, other = (launch(run, name, Told(known=known), system="slurm", job=job, restarts=restarts)
+                          for name, job, restarts, known in (("ended", "18", 0, False), ("same", "17", 1, True),
+                                                             ("other", "19", 0, True)))
+    assert got(other, "a") == got(ended, "a") == []
+    assert wait(other, 200) == []  # the batch system still knows that job
+    assert got(same, "b") == ["b"]  # which is this one, put back into the queue
+    assert wait(ended, 58) == []
+    assert wait(ended, 4) == [("a", True)]
+
+
+def test_a_launch_that_is_alive_keeps_its_networks(run):
+    first, second = launch(run, "first"), launch(run, "second")
+    got(first, "a")
+    got(second, "a")
+    for _ in range(100):
+        first.renew()
+        assert wait(second, 1) == []
+
+
+def test_a_launch_that_was_stopped_for_too_long_writes_nothing_more(run):
+    first, second = launch(run, "first"), launch(run, "second")
+    got(first, "a")
+    fence = first.fence("a")
+    write_state(run.last("a"), State({}, "net", history(0.5)), fence=fence)
+    got(second, "a")
+    assert wait(second, 70) == [("a", True)]
+    with pytest.raises(LeaseLost, match="network a has been taken over by another launch"):
+        write_state(run.last("a"), State({}, "net", history(0.5, 0.6)), fence=fence)
+    with pytest.raises(LeaseLost):
+        first.check()
+    first.renew()  # finds it out as well, and is no harm
+    first.close()
+    second.check()
+    write_state(run.last("a"), State({}, "net", history(0.5, 0.7)), fence=second.fence("a"))
+    assert newest(run, "a").state.generation == 2
+
+
+def test_nothing_is_taken_while_somebody_is_in_the_door(run):
+    door = run.lease
+    door.mkdir(parents=True)
+    alone = hold(door, "alone")
+    first = launch(run, "first")
+    assert got(first, "ab") == []
+    assert not run.network_lease("a").exists() or not are_held(run)
+    alone.release()
+    assert got(first, "ab") == ["a", "b"]
+
+
+def test_one_who_steps_into_the_door_at_the_same_moment_is_seen(run):
+    run.lease.mkdir(parents=True)
+    run.network_lease("a").mkdir(parents=True)
+    first = launch(run, "first")
+
+    def steps(lease):
+        yield from lease.steps(run.network_lease("a"))
+        hold(run.lease, "alone")
+
+    lease = first._lease.sibling("network a")
+    first._trying["a"] = lease, steps(lease)
+    assert got(first, "a") == []
+    assert not are_held(run)
+
+
+def test_one_who_died_in_the_door_is_shut_out(run):
+    run.lease.mkdir(parents=True)
+    hold(run.lease, "dead")
+    first = launch(run, "first", Told(known=None))
+    assert got(first, "a") == []
+    assert wait(first, 70) == [("a", False)]
+
+
+def test_a_launch_that_is_alone_writes_above_all_that_were_not_and_they_above_it(run):
+    first = launch(run, "first")
+    got(first, "a")
+    first.let_go("a")
+    run.lease.mkdir(parents=True)
+    hold(run.lease, "alone", floor=6).release()
+    assert got(launch(run, "second"), "a") == ["a"]
+    assert are_held(run)
+
+
+def test_a_launch_that_wants_to_be_alone_is_told_who_is_there(run):
+    first, alone = launch(run, "first"), Lease(Told(), Holder("alone", "node", 1), Times(stale=60, poll=0.001,
+                                                                                       patience=0.01))
+    alone._around.now = time.monotonic
+    got(first, "a")
+    ended = threading.Event()
+
+    def renew():
+        while not ended.wait(0.001):
+            first.renew()
+
+    thread = threading.Thread(target=renew)
+    thread.start()
+    try:
+        with pytest.raises(UserError, match="another launch is at work in this folder"):
+            shut_networks(run, alone)
+    finally:
+        ended.set()
+        thread.join()
+    first.let_go("a")
+    assert not shut_networks(run, alone)
+    assert not are_held(run)
+
+
+def test_a_folder_that_cannot_be_written_ends_the_launch(run):
+    run.root.mkdir()
+    run.network_leases.touch()
+    leases = launch(run, "first")
+    leases.start()
+    leases.ask("a", 1)
+    deadline = time.monotonic() + 20
+    while leases._error is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    with pytest.raises(StorageError, match="cannot be written"):
+        leases.check()
+    leases.close()
