@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from fleet.runtime.replay import largest_difference
+from fleet.storage.events import CacheChosen
 from fleet.storage.paths import RunPaths
 from tests.mpi.conftest import spec
 from tests.places import ROOT
@@ -139,6 +140,25 @@ def test_a_deterministic_network_is_replayed_in_a_group_of_its_size_to_the_same_
     assert "trained on groups of 2, replayed on 2, with train.deterministic" in again.output
     other = type(run)(0, "", 0, RunPaths(run.paths.replay("normalised")))
     assert largest_difference(run.history("normalised"), other.history("normalised")) == 0.0
+
+
+@pytest.mark.long
+def test_no_schedule_changes_a_result_where_samples_are_kept_beyond_what_a_replay_may_differ(tmp_path):
+    from tests.mpi.conftest import Launcher
+
+    models = [{"family": "cnn", "name": f"n{number}", "args": PLAIN, "train": {
+        "converge": {"max_epochs": 1 + number % 3}, "batch": {"size": (8, 16)[number % 2]}}} for number in range(5)]
+    runs = []
+    for policy in ("global", "adaptive", "homogeneous"):
+        content = spec(tmp_path, models, samples=120, output=str(tmp_path / policy), schedule={"policy": policy},
+                       data={"cache": "auto"}, resources={"engine": "keras"})
+        runs.append(Launcher(tmp_path)(3, content, timeout=240))
+        assert runs[-1].status == 0, runs[-1].output
+        assert [event.cache for event in runs[-1].events(CacheChosen)] == ["memory"]
+    for other in runs[1:]:
+        for model in models:
+            name = model["name"]
+            assert largest_difference(runs[0].history(name), other.history(name)) < 1e-4
 
 
 @pytest.mark.parametrize("name", ["normalised", "plain"])

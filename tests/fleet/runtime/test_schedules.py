@@ -1,0 +1,69 @@
+"""With kept samples no schedule changes a result: the same ensemble under every policy, bit for bit."""
+
+import pytest
+import yaml
+
+from fleet.errors import ExitStatus
+from fleet.runtime.prepare import prepare
+from fleet.runtime.session import Session
+from fleet.storage.event_log import events_of
+from fleet.storage.events import CacheChosen, GroupStarted, RatesEstimated
+from fleet.storage.results import read_results
+from scheduler.ensemble.policies import POLICIES
+from tests.fleet.one_process import Launch
+from tests.fleet.runtime.test_session import Interruption
+
+DIGITS = {"source": "builtin:digits", "transforms": [
+    {"decode": {"mode": "L"}}, {"resize": {"size": [8, 8]}}, {"random_crop": {"size": [8, 8], "padding": 1}},
+    {"scale": {"mean": 0.5, "std": 0.5}}]}
+# Nine networks, whose groups have one size each: groups of another size add up numbers in another order.
+MODELS = [{"family": "softmax", "name": f"n{number}", "gpus": 2 if number % 4 == 3 else 1, "train": {
+    "batch": {"size": (32, 64, 128)[number % 3]}, "optimizer": {"learning_rate": (0.02, 0.05, 0.1)[number // 3]},
+    "converge": {"max_epochs": 1 + number % 3}}} for number in range(9)]
+
+
+@pytest.fixture
+def table(tmp_path, monkeypatch):
+    """Trains the ensemble; returns the run, and its table of results without what takes time."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def train(name, seed=1, ranks=5, **parts):
+        content = {"seed": 5, "output": str(tmp_path / name), "models": MODELS, "resources": {"engine": "numpy"},
+                   "data": {**DIGITS, "path": str(tmp_path / "digits"), **parts.pop("data", {})},
+                   "train": {"optimizer": {"momentum": 0.9}}, **parts}
+        spec = tmp_path / f"{name}.yaml"
+        spec.write_text(yaml.safe_dump(content))
+        prepared = prepare(str(spec), [0] * ranks, None, plain=True)
+        statuses = []
+        assert Launch(ranks, seed=seed).run(
+            lambda world: statuses.append(Session(world, prepared, Interruption()).run()))
+        assert set(statuses) == {ExitStatus.OK}
+        rows = {row.name: (row.epochs, row.best_epoch, row.loss, row.accuracy, row.val_loss, row.val_accuracy)
+                for row in read_results(prepared.paths.root)}
+        return prepared.paths, rows
+
+    return train
+
+
+@pytest.mark.parametrize("policies", [("global", "adaptive"), pytest.param(tuple(POLICIES), marks=pytest.mark.long)],
+                         ids=len)
+def test_no_schedule_changes_a_result_where_samples_are_kept(table, policies):
+    """The first run learns rates from training; the others begin with what it has learned."""
+    tables, orders = {}, set()
+    for seed, policy in enumerate(policies):
+        paths, tables[policy] = table(policy, seed, schedule={"policy": policy})
+        kept, = events_of(paths.events, CacheChosen)
+        assert kept.shuffle == "network"
+        assert bool(events_of(paths.events, RatesEstimated)) == POLICIES[policy].needs_rates
+        orders.add(tuple(event.network for event in events_of(paths.events, GroupStarted)))
+    assert len(orders) > len(policies) // 2  # they did train in other orders
+    assert tables == dict.fromkeys(policies, tables["global"])
+
+
+@pytest.mark.long
+def test_what_is_kept_and_where_changes_no_result_of_networks_with_epochs_of_their_own(table):
+    """Each trainer prepares what it trains on, decodes it once or in each epoch, alone or with help."""
+    first = table("memory", schedule={"policy": "adaptive"})[1]
+    for name, ranks, cache in (("none", 5, "none"), ("file", 5, "file"), ("own", 5, "memory"), ("ranks", 4, "auto")):
+        policy = "adaptive" if name == "ranks" else "baseline"
+        assert table(name, ranks=ranks, data={"cache": cache}, schedule={"policy": policy})[1] == first
