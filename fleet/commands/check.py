@@ -119,7 +119,7 @@ def _kept(spec: Spec, opened: Inputs) -> tuple[CacheChosen, list[SpecMistake]]:
     """What becomes of decoded samples; and why they cannot be kept as the spec says."""
     paths, preprocessors = RunPaths(spec.output), 0 if spec.policy.own_samples else 1
     means = Means(preprocessors, 1, False, free_shared_memory(), free_disk(paths))
-    choice = choose_cache(spec, opened, means, last_cache(paths.events))
+    choice = choose_cache(spec, opened, means, last_cache(paths))
     unkept = []
     try:
         opened.keeping(choice.cache)

@@ -187,7 +187,7 @@ def _check_room(spec: Spec, opened: Inputs | None, roles: Roles | None, facts: S
             return check_disk(_disk(spec, None if opened is None else opened.sample)), ""
         paths, shared_free = RunPaths(spec.output), min(rank.shared_free for rank in facts)
         means = Means(len(roles.preprocessors), roles.gpus_per_node, False, shared_free, free_disk(paths))
-        choice = choose_cache(spec, opened, means, last_cache(paths.events))
+        choice = choose_cache(spec, opened, means, last_cache(paths))
         disk = _disk(spec, opened.sample, choice.nbytes if choice.cache == "file" else 0)
         shared = shared_bytes(with_cache(spec, choice.cache), opened.keeping(choice.cache), roles, shared_free)
         return [*check_disk(disk), *check_shared_memory(facts, shared)], choice.event(roles.shared).words

@@ -184,8 +184,8 @@ class CoordinatorSide:
         self.results.write()
         self._events.close()
         status = ExitStatus(self.coordinator.status or 0)
-        if self._prepared.cache.is_passing and status in (ExitStatus.OK, ExitStatus.NETWORK_FAILED):
-            self._prepared.paths.decoded.unlink(missing_ok=True)  # all is done
+        if self._prepared.cache.is_passing and not self._left:  # no launch of this run wants it any more
+            self._prepared.paths.decoded.unlink(missing_ok=True)
         with storing(STDOUT):
             self._print()
             if (meaning := _MEANINGS.get(status)) and find_launcher(os.environ) is not None:

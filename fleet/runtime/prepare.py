@@ -181,7 +181,7 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
     paths = RunPaths(spec.output, beside_others.launch if beside_others is not None else "")
     means = Means(len(roles.preprocessors), roles.gpus_per_node, ranks_per_core > 1, shared_free, free_disk(paths))
     left = RunPaths(Path(str(replay))) if replayed else None if fresh else paths
-    cache = choose_cache(spec, opened, means, None if left is None else last_cache(left.events))
+    cache = choose_cache(spec, opened, means, None if left is None else last_cache(left))
     opened = opened.keeping(cache.cache)
     data, sample = opened.data, opened.sample
     given = spec

@@ -122,9 +122,9 @@ def logged_epochs(paths: RunPaths) -> set[tuple[str, int, int]]:
             for path in paths.event_logs() for event in events_of(path, EpochEnded)}
 
 
-def last_cache(path: Path) -> str | None:
-    """What became of decoded samples in the last launch that a log tells of (``data.cache``), where it says so."""
-    return next((event.cache for event in reversed(events_of(path, CacheChosen))), None)
+def last_cache(paths: RunPaths) -> str | None:
+    """What became of decoded samples in the last launch of a run that says so (``data.cache``)."""
+    return next((event.cache for _, event in reversed(list(read_run(paths))) if isinstance(event, CacheChosen)), None)
 
 
 def log_mark(path: Path) -> tuple[int, int]:

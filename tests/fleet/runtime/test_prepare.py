@@ -197,7 +197,7 @@ def test_fresh_deletes_what_earlier_launches_have_written(asking):
     RunPaths(asking.run.replay("a")).last("a").parent.mkdir(parents=True)
     RunPaths(asking.run.replay("a")).last("a").touch()
     asking(fresh=True)
-    assert sorted(path.name for path in asking.run.root.rglob("*")) == [".fleet-run", "spec.yaml"]
+    assert sorted(path.name for path in asking.run.root.rglob("*")) == [".fleet-run", "sample.json", "spec.yaml"]
 
 
 def lease():
