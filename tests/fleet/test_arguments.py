@@ -123,5 +123,6 @@ def test_every_option_says_in_a_phrase_what_it_is(name, action):
 def test_numbers_are_read_by_the_types_that_all_commands_share(name, action):
     assert action.type not in (int, float)
     if action.type is not None and not isinstance(action.type, type):  # paths and enumerations are classes
-        others = ("fleet.commands.simulate.idle_nodes", "fleet.commands.pack")  # of words that are no numbers
+        # these read words that are no numbers, or several numbers
+        others = ("fleet.commands.simulate.idle_nodes", "fleet.commands.simulate.ensemble", "fleet.commands.pack")
         assert action.type.__module__ in (arguments.__name__, *others)
