@@ -31,7 +31,7 @@ from preprocess.base import (
     rng_for,
 )
 from preprocess.labels import checked_labels
-from preprocess.target import TargetSpec, TargetWish, target_of, told_array
+from preprocess.target import TargetSpec, TargetWish, target_of, told_array, twice_in
 from preprocess.target_checks import checked_target
 
 __all__ = ["SOURCES", "DataSet", "RandomAccess", "Source", "View", "open_data", "open_each", "split", "told"]
@@ -459,6 +459,8 @@ def _checked(source: Source, origin: str) -> Source:
     classes = tuple(map(str, classified.classes))
     if not classes:
         raise InputError(f"{origin}: no classes; at least two are needed")
+    if twice := twice_in(classes):
+        raise InputError(f"{origin}: two classes are named {twice!r}; each should have a name of its own")
     labels = checked_labels(classified, origin)
     if labels is classified.labels and classes == classified.classes:
         return source

@@ -73,6 +73,8 @@ class TargetSpec:
             raise ValueError(f"target: {self.kind} with {counted(self.outputs, 'output')}; at least {least}")
         if self.names and len(self.names) != self.outputs:
             raise ValueError(f"target: {counted(len(self.names), 'name')} for {counted(self.outputs, 'output')}")
+        if twice := twice_in(self.names):
+            raise ValueError(f"target: two outputs are named {twice!r}; each should have a name of its own")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -158,6 +160,15 @@ class TargetSpec:
         what = {"class": ("class", "classes"), "multilabel": ("label", "labels"), "value": ("value", "values"),
                 "mask": ("class a pixel", "classes a pixel")}[self.kind][self.outputs != 1]
         return f"{self.outputs} {what}"
+
+
+def twice_in(names: Sequence[str]) -> str | None:
+    """The first of some names that stands there a second time.
+
+    >>> twice_in(("a", "b", "a")), twice_in(("a", "b"))
+    ('a', None)
+    """
+    return next((name for place, name in enumerate(names) if name in names[:place]), None)
 
 
 def class_target(classes: int | Sequence[str], weighted: bool = False) -> TargetSpec:

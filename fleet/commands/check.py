@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 import sys
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -97,11 +98,11 @@ def _check(path: str, steps: bool) -> _Found:
     try:
         opened = open_inputs(spec)
     except (UserError, InputError) as error:
-        return _Found(spec, None, {}, [*mistakes, spec.origin.mistake(("data",), str(error))])
+        return _Found(spec, None, {}, [*mistakes, _data_mistake(spec, str(error))])
     for line in opened.data.remark.splitlines():
         print(f"fleet check: {line}", file=sys.stderr)
     try:
-        spec = settle(spec, opened)
+        [spec] = settle(opened, spec)
     except UserError as error:
         mistakes.append(spec.origin.mistake(("train", "class_weights"), str(error)))
     misfitting = [misfit for misfit in misfits(spec, opened.sample,
@@ -126,6 +127,16 @@ def _kept(spec: Spec, opened: Inputs) -> tuple[CacheChosen, list[SpecMistake]]:
     except InputError as error:
         unkept.append(spec.origin.mistake(("data", "cache"), str(error)))
     return choice.event(preprocessors > 0), unkept
+
+
+def _data_mistake(spec: Spec, said: str) -> SpecMistake:
+    """What is wrong with the data, at the key that it names itself, as in ``data.test: ...``."""
+    found = re.match(r"(?:models\[(\d+)\]\.)?data(?:\.(\w+))?: ", said)
+    if found is None:
+        return spec.origin.mistake(("data",), said)
+    entry, key = found.groups()
+    where = ("data", *filter(None, [key])) if entry is None else ("models", int(entry), "data", *filter(None, [key]))
+    return spec.origin.mistake(where, said[found.end():])
 
 
 def _is_among(mistakes: list[SpecMistake], keys: Collection[str]) -> bool:

@@ -20,7 +20,7 @@ from fleet.engines.base import Arrays, Setup, Sums
 from fleet.engines.linear import Answers, measure_of, metric_of
 from fleet.errors import CheckpointError, ModelError, SettingError
 from fleet.spec import NetworkSpec
-from fleet.spec.measures import label_of, snake
+from fleet.spec.measures import label_of, name_of, parameters_of, snake
 from fleet.spec.model import Architecture, call_of, load_function
 from preprocess.sample import SampleSpec
 
@@ -83,12 +83,14 @@ class SoftmaxRegression:
             raise SettingError("the numpy engine does not accumulate gradients", "train", "batch", "accumulate")
         train = network.train
         if train.loss is not None:
-            raise SettingError(f"the numpy engine has no loss {train.loss}: it has that of the targets alone", "train",
-                               "loss")
+            raise SettingError(f"the numpy engine has no loss {name_of(train.loss)}: it has that of the targets alone",
+                               "train", "loss")
         self._group, self._sample = group, sample
         self._answers = measure_of(sample.target, train.label_smoothing, train.class_weights)
-        self._metrics = {label_of(name): metric_of(name, sample.target) for name in train.metrics
-                         if snake(name) != "accuracy"}
+        self._metrics = {label_of(name): metric_of(name_of(name), sample.target) for name in train.metrics
+                         if snake(name_of(name)) != "accuracy"}
+        if any(map(parameters_of, train.metrics)):
+            raise SettingError("the numpy engine has no metrics with parameters", "train", "metrics")
         self._nothing = (0.0,) * (len(self._metrics) + 1 if self._metrics else 0)
         self._rate = optimizer.learning_rate * network.learning_rate_scale(group.size)
         self._momentum = optimizer.momentum or 0.0

@@ -113,7 +113,7 @@ class Networks:
     def test(self, name: str, tested: Judged, seconds: float) -> None:
         """A network that is done was judged on the test data."""
         self._keep(name, replace(self._standings[name], tested=tested))
-        self._outbox.note(NetworkTested(name, tested.loss, tested.accuracy, tested.samples, seconds))
+        self._outbox.note(NetworkTested(name, tested.loss, tested.accuracy, tested.samples, seconds, tested.metrics))
 
     def fail(self, name: str, reason: str, detail: str = "", may_pass: bool = False) -> None:
         """A network has failed, and is not tried again in this launch."""

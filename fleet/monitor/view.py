@@ -121,7 +121,8 @@ def describe(event: Event, max_epochs: Mapping[str, int]) -> str:
         case NetworkTaken():
             return f"{event.network} is trained here from now on, after {counted(event.epochs, 'epoch')}"
         case NetworkTested():
-            return f"{event.network} on the test data: loss {event.loss:.4f}{_share(event.accuracy)}"
+            return f"{event.network} on the test data: loss {event.loss:.4f}{_share(event.accuracy)}" + "".join(
+                f", {name} {value:.4g}" for name, value in event.metrics.items() if value is not None)
         case Interrupted():
             if event.replay:
                 return f"{event.reason}: stopping; a replay cannot be resumed, the same command starts it over"

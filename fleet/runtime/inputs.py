@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -17,13 +18,13 @@ from fleet.spec.settling import settled
 from fleet.storage.files import storing
 from fleet.terminal import progress_bar
 from fleet.units import counted
-from preprocess.base import BadSample, CannotWrite, DataSet, InputError
+from preprocess.base import BadSample, CannotWrite, DataSet, InputError, Source
 from preprocess.chain import split_scale
 from preprocess.decoded_copy import decode_once
 from preprocess.probe import Look
 from preprocess.sample import SampleSpec
 from preprocess.source import fold_of, open_each
-from preprocess.target import TargetSpec, TargetWish, plain_targets, target_of
+from preprocess.target import TargetSpec, TargetWish, plain_targets, read_mask, target_of
 from preprocess.transforms import Transform
 
 
@@ -149,21 +150,36 @@ def _wish(target: str | Target | None) -> TargetWish | None:
     return TargetWish(target.kind, target.outputs, target.names, target.ignore)
 
 
-def settle(spec: Spec, opened: Inputs) -> Spec:
-    """The spec with what its data decides: what is monitored, and the weights of classes.
+def settle(opened: Inputs, *specs: Spec) -> list[Spec]:
+    """Specs of the same data with what that decides: what is monitored, and the weights of classes.
 
     Raises:
         UserError: there are no such classes.
     """
     told: dict[str, tuple[TargetSpec, tuple[int, ...]]] = {}
+    spec = specs[0]
     for key in spec.feeds:
         source = (opened.feeds[key].data if opened.feeds else opened.data).train
         target, counts = target_of(source), tuple[int, ...]()
-        if target.kind == "class" and any(network.train.class_weights == "balanced" for network in spec.networks
-                                          if network.feed == key):
-            counts = tuple(np.bincount(np.asarray(plain_targets(source)), minlength=target.outputs).tolist())
+        if any(network.train.class_weights == "balanced" for network in spec.networks if network.feed == key):
+            if target.kind == "class":
+                counts = tuple(np.bincount(np.asarray(plain_targets(source)), minlength=target.outputs).tolist())
+            elif target.kind == "mask":
+                counts = _pixels_of_classes(source, target)
         told[key] = target, counts
-    return settled(spec, told)
+    return [settled(spec, told) for spec in specs]
+
+
+def _pixels_of_classes(source: Source, target: TargetSpec) -> tuple[int, ...]:
+    """How many pixels each class has in all masks; those that cannot be read, or count for nothing, are left out."""
+    counts = np.zeros(target.outputs, np.int64)
+    with progress_bar(len(source), "counting pixels") as advance:
+        for index in range(len(source)):
+            with suppress(BadSample):
+                mask = read_mask(source, index, target)
+                counts += np.bincount(mask[mask != target.void], minlength=target.outputs)
+            advance(1)
+    return tuple(counts.tolist())
 
 
 def _folded(data: DataSet, folds: int, seed: int) -> DataSet:

@@ -185,7 +185,7 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
     opened = opened.keeping(cache.cache)
     data, sample = opened.data, opened.sample
     given = spec
-    spec, asked = settle(with_cache(spec, cache.cache), opened), settle(asked, opened)
+    spec, asked = settle(opened, with_cache(spec, cache.cache), asked)
     epoch_samples = samples_of_epoch(data, folds_of(spec, data))
     _check_networks(spec, sample, data, epoch_samples, len(roles.trainers))
     check_quota(spec, sample)

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from fleet.errors import SpecMistake, UserError
 from fleet.spec.layers import count_for
-from fleet.spec.measures import snake
+from fleet.spec.measures import name_of, snake
 from fleet.spec.model import Softmax, check_input
 from fleet.spec.schema import NetworkSpec, Spec
 from fleet.units import format_size
@@ -70,7 +70,7 @@ def _unmeasured(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> Iterato
             if said:
                 yield (network, spec.place_of(network, "train", key), f"train.{key}: targets are values, not classes",
                        "leave it out")
-        named = [train.converge.monitor or "", *train.metrics]
+        named = [train.converge.monitor or "", *map(name_of, train.metrics)]
         if any(snake(name.removeprefix("val_")) == "accuracy" for name in named):
             yield (network, spec.place_of(network, "train", "converge", "monitor"),
                    "accuracy means nothing for targets that are values", "val_loss, or a metric such as "
@@ -78,9 +78,6 @@ def _unmeasured(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> Iterato
     if train.class_weights is not None and kind == "multilabel":
         yield (network, spec.place_of(network, "train", "class_weights"),
                "train.class_weights: a sample of multilabel targets has no single class", "weights of the source")
-    if train.class_weights == "balanced" and kind == "mask":
-        yield (network, spec.place_of(network, "train", "class_weights"),
-               "train.class_weights: balanced would take reading every mask first", "a number for each class")
 
 
 def too_large(parameters: int, network: NetworkSpec, spec: Spec) -> str:

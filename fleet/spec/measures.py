@@ -9,21 +9,23 @@ import difflib
 import math
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from fleet.errors import UserError
 
 UP, DOWN = "max", "min"
 
-# What keras.losses.get finds, by its snake-case name; each gives a number for every sample.
+# What keras.losses has, by its snake-case name; each gives a number for every sample, or every pixel.
 LOSSES: tuple[str, ...] = (
     "binary_crossentropy", "binary_focal_crossentropy", "categorical_crossentropy", "categorical_focal_crossentropy",
-    "categorical_hinge", "cosine_similarity", "hinge", "huber", "kl_divergence", "log_cosh", "mean_absolute_error",
-    "mean_absolute_percentage_error", "mean_squared_error", "mean_squared_logarithmic_error", "poisson",
-    "sparse_categorical_crossentropy", "squared_hinge")
+    "categorical_generalized_cross_entropy", "categorical_hinge", "cosine_similarity", "dice", "hinge", "huber",
+    "kl_divergence", "log_cosh", "mean_absolute_error", "mean_absolute_percentage_error", "mean_squared_error",
+    "mean_squared_logarithmic_error", "poisson", "sparse_categorical_crossentropy", "squared_hinge", "tversky")
 
-# What keras.metrics.get finds without arguments, or with the number of classes alone -> the direction.
+# What keras.metrics has -> the direction. Those of WITH_PARAMETERS are none without some.
 METRICS: dict[str, str] = {
+    **dict.fromkeys(("io_u", "one_hot_io_u", "precision_at_recall", "recall_at_precision", "sensitivity_at_specificity",
+                     "specificity_at_sensitivity"), UP),
     **dict.fromkeys(("accuracy", "auc", "binary_accuracy", "binary_io_u", "categorical_accuracy",
                      "concordance_correlation", "cosine_similarity", "f1_score", "f_beta_score", "mean_io_u",
                      "one_hot_mean_io_u", "pearson_correlation", "precision", "r2_score", "recall",
@@ -33,6 +35,13 @@ METRICS: dict[str, str] = {
                      "false_positives", "hinge", "kl_divergence", "log_cosh_error", "mean_absolute_error",
                      "mean_absolute_percentage_error", "mean_squared_error", "mean_squared_logarithmic_error",
                      "poisson", "root_mean_squared_error", "sparse_categorical_crossentropy", "squared_hinge"), DOWN)}
+
+WITH_PARAMETERS = {"categorical_generalized_cross_entropy": "q", "io_u": "target_class_ids",
+                   "one_hot_io_u": "target_class_ids", "precision_at_recall": "recall",
+                   "recall_at_precision": "precision", "sensitivity_at_specificity": "specificity",
+                   "specificity_at_sensitivity": "sensitivity"}
+
+Measure: TypeAlias = str | dict[str, dict[str, Any]]  # a name, or one name with its parameters
 
 _SHORT = {"mse": "mean_squared_error", "mae": "mean_absolute_error", "mape": "mean_absolute_percentage_error",
           "msle": "mean_squared_logarithmic_error", "bce": "binary_crossentropy", "acc": "accuracy",
@@ -58,22 +67,39 @@ def snake(name: str) -> str:
     return _SHORT.get(name.lower(), _SHORT.get(lower, lower))
 
 
-def label_of(name: str) -> str:
-    """What a metric is called in tables: its name as it is written, of an import path that of the function.
+def name_of(measure: Measure) -> str:
+    """The name of a loss or a metric, or its import path, without parameters."""
+    return measure if isinstance(measure, str) else next(iter(measure))
 
-    >>> label_of("mae"), label_of("my_metrics:quantile")
-    ('mae', 'quantile')
+
+def parameters_of(measure: Measure) -> dict[str, Any]:
+    """The parameters of a loss or a metric, by name."""
+    return {} if isinstance(measure, str) else dict(next(iter(measure.values())))
+
+
+def label_of(measure: Measure) -> str:
+    """What a metric is called in tables: its parameter ``name``, or its name as it is written, without a module.
+
+    >>> label_of("mae"), label_of("my_metrics:quantile"), label_of({"AUC": {"curve": "PR", "name": "auc_pr"}})
+    ('mae', 'quantile', 'auc_pr')
     """
-    return name.rpartition(":")[2]
+    named = parameters_of(measure).get("name")
+    return named if isinstance(named, str) else name_of(measure).rpartition(":")[2]
 
 
-def check_name(name: str, known: Mapping[str, Any] | tuple[str, ...], what: str) -> None:
-    """See that a loss or a metric is one of Keras, or an import path.
+def check_name(measure: Measure, known: Mapping[str, Any] | tuple[str, ...], what: str) -> None:
+    """See that a loss or a metric is one of Keras, with the parameters that it needs, or an import path.
 
     Raises:
         ValueError: it is neither.
     """
+    if not isinstance(measure, str) and len(measure) != 1:
+        raise ValueError(f"{what}: {measure} should be one name with its parameters, as in {{AUC: {{curve: PR}}}}")
+    name = name_of(measure)
     if ":" in name or snake(name) in known:
+        needed = WITH_PARAMETERS.get(snake(name))
+        if needed is not None and needed not in parameters_of(measure):
+            raise ValueError(f"the {what} {name} needs {needed}: write {{{name}: {{{needed}: ...}}}}")
         return
     close = difflib.get_close_matches(snake(name), known, n=3)
     hint = f" (did you mean {', '.join(close)}?)" if close else f"; there are {', '.join(sorted(known))}"
@@ -90,7 +116,7 @@ def direction_of(monitor: str) -> str | None:
     return DOWN if name == "loss" else METRICS.get(snake(name))
 
 
-def check_measures(loss: str | None, metrics: tuple[str, ...], class_weights: Any) -> list[str]:
+def check_measures(loss: Measure | None, metrics: tuple[Measure, ...], class_weights: Any) -> list[str]:
     """See that a loss, metrics and weights of classes are such; returns the columns of the metrics.
 
     Raises:
@@ -101,9 +127,11 @@ def check_measures(loss: str | None, metrics: tuple[str, ...], class_weights: An
     for name in metrics:
         check_name(name, METRICS, "metric")
     labels = [label_of(name) for name in metrics]
-    taken = [name for name in labels if labels.count(name) > 1 or name.startswith("val_") or name in COLUMNS]
+    taken = [name for name in labels
+             if labels.count(name) > 1 or name.startswith(("val_", "test_")) or name in COLUMNS]
     if taken:
-        raise ValueError(f"metrics: two columns of the results would be named {taken[0]!r}")
+        raise ValueError(f"metrics: two columns of the results would be named {taken[0]!r}; a parameter `name` gives "
+                         "one another name, as in {AUC: {curve: PR, name: auc_pr}}")
     if isinstance(class_weights, Mapping) and not all(map(is_weight, class_weights.values())):
         raise ValueError(f"class_weights: {class_weights} should be numbers from 0")
     return labels

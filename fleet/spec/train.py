@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from fleet.spec.fields import STRICT, Duration, Monitor, OptimizerName, Positive, written_as
 from fleet.spec.learning_rate import check_schedule, schedule_schema
-from fleet.spec.measures import FIELDS, UP, check_measures, check_monitor, direction_of
+from fleet.spec.measures import FIELDS, UP, Measure, check_measures, check_monitor, direction_of
 from fleet.spec.optimizers import foreign, slots_of
 
 ByClass = Annotated[dict[str, float], BeforeValidator(
@@ -184,19 +184,22 @@ class Train:
     batch: Batch = Batch()
     optimizer: Optimizer = Optimizer()
     converge: Converge = Converge()
-    loss: str | None = Field(default=None, description=(
+    loss: Measure | None = Field(default=None, description=(
         "The loss: a name of Keras, like mean_absolute_error, or the import path of your own function of (targets, "
-        "outputs), which gives a number for each sample. Without it, the softmax cross-entropy for class, the sigmoid "
+        "outputs), which gives a number for each sample, or each pixel of masks; or one of them with its parameters, "
+        "like {huber: {delta: 2}}. Without it, the softmax cross-entropy for class, the sigmoid "
         "cross-entropy for multilabel, the mean squared error for value, the cross-entropy of each pixel for mask."))
-    metrics: tuple[str, ...] = Field(default=(), description=(
+    metrics: tuple[Measure, ...] = Field(default=(), description=(
         "What else is computed of each epoch: names of Keras, like AUC or mean_absolute_error, and import paths of "
-        "your own functions of (targets, outputs), which give a number for each sample. Outputs are then "
-        "probabilities, except of value."))
+        "your own functions of (targets, outputs), which give a number for each sample; with parameters, like {AUC: "
+        "{curve: PR, name: auc_pr}}, where `name` is that of the column. Outputs are then probabilities, except of "
+        "value."))
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.0, description=(
         "Share of a class, or label, that the loss spreads over all of them. Only for class, multilabel and mask."))
     class_weights: Literal["balanced"] | ByClass | None = Field(default=None, description=(
         "How much the samples, or the pixels, of each class count in the loss of training: a number from 0 for names "
-        "or numbers of classes, 1 for the others. balanced: so that all classes count the same (not for mask)."))
+        "or numbers of classes, 1 for the others. balanced: so that all classes count the same; for mask every mask is "
+        "read first."))
     precision: Literal["float32", "mixed_float16", "mixed_bfloat16"] = Field(default="float32", description=(
         "Precision of the computations, as a dtype policy of Keras. The mixed ones compute with 16 bits and keep the "
         "weights in 32."))

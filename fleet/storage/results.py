@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -152,7 +153,9 @@ class Results:
             name, status, "" if outcome is None else outcome.reason, self.parameters.get(name),
             len(history), best, loss, accuracy, val_loss, val_accuracy, tested.loss, tested.accuracy,
             seconds=sum(record.seconds for record in history), drawn=network.parameters,
-            metrics={} if record is None else {metric: record.value(metric) for metric in record.metrics})
+            metrics={**({} if record is None else {metric: record.value(metric) for metric in record.metrics}),
+                     **{f"test_{metric}": nan if value is None else value
+                        for metric, value in tested.metrics.items()}})
 
     def rows(self) -> list[NetworkResult]:
         """All networks, the best first; those without a value last. Before the folds of a network stands their mean."""
@@ -334,8 +337,9 @@ def leaderboard(rows: Sequence[NetworkResult]) -> tuple[list[str], list[list[Any
               **({"test acc": "test_accuracy"} if has_test and has_accuracy else {}),
               **({"test loss": "test_loss"} if has_test else {})}
     metrics = list(dict.fromkeys(name for row in rows for name in row.metrics))
-    metrics = [name for name in metrics if name.startswith("val_") or f"val_{name}" not in metrics]
-    headers = ["network", "status", "epochs", "best", *values, *(name.replace("val_", "val ", 1) for name in metrics),
+    metrics = [name for name in metrics if name.startswith(("val_", "test_")) or f"val_{name}" not in metrics]
+    headers = ["network", "status", "epochs", "best", *values,
+               *(re.sub("^(val|test)_", r"\1 ", name) for name in metrics),
                "params", "s", "why"]
     return headers, [[row.name, str(row.status), row.epochs, row.best_epoch or "",
                       *(shown(row, name) for name in (*values.values(), *metrics)),

@@ -143,11 +143,13 @@ class Judged:
     Attributes:
         loss, accuracy: means over the samples; NaN where none could be read.
         samples: that could be read.
+        metrics: those that its spec asks for, by name.
     """
 
     loss: Score
     accuracy: Score
     samples: int
+    metrics: dict[str, float | None] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,8 @@ def read_tested(path: Path, test: str, history: Sequence[EpochRecord]) -> Judged
         if (kept["test"], kept["history"]) != (test, stream_epochs(history)):
             return None
         loss, accuracy = (math.nan if kept[name] is None else float(kept[name]) for name in ("loss", "accuracy"))
-        return Judged(loss, accuracy, int(kept["samples"]))
+        metrics = {str(name): None if value is None else float(value)
+                   for name, value in kept.get("metrics", {}).items()}
+        return Judged(loss, accuracy, int(kept["samples"]), metrics)
     except (OSError, ValueError, LookupError, TypeError):  # nobody can tell: it is judged again
         return None

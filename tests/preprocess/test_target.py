@@ -246,3 +246,11 @@ def test_a_target_knows_its_shape_and_type():
         assert spec.usable(made).all()
         spec.mark(made, 2)
         assert spec.usable(made).tolist() == [True, True, False, True, True]
+
+
+def test_two_classes_of_one_name_are_refused():
+    complaint = "two classes are named 'a'; each should have a name of its own"
+    with pytest.raises(InputError, match=complaint):
+        opened(labels=np.arange(10) % 3, classes=("a", "b", "a"))
+    with pytest.raises(InputError, match="two outputs are named 'a'"):
+        opened(wish=TargetWish("multilabel", names=("a", "a")), targets=np.eye(10, 2, dtype=int))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import keras
@@ -15,7 +16,7 @@ import tensorflow as tf
 from fleet.errors import SettingError, UserError
 from fleet.plugins import load_object
 from fleet.spec import Train
-from fleet.spec.measures import snake
+from fleet.spec.measures import name_of, parameters_of, snake
 from preprocess.target import TargetSpec
 
 Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]  # of outputs and targets: a number for each sample, (n,)
@@ -87,7 +88,7 @@ def _weighted(loss: Loss, weights: list[float], train: Train, target: TargetSpec
     if target.kind == "class":
         return lambda outputs, targets: loss(outputs, targets) * tf.gather(by_class, tf.maximum(targets, 0))
     if train.loss is not None:
-        raise SettingError("class_weights of masks go with the loss that masks have by default", "train", "loss")
+        return _of_masks(train, target, by_class)
 
     def of_masks(outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
         labels, counted = _pixels(targets, target)
@@ -100,31 +101,81 @@ def _weighted(loss: Loss, weights: list[float], train: Train, target: TargetSpec
 
 
 def _named(train: Train, target: TargetSpec) -> Loss:
-    name = str(train.loss)
+    assert train.loss is not None
+    name = name_of(train.loss)
     if target.kind == "mask":
-        raise SettingError(f"{name}: masks have the cross-entropy of each pixel alone", "train", "loss")
+        return _of_masks(train, target)
     if ":" in name:
-        if train.label_smoothing:
-            raise SettingError("label_smoothing is of the losses that FLEET has; your own loss may do it itself",
-                               "train", "label_smoothing")
-        function = _own(name)
+        function = _own(train)
         return lambda outputs, targets: _each(function(_shown(targets, target), outputs), name)
+    function, given = _of_keras(train, target)
+    takes_scores = "from_logits" in given or snake(name) in _OF_SCORES
+
+    def of_keras(outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
+        wanted = _shown(targets, target) if name_is_sparse(name) else dense(targets, target)
+        return _each(function(wanted, outputs if takes_scores else probabilities(outputs, target), **given), name)
+    return of_keras
+
+
+def _of_keras(train: Train, target: TargetSpec) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """A loss of Keras, and what it is called with."""
+    assert train.loss is not None
+    name, given = name_of(train.loss), parameters_of(train.loss)
     function = getattr(keras.losses, snake(name))
     options = inspect.signature(function).parameters
-    is_sparse = name_is_sparse(name)
-    if is_sparse and target.kind != "class":
+    if wrong := [key for key in given if key not in options or key in ("y_true", "y_pred", "from_logits", "axis")]:
+        known = ", ".join(key for key in options if key not in ("y_true", "y_pred", "from_logits", "axis"))
+        raise SettingError(f"{name} takes no {', '.join(wrong)}; it takes {known or 'no parameters'}", "train", "loss")
+    if name_is_sparse(name) and target.kind not in ("class", "mask"):
         raise SettingError(f"{name} is of classes, not of {target.kind} targets", "train", "loss")
-    given: dict[str, Any] = {"from_logits": True} if "from_logits" in options else {}
+    if "from_logits" in options:
+        given["from_logits"] = True
+    if "axis" in options and options["axis"].default is None:  # without it, of a whole batch
+        given["axis"] = [1, 2, 3] if target.kind == "mask" else [1]
     if train.label_smoothing:
         if "label_smoothing" not in options:
             raise SettingError(f"label_smoothing: {name} has none", "train", "label_smoothing")
         given["label_smoothing"] = train.label_smoothing
-    takes_scores = "from_logits" in options or snake(name) in _OF_SCORES
+    return function, given
 
-    def of_keras(outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
-        wanted = _shown(targets, target) if is_sparse else dense(targets, target)
-        return _each(function(wanted, outputs if takes_scores else probabilities(outputs, target), **given), name)
-    return of_keras
+
+def _of_masks(train: Train, target: TargetSpec, by_class: tf.Tensor | None = None) -> Loss:
+    """A loss of Keras, or of one's own, of each pixel or each mask; pixels that count for nothing do so here, too.
+
+    A function of one's own is given -1 for these pixels. One of Keras is given class 0, if it takes numbers; a loss of
+    whole masks, such as ``dice``, neither target nor probability.
+    """
+    assert train.loss is not None
+    name = name_of(train.loss)
+    own = _own(train) if ":" in name else None
+    function, given = (own, {}) if own is not None else _of_keras(train, target)
+    weighs_masks = SettingError(f"class_weights: {name} gives a number for each mask, and weights are of pixels",
+                                "train", "class_weights")
+    if by_class is not None and "axis" in given and given["axis"] == [1, 2, 3]:
+        raise weighs_masks
+
+    def losses(outputs: tf.Tensor, labels: tf.Tensor, counted: tf.Tensor) -> Any:
+        if own is not None:
+            return own(tf.where(counted > 0, labels, -1), outputs)
+        if name_is_sparse(name):
+            return function(labels, outputs, **given)
+        wanted = tf.one_hot(labels, target.outputs)
+        found = outputs if "from_logits" in given or snake(name) in _OF_SCORES else probabilities(outputs, target)
+        if "axis" in given:
+            wanted, found = wanted * counted[..., None], found * counted[..., None]
+        return function(wanted, found, **given)
+
+    def of_masks(outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
+        labels, counted = _pixels(targets, target)
+        found = tf.cast(losses(outputs, labels, counted), tf.float32)
+        if found.shape.rank != 3:
+            if by_class is not None:
+                raise weighs_masks
+            return _each(found, name)
+        if by_class is not None:
+            found *= tf.gather(by_class, labels)
+        return _mean_of_pixels(tf.where(counted > 0, found, 0.0), counted)
+    return of_masks
 
 
 def name_is_sparse(name: str) -> bool:
@@ -150,7 +201,12 @@ def _shown(targets: tf.Tensor, target: TargetSpec) -> tf.Tensor:
     return tf.maximum(targets, 0) if target.kind == "class" else tf.cast(targets, tf.float32)
 
 
-def _own(name: str) -> Callable[..., Any]:
+def _own(train: Train) -> Callable[..., Any]:
+    assert train.loss is not None
+    name, given = name_of(train.loss), parameters_of(train.loss)
+    if train.label_smoothing:
+        raise SettingError("label_smoothing is of the losses that FLEET has; your own loss may do it itself",
+                           "train", "label_smoothing")
     try:
         function = load_object(name, "loss")
     except UserError as error:
@@ -158,8 +214,17 @@ def _own(name: str) -> Callable[..., Any]:
     if not callable(function):
         raise SettingError(f"{name} is a {type(function).__name__}, not a function", "train", "loss")
     if isinstance(function, type) and issubclass(function, keras.losses.Loss):
-        function = function()
-    return function.call if isinstance(function, keras.losses.Loss) else function
+        return _called(function, given, name).call
+    if isinstance(function, keras.losses.Loss):
+        return function.call
+    return partial(function, **given)
+
+
+def _called(kind: Callable[..., Any], given: Mapping[str, Any], name: str) -> Any:
+    try:
+        return kind(**given)
+    except (TypeError, ValueError) as error:
+        raise SettingError(f"{name}: {error}", "train", "loss") from error
 
 
 def _each(losses: Any, name: str) -> tf.Tensor:

@@ -8,8 +8,9 @@ have added, and AUC, F1 or IoU are exact in a group of any size. A metric of whi
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import keras
@@ -20,7 +21,7 @@ from fleet.engines.keras.losses import dense, name_is_sparse, probabilities
 from fleet.errors import SettingError, UserError
 from fleet.plugins import load_object
 from fleet.spec import Train
-from fleet.spec.measures import label_of, snake
+from fleet.spec.measures import Measure, label_of, name_of, parameters_of, snake
 from fleet.spec.model import one_line
 from preprocess.target import TargetSpec
 
@@ -99,14 +100,15 @@ def make_metrics(train: Train, target: TargetSpec) -> MetricSet:
     Raises:
         SettingError: one cannot be computed of such targets, or not of sums that add up.
     """
-    return MetricSet([_made(name, target) for name in train.metrics if snake(name) != "accuracy"], target)
+    return MetricSet([_made(one, target) for one in train.metrics if snake(name_of(one)) != "accuracy"], target)
 
 
-def _made(name: str, target: TargetSpec) -> _Metric:
+def _made(asked: Measure, target: TargetSpec) -> _Metric:
+    name = name_of(asked)
     is_sparse = name_is_sparse(name) or ":" in name
     try:
-        metric = _Metric(label_of(name), _of_keras(name, target), lambda outputs, targets: _shown(
-            outputs, targets, target, is_sparse))
+        metric = _Metric(label_of(asked), _of_keras(name, parameters_of(asked), target),
+                         lambda outputs, targets: _shown(outputs, targets, target, is_sparse))
         _try(metric, target, name)
     except SettingError:
         raise
@@ -128,15 +130,17 @@ def _shown(outputs: tf.Tensor, targets: tf.Tensor, target: TargetSpec, is_sparse
     return dense(targets, target), predicted
 
 
-def _of_keras(name: str, target: TargetSpec) -> keras.metrics.Metric:
+def _of_keras(name: str, said: Mapping[str, Any], target: TargetSpec) -> keras.metrics.Metric:
     if ":" in name:
         try:
             found = load_object(name, "metric")
         except UserError as error:
             raise SettingError(str(error), "train", "metrics") from error
         if isinstance(found, type) and issubclass(found, keras.metrics.Metric):
-            found = found()
-        return found if isinstance(found, keras.metrics.Metric) else _each(found, name)
+            found = found(**said)
+        if isinstance(found, keras.metrics.Metric):
+            return found
+        return _each(partial(found, **{key: value for key, value in said.items() if key != "name"}), name)
     kind = next(getattr(keras.metrics, one) for one in dir(keras.metrics)
                 if one[0].isupper() and snake(one) == snake(name))
     parameters = inspect.signature(kind).parameters
@@ -147,7 +151,10 @@ def _of_keras(name: str, target: TargetSpec) -> keras.metrics.Metric:
             given |= {"sparse_y_true": False, "sparse_y_pred": False}
     if "average" in parameters:
         given["average"] = "macro"
-    return kind(**given)
+    if wrong := [key for key in said if key not in parameters]:
+        raise SettingError(f"the metric {name} takes no {', '.join(wrong)}; it takes {', '.join(parameters)}", "train",
+                           "metrics")
+    return kind(**{**given, **said})
 
 
 def _each(function: Callable[..., Any], name: str) -> keras.metrics.Metric:

@@ -20,6 +20,7 @@ import numpy as np
 from keras import layers
 
 from fleet.errors import ModelError, NetworkWarning, UserError, exit_reason
+from fleet.spec.measures import Measure
 from fleet.spec.model import (
     CNN,
     Architecture,
@@ -46,7 +47,7 @@ _GIVEN = ("include_top", "weights", "input_tensor", "input_shape", "classes", "c
 
 
 def build_model(model: Architecture, input_shape: tuple[int, ...], classes: int,
-                seed: int = 0, target: TargetSpec | None = None, loss: str | None = None) -> keras.Model:
+                seed: int = 0, target: TargetSpec | None = None, loss: Measure | None = None) -> keras.Model:
     """Build a network that gives logits, or values.
 
     Args:
@@ -304,7 +305,7 @@ _USED = {"class": "the softmax cross-entropy of its logits", "multilabel": "the 
          "value": "the mean squared error of its values", "mask": "the softmax cross-entropy of each pixel's logits"}
 
 
-def _warn_of_its_loss(name: str, model: keras.Model, target: TargetSpec, used: str | None) -> None:
+def _warn_of_its_loss(name: str, model: keras.Model, target: TargetSpec, used: Measure | None) -> None:
     """Say that a loss with which the model was compiled is not used, and which one is."""
     if (loss := getattr(model, "loss", None)) is not None:
         warnings.warn(f"{name} compiles its model with the loss {_loss_name(loss)}, which is not used: FLEET trains "

@@ -266,7 +266,7 @@ class TrainingLoop:
         if test is None:
             return None
         assert judged is not None  # nothing ends it
-        return Judged(*_means(judged, training), int(judged.count))
+        return Judged(*_means(judged, training), int(judged.count), _metrics(judged, training))
 
 
 def _record(training: Training, state: State, judged: Sums) -> EpochRecord:

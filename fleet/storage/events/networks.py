@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from fleet.storage.lines import Micro, OmitDefault
@@ -51,6 +51,7 @@ class NetworkTested:
         loss, accuracy: means over the samples; null if none could be read.
         samples: that could be read.
         seconds: how long it took.
+        metrics: those that its spec asks for, by name.
     """
 
     word: ClassVar[str] = "test"
@@ -59,6 +60,7 @@ class NetworkTested:
     accuracy: Score
     samples: int
     seconds: Micro
+    metrics: Annotated[dict[str, float | None], OmitDefault] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)

@@ -161,6 +161,29 @@ def test_programs_get_what_is_wrong_with_the_data_too(check):
     assert printed.err == "fleet check: spec.yaml:3: data: no/such/folder: no such folder\n"
 
 
+@pytest.mark.parametrize(("data", "key", "wrong"), [
+    ({"test": "elsewhere"}, "data.test", "elsewhere: builtin:digits has no data elsewhere"),
+    ({"transforms": [{"decode": {"mode": "L"}}, {"random_crop": {"size": [90, 90]}}]}, "data", ""),
+])
+def test_a_key_of_the_data_is_named_once(data, key, wrong, check):
+    status, printed, _ = check({"family": "softmax"}, options=["--json"], data={"source": "builtin:digits", **data})
+    assert status == 2
+    [mistake] = json.loads(printed.out)["mistakes"]
+    assert mistake["key"] == key
+    assert mistake["wrong"].startswith(wrong)
+    assert not mistake["wrong"].startswith("data")
+
+
+def test_what_is_wrong_with_the_data_of_an_entry_is_named_there(check):
+    transforms = [{"decode": {"mode": "L"}}, {"resize": {"size": [8, 8]}}, {"random_crop": {"size": [90, 90]}}]
+    other = {"family": "softmax", "name": "b", "data": {"transforms": transforms}}
+    status, printed, _ = check({"family": "softmax"}, other, options=["--json"],
+                               data={"source": "builtin:digits", "transforms": transforms[:2]})
+    assert status == 2
+    [mistake] = json.loads(printed.out)["mistakes"]
+    assert mistake["key"] == "models[1].data"
+
+
 def test_what_is_wrong_with_a_schedule_is_said_once(check):
     rate = {"name": "PiecewiseConstantDecay", "boundaries": [10, 20], "values": [0.1, 0.01]}
     _, printed, _ = check({"family": "softmax"}, train={"batch": {"size": 8}, "optimizer": {"learning_rate": rate}})

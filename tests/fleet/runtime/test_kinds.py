@@ -11,6 +11,8 @@ from fleet.errors import ExitStatus, UserError
 from fleet.runtime.prepare import prepare
 from fleet.runtime.replay import compare, largest_difference
 from fleet.storage.checkpoint import newest
+from fleet.storage.event_log import events_of
+from fleet.storage.events import NetworkTested
 from fleet.storage.results import leaderboard, read_results
 from preprocess.base import BadSample, InputError, RandomAccess
 from preprocess.target import TargetSpec
@@ -185,11 +187,31 @@ def test_weights_of_classes_may_be_balanced(tmp_path):
     assert list(prepared.spec.networks[0].train.class_weights.values()) == pytest.approx(wanted.tolist())
 
 
+def test_weights_of_the_classes_of_pixels_may_be_balanced(tmp_path):
+    _, prepared = launch(write(tmp_path, "mask", class_weights="balanced"), 2)
+    source = prepared.data.train
+    counts = np.bincount(np.concatenate([source.read_target(index).ravel() for index in range(len(source))]))
+    wanted = counts.sum() / (2 * counts)
+    assert list(prepared.spec.networks[0].train.class_weights.values()) == pytest.approx(wanted.tolist())
+
+
+def test_metrics_are_computed_on_the_test_data_too(tmp_path):
+    path = write(tmp_path, "value", data={"test": 0.2}, metrics=["mae"])
+    _, prepared = launch(path, 2)
+    [row] = read_results(prepared.paths.root)
+    tested = events_of(prepared.paths.events, NetworkTested)
+    assert row.metrics["test_mae"] == tested[0].metrics["mae"] != row.metrics["val_mae"]
+    assert 0 < row.metrics["test_mae"] < 2 * row.metrics["val_mae"]
+    assert "test mae" in leaderboard([row])[0]
+    before = prepared.paths.results.read_text()
+    _, again = launch(path, 2)  # nothing is left to do, and nothing is forgotten
+    assert again.paths.results.read_text() == before
+
+
 @pytest.mark.parametrize(("kind", "train", "complaint"), [
     ("value", {"label_smoothing": 0.1}, "train.label_smoothing: targets are values, not classes"),
     ("value", {"converge": {"monitor": "val_accuracy"}}, "accuracy means nothing for targets that are values"),
     ("multilabel", {"class_weights": {"a": 2}}, "has no single class"),
-    ("mask", {"class_weights": "balanced"}, "reading every mask"),
     ("class", {"class_weights": {"most": 2}}, "'most' is no class; there are less, more"),
 ])
 def test_what_does_not_fit_the_targets_is_refused(kind, train, complaint, tmp_path):

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 from fleet.engines.base import Sums
-from fleet.errors import ModelError, SettingError
+from fleet.errors import ModelError, SettingError, SpecError
 from fleet.spec import parse
 from fleet.spec.measures import LOSSES, METRICS, direction_of, snake
 from preprocess.sample import ImageSpec, SampleSpec
 from preprocess.target import TargetSpec, class_target
+from tests.examples import long_but_first
 
 pytestmark = pytest.mark.tensorflow
 
@@ -108,6 +109,93 @@ def test_losses_are_those_of_keras(kind, train, options):
     name, given = options
     expected = float(getattr(keras.losses, name)(**given)(wanted, outputs, sample_weight=weights))
     assert trainable.evaluate(inputs, targets, weights).loss / 12 == pytest.approx(expected, rel=1e-4)
+
+
+def with_void(rows=12):
+    """Masks some pixels of which count for nothing."""
+    inputs, targets, weights = batch("mask", rows)
+    targets = targets.copy()
+    targets[:, 0, :] = TARGETS["mask"].void
+    return inputs, targets, weights
+
+
+@pytest.mark.parametrize(("loss", "expected"), long_but_first(
+    ("categorical_crossentropy", lambda wanted, found, logits: -np.log((wanted * found).sum(-1))[:, 1:].mean((1, 2))),
+    ("sparse_categorical_crossentropy", lambda wanted, found, logits: -np.log((wanted * found).sum(-1))[:, 1:].mean(
+        (1, 2))),
+    ("mae", lambda wanted, found, logits: np.abs(wanted - found).mean(-1)[:, 1:].mean((1, 2))),
+    ("dice", lambda wanted, found, logits: 1 - 2 * (wanted * found)[:, 1:].sum((1, 2, 3))
+     / (wanted + found)[:, 1:].sum((1, 2, 3))),
+    ({"tversky": {"alpha": 0.3, "beta": 0.7}}, lambda wanted, found, logits: 1 - (wanted * found)[:, 1:].sum((1, 2, 3))
+     / (0.3 * found + 0.7 * wanted)[:, 1:].sum((1, 2, 3))),
+    (f"{__name__}:of_pixels", lambda wanted, found, logits: np.square(wanted - logits).sum(-1)[:, 1:].mean((1, 2))),
+    ({f"{__name__}:of_masks": {"scale": 3}},
+     lambda wanted, found, logits: 3 * (wanted * logits)[:, 1:].sum((1, 2, 3)))))
+def test_masks_have_any_loss_of_pixels_or_of_whole_masks_and_void_counts_in_none(loss, expected):
+    trainable, (inputs, targets, weights) = build("mask", loss=loss), with_void()
+    logits = np.asarray(trainable._model(inputs), np.float64)
+    found = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    wanted = np.eye(3)[np.where(targets == TARGETS["mask"].void, 0, targets)]
+    each = expected(wanted, found, logits)
+    assert trainable.evaluate(inputs, targets, weights).loss == pytest.approx(float((each * weights).sum()), rel=1e-4)
+    first = trainable.step(inputs, targets, 12, False, weights).loss
+    assert np.isfinite([first, trainable.step(inputs, targets, 12, False, weights).loss]).all()
+
+
+@pytest.mark.long
+def test_classes_of_pixels_are_weighed_in_any_loss_of_pixels_and_refused_in_one_of_masks():
+    weights = {"0": 2.0, "1": 0.0, "2": 1.0}
+    default, named = (build("mask", class_weights=weights, **train).step(*with_void()[:2], 12, False, with_void()[2])
+                      for train in ({}, {"loss": "categorical_crossentropy"}))
+    assert named.loss == pytest.approx(default.loss, rel=1e-5)
+    with pytest.raises(SettingError, match="dice gives a number for each mask, and weights are of pixels"):
+        build("mask", loss="dice", class_weights=weights)
+
+
+def test_metrics_and_losses_take_parameters():
+    metrics = ["AUC", {"AUC": {"curve": "PR", "name": "auc_pr"}}, {"IoU": {"target_class_ids": [1]}}]
+    trainable, some = build("class", metrics=metrics), batch("class")
+    found = trainable.scores(trainable.evaluate(*some).more)
+    assert list(found) == ["AUC", "auc_pr", "IoU"]
+    assert found["AUC"] != found["auc_pr"]
+    hit = (outputs := np.asarray(trainable._model(some[0])).argmax(1)) == some[1]
+    union = (outputs == 1) | (some[1] == 1)
+    assert found["IoU"] == pytest.approx((hit & (outputs == 1)).sum() / union.sum())
+    near, far = (build("value", loss={"huber": {"delta": delta}}).evaluate(*batch("value")).loss for delta in (0.1, 9))
+    assert near < far
+
+
+@pytest.mark.parametrize(("train", "complaint"), [
+    ({"metrics": ["IoU"]}, "the metric IoU needs target_class_ids: write {IoU: {target_class_ids: ...}}"),
+    ({"metrics": ["AUC", {"AUC": {"curve": "PR"}}]}, "named 'AUC'; a parameter `name` gives one another name"),
+    ({"metrics": [{"AUC": {}, "mae": {}}]}, "should be one name with its parameters"),
+    ({"loss": "categorical_generalized_cross_entropy"}, "needs q"),
+])
+def test_parameters_that_are_lacking_or_make_no_sense_are_refused_with_the_spec(train, complaint):
+    with pytest.raises(SpecError, match=complaint):
+        parse({"models": [{"family": "softmax"}], "train": train})
+
+
+@pytest.mark.parametrize(("train", "complaint"), [
+    ({"metrics": [{"AUC": {"corve": "PR"}}]}, "the metric AUC takes no corve; it takes num_thresholds, curve"),
+    ({"loss": {"huber": {"delte": 1}}}, "huber takes no delte; it takes delta"),
+    ({"loss": {"huber": {"axis": 1}}}, "huber takes no axis"),
+])
+def test_parameters_that_there_are_not_are_refused_with_those_that_there_are(train, complaint):
+    with pytest.raises(SettingError, match=complaint):
+        build("value", **train)
+
+
+def of_pixels(targets, outputs):
+    import tensorflow as tf
+
+    return tf.reduce_sum(tf.square(tf.one_hot(targets, 3) - outputs), axis=-1)
+
+
+def of_masks(targets, outputs, scale=1):
+    import tensorflow as tf
+
+    return scale * tf.reduce_sum(tf.one_hot(targets, 3) * outputs, axis=(1, 2, 3))  # no class at -1
 
 
 def test_weights_of_classes_count_in_training_alone():
@@ -236,15 +324,11 @@ def test_the_tables_of_losses_and_metrics_are_those_of_keras():
     import keras
 
     losses = {name for name in dir(keras.losses) if name.islower() and not name.startswith("_")}
-    # Of a whole batch, of sequences or embeddings, or with parameters that a name cannot give.
-    losses -= {"get", "serialize", "deserialize", "dice", "tversky", "ctc", "circle",
-               "categorical_generalized_cross_entropy"}
+    losses -= {"get", "serialize", "deserialize", "ctc", "circle"}  # the last are of sequences and embeddings
     assert set(LOSSES) == losses
     classes = [getattr(keras.metrics, name) for name in dir(keras.metrics) if name[0].isupper()]
     names = {snake(kind.__name__) for kind in classes}
-    assert names - set(METRICS) == {"mean", "sum", "metric", "mean_metric_wrapper", "io_u", "one_hot_io_u",
-                                    "precision_at_recall", "recall_at_precision", "sensitivity_at_specificity",
-                                    "specificity_at_sensitivity"}
+    assert names - set(METRICS) == {"mean", "sum", "metric", "mean_metric_wrapper"}
     assert set(METRICS) <= names
     for kind in classes:
         if (name := snake(kind.__name__)) in METRICS:

@@ -1,0 +1,111 @@
+"""Small public data of all sorts, learned from by a linear model: what is learned is known from elsewhere."""
+
+import csv
+import zlib
+
+import numpy as np
+import pytest
+import yaml
+
+from fleet.errors import ExitStatus
+from fleet.storage.results import read_results
+from preprocess.base import RandomAccess
+from tests.fleet.runtime.runs import launch
+
+# Ten of the sea, ten of the kitchen
+LINES = """
+the boat left the harbour with the tide
+a gull followed the boat over the sea
+waves broke on the rocks below the lighthouse
+the sailor mended the sail on deck
+fog lay on the sea and the harbour was still
+the lighthouse warned the boat of rocks
+the tide brought sea weed to the harbour
+gull and sailor watched the waves
+the deck was wet from waves and fog
+a sail rose over the sea
+the cook chopped onion and garlic
+butter melted in the pan with onion
+the oven was hot and the bread rose
+a pinch of salt for the soup
+the cook stirred the soup in the pot
+garlic and butter on warm bread
+the pot boiled over on the stove
+flour and butter make the dough
+the stove warmed the kitchen and the pan
+salt and flour stood in the kitchen
+""".strip().splitlines()
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch, tmp_path):
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def learned(folder, data, rate, epochs, **train):
+    """What a linear model has come to."""
+    content = {
+        "seed": 1, "output": str(folder / "run"), "data": data, "models": [{"family": "softmax", "name": "one"}],
+        "train": {"batch": {"size": 16}, "optimizer": {"name": "sgd", "learning_rate": rate, "momentum": 0.9},
+                  "converge": {"max_epochs": epochs}, **train},
+        "schedule": {"policy": "baseline"}, "resources": {"engine": "numpy"}}
+    (folder / "spec.yaml").write_text(yaml.safe_dump(content))
+    status, prepared = launch(folder / "spec.yaml", 1)
+    assert status is ExitStatus.OK
+    [row] = read_results(prepared.paths.root)
+    return row, prepared
+
+
+def test_diabetes_as_a_table(tmp_path):
+    """A linear model explains about half of the variance (Efron et al., Least Angle Regression, 2004)."""
+    found = pytest.importorskip("sklearn.datasets").load_diabetes()
+    spread = found.target.std()
+    with open(tmp_path / "diabetes.csv", "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow([*found.feature_names, "progression"])
+        writer.writerows([*(20 * row), value / spread] for row, value in zip(found.data, found.target, strict=True))
+    row, prepared = learned(tmp_path, {"source": "table", "path": str(tmp_path / "diabetes.csv"), "validation": 0.2,
+                                       "options": {"targets": "progression"}, "transforms": []}, 0.02, 40)
+    assert (prepared.sample.image.shape, prepared.sample.target.kind) == ((10,), "value")
+    assert row.val_loss < 0.65  # of a variance of 1
+    assert np.isnan(row.val_accuracy)
+
+
+def test_digits_as_arrays(tmp_path):
+    found = pytest.importorskip("sklearn.datasets").load_digits()
+    np.savez(tmp_path / "digits.npz", x=found.images.astype(np.float32) / 16, y=found.target)
+    row, prepared = learned(tmp_path, {"source": "npz", "path": str(tmp_path / "digits.npz"), "validation": 0.2,
+                                       "target": "class", "transforms": []}, 0.1, 15)
+    assert (prepared.sample.image.shape, prepared.sample.classes) == ((8, 8), 10)
+    assert row.val_accuracy > 0.93
+
+
+class Lines(RandomAccess):
+    """Lines of text as counts of hashed words, (64,) float32; of the sea, or of the kitchen."""
+
+    classes = ("sea", "kitchen")
+
+    def __init__(self, indices):
+        self._indices = indices
+        self.labels = np.array([index // 10 for index in indices])
+
+    def read(self, index):
+        counts = np.zeros(64, np.float32)
+        for word in LINES[self._indices[index]].split():
+            counts[zlib.crc32(word.encode()) % 64] += 1
+        return counts
+
+    def name(self, index):
+        return LINES[self._indices[index]]
+
+
+def lines(path):
+    """The last two of each kind are for validation."""
+    return Lines([*range(8), *range(10, 18)]), Lines([8, 9, 18, 19])
+
+
+def test_twenty_lines_of_text_as_hashed_features(tmp_path):
+    row, prepared = learned(tmp_path, {"source": f"{__name__}:lines", "transforms": []}, 0.1, 30)
+    assert prepared.sample.image.shape == (64,)
+    assert (row.accuracy, row.val_accuracy) == (1, 1)
