@@ -135,7 +135,8 @@ def _data_mistake(spec: Spec, said: str) -> SpecMistake:
     if found is None:
         return spec.origin.mistake(("data",), said)
     entry, key = found.groups()
-    where = ("data", *filter(None, [key])) if entry is None else ("models", int(entry), "data", *filter(None, [key]))
+    where: tuple[str | int, ...] = ("data",) if entry is None else ("models", int(entry), "data")
+    where += () if key is None else (key,)
     return spec.origin.mistake(where, said[found.end():])
 
 
