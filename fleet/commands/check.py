@@ -25,10 +25,12 @@ from fleet.runtime.caching import Means, choose_cache
 from fleet.runtime.folder import free_disk
 from fleet.runtime.inputs import Inputs, folds_of, open_inputs, samples_of_epoch, settle
 from fleet.runtime.known_rates import read_rates_of
+from fleet.runtime.searches import make_searchers
 from fleet.spec import NetworkSpec, Spec, load
 from fleet.spec.fields import default_of
 from fleet.spec.fitting import Misfit, joined, misfits
 from fleet.spec.model import FAMILIES
+from fleet.spec.resolve import extremes
 from fleet.storage.event_log import last_cache
 from fleet.storage.events import CacheChosen
 from fleet.storage.paths import RunPaths
@@ -90,6 +92,7 @@ def _check(path: str, steps: bool) -> _Found:
     mistakes: list[SpecMistake] = []
     try:
         spec = load(path)
+        spec = dataclasses.replace(spec, networks=(*spec.networks, *extremes(spec).networks))
     except SpecError as error:
         mistakes += error.mistakes
         if error.salvaged is None or _is_among(mistakes, {"data", "resources", "seed"}):
@@ -109,6 +112,10 @@ def _check(path: str, steps: bool) -> _Found:
                                                samples_of_epoch(opened.data, folds_of(spec, opened.data)),
                                                opened.data.validation is not None)
                   if not _is_among(mistakes, {".".join(map(str, misfit[1][:2]))})]  # then a default stands there
+    try:
+        make_searchers(spec)
+    except SpecError as error:
+        mistakes += error.mistakes
     trials, refused = _tried(spec, opened, misfitting, steps)
     tried = [_misfit(spec, trial) for trial in trials.values() if trial.problem]
     found = [*misfitting, *(misfit for misfit in tried if not _is_among(mistakes, {".".join(map(str, misfit[1]))}))]

@@ -76,7 +76,10 @@ def _load(path: str | None) -> Spec | None:
         return None
     from fleet.spec import load  # pydantic takes a while, and rates alone need none
 
-    return load(path)
+    spec = load(path)
+    if not spec.networks:
+        raise UserError(f"{path}: nobody knows beforehand which networks will be asked for; there is nothing to plan")
+    return spec
 
 
 def _rates(args: argparse.Namespace, spec: Spec | None) -> RateTable:

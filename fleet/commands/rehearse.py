@@ -73,6 +73,9 @@ def run(args: argparse.Namespace) -> int:
     from fleet.spec import load, with_cache
 
     spec = load(args.spec)
+    if spec.searches or not spec.networks:
+        raise UserError(f"{args.spec}: nobody knows beforehand which networks will be asked for; rehearse a spec with "
+                        "`count:` instead of `search:`")
     if args.output is not None:
         _check_output(args.output)
     opened = open_inputs(spec)

@@ -33,7 +33,7 @@ class EmulatedEngine:
     """Builds networks that sleep.
 
     Args:
-        rates: samples/s of every network on 1, 2, ... GPUs.
+        rates: samples/s of every network on 1, 2, ... GPUs; of a search, by the name of its entry.
         time_scale: seconds that a second of training takes.
     """
 
@@ -44,7 +44,8 @@ class EmulatedEngine:
         self._networks = {network.name: network for network in rates.models}
 
     def build(self, network: NetworkSpec, group: Group) -> Sleeper:  # noqa: D102 - Engine says it
-        return Sleeper(group, lambda gpus: self._time_scale / rate(self._networks[network.name], gpus),
+        rates = self._networks.get(network.name) or self._networks[network.name.removesuffix(f"-{network.number}")]
+        return Sleeper(group, lambda gpus: self._time_scale / rate(rates, gpus),
                        Curve.drawn(network.seed, self._classes, self._samples))
 
 

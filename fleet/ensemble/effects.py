@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 from fleet.comm.messages import Message, Tag
 from fleet.errors import ExitStatus, FleetError
-from fleet.storage.events import Event
+from fleet.search.calls import Call
+from fleet.search.mind import Add
+from fleet.search.searcher import Verdict
+from fleet.spec import NetworkSpec
+from fleet.storage.events import Event, NetworkAdded
 from fleet.storage.state import EpochRecord, Standing
 from scheduler.base import RateTable
+from scheduler.ensemble.online import Traits
 
 # ---- heard -------------------------------------------------------------------------------------
 
@@ -63,7 +68,58 @@ class Leased:
     unlogged: tuple[EpochRecord, ...] = ()
 
 
-Heard: TypeAlias = Message | RanksDied | EndAsked | CheckpointRead | Leased
+@dataclass(frozen=True)
+class Admitted:
+    """A network has come to the run, and has been looked at.
+
+    Attributes:
+        added: what the log says of it; with what is wrong, if it cannot be trained.
+        key: equal ones train at equal speed.
+        traits: what is known of its speed before it has trained; None where nobody learns rates.
+        known: GPUs -> samples/s, of earlier runs.
+        rates: samples/s on 1, 2, ... GPUs, where a file gives them.
+    """
+
+    network: NetworkSpec
+    added: NetworkAdded
+    key: str = ""
+    traits: Traits | None = None
+    known: Mapping[int, float] = field(default_factory=dict)
+    rates: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Consulted:
+    """A searcher has answered a call.
+
+    Attributes:
+        difference: where it has answered a call of earlier launches otherwise than then, just before; or nothing.
+    """
+
+    entry: str
+    call: Call
+    answer: Any
+    difference: str = ""
+
+
+@dataclass(frozen=True)
+class ConsultFailed:
+    """A searcher has raised, or does not answer."""
+
+    entry: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Ruled:
+    """Somebody outside wants a network to pause, to stop, or to go on; it is one that is not over."""
+
+    network: str
+    verdict: Verdict
+
+
+Heard: TypeAlias = (
+    Message | RanksDied | EndAsked | CheckpointRead | Leased | Admitted | Consulted | ConsultFailed | Ruled)
 
 # ---- wanted ------------------------------------------------------------------------------------
 
@@ -115,6 +171,21 @@ class ReadCheckpoint:
 
 
 @dataclass(frozen=True)
+class Consult:
+    """Call a searcher; :class:`Consulted` or :class:`ConsultFailed` is the answer, and no other is called before."""
+
+    entry: str
+    call: Call
+
+
+@dataclass(frozen=True)
+class Admit:
+    """Look at a network that was asked for; :class:`Admitted` is the answer."""
+
+    asked: Add
+
+
+@dataclass(frozen=True)
 class Fail:
     """End all ranks at once: no rank can go on."""
 
@@ -133,7 +204,7 @@ class Finish:
     is_cut: bool = False
 
 
-Effect: TypeAlias = Tell | Note | Keep | KeepParameters | KeepRates | ReadCheckpoint | Fail | Finish
+Effect: TypeAlias = Tell | Note | Keep | KeepParameters | KeepRates | ReadCheckpoint | Consult | Admit | Fail | Finish
 
 
 class Outbox:

@@ -12,7 +12,6 @@ which tells what was heard before.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from fleet.comm.messages import (
@@ -35,10 +34,12 @@ from fleet.comm.messages import (
     Throughput,
     Warned,
 )
-from fleet.comm.roles import Roles
 from fleet.ensemble.building import DEAF_S, Building, Buildings
 from fleet.ensemble.effects import (
+    Admitted,
     CheckpointRead,
+    Consulted,
+    ConsultFailed,
     Effect,
     EndAsked,
     Fail,
@@ -48,6 +49,7 @@ from fleet.ensemble.effects import (
     Leased,
     Outbox,
     RanksDied,
+    Ruled,
 )
 from fleet.ensemble.group import Group, Phase
 from fleet.ensemble.groups import Groups
@@ -56,10 +58,14 @@ from fleet.ensemble.networks import Networks
 from fleet.ensemble.production import Production
 from fleet.ensemble.rate_check import RateCheck
 from fleet.ensemble.rates import LearnedRates, MeasuredRates, Rates
+from fleet.ensemble.searching import Searching
+from fleet.ensemble.setup import Ask, Decision, Setup
 from fleet.ensemble.startup import StartupTimes
 from fleet.ensemble.survey import Survey
 from fleet.errors import ExitStatus, InfrastructureError, UserError
-from fleet.spec import Spec
+from fleet.search.mind import Decision as MindDecision
+from fleet.search.mind import Mind
+from fleet.search.searcher import End
 from fleet.storage.events import (
     BadSample,
     BestLost,
@@ -78,49 +84,10 @@ from fleet.storage.events import (
     TooLate,
 )
 from fleet.storage.state import Standing
-from fleet.stream.layout import Layout
 from fleet.units import counted, format_duration
-from scheduler.base import Cluster, Progress, RateTable, Round
+from scheduler.base import Progress, RateTable, Round
 from scheduler.ensemble.moves import Dismiss, Grow, Move, Recruit, Shrink, Start, Stop, moves
 from scheduler.ensemble.online import OnlineRates
-
-
-@dataclass(frozen=True)
-class Setup:
-    """What stays as it is while a launch lasts.
-
-    Attributes:
-        layout: of the stream; None where every trainer prepares its own samples, or finishes those that are kept.
-        samples: training samples of the data set.
-        outlives: whether ranks may die and the others go on.
-        ends_s: when the walltime will be a reason to stop, in seconds of the clock of :meth:`Ensemble.handle`.
-        first_epoch: of the stream, in this launch.
-        replayed: the stream epochs to train on, one after another, where one network is trained again.
-        bad: the samples that are known to be unreadable.
-        elsewhere: the networks that other launches may be training; see :class:`fleet.ensemble.effects.Leased`.
-    """
-
-    spec: Spec
-    roles: Roles
-    layout: Layout | None
-    samples: int
-    outlives: bool = False
-    ends_s: float | None = None
-    first_epoch: int = 0
-    replayed: tuple[int, ...] = ()
-    bad: frozenset[str] = frozenset()
-    elsewhere: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What a policy answers, and how many seconds that took."""
-
-    round: Round
-    seconds: float = 0.0
-
-
-Ask = Callable[[RateTable, Progress, Cluster], Decision]
 
 
 class Ensemble:
@@ -131,24 +98,28 @@ class Ensemble:
         survey: the measurements to make before anything trains, where nothing else says how fast networks are.
         rates: that are given instead.
         ask: the policy.
+        mind: of the searches of the run, and of the rule by which networks are pruned.
         online: learns rates from training instead.
+        begun: what has followed from the log of earlier launches for the mind.
 
     Attributes:
         status: how the launch ends, once it does; then nothing more is heard.
     """
 
     def __init__(self, setup: Setup, standings: Mapping[str, Standing], survey: Survey, rates: RateTable | None,
-                 ask: Ask, online: OnlineRates | None = None) -> None:
+                 ask: Ask, mind: Mind, online: OnlineRates | None = None,
+                 begun: Sequence[MindDecision] = ()) -> None:
         spec, roles, self._outbox = setup.spec, setup.roles, Outbox()
         self._setup, self._survey, self._ask = setup, survey, ask
         self._production = Production(setup.layout, roles.preprocessors, setup.first_epoch, setup.replayed)
         self._networks = Networks(spec.networks, standings, spec.document.retries, self._outbox, setup.elsewhere)
+        self._searching = Searching(mind, begun, spec.document.open_for, self._networks, self._outbox)
         self._groups = Groups(roles, setup.outlives, self._production, self._outbox)
         is_file = spec.schedule.rates is not None
         check = RateCheck(survey.keys, not is_file) if spec.engine.learns and (
             is_file or rates is None) else None  # otherwise nobody has said how fast networks are
         self._rates: Rates = (
-            Rates(rates, check, self._outbox) if rates is not None else
+            Rates(rates, survey.keys, check, self._outbox) if rates is not None else
             MeasuredRates(survey, check, self._outbox) if online is None else
             LearnedRates(online, survey.keys, survey.known, check, self._outbox))
         self._starts, self._history, self._buildings = StartupTimes(setup.ends_s), History(), Buildings()
@@ -261,6 +232,7 @@ class Ensemble:
     def _on_epoch_done(self, done: EpochDone) -> None:
         self._has_trained(done.network)
         self._networks.end_epoch(done)
+        self._searching.epoch_ended(done)
         group = self._groups[done.network]
         self._rates.observe(done.network, done.record.gpus, done.rate)
         group.next_epoch = group.reads_next = self._production.epoch_after(
@@ -269,6 +241,7 @@ class Ensemble:
     def _on_converged(self, converged: Converged) -> None:
         self._starts.trained(converged.network, self._now_s)
         self._networks.finish(converged.network, converged.reason)
+        self._searching.over(converged.network, End.FINISHED)
 
     def _on_paused(self, paused: Paused) -> None:
         group = self._groups[paused.network]
@@ -288,7 +261,11 @@ class Ensemble:
         if self._networks.may_retry(failed):
             self._networks.rest(failed.network, self._now_s)
         else:
-            self._networks.fail(failed.network, failed.reason, failed.detail, failed.may_pass)
+            self._fail(failed.network, failed.reason, failed.detail, failed.may_pass)
+
+    def _fail(self, name: str, reason: str, detail: str = "", may_pass: bool = False) -> None:
+        self._networks.fail(name, reason, detail, may_pass)
+        self._searching.over(name, End.FAILED)
 
     # ---- of ranks ----
 
@@ -363,6 +340,11 @@ class Ensemble:
 
     def _on_checkpoint_read(self, read: CheckpointRead) -> None:
         self._networks.take_up(read)
+        self._searching.read(read.network)
+
+    def _on_admitted(self, admitted: Admitted) -> None:
+        self._rates.add(admitted)
+        self._searching.admitted(admitted)
 
     def _on_leased(self, leased: Leased) -> None:
         self._networks.lease(leased)
@@ -379,13 +361,14 @@ class Ensemble:
             self._groups.remove(group.name)
             self._networks.strike(group.name)
         if not self._ends:
+            self._has_news |= self._searching.decide(group.name for group in self._groups)
             if isinstance(self._rates, MeasuredRates) and self._rates.table is None:
                 self._measure(self._rates)
             if (rates := self._rates.table) is not None and self._production.is_known(self._groups.lost):
                 self._carry_out(rates)
         if self._ends:
             self._wind_up()
-        rested_s = float("inf") if self._ends else self._networks.wakes_s
+        rested_s = float("inf") if self._ends else min(self._networks.wakes_s, self._searching.closes_s)
         self._wakes_s = min(rested_s, self._buildings.wakes_s(self._ends_s))
 
     def _measure(self, rates: MeasuredRates) -> None:
@@ -396,18 +379,21 @@ class Ensemble:
             self._buildings.begin(measured, self._groups.measure(measured, task.gpus), self._now_s)
         if self._survey.is_done:
             for network, outcome in self._survey.failed.items():
-                self._networks.fail(network, outcome.reason, may_pass=outcome.may_pass)
+                self._fail(network, outcome.reason, may_pass=outcome.may_pass)
             rates.end(self._now_s, self._setup.samples)
 
     def _carry_out(self, rates: RateTable) -> None:
         """Bring what runs nearer to what should run, or end."""
-        if not (self._networks.left or self._groups):
-            self._end()
+        if not (self._networks.has_left or self._groups) and self._searching.is_over:
+            self._has_news |= self._searching.idle(self._now_s)
+            if self._networks.are_over and not self._searching.is_open:
+                self._end()
             return
+        self._searching.idle_since_s = None
         self._has_news |= self._networks.wake(self._now_s)
         if self._has_news:
             self._ask_policy(rates)
-        held_back = self._groups.held_back
+        held_back = self._groups.held_back | self._searching.awaited
         found = moves(self._groups.holdings(held_back), self._wanted, self._groups.free)
         for move in found:
             self._make(move)
@@ -416,15 +402,16 @@ class Ensemble:
                 self._go_on(group)
         if starts := [move for move in found if isinstance(move, Start)]:
             self._start(starts)
-        if not (self._groups or self._wanted.members or self._networks.away):
+        if self._networks.has_left and not (self._groups or self._wanted.members or self._networks.away):
             self._give_up()
 
     def _ask_policy(self, rates: RateTable) -> None:
         progress = Progress(
             running=tuple(group.member for group in self._groups if group.phase is not Phase.STRUCK),
-            epochs_done=self._networks.epochs_done, finished=self._networks.over | self._networks.away,
+            epochs_done=self._networks.epochs_done,
+            finished=self._networks.over | self._networks.away | self._networks.paused,
             wanted=self._wanted, rates_changed=self._rates.has_changed)
-        decision = self._ask(rates, progress, self._groups.cluster)
+        decision = self._ask(rates, progress, self._groups.cluster) if self._networks.has_left else Decision(Round())
         self._has_news = False
         self._rates.planned(is_new=decision.round != self._wanted)
         self._deciding_s += decision.seconds
@@ -453,11 +440,11 @@ class Ensemble:
             case Grow() if group.phase is Phase.TRAINING:
                 self._groups.pause(group, ends=False)
             case Stop() if not self._starts.is_too_late(self._now_s):  # else no other is started in its place
-                self._groups.stop(group, self._networks.is_over(group.name))
+                self._groups.stop(group, self._networks.is_final(group.name))
 
     def _go_on(self, group: Group) -> None:
-        if self._networks.is_over(group.name):
-            self._groups.stop(group, is_final=True)
+        if self._networks.is_over(group.name) or group.name in self._networks.paused:
+            self._groups.stop(group, self._networks.is_final(group.name))
         else:
             self._groups.go_on(group)
             self._grant(group.next_epoch)
@@ -536,7 +523,7 @@ class Ensemble:
         who = f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, ranks))}"
         if is_late and not building.is_recruit and not self._networks.is_over(network.name):
             limit = format_duration(network.train.build_timeout)
-            self._networks.fail(network.name, f"building took longer than {limit} (train.build_timeout), and Python "
+            self._fail(network.name, f"building took longer than {limit} (train.build_timeout), and Python "
                                               f"cannot interrupt it on {who}")
         self._is_cut = True
         self._end_early(f"{who} did not come back from building {network.name}")
@@ -555,12 +542,18 @@ class Ensemble:
         """End once every trainer has let go, and what is being measured has been."""
         for group in self._groups:
             if group.stands_still:
-                self._groups.stop(group, self._networks.is_over(group.name))
+                self._groups.stop(group, self._networks.is_final(group.name))
         if self._groups.are_all_idle and not self._networks.has_fallen:
             self._end()
 
+    def _status(self) -> ExitStatus:
+        status = self._networks.status
+        if self._ends and status is not ExitStatus.RESUMABLE and not self._searching.is_over:
+            return ExitStatus.RESUMABLE
+        return ExitStatus.NETWORK_FAILED if status is ExitStatus.OK and self._searching.has_failed else status
+
     def _end(self) -> None:
-        self.status = self._networks.status
+        self.status = self._status()
         self._rates.keep()
         self._outbox.tell(self._setup.roles.trainers, Tag.TRAINER, Exit())
         self._outbox.tell(self._setup.roles.preprocessors, Tag.PREPROCESSOR, Exit())
@@ -571,7 +564,7 @@ class Ensemble:
 _OF_GROUPS = (Joined, FellBack, Pace, EpochDone, Paused, Converged, Regrouped, Stopped, Failed)
 
 # After these the policy is asked again.
-_NEWS = (EpochDone, Converged, Stopped, Failed, RanksDied, CheckpointRead, Leased)
+_NEWS = (EpochDone, Converged, Stopped, Failed, RanksDied, CheckpointRead, Leased, Admitted)
 
 _HANDLERS: Mapping[type, Callable[[Ensemble, Any], None]] = {
     Joined: Ensemble._on_joined,
@@ -593,4 +586,8 @@ _HANDLERS: Mapping[type, Callable[[Ensemble, Any], None]] = {
     CheckpointRead: Ensemble._on_checkpoint_read,
     EndAsked: Ensemble._on_end_asked,
     Leased: Ensemble._on_leased,
+    Admitted: Ensemble._on_admitted,
+    Consulted: lambda self, answer: self._searching.answered(answer),
+    ConsultFailed: lambda self, answer: self._searching.answered(answer),
+    Ruled: lambda self, ruled: self._searching.ruled(ruled),
 }

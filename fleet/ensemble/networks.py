@@ -22,6 +22,7 @@ from fleet.storage.events import (
     NetworkTested,
 )
 from fleet.storage.state import EpochRecord, Judged, Outcome, Standing
+from fleet.units import counted
 
 _REST_S = 5.0  # before a network is tried again; twice as long each time
 
@@ -44,6 +45,8 @@ class Networks:
                  outbox: Outbox, elsewhere: Iterable[str] = ()) -> None:
         self.specs = {network.name: network for network in networks}
         self._standings = {name: standings.get(name, Standing()) for name in self.specs}
+        self._over = {name for name, standing in self._standings.items() if standing.outcome is not None}
+        self._paused = {name for name, standing in self._standings.items() if standing.is_paused}
         self._retries, self._outbox = retries, outbox
         self._failures: Counter[str] = Counter()  # of each network, for reasons that may pass
         self._resting: dict[str, float] = {}  # network -> when it is tried again, in seconds
@@ -57,18 +60,38 @@ class Networks:
         return self._standings[name].history
 
     def is_over(self, name: str) -> bool:
-        """Whether a network is done, or has failed."""
-        return self._standings[name].outcome is not None
+        """Whether a network is done, was pruned, or has failed."""
+        return name in self._over
+
+    def is_final(self, name: str) -> bool:
+        """Whether a network is over, and is exported when its group lets go: nobody wants one that was pruned."""
+        outcome = self._standings[name].outcome
+        return outcome is not None and not outcome.is_pruned
 
     @property
     def over(self) -> frozenset[str]:
-        """The networks that are done, or have failed."""
-        return frozenset(filter(self.is_over, self.specs))
+        """The networks that are done, were pruned, or have failed."""
+        return frozenset(self._over)
+
+    @property
+    def are_over(self) -> bool:
+        """Whether all networks are."""
+        return len(self._over) == len(self.specs)
+
+    @property
+    def paused(self) -> frozenset[str]:
+        """The networks that get no devices until they are let go on."""
+        return frozenset(self._paused)
+
+    @property
+    def has_left(self) -> bool:
+        """Whether any network would train if it had devices."""
+        return len(self.specs) > len(self._over) + len(self._paused)
 
     @property
     def left(self) -> list[str]:
-        """The others, in order of their names."""
-        return sorted(self.specs.keys() - self.over)
+        """The networks that would train if they had devices, in order of their names."""
+        return sorted(self.specs.keys() - self._over - self._paused)
 
     @property
     def away(self) -> frozenset[str]:
@@ -95,6 +118,20 @@ class Networks:
         return ExitStatus.NETWORK_FAILED if has_failed else ExitStatus.OK
 
     # ---- what happens to them ----
+
+    def add(self, network: NetworkSpec) -> None:
+        """A network has come to the run."""
+        self.specs[network.name] = network
+        self._standings[network.name] = Standing()
+
+    def prune(self, name: str) -> None:
+        """A network is dropped before it is done."""
+        history = self.history(name)
+        self._keep(name, Standing(history, Outcome(f"pruned after {counted(len(history), 'epoch')}", is_pruned=True)))
+
+    def hold(self, name: str, is_paused: bool) -> None:
+        """A network is paused, or goes on."""
+        self._keep(name, replace(self._standings[name], is_paused=is_paused))
 
     def end_epoch(self, done: EpochDone) -> None:
         """A network has finished an epoch, and perhaps its training."""
@@ -131,11 +168,20 @@ class Networks:
 
     def fall_back(self, fallen: FellBack) -> None:
         """A network's newest checkpoint is damaged: it goes on from the one before, or starts over."""
-        self._keep(fallen.network, Standing(fallen.history))
+        self._keep(fallen.network, self._gone_back(fallen.network, Standing(fallen.history)))
         self._outbox.note(NetworkFellBack(fallen.network, fallen.damage, len(fallen.history), fallen.position))
+
+    def _gone_back(self, name: str, standing: Standing) -> Standing:
+        """A standing that was read from a checkpoint, with what no checkpoint knows: that it is paused, or pruned."""
+        before = self._standings[name]
+        if before.outcome is not None and before.outcome.is_pruned:
+            return replace(standing, outcome=before.outcome)
+        return replace(standing, is_paused=before.is_paused and standing.outcome is None)
 
     def _keep(self, name: str, standing: Standing) -> None:
         self._standings[name] = standing
+        for names, belongs in ((self._over, standing.outcome is not None), (self._paused, standing.is_paused)):
+            (names.add if belongs else names.discard)(name)
         self._outbox.add(Keep(name, standing))
 
     def lease(self, leased: Leased) -> None:
@@ -183,7 +229,7 @@ class Networks:
             raise Impossible(f"nobody has asked how far {name} is, and yet there is {read}")
         self._fallen.remove(name)
         had = {(record.epoch, record.stream_epoch) for record in self.history(name)}
-        self._keep(name, read.standing)
+        self._keep(name, self._gone_back(name, read.standing))
         for record in history:
             if (record.epoch, record.stream_epoch) not in had:  # saved, and then the master died
                 self._outbox.note(EpochEnded(name, record))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from fleet.ensemble.effects import KeepRates, Outbox
+from fleet.ensemble.effects import Admitted, KeepRates, Outbox
 from fleet.ensemble.rate_check import RateCheck
 from fleet.ensemble.survey import Survey
 from fleet.errors import UserError
@@ -12,8 +13,9 @@ from fleet.spec import NetworkSpec
 from fleet.spec.layers import count_operations
 from fleet.storage.events import Profiled, RateLearned, RatesEstimated
 from fleet.storage.state import StepRate
-from scheduler.base import RateTable
+from scheduler.base import Network, RateTable
 from scheduler.ensemble.online import Observation, OnlineRates, Traits
+from scheduler.ensemble.rates import middle
 from scheduler.ensemble.rates import rate as rate_of
 
 _SURER = 4  # times as many steps as before, and a rate that was learned is worth a word again
@@ -23,12 +25,14 @@ class Rates:
     """Rates that are given, and stay as they are.
 
     Args:
+        keys: of networks: equal keys train at equal speed; grows.
         check: compares them with what training shows; None where nobody has said how fast networks are.
         outbox: takes what is to be done.
     """
 
-    def __init__(self, table: RateTable | None, check: RateCheck | None, outbox: Outbox) -> None:
-        self._given, self._check, self._outbox = table, check, outbox
+    def __init__(self, table: RateTable | None, keys: dict[str, str], check: RateCheck | None, outbox: Outbox) -> None:
+        self._given, self._keys, self._check, self._outbox = table, keys, check, outbox
+        self._late: list[Admitted] = []  # those that came before there were any rates
 
     @property
     def table(self) -> RateTable | None:
@@ -49,6 +53,23 @@ class Rates:
     def may_grow(self) -> bool:
         """Whether a group has shown its rate on all the devices that it was allowed, and may have more now."""
         return False
+
+    def add(self, admitted: Admitted) -> None:
+        """A network has come: it has its own rates, those of one of equal speed, or those in the middle of all."""
+        network = admitted.network
+        self._keys[network.name] = admitted.key
+        if self._given is None:
+            self._late.append(admitted)
+        elif all(one.name != network.name for one in self._given.models):
+            self._given = replace(self._given, models=(*self._given.models, Network(
+                network.name, self._rates_like(admitted), min_gpus=network.min_gpus, max_gpus=network.max_gpus)))
+
+    def _rates_like(self, admitted: Admitted) -> tuple[float, ...]:
+        if admitted.rates:
+            return admitted.rates
+        models = self._given.models if self._given is not None else ()
+        twin = next((one for one in models if self._keys.get(one.name) == admitted.key), None)
+        return middle(models) if twin is None else twin.rates
 
     def observe(self, name: str, gpus: int, shown: StepRate) -> None:
         """A group has shown how fast its steps are."""
@@ -80,7 +101,7 @@ class MeasuredRates(Rates):
     """Rates that are measured before anything trains."""
 
     def __init__(self, survey: Survey, check: RateCheck | None, outbox: Outbox) -> None:
-        super().__init__(None, check, outbox)
+        super().__init__(None, survey.keys, check, outbox)
         self._survey = survey
         self._began_s: float | None = None
 
@@ -101,6 +122,9 @@ class MeasuredRates(Rates):
         self._outbox.note(Profiled(self._survey.measured, now_s - (self._began_s or 0.0),
                                    {network.name: network.rates for network in self._given.models}))
         self._outbox.add(KeepRates(self._given))
+        late, self._late = self._late, []
+        for admitted in late:
+            self.add(admitted)
 
 
 class LearnedRates(Rates):
@@ -108,16 +132,21 @@ class LearnedRates(Rates):
 
     Args:
         online: the estimate.
-        keys: of networks: equal keys train at equal speed.
+        keys: of networks: equal keys train at equal speed; grows.
         known: key -> {GPUs: samples/s}, of earlier launches.
     """
 
-    def __init__(self, online: OnlineRates, keys: Mapping[str, str], known: Mapping[str, Mapping[int, float]],
+    def __init__(self, online: OnlineRates, keys: dict[str, str], known: Mapping[str, Mapping[int, float]],
                  check: RateCheck | None, outbox: Outbox) -> None:
-        super().__init__(None, check, outbox)
-        self._online, self._keys, self._known = online, keys, known
+        super().__init__(None, keys, check, outbox)
+        self._online, self._known = online, known
         self._told_steps: dict[tuple[str, int], int] = {}  # key and GPUs -> the steps that it was learned from
         self._noted: RateTable | None = None
+
+    def add(self, admitted: Admitted) -> None:  # noqa: D102
+        if admitted.traits is not None:
+            self._keys[admitted.network.name] = admitted.key
+            self._online.add(admitted.traits, admitted.known)
 
     @property
     def table(self) -> RateTable:  # noqa: D102

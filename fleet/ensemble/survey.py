@@ -9,7 +9,7 @@ not measured again (:mod:`fleet.runtime.known_rates`).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fleet.spec import NetworkSpec, Profile
@@ -32,7 +32,7 @@ class Survey:
 
     Args:
         networks: to measure.
-        keys: of each network: equal keys train at equal speed, so one of them is measured.
+        keys: of each network: equal keys train at equal speed, so one of them is measured; grows.
         profile: the spec's settings.
         devices: how many trainers there are.
         gpus_per_node: of them.
@@ -40,7 +40,7 @@ class Survey:
     """
 
     networks: Sequence[NetworkSpec]
-    keys: Mapping[str, str]
+    keys: dict[str, str]
     profile: Profile
     devices: int
     gpus_per_node: int

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from fleet.errors import UserError
-from fleet.spec import Spec
+from fleet.spec import NetworkSpec, Spec
 from fleet.storage.events import (
     EpochEnded,
     Estimated,
@@ -24,9 +24,11 @@ from fleet.storage.events import (
     GroupStarted,
     GroupStopped,
     GroupStruck,
+    NetworkAdded,
     NetworkFailed,
     NetworkFellBack,
     NetworkFinished,
+    NetworkJudged,
     Profiled,
     RankLost,
     RateMeasured,
@@ -56,12 +58,15 @@ class Estimator:
     The first epoch of a group traces and compiles, so what it takes beyond the next one counts as the group's forming.
 
     Args:
+        networks: by name; grows.
         histories: of the networks, as far as earlier launches have come.
     """
 
-    def __init__(self, spec: Spec, histories: Mapping[str, Sequence[EpochRecord]]) -> None:
-        self._spec = spec
-        self._histories = {name: list(histories.get(name, ())) for name in spec.by_name}
+    def __init__(self, spec: Spec, networks: Mapping[str, NetworkSpec],
+                 histories: Mapping[str, Sequence[EpochRecord]]) -> None:
+        self._spec, self._networks = spec, networks
+        self._histories = {name: list(histories.get(name, ())) for name in networks}
+        self._held: set[str] = set()  # that are paused
         self._over: set[str] = set()
         self._rates: dict[str, tuple[float, ...]] = {}
         self._durations: dict[str, list[tuple[float, int]]] = {}  # network -> of its epochs: seconds a sample, GPUs
@@ -113,6 +118,11 @@ class Estimator:
                 del self._histories[event.network][event.epochs:]
                 self._over.discard(event.network)
                 self._leave(event.network)
+            case NetworkAdded() if not event.wrong:
+                self._histories.setdefault(event.network, [])
+            case NetworkJudged():
+                (self._over.add if event.verdict == "stop" else self._over.discard)(event.network)
+                (self._held.add if event.verdict == "pause" else self._held.discard)(event.network)
             case RankLost() if event.device is not None:
                 self._lost.add(event.device)
 
@@ -123,7 +133,7 @@ class Estimator:
 
     def _add_measurement(self, event: RateMeasured) -> None:
         """What it took to build and trace a network is what it will take to form its group."""
-        batch = self._spec.by_name[event.network].global_batch(event.gpus)
+        batch = self._networks[event.network].global_batch(event.gpus)
         self._building.append(max(0.0, event.seconds - self._spec.profile.batches * batch / event.rate))
 
     def _add_epoch(self, name: str, record: EpochRecord, now_s: float) -> None:
@@ -168,8 +178,8 @@ class Estimator:
             now_s: on the clock of the events; when the newest of them came, unless given.
         """
         self._now_s = max(self._now_s, now_s or 0.0)
-        left = {name: epochs_left(self._histories[name], self._spec.by_name[name].train.converge)
-                for name in self._histories if name not in self._over}
+        left = {name: epochs_left(self._histories[name], self._networks[name].train.converge)
+                for name in self._histories if name not in self._over | self._held}
         left = {name: epochs for name, epochs in left.items() if epochs[1]}
         is_known = self._durations or (self._rates and self._building)  # how fast, and how long until it begins
         if self._start is None or not left or not is_known:
@@ -225,8 +235,8 @@ class Estimator:
             return RateTable(start.samples * several, start.gpus_per_node, tuple(
                 Network(name, tuple(self._slowed(one / stretches[name], epochs, more_s.get(name, 0.0))
                                     for one in self._rates.get(name, _UNKNOWN)),
-                        epochs=math.ceil(epochs / several), min_gpus=start.bounds[name][0],
-                        max_gpus=start.bounds[name][1])
+                        epochs=math.ceil(epochs / several), min_gpus=self._networks[name].min_gpus,
+                        max_gpus=self._networks[name].max_gpus)
                 for name, epochs in left.items()))
 
         # Networks whose group has taken longer to form than others will do so again; those that train have done that.

@@ -25,9 +25,11 @@ from fleet.storage.events import (
     GroupStopped,
     GroupStruck,
     Interrupted,
+    NetworkAdded,
     NetworkFailed,
     NetworkFellBack,
     NetworkFinished,
+    NetworkJudged,
     NetworkRetried,
     NetworkTaken,
     NetworkTested,
@@ -38,7 +40,9 @@ from fleet.storage.events import (
     RateMeasured,
     RateOff,
     RatesRemembered,
+    ReplayDiffered,
     RoundStarted,
+    SearchFailed,
     Started,
     StreamStarted,
     TooLate,
@@ -66,6 +70,8 @@ class PlainView:
 
     def on_event(self, event: Event) -> None:
         """Say what happened."""
+        if isinstance(event, NetworkAdded):
+            self._max_epochs[event.network] = event.max_epochs
         self._progress.add(event, self._clock() - self._start)
         self._print(describe(event, self._max_epochs))
 
@@ -123,12 +129,27 @@ def describe(event: Event, max_epochs: Mapping[str, int]) -> str:
         case NetworkTested():
             return f"{event.network} on the test data: loss {event.loss:.4f}{_share(event.accuracy)}" + "".join(
                 f", {name} {value:.4g}" for name, value in event.metrics.items() if value is not None)
+        case NetworkAdded() if not event.wrong:
+            values = ", ".join(f"{name} {_value(value)}" for name, value in event.values.items())
+            parent = f" from {event.parent}" if event.parent else ""
+            return f"{event.network} is new{parent}: {values}"
+        case NetworkJudged():
+            return _describe_judged(event)
         case Interrupted():
             if event.replay:
                 return f"{event.reason}: stopping; a replay cannot be resumed, the same command starts it over"
             return f"{event.reason}: finishing the step, saving, and stopping; the same command resumes it"
         case _:
             return _describe_trouble(event)
+
+
+def _describe_judged(event: NetworkJudged) -> str:
+    done = {"pause": "is paused", "stop": "is pruned", "go_on": "goes on"}[event.verdict]
+    return f"{event.network} {done} after {counted(event.epochs, 'epoch')}: {' and '.join(event.by)}"
+
+
+def _value(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def eta(estimated: Estimated) -> str:
@@ -176,6 +197,10 @@ def _describe_trouble(event: Event) -> str:
             return f"{event.network} goes on after epoch {event.epochs} with changed {' '.join(event.files)}"
         case BestLost():
             return f"WARNING: {event.network}: {event.damage}"
+        case SearchFailed():
+            return f"WARNING: the searcher of {event.entry} is called no more: {event.reason}"
+        case ReplayDiffered():
+            return f"WARNING: {event.entry}: {event.difference}; what was logged holds"
         case RankLost():
             return f"rank {event.rank} has died; the others go on"
         case GroupStruck():
@@ -223,9 +248,9 @@ def _describe_stream(event: StreamStarted) -> str:
 
 
 # What stays on the screen above the live table.
-_STAYING = (Started, RatesRemembered, RateOff, Profiled, CacheChosen, StreamStarted, NetworkFinished, NetworkTested,
-            NetworkFailed, TooLate, NetworkRetried, NetworkFellBack, ChangesAccepted, BestLost, NetworkWarned, RankLost,
-            GroupStruck, Interrupted, BadSample)
+_STAYING = (Started, RatesRemembered, RateOff, Profiled, CacheChosen, StreamStarted, NetworkAdded, NetworkJudged,
+            SearchFailed, ReplayDiffered, NetworkFinished, NetworkTested, NetworkFailed, TooLate, NetworkRetried,
+            NetworkFellBack, ChangesAccepted, BestLost, NetworkWarned, RankLost, GroupStruck, Interrupted, BadSample)
 
 
 @dataclass(frozen=True)
@@ -268,7 +293,7 @@ class LiveView:
         from rich.console import Console
         from rich.live import Live
 
-        # Of all networks from the beginning, so that the table never changes its size while it is drawn.
+        # Of all networks that there are, so that the table does not change its size while it is drawn.
         self._rows = {network.name: _Row(network.train.converge.max_epochs, epochs.get(network.name, 0))
                       for network in spec.networks}
         self._title = "starting: TensorFlow takes some seconds"
@@ -281,6 +306,8 @@ class LiveView:
 
     def on_event(self, event: Event) -> None:
         """Change the table; what should stay on the screen is printed above it."""
+        if isinstance(event, NetworkAdded):  # a new table, since another thread may go through the old one
+            self._rows = {**self._rows, event.network: _Row(event.max_epochs, 0)}
         if isinstance(event, _STAYING):
             self._live.console.print(self._describe(event), highlight=False)
         match event:

@@ -6,7 +6,6 @@ import os
 import socket
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 
 from fleet.comm.base import World
 from fleet.ensemble.claims import Claims
@@ -19,12 +18,15 @@ from fleet.monitor.report import read_report
 from fleet.monitor.tensorboard import TensorBoardObserver
 from fleet.monitor.view import make_view
 from fleet.prediction.ensembles import EnsembleResult, fed_alike, judge_ensembles, table_of, write_ensembles
-from fleet.runtime.coordinator import Coordinator, Observer
+from fleet.runtime.admission import Admission
+from fleet.runtime.coordinator import Coordinator, Observer, Search
 from fleet.runtime.harvest import Harvest
 from fleet.runtime.interrupt import Interruption
-from fleet.runtime.prepare import Prepared
+from fleet.runtime.prepare import Prepared, parameters_of
 from fleet.runtime.replay import compare
-from fleet.storage.event_log import EventLog, logged_epochs
+from fleet.runtime.searchers import Searchers
+from fleet.runtime.searches import calls_of, make_mind, make_searchers
+from fleet.storage.event_log import EventLog, logged_epochs, read_events
 from fleet.storage.events import (
     Event,
     NetworkFellBack,
@@ -73,6 +75,7 @@ class CoordinatorSide:
         self.results.write()
         histories = {name: standing.history for name, standing in self.results.standings.items()}
         self._view = make_view(spec, prepared.plain, {name: len(history) for name, history in histories.items()})
+        self._log = tuple(logged.event for logged in read_events(paths.events)) if paths.events.exists() else ()
         self._book = RateBook(cache_path(), prepared.remeasure)
         self._survey = self._make_survey()
         consumed = [record.stream_epoch for history in histories.values() for record in history]
@@ -89,11 +92,13 @@ class CoordinatorSide:
                       first_epoch=1 + max(consumed, default=-1), replayed=tuple(prepared.replayed_epochs()),
                       bad=frozenset(self.results.bad),
                       elsewhere=frozenset() if self._harvest is None else frozenset(self._left))
+        online = self._online()
         observers: list[Observer] = [self._view, TensorBoardObserver(paths), self]
         self.coordinator = Coordinator(world, setup, self._survey, prepared.rates, self.results, self._events,
                                        paths.profile, observers, interruption, unlogged, self._remembered(),
                                        (prepared.cache.event(prepared.roles.shared), *prepared.changes,
-                                        *self._damaged()), prepared.fence, self._online(), self._harvest)
+                                        *self._damaged()), prepared.fence, online, self._harvest,
+                                       self._search(online is not None))
         if self._harvest is not None:
             self.results.check = self._harvest.check
             self._harvest.start()
@@ -117,6 +122,17 @@ class CoordinatorSide:
         """The networks that stay finished, though their newest checkpoints are damaged."""
         return [NetworkFellBack(name, damage, len(self.results.standing(name).history), position=0, finished=True)
                 for name, damage in self.results.damaged.items()]
+
+    def _search(self, learns: bool) -> Search | None:
+        """What asks for networks and prunes them."""
+        prepared, survey = self._prepared, self._survey
+        if prepared.ends is None:
+            return None
+        searchers = make_searchers(prepared.ends)
+        mind = make_mind(prepared.spec, prepared.ends, searchers, len(prepared.roles.trainers),
+                         judges=not prepared.replayed)
+        admission = Admission(prepared, self.results, survey.known, learns)
+        return Search(mind, Searchers(searchers, calls_of(self._log)), admission, self._log)
 
     def _make_survey(self) -> Survey:
         """The measurements that networks which are not done need, beside those that are known."""
@@ -226,11 +242,5 @@ class CoordinatorSide:
 
 def _parameters(prepared: Prepared) -> dict[str, int]:
     """The parameter counts that are known without building a network."""
-    from fleet.spec.layers import count_for
-
-    counts, sample = {}, prepared.sample
-    for network in prepared.spec.networks:
-        if network.architecture.kind == "family":
-            with suppress(UserError):  # images too small for it, which is no matter to an engine that learns nothing
-                counts[network.name] = count_for(network.architecture.settings, sample.of(network.feed))
-    return counts
+    counts = {network.name: parameters_of(network, prepared.sample) for network in prepared.spec.networks}
+    return {name: count for name, count in counts.items() if count is not None}

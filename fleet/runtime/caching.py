@@ -232,7 +232,8 @@ def _costly_in_file(spec: Spec, opened: Inputs, means: Means) -> str:
     """Why decoding once would not pay: it is done by one rank before training, and reading takes time as well."""
     look, counts = opened.looks["train"], [len(source) for source in opened.data.parts().values()]
     hands = means.preprocessors or means.trainers
-    epochs = max(network.train.converge.max_epochs for network in spec.networks)
+    epochs = max((network.train.converge.max_epochs for network in spec.networks),
+                 default=spec.document.train.converge.max_epochs)
     samples = epochs * len(opened.data.train)
     once_s = sum(counts) * look.fixed_s
     from_file_s = samples / hands * (_ROW_S + _kept_row(opened, "train") / _BYTES_PER_S + look.varying_s)

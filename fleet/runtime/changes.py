@@ -55,9 +55,10 @@ class _Saved:
 
 
 def codes_of(spec: Spec, beside: Path) -> dict[str, Code]:
-    """Network -> the files of its ``build:`` function; none for families and ``keras.applications``."""
-    codes = {target: code_of(target, beside) for target in {network.architecture.target for network in spec.networks}}
-    return {network.name: codes[network.architecture.target] for network in spec.networks}
+    """What is built -> the files of its ``build:`` function; none for families and ``keras.applications``."""
+    targets = {network.architecture.target for network in spec.networks}
+    targets |= {entry.target for entry in spec.searches.values()}
+    return {target: code_of(target, beside) for target in targets}
 
 
 def take_up(spec: Spec, paths: RunPaths, sample: SampleSpec, codes: Mapping[str, Code], wishes: Wishes,
@@ -65,7 +66,7 @@ def take_up(spec: Spec, paths: RunPaths, sample: SampleSpec, codes: Mapping[str,
     """See to it that all checkpoints of a run are of the networks that the spec names now.
 
     Args:
-        codes: of each network, as :func:`codes_of` has them.
+        codes: as :func:`codes_of` has them.
         fence: this launch's right to write.
         are_others: other launches may be at work, so nothing is written.
 
@@ -75,15 +76,16 @@ def take_up(spec: Spec, paths: RunPaths, sample: SampleSpec, codes: Mapping[str,
     Raises:
         UserError: a network has changed, and nothing was said of it; nothing was touched.
     """
-    saved = [_look_at(network, spec, paths, sample, codes[network.name]) for network in spec.networks
+    saved = [_look_at(network, spec, paths, sample, codes[network.architecture.target]) for network in spec.networks
              if network.name not in wishes.fresh_networks]
     there = [one for one in saved if one is not None]
     changed = [one for one in there if one.changed]
     if changed and not wishes.accepts_changes:
         raise UserError(_refusal(paths, changed))
-    unknown = [one for one in there if one.state.code is None and codes[one.network.name]] if not are_others else []
+    unknown = [one for one in there if one.state.code is None and codes[one.network.architecture.target]
+               and not are_others]
     for one in {one.network.name: one for one in [*changed, *unknown]}.values():
-        _amend(one, spec, paths, sample, codes[one.network.name], fence)
+        _amend(one, spec, paths, sample, codes[one.network.architecture.target], fence)
     if unknown:
         print(_warning(unknown, codes), file=sys.stderr, flush=True)
     restarted = [name for name in wishes.fresh_networks if _start_over(paths, name)]
@@ -113,7 +115,7 @@ def _refusal(paths: RunPaths, changed: Sequence[_Saved]) -> str:
 
 def _warning(unknown: Sequence[_Saved], codes: Mapping[str, Code]) -> str:
     names = ", ".join(one.network.name for one in unknown)
-    files = ", ".join(sorted({file for one in unknown for file in codes[one.network.name]}))
+    files = ", ".join(sorted({file for one in unknown for file in codes[one.network.architecture.target]}))
     return (f"fleet: WARNING: FLEET 0.1.0 wrote the checkpoints of {names}, and did not note the code of networks: "
             f"they go on as if {files} had not changed since then; from now on it is noted")
 

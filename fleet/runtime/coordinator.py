@@ -11,13 +11,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from fleet.comm.base import World
 from fleet.comm.messages import Pace, Tag
 from fleet.ensemble.effects import (
+    Admit,
     CheckpointRead,
+    Consult,
     Effect,
     EndAsked,
     Fail,
@@ -37,8 +40,13 @@ from fleet.ensemble.survey import Survey
 from fleet.errors import ExitStatus
 from fleet.monitor.eta import EstimateTimes, Estimator
 from fleet.monitor.overheads import Overheads
+from fleet.runtime.admission import Admission
 from fleet.runtime.harvest import Harvest
 from fleet.runtime.interrupt import Interruption
+from fleet.runtime.searchers import Searchers
+from fleet.runtime.searches import make_mind
+from fleet.search.mind import Mind
+from fleet.spec import Spec
 from fleet.storage.event_log import EventLog
 from fleet.storage.events import (
     BadSample,
@@ -73,6 +81,28 @@ class Observer(Protocol):
         """How far a group is."""
 
 
+@dataclass(frozen=True)
+class Search:
+    """What asks for networks, prunes them, and looks at those that come.
+
+    Attributes:
+        mind: that has heard nothing yet.
+        searchers: that are called.
+        admission: None where no network can come.
+        log: of earlier launches.
+    """
+
+    mind: Mind
+    searchers: Searchers
+    admission: Admission | None = None
+    log: tuple[Event, ...] = ()
+
+    @classmethod
+    def without(cls, spec: Spec) -> Search:
+        """Nothing of the kind."""
+        return cls(make_mind(spec, replace(spec, networks=()), {}, 0, judges=False), Searchers({}))
+
+
 class Coordinator:
     """See the module.
 
@@ -89,6 +119,7 @@ class Coordinator:
         changes: what was done, and chosen, before this launch, for the event log.
         fence: this launch's right to write.
         harvest: the networks that it holds, where several launches work at a time.
+        search: what asks for networks and prunes them; None where nothing does.
 
     Attributes:
         status: how the launch ends, once it is over.
@@ -99,17 +130,21 @@ class Coordinator:
                  events: EventLog, profile: Path, observers: Sequence[Observer], interruption: Interruption,
                  unlogged: Sequence[tuple[str, EpochRecord]] = (), remembered: RatesRemembered | None = None,
                  changes: Sequence[Event] = (), fence: Fence | None = None,
-                 online: OnlineRates | None = None, harvest: Harvest | None = None) -> None:
+                 online: OnlineRates | None = None, harvest: Harvest | None = None,
+                 search: Search | None = None) -> None:
         self._world, self._setup, self._rates, self._results = world, setup, rates, results
         self._events, self._profile, self._observers = events, profile, tuple(observers)
         self._interruption, self._unlogged, self._remembered = interruption, unlogged, remembered
         self._changes = tuple(changes)
         self._overheads = Overheads()
         self._fence, self._checked_s, self._harvest = fence, 0.0, harvest
-        self._ensemble = Ensemble(setup, results.standings, survey, rates, self._ask, online)
+        self._search = search or Search.without(setup.spec)
+        begun = self._search.mind.restore(
+            [*self._search.log, *(EpochEnded(network, record) for network, record in unlogged)], results.standings)
+        self._ensemble = Ensemble(setup, results.standings, survey, rates, self._ask, self._search.mind, online, begun)
         self._lost: frozenset[int] = frozenset()  # the deaths that the ensemble has heard of
         self._is_interrupted = False
-        self._estimator = Estimator(setup.spec, {
+        self._estimator = Estimator(setup.spec, results.networks, {
             name: standing.history for name, standing in results.standings.items()})
         self._estimate_times = EstimateTimes()
         self.status: ExitStatus | None = None
@@ -149,6 +184,9 @@ class Coordinator:
         if self._harvest is not None:
             for heard in self._harvest.look(self._events.now(), self._ensemble.training, self._is_interrupted):
                 self._handle(heard)
+        answer = self._search.searchers.heard()
+        if answer is not None:
+            self._handle(answer)
         message = self._world.hear(Tag.COORDINATOR)
         if isinstance(message, Pace):
             for observer in self._observers:
@@ -158,7 +196,7 @@ class Coordinator:
             self._handle(RanksDied(tuple(sorted(died))))
         else:
             self._handle(message)
-        return message is not None
+        return message is not None or answer is not None
 
     def stop(self) -> None:
         """Say what ends.
@@ -166,6 +204,7 @@ class Coordinator:
         Raises:
             LeaseLost: another launch says it instead.
         """
+        self._search.searchers.close()
         self._check_rights()
         self._note(self._overheads.ended(int(self.status or 0), self._events.now()))
 
@@ -220,8 +259,13 @@ class Coordinator:
             case KeepRates(rates):
                 write_json(self._profile, write_rates(rates))
             case ReadCheckpoint(network):
-                standing, state = look_up(self._results, self._setup.spec.by_name[network])
+                standing, state = look_up(self._results, self._results.networks[network])
                 self._handle(CheckpointRead(network, standing, 0 if state is None else state.position))
+            case Consult(entry, call):
+                self._search.searchers.consult(entry, call)
+            case Admit(asked):
+                assert self._search.admission is not None  # nothing is asked for without it
+                self._handle(self._search.admission.asked(asked))
             case Fail(error):
                 raise error
             case Finish(status, is_cut):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -150,18 +151,30 @@ def _wish(target: str | Target | None) -> TargetWish | None:
     return TargetWish(target.kind, target.outputs, target.names, target.ignore)
 
 
-def settle(opened: Inputs, *specs: Spec) -> list[Spec]:
+class Opened(Protocol):
+    """Data that was opened."""
+
+    @property
+    def data(self) -> DataSet:
+        """As of :class:`Inputs`."""
+
+    @property
+    def feeds(self) -> Mapping[str, Feed]:
+        """As of :class:`Inputs`."""
+
+
+def settle(opened: Opened, *specs: Spec) -> list[Spec]:
     """Specs of the same data with what that decides: what is monitored, and the weights of classes.
 
     Raises:
         UserError: there are no such classes.
     """
     told: dict[str, tuple[TargetSpec, tuple[int, ...]]] = {}
-    spec = specs[0]
-    for key in spec.feeds:
+    networks = [network for spec in specs for network in spec.networks]
+    for key in specs[0].feeds:
         source = (opened.feeds[key].data if opened.feeds else opened.data).train
         target, counts = target_of(source), tuple[int, ...]()
-        if any(network.train.class_weights == "balanced" for network in spec.networks if network.feed == key):
+        if any(network.train.class_weights == "balanced" for network in networks if network.feed == key):
             if target.kind == "class":
                 counts = tuple(np.bincount(np.asarray(plain_targets(source)), minlength=target.outputs).tolist())
             elif target.kind == "mask":

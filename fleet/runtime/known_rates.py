@@ -7,9 +7,10 @@ import os
 from pathlib import Path
 
 from fleet.errors import UserError
-from fleet.spec import Spec
+from fleet.spec import NetworkSpec, Spec
 from fleet.storage.paths import RunPaths
-from scheduler.base import RateTable
+from scheduler.base import Network, RateTable
+from scheduler.ensemble.rates import middle
 from scheduler.ensemble.rates_file import read_rates
 
 
@@ -22,12 +23,35 @@ def read_rates_of(spec: Spec, path: str | Path) -> RateTable:
     """
     table = read_rates(path)
     known = {network.name: network for network in table.models}
-    missing = [network.name for network in spec.networks if network.name not in known]
+    missing = [network.name for network in spec.networks if network.number is None and network.name not in known]
+    missing += [name for name in _entries(spec) if name not in known and spec.engine.needs_rates]
     if missing:
         raise UserError(f"{path} has no rates of {', '.join(missing)}")
     return dataclasses.replace(table, models=tuple(
-        dataclasses.replace(known[network.name], min_gpus=network.min_gpus, max_gpus=network.max_gpus)
-        for network in spec.networks))
+        dataclasses.replace(rates_of(network, spec, table), name=network.name, min_gpus=network.min_gpus,
+                            max_gpus=network.max_gpus) for network in spec.networks))
+
+
+def rates_of(network: NetworkSpec, spec: Spec, table: RateTable) -> Network:
+    """The rates of a network in a file.
+
+    Networks of a search have no names beforehand: the rates of a network that has the name of their entry are theirs,
+    or else those in the middle of all.
+    """
+    names = [network.name] if network.number is None else [network.name, spec.document.models[network.entry].stem]
+    found = [one for name in names for one in table.models if one.name == name]
+    return found[0] if found else Network(network.name, middle(table.models))
+
+
+def rates_of_engine(spec: Spec, path: str | Path, table: RateTable) -> RateTable:
+    """The table by which an engine trains: beside those of its networks it has the rates of entries with a search."""
+    entries = _entries(spec)
+    return dataclasses.replace(table, models=(
+        *table.models, *(network for network in read_rates(path).models if network.name in entries)))
+
+
+def _entries(spec: Spec) -> list[str]:
+    return [entry.stem for entry in spec.searches.values()]
 
 
 def rates_file(spec: Spec, given: str | None) -> str | None:

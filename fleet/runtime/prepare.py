@@ -18,10 +18,13 @@ from fleet.runtime.changes import Wishes, codes_of, take_up
 from fleet.runtime.feeds import Feed
 from fleet.runtime.folder import enter_folder, free_disk, take_folder, write_spec
 from fleet.runtime.inputs import Inputs, decode, folds_of, open_inputs, samples_of_epoch, settle
-from fleet.runtime.known_rates import check_remeasuring, hardware, read_rates_of
+from fleet.runtime.known_rates import check_remeasuring, hardware, rates_of, rates_of_engine, read_rates_of
 from fleet.runtime.replay import _check_identity, _replaying
+from fleet.runtime.searches import make_searchers, with_late
 from fleet.spec import NetworkSpec, Spec, load, with_cache
 from fleet.spec.fitting import joined, misfits
+from fleet.spec.layers import count_for
+from fleet.spec.resolve import extremes
 from fleet.storage.code import Code
 from fleet.storage.event_log import last_cache
 from fleet.storage.events import Event
@@ -67,7 +70,7 @@ class Prepared:
         machine: on which it trains.
         beside: the folder of the spec.
         remeasure: whether rates are measured that earlier launches have measured.
-        codes: network -> the files of its ``build:`` function.
+        codes: import path of a ``build:`` function -> its files.
         changes: what was done to networks before the launch, for the event log.
         folds: the fold of each training sample, (samples,); None where there are no folds.
         feeds: as of :class:`fleet.runtime.inputs.Inputs`.
@@ -75,6 +78,7 @@ class Prepared:
             test that needs none.
         cache: what becomes of decoded samples, and why; ``spec.data.cache`` is what was chosen.
         beside_others: how to work on the networks of the run together with other launches, where that is asked for.
+        ends: the spec with the networks that stand for those of its searches, instead of its own; of none in a replay.
     """
 
     spec: Spec
@@ -98,6 +102,13 @@ class Prepared:
     cache: CacheChoice = CacheChoice("none")  # noqa: RUF009 - frozen
     feeds: Mapping[str, Feed] = field(default_factory=dict)
     beside_others: BesideOthers | None = None
+    ends: Spec | None = None
+
+    @property
+    def engine_rates(self) -> RateTable | None:
+        """The rates by which an engine trains that needs some."""
+        file = self.spec.schedule.rates
+        return self.rates if self.rates is None or file is None else rates_of_engine(self.spec, file, self.rates)
 
     @property
     def fold_count(self) -> int:
@@ -166,10 +177,14 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
     Raises:
         UserError, InputError: what is wrong, and what would be right.
     """
-    spec = asked = load(path)
+    spec = load(path)
+    if replay is not None or not fresh:
+        spec = with_late(spec, RunPaths(spec.output if replay is None else Path(replay)).events)
+    asked = spec
+    if beside_others is not None and (spec.searches or spec.document.open_for is not None):
+        raise UserError("--beside-others: a search is of one launch, which asks for networks; start it alone")
     wishes.check(spec)
-    if not spec.engine.learns:
-        spec = _told_when_to_end(spec)
+    spec = told_when_to_end(spec)
     replayed: tuple[EpochRecord, ...] = ()
     if replay is not None and only is not None:
         roles = roles_of(spec, node_of, gpus_per_node, own_preprocessing=True)
@@ -181,15 +196,20 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
     paths = RunPaths(spec.output, beside_others.launch if beside_others is not None else "")
     means = Means(len(roles.preprocessors), roles.gpus_per_node, ranks_per_core > 1, shared_free, free_disk(paths))
     left = RunPaths(Path(str(replay))) if replayed else None if fresh else paths
-    cache = choose_cache(spec, opened, means, None if left is None else last_cache(left))
+    cache = choose_cache(spec if replayed else _both(spec, extremes(spec)), opened, means,
+                         None if left is None else last_cache(left))
     opened = opened.keeping(cache.cache)
     data, sample = opened.data, opened.sample
     given = spec
-    spec, asked = settle(opened, with_cache(spec, cache.cache), asked)
+    ends = dataclasses.replace(asked, networks=()) if replayed else extremes(asked)
+    spec, asked, ends = settle(opened, with_cache(spec, cache.cache), asked, ends)
     epoch_samples = samples_of_epoch(data, folds_of(spec, data))
-    _check_networks(spec, sample, data, epoch_samples, len(roles.trainers))
+    ends = told_when_to_end(ends)
+    for some in (spec, ends):
+        check_networks(some, sample, data, epoch_samples, len(roles.trainers))
+    make_searchers(ends)  # says what is wrong with one before anything is written
     check_quota(spec, sample)
-    layout = _plan_memory(spec, data, sample, roles, shared_free)
+    layout = plan_memory(_both(spec, ends), data, sample, roles, shared_free)
     if remeasure:
         check_remeasuring(spec, bool(replayed))
     needless = spec.schedule.rates is None and (bool(replayed) or not spec.policy.needs_rates)
@@ -197,7 +217,7 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
     beside = Path(path).absolute().parent
     codes = codes_of(spec, beside)
     if replayed:
-        _check_identity(asked.by_name[str(only)], asked, sample, RunPaths(Path(str(replay))), codes[str(only)], wishes)
+        _check_identity(asked.by_name[str(only)], asked, sample, RunPaths(Path(str(replay))), codes, wishes)
     if beside_others is not None and lease is not None:
         enter_folder(paths, lease)
     else:
@@ -208,13 +228,18 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
     write_sample(paths, sample, opened.names)
     if spec.data.cache == "file":
         opened = decode(opened, spec, _decoded_path(cache, paths, left))
-        layout = _plan_memory(spec, opened.data, sample, roles, shared_free)
+        layout = plan_memory(_both(spec, ends), opened.data, sample, roles, shared_free)
     if beside_others is not None and lease is not None:
         lease.release()
         fence = None
     return Prepared(spec, paths, opened.data, opened.transforms, sample, roles, layout, opened.left_out, rates,
                     replayed, plain, Machine(hardware(), ranks_per_core), beside, remeasure, codes, changes,
-                    fence, folds_of(spec, opened.data), cache, opened.feeds, beside_others)
+                    fence, folds_of(spec, opened.data), cache, opened.feeds, beside_others, ends)
+
+
+def _both(spec: Spec, ends: Spec) -> Spec:
+    """A spec with the networks that stand for those of its searches."""
+    return dataclasses.replace(spec, networks=(*spec.networks, *ends.networks))
 
 
 def _decoded_path(cache: CacheChoice, paths: RunPaths, left: RunPaths | None) -> Path:
@@ -223,7 +248,7 @@ def _decoded_path(cache: CacheChoice, paths: RunPaths, left: RunPaths | None) ->
     return paths.decoded if cache.is_passing and not of_run.decoded.exists() else of_run.decoded
 
 
-def _plan_memory(spec: Spec, data: DataSet, sample: SampleSpec, roles: Roles, shared_free: float) -> Layout | None:
+def plan_memory(spec: Spec, data: DataSet, sample: SampleSpec, roles: Roles, shared_free: float) -> Layout | None:
     """The window of the stream that the ranks of a node share; None where they share none, or all decoded samples.
 
     Args:
@@ -252,7 +277,8 @@ def _plan_memory(spec: Spec, data: DataSet, sample: SampleSpec, roles: Roles, sh
         return plan_ring(sample.image, samples, settings.window, settings.shards, roles.gpus_per_node,
                          sample.target.wire)
     most = [min(network.max_gpus or len(roles.trainers), len(roles.trainers)) for network in spec.networks]
-    largest = max(network.global_batch(gpus) for network, gpus in zip(spec.networks, most, strict=True))
+    largest = max((network.global_batch(gpus) for network, gpus in zip(spec.networks, most, strict=True)),
+                  default=spec.document.train.batch.size)
     # Networks can be as far apart as all epochs of the run: one trains its first while others come and go.
     wanted = sum(network.train.converge.max_epochs for network in spec.networks)
     there = shared_free / 2 / (samples * row_bytes(sample.image, sample.target.wire))
@@ -273,14 +299,22 @@ def shared_bytes(spec: Spec, opened: Inputs, roles: Roles, shared_free: float) -
     if not roles.shared:
         return 0
     sample, samples = opened.sample, len(opened.data.train)
-    layout = _plan_memory(spec, opened.data, sample, roles, shared_free)
+    layout = plan_memory(spec, opened.data, sample, roles, shared_free)
     if layout is not None:
         return layout.window_bytes + judging_bytes(opened)
     assert sample.kept is not None
     return samples * row_bytes(sample.kept, sample.kept_target.wire) + judging_bytes(opened)
 
 
-def _check_networks(spec: Spec, sample: SampleSpec, data: DataSet, samples: int, trainers: int) -> None:
+def check_networks(spec: Spec, sample: SampleSpec, data: DataSet, samples: int, trainers: int) -> None:
+    """Refuse networks that cannot be trained on this data, or on so few trainers.
+
+    Args:
+        samples: of an epoch.
+
+    Raises:
+        UserError: all that is wrong with any.
+    """
     found = misfits(spec, sample, samples, data.validation is not None)
     found += [(network, ("models", network.entry, "gpus"),
                f"gpus: needs at least {network.min_gpus} trainers, but there are {trainers}", "start more ranks")
@@ -289,6 +323,16 @@ def _check_networks(spec: Spec, sample: SampleSpec, data: DataSet, samples: int,
         count = len({network.name for network, *_ in found})
         raise UserError("\n  ".join([f"{count} of the networks cannot be trained as the spec says",
                                      *map(str, joined(spec, found))]))
+
+
+def parameters_of(network: NetworkSpec, sample: SampleSpec) -> int | None:
+    """How many parameters a network has, if that is known without building it."""
+    if network.architecture.kind != "family":
+        return None
+    try:
+        return count_for(network.architecture.settings, sample.of(network.feed))
+    except UserError:  # images too small for it, which is no matter to an engine that learns nothing
+        return None
 
 
 # ---- rates -------------------------------------------------------------------------------------
@@ -302,14 +346,14 @@ def _rates(spec: Spec, samples: int, roles: Roles) -> RateTable | None:
     return dataclasses.replace(table, samples_per_epoch=samples, gpus_per_node=roles.gpus_per_node)
 
 
-def _told_when_to_end(spec: Spec) -> Spec:
+def told_when_to_end(spec: Spec) -> Spec:
     """Networks that learn nothing converge after the epochs that the rates file has for them."""
-    if spec.schedule.rates is None:
+    if spec.schedule.rates is None or spec.engine.learns:
         return spec
-    epochs = {network.name: network.epochs for network in read_rates(spec.schedule.rates).models}
+    table = read_rates(spec.schedule.rates)
 
     def limited(network: NetworkSpec) -> NetworkSpec:
-        known = epochs.get(network.name)
+        known = rates_of(network, spec, table).epochs
         if known is None:
             return network
         converge = dataclasses.replace(network.train.converge, max_epochs=known, patience=None, target=None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fleet.errors import UserError
 from fleet.runtime.changes import Wishes
@@ -131,9 +131,9 @@ def _left_by(name: str, paths: RunPaths) -> State:
     return dataclasses.replace(found.state, history=found.history)
 
 
-def _check_identity(network: NetworkSpec, spec: Spec, sample: SampleSpec, paths: RunPaths, code: Code, wishes: Wishes
-                    ) -> None:
-    changed = changes(network, spec, sample, code, _left_by(network.name, paths))
+def _check_identity(network: NetworkSpec, spec: Spec, sample: SampleSpec, paths: RunPaths, codes: Mapping[str, Code],
+                    wishes: Wishes) -> None:
+    changed = changes(network, spec, sample, codes[network.architecture.target], _left_by(network.name, paths))
     if changed and not wishes.accepts_changes:
         raise UserError(f"--replay {paths.root}: the code of {network.name} ({', '.join(changed)}) has changed since "
                         "it was trained there: go back to what it was, or compare all the same with --accept-changes")

@@ -11,10 +11,10 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from fleet.search.calls import Call, Difference, make, replay
+from fleet.ensemble.effects import Consulted, ConsultFailed
+from fleet.search.calls import Call, make, replay
 from fleet.search.searcher import Searcher
 from fleet.spec.model import one_line
 from fleet.storage.events import Searched
@@ -23,36 +23,7 @@ from fleet.units import format_duration
 PATIENCE_S = 60.0  # for one call
 
 
-@dataclass(frozen=True)
-class Consulted:
-    """A searcher has answered a call."""
-
-    entry: str
-    call: Call
-    answer: Any
-
-
-@dataclass(frozen=True)
-class Replayed:
-    """A searcher has heard again what earlier launches have said to it.
-
-    Attributes:
-        difference: the first of its answers that is another one now, if there is one.
-    """
-
-    entry: str
-    difference: Difference | None
-
-
-@dataclass(frozen=True)
-class ConsultFailed:
-    """A searcher has raised, or does not answer."""
-
-    entry: str
-    reason: str
-
-
-Answer: TypeAlias = Consulted | Replayed | ConsultFailed
+Answer: TypeAlias = Consulted | ConsultFailed
 
 
 class _Work:
@@ -72,11 +43,13 @@ class Searchers:
 
     Args:
         searchers: by the names of their entries.
+        logged: the calls of earlier launches, by entry.
         patience_s: how long one call may take, in seconds.
     """
 
-    def __init__(self, searchers: Mapping[str, Searcher], patience_s: float = PATIENCE_S) -> None:
-        self._searchers, self._patience_s = dict(searchers), patience_s
+    def __init__(self, searchers: Mapping[str, Searcher], logged: Mapping[str, Sequence[Searched]] | None = None,
+                 patience_s: float = PATIENCE_S) -> None:
+        self._searchers, self._logged, self._patience_s = dict(searchers), dict(logged or {}), patience_s
         self._orders: queue.SimpleQueue[Callable[[], None] | None] | None = None
         self._work: _Work | None = None
 
@@ -85,22 +58,14 @@ class Searchers:
         """Whether an answer is awaited; then nothing else can be asked."""
         return self._work is not None
 
-    def replay(self, entry: str, logged: Sequence[Searched]) -> None:
-        """Have a searcher hear the calls of earlier launches again, in their order."""
-        searcher = self._searchers[entry]
-
-        def do(work: _Work) -> Answer:
-            return Replayed(entry, replay(searcher, logged, work.begin))
-
-        self._start(entry, "replay", do)
-
     def consult(self, entry: str, call: Call) -> None:
-        """Have a searcher called."""
-        searcher = self._searchers[entry]
+        """Have a searcher called; before its first call it hears again those of earlier launches, in their order."""
+        searcher, logged = self._searchers[entry], self._logged.pop(entry, ())
 
         def do(work: _Work) -> Answer:
+            difference = replay(searcher, logged, work.begin)
             work.begin(call)
-            return Consulted(entry, call, make(searcher, call))
+            return Consulted(entry, call, make(searcher, call), "" if difference is None else str(difference))
 
         self._start(entry, str(call), do)
 

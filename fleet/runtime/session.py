@@ -139,7 +139,7 @@ class Session:
                             self._prepared.evaluation())
 
     def _engine(self) -> Engine:
-        return make_engine(self._prepared.spec, self._prepared.sample, self._prepared.rates,
+        return make_engine(self._prepared.spec, self._prepared.sample, self._prepared.engine_rates,
                            self._roles.place(self._world.rank),
                            self._roles.gpus_per_node)
 

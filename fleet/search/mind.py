@@ -22,7 +22,7 @@ from fleet.spec.space import Member, Space
 from fleet.storage.events import EpochEnded, Event, NetworkFinished, NetworkJudged, Searched, SearchFailed
 from fleet.storage.state import EpochRecord, Standing
 
-_SEARCHER, _END = "searcher", "end"
+_SEARCHER, _USER, _END = "searcher", "user", "end"
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,8 @@ class Entry:
 
     Attributes:
         name: of the entry; its networks are ``NAME-0``, ``NAME-1``, ...
+        mode: whether high or low values are good.
+        monitor: the loss, accuracy or metric that is judged.
         resumes: whether its searcher can say which paused network goes on.
     """
 
@@ -38,6 +40,7 @@ class Entry:
     settings: Search
     space: Space
     mode: Mode
+    monitor: str
     resumes: bool = False
 
     def network(self, number: int) -> str:
@@ -68,12 +71,14 @@ class Add:
     """A network was asked for.
 
     Attributes:
+        number: within its entry.
         parent: the network from whose weights it starts, if there is one.
         wrong: what is wrong with its values: then it is a failed row.
     """
 
     network: str
     entry: str
+    number: int
     values: Member
     parent: str | None = None
     wrong: str = ""
@@ -138,20 +143,25 @@ class Mind:
         networks: those that are in the spec.
         judge: the rule, at its beginning.
         rule: its name, for the log.
-        mode: whether high or low values are good.
-        monitor: the loss, accuracy or metric that is judged.
-        obeys: whether what searchers answer to a report is done.
+        mode: whether high or low values are good, for networks of no entry.
+        monitor: the loss, accuracy or metric that is judged, of them.
         trainers: how many there are.
+        obeys: whether what searchers answer to a report is done.
+
+    Attributes:
+        is_open: whether networks may come that no searcher has asked for: as long, those that are paused wait.
     """
 
     def __init__(self, entries: Sequence[Entry], networks: Iterable[str], judge: Judge, rule: str, mode: Mode,
                  monitor: str, trainers: int, obeys: bool = True) -> None:
+        self.is_open = False
         self._entries = {entry.name: entry for entry in entries}
         self._talks = {entry.name: Conversation(entry.space, entry.settings.most, entry.resumes and obeys)
                        for entry in entries}
         self._lives = {name: _Life(name) for name in networks}
-        self._judge, self._rule, self._monitor, self._obeys = judge, rule, monitor, obeys
-        self._sign, self._trainers = 1 if mode == "maximize" else -1, trainers
+        self._judge, self._rule, self._obeys, self._trainers = judge, rule, obeys, trainers
+        self._watched = {"": (monitor, _sign(mode)),
+                         **{entry.name: (entry.monitor, _sign(entry.mode)) for entry in entries}}
         self._epochs = dict.fromkeys(self._entries, 0)  # that networks of each have trained
         self._gpu_s = dict.fromkeys(self._entries, 0.0)
         self._alive: dict[str, set[str]] = {name: set() for name in ["", *self._entries]}  # networks, by entry
@@ -168,6 +178,15 @@ class Mind:
     def paused(self) -> frozenset[str]:
         """The networks that get no devices until they are let go on."""
         return frozenset(self._paused)
+
+    @property
+    def pruned(self) -> list[str]:
+        """The networks that were dropped before they were done."""
+        return [name for name, life in self._lives.items() if life.end is End.PRUNED]
+
+    def entry(self, name: str) -> str:
+        """The entry of a network; nothing for one that nobody has asked for."""
+        return self._lives[name].entry
 
     @property
     def awaited(self) -> frozenset[str]:
@@ -230,7 +249,7 @@ class Mind:
                     self._lives[event.network].end = End.FAILED if follows.wrong else None
                 elif isinstance(follows, Resumed):
                     self._lives[self._entries[event.entry].network(follows.number)].is_resumed = True
-            case EpochEnded() if event.network in self._lives:
+            case EpochEnded() if event.network in self._lives and self._lives[event.network].end is None:
                 life = self._lives[event.network]
                 if self._count(life, event.record, is_done=False) and life.entry:
                     self._talks[life.entry].report(life.number, event.record.epoch, life.values[-1])
@@ -240,7 +259,8 @@ class Mind:
                 self._recall_judged(self._lives[event.network], Verdict(event.verdict), event.by, event.epochs)
 
     def _recall_judged(self, life: _Life, verdict: Verdict, by: tuple[str, ...], epochs: int) -> None:
-        life.verdict, life.acted, life.is_resumed = Verdict.GO_ON, epochs, False
+        if by != (_USER,):  # that is no answer to what was said of an epoch
+            life.verdict, life.acted, life.is_resumed = Verdict.GO_ON, epochs, False
         life.holders = set(by) if verdict is Verdict.PAUSE else set()
         if verdict is Verdict.STOP:
             self.network_over(life.name, End.PRUNED)
@@ -272,7 +292,7 @@ class Mind:
             is_done: whether there is nothing left to train.
         """
         life = self._lives[name]
-        if not self._count(life, record, is_done):
+        if life.end is not None or not self._count(life, record, is_done):
             return
         if (talk := self._talks.get(life.entry)) is not None:
             talk.report(life.number, record.epoch, life.values[-1])
@@ -292,14 +312,15 @@ class Mind:
         """Take an epoch into account; returns whether it is new."""
         if record.epoch != life.judged + 1:
             return False
-        value = record.value(self._monitor)
-        if not math.isfinite(life.best) or self._sign * value > self._sign * life.best:
+        monitor, sign = self._watched[life.entry]
+        value = record.value(monitor)
+        if not math.isfinite(life.best) or sign * value > sign * life.best:
             life.best = value
         life.values.append(value)
         if life.entry:
             self._epochs[life.entry] += 1
             self._gpu_s[life.entry] += record.gpus * record.seconds
-        score = self._sign * life.best if math.isfinite(life.best) else -math.inf
+        score = sign * life.best if math.isfinite(life.best) else -math.inf
         life.verdict = self._judge.add(life.name, record.epoch, score, is_done)
         return True
 
@@ -336,6 +357,23 @@ class Mind:
             case Resumed(number):
                 self._let_go_on(self._lives[self._entries[entry].network(number)], _SEARCHER)
 
+    def add(self, name: str) -> None:
+        """A network has come that no searcher has asked for."""
+        self._lives[name] = life = _Life(name)
+        self._sort(life)
+
+    def rule(self, name: str, verdict: Verdict) -> None:
+        """Somebody outside wants a network, which is not over, to pause, to stop, or to go on."""
+        life = self._lives[name]
+        if verdict is Verdict.STOP:
+            self._stop(life, (_USER,))
+        elif verdict is Verdict.GO_ON:
+            self._let_go_on(life, _USER)
+        elif _USER not in life.holders:
+            life.holders.add(_USER)
+            self._sort(life)
+            self._judged(life, Verdict.PAUSE, tuple(sorted(life.holders)))
+
     def searcher_failed(self, entry: str, reason: str) -> None:
         """A searcher has raised, hangs, or talks nonsense: it is called no more, and nobody waits for it."""
         self._out, talk = None, self._talks[entry]
@@ -352,7 +390,7 @@ class Mind:
         parent = None if asked.parent is None else self._entries[entry].network(asked.parent)
         self._lives[name] = life = _Life(name, entry, asked.number)
         self._sort(life)
-        self._decided.append(Add(name, entry, asked.values, parent, asked.wrong))
+        self._decided.append(Add(name, entry, asked.number, asked.values, parent, asked.wrong))
 
     def _hear_verdict(self, life: _Life, epoch: int, verdict: Verdict) -> None:
         if not life.waits or epoch != life.judged:
@@ -371,9 +409,9 @@ class Mind:
         if final is Verdict.STOP:
             self._stop(life, by)
         elif final is Verdict.PAUSE:
-            life.holders = set(by)
+            life.holders |= set(by)
             self._sort(life)
-            self._judged(life, final, by)
+            self._judged(life, final, tuple(sorted(life.holders)) if len(life.holders) > len(by) else by)
         life.verdict = Verdict.GO_ON
 
     def _stop(self, life: _Life, by: tuple[str, ...], left: int = 0) -> None:
@@ -455,7 +493,7 @@ class Mind:
         Args:
             went_on: those that an earlier launch let go on in this moment, in which it broke off.
         """
-        if not self._paused or (went_on is None and any(map(self._may_come, self._talks))):
+        if not self._paused or (went_on is None and (self.is_open or any(map(self._may_come, self._talks)))):
             return False
         alive = [name for names in self._alive.values() for name in names if name not in (went_on or ())]
         settled = self._judge.settle(alive)
@@ -500,3 +538,7 @@ class Mind:
 
     def _note(self, event: Event) -> None:
         self._decided.append(Note(event))
+
+
+def _sign(mode: Mode) -> int:
+    return 1 if mode == "maximize" else -1

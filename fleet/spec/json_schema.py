@@ -14,6 +14,8 @@ def json_schema() -> dict[str, Any]:
     """The whole schema."""
     schema = TypeAdapter(Document).json_schema()
     _know_the_entries(schema["$defs"])
+    # A run that stays open needs no network to begin with.
+    schema |= {"anyOf": [{"required": ["open_for"]}, {"properties": {"models": {"minItems": 1}}}]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "FLEET spec"}
 
 

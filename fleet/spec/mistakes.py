@@ -17,6 +17,7 @@ from fleet.errors import SpecMistake
 from fleet.spec.data import Data, Target
 from fleet.spec.fields import default_of
 from fleet.spec.schema import Checkpoint, Document, ModelEntry, Profile, Resources, Schedule
+from fleet.spec.search import Budget, Prune, Search
 from fleet.spec.space import Range
 from fleet.spec.train import Batch, Converge, Optimizer, Train
 
@@ -79,7 +80,8 @@ def _document_path(item: ErrorDetails, content: Any) -> tuple:
 
 _PARTS: dict[str, type] = {"data": Data, "train": Train, "schedule": Schedule, "profile": Profile,
                            "resources": Resources, "checkpoint": Checkpoint, "batch": Batch, "optimizer": Optimizer,
-                           "converge": Converge, "target": Target}
+                           "converge": Converge, "target": Target, "prune": Prune, "search": Search,
+                           "budget": Budget}
 
 
 def _owner(place: Sequence[Any]) -> type | None:

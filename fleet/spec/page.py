@@ -22,7 +22,8 @@ _PARTS = {"models: an entry": "ModelEntry", "models: data of an entry": "EntryDa
           "data.target": "Target", "train": "Train", "train.batch": "Batch", "train.optimizer": "Optimizer",
           "train.converge": "Converge", "schedule": "Schedule",
           "profile": "Profile", "resources": "Resources", "checkpoint": "Checkpoint",
-          "models: a range in space": "Range"}
+          "prune": "Prune",
+          "models: a range in space": "Range", "models: search": "Search", "models: search.budget": "Budget"}
 MOST_CHOICES = 12  # that stand in a table; longer lists are called by their title
 
 

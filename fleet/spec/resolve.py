@@ -16,6 +16,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields as dataclass_fields
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,7 +33,8 @@ from fleet.spec.mistakes import explain
 from fleet.spec.model import FAMILIES, Architecture, check_target, load_function
 from fleet.spec.origin import Origin
 from fleet.spec.schema import MOST_NETWORKS, Document, ModelEntry, NetworkSpec, Schedule, Spec
-from fleet.spec.space import Member, draw, grid, override
+from fleet.spec.search import RULES, Prune
+from fleet.spec.space import Member, draw, ends, grid, override
 from fleet.spec.train import Train
 from fleet.spec.yaml_file import plain, read_yaml
 from fleet.units import counted
@@ -41,6 +43,8 @@ from preprocess.source import SOURCES
 from scheduler.ensemble.policies import SETTINGS
 
 T = TypeVar("T")
+
+_PRUNE_KEYS = {field.name for field in dataclass_fields(Prune)}
 
 # A network's name is a folder's name.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -101,6 +105,10 @@ def _resolve(content: Any, origin: Origin) -> Spec:
     names = [network.name for network in networks]
     mistakes += [mistake(("models",), f"{count} networks are named {name!r}", "another `name:` for one of them")
                  for name, count in sorted(Counter(names).items()) if count > 1]
+    for index, entry in spec.searches.items():
+        if taken := [name for name in names if re.fullmatch(rf"{re.escape(entry.stem)}-\d+", name)]:
+            mistakes.append(mistake(("models", index, "search"), f"one of its networks may be named {taken[0]!r}, too",
+                                    "another `name:` for the entry"))
     if mistakes:
         raise SpecError(mistakes, salvaged=spec)
     return spec
@@ -163,8 +171,32 @@ def _problems(document: Document) -> Iterator[tuple[tuple, str, str]]:
     except UserError as error:
         wrong, _, right = str(error).partition("; ")
         yield ("resources", "engine"), wrong, right
+    if not document.models and document.open_for is None:
+        yield ("models",), "[]", "at least 1 item, or a run that stays open for more (`open_for: 10min`)"
+    yield from _search_problems(document)
     if rates is not None and not os.path.isfile(rates):  # Path would raise, for a name too long
         yield ("schedule", "rates"), f"no file {rates}", "a rates file, such as the profile.json of a run"
+
+
+def _search_problems(document: Document) -> Iterator[tuple[tuple, str, str]]:
+    """What is wrong with searches, beside what their own keys say."""
+    stems: dict[str, int] = {}
+    for index, entry in enumerate(document.models):
+        if entry.search is None:
+            continue
+        place = ("models", index, "search")
+        if document.data.folds is not None:
+            yield place, "networks of a search are not trained on every fold of the data", "no data.folds"
+        if stems.setdefault(entry.stem, index) != index:
+            yield place, f"another search is named {entry.stem!r}, too", "another `name:` for one of them"
+        for key in entry.space or {}:
+            if key.startswith(("train.converge.monitor", "train.converge.direction")):
+                yield ("models", index, "space", key), "networks of a search are compared by one quantity", "left out"
+    watched = {(entry.train.get("converge") or {}).get("monitor", document.train.converge.monitor)
+               for entry in document.models if isinstance(entry.train.get("converge") or {}, Mapping)}
+    if RULES[document.prune.rule].reads and len(watched) > 1:
+        yield (("prune", "rule"), f"{document.prune.rule} compares all networks, and they do not monitor the same",
+               "one train.converge.monitor, at the top")
 
 
 def _unread(document: Document, content: Mapping[str, Any]) -> Iterator[tuple[tuple, str, str]]:
@@ -172,6 +204,11 @@ def _unread(document: Document, content: Mapping[str, Any]) -> Iterator[tuple[tu
     data, schedule = content.get("data"), content.get("schedule")
     if document.data.folds is not None and isinstance(data, Mapping) and data.get("validation") is not None:
         yield ("data", "validation"), "folds hold out their own validation samples", "left out, or data.test"
+    prune, rule = content.get("prune"), RULES[document.prune.rule]
+    for name in prune if isinstance(prune, Mapping) else ():
+        if name != "rule" and name in _PRUNE_KEYS and name not in rule.reads:
+            yield ("prune", name), f"{document.prune.rule} does not read {name}", (
+                f"it reads {', '.join(rule.reads)}" if rule.reads else "left out")
     try:
         policy = find_policy(document.schedule.policy)
     except UserError:  # a mistake of its own
@@ -201,7 +238,7 @@ class _MisfitError(Exception):
 
 
 def _networks(document: Document, index: int, entry: ModelEntry, problems: list[Exception]) -> list[NetworkSpec]:
-    """The networks of an entry; what is wrong with it is added to ``problems``."""
+    """The networks of an entry; what is wrong with it is added to ``problems``. Those of a search come later."""
     networks: list[NetworkSpec] = []
     draws = _tried(problems, _draws, document, index, entry) or []
     engine = _known_engine(document)
@@ -215,7 +252,19 @@ def _networks(document: Document, index: int, entry: ModelEntry, problems: list[
         for fold in folds:
             of_fold = name if fold is None else f"{name}-fold{fold}"
             networks.append(_network(document, index, of_fold, train, architecture, drawn, fold))
-    return networks
+    return [] if entry.search is not None else networks
+
+
+def extremes(spec: Spec) -> Spec:
+    """The spec with two networks for each search instead of all others: the ends of its space.
+
+    They stand for those that will be asked for where memory is planned and data is looked at. Each has the name of its
+    entry.
+    """
+    found = []
+    for index, entry in spec.searches.items():
+        found += [replace(asked_network(spec, index, 0, member), name=entry.stem) for member in ends(entry.space or {})]
+    return replace(spec, networks=tuple(found))
 
 
 def asked_network(spec: Spec, index: int, number: int, member: Member) -> NetworkSpec:
@@ -230,24 +279,31 @@ def asked_network(spec: Spec, index: int, number: int, member: Member) -> Networ
         UserError: it cannot be built or trained with these values; the message says which, and what would be right.
     """
     document, entry = spec.document, spec.document.models[index]
-    name = _checked_name(f"{entry.name or _stem(entry)}-{number}")
+    name = _checked_name(f"{entry.stem}-{number}")
     try:
         return _network(document, index, name, _merged(document.train, entry.train, member),
-                        _architecture(entry, member, _known_engine(document)), member)
+                        _architecture(entry, member, _known_engine(document)), member, number=number)
     except _MisfitError as problem:
         found = explain(problem.error, problem.content, Origin().mistake, (problem.part,), problem.owner)
         raise UserError("; ".join(f"{one.key}: {one.wrong}" + (f"; {one.right}" if one.right else "")
                                   for one in found)) from None
 
 
+def refused_network(spec: Spec, index: int, number: int, values: Member) -> NetworkSpec:
+    """What stands for a network that cannot be: it has a name and values, and is never trained."""
+    stem = spec.document.models[index].stem
+    return _network(spec.document, index, f"{stem}-{number}", spec.document.train, Architecture("softmax"), values,
+                    number=number)
+
+
 def _network(document: Document, index: int, name: str, train: Train, architecture: Architecture, drawn: Member,
-             fold: int | None = None) -> NetworkSpec:
+             fold: int | None = None, number: int | None = None) -> NetworkSpec:
     entry = document.models[index]
     least, most = _gpu_bounds(entry)
     return NetworkSpec(
         name=name, architecture=architecture, train=train, seed=zlib.crc32(f"{document.seed}/{name}".encode()),
         min_gpus=least, max_gpus=most, parameters=dict(drawn), entry=index, fold=fold,
-        data=document.own_data(entry))
+        data=document.own_data(entry), number=number)
 
 
 def _known_engine(document: Document) -> EngineInfo | None:
@@ -271,6 +327,8 @@ def _draws(document: Document, index: int, entry: ModelEntry) -> list[dict[str, 
     if entry.space is not None and entry.count is not None:
         # Entries draw from streams of their own: adding an entry does not change another's networks.
         return draw(entry.space, entry.count, document.seed + 7919 * index)
+    if entry.space is not None:
+        return ends(entry.space)
     if entry.grid is not None:
         if (size := math.prod(map(len, entry.grid.values()))) > MOST_NETWORKS:
             raise UserError(f"the grid has {counted(size, 'member')}: at most {MOST_NETWORKS} networks of one entry")
@@ -280,7 +338,7 @@ def _draws(document: Document, index: int, entry: ModelEntry) -> list[dict[str, 
 
 def _name(entry: ModelEntry, number: int, count: int) -> str:
     """The name of one of an entry's networks."""
-    name = entry.name or _stem(entry)
+    name = entry.stem
     if count > 1:
         name += f"-{number:0{len(str(count - 1))}d}"
     return _checked_name(name)
@@ -290,10 +348,6 @@ def _checked_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise UserError(f"{name!r} cannot name a network: it should be letters, digits, '.', '_' and '-'")
     return name
-
-
-def _stem(entry: ModelEntry) -> str:
-    return (entry.family or str(entry.build).split(":")[-1]).lower()
 
 
 def _gpu_bounds(entry: ModelEntry) -> tuple[int, int | None]:

@@ -32,6 +32,7 @@ from fleet.spec.fields import (
 )
 from fleet.spec.model import Architecture
 from fleet.spec.origin import Origin
+from fleet.spec.search import Prune, Search
 from fleet.spec.space import Grid, Space
 from fleet.spec.train import Train
 from fleet.units import parse_delta
@@ -63,8 +64,10 @@ class ModelEntry:
     count: Annotated[int, Field(ge=1, le=MOST_NETWORKS)] | None = Field(default=None, description=(
         "Number of networks to draw at random from `space`."))
     space: Space | None = Field(default=None, description=(
-        "What differs between networks that are drawn at random: for an argument, or a setting like "
-        "train.optimizer.learning_rate, a list of values or a range {low, high, log, integer}."))
+        "What differs between networks that are drawn at random, or asked for by `search`: for an argument, or a "
+        "setting like train.optimizer.learning_rate, a list of values or a range {low, high, log, integer}."))
+    search: Search | None = Field(default=None, description=(
+        "Instead of `count`: who chooses from `space` while the run goes on, and how many networks."))
     grid: Grid | None = Field(default=None, description=(
         "What differs between networks that cover all combinations: for an argument, or a setting like "
         "train.batch.size, a list of values."))
@@ -75,6 +78,16 @@ class ModelEntry:
     data: EntryData | None = Field(default=None, description=(
         "Other `transforms`, or another `target`, for this entry. What is not named is taken from `data` at the top."))
 
+    @property
+    def stem(self) -> str:
+        """The name of its network, or what the names of its networks begin with."""
+        return self.name or self.target.split(":")[-1].lower()
+
+    @property
+    def target(self) -> str:
+        """What is built: a family, a name of keras.applications, or an import path."""
+        return self.family or str(self.build)
+
     @model_validator(mode="after")
     def _one_way_to_say_it(self) -> ModelEntry:
         if (self.family is None) == (self.build is None):
@@ -82,8 +95,14 @@ class ModelEntry:
                              "and `build: module:function`")
         if self.space is not None and self.grid is not None:
             raise ValueError("needs `space:` (random draws) or `grid:` (the full product), not both")
-        if (self.space is None) != (self.count is None):
+        if self.count is not None and self.search is not None:
+            raise ValueError("needs `count:` (random draws) or `search:` (networks that are asked for), not both")
+        if self.space is None and self.count is not None:
             raise ValueError("`count:` and `space:` go together: count random draws from the space")
+        if self.space is None and self.search is not None:
+            raise ValueError("`search:` and `space:` go together: networks are asked for from the space")
+        if self.space is not None and self.count is None and self.search is None:
+            raise ValueError("`space:` and `count:` go together, or `space:` and `search:`")
         if isinstance(self.gpus, tuple) and self.gpus[0] > self.gpus[1]:
             raise ValueError(f"gpus: {list(self.gpus)} should be [least, most]")
         return self
@@ -177,8 +196,9 @@ class Checkpoint:
 class Document:
     """A spec: the networks of an ensemble, the data they learn from, and how they are trained."""
 
-    models: Annotated[tuple[ModelEntry, ...], Field(min_length=1)] = Field(description=(
-        "The networks to train: a list of entries, each of which stands for one network or for many."))
+    models: tuple[ModelEntry, ...] = Field(description=(
+        "The networks to train: a list of entries, each of which stands for one network or for many. It may be empty "
+        "in a run that stays open for more (`open_for`)."))
     name: str = Field(default="ensemble", description=(
         "Name of the run: letters, digits, dots, dashes and underscores."))
     seed: Annotated[int, Field(ge=0, lt=2**64)] = Field(default=0, description=(
@@ -187,12 +207,16 @@ class Document:
     data: Data = Data()
     train: Train = Train()
     schedule: Schedule = Schedule()
+    prune: Prune = Prune()
     profile: Profile = Profile()
     resources: Resources = Resources()
     checkpoint: Checkpoint = Checkpoint()
     walltime: Annotated[Duration, Field(gt=0)] | None = Field(default=None, description=(
         "How long the run may take, like 2h. Shortly before, it saves everything and stops with exit status 75; the "
         "same command goes on. If the batch system ends the job earlier, its limit counts."))
+    open_for: Annotated[Duration, Field(gt=0)] | None = Field(default=None, description=(
+        "How long the run waits for further networks once nothing is left to train, like 10min. Without it, the run "
+        "ends then."))
     retries: Annotated[int, Field(ge=0, le=100)] = Field(default=2, description=(
         "How often a network is tried again that failed for a reason that may pass, such as a file server that does "
         "not answer."))
@@ -214,7 +238,7 @@ class Document:
 
         Those of all entries: what all have in common, and how samples are divided, are the same for a part of them.
         """
-        each = sorted(map(self.own_data, self.models), key=lambda own: own is not None)
+        each = sorted(map(self.own_data, self.models), key=lambda own: own is not None) or [None]
         return {feed_key(own): self.data if own is None else own.put_into(self.data) for own in each}
 
 
@@ -232,6 +256,7 @@ class NetworkSpec:
     entry: int = 0  # of `models`, from which it comes
     fold: int | None = None  # that it is judged by, and does not train on
     data: EntryData | None = None  # what it is fed with, where that is not what the top of the document says
+    number: int | None = None  # within its entry, of a network that was asked for
 
     @property
     def stem(self) -> str:
@@ -278,6 +303,11 @@ class Spec:
     @property
     def feeds(self) -> dict[str, Data]:  # noqa: D102
         return self.document.feeds
+
+    @property
+    def searches(self) -> dict[int, ModelEntry]:
+        """The entries whose networks are asked for while the run goes on, by their places in ``models``."""
+        return {index: entry for index, entry in enumerate(self.document.models) if entry.search is not None}
 
     @property
     def data(self) -> Data:  # noqa: D102 - the document's parts, without the detour

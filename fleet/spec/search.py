@@ -47,7 +47,7 @@ class Search:
         "trainers, and at least two more than train, so that the next one is known before GPUs are free."))
     options: dict[str, Any] = Field(default_factory=dict, description=(
         "Further arguments of the class, by name."))
-    seed: int = Field(default=0, ge=0, description="Seed of the choice.")
+    seed: int = Field(default=0, ge=0, description="Seed of all that is random in the choice.")
 
     @model_validator(mode="after")
     def _ends(self) -> Search:

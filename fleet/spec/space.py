@@ -152,6 +152,17 @@ def numbered(dimensions: Space, number: int) -> Member | None:
     return None if number else {name: picked[name] for name in dimensions}
 
 
+def ends(dimensions: Space) -> list[Member]:
+    """Two members of a space: one with the least, and one with the largest value of each dimension.
+
+    Choices that are no numbers have no such; then it is the first one and the last.
+
+    >>> ends({"width": (32, 16), "norm": ("batch", "none"), "blocks": Range(1, 3, integer=True)})
+    [{'width': 16, 'norm': 'batch', 'blocks': 1}, {'width': 32, 'norm': 'none', 'blocks': 3}]
+    """
+    return [{name: _ends(dimension)[place] for name, dimension in dimensions.items()} for place in (0, 1)]
+
+
 def member_of(dimensions: Space, values: Mapping[str, Any]) -> Member:
     """The member of a space that has these values, as the space writes them: 3.0 may stand for an integer 3.
 
@@ -232,6 +243,14 @@ def _pick(dimension: Range | Sequence[Any], share: float) -> Any:
     if isinstance(dimension, Range):
         return dimension.at(share)
     return dimension[int(share * len(dimension))]
+
+
+def _ends(dimension: Range | Sequence[Any]) -> tuple[Any, Any]:
+    if isinstance(dimension, Range):
+        return (dimension.low, dimension.high) if dimension.integer else (float(dimension.low), float(dimension.high))
+    if all(type(choice) in (int, float) for choice in dimension):
+        return min(dimension), max(dimension)
+    return dimension[0], dimension[-1]
 
 
 def _inside(name: str, dimension: Range | Sequence[Any], value: Any) -> Any:

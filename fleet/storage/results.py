@@ -30,7 +30,9 @@ class Status(StrEnum):
 
     WAITING = "waiting"
     TRAINING = "training"
+    PAUSED = "paused"
     FINISHED = "finished"
+    PRUNED = "pruned"
     FAILED = "failed"
 
 
@@ -87,6 +89,9 @@ class Results:
         check: raises where this launch may not write any more.
         damaged: finished network -> what is wrong with its newest checkpoint, which nobody needs any more.
         test: which test data networks are judged on when they are done; empty if there is none.
+
+    Attributes:
+        networks: those of the spec, and those that came later, by name.
     """
 
     spec: Spec
@@ -99,6 +104,19 @@ class Results:
     damaged: dict[str, str] = field(default_factory=dict)
     check: Callable[[], None] = lambda: None
     test: str = ""
+
+    def __post_init__(self) -> None:
+        self.networks = dict(self.spec.by_name)
+
+    def add(self, network: NetworkSpec, parameters: int | None) -> None:
+        """A network has come to the run.
+
+        Args:
+            parameters: how many it has, where that is known.
+        """
+        self.networks[network.name] = network
+        if parameters is not None:
+            self.parameters[network.name] = parameters
 
     def standing(self, name: str) -> Standing:
         """How far a network is."""
@@ -113,7 +131,7 @@ class Results:
         if outcome is not None and outcome != before:
             if outcome.is_failure:
                 write_json(self.paths.failure(name), {"reason": outcome.reason, "may_pass": outcome.may_pass,
-                                                      "tried": self.tried(self.spec.by_name[name])})
+                                                      "tried": self.tried(self.networks[name])})
             else:
                 with storing(self.paths.failure(name)):  # of an earlier launch
                     self.paths.failure(name).unlink(missing_ok=True)
@@ -142,7 +160,9 @@ class Results:
         best = convergence(history, network.train.converge).best_epoch
         record = history[best - 1] if best else None
         if outcome is not None:
-            status = Status.FAILED if outcome.is_failure else Status.FINISHED
+            status = (Status.FAILED if outcome.is_failure else Status.PRUNED if outcome.is_pruned else Status.FINISHED)
+        elif standing.is_paused:
+            status = Status.PAUSED
         else:
             status = Status.TRAINING if history else Status.WAITING
         nan = math.nan
@@ -160,8 +180,8 @@ class Results:
     def rows(self) -> list[NetworkResult]:
         """All networks, the best first; those without a value last. Before the folds of a network stands their mean."""
         rank = self._ranking()
-        rows = [self.row(network) for network in self.spec.networks]
-        stems = {network.name: network.stem for network in self.spec.networks if network.fold is not None}
+        rows = [self.row(network) for network in self.networks.values()]
+        stems = {network.name: network.stem for network in self.networks.values() if network.fold is not None}
         if not stems:
             return sorted(rows, key=rank)
         folds: dict[str, list[NetworkResult]] = {}
@@ -172,7 +192,7 @@ class Results:
 
     def _ranking(self) -> Callable[[NetworkResult], tuple]:
         """By what networks are ranked: by what is monitored, where all have the same."""
-        watched = {(network.train.converge.watched, network.train.converge.sign) for network in self.spec.networks}
+        watched = {(network.train.converge.watched, network.train.converge.sign) for network in self.networks.values()}
         if len(watched) == 1 and not (only := watched.pop())[0].endswith("accuracy"):
             return lambda row: _rank_by(row, *only)
         return _rank

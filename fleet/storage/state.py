@@ -129,11 +129,13 @@ class Outcome:
         reason: why it is done, or why it failed.
         is_failure: whether it failed.
         may_pass: whether what made it fail may pass, so that the next launch tries it again.
+        is_pruned: whether it was dropped before it was done.
     """
 
     reason: str
     is_failure: bool = False
     may_pass: bool = False
+    is_pruned: bool = False
 
 
 @dataclass(frozen=True)
@@ -160,11 +162,13 @@ class Standing:
         history: its finished epochs.
         outcome: None while there is something left to train.
         tested: None until it is done, and without test data.
+        is_paused: whether it is given no devices until it is let go on.
     """
 
     history: tuple[EpochRecord, ...] = ()
     outcome: Outcome | None = None
     tested: Judged | None = None
+    is_paused: bool = False
 
 
 @dataclass(frozen=True)

@@ -124,6 +124,17 @@ class OnlineRates:
         self.is_off = False  # whether an observation since then says that it was made by a wrong rate
         self.may_grow = False  # whether one has been made at the most GPUs that its network was allowed
 
+    def add(self, network: Traits, known: Mapping[int, float]) -> None:
+        """A network has come.
+
+        Args:
+            known: GPUs -> samples/s, of earlier runs; nothing new of a speed that training has shown.
+        """
+        self._networks[network.name] = network
+        if known and network.key not in self._seen:
+            self._known.setdefault(network.key, dict(known))
+        self._table = None
+
     # ---- observe ----
 
     def observe(self, name: str, gpus: int, observed: Observation) -> None:

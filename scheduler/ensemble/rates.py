@@ -74,6 +74,16 @@ def rate(network: Network, gpus: int) -> float:
     return float(network.rates[gpus - 1] if measured else estimated(network.rates, np.array([gpus]))[0])
 
 
+def middle(networks: Sequence[Network]) -> tuple[float, ...]:
+    """The rates of the network that is in the middle of all by its rate on one GPU; (1.0,) where there is none.
+
+    >>> middle([Network("slow", (1.0,)), Network("fast", (9.0, 12.0)), Network("other", (4.0, 6.0))])
+    (4.0, 6.0)
+    """
+    ordered = sorted(networks, key=lambda network: network.rates[0])
+    return ordered[len(ordered) // 2].rates if ordered else (1.0,)
+
+
 @dataclass(frozen=True, eq=False)
 class Curves:
     """The rates of all networks as arrays of shape (networks, gpus); column m-1 is m GPUs.

@@ -181,7 +181,7 @@ class Trainer:
         """The master's state, on every rank: from the last checkpoint, or from the start."""
         network, group = training.network, training.group
         state = State({}, identity(network, self._spec, self._sample), architecture=network.architecture.key,
-                      code=self._codes.get(network.name))
+                      code=self._codes.get(network.architecture.target))
         found = all_or_none(group, lambda: self._load(training) if group.is_master else CheckpointLookup(None))
         if found.state is not None:
             state = dataclasses.replace(found.state, identity=state.identity, architecture=state.architecture,

@@ -36,7 +36,7 @@ from fleet.storage.events.rates import (
     RatesRemembered,
     RememberedRate,
 )
-from fleet.storage.events.search import NetworkJudged, Searched, SearchFailed
+from fleet.storage.events.search import NetworkAdded, NetworkJudged, ReplayDiffered, Searched, SearchFailed
 from fleet.storage.events.training import (
     CacheChosen,
     EpochEnded,
@@ -67,6 +67,7 @@ __all__ = [
     "GroupStopped",
     "GroupStruck",
     "Interrupted",
+    "NetworkAdded",
     "NetworkFailed",
     "NetworkFellBack",
     "NetworkFinished",
@@ -87,6 +88,7 @@ __all__ = [
     "RatesGiven",
     "RatesRemembered",
     "RememberedRate",
+    "ReplayDiffered",
     "RoundStarted",
     "ScheduleOptions",
     "SearchFailed",
@@ -102,7 +104,7 @@ Event: TypeAlias = (
     | RateLearned | RatesEstimated | RanksReady | FirstStep | CacheChosen | StreamStarted | Planned | RoundStarted
     | GroupStarted | GroupChanged | EpochEnded | GroupStopped | NetworkFinished | NetworkTested | NetworkRetried
     | NetworkFailed | NetworkFellBack | ChangesAccepted | BestLost | NetworkWarned | RankLost | GroupStruck | BadSample
-    | Estimated | Searched | SearchFailed | NetworkJudged | NetworkTaken)
+    | Estimated | Searched | SearchFailed | ReplayDiffered | NetworkAdded | NetworkJudged | NetworkTaken)
 
 KINDS: Mapping[str, type] = {kind.word: kind for kind in get_args(Event)}
 

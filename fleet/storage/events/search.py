@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -44,6 +45,44 @@ class SearchFailed:
     word: ClassVar[str] = "search_failed"
     entry: str
     reason: str
+
+
+@dataclass(frozen=True)
+class ReplayDiffered:
+    """A searcher that heard the calls of earlier launches again has answered one of them otherwise; the log holds.
+
+    Attributes:
+        difference: the call, the answer in the log, and the one of now.
+    """
+
+    word: ClassVar[str] = "replay_differs"
+    entry: str
+    difference: str
+
+
+@dataclass(frozen=True)
+class NetworkAdded:
+    """A network has come to the run that no spec names; a launch that goes on makes it again from this line.
+
+    Attributes:
+        entry: of ``models``, by its name.
+        number: within that entry.
+        values: that were asked for, by the keys of the entry's space.
+        bounds: the fewest and the most GPUs that it may have; None if there is no upper bound.
+        max_epochs: that it is trained at most.
+        parent: the network from whose weights it starts, if there is one.
+        wrong: why it cannot be trained: then it has failed.
+    """
+
+    word: ClassVar[str] = "added"
+    network: str
+    entry: str
+    number: int
+    values: Mapping[str, Any]
+    bounds: tuple[int, int | None]
+    max_epochs: int
+    parent: Annotated[str, OmitDefault] = ""
+    wrong: Annotated[str, OmitDefault] = ""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from fleet.ensemble.ensemble import Decision, Ensemble, Setup
 from fleet.ensemble.rates import traits_of
 from fleet.ensemble.survey import Survey
 from fleet.errors import ExitStatus
+from fleet.runtime.coordinator import Search
 from fleet.storage.state import Standing
 from fleet.stream.layout import Layout
 from preprocess.sample import ImageSpec
@@ -95,7 +96,7 @@ def launches(draw, policy, deaths=st.just(0), asked_at=st.none(), ends_s=st.none
                               for network in content.networks], SAMPLES, roles.gpus_per_node, trainers, known)
         return Ensemble(setup, {name: standing_of(history) for name, history in left.items()}, survey, rates,
                         lambda table, progress, cluster: Decision(decide(table, progress, cluster, options)),
-                        online if learns else None)
+                        Search.without(content).mind, online if learns else None)
 
     return Ranks(make, setup, draw(st.integers(0, 10**6)), fates, left, dying, draw(asked_at))
 

@@ -8,6 +8,7 @@ from fleet.ensemble import effects as do
 from fleet.ensemble.ensemble import Decision, Ensemble, Setup
 from fleet.ensemble.rates import traits_of
 from fleet.ensemble.survey import Survey
+from fleet.runtime.coordinator import Search
 from fleet.storage.state import Standing, StepRate
 from fleet.stream.layout import Layout
 from preprocess.sample import ImageSpec
@@ -63,7 +64,10 @@ class Told:
                   for network in networks]
         online = None if self.learns is None else OnlineRates(
             traits, self.setup.samples, self.setup.roles.gpus_per_node, len(self.setup.roles.trainers), known)
-        return Ensemble(self.setup, self.begun, survey, self.rates, self.ask, online)
+        return Ensemble(self.setup, self.begun, survey, self.rates, self.ask, self.mind(), online)
+
+    def mind(self):
+        return Search.without(self.setup.spec).mind
 
     def ask(self, rates, progress, cluster):
         self.asked.append(progress)

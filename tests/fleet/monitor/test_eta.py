@@ -29,7 +29,7 @@ RATES = Profiled(2, 1.0, {"a": (60.0,), "b": (20.0,)})  # epochs of 10 and 30 s
 def estimator(converge=None, histories=None, start=START, rates=RATES):
     made = spec({"family": "softmax", "name": "a"}, {"family": "softmax", "name": "b"},
                 train={"converge": converge or {"max_epochs": 4}}, schedule={"policy": "baseline"})
-    found = Estimator(made, histories or {})
+    found = Estimator(made, made.by_name, histories or {})
     quick = RateMeasured("a", 1, 1e9, 1e-9, 1, 2)  # no time to build
     for event in (start, quick, rates):
         if event is not None:
@@ -176,7 +176,7 @@ def test_what_it_took_to_build_a_network_for_measuring_it_will_take_again():
 def test_the_first_epoch_tells_how_long_groups_take_until_the_second_tells_better():
     made = spec({"family": "softmax", "name": "a"}, train={"converge": {"max_epochs": 4}},
                 schedule={"policy": "baseline"})
-    found = Estimator(made, {})
+    found = Estimator(made, made.by_name, {})
     for event in (START, RATES, GroupStarted("a", (0,), 0, 1)):
         found.add(event, 0.0)
     assert found.estimate() is None

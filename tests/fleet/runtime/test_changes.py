@@ -53,7 +53,7 @@ class Run:
         prepared = self.prepare()
         for network in prepared.spec.networks:
             state = State({"weights": np.ones(3)}, identity(network, prepared.spec, prepared.sample), epochs,
-                          architecture=network.architecture.key, code=prepared.codes[network.name])
+                          architecture=network.architecture.key, code=prepared.codes[network.architecture.target])
             for path in (self.paths.last, self.paths.previous, self.paths.best):
                 write_state(path(network.name), replace(state, **more))
             write_history(self.paths.history(network.name), epochs)

@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from fleet.runtime.searchers import Consulted, ConsultFailed, Replayed, Searchers
+from fleet.ensemble.effects import Consulted, ConsultFailed
+from fleet.runtime.searchers import Searchers
 from fleet.search.calls import Ask, Report, Tell
 from fleet.storage.events import Searched
 
@@ -78,17 +79,19 @@ def test_the_time_limit_is_of_each_call_of_a_replay():
             return {"width": number}
 
     logged = [Searched("net", "ask", number, answer={"width": number}) for number in range(10)]
-    searchers = Searchers({"net": Thoughtful()}, patience_s=0.2)
-    searchers.replay("net", logged)
-    assert await_answer(searchers) == Replayed("net", None)
+    searchers = Searchers({"net": Thoughtful()}, {"net": logged}, patience_s=0.2)
+    searchers.consult("net", Ask(10))
+    assert await_answer(searchers) == Consulted("net", Ask(10), {"width": 10})
     searchers.close()
 
 
 def test_another_answer_in_a_replay_is_told_of(slow):
     slow.may_answer.set()
-    searchers = Searchers({"net": slow})
-    searchers.replay("net", [Searched("net", "ask", 0, answer={"width": 0}),
-                             Searched("net", "ask", 1, answer={"width": 7})])
-    difference = await_answer(searchers).difference
-    assert (difference.call, difference.logged, difference.answer) == (Ask(1), {"width": 7}, {"width": 1})
+    searchers = Searchers({"net": slow}, {"net": [Searched("net", "ask", 0, answer={"width": 0}),
+                                                  Searched("net", "ask", 1, answer={"width": 7})]})
+    searchers.consult("net", Ask(2))
+    assert await_answer(searchers) == Consulted("net", Ask(2), {"width": 2}, (
+        "a replayed answer differs: Ask(number=1) was answered by {'width': 7}, and now by {'width': 1}"))
+    searchers.consult("net", Ask(3))
+    assert await_answer(searchers).difference == ""  # they are heard again once
     searchers.close()

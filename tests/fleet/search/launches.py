@@ -64,7 +64,8 @@ class Launch:
                  searcher=None):
         self.disk, self.epochs, self.value, self.steps = disk, epochs, value, steps
         self.searcher = searcher or make_searcher(search.ask, space, search.seed, "maximize", search.options)
-        self.entry = Entry("net", search, space, "maximize", isinstance(self.searcher, Resuming))
+        self.entry = Entry("net", search, space, "maximize", "val_accuracy",
+                           isinstance(self.searcher, Resuming))
         self.mind = Mind([self.entry], fixed, make_judge(prune, epochs, seed=0), prune.rule, "maximize", "val_accuracy",
                          trainers, obeys=prune.rule != "none")
         self.alive = set(fixed)

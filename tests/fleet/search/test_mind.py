@@ -107,8 +107,8 @@ def test_so_many_are_alive_at_once(at_once):
 
 def test_by_itself_two_more_are_alive_than_train():
     search = search_of(most=10)
-    mind = Mind([Entry("net", search, SPACE, "maximize")], [], make_judge(Prune(), 9, 0), "searcher", "maximize",
-                "val_accuracy", trainers=2)
+    mind = Mind([Entry("net", search, SPACE, "maximize", "val_accuracy")], [], make_judge(Prune(), 9, 0), "searcher",
+                "maximize", "val_accuracy", trainers=2)
     for number in range(5):
         assert mind.decide({"net": 3})[-1] == Consult("net", Ask(number))
         mind.answered("net", Ask(number), {LEARNING_RATE: 0.001 * (number + 1)})

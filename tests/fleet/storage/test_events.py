@@ -23,7 +23,10 @@ JSON = st.recursive(st.one_of(st.none(), st.booleans(), st.integers(), st.text()
                     lambda inner: st.one_of(st.lists(inner), st.dictionaries(st.text(), inner)), max_leaves=5)
 
 
-@given(st.one_of([st.builds(kind, **{field.name: JSON if field.name == "answer" else ... for field in fields(kind)})
+ANY = {"answer": JSON, "values": st.dictionaries(st.text(), JSON)}
+
+
+@given(st.one_of([st.builds(kind, **{field.name: ANY.get(field.name, ...) for field in fields(kind)})
                   for kind in KIND_CLASSES]))
 def test_an_event_that_was_written_and_read_is_written_the_same_again(event):
     line = json.dumps(to_json(event), allow_nan=False)

@@ -1,0 +1,50 @@
+"""What an ensemble is given: the launch as it stays, and a policy to ask (pure values)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from fleet.comm.roles import Roles
+from fleet.spec import Spec
+from fleet.stream.layout import Layout
+from scheduler.base import Cluster, Progress, RateTable, Round
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What stays as it is while a launch lasts.
+
+    Attributes:
+        layout: of the stream; None where every trainer prepares its own samples, or finishes those that are kept.
+        samples: training samples of the data set.
+        outlives: whether ranks may die and the others go on.
+        ends_s: when the walltime will be a reason to stop, in seconds of the clock of :meth:`Ensemble.handle`.
+        first_epoch: of the stream, in this launch.
+        replayed: the stream epochs to train on, one after another, where one network is trained again.
+        bad: the samples that are known to be unreadable.
+        elsewhere: the networks that other launches may be training; see :class:`fleet.ensemble.effects.Leased`.
+    """
+
+    spec: Spec
+    roles: Roles
+    layout: Layout | None
+    samples: int
+    outlives: bool = False
+    ends_s: float | None = None
+    first_epoch: int = 0
+    replayed: tuple[int, ...] = ()
+    bad: frozenset[str] = frozenset()
+    elsewhere: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a policy answers, and how many seconds that took."""
+
+    round: Round
+    seconds: float = 0.0
+
+
+Ask: TypeAlias = Callable[[RateTable, Progress, Cluster], Decision]

@@ -1,0 +1,77 @@
+"""Networks that come while a launch goes on: looked at as those of a spec are before it begins."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fleet.ensemble.effects import Admitted
+from fleet.ensemble.rates import traits_of
+from fleet.errors import UserError
+from fleet.runtime.inputs import settle
+from fleet.runtime.known_rates import rates_of
+from fleet.runtime.prepare import Prepared, check_networks, parameters_of, plan_memory, told_when_to_end
+from fleet.search.mind import Add
+from fleet.spec import NetworkSpec
+from fleet.spec.resolve import asked_network, refused_network
+from fleet.storage.events import NetworkAdded
+from fleet.storage.identity import codes_of_all, speed_identity
+from fleet.storage.results import Results
+
+
+class Admission:
+    """Admits networks to a run.
+
+    Args:
+        results: of the run; they know of a network from then on.
+        known: key -> {GPUs: samples/s}, of earlier runs.
+        learns: whether rates are learned from training.
+    """
+
+    def __init__(self, prepared: Prepared, results: Results, known: dict[str, dict[int, float]], learns: bool) -> None:
+        self._prepared, self._results, self._known, self._learns = prepared, results, known, learns
+        self._table = None if prepared.spec.schedule.rates is None else prepared.engine_rates
+
+    def asked(self, add: Add) -> Admitted:
+        """A network that a search has asked for; one that cannot be trained has failed, and says why."""
+        spec, wrong = self._prepared.spec, add.wrong
+        index = next(index for index, entry in spec.searches.items() if entry.stem == add.entry)
+        network = refused_network(spec, index, add.number, add.values)
+        if not wrong:
+            try:
+                network = self._checked(asked_network(spec, index, add.number, add.values))
+            except UserError as error:
+                wrong = " ".join(str(error).split())
+        return self._admitted(network, NetworkAdded(
+            network.name, add.entry, add.number, add.values, (network.min_gpus, network.max_gpus),
+            network.train.converge.max_epochs, add.parent or "", wrong))
+
+    def _checked(self, network: NetworkSpec) -> NetworkSpec:
+        """A network with what the data decides of it.
+
+        Raises:
+            UserError: it cannot be trained here.
+        """
+        prepared = self._prepared
+        assert prepared.ends is not None
+        if network.train.class_weights == "balanced":  # they were counted before the launch
+            end = next(one for one in prepared.ends.networks if one.entry == network.entry)
+            network = replace(network, train=replace(network.train, class_weights=end.train.class_weights))
+        [settled] = settle(prepared, replace(prepared.spec, networks=(network,)))
+        alone = told_when_to_end(settled)
+        check_networks(alone, prepared.sample, prepared.data, prepared.epoch_samples, len(prepared.roles.trainers))
+        layout = plan_memory(alone, prepared.data, prepared.sample, prepared.roles, 0.0)
+        if layout is not None and prepared.layout is not None and layout.lookahead > prepared.layout.lookahead:
+            raise UserError(f"train.batch.size: {network.train.batch.size} is more than the stream of this launch has "
+                            "room for; a smaller one")
+        return alone.networks[0]
+
+    def _admitted(self, network: NetworkSpec, added: NetworkAdded) -> Admitted:
+        prepared, sample = self._prepared, self._prepared.sample
+        self._results.add(network, None if added.wrong else parameters_of(network, sample))
+        codes = codes_of_all(replace(prepared.spec, networks=(network,)), prepared.beside)
+        key = speed_identity(network, prepared.spec.resources, sample, prepared.machine, codes)
+        is_learned = self._learns and not added.wrong
+        seen = sample.of(network.feed)
+        traits = traits_of(network, key, seen.image.shape, seen.classes) if is_learned else None
+        rates = () if self._table is None else rates_of(network, prepared.spec, self._table).rates
+        return Admitted(network, added, key, traits, self._known.get(key, {}), rates)

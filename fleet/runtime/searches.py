@@ -1,0 +1,109 @@
+"""The searches of a run: what of them is checked before it, made for it, and made again from its log."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from fleet.errors import SpecError, UserError
+from fleet.search.mind import Entry, Mind
+from fleet.search.pruning import make_judge
+from fleet.search.searcher import Mode, Resuming, Searcher, make_searcher
+from fleet.spec import ModelEntry, NetworkSpec, Spec
+from fleet.spec.resolve import asked_network, refused_network
+from fleet.spec.search import Prune
+from fleet.storage.event_log import events_of
+from fleet.storage.events import Event, NetworkAdded, Searched
+
+
+def with_late(spec: Spec, log: Path) -> Spec:
+    """A spec with the networks that came while earlier launches went on, after its own.
+
+    Those of an entry that the spec no longer has are left out, as networks are that are taken from a spec.
+
+    Args:
+        log: the events of the run; it may not be there.
+    """
+    entries = {entry.stem: index for index, entry in spec.searches.items()}
+    late = [_again(spec, entries[added.entry], added) for added in events_of(log, NetworkAdded)
+            if added.entry in entries]
+    return replace(spec, networks=(*spec.networks, *late)) if late else spec
+
+
+def _again(spec: Spec, index: int, added: NetworkAdded) -> NetworkSpec:
+    try:
+        if not added.wrong:
+            return asked_network(spec, index, added.number, dict(added.values))
+    except UserError:  # the spec is another one by now
+        pass
+    return refused_network(spec, index, added.number, dict(added.values))
+
+
+def make_searchers(ends: Spec) -> dict[str, Searcher]:
+    """The searchers of a spec, by the names of their entries.
+
+    Args:
+        ends: the spec, with the networks that stand for those of its searches.
+
+    Raises:
+        SpecError: one cannot be made; the message says which, and why.
+    """
+    searchers = {}
+    for index, entry in _searched(ends).items():
+        assert entry.search is not None
+        try:
+            searchers[entry.stem] = make_searcher(entry.search.ask, entry.space or {}, entry.search.seed,
+                                                  _mode(_one_of(ends, index)), entry.search.options)
+        except UserError as error:
+            wrong, _, right = str(error).partition("; ")
+            raise SpecError([ends.origin.mistake(("models", index, "search", "ask"), wrong, right)]) from error
+    return searchers
+
+
+def make_mind(spec: Spec, ends: Spec, searchers: Mapping[str, Searcher], trainers: int, judges: bool = True) -> Mind:
+    """The mind of a run.
+
+    Args:
+        spec: with the networks that there are when the launch begins.
+        ends: with those that stand for the networks of its searches.
+        trainers: how many there are.
+        judges: whether networks are pruned by the rule of the spec; in a replay none are.
+    """
+    prune, everyone = spec.document.prune if judges else Prune(), [*spec.networks, *ends.networks]
+    entries = []
+    for index, entry in _searched(ends).items():
+        assert entry.search is not None
+        one = _one_of(ends, index)
+        entries.append(Entry(entry.stem, entry.search, entry.space or {}, _mode(one), one.train.converge.watched,
+                             isinstance(searchers[entry.stem], Resuming)))
+    most_epochs = max((network.train.converge.max_epochs for network in everyone), default=1)
+    return Mind(entries, [network.name for network in spec.networks if network.number is None or not entries],
+                make_judge(prune, most_epochs, spec.seed), prune.rule,
+                _mode(everyone[0]) if everyone else "maximize",
+                everyone[0].train.converge.watched if everyone else "val_accuracy", trainers,
+                obeys=prune.rule != "none")
+
+
+def calls_of(log: Iterable[Event]) -> dict[str, Sequence[Searched]]:
+    """The calls of earlier launches, by entry."""
+    calls: dict[str, list[Searched]] = defaultdict(list)
+    for event in log:
+        if isinstance(event, Searched):
+            calls[event.entry].append(event)
+    return dict(calls)
+
+
+def _searched(ends: Spec) -> dict[int, ModelEntry]:
+    """The entries whose networks are asked for in this launch; none of them are in a replay."""
+    places = {network.entry for network in ends.networks}
+    return {index: entry for index, entry in ends.searches.items() if index in places}
+
+
+def _one_of(ends: Spec, index: int) -> NetworkSpec:
+    return next(network for network in ends.networks if network.entry == index)
+
+
+def _mode(network: NetworkSpec) -> Mode:
+    return "maximize" if network.train.converge.sign > 0 else "minimize"

@@ -1,0 +1,124 @@
+"""Whole runs with a search: all ranks in one process, the numpy engine, and launches that are killed."""
+
+import gc
+import json
+import warnings
+from collections import Counter
+
+import pytest
+import yaml
+
+from fleet.errors import ExitStatus
+from fleet.runtime.prepare import prepare
+from fleet.runtime.session import Session
+from fleet.storage.event_log import events_of
+from fleet.storage.events import NetworkAdded, ReplayDiffered, Searched, SearchFailed
+from fleet.storage.results import Status, read_results
+from tests.fleet.one_process import Launch
+
+LEARNING_RATE = "train.optimizer.learning_rate"
+ENTRY = {"family": "softmax", "name": "net", "space": {LEARNING_RATE: {"low": 1e-3, "high": 0.1, "log": True}}}
+
+
+@pytest.fixture(autouse=True)
+def _quick(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+class Interruption:
+    def reason(self):
+        return ""
+
+    def seconds_left(self):
+        return None
+
+
+class Run:
+    """A run of one search, on rank 0 and two trainers.
+
+    Args:
+        search: of its entry.
+        rest: of the spec.
+    """
+
+    def __init__(self, folder, search, epochs=4, models=None, **rest):
+        self.folder, self.seed = folder, 0
+        content = {"models": models or [{**ENTRY, "search": search}], "output": str(folder / "run"), "seed": 5,
+                   "data": {"source": "tests.sources:numbered", "path": "24",
+                            "transforms": ["decode", {"scale": {"mean": 0.5, "std": 0.5}}]},
+                   "train": {"batch": {"size": 8}, "converge": {"max_epochs": epochs}},
+                   "schedule": {"policy": "adaptive"}, "resources": {"engine": "numpy", "preprocessors": 1}, **rest}
+        self.path = folder / "spec.yaml"
+        self.path.write_text(yaml.safe_dump(content))
+
+    def launch(self, turns=None):
+        """Returns rank 0's status, None where it was killed after so many turns."""
+        prepared = prepare(str(self.path), (0, 0, 0), None, plain=True)
+        self.paths, statuses = prepared.paths, {}
+        self.seed += 1
+
+        def rank_main(world):
+            statuses[world.rank] = Session(world, prepared, Interruption()).run()
+
+        ended = Launch(3, self.seed).run(rank_main, turns)
+        with warnings.catch_warnings(action="ignore"):
+            gc.collect()  # who was killed closed no files
+        return ExitStatus(statuses[0]) if ended else None
+
+    def rows(self):
+        return {row.name: row for row in read_results(self.folder / "run")}
+
+    def of(self, kind):
+        return events_of(self.paths.events, kind)
+
+
+def test_networks_are_asked_for_one_after_another_and_trained_to_their_end(tmp_path):
+    run = Run(tmp_path, {"most": 5, "at_once": 3})
+    assert run.launch() is ExitStatus.OK
+    rows = run.rows()
+    assert sorted(rows) == [f"net-{number}" for number in range(5)]
+    assert {(row.status, row.epochs) for row in rows.values()} == {(Status.FINISHED, 4)}
+    assert len({row.drawn[LEARNING_RATE] for row in rows.values()}) == 5
+    assert Counter(event.call for event in run.of(Searched)) == {"ask": 5, "report": 20, "tell": 5}
+    lines = [json.loads(line) for line in run.paths.events.read_text().splitlines()]
+    ask = next(line for line in lines if line["event"] == "search")
+    assert ask == {"t_s": ask["t_s"], "event": "search", "entry": "net", "call": "ask", "number": 0,
+                   "answer": rows["net-0"].drawn, "network": "net-0"}
+
+
+@pytest.mark.parametrize("mode", ["promote", "stop"])
+def test_asha_prunes_and_the_best_are_trained_to_their_end(tmp_path, mode):
+    run = Run(tmp_path, {"most": 9}, epochs=9, prune={"rule": "asha", "least": 1, "factor": 3, "mode": mode})
+    assert run.launch() is ExitStatus.OK
+    statuses = Counter(row.status for row in run.rows().values())
+    assert set(statuses) == {Status.PRUNED, Status.FINISHED}
+    assert statuses[Status.FINISHED] < 5
+    assert all(row.epochs in (1, 3) for row in run.rows().values() if row.status is Status.PRUNED)
+
+
+CAREFUL = {"ask": "tests.fleet.search.searchers:Careful", "most": 8}
+ASHA = {"rule": "asha", "least": 1, "factor": 2}
+
+
+MEDIAN = {"rule": "median", "others": 2}
+
+
+@pytest.mark.parametrize(("search", "prune"), [
+    (CAREFUL, {}), (CAREFUL, ASHA), ({"most": 8}, {**ASHA, "order": "rungs"}), (CAREFUL, MEDIAN)])
+def test_a_search_that_is_killed_again_and_again_forgets_nothing(tmp_path, search, prune):
+    run = Run(tmp_path, search, prune=prune)
+    launches = [run.launch(turns) for turns in (150, 300, 80, 400, 200, 250, None)]
+    assert launches[-1] is ExitStatus.OK
+    rows, calls = run.rows(), run.of(Searched)
+    assert sorted(rows) == sorted(f"net-{number}" for number in range(8))
+    assert {row.status for row in rows.values()} <= {Status.FINISHED, Status.PRUNED}
+    assert run.of(ReplayDiffered) == run.of(SearchFailed) == []
+    told = Counter((call.call, call.number, call.epoch) for call in calls if call.answer is not None)
+    assert {count for key, count in told.items() if key[0] in ("ask", "report")} == {1}
+    assert Counter(call.number for call in calls if call.call == "tell") == dict.fromkeys(range(8), 1)
+    assert [added.network for added in run.of(NetworkAdded)] == [f"net-{number}" for number in range(8)]
+    for name, row in rows.items():
+        said = [call for call in calls if call.network == name and call.call == "tell"]
+        assert [call.outcome for call in said] == [row.status]
+        assert row.drawn == next(call.answer for call in calls if call.network == name and call.call == "ask")
