@@ -194,8 +194,7 @@ def take(images: np.ndarray, private: np.ndarray, affine: Affine | None) -> None
         np.copyto(private[:len(images)], images)
         return
     assert affine is not None
-    for image, own in zip(images, private, strict=False):  # one by one: it stays in the processor's cache
-        affine.apply(image, out=own)
+    affine.apply(images, out=private[:len(images)])
 
 
 if __name__ == "__main__":

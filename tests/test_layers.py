@@ -39,10 +39,11 @@ MAY_IMPORT = {
     "preprocess.passing": "preprocess.base",
     "preprocess.target": "preprocess.base",
     "preprocess.target_checks": "preprocess.base preprocess.target",
-    "preprocess.scaling": "",
+    "preprocess.vectors": "",
+    "preprocess.scaling": "preprocess.vectors",
     "preprocess.sample": "preprocess.base preprocess.scaling preprocess.target",
     "preprocess.sources": "preprocess.base preprocess.files preprocess.decode preprocess.passing preprocess.target",
-    "preprocess.transforms": "preprocess.base preprocess.decode preprocess.sample",
+    "preprocess.transforms": "preprocess.base preprocess.decode preprocess.sample preprocess.scaling",
     "preprocess.chain": "preprocess.base preprocess.sample preprocess.target preprocess.transforms",
     "preprocess.probe": "preprocess.base preprocess.chain preprocess.sample preprocess.target preprocess.transforms",
     "preprocess.pipeline": "preprocess.base preprocess.chain preprocess.probe preprocess.sample preprocess.target "

@@ -11,6 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from preprocess.base import BadImage
 from preprocess.decode import to_array
+from preprocess.scaling import LARGE, vectors
 from preprocess.transforms.base import (
     FORBID,
     Area,
@@ -248,6 +249,10 @@ def _largest(height: int, width: int, ratio: float, share: float) -> tuple[int, 
 def _mirror(image: np.ndarray) -> np.ndarray:
     """Left for right; channel by channel, which NumPy copies four times as fast as pixel by pixel."""
     mirrored = np.empty(image.shape, image.dtype)
+    fits = image.dtype == np.uint8 and image.shape[2] == 3 and image.strides[1:] == (3, 1) and image.strides[0] > 0
+    if fits and image.size >= LARGE and (fast := vectors()) is not None:
+        fast.mirror(image, mirrored)
+        return mirrored
     for channel in range(image.shape[2]):
         mirrored[:, :, channel] = image[:, ::-1, channel]
     return mirrored

@@ -51,3 +51,13 @@ def test_images_and_results_may_be_cut_out_of_larger_arrays():
     whole = np.empty(images.shape, np.float32)
     scale_into(whole, images, MULTIPLIER, OFFSET)
     assert np.array_equal(whole, out[:, 50:250])
+
+
+@pytest.mark.parametrize("numbers", [(MULTIPLIER, OFFSET), (MULTIPLIER[0].reshape(()), OFFSET[0].reshape(()))])
+@pytest.mark.parametrize(("count", "width", "shift"), [
+    (8, 256, 0), (8, 252, 0), (8, 251, 0), (8, 256, 1)], ids=["whole", "with a rest", "unaligned rows", "unaligned"])
+def test_a_batch_that_is_written_past_the_caches_has_the_same_bits(numbers, count, width, shift):
+    images = np.random.default_rng(0).integers(0, 256, (count, 256, width, 3), np.uint8)
+    out = np.empty(images.size + shift, np.float32)[shift:].reshape(images.shape)
+    scale_into(out, images, *numbers)
+    assert np.array_equal(out, plain(images, *numbers))

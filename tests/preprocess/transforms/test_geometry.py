@@ -45,6 +45,14 @@ def test_an_image_that_is_too_small_to_crop_is_bad(crop, rng):
         crop.apply(numbered(3, 4), rng, True)
 
 
+@pytest.mark.parametrize("width", [224, 217, 15])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_large_image_is_mirrored_in_vectors_of_pixels_to_the_same(width, channels):
+    large = np.random.default_rng(0).integers(0, 256, (2000, 256, channels), np.uint8)
+    for image in (large[3:1990, 256 - width:], large[:, :width], large[::2, :width], large[::-1, :width]):
+        assert np.array_equal(Flip(horizontal=True).apply(image, Draws(0.0), True), image[:, ::-1])
+
+
 @pytest.mark.parametrize(("flip", "draws", "expected"), [
     (Flip(horizontal=True), [0.4], [[1, 0], [3, 2]]),
     (Flip(horizontal=True), [0.5], [[0, 1], [2, 3]]),
