@@ -36,6 +36,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "reserve": ("fleet.commands.reserve", "find the walltime requests that cost least"),
     "doctor": ("fleet.commands.doctor", "find what would go wrong; start it like the run, by mpirun"),
     "submit": ("fleet.commands.submit", "hand an ensemble to a batch system"),
+    "harvest": ("fleet.commands.harvest", "train on idle nodes: jobs that come and go share the networks of runs"),
     "job": ("fleet.commands.job", "keep one job of a chain; job scripts end in it"),
     "pack": ("fleet.commands.pack", "write an image folder into one HDF5 file"),
 }
@@ -61,7 +62,8 @@ def main(argv: list[str] | None = None) -> int:
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     module.configure(parser)
     try:
-        args = parser.parse_args(rest)
+        parse = parser.parse_intermixed_args if getattr(module, "INTERMIXED", False) else parser.parse_args
+        args = parse(rest)
     except UserError as error:  # all ranks of a launch are told the same, and one of them says so
         return _complain(f"fleet {name}: {error}" if is_first(os.environ) else "", ExitStatus.BAD_INPUT)
     try:

@@ -35,6 +35,8 @@ class Job:
         jobs, retries: at most so many jobs after one another, and so many after a failure of the machine.
         account, queue: where the site wants them.
         once: words behind the spec, until a launch has started with them.
+        harvest: a file that says how the job is one of several that share the run; then no other follows it.
+        words: behind the spec, in any case.
     """
 
     name: str
@@ -52,6 +54,8 @@ class Job:
     account: str | None = None
     queue: str | None = None
     once: tuple[str, ...] = ()
+    harvest: Path | None = None
+    words: tuple[str, ...] = ()
 
 
 def render(job: Job, system: System, site: Site) -> str:
@@ -90,7 +94,7 @@ def _fill(template: str, values: dict[str, str]) -> str:
 def _directives(job: Job, system: System, site: Site, counts: dict[str, int]) -> Sequence[str]:
     asked = [system.account.format(job.account)] if job.account is not None else []
     if system.rerun is not None:
-        asked.append(system.rerun[0 if job.jobs > 1 else 1])
+        asked.append(system.rerun[0 if job.jobs > 1 or job.harvest is not None else 1])
     if queue := job.queue or site.queue:
         asked.append((site.queue_option or system.queue).format(queue))
     resources = site.resources or (system.gpu_resources if site.gpus else system.resources)
@@ -107,15 +111,16 @@ def _setup(site: Site) -> Sequence[str]:
 def _command(job: Job, system: System, site: Site, ranks: int, counts: dict[str, int]) -> list[list[str]]:
     """The words of the launch, a list for each line."""
     python = shlex.quote(str(job.python))  # modules of the site bring others into PATH
-    keeper = [python, "-m", "fleet", "job", shlex.quote(str(job.run)), f"--system={shlex.quote(system.name)}",
-              f"--jobs={job.jobs}", f"--retries={job.retries}"]
+    keeper = [python, "-m", "fleet", "job", shlex.quote(str(job.run)), f"--system={shlex.quote(system.name)}"]
+    keeper += ([f"--jobs={job.jobs}", f"--retries={job.retries}"] if job.harvest is None
+               else [f"--harvest={shlex.quote(str(job.harvest))}"])
     if not system.warns and job.walltime is not None:
         keeper.append(f"--warn-after={math.floor(max(1.0, job.walltime - job.warning))}")
     cpus = places(site, ranks, "the site")
     keeper += [f"--once={shlex.quote(word)}" for word in job.once]
     placed = [[python, "-m", "launch.place", ":".join(cpus)]] if cpus else []
     return [[*keeper, "--"], [site.launcher.format(**counts)], *placed,
-            [python, "-m", "fleet.run", shlex.quote(job.spec)]]
+            [python, "-m", "fleet.run", shlex.quote(job.spec), *map(shlex.quote, job.words)]]
 
 
 def _wrapped(lines: Sequence[Sequence[str]]) -> str:

@@ -126,7 +126,8 @@ SYSTEMS = {system.name: system for system in (
            (*_SLURM_NODES, "--gpus-per-node={gpus}"), ("--requeue", "--no-requeue"), True, "SLURM_JOB_ID",
            ("sbatch", "--parsable"), False, r"^(\d+)", ("--dependency=afterany:{job}",),
            ("scontrol", "requeue", "{job}"), ("scontrol", "show", "job", "{job}"), r"\bPreemptTime=\d",
-           r"JobState=(BOOT_FAIL|CANCELLED|COMPLETED|DEADLINE|FAILED|NODE_FAIL|OUT_OF_MEMORY|PREEMPTED|REVOKED|TIMEOUT)"
+           # One that waits has been put back into the queue, with no process left.
+           r"JobState=(BOOT_FAIL|CANCELLED|COMPLETED|DEADLINE|FAILED|NODE_FAIL|OUT_OF_MEMORY|PENDING|PREEMPTED|REVOKED|TIMEOUT)"
            r"\b|Invalid job id", "SLURM_RESTART_COUNT"),
     System("lsf", "#BSUB ", "-P {}", "-q {}", _LSF_NODES, (*_LSF_NODES, '-gpu "num={gpus}"'), ("-r", "-rn"), True,
            "LSB_JOBID", ("bsub",), True, r"Job <(\d+)>", ("-w", "ended({job})"),
@@ -154,7 +155,7 @@ def submit(system: System, script: Path, after: str | None = None) -> str:
     """
     options = [option.format(job=after) for option in system.after] if after is not None else []
     command = [*system.submit, *options, *([] if system.by_input else [str(script)])]
-    printed = _call(command, script.read_text(encoding="utf-8") if system.by_input else None)
+    printed = call(command, script.read_text(encoding="utf-8") if system.by_input else None)
     found = re.search(system.id_pattern, printed.strip(), re.MULTILINE)
     if found is None:
         raise InputError(f"{system.submit[0]} printed {printed.strip()!r}, in which there is no job id")
@@ -172,7 +173,7 @@ def continue_job(system: System, job: str, script: Path) -> str:
     """
     if system.requeue:
         try:
-            _call([word.format(job=job) for word in system.requeue])
+            call([word.format(job=job) for word in system.requeue])
         except InputError:  # JobRequeue=0, or --no-requeue
             pass
         else:
@@ -188,7 +189,7 @@ def is_preempted(system: System, job: str) -> bool:
     if not (system.state and system.preempted):
         return False
     try:
-        return re.search(system.preempted, _call([word.format(job=job) for word in system.state])) is not None
+        return re.search(system.preempted, call([word.format(job=job) for word in system.state])) is not None
     except InputError:  # then it does not say
         return False
 
@@ -223,7 +224,8 @@ def this_job(environment: Mapping[str, str], systems: Mapping[str, System] = SYS
 
 
 def knows_job(name: str, job: str, systems: Mapping[str, System] = SYSTEMS) -> bool | None:
-    """Whether a batch system still knows a job, be it running, waiting or suspended; None if it does not answer.
+    """Whether a batch system still knows a job that may have processes: it runs, or is suspended, or, where it cannot be
+    told whether it has run before, waits. None if it does not answer.
 
     Args:
         name: of the system.
@@ -234,7 +236,7 @@ def knows_job(name: str, job: str, systems: Mapping[str, System] = SYSTEMS) -> b
     if system is None or not (system.state and system.over):
         return None
     try:
-        said, answered = _call([word.format(job=job) for word in system.state]), True
+        said, answered = call([word.format(job=job) for word in system.state]), True
     except InputError as error:
         said, answered = str(error), False
     if re.search(system.over, said):
@@ -242,7 +244,15 @@ def knows_job(name: str, job: str, systems: Mapping[str, System] = SYSTEMS) -> b
     return True if answered else None
 
 
-def _call(command: Sequence[str], text: str | None = None) -> str:
+def call(command: Sequence[str], text: str | None = None) -> str:
+    """What a command of a batch system prints.
+
+    Args:
+        text: its input.
+
+    Raises:
+        InputError: it is not there, failed, or did not answer.
+    """
     try:
         done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except FileNotFoundError:

@@ -5,17 +5,21 @@
 It starts the launch, and passes SIGTERM and SIGUSR2 on to it as SIGUSR2, upon which the launch saves everything and
 ends with status 75. If networks are left then, it sees to it that another job follows. It ends with the status of the
 launch.
+
+With --harvest it makes one launch, beside those of other jobs, and keeps jobs in the queue as long as networks wait.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from fleet.arguments import count, duration, whole
 from fleet.errors import UserError
 from fleet.jobs.chain import Keeper, Limits
+from fleet.jobs.harvest import Backlog, HarvestJob, Plan, SlurmQueue
 from fleet.jobs.systems import find_system
 from fleet.spec import look_beside
 from fleet.storage.paths import RunPaths
@@ -34,15 +38,32 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--once", metavar="OPTION", action="append", default=[],
                         help="option to add to the command until a launch has started with it, such as "
                              "--once=--remeasure; may be given several times")
+    parser.add_argument("--harvest", type=Path, metavar="FILE",
+                        help="how the job is one of several that share the run; fleet harvest writes the file")
     parser.add_argument("command", nargs="+", help="command of the launch, after --")
 
 
 def run(args: argparse.Namespace) -> int:
     """Keep the job."""
-    look_beside(args.command[-1])  # the spec: beside it lies what a user has made
+    look_beside(_spec_of(args.command))  # beside it lies what a user has made
     system = find_system(args.system)
+    if args.harvest is not None:
+        return _harvest(args, system)
     limits = Limits(args.jobs, args.retries)
     return Keeper(RunPaths(args.run), system, _job_id(system), limits, args.warn_after, args.once).run(args.command)
+
+
+def _spec_of(command: Sequence[str]) -> str:
+    """The spec in the command of a launch: what follows ``fleet.run``, or the last word."""
+    place = command.index("fleet.run") + 1 if "fleet.run" in command[:-1] else -1
+    return command[place]
+
+
+def _harvest(args: argparse.Namespace, system: System) -> int:
+    """Keep a job that is one of several."""
+    job, plan = _job_id(system), Plan.read(args.harvest)
+    backlog = Backlog(plan, SlurmQueue(plan), os.environ)
+    return HarvestJob(RunPaths(args.run, job), backlog, system.name, job).run(args.command)
 
 
 def _job_id(system: System) -> str:

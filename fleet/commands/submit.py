@@ -76,8 +76,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the script and hand it in."""
     spec = load(args.spec)
-    site = _with_gpus(args, spec, _site(args.site))
-    system = _system(args.system, site, args.site)
+    site = with_gpus(args, spec, find_site(args.site))
+    system = system_of(args.system, site, args.site)
     paths = RunPaths(spec.output.absolute())
     job = _job(args, spec, paths, system, site)
     script = render(job, system, site)
@@ -110,7 +110,12 @@ def _hand_in(script: str, paths: RunPaths, system: System, as_json: bool) -> int
     return ExitStatus.OK
 
 
-def _site(name: str) -> Site:
+def find_site(name: str) -> Site:
+    """The site of a name, or of a file.
+
+    Raises:
+        UserError: there is none.
+    """
     if name in SITES:
         return SITES[name]
     if not name.endswith((".yaml", ".yml")) and not os.path.exists(name):
@@ -118,7 +123,7 @@ def _site(name: str) -> Site:
     return parse_site(read_yaml(Path(name))[0], name)
 
 
-def _with_gpus(args: argparse.Namespace, spec: Spec, site: Site) -> Site:
+def with_gpus(args: argparse.Namespace, spec: Spec, site: Site) -> Site:
     """A site that knows nothing of GPUs, with those that are asked for, or that the spec counts on."""
     asked, counted_on = args.gpus_per_node, spec.resources.gpus_per_node
     if asked is not None and site.gpus:
@@ -130,7 +135,12 @@ def _with_gpus(args: argparse.Namespace, spec: Spec, site: Site) -> Site:
     return replace(site, gpus=gpus, ranks=3 * gpus if site.ranks == Site.ranks else max(site.ranks, gpus + 1))
 
 
-def _system(name: str | None, site: Site, place: str) -> System:
+def system_of(name: str | None, site: Site, place: str) -> System:
+    """The batch system that is asked for, or that a site has.
+
+    Raises:
+        UserError: neither, or they differ.
+    """
     if name is None and site.system is None:
         raise UserError(f"--system says which batch system there is: {', '.join(SYSTEMS)}, or an import path")
     if name is not None and site.system not in (None, name):
@@ -142,10 +152,10 @@ def _job(args: argparse.Namespace, spec: Spec, paths: RunPaths, system: System, 
     if not system.has_queue and args.nodes != 1:
         raise UserError(f"--nodes is {args.nodes}; with --system {system.name} there is only this machine")
     once = _once(args, spec)
-    walltime, warning = _times(args, spec, system)
+    walltime, warning = times_of(args, spec, system)
     jobs, retries = _limits(args, system)
     return Job(spec.document.name, args.spec, Path.cwd(), Path(sys.executable), paths.root, paths.jobs, args.nodes,
-               walltime, warning, _ranks(args, spec, site), jobs, retries, args.account, args.queue, once)
+               walltime, warning, ranks_of(args, spec, site), jobs, retries, args.account, args.queue, once)
 
 
 def _once(args: argparse.Namespace, spec: Spec) -> tuple[str, ...]:
@@ -157,7 +167,7 @@ def _once(args: argparse.Namespace, spec: Spec) -> tuple[str, ...]:
             *(["--accept-changes"] if args.accept_changes else []), *(["--remeasure"] if args.remeasure else []))
 
 
-def _times(args: argparse.Namespace, spec: Spec, system: System) -> tuple[float | None, float]:
+def times_of(args: argparse.Namespace, spec: Spec, system: System) -> tuple[float | None, float]:
     """The walltime, and how long before its end everything is saved; both in seconds."""
     walltime = args.walltime or spec.document.walltime
     if walltime is None and system.has_queue:
@@ -179,7 +189,7 @@ def _limits(args: argparse.Namespace, system: System) -> tuple[int, int]:
     return 1, 0
 
 
-def _ranks(args: argparse.Namespace, spec: Spec, site: Site) -> int | None:
+def ranks_of(args: argparse.Namespace, spec: Spec, site: Site) -> int | None:
     """Ranks of a node: what is asked for, what the spec's preprocessors want beside the GPUs, or the site's."""
     asked: int | None = args.ranks_per_node
     preparing = spec.resources.preprocessors

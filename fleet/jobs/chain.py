@@ -9,20 +9,17 @@ remembered between jobs.
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 import sys
-import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, ClassVar
 
-from fleet.errors import EXPLAINED, ExitStatus, StorageError, UserError
+from fleet.errors import ExitStatus, StorageError, UserError
 from fleet.jobs.systems import SYSTEM_VARIABLE, lease_of_process
+from fleet.jobs.warned import WarnedLaunch
 from fleet.storage.event_log import events_of, launch_status, log_mark, read_events
 from fleet.storage.events import Interrupted, Started
 from fleet.storage.files import storing
@@ -30,11 +27,8 @@ from fleet.storage.lease import Lease
 from fleet.storage.lines import Flat, OmitDefault, add_line, from_json, open_lines, read_lines, to_json
 from fleet.storage.paths import RunPaths
 from launch.base import InputError
-from launch.notices import PATIENCE_S, start
 from launch.systems import System, continue_job, is_preempted
 
-# What batch systems send; SIGUSR2 is what launchers pass on to the ranks (mpirun ends them at once upon SIGTERM).
-_WARNINGS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
 _PROBE_BYTES = 2**20
 
 
@@ -209,11 +203,9 @@ class Keeper:
     def __init__(self, paths: RunPaths, system: System, job: str, limits: Limits,
                  warn_after: float | None = None, once: Sequence[str] = ()) -> None:
         self._paths, self._system, self._job, self._limits = paths, system, job, limits
-        self._warn_after, self._once = warn_after, once
+        self._once = once
         self._environment = {**os.environ, SYSTEM_VARIABLE: system.name}
-        self._process: subprocess.Popen | None = None
-        self._warning = ""  # the latest
-        self._signalled = False  # whether it came from outside
+        self._warned = WarnedLaunch(self._environment, warn_after)
 
     def run(self, command: Sequence[str]) -> int:
         """Launch, until this job is over; returns the status that it should end with.
@@ -231,8 +223,7 @@ class Keeper:
         if (lost := _unfinished(self._paths.stops)) is not None:
             note(self._paths, Stopped(lost, Stop(None), "it ended without a word: preempted, killed, or its node died",
                                       next=self._job if lost == self._job else None))
-        for number in _WARNINGS:
-            signal.signal(number, self._pass_on)
+        self._warned.listen()
         while True:
             stops = stops_before(self._paths.stops, self._job)
             if len(stops) >= self._limits.jobs:  # the batch system started it again by itself
@@ -247,18 +238,17 @@ class Keeper:
         before = log_mark(self._paths.events)
         once = () if has_started(self._paths, self._job) else self._once
         note(self._paths, Begun(self._job, before[1]))
-        self._warning = ""
         try:
-            ended = self._wait([*command, *once])
+            ended = self._warned.run([*command, *once])
         except UserError as error:  # what has begun without a stop would be taken for killed
             stop = Stop(int(ExitStatus.BAD_INPUT))
             note(self._paths, Stopped(self._job, stop, str(error), next=None, then=decide([stop], self._limits).why))
             raise
         lease.check()  # after a long stop another job may have gone on with the chain
         status = launch_status(ended, self._paths.events, before)
-        if Stop(status).is_failure and not self._warning and is_preempted(self._system, self._job):
-            self._warning = "a preemption"
-        stop = Stop(status, bool(self._warning))
+        if Stop(status).is_failure and not self._warned.warning and is_preempted(self._system, self._job):
+            self._warned.warning = "a preemption"
+        stop = Stop(status, bool(self._warned.warning))
         decision = decide([*stops, stop], self._limits)
         if stop.is_failure and (refusal := self._refusal()):
             decision = Decision(False, refusal)
@@ -280,38 +270,12 @@ class Keeper:
                 probe.unlink(missing_ok=True)
         return ""
 
-    def _wait(self, command: Sequence[str]) -> int:
-        timer = threading.Timer(self._warn_after or 0, self._warn, ["the walltime is nearly over"])
-        try:
-            self._process, shown = start(command, EXPLAINED, environment=self._environment)
-        except OSError as error:
-            raise UserError(f"{command[0]} cannot be started: {error.strerror}") from None
-        if self._warn_after is not None:
-            timer.start()
-        try:
-            if self._signalled:  # while nobody was there to be told
-                self._process.send_signal(signal.SIGUSR2)
-            status = self._process.wait()
-            shown.join(PATIENCE_S)
-        finally:
-            timer.cancel()
-        return status if status >= 0 else 128 - status
-
-    def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        self._signalled = True
-        self._warn(f"{signal.Signals(number).name} came")
-
-    def _warn(self, warning: str) -> None:
-        self._warning = warning
-        if self._process is not None and self._process.returncode is None:
-            self._process.send_signal(signal.SIGUSR2)
-
     def _follow(self, decision: Decision) -> tuple[str | None, str]:
         """See to it that another launch follows; who does it, and what there is to say."""
         if not decision.goes_on:
             return None, decision.why
         if not self._system.has_queue:
-            return (None, "it was told to stop") if self._signalled else (self._job, decision.why)
+            return (None, "it was told to stop") if self._warned.is_signalled else (self._job, decision.why)
         try:
             return continue_job(self._system, self._job, self._paths.job_script), decision.why
         except (InputError, OSError) as error:
@@ -320,7 +284,8 @@ class Keeper:
     def _why(self, status: int, ended: int) -> str:
         if status == ExitStatus.RESUMABLE:
             interrupted = events_of(self._paths.events, Interrupted)
-            return interrupted[-1].reason if interrupted else self._warning
+            return interrupted[-1].reason if interrupted else self._warned.warning
         if status in (ExitStatus.OK, ExitStatus.NETWORK_FAILED, ExitStatus.BAD_INPUT):
             return "it ended"
-        return f"it broke off: its launcher ended with status {ended}" + (self._warning and f" after {self._warning}")
+        warning = self._warned.warning
+        return f"it broke off: its launcher ended with status {ended}" + (warning and f" after {warning}")

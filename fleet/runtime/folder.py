@@ -13,7 +13,7 @@ from fleet.spec import Spec, dump
 from fleet.storage.fencing import newest_writer, shut_out
 from fleet.storage.files import is_of_the_name, replacing, storing
 from fleet.storage.lease import Lease
-from fleet.storage.network_leases import are_held, shut_networks
+from fleet.storage.network_leases import holders, shut_networks
 from fleet.storage.paths import RunPaths
 
 _DOOR_S = 300.0  # for those before to begin: they read all checkpoints, and perhaps decode all samples
@@ -71,7 +71,7 @@ def enter_folder(paths: RunPaths, lease: Lease) -> None:
                 if time.monotonic() >= until:
                     raise
                 time.sleep(_KNOCK_S)
-        if lease.took_over and not are_held(paths):  # it may have been a launch that was alone
+        if lease.took_over and not holders(paths):  # it may have been a launch that was alone
             shut_out(paths)
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from fleet.errors import LeaseLost, StorageError, UserError
 from fleet.storage.fencing import shut_out
 from fleet.storage.files import storing
-from fleet.storage.lease import Fence, Lease, newest_generation, parse, read_generation
+from fleet.storage.lease import Fence, Holder, Lease, newest_generation, parse, read_generation
 from fleet.storage.paths import RunPaths
 
 
@@ -213,14 +213,15 @@ def _is_free(paths: RunPaths) -> bool:
     return not newest or (text is not None and parse(text).is_free)
 
 
-def are_held(paths: RunPaths) -> bool:
-    """Whether any network is held, be its holder alive or not."""
-    for folder in paths.network_leases.glob("*/"):
+def holders(paths: RunPaths) -> dict[str, Holder | None]:
+    """The networks that are held, and by whom, be they alive or not; None where that cannot be read."""
+    found = {}
+    for folder in sorted(paths.network_leases.glob("*/")):
         newest = newest_generation(folder)
         text = read_generation(folder, newest) if newest else None
-        if text is not None and not parse(text).is_free:
-            return True
-    return False
+        if text is not None and not (parsed := parse(text)).is_free:
+            found[folder.name] = parsed.holder
+    return found
 
 
 def shut_networks(paths: RunPaths, lease: Lease) -> bool:

@@ -113,6 +113,20 @@ class RunPaths:
         """When each launch of the jobs began and stopped, why, and what came next: one JSON object per line."""
         return self.jobs / "stops.jsonl"
 
+    def harvest_script(self, nodes: int) -> Path:
+        """The script of a job of so many nodes, one of several that share the run."""
+        return self.jobs / f"harvest-{nodes}.sh"
+
+    @property
+    def harvest(self) -> Path:
+        """How several jobs share the run: which runs are harvested, and within which limits."""
+        return self.jobs / "harvest.json"
+
+    @property
+    def harvested(self) -> Path:
+        """Each job of the harvest that was handed in, taken back, begun or ended: one JSON object per line."""
+        return self.jobs / "harvest.jsonl"
+
     @property
     def jobs_lease(self) -> Path:
         """The folder of the lease that lets one job of a chain at a time work."""

@@ -123,6 +123,7 @@ def test_a_system_that_says_nothing_of_preemption_preempts_nobody(cluster):
     ("slurm", "scontrol", "echo 'JobId=12 JobState=SUSPENDED Reason=None'", True),
     ("slurm", "scontrol", "echo 'JobId=12 JobState=COMPLETING Reason=None'", True),
     ("slurm", "scontrol", "echo 'JobId=12 JobState=NODE_FAIL Reason=None'", False),
+    ("slurm", "scontrol", "echo 'JobId=12 JobState=PENDING Reason=BeginTime'", False),
     ("slurm", "scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", False),
     ("slurm", "scontrol", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1", None),
     ("lsf", "bjobs", "echo SSUSP", True), ("lsf", "bjobs", "echo EXIT", False),

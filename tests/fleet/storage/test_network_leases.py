@@ -8,7 +8,7 @@ import pytest
 from fleet.errors import LeaseLost, StorageError, UserError
 from fleet.storage.checkpoint import newest, write_state
 from fleet.storage.lease import Holder, Lease, Times
-from fleet.storage.network_leases import NetworkLeases, are_held, shut_networks
+from fleet.storage.network_leases import NetworkLeases, holders, shut_networks
 from fleet.storage.paths import RunPaths
 from fleet.storage.state import State
 from tests.fleet.histories import history
@@ -94,7 +94,7 @@ def test_nothing_is_taken_while_somebody_is_in_the_door(run):
     alone = hold(door, "alone")
     first = launch(run, "first")
     assert got(first, "ab") == []
-    assert not run.network_lease("a").exists() or not are_held(run)
+    assert not run.network_lease("a").exists() or not holders(run)
     alone.release()
     assert got(first, "ab") == ["a", "b"]
 
@@ -111,7 +111,7 @@ def test_one_who_steps_into_the_door_at_the_same_moment_is_seen(run):
     lease = first._lease.sibling("network a")
     first._trying["a"] = lease, steps(lease)
     assert got(first, "a") == []
-    assert not are_held(run)
+    assert not holders(run)
 
 
 def test_one_who_died_in_the_door_is_shut_out(run):
@@ -129,7 +129,7 @@ def test_a_launch_that_is_alone_writes_above_all_that_were_not_and_they_above_it
     run.lease.mkdir(parents=True)
     hold(run.lease, "alone", floor=6).release()
     assert got(launch(run, "second"), "a") == ["a"]
-    assert are_held(run)
+    assert holders(run)
 
 
 def test_a_launch_that_wants_to_be_alone_is_told_who_is_there(run):
@@ -153,7 +153,7 @@ def test_a_launch_that_wants_to_be_alone_is_told_who_is_there(run):
         thread.join()
     first.let_go("a")
     assert not shut_networks(run, alone)
-    assert not are_held(run)
+    assert not holders(run)
 
 
 def test_a_folder_that_cannot_be_written_ends_the_launch(run):

@@ -1,0 +1,158 @@
+"""Train the networks of one or several specs on nodes that are idle for a while, in jobs that may be ended at any time.
+
+    fleet harvest photos.yaml --system slurm --nodes-per-job 1 --backlog 2 --most 32 --idle 5min -- --qos=preempt
+    fleet harvest a.yaml b.yaml --system slurm --walltime 4h --dry-run -- --partition=low
+
+Each job is an ordinary launch on networks that it holds by lease; when it is ended, others take them over, and at most
+an epoch is trained again. This command hands in the first jobs. From then on each job keeps so many in the queue as
+long as networks wait (--backlog), and takes back what is left when all are done. What follows -- goes to sbatch. Which
+run the next job is for, and how large it is, is decided on the nodes that are idle now, with what was measured in the
+runs. jobs/harvest.jsonl in the folder of each run has all that was done. After three launches in a row that finished no epoch
+no more jobs are handed in; the same command begins again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from fleet.arguments import duration, whole
+from fleet.commands.options import add_json, print_json
+from fleet.commands.submit import find_site, ranks_of, system_of, times_of, with_gpus
+from fleet.errors import ExitStatus, UserError
+from fleet.jobs.backlog import Limits
+from fleet.jobs.harvest import Asked, Backlog, Plan, Run, SlurmQueue, note, partition_of
+from fleet.run import IDLE_S
+from fleet.runtime.folder import check_folder, writing_into
+from fleet.spec import Spec, load
+from fleet.storage.files import replacing
+from fleet.storage.paths import RunPaths
+from fleet.units import counted, format_duration
+from launch.render import Job, render
+from launch.sites import SITES, Site
+from launch.systems import System
+
+INTERMIXED = True  # what follows -- comes after options, and belongs to the words before them
+_WALLTIME_S = 3600.0
+_DEFAULTS = Limits()
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    size = whole(1, 100_000)
+    parser.add_argument("specs", nargs="+", metavar="SPEC", help="YAML files of the specs; after --, options of sbatch")
+    parser.add_argument("--system", metavar="NAME", help="batch system: slurm (that of the site)")
+    parser.add_argument("--site", default="generic", metavar="NAME",
+                        help=f"machine: {', '.join(SITES)}, or a YAML file of your own (generic)")
+    parser.add_argument("--nodes-per-job", type=whole(1, 1000), default=_DEFAULTS.nodes_per_job, metavar="N",
+                        help=f"number of nodes of a job at most ({_DEFAULTS.nodes_per_job})")
+    parser.add_argument("--backlog", type=size, default=_DEFAULTS.backlog, metavar="N",
+                        help=f"number of jobs to keep in the queue while networks wait ({_DEFAULTS.backlog})")
+    parser.add_argument("--most", type=size, default=_DEFAULTS.most, metavar="N",
+                        help=f"number of jobs that wait or run, at most ({_DEFAULTS.most})")
+    parser.add_argument("--idle", type=duration, default=IDLE_S, metavar="5min",
+                        help=f"a job ends when no network was to be had for so long ({format_duration(IDLE_S)})")
+    parser.add_argument("--walltime", type=duration, metavar="2h",
+                        help="walltime of a job (that of the spec, or "
+                             f"{format_duration(_WALLTIME_S)}); --time after -- takes its place")
+    parser.add_argument("--warn", type=duration, metavar="2min",
+                        help="save everything this long before the walltime ends (2min, or a tenth of the walltime if "
+                             "that is less)")
+    parser.add_argument("--ranks-per-node", type=size, metavar="N", help="number of ranks on each node (the site's)")
+    parser.add_argument("--gpus-per-node", type=size, metavar="N",
+                        help="number of GPUs of each node, if the site does not say (resources.gpus_per_node of the "
+                             "spec)")
+    parser.add_argument("--account", metavar="NAME", help="account that pays for the time")
+    parser.add_argument("--queue", metavar="NAME", help="queue or partition")
+    parser.add_argument("--dry-run", action="store_true", help="only print the scripts")
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the scripts, and hand in the first jobs."""
+    names, options = _apart(args.specs)
+    site = find_site(args.site)
+    system = system_of(args.system, site, args.site)
+    if system.name != "slurm":
+        raise UserError(f"--system {system.name}: a harvest asks for idle nodes and for its own jobs, which FLEET can "
+                        "do with slurm only")
+    args.nodes = args.nodes_per_job
+    specs = {name: load(name) for name in names}
+    roots = [spec.output.absolute() for spec in specs.values()]
+    if len(set(roots)) < len(roots):
+        raise UserError("two of the specs have the same output; each run needs a folder of its own")
+    runs, scripts = [], {}
+    for name, spec in specs.items():
+        of_spec = with_gpus(args, spec, site)
+        found = _run(args, spec, of_spec)
+        runs.append(found)
+        for nodes in range(1, args.nodes_per_job + 1):
+            job = _job(args, name, spec, found, system, of_spec, nodes)
+            scripts[found.paths.harvest_script(nodes)] = render(job, system, of_spec)
+    plan = Plan(tuple(runs), Limits(args.nodes_per_job, args.backlog, args.most), tuple(options),
+                partition_of(options) or args.queue or site.queue or None)
+    if args.dry_run:
+        if args.json:
+            print_json({"scripts": list(scripts.values())})
+        else:
+            print("\n".join(scripts.values()), end="")
+        return ExitStatus.OK
+    return _begin(plan, scripts, args.json)
+
+
+def _begin(plan: Plan, scripts: dict[Path, str], as_json: bool) -> int:
+    for one in plan.runs:
+        check_folder(one.paths)
+        with writing_into(one.paths):
+            one.paths.jobs.mkdir(exist_ok=True)
+    for path, script in scripts.items():
+        with replacing(path) as file:
+            file.write(script)
+    plan.write()
+    for one in plan.runs:
+        note(one.paths, Asked())
+    orders = Backlog(plan, SlurmQueue(plan), os.environ).top_up()
+    places = [str(one.paths.harvested) for one in plan.runs]
+    if as_json:
+        print_json({"done": [str(order) for order in orders], "noted": places})
+    else:
+        print(f"{counted(len(orders), 'change')} of the queue; {', '.join(places)} will tell of all others")
+        if not orders:
+            print("fleet harvest: nothing is to be handed in: all networks are over or in training, or the backlog is "
+                  "full", file=sys.stderr)
+    return ExitStatus.OK
+
+
+def _apart(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The specs, and the options behind them.
+
+    Raises:
+        UserError: there is no spec.
+
+    >>> _apart(["a.yaml", "--qos=preempt", "-p", "low"])
+    (['a.yaml'], ['--qos=preempt', '-p', 'low'])
+    """
+    first = next((place for place, word in enumerate(words) if word.startswith("-")), len(words))
+    if not first:
+        raise UserError("a SPEC comes before the --")
+    return list(words[:first]), list(words[first:])
+
+
+def _run(args: argparse.Namespace, spec: Spec, site: Site) -> Run:
+    root = spec.output.absolute()
+    ranks = ranks_of(args, spec, site) or site.ranks
+    return Run(f"fleet-{zlib.crc32(str(root.resolve()).encode()):08x}", root,
+               tuple(network.name for network in spec.networks), max(1, site.gpus or ranks - 1))
+
+
+def _job(args: argparse.Namespace, path: str, spec: Spec, found: Run, system: System, site: Site, nodes: int) -> Job:
+    times = argparse.Namespace(walltime=args.walltime or spec.document.walltime or _WALLTIME_S, warn=args.warn)
+    walltime, warning = times_of(times, spec, system)
+    paths = RunPaths(found.root)
+    return Job(found.job, path, Path.cwd(), Path(sys.executable), paths.root, paths.jobs, nodes, walltime, warning,
+               ranks_of(args, spec, site), account=args.account, queue=args.queue, harvest=paths.harvest,
+               words=("--beside-others", f"--idle={args.idle:g}s"))

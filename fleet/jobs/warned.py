@@ -1,0 +1,83 @@
+"""A launch that is waited for, and warned when the batch system is about to end its job."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
+
+from fleet.errors import EXPLAINED, UserError
+from launch.notices import PATIENCE_S, start
+
+# What batch systems send; SIGUSR2 is what launchers pass on to the ranks (mpirun ends them at once upon SIGTERM).
+_WARNINGS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
+
+
+class WarnedLaunch:
+    """See the module.
+
+    Args:
+        environment: of the launch.
+        warn_after: seconds after which to warn it, where the batch system does not.
+
+    Attributes:
+        warning: the latest, of the latest launch; empty where there was none.
+        is_signalled: whether a warning has come from outside.
+    """
+
+    def __init__(self, environment: Mapping[str, str], warn_after: float | None = None) -> None:
+        self._environment, self._warn_after = environment, warn_after
+        self._process: subprocess.Popen | None = None
+        self.warning = ""
+        self.is_signalled = False
+
+    def listen(self) -> None:
+        """Pass on from now on what the batch system sends."""
+        for number in _WARNINGS:
+            signal.signal(number, self._pass_on)
+
+    def run(self, command: Sequence[str], every_s: float | None = None, meanwhile: Callable[[], None] = lambda: None
+            ) -> int:
+        """Launch, and wait for the end; returns the status of the launcher.
+
+        Args:
+            meanwhile: is called now and then.
+            every_s: seconds between two calls; None for none.
+
+        Raises:
+            UserError: the launcher cannot be started.
+        """
+        self.warning = ""
+        timer = threading.Timer(self._warn_after or 0, self._warn, ["the walltime is nearly over"])
+        try:
+            self._process, shown = start(command, EXPLAINED, environment=self._environment)
+        except OSError as error:
+            raise UserError(f"{command[0]} cannot be started: {error.strerror}") from None
+        if self._warn_after is not None:
+            timer.start()
+        try:
+            if self.is_signalled:  # while nobody was there to be told
+                self._process.send_signal(signal.SIGUSR2)
+            status = self._wait(self._process, every_s, meanwhile)
+            shown.join(PATIENCE_S)
+        finally:
+            timer.cancel()
+        return status if status >= 0 else 128 - status
+
+    def _wait(self, process: subprocess.Popen, every_s: float | None, meanwhile: Callable[[], None]) -> int:
+        while True:
+            try:
+                return process.wait(every_s)
+            except subprocess.TimeoutExpired:
+                meanwhile()
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        self.is_signalled = True
+        self._warn(f"{signal.Signals(number).name} came")
+
+    def _warn(self, warning: str) -> None:
+        self.warning = warning
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(signal.SIGUSR2)

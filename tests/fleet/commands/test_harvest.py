@@ -1,0 +1,82 @@
+"""fleet harvest: from specs to jobs that share their networks."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fleet.__main__ import main
+from fleet.jobs.harvest import Plan
+from fleet.storage.paths import RunPaths
+
+SPEC = "models: [{{family: softmax, count: 5}}]\nname: photos\noutput: {run}\n"
+
+
+@pytest.fixture
+def harvest(tmp_path, monkeypatch, capsys):
+    """Harvest a spec on a Slurm of one idle node; what came of it is (status, standard output, standard error)."""
+    monkeypatch.chdir(tmp_path)
+    for name, script in (("sbatch", f'echo "$*" >> {tmp_path}/handed_in; echo 4711'), ("squeue", ":"),
+                         ("sinfo", "echo 'n1 low*'")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    Path("a.yaml").write_text(SPEC.format(run=tmp_path / "a"))
+    Path("b.yaml").write_text(SPEC.format(run=tmp_path / "b"))
+
+    def call(*arguments):
+        try:
+            status = main(["harvest", *arguments])
+        except SystemExit as end:
+            status = end.code
+        return status, *capsys.readouterr()
+
+    return call
+
+
+def test_the_first_jobs_are_handed_in_with_the_options_behind_the_dashes(harvest, tmp_path):
+    status, out, err = harvest("a.yaml", "--system", "slurm", "--nodes-per-job", "1", "--backlog", "2", "--most", "32",
+                               "--idle", "5min", "--", "--qos=preempt", "-p", "low")
+    assert (status, err) == (0, "")
+    paths = RunPaths(tmp_path / "a")
+    assert (tmp_path / "handed_in").read_text().splitlines() == [
+        f"--parsable --qos=preempt -p low {paths.harvest_script(1)}"]  # there is one idle node
+    script = paths.harvest_script(1).read_text()
+    for part in (f"fleet job {paths.root} --system=slurm --harvest={paths.harvest} --", "#SBATCH --requeue",
+                 "fleet.run a.yaml --beside-others --idle=300s"):
+        assert part in script
+    plan = Plan.read(paths.harvest)
+    assert (plan.options, plan.partition, plan.limits.most) == (("--qos=preempt", "-p", "low"), "low", 32)
+    assert str(paths.harvested) in out
+    assert paths.foreign() == []
+
+
+def test_several_specs_share_a_harvest(harvest, tmp_path):
+    assert harvest("a.yaml", "b.yaml", "--system", "slurm", "--nodes-per-job=2")[0] == 0
+    assert Plan.read(RunPaths(tmp_path / "a").harvest) == Plan.read(RunPaths(tmp_path / "b").harvest)
+    assert RunPaths(tmp_path / "b").harvest_script(2).exists()
+
+
+def test_a_dry_run_only_prints(harvest, tmp_path):
+    status, out, _ = harvest("a.yaml", "--system", "slurm", "--nodes-per-job=2", "--dry-run", "--json")
+    assert (status, len(json.loads(out)["scripts"])) == (0, 2)
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    (["a.yaml", "--system", "pbs"], "--system pbs: a harvest asks for idle nodes"),
+    (["a.yaml"], "--system says which batch system there is"),
+    (["a.yaml", "a.yaml", "--system", "slurm"], "two of the specs have the same output"),
+    (["a.yaml", "--system", "slurm", "--backlog", "0"], "--backlog"),
+    (["none.yaml", "--system", "slurm"], "none.yaml")])
+def test_what_cannot_be_harvested_is_told_in_a_line(harvest, arguments, words):
+    status, _, err = harvest(*arguments)
+    assert status == 2
+    assert words in err
+
+
+def test_a_partition_that_does_not_exist_is_told_in_slurms_words(harvest, tmp_path):
+    (tmp_path / "sinfo").write_text("#!/bin/sh\necho 'sinfo: error: no partition named lo' >&2; exit 1\n")
+    status, _, err = harvest("a.yaml", "--system", "slurm", "--", "-p", "lo")
+    assert status == 2
+    assert "no partition named lo" in err

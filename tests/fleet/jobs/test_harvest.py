@@ -1,0 +1,155 @@
+"""Jobs that share the networks of runs: what they look at, what they hand in, and what they remember."""
+
+import pytest
+
+from fleet.errors import UserError
+from fleet.jobs import harvest
+from fleet.jobs.backlog import Limits
+from fleet.jobs.harvest import (
+    GAP_S,
+    Asked,
+    Backlog,
+    Begun,
+    Ended,
+    HandedIn,
+    Plan,
+    Run,
+    TakenBack,
+    fruitless,
+    look,
+    mean_gap_s,
+    note,
+    past_of,
+)
+from fleet.spec import parse
+from fleet.storage.event_log import EventLog
+from fleet.storage.events import EpochEnded, FirstStep, NetworkTaken
+from fleet.storage.lines import read_lines
+from fleet.storage.paths import RunPaths
+from fleet.storage.results import Results
+from fleet.storage.state import Outcome, Standing
+from launch.slurm_queue import QueuedJob
+from tests.fleet.histories import record
+from tests.fleet.logs import START
+from tests.fleet.storage.test_lease import hold
+
+
+class Queue:
+    """A batch system that does what it is told, and begins nothing by itself."""
+
+    def __init__(self, idle=4):
+        self.listed, self.idle, self.scripts = [], idle, []
+
+    def jobs(self, names):
+        return [job for job in self.listed if job.name in names]
+
+    def idle_nodes(self):
+        return self.idle
+
+    def submit(self, script, nodes):
+        self.scripts.append(script)
+        self.listed.append(QueuedJob(str(len(self.scripts)), self.name, nodes, False))
+        return self.listed[-1].id
+
+    def cancel(self, job):
+        self.listed = [one for one in self.listed if one.id != job]
+
+
+@pytest.fixture
+def run(tmp_path):
+    return Run("fleet-1", tmp_path / "run", ("a", "b", "c"), per_node=1)
+
+
+def launch(run, job, *events, ends=None, warning=""):
+    """A launch that is over, as it leaves its lines behind."""
+    log = RunPaths(run.root, job).events
+    note(run.paths, Begun(job, log.stat().st_size if log.exists() else 0))
+    times = iter([0.0, 0.0, *(10.0 * (number + 1) for number in range(len(events)))])
+    log = EventLog(log, clock=lambda: next(times))
+    for event in (START, *events):
+        log.add(event)
+    log.close()
+    if ends is not None:
+        note(run.paths, Ended(job, ends, warning))
+
+
+TAKEN, EPOCH = NetworkTaken("a", 1, 0, 0), EpochEnded("a", record(1))
+
+
+def test_three_launches_in_a_row_without_an_epoch_are_counted_until_one_has_one_or_the_user_asks_anew(run):
+    assert fruitless(past_of(run.paths)) == 0
+    launch(run, "1", TAKEN, ends=1)
+    launch(run, "2", TAKEN)  # it was killed
+    launch(run, "2", ends=75)  # there was no network for it: nobody's fault
+    assert fruitless(past_of(run.paths)) == 2
+    launch(run, "3", ends=1)  # it did not come so far as to take one
+    assert fruitless(past_of(run.paths)) == 3
+    note(run.paths, Asked())
+    assert fruitless(past_of(run.paths)) == 0
+    launch(run, "4", TAKEN, ends=1)
+    assert fruitless(past_of(run.paths)) == 1
+    launch(run, "5", TAKEN, EPOCH, ends=75)
+    assert fruitless(past_of(run.paths)) == 0
+
+
+def test_a_launch_that_goes_on_is_not_judged(run):
+    launch(run, "1", TAKEN)
+    assert fruitless(past_of(run.paths, running=["1"])) == 0
+    launch(run, "1", TAKEN)  # Slurm has put it back into the queue, and started it again
+    assert fruitless(past_of(run.paths, running=["1"])) == 1
+
+
+def test_gaps_are_as_long_as_launches_last_until_their_nodes_are_taken_back(run):
+    assert mean_gap_s(past_of(run.paths)) == GAP_S
+    launch(run, "1", TAKEN, EPOCH, ends=0)
+    launch(run, "2", TAKEN, EPOCH, ends=75, warning="SIGTERM came")
+    launch(run, "3", TAKEN)
+    assert mean_gap_s(past_of(run.paths)) == pytest.approx((GAP_S + 20 + 20 + 10) / 3)
+
+
+def test_a_run_is_looked_at_by_its_table_its_leases_and_its_logs(run):
+    assert look(run, [], []).waiting == 3
+    spec = parse({"models": [{"family": "softmax", "name": name} for name in run.networks], "output": str(run.root)})
+    Results(spec, run.paths, 100).keep("a", Standing((), Outcome("2 epochs")))
+    for name, job in (("b", "17"), ("c", "18")):
+        run.paths.network_lease(name).parent.mkdir(exist_ok=True)
+        hold(run.paths.network_lease(name), system="slurm", job=job)
+    launch(run, "17", FirstStep("b"), EPOCH)
+    seen = look(run, [QueuedJob("17", "fleet-1", 1, True), QueuedJob("19", "fleet-1", 2, False)], [])
+    assert (seen.waiting, seen.held, seen.running, seen.queued) == (1, 1, 1, (("19", 2),))  # 18 is no more
+    assert (seen.start_s, seen.per_node) == (10.0, 2)
+    assert seen.rate == pytest.approx(record(1).samples / record(1).seconds)
+
+
+def test_the_backlog_is_filled_noted_and_taken_back_in_the_end(run):
+    plan, queue = Plan((run,), Limits()), Queue()
+    queue.name = run.job
+    backlog = Backlog(plan, queue, {})
+    assert len(backlog.top_up()) == 2
+    assert queue.scripts == [run.paths.harvest_script(1)] * 2
+    assert backlog.top_up() == []
+    spec = parse({"models": [{"family": "softmax", "name": name} for name in run.networks], "output": str(run.root)})
+    results = Results(spec, run.paths, 100)
+    for name in run.networks:
+        results.keep(name, Standing((), Outcome("2 epochs")))
+    assert len(backlog.top_up()) == 2
+    assert queue.listed == []
+    words = [line["event"] for line in read_lines(run.paths.harvested)]
+    assert words == [HandedIn.word] * 2 + [TakenBack.word] * 2
+
+
+def test_a_plan_is_read_as_it_was_written(run, tmp_path):
+    plan = Plan((run, Run("fleet-2", tmp_path / "other", ("d",), 2)), Limits(2, 3, 4), ("-p", "low"), "low")
+    plan.write()
+    assert [Plan.read(one.paths.harvest) for one in plan.runs] == [plan, plan]
+    run.paths.harvest.write_text("{}")
+    with pytest.raises(UserError, match="no harvest that fleet harvest wrote"):
+        Plan.read(run.paths.harvest)
+    with pytest.raises(UserError, match="fleet harvest writes it"):
+        Plan.read(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize(("options", "partition"), [
+    (["-p", "low"], "low"), (["-plow"], "low"), (["--partition", "low"], "low"), (["--requeue"], None)])
+def test_the_partition_is_found_among_the_options(options, partition):
+    assert harvest.partition_of(options) == partition
