@@ -127,8 +127,8 @@ SYSTEMS = {system.name: system for system in (
            ("sbatch", "--parsable"), False, r"^(\d+)", ("--dependency=afterany:{job}",),
            ("scontrol", "requeue", "{job}"), ("scontrol", "show", "job", "{job}"), r"\bPreemptTime=\d",
            # One that waits has been put back into the queue, with no process left.
-           r"JobState=(BOOT_FAIL|CANCELLED|COMPLETED|DEADLINE|FAILED|NODE_FAIL|OUT_OF_MEMORY|PENDING|PREEMPTED|REVOKED|TIMEOUT)"
-           r"\b|Invalid job id", "SLURM_RESTART_COUNT"),
+           r"JobState=(BOOT_FAIL|CANCELLED|COMPLETED|DEADLINE|FAILED|NODE_FAIL|OUT_OF_MEMORY|PENDING|PREEMPTED|REVOKED"
+           r"|TIMEOUT)\b|Invalid job id", "SLURM_RESTART_COUNT"),
     System("lsf", "#BSUB ", "-P {}", "-q {}", _LSF_NODES, (*_LSF_NODES, '-gpu "num={gpus}"'), ("-r", "-rn"), True,
            "LSB_JOBID", ("bsub",), True, r"Job <(\d+)>", ("-w", "ended({job})"),
            state=("bjobs", "-noheader", "-o", "stat", "{job}"), over=r"\b(DONE|EXIT)\b|is not found"),
@@ -224,8 +224,10 @@ def this_job(environment: Mapping[str, str], systems: Mapping[str, System] = SYS
 
 
 def knows_job(name: str, job: str, systems: Mapping[str, System] = SYSTEMS) -> bool | None:
-    """Whether a batch system still knows a job that may have processes: it runs, or is suspended, or, where it cannot be
-    told whether it has run before, waits. None if it does not answer.
+    """Whether a batch system still knows a job that may have processes; None if it does not answer.
+
+    One that runs or is suspended does. One that waits does not, if the system puts jobs back into the queue only when
+    all of them have ended.
 
     Args:
         name: of the system.
