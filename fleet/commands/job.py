@@ -63,7 +63,7 @@ def _harvest(args: argparse.Namespace, system: System) -> int:
     """Keep a job that is one of several."""
     job, plan = _job_id(system), Plan.read(args.harvest)
     backlog = Backlog(plan, SlurmQueue(plan), os.environ)
-    return HarvestJob(RunPaths(args.run, job), backlog, system.name, job).run(args.command)
+    return HarvestJob(RunPaths(args.run, job), backlog, system, job).run(args.command)
 
 
 def _job_id(system: System) -> str:

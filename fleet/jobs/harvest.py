@@ -22,6 +22,7 @@ from typing import Annotated, ClassVar, Protocol
 
 from fleet.errors import ExitStatus, StorageError, UserError
 from fleet.jobs.backlog import Cancel, Harvested, Limits, Order, Submit, decide
+from fleet.jobs.chain import Stop
 from fleet.jobs.systems import SYSTEM_VARIABLE, lease_of_process
 from fleet.jobs.warned import WarnedLaunch
 from fleet.storage.event_log import Logged, launch_status, log_mark, read_events, read_run
@@ -34,7 +35,7 @@ from fleet.storage.results import Status, read_results
 from launch import slurm_queue
 from launch.base import InputError
 from launch.slurm_queue import QueuedJob
-from launch.systems import SYSTEMS, call
+from launch.systems import SYSTEMS, System, call, is_preempted
 
 GAP_S = 600.0  # how long nodes are taken to stay idle before anything is known of it: it counts as one gap
 _EVERY_S = 30.0  # between two looks at the queue
@@ -221,7 +222,7 @@ class Past:
         taken: networks that it took.
         epochs: that it finished.
         status: None where it did not come to say that it ended.
-        is_cut: whether its nodes were taken back: it was warned, or killed.
+        is_warned: whether the batch system was about to end it.
         is_forgiven: whether the harvest was asked for anew since.
     """
 
@@ -229,16 +230,21 @@ class Past:
     taken: int
     epochs: int
     status: int | None
-    is_cut: bool
+    is_warned: bool
     is_forgiven: bool = False
 
     @property
     def is_fruitless(self) -> bool | None:
-        """Whether it should have finished an epoch, and has not; None where there was no network for it."""
+        """Whether it should have finished an epoch, and has not; None where it got no network, or was ended before."""
         if self.epochs:
             return False
-        return None if not self.taken and self.status in (ExitStatus.OK, ExitStatus.NETWORK_FAILED,
-                                                          ExitStatus.RESUMABLE) else True
+        ended_well = self.status in (ExitStatus.OK, ExitStatus.NETWORK_FAILED, ExitStatus.RESUMABLE)
+        return None if self.is_warned or (ended_well and not self.taken) else True
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether its nodes were taken back."""
+        return self.is_warned or self.status is None
 
 
 def past_of(paths: RunPaths, running: Sequence[str] = ()) -> list[Past]:
@@ -270,7 +276,7 @@ def _past(log: Path, start: int, end: Ended | None, is_forgiven: bool) -> Past:
     seconds = events[-1].t_s if events else 0.0
     return Past(seconds, sum(isinstance(logged.event, NetworkTaken) for logged in events),
                 sum(isinstance(logged.event, EpochEnded) for logged in events),
-                None if end is None else end.status, end is None or bool(end.warning), is_forgiven)
+                None if end is None else end.status, end is not None and bool(end.warning), is_forgiven)
 
 
 def fruitless(past: Sequence[Past]) -> int:
@@ -301,10 +307,13 @@ class Backlog:
     def __init__(self, plan: Plan, queue: Queue, environment: Mapping[str, str]) -> None:
         self._plan, self._queue, self._environment = plan, queue, environment
 
-    def top_up(self) -> list[Order]:
+    def top_up(self, without: str = "") -> list[Order]:
         """Look at queue and runs, and hand in or take back what should be; returns what was done.
 
         Several jobs may come to it at the same moment: one of them does it.
+
+        Args:
+            without: the id of a job that is about to end.
 
         Raises:
             InputError: the batch system does not answer.
@@ -313,12 +322,12 @@ class Backlog:
         try:
             with lease_of_process(self._environment) as lease:
                 lease.take(self._plan.runs[0].paths.jobs_lease)
-                return self._top_up()
+                return self._top_up(without)
         except UserError:  # another job is at it
             return []
 
-    def _top_up(self) -> list[Order]:
-        jobs = self._queue.jobs([run.job for run in self._plan.runs])
+    def _top_up(self, without: str) -> list[Order]:
+        jobs = [job for job in self._queue.jobs([run.job for run in self._plan.runs]) if job.id != without]
         idle = self._queue.idle_nodes()
         past = {run.job: past_of(run.paths, [job.id for job in jobs if job.runs]) for run in self._plan.runs}
         gap_s = mean_gap_s([one for launches in past.values() for one in launches])
@@ -383,9 +392,9 @@ class HarvestJob:
         every_s: between two looks at the queue.
     """
 
-    def __init__(self, paths: RunPaths, backlog: Backlog, system: str, job: str, every_s: float = _EVERY_S) -> None:
-        self._paths, self._backlog, self._job, self._every_s = paths, backlog, job, every_s
-        self._warned = WarnedLaunch({**os.environ, SYSTEM_VARIABLE: system})
+    def __init__(self, paths: RunPaths, backlog: Backlog, system: System, job: str, every_s: float = _EVERY_S) -> None:
+        self._paths, self._backlog, self._system, self._job, self._every_s = paths, backlog, system, job, every_s
+        self._warned = WarnedLaunch({**os.environ, SYSTEM_VARIABLE: system.name})
 
     def run(self, command: Sequence[str]) -> int:
         """Launch once, and keep the backlog filled; returns the status of the launch.
@@ -399,15 +408,16 @@ class HarvestJob:
         note(self._paths, Begun(self._job, before[1]))
         self._top_up()
         ended = self._warned.run(command, self._every_s, self._top_up)
-        status = launch_status(ended, self._paths.events, before)
-        note(self._paths, Ended(self._job, status, self._warned.warning))
-        if not self._warned.warning:  # there is no time for it; others will
-            self._top_up()
+        status, warning = launch_status(ended, self._paths.events, before), self._warned.warning
+        if not warning and Stop(status).is_failure and is_preempted(self._system, self._job):
+            warning = "a preemption"
+        note(self._paths, Ended(self._job, status, warning))
+        self._top_up(self._job)  # perhaps all others are ended at this moment, and nobody else is left to do it
         return status
 
-    def _top_up(self) -> None:
+    def _top_up(self, without: str = "") -> None:
         try:
-            for order in self._backlog.top_up():
+            for order in self._backlog.top_up(without):
                 print(f"fleet job: {order}", file=sys.stderr, flush=True)
         except (InputError, StorageError) as error:  # this launch can go on all the same
             print(f"fleet job: the backlog is not kept filled for now: {error}", file=sys.stderr, flush=True)

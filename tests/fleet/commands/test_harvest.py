@@ -9,7 +9,7 @@ from fleet.__main__ import main
 from fleet.jobs.harvest import Plan
 from fleet.storage.paths import RunPaths
 
-SPEC = "models: [{{family: softmax, count: 5}}]\nname: photos\noutput: {run}\n"
+SPEC = "models: [{{family: softmax, name: x}}, {{family: softmax, name: y}}]\nname: photos\noutput: {run}\n"
 
 
 @pytest.fixture

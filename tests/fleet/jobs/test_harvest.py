@@ -84,6 +84,8 @@ def test_three_launches_in_a_row_without_an_epoch_are_counted_until_one_has_one_
     assert fruitless(past_of(run.paths)) == 2
     launch(run, "3", ends=1)  # it did not come so far as to take one
     assert fruitless(past_of(run.paths)) == 3
+    launch(run, "3", TAKEN, ends=1, warning="a preemption")  # this is what a harvest is for
+    assert fruitless(past_of(run.paths)) == 3
     note(run.paths, Asked())
     assert fruitless(past_of(run.paths)) == 0
     launch(run, "4", TAKEN, ends=1)
