@@ -81,12 +81,12 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--system {system.name}: a harvest asks for idle nodes and for its own jobs, which FLEET can "
                         "do with slurm only")
     args.nodes = args.nodes_per_job
-    specs = {name: load(name) for name in names}
-    roots = [spec.output.absolute() for spec in specs.values()]
+    specs = [(name, load(name)) for name in names]
+    roots = [spec.output.absolute() for _, spec in specs]
     if len(set(roots)) < len(roots):
         raise UserError("two of the specs have the same output; each run needs a folder of its own")
     runs, scripts = [], {}
-    for name, spec in specs.items():
+    for name, spec in specs:
         of_spec = with_gpus(args, spec, site)
         found = _run(args, spec, of_spec)
         runs.append(found)

@@ -17,6 +17,7 @@ from fleet.monitor.account import account
 from fleet.spec import load
 from fleet.storage.event_log import read_events
 from fleet.storage.paths import RunPaths
+from tests.chaos.beside import EPOCHS, LEASE_S, carry_out
 from tests.chaos.faults import FAULTS, MOST_LAUNCHES, TENSORFLOW_FAULTS, TRAINED, Case, Trial
 
 
@@ -25,6 +26,7 @@ def main():
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--cases", type=int, default=100, help="with the numpy engine")
     parser.add_argument("--tensorflow", type=int, default=10, help="cases with TensorFlow")
+    parser.add_argument("--beside", type=int, default=30, help="cases of launches over one folder")
     parser.add_argument("--seeds", type=int, nargs="+", help="these cases of the numpy engine alone")
     parser.add_argument("--minutes", type=float, help="begin no case after so long")
     parser.add_argument("--document", type=Path, help="where to write what came out")
@@ -42,9 +44,17 @@ def main():
             print(f"{len(cases) - len(outcomes)} cases are left out: the time is over")
             break
         outcomes.append(_carry_out(case))
+    beside = [] if arguments.seeds else [_carry_out_beside(seed) for seed in range(arguments.beside)]
     if arguments.document:
-        arguments.document.write_text(document(outcomes, arguments.run))
-    return 1 if any(outcome.broken for outcome in outcomes) else 0
+        arguments.document.write_text(document(outcomes, arguments.run, beside))
+    return 1 if any(outcome.broken for outcome in [*outcomes, *beside]) else 0
+
+
+def _carry_out_beside(seed):
+    case = carry_out(seed)
+    print(f"beside {seed}: {', '.join(case.faults)}: {case.again} epochs again, {case.seconds:.0f} s"
+          f"{f'; BROKEN: {case.broken}' if case.broken else ''}", flush=True)
+    return case
 
 
 def _carry_out(case):
@@ -60,7 +70,7 @@ def _carry_out(case):
     return outcome
 
 
-def document(outcomes, run=None):
+def document(outcomes, run=None, beside=()):
     """The page, made of what was measured."""
     lines = [
         "# Reliability: faults at random moments, and what happened to the runs", "",
@@ -75,9 +85,10 @@ def document(outcomes, run=None):
         if mine:
             good = sum(not outcome.broken for outcome in mine)
             lines += [f"## {title}: {len(mine)} cases, {good} came to a good end", "", *_table(mine, faults), ""]
-    lines += _pauses(outcomes)
+    lines += _pauses(outcomes) + _beside(beside)
     if run is not None:
         lines += _blocked(run)
+    lines += [f"- launches over one folder, seed {case.seed}: {case.broken}" for case in beside if case.broken]
     if broken := [outcome for outcome in outcomes if outcome.broken]:
         lines += ["## What broke", ""]
         lines += [f"- {outcome.case.engine}, seed {outcome.case.seed}, {outcome.case.fault}: {outcome.broken}"
@@ -115,6 +126,19 @@ def _pauses(outcomes):
     return ["## From a rank's death to the survivors' next step", "",
             "Under `mpirun --with-ft ulfm`, for the ranks in the group of the dead one:", "", *lines,
             ""] if lines else []
+
+
+def _beside(cases):
+    """What came of launches over one folder."""
+    if not cases:
+        return []
+    good, faults = sum(not case.broken for case in cases), [fault for case in cases for fault in case.faults]
+    again = [case.again for case in cases]
+    return [f"## Launches over one folder: {len(cases)} cases, {good} came to a good end", "",
+            f"Two launches share four networks of {EPOCHS} epochs. {faults.count('kill')} times one of them was "
+            f"killed, and {faults.count('stop')} times all its ranks stood still, for {LEASE_S / 2:g} to "
+            f"{3 * LEASE_S:g} s, with leases of {LEASE_S:g} s; then another one was started. Epochs trained again: "
+            f"median {statistics.median(again):g}, most {max(again)}.", ""]
 
 
 def _blocked(run):

@@ -1,0 +1,136 @@
+"""Launches over one folder, of which some are killed and some stand still for longer than their lease.
+
+Each case is drawn from its seed: two launches that share four networks, and three faults, each a while after the one
+before. A launch that is killed is followed by another one; one that is stopped goes on later, finds its networks taken,
+and ends.
+"""
+
+import os
+import random
+import signal
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fleet.storage.event_log import read_run
+from fleet.storage.events import EpochEnded
+from fleet.storage.paths import RunPaths
+from fleet.storage.results import read_results
+from tests.chaos.faults import Broken
+from tests.mpi.conftest import Launcher, kill, session_members, spec
+
+NAMES, EPOCHS, LAUNCHES, FAULTS = ("a", "b", "c", "d"), 8, 2, 3
+LEASE_S, PATIENCE_S = 2.0, 180.0
+
+
+@dataclass
+class Beside:
+    """What came of a case.
+
+    Attributes:
+        faults: what was done, in order.
+        again: epochs that were trained once more.
+        broken: what is wrong; empty after a good end.
+    """
+
+    seed: int
+    faults: list[str] = field(default_factory=list)
+    again: int = 0
+    seconds: float = 0.0
+    broken: str = ""
+
+
+def carry_out(seed):
+    """Run a case; its folder is left where it was not good."""
+    folder = Path(tempfile.mkdtemp(prefix=f"chaos-beside-{seed}-"))
+    case, began = Beside(seed), time.monotonic()
+    trial = _Trial(folder, case)
+    try:
+        trial.run()
+    except Broken as broken:
+        case.broken = f"{broken}; see {folder}"
+    finally:
+        trial.close()
+    case.seconds = time.monotonic() - began
+    return case
+
+
+class _Trial:
+    def __init__(self, folder, case):
+        self._case, self._draw, self._launcher = case, random.Random(case.seed), Launcher(folder)
+        self._content = spec(folder, [{"family": "softmax", "name": name} for name in NAMES], samples=200,
+                             source="slow", train={"converge": {"max_epochs": EPOCHS}})
+        self._paths = RunPaths(folder / "run")
+        self._launches, self._over = [], []
+
+    def run(self):
+        """Start, strike, and look at what came of it."""
+        for _ in range(LAUNCHES):
+            self._start()
+        for _ in range(FAULTS):
+            time.sleep(self._draw.uniform(1, 5))
+            self._strike()
+        self._wait(lambda: all(process.poll() is not None for process in [*self._launches, *self._over]), "end")
+        if any(process.returncode for process in self._launches):
+            self._start()  # all launches that were left had lost a lease
+            self._wait(lambda: self._launches[-1].poll() is not None, "end")
+        self._check()
+
+    def close(self):
+        """Leave no process."""
+        for process in [*self._launches, *self._over]:
+            if process.poll() is None:
+                kill(process)
+            process.communicate()
+
+    def _start(self):
+        self._launches.append(self._launcher.start(2, self._content, "--beside-others", "--idle", "60s",
+                                                   environment={"FLEET_LEASE": f"{LEASE_S}s"}))
+
+    def _strike(self):
+        alive = [process for process in self._launches if process.poll() is None]
+        if not alive:
+            return
+        process, fault = self._draw.choice(alive), self._draw.choice(("kill", "stop"))
+        self._case.faults.append(fault)
+        self._launches.remove(process)
+        self._over.append(process)
+        if fault == "kill":
+            kill(process)
+        else:
+            members = session_members(process.pid)
+            _send(members, signal.SIGSTOP)
+            time.sleep(LEASE_S * self._draw.uniform(0.5, 3))
+            _send(members, signal.SIGCONT)
+        self._start()
+
+    def _wait(self, condition, what):
+        until = time.monotonic() + PATIENCE_S
+        while not condition():
+            if time.monotonic() > until:
+                raise Broken(f"no {what} after {PATIENCE_S:.0f} s")
+            time.sleep(0.05)
+
+    def _check(self):
+        epochs = [(event.network, event.record.epoch) for _, event in read_run(self._paths)
+                  if isinstance(event, EpochEnded)]
+        self._case.again = len(epochs) - len(set(epochs))
+        if missing := {(name, epoch + 1) for name in NAMES for epoch in range(EPOCHS)} - set(epochs):
+            raise Broken(f"epochs that no launch has logged: {sorted(missing)}")
+        if self._case.again > len(self._case.faults):
+            raise Broken(f"{self._case.again} epochs were trained again after {len(self._case.faults)} faults")
+        wrong = {row.name: (str(row.status), row.epochs) for row in read_results(self._paths.root)
+                 if (row.status, row.epochs) != ("finished", EPOCHS)}
+        if wrong:
+            raise Broken(f"results.csv: {wrong}")
+        if foreign := self._paths.foreign():
+            raise Broken(f"files that nobody knows: {foreign}")
+
+
+def _send(pids, number):
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
