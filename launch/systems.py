@@ -47,6 +47,7 @@ class System:
             itself; none where such a job is not told, or simply killed.
         over: the same of a job that has ended, or that the system does not know any more.
         restarts: holds in a job's environment how often it has been put back into the queue.
+        tells_idle: whether it tells which nodes are idle, in the words of :mod:`launch.slurm_queue`.
         template: of its scripts, with :data:`WORDS` in ``<<`` and ``>>``; ``templates/<name>.sh`` of this package
             unless given.
 
@@ -72,6 +73,7 @@ class System:
     preempted: str = ""
     over: str = ""
     restarts: str = ""
+    tells_idle: bool = False
     template: str = ""
 
     def __post_init__(self) -> None:
@@ -128,7 +130,7 @@ SYSTEMS = {system.name: system for system in (
            ("scontrol", "requeue", "{job}"), ("scontrol", "show", "job", "{job}"), r"\bPreemptTime=\d",
            # One that waits has been put back into the queue, with no process left.
            r"JobState=(BOOT_FAIL|CANCELLED|COMPLETED|DEADLINE|FAILED|NODE_FAIL|OUT_OF_MEMORY|PENDING|PREEMPTED|REVOKED"
-           r"|TIMEOUT)\b|Invalid job id", "SLURM_RESTART_COUNT"),
+           r"|TIMEOUT)\b|Invalid job id", "SLURM_RESTART_COUNT", tells_idle=True),
     System("lsf", "#BSUB ", "-P {}", "-q {}", _LSF_NODES, (*_LSF_NODES, '-gpu "num={gpus}"'), ("-r", "-rn"), True,
            "LSB_JOBID", ("bsub",), True, r"Job <(\d+)>", ("-w", "ended({job})"),
            state=("bjobs", "-noheader", "-o", "stat", "{job}"), over=r"\b(DONE|EXIT)\b|is not found"),

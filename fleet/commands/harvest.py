@@ -34,7 +34,7 @@ from fleet.storage.paths import RunPaths
 from fleet.units import counted, format_duration
 from launch.render import Job, render
 from launch.sites import SITES, Site
-from launch.systems import System
+from launch.systems import SYSTEMS, System
 
 INTERMIXED = True  # what follows -- comes after options, and belongs to the words before them
 _WALLTIME_S = 3600.0
@@ -77,9 +77,10 @@ def run(args: argparse.Namespace) -> int:
     names, options = _apart(args.specs)
     site = find_site(args.site)
     system = system_of(args.system, site, args.site)
-    if system.name != "slurm":
-        raise UserError(f"--system {system.name}: a harvest asks for idle nodes and for its own jobs, which FLEET can "
-                        "do with slurm only")
+    if not system.tells_idle:
+        able = ", ".join(one.name for one in SYSTEMS.values() if one.tells_idle)
+        raise UserError(f"--system {system.name}: a harvest asks for idle nodes, which this one does not tell; "
+                        f"{able} does")
     args.nodes = args.nodes_per_job
     specs = [(name, load(name)) for name in names]
     roots = [spec.output.absolute() for _, spec in specs]
@@ -101,10 +102,10 @@ def run(args: argparse.Namespace) -> int:
         else:
             print("\n".join(scripts.values()), end="")
         return ExitStatus.OK
-    return _begin(plan, scripts, args.json)
+    return _begin(plan, system, scripts, args.json)
 
 
-def _begin(plan: Plan, scripts: dict[Path, str], as_json: bool) -> int:
+def _begin(plan: Plan, system: System, scripts: dict[Path, str], as_json: bool) -> int:
     for one in plan.runs:
         check_folder(one.paths)
         with writing_into(one.paths):
@@ -115,7 +116,7 @@ def _begin(plan: Plan, scripts: dict[Path, str], as_json: bool) -> int:
     plan.write()
     for one in plan.runs:
         note(one.paths, Asked())
-    orders = Backlog(plan, SlurmQueue(plan), os.environ).top_up()
+    orders = Backlog(plan, SlurmQueue(plan, system), os.environ).top_up()
     places = [str(one.paths.harvested) for one in plan.runs]
     if as_json:
         print_json({"done": [str(order) for order in orders], "noted": places})

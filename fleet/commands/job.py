@@ -62,7 +62,7 @@ def _spec_of(command: Sequence[str]) -> str:
 def _harvest(args: argparse.Namespace, system: System) -> int:
     """Keep a job that is one of several."""
     job, plan = _job_id(system), Plan.read(args.harvest)
-    backlog = Backlog(plan, SlurmQueue(plan), os.environ)
+    backlog = Backlog(plan, SlurmQueue(plan, system), os.environ)
     return HarvestJob(RunPaths(args.run, job), backlog, system, job).run(args.command)
 
 

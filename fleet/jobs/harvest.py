@@ -35,7 +35,7 @@ from fleet.storage.results import Status, read_results
 from launch import slurm_queue
 from launch.base import InputError
 from launch.slurm_queue import QueuedJob
-from launch.systems import SYSTEMS, System, call, is_preempted
+from launch.systems import System, call, is_preempted
 
 GAP_S = 600.0  # how long nodes are taken to stay idle before anything is known of it: it counts as one gap
 _EVERY_S = 30.0  # between two looks at the queue
@@ -126,8 +126,8 @@ class Queue(Protocol):
 class SlurmQueue:
     """Slurm, by its commands; each raises InputError where Slurm does not answer."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+    def __init__(self, plan: Plan, system: System) -> None:
+        self._plan, self._system = plan, system
 
     def jobs(self, names: Sequence[str]) -> list[QueuedJob]:  # noqa: D102 - Queue says it
         return slurm_queue.own_jobs(names)
@@ -136,7 +136,7 @@ class SlurmQueue:
         return slurm_queue.idle_nodes(self._plan.partition)
 
     def submit(self, script: Path, nodes: int) -> str:  # noqa: D102
-        return call([*SYSTEMS["slurm"].submit, *self._plan.options, str(script)]).strip().partition(";")[0]
+        return call([*self._system.submit, *self._plan.options, str(script)]).strip().partition(";")[0]
 
     def cancel(self, job: str) -> None:  # noqa: D102
         slurm_queue.cancel(job)

@@ -64,7 +64,7 @@ def test_a_dry_run_only_prints(harvest, tmp_path):
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
-    (["a.yaml", "--system", "pbs"], "--system pbs: a harvest asks for idle nodes"),
+    (["a.yaml", "--system", "pbs"], "for idle nodes, which this one does not tell; slurm does"),
     (["a.yaml"], "--system says which batch system there is"),
     (["a.yaml", "a.yaml", "--system", "slurm"], "two of the specs have the same output"),
     (["a.yaml", "--system", "slurm", "--backlog", "0"], "--backlog"),
