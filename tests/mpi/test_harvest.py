@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from fleet.monitor.report import read_report
 from fleet.storage.event_log import events_of, read_run
 from fleet.storage.events import EpochEnded, NetworkTaken
 from fleet.storage.paths import RunPaths
@@ -45,6 +46,9 @@ class Harvest:
         assert {(row.status, row.epochs) for row in results.values()} == {("finished", EPOCHS)}
         assert set(results) == set(NAMES)
         assert self.paths.foreign() == []
+        report = read_report(self.paths)
+        assert {curve.name: len(curve.epochs) for curve in report.losses} == dict.fromkeys(NAMES, EPOCHS)
+        assert report.account.launches == len(self.paths.event_logs())
 
 
 @pytest.fixture
