@@ -72,8 +72,11 @@ def rehearse(spec: Spec, rates: RateTable, cluster: Cluster, makespan_s: float, 
 
 
 def _of_classes(document: Document, spec: Spec, sample: SampleSpec) -> Document:
-    """The same without what only the real targets bear: those of a rehearsal are classes without names."""
-    if sample.target.kind == "class" and all(network.train.class_weights is None for network in spec.networks):
+    """The same without what only the real samples bear: those of a rehearsal are alike, of classes without names."""
+    document = dataclasses.replace(document, models=tuple(
+        dataclasses.replace(entry, data=None) for entry in document.models))
+    if all(sample.of(network.feed).target.kind == "class" and network.train.class_weights is None
+           for network in spec.networks):
         return document
     train = document.train
     converge = dataclasses.replace(train.converge, monitor=None, direction=None, target=None)

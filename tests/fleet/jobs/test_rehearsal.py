@@ -192,3 +192,12 @@ def test_a_rehearsal_that_does_not_end_well_says_so_and_shows_why(spec_file, cap
     monkeypatch.setattr("fleet.commands.rehearse._print", lambda told, rehearsal, profiling: None)
     assert main(["rehearse", str(spec_file), "--gpus", "1"]) == status
     assert capsys.readouterr().err.endswith("a rank has died\n")
+
+
+def test_the_samples_of_a_rehearsal_are_the_same_for_all_entries():
+    asked = parse({"models": [{"family": "softmax", "name": name, "data": data} for name, data in (
+        ("a", {"target": "value"}), ("b", {"transforms": ["decode"]}))]})
+    rates = RateTable(600, 4, tuple(Network(name, (100.0,), epochs=2) for name in "ab"))
+    found = rehearse(asked, rates, Cluster.of(8, 4), 10_000.0, 2, SAMPLE)
+    assert [network.feed for network in asked.networks] != ["", ""]
+    assert [entry.data for entry in found.document.models] == [None, None]

@@ -179,6 +179,33 @@ def test_classes_have_the_same_table_as_ever(tmp_path):
     assert "metrics" not in prepared.paths.history("one").read_text()
 
 
+# Of the commit before there were targets of other kinds: loss, accuracy, val_loss and val_accuracy of each epoch.
+BEFORE = (
+    (2.3766086162524402, 0.1031562740569669, 2.437821131965179, 0.07323943661971831),
+    (2.424056794131314, 0.09545804464973057, 2.3915757431312237, 0.05352112676056338),
+    (2.421016216697384, 0.11855273287143957, 2.503400174136787, 0.09859154929577464))
+BEFORE_TEST = (2.4584595596248535, 0.11888111888111888)
+
+
+def test_classes_come_to_the_numbers_that_they_came_to_before_there_were_other_targets(tmp_path):
+    pytest.importorskip("sklearn")  # whose digits they are
+    content = {
+        "seed": 11, "output": str(tmp_path / "run"), "models": [{"family": "softmax", "name": "one"}],
+        "data": {"source": "builtin:digits", "test": "10%", "cache": "none", "transforms": [
+            {"decode": {"mode": "L"}}, {"random_crop": {"size": [8, 8], "padding": 1}},
+            {"scale": {"mean": 0.5, "std": 0.5}}]},
+        "train": {"batch": {"size": 32}, "optimizer": {"name": "sgd", "learning_rate": 0.05, "momentum": 0.9},
+                  "converge": {"max_epochs": 3}},
+        "resources": {"engine": "numpy"}, "schedule": {"policy": "baseline"}}
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(content))
+    _, prepared = launch(tmp_path / "spec.yaml", 1)
+    found = [(record.loss, record.accuracy, record.val_loss, record.val_accuracy) for record in history(prepared)]
+    [row] = read_results(prepared.paths.root)
+    # Another BLAS may add up in another order; on one machine they are equal to the last bit.
+    np.testing.assert_allclose(found, BEFORE, rtol=1e-9)
+    np.testing.assert_allclose((row.test_loss, row.test_accuracy), BEFORE_TEST, rtol=1e-9)
+
+
 def test_weights_of_classes_may_be_balanced(tmp_path):
     path = write(tmp_path, "class", class_weights="balanced")
     _, prepared = launch(path, 2)
