@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import re
 import socket
 import sys
@@ -19,9 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fleet.arguments import Parser, duration
+from fleet.engines.importing import without_collecting
 from fleet.errors import ExitStatus, FleetError, LeaseLost, StorageError, UserError, shortened
 from fleet.jobs.systems import known_systems, lease_of_process
 from fleet.runtime.interrupt import Interruption
+from fleet.runtime.laps import Laps
 from fleet.storage.files import storing
 from fleet.storage.lease import Lease
 from fleet.units import format_duration
@@ -111,16 +114,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         if is_first(os.environ):
             print(f"fleet: {error}", file=sys.stderr)
         return int(ExitStatus.BAD_INPUT)
-    began = time.monotonic()
+    began, laps = time.monotonic(), Laps()
     # Before MPI starts, for after that no process should be forked.
     batch_left = seconds_left(os.environ) if is_first(os.environ) else None
-    from fleet.comm.mpi import start_mpi
+    with without_collecting():
+        import fleet.runtime.session  # noqa: F401 - before MPI starts, which waits for the slowest
+        laps.end("imports")
+        from fleet.comm.mpi import start_mpi
 
     logging.getLogger("fleet").addHandler(logging.NullHandler())  # until this rank's file is known
     world = start_mpi()
+    laps.end("MPI")
     try:
         with _lease(world, request) as lease:
-            status = _run(world, request, batch_left, began, lease)
+            status = _run(world, request, batch_left, began, lease, laps)
         return world.leave(status)
     except KeyboardInterrupt:
         world.end(130)
@@ -136,9 +143,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         world.abort(error)
 
 
-def _run(world: World, request: Request, batch_left: float | None, began: float, lease: Lease | None) -> int:
+def _run(world: World, request: Request, batch_left: float | None, began: float, lease: Lease | None, laps: Laps
+         ) -> int:
+    from fleet.runtime.ahead import Ahead, Announcement, Loading
     from fleet.runtime.changes import Wishes
     from fleet.runtime.prepare import prepare
+    from fleet.runtime.session import Session
     from fleet.spec import look_beside
 
     look_beside(request.spec)  # on all ranks: what rank 0 shares may be of modules that are found there
@@ -148,14 +158,18 @@ def _run(world: World, request: Request, batch_left: float | None, began: float,
     cores = world.gather(my_cores())
     shared_free = min(world.gather(free_shared_memory()))
     binding = binding_problem(cores, node_of)
+    laps.end("meeting")
     prepared: Prepared | None = None
     problem, status = "", ExitStatus.BAD_INPUT
-    if world.rank == 0:
+    loading, announcement = Loading(), Announcement(world)
+    if world.rank:
+        loading.hear(world)
+    else:
         try:
             prepared = prepare(request.spec, node_of, gpus_per_node(shown, node_of), request.fresh, request.replay,
                                request.only, request.plain, lease, ranks_per_core(cores, node_of), request.remeasure,
                                Wishes(request.fresh_network, request.accept_changes), shared_free,
-                               _beside_others(request))
+                               _beside_others(request), announcement.give)
         except FleetError as error:
             problem = str(error)
             status = ExitStatus.BAD_INPUT if isinstance(error, UserError) else ExitStatus.INFRASTRUCTURE
@@ -163,25 +177,26 @@ def _run(world: World, request: Request, batch_left: float | None, began: float,
             if type(error).__name__ != "InputError":
                 raise
             problem = str(error)
+        announcement.give(Ahead())
     problem, status = world.share((problem, status))
     if problem:
         if world.rank == 0:
             print(f"fleet: {shortened(problem)}", file=sys.stderr, flush=True)
         world.finish()
         return int(status)
-    prepared = world.share(prepared)
+    packed = world.share(None if prepared is None else pickle.dumps(prepared))
+    prepared = prepared or loading.unpack(packed)
+    laps.end("reading")
     if world.rank == 0 and binding:
         print(f"fleet: {binding}: {BINDING_REMEDY}", file=sys.stderr, flush=True)
     for line in prepared.data.remark.splitlines() if world.rank == 0 else ():
         print(f"fleet: {line}", file=sys.stderr, flush=True)
     start_logging(prepared.paths.log(world.rank), world.rank, world.host)
 
-    from fleet.runtime.session import Session
-
     given = request.walltime if request.walltime is not None else prepared.spec.document.walltime
     interruption = Interruption(shortest(given, batch_left), began=began)
     interruption.watch()
-    return Session(world, prepared, interruption, lease).run()
+    return Session(world, prepared, interruption, lease, loading, laps).run()
 
 
 def _lease(world: World, request: Request) -> AbstractContextManager[Lease | None]:

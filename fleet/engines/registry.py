@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from fleet.engines.base import Engine, Joined, Setup
+from fleet.engines.importing import as_if_missing, without_collecting
 from fleet.errors import FleetError, UserError
 from fleet.plugins import load_object
 from fleet.spec import NetworkSpec, Spec
+from fleet.spec.engines import EngineInfo
 from fleet.spec.layers import count_for
 from fleet.spec.model import one_line
 from preprocess.sample import SampleSpec
@@ -29,13 +31,18 @@ def make_engine(spec: Spec, sample: SampleSpec, rates: RateTable | None, index: 
     Raises:
         UserError: what makes an engine of the user's own is not there, or makes something else.
     """
-    engine = _function(spec.engine.make)(Setup(
+    engine = _function(spec.engine, spec.engine.make)(Setup(
         sample, spec.resources, rates, index, trainers,
         deterministic=any(network.train.deterministic for network in spec.networks)))
     if missing := [name for name in ("exchange_name", "build") if not hasattr(engine, name)]:
         raise UserError(f"resources.engine: {spec.resources.engine} makes a {type(engine).__name__}, which has no "
                         f"{' and no '.join(missing)}: it should make an engine, as in fleet.engines.base")
     return engine
+
+
+def import_engine(engine: EngineInfo) -> None:
+    """Import what makes an engine, which may take seconds."""
+    _function(engine, engine.make)
 
 
 def parameters_of(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> int | None:
@@ -60,7 +67,7 @@ def count_parameters(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> in
         return count_for(architecture.settings, sample)
     if spec.engine.count_parameters is None:
         return None
-    count = _function(spec.engine.count_parameters)
+    count = _function(spec.engine, spec.engine.count_parameters)
     return int(count(architecture, shape, sample.classes, network.seed))
 
 
@@ -76,15 +83,16 @@ def join_exports(spec: Spec, files: Sequence[Path], weights: Sequence[float], ki
     """
     if spec.engine.join is None:
         raise UserError(f"resources.engine: {spec.engine.name} writes no networks that can be loaded again")
-    joined: Joined = _function(spec.engine.join)(files, weights, kind)
+    joined: Joined = _function(spec.engine, spec.engine.join)(files, weights, kind)
     return joined
 
 
-def _function(found: str | Callable[..., Any]) -> Callable[..., Any]:
+def _function(engine: EngineInfo, found: str | Callable[..., Any]) -> Callable[..., Any]:
     """What an engine's row names."""
     if not isinstance(found, str):
         return found
     if not found.startswith("."):
         return load_object(found, "engine")
     module, _, name = found.partition(":")
-    return getattr(import_module(module, "fleet.engines"), name)
+    with without_collecting(), as_if_missing(*engine.unwanted):
+        return getattr(import_module(module, "fleet.engines"), name)

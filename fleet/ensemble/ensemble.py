@@ -227,7 +227,7 @@ class Ensemble:
         self._starts.trained(network, self._now_s)
         if not self._has_stepped:
             self._has_stepped = True
-            self._outbox.note(FirstStep(network))
+            self._outbox.note(FirstStep(network, self._starts.build_s(network)))
 
     def _on_epoch_done(self, done: EpochDone) -> None:
         self._has_trained(done.network)
@@ -282,6 +282,7 @@ class Ensemble:
     def _on_built(self, built: Built) -> None:
         self._buildings.end_of(self._setup.roles.device_of[built.rank])
         self._groups.built(built)
+        self._starts.built(built.network, self._now_s)
         if built.parameters is not None:
             self._outbox.add(KeepParameters(built.network, built.parameters))
 

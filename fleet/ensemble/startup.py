@@ -18,6 +18,7 @@ class StartupTimes:
     def __init__(self, ends_s: float | None) -> None:
         self._ends_s = ends_s
         self._started: dict[str, float] = {}  # the networks of which nothing has been heard since
+        self._builds: dict[str, float] = {}  # how long it took the latest group of each network until it was built
         self.longest_s: float | None = None
 
     def started(self, network: str, now_s: float) -> None:
@@ -27,6 +28,15 @@ class StartupTimes:
     def is_awaited(self, network: str) -> bool:
         """Whether a group that was told to start has told of no training yet."""
         return network in self._started
+
+    def built(self, network: str, now_s: float) -> None:
+        """A group has built its network."""
+        if (began := self._started.get(network)) is not None:
+            self._builds[network] = now_s - began
+
+    def build_s(self, network: str) -> float:
+        """Seconds from the start of a network's latest group until it had been built; 0 where that was not told."""
+        return self._builds.get(network, 0.0)
 
     def trained(self, network: str, now_s: float) -> None:
         """A group told of training."""

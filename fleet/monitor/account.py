@@ -18,6 +18,7 @@ from fleet.plugins import find_policy
 from fleet.storage.event_log import Logged
 from fleet.storage.events import (
     EpochEnded,
+    FirstStep,
     GroupChanged,
     GroupStarted,
     GroupStopped,
@@ -82,6 +83,8 @@ class Account:
         epoch_s: what passed on average between two epochs of a group that went on as it was.
         replay: the same run simulated; None where rates or epochs are missing.
         time_scale: seconds that a second of training took: not 1 where it was emulated.
+        startup: (what was done, seconds) from the command to the first step of the last launch, one behind the other;
+            empty where it has not come to a step.
     """
 
     seconds: float
@@ -95,6 +98,7 @@ class Account:
     epoch_s: float
     replay: Replay | None
     time_scale: float
+    startup: tuple[tuple[str, float], ...] = ()
 
     @property
     def measured_s(self) -> float | None:
@@ -130,7 +134,21 @@ def account(log: Iterable[Logged]) -> Account | None:
     stints = stints_of(records_of(moments))
     costs, epoch_s = _costs(moments), _between_epochs(moments, is_lockstep=start.stream == "lockstep")
     return Account(launches[-1].ended_s, start.policy, start.devices, start.gpus_per_node, len(launches), stints,
-                   _spent(launches, stints), costs, epoch_s, _replay(start, moments, costs, epoch_s), start.time_scale)
+                   _spent(launches, stints), costs, epoch_s, _replay(start, moments, costs, epoch_s), start.time_scale,
+                   _startup(launches[-1]))
+
+
+def _startup(launch: Launch) -> tuple[tuple[str, float], ...]:
+    """The parts of a start-up: those before the log, waiting for a trainer, building the first network, its step."""
+    steps = [(moment.t_s, moment.event) for moment in launch.moments if isinstance(moment.event, FirstStep)]
+    if not steps:
+        return ()
+    (stepped_s, first), began_s = steps[0], launch.moments[0].t_s
+    formed_s = max((moment.t_s for moment in launch.moments if isinstance(moment.event, GroupStarted)
+                    and moment.event.network == first.network and moment.t_s <= stepped_s), default=began_s)
+    return (*launch.start.before_s.items(), ("loading the engine", formed_s - began_s),
+            (f"building {first.network}", first.build_s),
+            ("its first step", max(0.0, stepped_s - formed_s - first.build_s)))
 
 
 # ---- where the time went -----------------------------------------------------------------------

@@ -50,7 +50,7 @@ def render(report: Report) -> str:
         timeline(account.stints, account.devices, 1.0, longest, colours),
         "<h2>Where the time went</h2>", _shares(account.spent), _note(report.samples),
         _missed(report),
-        "<h2>Beside the simulation</h2>", _comparison(account)]
+        *_startup(account), "<h2>Beside the simulation</h2>", _comparison(account)]
     if account.replay is not None:
         body.append(timeline(account.replay.simulated.stints, account.devices, account.time_scale, longest, colours))
     return _PAGE.format(title=escape(report.name), style=_STYLE, body="\n".join(body))
@@ -143,6 +143,16 @@ def _shares(spent: Spent) -> str:
     return (share_bar((name, shares[part], fill) for part, (name, fill) in _SPENT.items()) + _legend(_SPENT.values())
             + _table(["", "GPU-seconds", "share"], [[name, f"{seconds[part]:.1f}", f"{shares[part]:.2%}"]
                                                     for part, (name, _) in _SPENT.items()]))
+
+
+def _startup(account: Account) -> list[str]:
+    """What passed between the command and the first step, part by part."""
+    if not account.startup:
+        return []
+    total = sum(seconds for _, seconds in account.startup)
+    return [f"<h2>From the command to the first step: {total:.1f} s</h2>",
+            _table(["on rank 0, one behind the other", "s"],
+                   [[part, f"{seconds:.2f}"] for part, seconds in account.startup])]
 
 
 def _missed(report: Report) -> str:

@@ -78,7 +78,7 @@ class Report:
                 "gpus": len(account.devices), "networks": [_record(row) for row in self.rows],
                 "spent_gpu_s": dataclasses.asdict(account.spent), "measured_s": account.measured_s,
                 "simulated_s": account.simulated_s, "costs": account.costs, "epoch_s": account.epoch_s,
-                "missed_chunks": self.missed, **together, **kept}
+                "missed_chunks": self.missed, "startup_s": dict(account.startup), **together, **kept}
 
 
 def _record(row: NetworkResult) -> dict[str, Any]:

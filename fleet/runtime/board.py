@@ -19,9 +19,11 @@ from fleet.monitor.tensorboard import TensorBoardObserver
 from fleet.monitor.view import make_view
 from fleet.prediction.ensembles import EnsembleResult, fed_alike, judge_ensembles, table_of, write_ensembles
 from fleet.runtime.admission import Admission
+from fleet.runtime.ahead import busy
 from fleet.runtime.coordinator import Coordinator, Observer, Search
 from fleet.runtime.harvest import Harvest
 from fleet.runtime.interrupt import Interruption
+from fleet.runtime.laps import Laps
 from fleet.runtime.prepare import Prepared, parameters_of
 from fleet.runtime.replay import compare
 from fleet.runtime.searchers import Searchers
@@ -61,8 +63,8 @@ class CoordinatorSide:
         lease: of this process, where several launches work at a time.
     """
 
-    def __init__(self, world: World, prepared: Prepared, interruption: Interruption, lease: Lease | None = None
-                 ) -> None:
+    def __init__(self, world: World, prepared: Prepared, interruption: Interruption, lease: Lease | None = None,
+                 laps: Laps | None = None) -> None:
         spec, paths = prepared.spec, prepared.paths
         self._prepared = prepared
         self.results = Results(spec, paths, prepared.epoch_samples, _parameters(prepared),
@@ -98,10 +100,15 @@ class CoordinatorSide:
                                        paths.profile, observers, interruption, unlogged, self._remembered(),
                                        (prepared.cache.event(prepared.roles.shared), *prepared.changes,
                                         *self._damaged()), prepared.fence, online, self._harvest,
-                                       self._search(online is not None))
+                                       self._search(online is not None), laps)
         if self._harvest is not None:
             self.results.check = self._harvest.check
             self._harvest.start()
+
+    @property
+    def busy(self) -> tuple[int, ...]:
+        """The trainers that can be busy at once, by what is left to train."""
+        return busy(self._survey.networks, self._prepared.roles, bool(self._prepared.spec.searches))
 
     @property
     def _left(self) -> dict[str, int]:

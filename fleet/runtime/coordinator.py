@@ -43,6 +43,7 @@ from fleet.monitor.overheads import Overheads
 from fleet.runtime.admission import Admission
 from fleet.runtime.harvest import Harvest
 from fleet.runtime.interrupt import Interruption
+from fleet.runtime.laps import Laps
 from fleet.runtime.searchers import Searchers
 from fleet.runtime.searches import make_mind
 from fleet.search.mind import Mind
@@ -120,6 +121,7 @@ class Coordinator:
         fence: this launch's right to write.
         harvest: the networks that it holds, where several launches work at a time.
         search: what asks for networks and prunes them; None where nothing does.
+        laps: of the start-up, which ends when the launch is said to begin.
 
     Attributes:
         status: how the launch ends, once it is over.
@@ -131,11 +133,11 @@ class Coordinator:
                  unlogged: Sequence[tuple[str, EpochRecord]] = (), remembered: RatesRemembered | None = None,
                  changes: Sequence[Event] = (), fence: Fence | None = None,
                  online: OnlineRates | None = None, harvest: Harvest | None = None,
-                 search: Search | None = None) -> None:
+                 search: Search | None = None, laps: Laps | None = None) -> None:
         self._world, self._setup, self._rates, self._results = world, setup, rates, results
         self._events, self._profile, self._observers = events, profile, tuple(observers)
         self._interruption, self._unlogged, self._remembered = interruption, unlogged, remembered
-        self._changes = tuple(changes)
+        self._changes, self._laps = tuple(changes), laps
         self._overheads = Overheads()
         self._fence, self._checked_s, self._harvest = fence, 0.0, harvest
         self._search = search or Search.without(setup.spec)
@@ -155,6 +157,8 @@ class Coordinator:
     def start(self) -> None:
         """Say what begins, and what an earlier launch did not come to say."""
         spec, roles, options = self._setup.spec, self._setup.roles, self._setup.spec.options
+        if self._laps is not None:
+            self._laps.end("setting up")
         over = (name for name, standing in self._results.standings.items() if standing.outcome is not None)
         self._note(Started(
             networks=len(spec.networks), trainers=len(roles.trainers), preprocessors=len(roles.preprocessors),
@@ -163,7 +167,8 @@ class Coordinator:
             devices=tuple(sorted(roles.rank_of)), stream=self._ensemble.pace,
             options=ScheduleOptions(options.alpha, str(options.delta), options.peak_limited, options.seed),
             bounds={network.name: (network.min_gpus, network.max_gpus) for network in spec.networks},
-            time_scale=spec.resources.time_scale, date=self._events.date()))
+            time_scale=spec.resources.time_scale, date=self._events.date(),
+            before_s={} if self._laps is None else self._laps.seconds))
         if spec.schedule.rates is not None and self._rates is not None:
             self._note(RatesGiven({network.name: network.rates for network in self._rates.models}))
         if self._remembered is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import numpy as np
 from fleet.comm.roles import Roles, roles_of
 from fleet.errors import UserError
 from fleet.prediction.sample_file import write_sample
+from fleet.runtime.ahead import Ahead, ahead_of
 from fleet.runtime.caching import CacheChoice, Means, choose_cache, judging_bytes
 from fleet.runtime.changes import Wishes, codes_of, take_up
 from fleet.runtime.feeds import Feed
@@ -158,7 +159,8 @@ class Prepared:
 def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh: bool = False,
             replay: str | None = None, only: str | None = None, plain: bool = False, lease: Lease | None = None,
             ranks_per_core: float = 1.0, remeasure: bool = False, wishes: Wishes = Wishes(),  # noqa: B008
-            shared_free: float = math.inf, beside_others: BesideOthers | None = None) -> Prepared:
+            shared_free: float = math.inf, beside_others: BesideOthers | None = None,
+            announce: Callable[[Ahead], None] = lambda ahead: None) -> Prepared:
     """Read and check everything; nothing is written before all of it is right, but for what only decoding once finds.
 
     Args:
@@ -173,6 +175,7 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
         wishes: what is to become of networks that have changed.
         shared_free: bytes of shared memory that are free on the node that has least.
         beside_others: leave the folder to other launches again, when all is read and checked.
+        announce: is told what can be imported ahead, as soon as that is known.
 
     Raises:
         UserError, InputError: what is wrong, and what would be right.
@@ -192,6 +195,7 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
         fresh = True
     else:
         roles = roles_of(spec, node_of, gpus_per_node)
+    announce(ahead_of(spec, roles, fresh))
     opened = open_inputs(spec)
     paths = RunPaths(spec.output, beside_others.launch if beside_others is not None else "")
     means = Means(len(roles.preprocessors), roles.gpus_per_node, ranks_per_core > 1, shared_free, free_disk(paths))

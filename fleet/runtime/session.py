@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,9 +14,10 @@ from fleet.comm.messages import Bad, Tag
 from fleet.engines.base import Engine
 from fleet.engines.registry import make_engine
 from fleet.errors import ExitStatus
-from fleet.runtime.board import CoordinatorSide
+from fleet.runtime.ahead import Loading
 from fleet.runtime.feeds import Feed
 from fleet.runtime.interrupt import Interruption
+from fleet.runtime.laps import Laps
 from fleet.runtime.prepare import Prepared
 from fleet.runtime.preprocessor import Preprocessor
 from fleet.runtime.training.sources import Sources
@@ -39,6 +41,9 @@ from preprocess.decode import decoder_name
 from preprocess.sample import ImageSpec
 from preprocess.target import TargetSpec
 
+if TYPE_CHECKING:
+    from fleet.runtime.board import CoordinatorSide
+
 log = logging.getLogger("fleet.runtime.session")
 
 
@@ -49,11 +54,14 @@ class Session:
         prepared: what rank 0 has read and checked.
         interruption: says when to stop before the end.
         lease: of rank 0, where several launches work on the networks of the run.
+        loading: of the engine, which may have begun.
+        laps: of this start-up, on rank 0.
     """
 
-    def __init__(self, world: World, prepared: Prepared, interruption: Interruption, lease: Lease | None = None
-                 ) -> None:
+    def __init__(self, world: World, prepared: Prepared, interruption: Interruption, lease: Lease | None = None,
+                 loading: Loading | None = None, laps: Laps | None = None) -> None:
         self._world, self._prepared, self._interruption, self._lease = world, prepared, interruption, lease
+        self._loading, self._laps = loading or Loading(), laps or Laps()
         self._roles = prepared.roles
         self._shared = NodeMemory()
 
@@ -62,11 +70,11 @@ class Session:
         log.info("%s; JPEG by %s", self._world.library(), decoder_name())
         if self._roles.shared:
             self._map_memory()
-        board = None if self._world.rank else CoordinatorSide(self._world, self._prepared, self._interruption,
-                                                              self._lease)
+        board = self._board() if self._world.rank == 0 else None
+        busy = self._world.share(None if board is None else frozenset(board.busy))
         try:
             if self._world.rank in self._roles.trainers:
-                self._train(board)
+                self._train(board, self._world.rank in busy)
             else:
                 self._serve(board)
         finally:
@@ -75,15 +83,25 @@ class Session:
         self._world.finish()
         return board.end() if board is not None else int(ExitStatus.OK)
 
-    def _train(self, board: CoordinatorSide | None) -> None:
-        """A trainer; on a launch of one rank it coordinates while it waits."""
+    def _board(self) -> CoordinatorSide:
+        from fleet.runtime.board import CoordinatorSide  # what only rank 0 needs takes a tenth of a second to import
+
+        return CoordinatorSide(self._world, self._prepared, self._interruption, self._lease, self._laps)
+
+    def _train(self, board: CoordinatorSide | None, is_busy: bool) -> None:
+        """A trainer; on a launch of one rank it coordinates while it waits.
+
+        Args:
+            is_busy: whether there will be something to train here.
+        """
         if board is not None:
             self._world.duties.append(partial(self._coordinate, board))
             board.coordinator.start()
-        trainer = Trainer(self._world, self._prepared.spec, self._prepared.paths, self._engine(),
+        self._loading.finish()  # before anything else is imported here
+        trainer = Trainer(self._world, self._prepared.spec, self._prepared.paths, self._engine,
                           self._prepared.sample, self._sources(), self._prepared.codes,
                           self._prepared.fence)
-        trainer.start()
+        trainer.start(is_busy)
         trainer.run()
         trainer.stop()
 

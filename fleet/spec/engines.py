@@ -40,6 +40,7 @@ class EngineInfo:
             between that function and the engine.
         uses_gpus: whether each of its ranks wants a GPU.
         uses_tensorflow: whether it stands on TensorFlow, so that ``fleet doctor`` looks for that.
+        unwanted: packages that it imports where they are installed, and can do without: it is loaded faster so.
         exports: whether the networks that finish are written as files for use without FLEET.
         learns: whether networks get better; otherwise they train for the epochs that the rates file gives them.
         needs_rates: whether it can only train at rates that are known, so that ``schedule.rates`` must be given.
@@ -58,6 +59,7 @@ class EngineInfo:
     families: frozenset[str] | None = None
     uses_gpus: bool = False
     uses_tensorflow: bool = False
+    unwanted: tuple[str, ...] = ()
     exports: bool = False
     learns: bool = True
     needs_rates: bool = False
@@ -69,6 +71,8 @@ class EngineInfo:
 ENGINES: dict[str, EngineInfo] = {engine.name: engine for engine in (
     EngineInfo("keras", ".keras.engine:make", "Keras on TensorFlow",
                uses_gpus=True, uses_tensorflow=True, exports=True, join=".keras.joined:join",
+               # Keras plots galleries with the one and wraps models for the other: a quarter of what its import takes.
+               unwanted=("matplotlib", "sklearn"),
                count_parameters=".keras.models:count_keras_parameters"),
     EngineInfo("numpy", ".softmax:make", "softmax regression without TensorFlow, to try things with",
                families=frozenset({"softmax"}), count_parameters=".softmax:count_parameters",

@@ -13,6 +13,7 @@ from fleet.comm.base import Group
 from fleet.engines.base import Setup
 from fleet.engines.keras.device import take_device
 from fleet.engines.keras.exchange import import_horovod, make_exchange
+from fleet.engines.keras.kernels import use_kernels
 from fleet.engines.keras.losses import make_losses
 from fleet.engines.keras.metrics import make_metrics
 from fleet.engines.keras.models import build_model
@@ -66,12 +67,20 @@ class KerasEngine:
         if train.precision == "mixed_float16":
             optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
         optimizer.build(model.trainable_variables)
+        use_kernels(model, optimizer)
         measures = Measures(make_losses(train, sample.target), make_metrics(train, sample.target))
         built = KerasNetwork(model, optimizer, sample, measures, partial(make_exchange, horovod=self._horovod),
-                             group, train.xla)
+                             group, train.xla, _has_own_code(network))
         if network.architecture.kind == "import":
             built.check_export()  # rather than after all epochs
         return built
+
+
+def _has_own_code(network: NetworkSpec) -> bool:
+    """Whether the spec names code of the user's own that computes a part of a step."""
+    train = network.train
+    return network.architecture.kind == "import" or any(
+        ":" in name for name in (train.loss or "", train.optimizer.name, *train.metrics))
 
 
 def make(setup: Setup) -> KerasEngine:

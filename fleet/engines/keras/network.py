@@ -45,11 +45,13 @@ class KerasNetwork:
 
     Args:
         exchange_of: makes the gradient exchange of a group; a network may go from one group to another.
+        own_code: whether code of the user's own computes a part of a step: its ``if`` and ``while`` may depend on
+            tensors. To look for such in ours takes half a second in each process.
     """
 
     def __init__(self, model: keras.Model, optimizer: keras.optimizers.Optimizer, sample: SampleSpec,
-                 measures: Measures, exchange_of: Callable[[Group], GradientExchange], group: Group, xla: bool
-                 ) -> None:
+                 measures: Measures, exchange_of: Callable[[Group], GradientExchange], group: Group, xla: bool,
+                 own_code: bool = True) -> None:
         self._model, self._optimizer, self._exchange_of = model, optimizer, exchange_of
         self._sample, self._affine, self._measures = sample, sample.affine, measures
         self._exchange = exchange_of(group)
@@ -60,14 +62,15 @@ class KerasNetwork:
                 *([] if target.is_plain else [tf.TensorSpec((None,), tf.float32)])]
         signature = [tf.TensorSpec((), tf.float32), tf.TensorSpec((), tf.float32), *rows]
         compiled = {"input_signature": signature, "jit_compile": xla or None}
-        self._local = _graph_of(self._compute, **compiled)
-        self._update = _graph_of(self._apply)
+        graph_of = partial(_graph_of, autograph=own_code)
+        self._local = graph_of(self._compute, **compiled)
+        self._update = graph_of(self._apply)
         # The exchange is inside of these graphs, so each kind of it has its own; XLA does not know Horovod's operation.
         self._fused: dict[type, Any] = {
-            NoExchange: _graph_of(self._compute_exchange_apply, **compiled),
-            HorovodExchange: _graph_of(self._compute_exchange_apply, input_signature=signature)}
-        self._fused_empty = _graph_of(self._exchange_apply)  # a rank alone has rows
-        self._judge = _graph_of(self._evaluate, input_signature=rows)
+            NoExchange: graph_of(self._compute_exchange_apply, **compiled),
+            HorovodExchange: graph_of(self._compute_exchange_apply, input_signature=signature)}
+        self._fused_empty = graph_of(self._exchange_apply)  # a rank alone has rows
+        self._judge = graph_of(self._evaluate, input_signature=rows)
 
     # ---- what the trainer calls ----
 

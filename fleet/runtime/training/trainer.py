@@ -8,9 +8,9 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from functools import partial
+from functools import cached_property, partial
 
 from fleet.comm.base import Group, World
 from fleet.comm.messages import (
@@ -55,25 +55,36 @@ log = logging.getLogger("fleet.runtime.training.trainer")
 
 
 class Trainer:
-    """One GPU (or CPU slot), in one training group after another."""
+    """One GPU (or CPU slot), in one training group after another.
 
-    def __init__(self, world: World, spec: Spec, paths: RunPaths, engine: Engine, sample: SampleSpec,
+    Args:
+        make_engine: makes what computes; called once, before the first network is built here.
+    """
+
+    def __init__(self, world: World, spec: Spec, paths: RunPaths, make_engine: Callable[[], Engine], sample: SampleSpec,
                  sources: Sources, codes: Mapping[str, Code], fence: Fence | None) -> None:
-        self._world, self._spec, self._paths = world, spec, paths
-        self._engine, self._sample, self._sources, self._codes = engine, sample, sources, codes
+        self._world, self._spec, self._paths, self._make_engine = world, spec, paths, make_engine
+        self._sample, self._sources, self._codes = sample, sources, codes
         self._writer = CheckpointWriter(paths, spec.checkpoint, fence)
         self._loop = TrainingLoop(world, sources, paths, self._writer, spec.checkpoint.every)
         self._tell = partial(world.tell, 0, Tag.COORDINATOR)
 
     # ---- the four steps of a role's life ----
 
-    def start(self) -> None:
-        """Tell the coordinator that this rank can be given work."""
+    def start(self, loads: bool = True) -> None:
+        """Tell the coordinator that this rank can be given work.
+
+        Args:
+            loads: whether to load the engine before: there will be work. It may take seconds.
+        """
+        if loads:
+            self._load_engine()
         self._tell(Ready(self._world.rank))
 
     def run(self) -> None:
         """Do what the coordinator says, until the run is over."""
         while not isinstance(order := self._world.await_message(Tag.TRAINER), Exit):
+            self._load_engine()
             if isinstance(order, Measure):
                 self._measure(order)
             elif isinstance(order, Start):
@@ -89,6 +100,14 @@ class Trainer:
     def stop(self) -> None:
         """Leave nothing unwritten."""
         self._writer.close()
+
+    @cached_property
+    def _engine(self) -> Engine:
+        return self._make_engine()
+
+    def _load_engine(self) -> None:
+        """Have the engine at hand, outside of what is tried with one network: what is wrong with it ends the run."""
+        assert self._engine is not None
 
     # ---- one network ----
 

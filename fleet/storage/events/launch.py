@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from fleet.storage.lines import Micro, Milli, OmitDefault
@@ -33,6 +33,7 @@ class Started:
         bounds: network -> the fewest and the most GPUs that it may have; None if there is no upper bound.
         time_scale: seconds that a second of training takes; other than 1 only if training is emulated.
         date: when it began, in seconds since 1970, by the clock of the file system; 0 where nobody said.
+        before_s: seconds that passed from the command to this event on rank 0, by what was done in them, in this order.
     """
 
     word: ClassVar[str] = "start"
@@ -51,6 +52,7 @@ class Started:
     bounds: Mapping[str, tuple[int, int | None]]
     time_scale: float = 1.0
     date: Annotated[Milli, OmitDefault] = 0.0
+    before_s: Annotated[Mapping[str, float], OmitDefault] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,12 @@ class RanksReady:
 
 @dataclass(frozen=True)
 class FirstStep:
-    """A network has been trained for a step; once in a launch."""
+    """A network has been trained for a step; once in a launch.
+
+    Attributes:
+        build_s: seconds from the start of its group until it had been built.
+    """
 
     word: ClassVar[str] = "first_step"
     network: str
+    build_s: Annotated[Milli, OmitDefault] = 0.0

@@ -35,6 +35,15 @@ def test_only_the_first_that_is_heard_of_a_group_ends_its_start(starts):
     assert starts.longest_s == 3.0
 
 
+def test_how_long_the_latest_group_took_to_be_built(starts):
+    starts.started("a", 2.0)
+    starts.built("a", 3.5)
+    starts.built("b", 3.5)  # which nobody has started: it is being measured
+    starts.trained("a", 4.0)
+    starts.built("a", 9.0)
+    assert (starts.build_s("a"), starts.build_s("b")) == (1.5, 0.0)
+
+
 def test_without_a_walltime_it_is_never_too_late():
     starts = StartupTimes(None)
     starts.started("a", 0.0)

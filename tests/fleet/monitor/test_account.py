@@ -7,6 +7,7 @@ import pytest
 from fleet.monitor.account import account
 from fleet.storage.event_log import Logged
 from fleet.storage.events import (
+    FirstStep,
     GroupChanged,
     GroupStarted,
     GroupStopped,
@@ -26,6 +27,15 @@ def test_who_trained_when_and_where_the_time_went():
     assert spent == pytest.approx({"training": 35, "data": 5, "checkpointing": 0.95, "moving": 41.7 - 40.95,
                                    "waiting": 46 - 41.7 - 0.02, "scheduling": 0.02, "profiling": 0})
     assert sum(spent.values()) == pytest.approx(2 * 23)
+
+
+def test_what_passed_between_the_command_and_the_first_step():
+    before = {"launcher": 0.25, "reading": 2.0}
+    log = [Logged(0.0, replace(START, before_s=before)), *LOG[1:4], Logged(4.5, FirstStep("b<1>", 1.5)), *LOG[4:]]
+    told = account(log)
+    assert dict(told.startup) == pytest.approx(
+        {**before, "loading the engine": 1.0, "building b<1>": 1.5, "its first step": 2.0})
+    assert account(LOG).startup == ()  # it has not come to a step, or was written before this was told
 
 
 def test_all_devices_wait_for_rates():

@@ -65,6 +65,20 @@ def test_under_a_policy_without_a_stream_rank_0_only_coordinates(launch, monkeyp
     assert set(statuses.values()) == {ExitStatus.OK}
 
 
+def test_when_nothing_is_left_no_engine_is_loaded(launch, monkeypatch):
+    assert set(launch([0, 0, 0])[0].values()) == {ExitStatus.OK}
+    monkeypatch.setattr(session, "make_engine", None)  # nobody may make one
+    assert set(launch([0, 0, 0])[0].values()) == {ExitStatus.OK}
+
+
+def test_a_trainer_without_work_loads_no_engine(launch, monkeypatch):
+    made, make = [], session.make_engine
+    monkeypatch.setattr(session, "make_engine", lambda spec, sample, rates, place, trainers:
+                        made.append(place) or make(spec, sample, rates, place, trainers))
+    launch([0, 0, 0, 0], models=[{"family": "softmax", "gpus": 1}])
+    assert made == [0]
+
+
 @pytest.mark.parametrize("data", [{"cache": "none"}, {"cache": "memory"}])
 def test_what_a_node_shares_has_no_name_any_more_once_all_of_it_have_mapped_it(launch, data):
     named = {}

@@ -1,0 +1,73 @@
+"""What TensorFlow's kernels compute, beside what Keras computes of small operations."""
+
+import numpy as np
+import pytest
+
+from fleet.engines.registry import make_engine
+from fleet.spec import parse
+from preprocess.sample import ImageSpec, SampleSpec
+from tests.examples import long_but_first
+from tests.fleet.engines.keras.test_optimizer import OneRank
+
+pytestmark = pytest.mark.tensorflow
+
+SAMPLE = SampleSpec(ImageSpec((8, 8, 2), "float32"), 3)
+CNN = {"family": "cnn", "args": {"filters": [4], "dense": [6]}}
+PLAIN = {"family": "softmax"}
+
+
+def train(monkeypatch, model, optimizer, by_kernels, precision="float32"):
+    """The state after a few steps, and the sums of each; a batch of another size is among them."""
+    from fleet.engines.keras import engine
+
+    with monkeypatch.context() as patch:
+        patch.setenv("TF_NUM_INTRAOP_THREADS", "1")
+        if not by_kernels:
+            patch.setattr(engine, "use_kernels", lambda model, optimizer: None)
+        spec = parse({"models": [model], "train": {"optimizer": optimizer, "precision": precision}})
+        trainable = make_engine(spec, SAMPLE, None, 0, 1).build(spec.networks[0], OneRank())
+    random, losses = np.random.default_rng(0), []
+    for size in (12, 12, 5, 12):
+        images = random.normal(size=(size, 8, 8, 2)).astype(np.float32)
+        losses.append(trainable.step(images, np.arange(size) % 3, size).loss)
+    losses.append(trainable.evaluate(images, np.arange(size) % 3).loss)
+    return trainable.state(), losses
+
+
+@pytest.mark.parametrize(("model", "optimizer", "precision"), long_but_first(
+    (CNN, {"name": "sgd", "learning_rate": 0.05, "momentum": 0.9}, "float32"),
+    (CNN, {"name": "adam", "learning_rate": 0.01}, "mixed_bfloat16"),
+    (PLAIN, {"name": "sgd", "learning_rate": 0.05, "momentum": 0.9, "nesterov": True}, "float32"),
+    (PLAIN, {"name": "sgd", "learning_rate": 0.05}, "float32"),
+    (PLAIN, {"name": "adam", "learning_rate": 0.01, "beta_2": 0.99, "epsilon": 1e-4}, "float32"),
+    (PLAIN, {"name": "adam", "learning_rate": 0.01, "amsgrad": True}, "float32"),
+    (PLAIN, {"name": "adamw", "learning_rate": 0.01, "weight_decay": 0.1}, "float32")))
+def test_training_comes_to_the_same_as_by_keras(monkeypatch, model, optimizer, precision):
+    (state, losses), (expected, wanted) = (
+        train(monkeypatch, model, optimizer, by_kernels, precision) for by_kernels in (True, False))
+    tolerance = 1e-5 if precision == "float32" else 2e-2
+    np.testing.assert_allclose(losses, wanted, rtol=tolerance)
+    assert state.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(np.float64(state[name]), np.float64(value), rtol=tolerance, atol=tolerance,
+                                   err_msg=name)
+
+
+@pytest.mark.long
+def test_a_third_of_the_operations_of_a_small_network_are_gone(monkeypatch):
+    """Each is traced, and costs a step a few microseconds; kernels that are used no more would show here alone."""
+    from fleet.engines.keras import engine
+    from fleet.engines.keras.exchange import NoExchange
+
+    spec = parse({"models": [{"family": "resnet", "args": {"blocks": [1], "width": 4}}],
+                  "train": {"optimizer": {"name": "sgd", "momentum": 0.9}}})
+    counts = []
+    for by_kernels in (True, False):
+        with monkeypatch.context() as patch:
+            patch.setenv("TF_NUM_INTRAOP_THREADS", "1")
+            if not by_kernels:
+                patch.setattr(engine, "use_kernels", lambda model, optimizer: None)
+            trainable = make_engine(spec, SAMPLE, None, 0, 1).build(spec.networks[0], OneRank())
+        graph = trainable._fused[NoExchange].get_concrete_function().graph.as_graph_def()
+        counts.append(len(graph.node) + sum(len(function.node_def) for function in graph.library.function))
+    assert counts[0] < 0.7 * counts[1]

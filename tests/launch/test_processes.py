@@ -1,0 +1,48 @@
+"""When a command was given, by the processes between it and a rank."""
+
+import os
+
+import pytest
+
+from launch.processes import command_began_s
+
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@pytest.fixture
+def proc(tmp_path):
+    """Makes /proc of some processes: number -> (name, parent, seconds after the boot)."""
+
+    def make(processes):
+        for pid, (name, parent, began_s) in processes.items():
+            (tmp_path / str(pid)).mkdir()
+            fields = [str(pid), f"({name})", "S", str(parent), *["0"] * 17, str(int(began_s * TICKS)), "0"]
+            (tmp_path / str(pid) / "stat").write_text(" ".join(fields))
+        return tmp_path
+
+    return make
+
+
+SHELL = {1: ("systemd", 0, 0.0), 10: ("bash", 1, 20.0)}
+
+
+@pytest.mark.parametrize(("above", "expected"), [
+    ({20: ("mpirun", 10, 50.0)}, (50.0, 51.5)),
+    ({19: ("mpirun", 10, 49.0), 20: ("prted) (", 19, 50.0)}, (51.5, 51.5)),  # a name that looks like more fields
+    ({19: ("mpirun", 10, 49.0), 20: ("prted", 19, 50.0)}, (49.0, 51.5)),
+    ({20: ("slurmstepd", 10, 30.0)}, (51.5, 51.5))])
+def test_a_command_begins_with_its_launcher(proc, above, expected):
+    assert command_began_s(30, proc({**SHELL, **above, 30: ("python", 20, 51.5)})) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("content", ["", "30 (python", "30 (python) S x 0", None])
+def test_where_the_kernel_does_not_say_nobody_knows(tmp_path, content):
+    if content is not None:
+        (tmp_path / "30").mkdir()
+        (tmp_path / "30/stat").write_text(content)
+    assert command_began_s(30, tmp_path) is None
+
+
+def test_of_this_process_the_kernel_says_it():
+    began, own = command_began_s(os.getpid())
+    assert 0 < began <= own
