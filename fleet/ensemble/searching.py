@@ -40,6 +40,7 @@ class Searching:
         mind.is_open = open_for is not None
         self._decided = list(begun)
         self._has_heard = True  # something from which decisions may follow
+        self._coming: set[str] = set()  # networks that are being looked at
         for name in mind.pruned:
             if not networks.is_over(name):
                 networks.prune(name)
@@ -56,7 +57,7 @@ class Searching:
     @property
     def is_over(self) -> bool:
         """Whether nothing can follow any more, once all networks are over."""
-        return self._mind.is_over
+        return self._mind.is_over and not self._coming
 
     @property
     def is_open(self) -> bool:
@@ -124,6 +125,7 @@ class Searching:
         """A network has come."""
         name, wrong = admitted.network.name, admitted.added.wrong
         self._has_heard = True
+        self._coming.discard(name)
         self._networks.add(admitted.network)
         self._outbox.note(admitted.added)
         if not admitted.added.entry:
@@ -162,6 +164,7 @@ class Searching:
             case Consult(entry, call):
                 self._outbox.add(effects.Consult(entry, call))
             case Add(network) if network not in self._networks.specs:  # otherwise an earlier launch has added it
+                self._coming.add(network)
                 self._outbox.add(effects.Admit(decision))
             case Rule(network, Verdict.STOP):
                 self._networks.prune(network)

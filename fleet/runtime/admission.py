@@ -13,6 +13,7 @@ from fleet.runtime.prepare import Prepared, check_networks, parameters_of, plan_
 from fleet.search.mind import Add
 from fleet.spec import NetworkSpec
 from fleet.spec.resolve import asked_network, refused_network
+from fleet.storage.checkpoint import inherit
 from fleet.storage.events import NetworkAdded
 from fleet.storage.identity import codes_of_all, speed_identity
 from fleet.storage.results import Results
@@ -35,15 +36,19 @@ class Admission:
         """A network that a search has asked for; one that cannot be trained has failed, and says why."""
         spec, wrong = self._prepared.spec, add.wrong
         index = next(index for index, entry in spec.searches.items() if entry.stem == add.entry)
-        network = refused_network(spec, index, add.number, add.values)
+        parent_epoch, network = 0, refused_network(spec, index, add.number, add.values)
         if not wrong:
             try:
-                network = self._checked(asked_network(spec, index, add.number, add.values))
+                asked = self._checked(asked_network(spec, index, add.number, add.values))
+                if add.parent:
+                    parent_epoch = inherit(self._prepared.paths, asked.name, add.parent, asked.architecture.key,
+                                           self._prepared.fence)
+                network = asked
             except UserError as error:
                 wrong = " ".join(str(error).split())
         return self._admitted(network, NetworkAdded(
             network.name, add.entry, add.number, add.values, (network.min_gpus, network.max_gpus),
-            network.train.converge.max_epochs, add.parent or "", wrong))
+            network.train.converge.max_epochs, add.parent or "", parent_epoch, wrong))
 
     def _checked(self, network: NetworkSpec) -> NetworkSpec:
         """A network with what the data decides of it.

@@ -222,7 +222,7 @@ class CoordinatorSide:
         if together := self._joined(rows):
             print_table(*table_of(together), title="The best networks together")
         print(self.coordinator.summary())
-        replayed = self.results.standing(rows[0].name).history
+        replayed = self.results.standing(rows[0].name).history if rows else ()
         if self._prepared.replayed and len(replayed) == len(self._prepared.replayed):  # otherwise it failed
             network, = self._prepared.spec.networks
             print(compare(self._prepared.replayed, replayed, network.train.deterministic))

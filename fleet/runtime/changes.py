@@ -143,5 +143,6 @@ def _start_over(paths: RunPaths, name: str) -> bool:
             raise UserError(f"--fresh-network {name}: {path} is no file that FLEET wrote; move it away")
     for folder in folders:
         with storing(folder):
-            shutil.rmtree(folder)
+            for path in set(folder.iterdir()) - {paths.first(name)}:  # it begins there again
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
     return bool(folders)

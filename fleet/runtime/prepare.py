@@ -17,7 +17,7 @@ from fleet.runtime.ahead import Ahead, ahead_of
 from fleet.runtime.caching import CacheChoice, Means, choose_cache, judging_bytes
 from fleet.runtime.changes import Wishes, codes_of, take_up
 from fleet.runtime.feeds import Feed
-from fleet.runtime.folder import enter_folder, free_disk, take_folder, write_spec
+from fleet.runtime.folder import enter_folder, free_disk, take_folder, write_spec, writing_into
 from fleet.runtime.inputs import Inputs, decode, folds_of, open_inputs, samples_of_epoch, settle
 from fleet.runtime.known_rates import check_remeasuring, hardware, rates_of, rates_of_engine, read_rates_of
 from fleet.runtime.replay import _check_identity, _replaying
@@ -29,6 +29,7 @@ from fleet.spec.resolve import extremes
 from fleet.storage.code import Code
 from fleet.storage.event_log import last_cache
 from fleet.storage.events import Event
+from fleet.storage.files import replacing
 from fleet.storage.identity import Machine
 from fleet.storage.lease import Fence, Lease
 from fleet.storage.paths import RunPaths
@@ -226,6 +227,11 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
         enter_folder(paths, lease)
     else:
         take_folder(paths, fresh, lease)
+    if replayed and (first := RunPaths(Path(str(replay))).first(str(only))).exists():
+        with writing_into(paths):
+            paths.model(str(only)).mkdir(parents=True, exist_ok=True)
+            with replacing(paths.first(str(only)), "wb") as file:
+                file.write(first.read_bytes())
     fence = None if lease is None else lease.fence
     changes = take_up(spec, paths, sample, codes, Wishes() if replayed else wishes, fence, beside_others is not None)
     write_spec(given, paths)

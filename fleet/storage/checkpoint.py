@@ -12,12 +12,14 @@ import csv
 import dataclasses
 import errno
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_type_hints
 
-from fleet.errors import CheckpointError, DamagedError, LeaseLost
+import numpy as np
+
+from fleet.errors import CheckpointError, DamagedError, LeaseLost, UserError
 from fleet.spec import Converge
 from fleet.storage.files import replacing, storing
 from fleet.storage.lease import Fence, check_of
@@ -129,6 +131,42 @@ def newest(paths: RunPaths, name: str, with_arrays: bool = True) -> CheckpointLo
             elif not isinstance(error.__cause__, FileNotFoundError):
                 raise
     return CheckpointLookup(None, "; ".join(damage))
+
+
+def inherit(paths: RunPaths, name: str, parent: str, architecture: str, fence: Fence | None = None) -> int:
+    """Let a network begin with the newest checkpoint of another one, of which it gets a copy of its own.
+
+    Args:
+        name: of the network; nothing of it has been trained.
+        architecture: of the network (:attr:`fleet.spec.model.Architecture.key`).
+
+    Returns:
+        After how many epochs of its parent it begins.
+
+    Raises:
+        UserError: there is no such checkpoint, or it is of another architecture.
+    """
+    found = newest(paths, parent)
+    if found.state is None:
+        raise UserError(f"{parent} has no checkpoint yet from which another network could begin")
+    if found.state.architecture != architecture:
+        raise UserError(f"{parent} has another architecture, so it cannot be the parent of {name}")
+    write_state(paths.first(name), found.state, fence=fence)
+    return found.state.epoch
+
+
+def inherited(own: Mapping[str, np.ndarray], parents: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The arrays with which a network begins that has a parent: its parent's, but for what is said in its own spec.
+
+    Args:
+        own: of the network as it was built.
+        parents: weights and optimizer.
+    """
+    return {name: own[name] if name in own and name.rpartition("/")[2] in _OWN else array
+            for name, array in parents.items()}
+
+
+_OWN = ("learning_rate", "seed_generator_state")  # a child has another one, and is random in its own way
 
 
 def _longer(history: tuple[EpochRecord, ...], path: Path) -> tuple[EpochRecord, ...]:

@@ -11,7 +11,7 @@ from pathlib import Path
 # All files that FLEET writes, here and for each run inside `replay`, and what a killed launch left of one (`.tmp`).
 _WRITTEN = re.compile(
     r"(replay/[^/]+/)?(\.fleet-run|\.fleet-lock|\.fleet-(jobs-)?lease/[^/]+|\.fleet-leases/[^/]+/[^/]+|spec\.yaml|profile\.json|events\.jsonl|results\.csv|ensembles\.csv|sample\.json"
-    r"|bad_samples\.csv|report\.html|events/[^/]+\.jsonl|logs/([^/]+/)?rank-\d+\.log|decoded\.h5|models/[^/]+/(history\.csv|(last|previous|best)\.h5|best\.keras|(export|failure|test)\.json|(validation|test)\.npz)"
+    r"|bad_samples\.csv|report\.html|events/[^/]+\.jsonl|logs/([^/]+/)?rank-\d+\.log|decoded\.h5|models/[^/]+/(history\.csv|(first|last|previous|best)\.h5|best\.keras|(export|failure|test)\.json|(validation|test)\.npz)"
     r"|jobs/[^/]+|tensorboard/[^/]+/events\.out\.tfevents\.[^/]+|(models/[^/]+/)?\.[^/]+\.tmp(\.[^/]+)?)")
 
 PARTS = ("validation", "test")  # of the data, for whose samples the outputs of finished networks are kept
@@ -148,6 +148,10 @@ class RunPaths:
     def history(self, name: str) -> Path:
         """The history of a network: one row per epoch."""
         return self.model(name) / "history.csv"
+
+    def first(self, name: str) -> Path:
+        """The checkpoint of its parent from which a network begins; only networks that have a parent have this file."""
+        return self.model(name) / "first.h5"
 
     def last(self, name: str) -> Path:
         """The newest checkpoint."""

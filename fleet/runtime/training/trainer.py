@@ -41,7 +41,7 @@ from fleet.runtime.training.measuring import measure_rate
 from fleet.runtime.training.network import Training
 from fleet.runtime.training.sources import Sources
 from fleet.spec import NetworkSpec, Spec
-from fleet.storage.checkpoint import CheckpointLookup, newest, promote_previous
+from fleet.storage.checkpoint import CheckpointLookup, inherited, newest, promote_previous, read_state
 from fleet.storage.code import Code
 from fleet.storage.identity import identity
 from fleet.storage.lease import Fence
@@ -216,6 +216,9 @@ class Trainer:
         found = newest(self._paths, training.network.name)
         if found.state is not None:
             training.trainable.load(found.state.arrays)
+        elif (first := self._paths.first(training.network.name)).exists():
+            trainable = training.trainable
+            trainable.load(inherited(trainable.state(), read_state(first).arrays))
         return found
 
     def _hand_in(self, training: Training, reason: str) -> None:

@@ -71,6 +71,7 @@ class NetworkAdded:
         bounds: the fewest and the most GPUs that it may have; None if there is no upper bound.
         max_epochs: that it is trained at most.
         parent: the network from whose weights it starts, if there is one.
+        parent_epoch: after which epoch of that.
         wrong: why it cannot be trained: then it has failed.
     """
 
@@ -82,6 +83,7 @@ class NetworkAdded:
     bounds: tuple[int, int | None]
     max_epochs: int
     parent: Annotated[str, OmitDefault] = ""
+    parent_epoch: Annotated[int, OmitDefault] = 0
     wrong: Annotated[str, OmitDefault] = ""
 
 

@@ -10,9 +10,11 @@ import yaml
 
 from fleet.errors import ExitStatus
 from fleet.runtime.prepare import prepare
+from fleet.runtime.replay import largest_difference
 from fleet.runtime.session import Session
+from fleet.storage.checkpoint import newest, read_state
 from fleet.storage.event_log import events_of
-from fleet.storage.events import NetworkAdded, ReplayDiffered, Searched, SearchFailed
+from fleet.storage.events import Ended, NetworkAdded, ReplayDiffered, Searched, SearchFailed
 from fleet.storage.results import Status, read_results
 from tests.fleet.one_process import Launch
 
@@ -44,7 +46,8 @@ class Run:
 
     def __init__(self, folder, search, epochs=4, models=None, **rest):
         self.folder, self.seed = folder, 0
-        content = {"models": models or [{**ENTRY, "search": search}], "output": str(folder / "run"), "seed": 5,
+        models = [{**ENTRY, "search": search}] if models is None else models
+        content = {"models": models, "output": str(folder / "run"), "seed": 5,
                    "data": {"source": "tests.sources:numbered", "path": "24",
                             "transforms": ["decode", {"scale": {"mean": 0.5, "std": 0.5}}]},
                    "train": {"batch": {"size": 8}, "converge": {"max_epochs": epochs}},
@@ -122,3 +125,47 @@ def test_a_search_that_is_killed_again_and_again_forgets_nothing(tmp_path, searc
         said = [call for call in calls if call.network == name and call.call == "tell"]
         assert [call.outcome for call in said] == [row.status]
         assert row.drawn == next(call.answer for call in calls if call.network == name and call.call == "ask")
+
+
+def test_a_child_begins_with_the_weights_of_its_parent_and_is_replayed_from_there(tmp_path):
+    asks = [{LEARNING_RATE: 0.01}, {LEARNING_RATE: 0.02, "parent": 0}, {LEARNING_RATE: 0.03, "parent": 1}]
+    run = Run(tmp_path, {"ask": "tests.fleet.search.searchers:Scripted", "most": 3, "at_once": 1,
+                         "options": {"asks": asks, "reports": {}}})
+    assert run.launch() is ExitStatus.OK
+    added = {event.network: (event.parent, event.parent_epoch) for event in run.of(NetworkAdded)}
+    assert added == {"net-0": ("", 0), "net-1": ("net-0", 4), "net-2": ("net-1", 4)}
+    rows = run.rows()
+    assert {row.epochs for row in rows.values()} == {4}
+    assert rows["net-2"].loss < rows["net-1"].loss < rows["net-0"].loss
+    first = [read_state(run.paths.first(name)).arrays["weights"] for name in ("net-1", "net-2")]
+    assert (first[0] == read_state(run.paths.last("net-0")).arrays["weights"]).all()
+    assert (first[1] == read_state(run.paths.last("net-1")).arrays["weights"]).all()
+    prepared = prepare(str(run.path), (0,), None, plain=True, replay=str(tmp_path / "run"), only="net-2")
+    Launch(1, 0).run(lambda world: Session(world, prepared, Interruption()).run())
+    replayed = [newest(paths, "net-2", with_arrays=False).history for paths in (run.paths, prepared.paths)]
+    assert largest_difference(*replayed) < 1e-9
+
+
+def test_a_parent_of_another_kind_or_of_none_is_a_failed_network(tmp_path):
+    asks = [{LEARNING_RATE: 0.01}, {LEARNING_RATE: 0.02, "parent": 7}]
+    run = Run(tmp_path, {"ask": "tests.fleet.search.searchers:Scripted", "most": 2, "at_once": 1,
+                         "options": {"asks": asks, "reports": {}}})
+    assert run.launch() is ExitStatus.NETWORK_FAILED
+    assert run.rows()["net-1"].status is Status.FAILED
+    assert "7 is no parent" in run.rows()["net-1"].reason
+
+
+def test_a_searcher_that_raises_is_called_no_more_and_what_it_has_asked_for_is_trained(tmp_path):
+    run = Run(tmp_path, {"ask": "tests.fleet.search.searchers:Raising", "most": 5, "at_once": 2})
+    assert run.launch() is ExitStatus.NETWORK_FAILED
+    assert {name: row.status for name, row in run.rows().items()} == {
+        "net-0": Status.FINISHED, "net-1": Status.FINISHED}
+    [failed] = run.of(SearchFailed)
+    assert "Ask(number=2) failed: RuntimeError: out of ideas" in failed.reason
+
+
+def test_a_run_stays_open_for_a_while_when_it_has_nothing_to_train(tmp_path):
+    run = Run(tmp_path, None, models=[], open_for=0.3)
+    assert run.launch() is ExitStatus.OK
+    [ended] = run.of(Ended)
+    assert 0.3 <= ended.seconds < 20

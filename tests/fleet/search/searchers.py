@@ -56,3 +56,12 @@ class Scripted:
 
     def tell(self, number, outcome, value):
         self.told.append((outcome, number, value))
+
+
+class Raising(Scripted):
+    """Has two ideas."""
+
+    def ask(self, number):
+        if number == 2:
+            raise RuntimeError("out of ideas")
+        return {"train.optimizer.learning_rate": 0.01 * (number + 1)}
