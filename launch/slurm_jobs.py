@@ -6,6 +6,10 @@ while it runs (this is a line of its batch script or of its program):
     #SBATCH --comment="fleet:interval_min=60,critical_gb=12.5,memory_gb=96"
     scontrol update JobId=$SLURM_JOB_ID Comment="fleet:last_checkpoint=$(date +%s)"
 
+and, where it saves and ends upon a signal, which one and how many minutes that takes:
+
+    #SBATCH --comment="fleet:signal=B:USR2,app_time=2"
+
 What follows ``fleet:`` up to the next blank is read, whatever else the comment
 holds. Which names mean something is not decided here.
 """
@@ -15,7 +19,7 @@ from __future__ import annotations
 import re
 import secrets
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from launch.base import InputError
@@ -25,7 +29,7 @@ TIMEOUT_S = 60
 
 # How a job begins where fields are parted by tabs: id, nodes (1,024 may be 1K), time used, partition.
 _BEGINNING = re.compile(r"^([0-9][0-9_+]*)\t([1-9][0-9]*[KM]?)\t([^\t\n]*)\t([^\t\n]*)\t", re.MULTILINE)
-_TIMES = {"": 1, "K": 1024, "M": 1024 ** 2}
+TIMES = {"": 1, "K": 1024, "M": 1024 ** 2}
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,8 @@ class SlurmJob:
         nodes: that it runs on.
         elapsed_s: since it started; None where ``squeue`` does not know.
         partition, name: of the job.
-        checkpoint: what its comment says after ``fleet:``.
+        checkpoint: the numbers that its comment says after ``fleet:``.
+        signal: upon which it saves and ends, by its comment, such as ``USR2``; ``B:USR2`` for its batch script alone.
         unread: why that could not be read; it is its user's word, and stops nobody else.
     """
 
@@ -47,6 +52,7 @@ class SlurmJob:
     partition: str
     name: str
     checkpoint: Mapping[str, float] = field(default_factory=dict)
+    signal: str | None = None
     unread: str = ""
 
 
@@ -65,17 +71,34 @@ def running_jobs(partition: str | None = None) -> list[SlurmJob]:
     command = ["squeue", "--noheader", "--states=RUNNING", f"--format={mark}{mark.join(FIELDS)}{mark}"]
     if partition is not None:
         command.append(f"--partition={partition}")
+    return parse_squeue(answer(command, ask(command)), mark)
+
+
+def ask(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run a command of Slurm.
+
+    Raises:
+        InputError: it is not there, or does not answer.
+    """
     try:
-        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="backslashreplace",
+        return subprocess.run(command, capture_output=True, encoding="utf-8", errors="backslashreplace",
                               timeout=TIMEOUT_S, check=False)
     except FileNotFoundError:
-        raise InputError("squeue is not on the PATH: this machine is not part of a Slurm cluster") from None
+        raise InputError(f"{command[0]} is not on the PATH: this machine is not part of a Slurm cluster") from None
     except subprocess.TimeoutExpired:
-        raise InputError(f"squeue did not answer within {TIMEOUT_S} s") from None
+        raise InputError(f"{command[0]} did not answer within {TIMEOUT_S} s") from None
+
+
+def answer(command: Sequence[str], done: subprocess.CompletedProcess[str]) -> str:
+    """What a command of Slurm printed.
+
+    Raises:
+        InputError: it failed.
+    """
     if done.returncode:
         said = done.stderr.strip().splitlines()
-        raise InputError(f"squeue failed: {said[-1] if said else f'exit status {done.returncode}'}")
-    return parse_squeue(done.stdout, mark)
+        raise InputError(f"{command[0]} failed: {said[-1] if said else f'exit status {done.returncode}'}")
+    return done.stdout
 
 
 def parse_squeue(text: str, mark: str = "\t") -> list[SlurmJob]:
@@ -123,10 +146,10 @@ def _job(id_: str, nodes: str, elapsed: str, partition: str, name: str, comment:
         elapsed_s = parse_elapsed(elapsed)
     except InputError:  # such as INVALID, where the clocks of a cluster differ
         elapsed_s = None
-    count = int(nodes.rstrip("KM")) * _TIMES[nodes.lstrip("0123456789")]
+    count = int(nodes.rstrip("KM")) * TIMES[nodes.lstrip("0123456789")]
     job = SlurmJob(id_, count, elapsed_s, partition, name)
     try:
-        return replace(job, checkpoint=parse_comment(id_, comment))
+        return replace(job, checkpoint=parse_comment(id_, comment), signal=parse_signal(id_, comment))
     except InputError as error:
         return replace(job, unread=str(error))
 
@@ -156,15 +179,42 @@ def parse_comment(job: str, comment: str) -> dict[str, float]:
     >>> parse_comment("17", "asked by me fleet:interval_min=60,memory_gb=96 thanks")
     {'interval_min': 60.0, 'memory_gb': 96.0}
     """
-    match = re.search(r"(?:^|\s)fleet:(\S*)", comment)
     said: dict[str, float] = {}
-    for word in match[1].split(",") if match else ():
-        name, equals, value = word.partition("=")
-        try:
-            said[name] = float(value)
-        except ValueError:
-            equals = ""
-        if not (name and equals):
-            raise InputError(f"the comment of job {job} says {match[0].strip()!r}; "  # type: ignore[index]
-                             "it should be fleet:name=number,name=number")
+    for name, value in _words(job, comment):
+        if name != "signal":
+            try:
+                said[name] = float(value)
+            except ValueError:
+                raise _unlike(job, comment) from None
     return said
+
+
+def parse_signal(job: str, comment: str) -> str | None:
+    """The signal upon which a job saves and ends, by its comment: ``fleet:signal=USR2,app_time=5``.
+
+    Raises:
+        InputError: it says something that is no signal.
+
+    >>> parse_signal("17", "fleet:signal=B:USR2,app_time=2")
+    'B:USR2'
+    """
+    signal = dict(_words(job, comment)).get("signal")
+    if signal is not None and not re.fullmatch(r"(B:)?([A-Z]{3,6}[12]?|[1-9][0-9]?)", signal):
+        raise InputError(f"the comment of job {job} says signal={signal[:20]!r}; it should be one such as "
+                         "USR2, or B:USR2 for the batch script alone")
+    return signal
+
+
+def _words(job: str, comment: str) -> list[tuple[str, str]]:
+    """The names and values of a comment."""
+    match = re.search(r"(?:^|\s)fleet:(\S*)", comment)
+    words = [word.partition("=") for word in match[1].split(",")] if match else []
+    if not all(name and equals and value for name, equals, value in words):
+        raise _unlike(job, comment)
+    return [(name, value) for name, _, value in words]
+
+
+def _unlike(job: str, comment: str) -> InputError:
+    match = re.search(r"(?:^|\s)fleet:\S*", comment)
+    said = match[0].strip() if match else comment
+    return InputError(f"the comment of job {job} says {said!r}; it should be fleet:name=number,name=number")

@@ -2,11 +2,15 @@
 
     fleet evict --jobs jobs.csv --nodes 1024 --deadline 15
     fleet evict --slurm --site site.json --nodes 8 --deadline 15 --aggregate-bandwidth 250 --node-bandwidth 2
+    fleet evict --slurm --nodes 8 --deadline 15 --carry-out [--yes]
 
 The jobs come from a file (CSV with a header, or JSON), or are those that run on this Slurm cluster now. A
 file has the columns id,nodes,loss,app_time,sys_time (in node-seconds and minutes; empty if not possible), or
 id,nodes,memory_gb,critical_gb,since_checkpoint_min,interval_min, from which these follow by the bandwidths.
-Nothing is carried out. The plan for a deadline has the least loss and, among those, takes the least time.
+The plan for a deadline has the least loss and, among those, takes the least time. Nothing is done to any job, but
+with --carry-out --yes: then jobs save upon the signal that their comment names, are requeued or cancelled, in the
+order and at the times of the plan, until the nodes are free. --carry-out alone says what that would be. Only your own
+jobs are touched, unless you are an operator of Slurm.
 """
 
 from __future__ import annotations
@@ -15,20 +19,24 @@ import argparse
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fleet.arguments import as_written, whole
+from fleet.arguments import as_written, duration, whole
 from fleet.commands.options import add_json, print_json
 from fleet.commands.plots import add_plot, drawn
 from fleet.errors import ExitStatus, UserError
 from fleet.terminal import bar, print_table
 from fleet.units import counted
-from scheduler.base import InputError
+from launch.slurm_jobs import SlurmJob
+from scheduler.base import InputError, check_range
+from scheduler.eviction.carrying import Eviction, rehearse
 from scheduler.eviction.plan import Action, Number, Plan, RunningJob, Spectrum, check_jobs, plan_evictions
 from scheduler.eviction.running_jobs import RESOLUTION, FileSystem, read_jobs
 
 MOST_ROWS = 31  # of a table on a terminal
+MOST_WAIT = 60 * 24 * 28  # minutes that an eviction is carried out
+RECORD = "fleet-evictions.jsonl"
 LETTERS: dict[Action, str] = {"kill": "K", "app": "a", "sys": "s"}
 
 
@@ -51,12 +59,25 @@ def configure(parser: argparse.ArgumentParser) -> None:
                              f"has them, else {RESOLUTION:g})")
     parser.add_argument("--aggregate-bandwidth", type=as_written, metavar="GB/s", help="bandwidth of the file system")
     parser.add_argument("--node-bandwidth", type=as_written, metavar="GB/s", help="bandwidth of one node")
+    parser.add_argument("--carry-out", action="store_true",
+                        help="with --slurm: say what would be done to which job when; with --yes do it")
+    parser.add_argument("--yes", action="store_true", help="with --carry-out: signal, requeue and cancel jobs")
+    parser.add_argument("--margin", type=duration, metavar="1min",
+                        help="with --carry-out: stop jobs that lose work this long before the deadline, as they take a "
+                             "while to end (1min, or a tenth of the deadline if that is less)")
+    parser.add_argument("--record", type=Path, metavar="FILE",
+                        help=f"with --carry-out --yes: note everything there ({RECORD})")
     add_plot(parser, "the trade-off")
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plan and print."""
+    """Plan and print; carry it out if that is asked for."""
+    if args.carry_out:
+        return _carry_out(args)
+    for option, value in (("--yes", args.yes), ("--margin", args.margin), ("--record", args.record)):
+        if value:
+            raise UserError(f"{option} goes with --carry-out")
     jobs = _jobs(args)
     if args.spectrum:
         if args.plot is not None:
@@ -84,12 +105,58 @@ def _jobs(args: argparse.Namespace) -> list[RunningJob]:
         if args.site is not None or args.partition is not None:
             raise UserError("--site and --partition go with --slurm")
         return read_jobs(args.jobs, storage, args.resolution)
-    from fleet.jobs.slurm_running import Site, read_site, running_jobs
     from launch import slurm_jobs
 
+    return _costs(args, storage)(slurm_jobs.running_jobs(args.partition))
+
+
+def _costs(args: argparse.Namespace, storage: FileSystem | None) -> Callable[[Sequence[SlurmJob]], list[RunningJob]]:
+    """What Slurm's jobs would lose and how long they take to save, by the site's file and their comments."""
+    from fleet.jobs.slurm_running import Site, read_site, running_jobs
+
     site = Site() if args.site is None else read_site(args.site)
-    return running_jobs(slurm_jobs.running_jobs(args.partition), site, storage, time.time(), args.resolution,
-                        warn=lambda text: print(f"fleet evict: {text}", file=sys.stderr))
+    warned: set[str] = set()
+
+    def warn(text: str) -> None:
+        if text not in warned:
+            print(f"fleet evict: {text}", file=sys.stderr)
+        warned.add(text)
+
+    return lambda jobs: running_jobs(jobs, site, storage, time.time(), args.resolution, warn)
+
+
+def _carry_out(args: argparse.Namespace) -> int:
+    """Say what would be done, or do it."""
+    from fleet.jobs import evicting
+    from launch import slurm_acts
+
+    if not args.slurm or args.nodes is None:
+        raise UserError("--carry-out goes with --slurm and --nodes: it acts on jobs that run now")
+    if args.plot is not None or args.json:
+        raise UserError("--carry-out goes with neither --plot nor --json; its record is a file of JSON lines")
+    deadline = args.deadline
+    check_range("--deadline", deadline, 0, MOST_WAIT, "min")
+    user = None if slurm_acts.is_operator() else slurm_acts.myself()
+    machine = evicting.Machine(args.partition, user, _costs(args, _storage(args)))
+    first = machine.look()
+    margin = min(1.0, deadline / 10) if args.margin is None else args.margin / 60
+    eviction = Eviction(args.nodes, deadline, margin, first.signals)
+    whose = "all users" if user is None else user
+    try:
+        check_jobs(first.jobs, args.nodes)
+    except InputError as error:
+        raise UserError(f"squeue, running jobs of {whose}: {error}") from None
+    if not args.yes:
+        users = {job: standing.user for job, standing in machine.seen.items()}
+        print(f"{counted(len(first.jobs), 'running job')} of {whose} may be asked to make room")
+        print("\n".join(evicting.lines_of(rehearse(first.jobs, eviction), users, first.signals)))
+        print("Nothing was done: --yes carries this out.")
+        return ExitStatus.OK
+    record = args.record or Path(RECORD)
+    diary = evicting.Diary(record, lambda text: print(text, flush=True))
+    diary.note("begin", f"{args.nodes} nodes within {deadline:g} min, from the jobs of {whose}; noted in {record}",
+               nodes=args.nodes, deadline_min=float(deadline), user=slurm_acts.myself(), whose=whose)
+    return ExitStatus.OK if evicting.carry_out(eviction, first, machine, diary) else ExitStatus.INFRASTRUCTURE
 
 
 def _storage(args: argparse.Namespace) -> FileSystem | None:

@@ -122,6 +122,9 @@ def _join(job: SlurmJob, site: Site, storage: FileSystem | None, now_s: float, g
         raise UserError(f"job {job.id}: its checkpoints have sizes, so name --aggregate-bandwidth and --node-bandwidth")
     costs = (checkpointing.costs(storage, grain) if storage is not None
              else RunningJob(job.id, job.nodes, checkpointing.loss))
+    if job.signal is not None and storage is not None and "critical_gb" in said:  # it waits for no moment of its own
+        written = storage.seconds([said["critical_gb"]] * job.nodes)
+        costs = replace(costs, app_time=round_up(written / 60, grain))
     times = {name: round_up(said[name], grain) for name in ("app_time", "sys_time") if name in said}
     return replace(costs, **times)  # type: ignore[arg-type]
 

@@ -109,3 +109,19 @@ def test_a_comment_that_addresses_us_wrongly_is_refused(comment):
 @pytest.mark.parametrize("comment", ["(null)", "", "my fleet of jobs", "notfleet:x=1"])
 def test_a_comment_for_others_says_nothing(comment):
     assert parse_comment("17", comment) == {}
+
+
+@pytest.mark.parametrize(("said", "signal"), [
+    ("fleet:signal=USR2,app_time=5", "USR2"), ("fleet:app_time=5,signal=B:TERM", "B:TERM"), ("fleet:app_time=5", None),
+    ("(null)", None), ("fleet:signal=10", "10")])
+def test_a_comment_may_name_the_signal_upon_which_a_job_saves(said, signal):
+    job, = parse_squeue(f"17\t2\t0:10\tdebug\trelax\t{said}\n")
+    assert (job.signal, job.unread) == (signal, "")
+    assert job.checkpoint == ({"app_time": 5.0} if "app_time" in said else {})
+
+
+@pytest.mark.parametrize("signal", ["", "usr2", "USR2;reboot", "-9", "B:", "KILL USR2"])
+def test_a_signal_that_cannot_be_is_its_users_mistake(signal):
+    job, = parse_squeue(f"17\t2\t0:10\tdebug\trelax\tfleet:signal={signal}\n")
+    assert job.signal is None or signal == "KILL USR2"
+    assert job.unread or signal == "KILL USR2"

@@ -2,6 +2,7 @@
 #SBATCH --job-name=photos
 #SBATCH --time=02:00:00
 #SBATCH --signal=B:USR2@120
+#SBATCH --comment="fleet:signal=B:USR2,app_time=2"
 #SBATCH --output=/home/me/runs/photos/jobs/%j.out
 #SBATCH --open-mode=append
 #SBATCH --account=m1234

@@ -1,0 +1,210 @@
+"""When which job is told to save or stopped, so that nodes are free by a deadline, and what to do when it does not go
+by the plan.
+
+A plan says which jobs make room and how; here it becomes acts, one look at the machine after the other. Jobs that
+save do so one after the other, as the plan counts, the quickest first. Jobs that lose work are stopped last, for some
+job may end by itself before, and then others need not. It is planned anew with what is left of the time when a job
+ends by itself, does not obey, or is no more what it was.
+
+These functions know neither a clock nor a batch system.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from scheduler.base import InputError
+from scheduler.eviction.plan import Action, RunningJob, check_jobs, plan_evictions
+
+GRAIN = 0.1  # minutes: what is left of the time is rounded down to its multiples
+AGAIN_MIN = 2.0  # after which a job that was stopped and still holds its nodes is stopped again
+
+What = Literal["plan", "save", "stop", "freed", "ended", "deaf", "enough", "short"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """Something that is done, or noted.
+
+    Args:
+        what: ``save``: tell the job to save now; ``stop``: put it back into the queue, or cancel it. The others are to
+            be noted alone: a ``plan`` is made; a job has ``freed`` its nodes as planned, or has ``ended`` by itself,
+            or is ``deaf``: it did not end in its time; there is ``enough``, so that no further job has to stop; or the
+            jobs that are left are too ``short`` of nodes.
+        job: which; empty where it is about all.
+        until_min: by when it will have saved.
+        actions: of a plan.
+        said: in words.
+    """
+
+    what: What
+    job: str = ""
+    until_min: float = 0.0
+    actions: Mapping[str, Action] | None = None
+    said: str = ""
+
+    @property
+    def is_act(self) -> bool:
+        """Whether something has to be done."""
+        return self.what in ("save", "stop")
+
+
+class Eviction:
+    """One eviction from its first look at the machine to its last.
+
+    Args:
+        nodes: to free, of those that running jobs hold.
+        deadline_min: in minutes from the first look.
+        margin_min: before the deadline in which jobs end that are stopped.
+        told: jobs that save when they are told to; others save by themselves, and are stopped then.
+
+    Raises:
+        InputError: a number is out of range.
+    """
+
+    def __init__(self, nodes: int, deadline_min: float, margin_min: float, told: Collection[str] = ()) -> None:
+        self.nodes, self.deadline_min, self.told = nodes, deadline_min, frozenset(told)
+        self.last_min = float(max(0, deadline_min - margin_min))  # for the first acts of jobs that lose work
+        self.freed = 0
+        self.actions: dict[str, Action] = {}  # of the plan, those that are not begun
+        self._is_planned = False  # and nothing has happened that it did not foresee
+        self._held: dict[str, int] = {}
+        self._saving: dict[str, float] = {}
+        self._stopped: dict[str, float] = {}
+        self._deaf: set[str] = set()
+        self._is_short = self._has_looked = False
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the nodes are free."""
+        return self.freed >= self.nodes
+
+    def look(self, now_min: float, jobs: Sequence[RunningJob], held: Mapping[str, int]) -> list[Step]:
+        """What is to be done now.
+
+        Args:
+            now_min: minutes since the first look.
+            jobs: that may be asked to make room, with what they would lose now.
+            held: nodes of all jobs that hold some, those included that are ending.
+
+        Returns:
+            What happened since the last look, and what to do.
+
+        Raises:
+            InputError: at the first look: all jobs together have fewer nodes.
+        """
+        if not self._has_looked:
+            self._has_looked = True
+            check_jobs(jobs, self.nodes)
+        steps = [*self._gone(held), *self._late(now_min, held)]
+        if self.is_done:
+            return steps
+        coming = sum(held[job] for job in (*self._saving, *self._stopped))
+        need = self.nodes - self.freed - coming
+        free_to_act = [replace(job, app_time=None if job.id in self._deaf else job.app_time, sys_time=None)
+                       for job in jobs if job.id not in self._saving and job.id not in self._stopped]
+        if not self.actions.keys() <= {job.id for job in free_to_act}:
+            self._is_planned = False  # one of them may not be asked any more
+        if need <= 0:
+            if self.actions:
+                steps.append(Step("enough", said=f"{', '.join(self.actions)} can go on"))
+            self.actions = {}
+        elif not (self._is_planned and self.actions):
+            steps += self._plan(now_min, free_to_act, need)
+        return [*steps, *self._acts(now_min, {job.id: job for job in free_to_act})]
+
+    def refused(self, job: str) -> None:
+        """An act was not possible: the job is not what it was."""
+        self._saving.pop(job, None)
+        self._stopped.pop(job, None)
+        self._is_planned = False
+
+    # --- what has happened ---
+
+    def _gone(self, held: Mapping[str, int]) -> list[Step]:
+        steps = []
+        for job in self._held.keys() - held.keys():
+            self.freed += self._held[job]
+            as_planned = job in self._saving or job in self._stopped
+            self._saving.pop(job, None)
+            self._stopped.pop(job, None)
+            steps.append(Step("freed" if as_planned else "ended", job))
+            if not as_planned:
+                self._is_planned = False
+        self._held = dict(held)
+        return sorted(steps, key=lambda step: step.job)
+
+    def _late(self, now_min: float, held: Mapping[str, int]) -> list[Step]:
+        steps = []
+        for job in [job for job, until in self._saving.items() if now_min >= until]:
+            del self._saving[job]
+            if job in self.told:
+                self._deaf.add(job)
+                self._is_planned = False
+                steps.append(Step("deaf", job, said="it still holds its nodes"))
+            else:
+                steps.append(self._stop(job, now_min, "it has saved by itself"))
+        for job in [job for job, since in self._stopped.items() if now_min >= since + AGAIN_MIN]:
+            steps.append(self._stop(job, now_min, "it still holds its nodes"))
+        return steps
+
+    # --- what to do ---
+
+    def _plan(self, now_min: float, jobs: Sequence[RunningJob], need: int) -> list[Step]:
+        begin = max([now_min, *self._saving.values()])  # one saves at a time
+        left = max(0.0, math.floor((self.last_min - begin) / GRAIN + 1e-6) * GRAIN)
+        try:
+            check_jobs(jobs, need)
+        except InputError as error:
+            told_before, self._is_short, self.actions = self._is_short, True, {}
+            return [] if told_before else [Step("short", said=str(error))]
+        self._is_short, self._is_planned = False, True
+        plan = plan_evictions(jobs, need, round(left, 6), step=round(left, 6) or 1)[-1]
+        self.actions = dict(plan.actions)
+        return [Step("plan", actions=dict(plan.actions), until_min=begin + plan.checkpoint_time,
+                     said=f"{plan.nodes} nodes, {plan.loss / 3600:.1f} node-hours are lost")]
+
+    def _acts(self, now_min: float, jobs: Mapping[str, RunningJob]) -> list[Step]:
+        steps: list[Step] = []
+        saves = sorted((job for job, action in self.actions.items() if action != "kill"),
+                       key=lambda job: (jobs[job].app_time or 0, job))
+        if saves and not self._saving:
+            job = saves[0]
+            until = now_min + float(jobs[job].app_time or 0)
+            if until > self.last_min + GRAIN:  # looks take time, too
+                self._is_planned = False
+                return steps
+            del self.actions[job]
+            self._saving[job] = until
+            steps.append(Step("save", job, until_min=until))
+        if now_min >= self.last_min:
+            steps += [self._stop(job, now_min, "it loses least") for job, action in [*self.actions.items()]
+                      if action == "kill"]
+        return steps
+
+    def _stop(self, job: str, now_min: float, said: str) -> Step:
+        self.actions.pop(job, None)
+        self._stopped[job] = now_min
+        return Step("stop", job, said=said)
+
+
+def rehearse(jobs: Sequence[RunningJob], eviction: Eviction) -> list[tuple[float, Step]]:
+    """The steps if every job does as it is told and none ends by itself; with the minute of each.
+
+    >>> jobs = [RunningJob("a", 2, 7200, app_time=3), RunningJob("b", 2, 100), RunningJob("c", 4, 90000, app_time=4)]
+    >>> [(minute, step.what, step.job) for minute, step in rehearse(jobs, Eviction(6, 6, margin_min=1))]
+    [(0.0, 'plan', ''), (0.0, 'save', 'c'), (4.0, 'freed', 'c'), (5.0, 'stop', 'b'), (5.0, 'freed', 'b')]
+    """
+    now, left, steps = 0.0, {job.id: job for job in jobs}, []
+    ends: dict[str, float] = {}
+    while not eviction.is_done:
+        for job in [job for job, end in ends.items() if end <= now]:
+            del left[job], ends[job]
+        found = eviction.look(now, list(left.values()), {job.id: job.nodes for job in left.values()})
+        steps += [(now, step) for step in found]
+        ends |= {step.job: step.until_min if step.what == "save" else now for step in found if step.is_act}
+        now = min(ends.values(), default=max(now, eviction.last_min))
+    return steps

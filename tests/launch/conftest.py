@@ -1,0 +1,13 @@
+"""A made-up Slurm on the PATH."""
+
+import pytest
+
+from tests.launch.made_up import MadeUp
+
+
+@pytest.fixture
+def made_up(tmp_path, monkeypatch):
+    """A Slurm without any jobs; see :class:`MadeUp`."""
+    slurm = MadeUp(tmp_path / "slurm")
+    monkeypatch.setenv("PATH", f"{slurm.folder}:/usr/bin:/bin")
+    return slurm

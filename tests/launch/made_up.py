@@ -1,0 +1,42 @@
+"""The made-up Slurm of ``made_up_slurm.py`` in a folder of programs."""
+
+import json
+import sys
+from pathlib import Path
+
+PROGRAMS = ("squeue", "scancel", "scontrol", "sacctmgr", "sacct")
+
+
+class MadeUp:
+    """Its jobs can be set and looked at; ``acts`` are the commands that changed something."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        folder.mkdir()
+        text = Path(__file__).with_name("made_up_slurm.py").read_text().splitlines(keepends=True)
+        text[0] = f"#!{sys.executable} -IS\n"
+        for program in PROGRAMS:
+            (folder / program).write_text("".join(text))
+            (folder / program).chmod(0o755)
+        self.set()
+
+    def set(self, jobs=(), **more):
+        """Jobs by their id, and what else it knows."""
+        (self.folder / "slurm.json").write_text(json.dumps({"jobs": dict(jobs), **more}))
+
+    def change(self, job, **fields):
+        """Change fields of one job; none: it is gone."""
+        slurm = self.state()
+        if fields:
+            slurm["jobs"].setdefault(job, {}).update(fields)
+        else:
+            slurm["jobs"].pop(job, None)
+        (self.folder / "slurm.json").write_text(json.dumps(slurm))
+
+    def state(self):
+        return json.loads((self.folder / "slurm.json").read_text())
+
+    @property
+    def acts(self):
+        file = self.folder / "acts"
+        return file.read_text().splitlines() if file.exists() else []

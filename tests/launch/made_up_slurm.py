@@ -1,0 +1,80 @@
+#!/usr/bin/env python3
+"""A made-up squeue, scancel, scontrol, sacctmgr, sacct and sinfo, by the name under which it is called.
+
+Beside it lies ``slurm.json``: ``{"jobs": {ID: {"user", "state", "nodes", "start", "elapsed", "partition", "name",
+"comment", "obeys", "requeues"}}, "owner", "levels", "says"}``. A job that obeys is gone when it is signalled; one that
+requeues is pending then. What is done to jobs is written to ``acts``. ``says`` has, by program, what it says and fails
+with.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+DEFAULTS = {"user": "me", "state": "RUNNING", "nodes": 1, "start": "2026-11-22T10:00:00", "elapsed": "1:00:00",
+            "partition": "low", "name": "job", "comment": "(null)", "obeys": True, "requeues": True}
+FIELDS = {"%i": "id", "%u": "user", "%T": "state", "%D": "nodes", "%S": "start", "%M": "elapsed", "%P": "partition",
+          "%j": "name", "%k": "comment"}
+
+
+def option(name):
+    return next((word.partition("=")[2] for word in sys.argv if word.startswith(f"--{name}=")), None)
+
+
+def fail(said):
+    print(said, file=sys.stderr)
+    sys.exit(1)
+
+
+def squeue(slurm):
+    jobs = {id_: {**DEFAULTS, **job, "id": id_} for id_, job in slurm["jobs"].items()}
+    if option("jobs") and option("jobs") not in jobs:
+        fail("slurm_load_jobs error: Invalid job id specified")
+    for id_, job in jobs.items():
+        wanted = (option("states") in ("all", job["state"]), option("jobs") in (None, id_),
+                  option("partition") in (None, job["partition"]))
+        if all(wanted):
+            line = option("format")
+            for field, name in FIELDS.items():
+                line = line.replace(field, str(job[name]))
+            print(line)
+
+
+def scancel(slurm):
+    job = {**DEFAULTS, **slurm["jobs"][sys.argv[-1]]}
+    if option("signal") is None or job["obeys"]:
+        slurm["jobs"].pop(sys.argv[-1])
+
+
+def scontrol(slurm):
+    if sys.argv[1:3] == ["show", "config"]:
+        print(f"SlurmUser               = {slurm.get('owner', 'slurm')}(64030)")
+        return
+    job = slurm["jobs"][sys.argv[-1]]
+    if not {**DEFAULTS, **job}["requeues"]:
+        fail("Requested operation is presently disabled for job")
+    job["state"] = "PENDING"
+
+
+def sacctmgr(slurm):
+    print(slurm.get("levels", "None"))
+
+
+def sacct(slurm):
+    print("\n".join(slurm.get("past", [])))
+
+
+def main():
+    program = Path(sys.argv[0]).name
+    slurm = json.loads((FOLDER / "slurm.json").read_text())
+    if program in slurm.get("says", {}):
+        fail(slurm["says"][program])
+    if program == "scancel" or sys.argv[1] == "requeue":
+        with open(FOLDER / "acts", "a", encoding="utf-8") as file:
+            file.write(" ".join([program, *sys.argv[1:]]) + "\n")
+    globals()[program](slurm)
+    (FOLDER / "slurm.json").write_text(json.dumps(slurm))
+
+
+main()

@@ -1,0 +1,63 @@
+"""What is done to running jobs of Slurm, and who may do it."""
+
+import os
+
+import pytest
+
+from launch import slurm_acts
+from launch.base import InputError
+from launch.slurm_acts import Standing, is_operator, myself, put_back, standings, tell_to_save
+
+START = "2026-11-22T10:00:00"
+
+
+def test_jobs_stand_as_slurm_says(made_up):
+    made_up.set({"17": {"nodes": 4}, "3_1": {"state": "COMPLETING", "user": "you", "partition": "high"},
+                 "18": {"state": "PENDING", "nodes": "2K", "start": "N/A"}})
+    assert standings() == {"17": Standing("17", "me", "RUNNING", 4, START),
+                           "3_1": Standing("3_1", "you", "COMPLETING", 1, START),
+                           "18": Standing("18", "me", "PENDING", 2048, "N/A")}
+    assert [id_ for id_, job in standings().items() if job.holds] == ["17", "3_1"]
+    assert standings(partition="high").keys() == {"3_1"}
+    assert standings(job="3_1").keys() == {"3_1"}
+    assert standings(job="4") == {}
+
+
+def test_a_slurm_that_does_not_answer_is_quoted(made_up, monkeypatch):
+    made_up.set(says={"squeue": "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"})
+    with pytest.raises(InputError, match="squeue failed: slurm_load_jobs error: Unable to contact slurm controller"):
+        standings()
+    monkeypatch.setenv("PATH", "/")
+    with pytest.raises(InputError, match="squeue is not on the PATH: this machine is not part of a Slurm cluster"):
+        standings(job="1")
+
+
+def test_a_job_is_told_as_its_comment_says(made_up):
+    made_up.set({"17": {}, "18": {}})
+    tell_to_save("17", "USR2")
+    tell_to_save("18", "B:USR1")
+    assert made_up.acts == ["scancel --signal=USR2 17", "scancel --batch --signal=USR1 18"]
+
+
+def test_a_job_is_cancelled_where_it_cannot_be_requeued(made_up):
+    made_up.set({"17": {}, "18": {"requeues": False}})
+    assert [put_back("17"), put_back("18")] == ["requeued", "cancelled"]
+    assert made_up.state()["jobs"] == {"17": {"state": "PENDING"}}
+
+
+@pytest.mark.parametrize(("slurm", "expected"), [
+    ({}, False), ({"owner": "ME"}, True), ({"levels": "Operator"}, True), ({"levels": "Administrator"}, True),
+    ({"says": {"sacctmgr": "You are not running a supported accounting_storage plugin"}}, False),
+])
+def test_an_operator_is_who_slurm_says_it_is(made_up, monkeypatch, slurm, expected):
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    monkeypatch.setattr(slurm_acts, "myself", lambda: "ME")
+    made_up.set(**slurm)
+    assert is_operator() is expected
+
+
+def test_root_is_an_operator_and_who_has_no_name_has_a_number(monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert is_operator()
+    monkeypatch.setattr(os, "geteuid", lambda: 3_999_999)
+    assert myself() == "3999999"
