@@ -20,6 +20,7 @@ Type = Callable[[str], T]
 
 _NUMBER = r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"  # float() takes more: 1_000, nan, other scripts
 _WHOLE = "[+-]?[0-9]{1,400}"
+AUTO = "auto"
 _YEAR_S = 366 * 86400.0
 _MOST_SHOWN = 40  # characters of a text that is wrong
 
@@ -92,6 +93,11 @@ def duration(text: str) -> float:
     if not 0 < value <= _YEAR_S:
         raise _wrong(text, "should be more than nothing and at most a year")
     return value
+
+
+def duration_or_auto(text: str) -> float | str:
+    """Seconds, or the word ``auto``."""
+    return text if text == AUTO else duration(text)
 
 
 count, seed = whole(1), whole(0, 2**64 - 1)

@@ -37,6 +37,7 @@ class Job:
         once: words behind the spec, until a launch has started with them.
         harvest: a file that says how the job is one of several that share the run; then no other follows it.
         words: behind the spec, in any case.
+        requests: seconds that the jobs of a chain ask for, one after the other; none: each the walltime.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Job:
     once: tuple[str, ...] = ()
     harvest: Path | None = None
     words: tuple[str, ...] = ()
+    requests: tuple[float, ...] = ()
 
 
 def render(job: Job, system: System, site: Site) -> str:
@@ -116,6 +118,7 @@ def _command(job: Job, system: System, site: Site, ranks: int, counts: dict[str,
                else [f"--harvest={shlex.quote(str(job.harvest))}"])
     if not system.warns and job.walltime is not None:
         keeper.append(f"--warn-after={math.floor(max(1.0, job.walltime - job.warning))}")
+    keeper += [f"--request={math.ceil(request)}" for request in job.requests]
     cpus = places(site, ranks, "the site")
     keeper += [f"--once={shlex.quote(word)}" for word in job.once]
     placed = [[python, "-m", "launch.place", ":".join(cpus)]] if cpus else []

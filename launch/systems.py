@@ -7,6 +7,7 @@ one's own does all that one of the table does.
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -40,6 +41,9 @@ class System:
         submit: the command that takes a script, as its last argument or as its input.
         by_input: the latter.
         id_pattern: finds the id in what the command prints.
+        walltime: further options for a job whose walltime is not that of its script, with ``{minutes}``.
+        past: the command that tells id, state and seconds of the runs of past jobs, with ``|`` between them, of a
+            ``{name}`` and a ``{user}``.
         after: further options for a job that begins when another, ``{job}``, has ended in whatever way.
         requeue: the command that puts the running ``{job}`` into the queue again; none where users cannot.
         state: the command that tells about ``{job}``.
@@ -75,6 +79,8 @@ class System:
     restarts: str = ""
     tells_idle: bool = False
     template: str = ""
+    walltime: tuple[str, ...] = ()
+    past: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         place = f"batch system {self.name}"
@@ -84,6 +90,10 @@ class System:
             check_fields(text, COUNTS, place)
         for text in (*self.after, *self.requeue, *self.state):
             check_fields(text, {"job"}, place)
+        for text in self.walltime:
+            check_fields(text, {"minutes"}, place)
+        for text in self.past:
+            check_fields(text, {"name", "user"}, place)
         words = set(re.findall(r"<<(\w+)>>", self.script))
         if "body" not in words or words - WORDS:
             raise InputError(f"{place}: template: it should have <<body>>, and may have "
@@ -130,10 +140,13 @@ SYSTEMS = {system.name: system for system in (
            ("scontrol", "requeue", "{job}"), ("scontrol", "show", "job", "{job}"), r"\bPreemptTime=\d",
            # One that waits has been put back into the queue, with no process left.
            r"JobState=(BOOT_FAIL|CANCELLED|COMPLETED|DEADLINE|FAILED|NODE_FAIL|OUT_OF_MEMORY|PENDING|PREEMPTED|REVOKED"
-           r"|TIMEOUT)\b|Invalid job id", "SLURM_RESTART_COUNT", tells_idle=True),
+           r"|TIMEOUT)\b|Invalid job id", "SLURM_RESTART_COUNT", tells_idle=True, walltime=("--time={minutes}",),
+           past=("sacct", "--allocations", "--duplicates", "--noheader", "--parsable2", "--name={name}",
+                 "--user={user}", "--starttime=now-365days", "--format=JobIDRaw,State,ElapsedRaw")),
     System("lsf", "#BSUB ", "-P {}", "-q {}", _LSF_NODES, (*_LSF_NODES, '-gpu "num={gpus}"'), ("-r", "-rn"), True,
            "LSB_JOBID", ("bsub",), True, r"Job <(\d+)>", ("-w", "ended({job})"),
-           state=("bjobs", "-noheader", "-o", "stat", "{job}"), over=r"\b(DONE|EXIT)\b|is not found"),
+           state=("bjobs", "-noheader", "-o", "stat", "{job}"), over=r"\b(DONE|EXIT)\b|is not found",
+           walltime=("-W", "{minutes}")),
     System("pbs", "#PBS ", "-A {}", "-q {}",
            ("-l select={nodes}:mpiprocs={ranks_per_node}", "-l place=scatter:excl"),
            ("-l select={nodes}:mpiprocs={ranks_per_node}:ngpus={gpus}", "-l place=scatter:excl"),
@@ -143,11 +156,12 @@ SYSTEMS = {system.name: system for system in (
 )}
 
 
-def submit(system: System, script: Path, after: str | None = None) -> str:
+def submit(system: System, script: Path, after: str | None = None, walltime_s: float | None = None) -> str:
     """Hand a job script in.
 
     Args:
         after: the id of a job that must have ended before this one begins.
+        walltime_s: to ask for instead of the script's.
 
     Returns:
         The id of the job.
@@ -156,6 +170,8 @@ def submit(system: System, script: Path, after: str | None = None) -> str:
         InputError: the system is not there, or refused it; the message has its words.
     """
     options = [option.format(job=after) for option in system.after] if after is not None else []
+    if walltime_s is not None:
+        options += [option.format(minutes=max(1, math.ceil(walltime_s / 60))) for option in system.walltime]
     command = [*system.submit, *options, *([] if system.by_input else [str(script)])]
     printed = call(command, script.read_text(encoding="utf-8") if system.by_input else None)
     found = re.search(system.id_pattern, printed.strip(), re.MULTILINE)
@@ -164,23 +180,26 @@ def submit(system: System, script: Path, after: str | None = None) -> str:
     return found[1]
 
 
-def continue_job(system: System, job: str, script: Path) -> str:
+def continue_job(system: System, job: str, script: Path, walltime_s: float | None = None) -> str:
     """See to it that a running job is followed by another run of its script; returns the id of that one.
 
     It is put into the queue again, under the same id, where the system and the site let users do that, and
     otherwise its script is handed in anew, to begin when the job has ended.
 
+    Args:
+        walltime_s: to ask for; then it is another job, since one that is queued again keeps its walltime.
+
     Raises:
         InputError: the system refused both.
     """
-    if system.requeue:
+    if system.requeue and walltime_s is None:
         try:
             call([word.format(job=job) for word in system.requeue])
         except InputError:  # JobRequeue=0, or --no-requeue
             pass
         else:
             return job
-    return submit(system, script, after=job)
+    return submit(system, script, after=job, walltime_s=walltime_s)
 
 
 def is_preempted(system: System, job: str) -> bool:

@@ -35,6 +35,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
                         help="number of failures of the machine after which to go on (0)")
     parser.add_argument("--warn-after", type=duration, metavar="SECONDS",
                         help="when to save everything, if the batch system sends no signal")
+    parser.add_argument("--request", type=duration, metavar="SECONDS", action="append", default=[],
+                        help="walltime of the first job of the chain, of the second, ...; that of the script if none "
+                             "is given")
     parser.add_argument("--once", metavar="OPTION", action="append", default=[],
                         help="option to add to the command until a launch has started with it, such as "
                              "--once=--remeasure; may be given several times")
@@ -50,7 +53,8 @@ def run(args: argparse.Namespace) -> int:
     if args.harvest is not None:
         return _harvest(args, system)
     limits = Limits(args.jobs, args.retries)
-    return Keeper(RunPaths(args.run), system, _job_id(system), limits, args.warn_after, args.once).run(args.command)
+    return Keeper(RunPaths(args.run), system, _job_id(system), limits, args.warn_after, args.once, args.request
+                  ).run(args.command)
 
 
 def _spec_of(command: Sequence[str]) -> str:

@@ -28,10 +28,10 @@ from typing import IO, TYPE_CHECKING, Any
 
 from fleet.arguments import count, positive
 from fleet.commands.options import add_json, add_spec, print_json
+from fleet.commands.rates import cached, known_rates_of
 from fleet.errors import ExitStatus, FleetError, InfrastructureError, UserError
 from fleet.terminal import print_table
 from fleet.units import counted, format_duration
-from launch.binding import my_cores
 from scheduler.base import Cluster, RateTable
 from scheduler.ensemble.costs import Costs
 from scheduler.ensemble.policies import POLICIES
@@ -154,29 +154,10 @@ def _some_gpus(spec: Spec, per_node: int | None) -> int:
 
 def _rates(args: argparse.Namespace, spec: Spec, sample: SampleSpec, cluster: Cluster) -> tuple[RateTable, str]:
     """The best rates that there are, and where they come from."""
-    from fleet.jobs.rehearsal import estimated_rates, known_rates
-    from fleet.runtime.known_rates import rates_file, read_rates_of
+    from fleet.jobs.rehearsal import estimated_rates
 
-    file = rates_file(spec, args.rates)
-    if file is not None:
-        return read_rates_of(spec, file), file
-    cached = known_rates(spec, *_cached(args, spec, sample, cluster), cluster.gpus_per_node)
-    if cached is not None:
-        return cached, "measured before"
-    return estimated_rates(spec, sample, cluster.gpus_per_node), "estimated"
-
-
-def _cached(args: argparse.Namespace, spec: Spec, sample: SampleSpec, cluster: Cluster
-            ) -> tuple[dict[str, str], dict[str, dict[int, float]]]:
-    """The key of each network in the cache of rates, and what is in there."""
-    from fleet.runtime.known_rates import hardware
-    from fleet.storage.identity import Machine, codes_of_all, speed_identity
-    from fleet.storage.rate_cache import cache_path, numbers, read_cache
-
-    machine = Machine(hardware(), (cluster.gpus_per_node + 1) / len(my_cores().mine))
-    codes = codes_of_all(spec, Path(args.spec).absolute().parent)
-    keys = {network.name: speed_identity(network, spec.resources, sample, machine, codes) for network in spec.networks}
-    return keys, numbers(read_cache(cache_path()))
+    known = known_rates_of(spec, args.spec, args.rates, sample, cluster)
+    return known or (estimated_rates(spec, sample, cluster.gpus_per_node), "estimated")
 
 
 def _profiling(args: argparse.Namespace, spec: Spec, sample: SampleSpec, rates: RateTable, cluster: Cluster
@@ -187,7 +168,7 @@ def _profiling(args: argparse.Namespace, spec: Spec, sample: SampleSpec, rates: 
 
     if spec.schedule.rates is not None or not spec.policy.needs_rates or spec.profile.when == "online":
         return SurveyEstimate(0, 0.0)
-    keys, known = _cached(args, spec, sample, cluster)
+    keys, known = cached(spec, args.spec, sample, cluster)
     survey = Survey(spec.networks, keys, spec.profile, cluster.gpus, cluster.gpus_per_node, known)
     return estimate(survey, rates, _BUILD_S if spec.engine.uses_tensorflow else 0.0)
 

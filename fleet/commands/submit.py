@@ -4,6 +4,8 @@
     fleet submit photos.yaml --site perlmutter --account m1234 --nodes 4 --walltime 6h --chain
     fleet submit photos.yaml --site my_site.yaml --nodes 1 --walltime 30min --dry-run
 
+With --walltime auto it asks for what is likely to cost least, by what past runs took, and says why.
+
 The job saves everything shortly before its walltime ends. With --chain it is then put into the queue again, or
 followed by another job, until all networks are done. The folder of the run has the script, what the jobs print, and
 jobs/stops.jsonl with every stop and its reason. `--system local` runs on this machine, now. --fresh-network,
@@ -17,10 +19,12 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from fleet.arguments import duration, whole
+from fleet.arguments import AUTO, duration, duration_or_auto, whole
 from fleet.commands.options import add_json, add_spec, print_json
 from fleet.errors import ExitStatus, UserError
 from fleet.jobs.systems import find_system
@@ -35,6 +39,9 @@ from launch.render import Job, render
 from launch.sites import SITES, Site, parse_site
 from launch.systems import SYSTEMS, System, submit
 
+if TYPE_CHECKING:
+    from fleet.commands.walltimes import Asked
+
 MOST_JOBS, RETRIES = 20, 2
 _WARNING_S, _WARNING_SHARE = 120.0, 0.1  # before the end of the walltime
 
@@ -48,7 +55,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--site", default="generic", metavar="NAME",
                         help=f"machine: {', '.join(SITES)}, or a YAML file of your own (generic)")
     parser.add_argument("--nodes", type=size, default=1, metavar="N", help="number of nodes to ask for (1)")
-    parser.add_argument("--walltime", type=duration, metavar="2h", help="walltime to ask for (that of the spec)")
+    parser.add_argument("--walltime", type=duration_or_auto, metavar="2h",
+                        help="walltime to ask for (that of the spec); auto: what past runs, or simulated ones, say")
     parser.add_argument("--chain", action="store_true", help="go on in further jobs until all networks are done")
     parser.add_argument("--max-jobs", type=size, metavar="N",
                         help=f"with --chain: number of jobs at most ({MOST_JOBS})")
@@ -79,21 +87,35 @@ def run(args: argparse.Namespace) -> int:
     site = with_gpus(args, spec, find_site(args.site))
     system = system_of(args.system, site, args.site)
     paths = RunPaths(spec.output.absolute())
-    job = _job(args, spec, paths, system, site)
+    asked = _automatic(args, spec, system, site)
+    job = _job(args, spec, paths, system, site, asked)
     script = render(job, system, site)
+    told: dict[str, object] = {} if asked is None else {"walltime": asked.numbers()}
     if not site.gpus and spec.engine.uses_gpus and system.has_queue:
         print("fleet submit: the job asks for no GPUs; --gpus-per-node, resources.gpus_per_node or --site would",
               file=sys.stderr)
     if args.dry_run:
         if args.json:
-            print_json({"script": script})
+            print_json({"script": script, **told})
         else:
             print(script, end="")
         return ExitStatus.OK
-    return _hand_in(script, paths, system, args.json)
+    return _hand_in(script, paths, system, args.json, told)
 
 
-def _hand_in(script: str, paths: RunPaths, system: System, as_json: bool) -> int:
+def _automatic(args: argparse.Namespace, spec: Spec, system: System, site: Site) -> Asked | None:
+    """What to ask for, where that is left to us; said on the screen."""
+    if args.walltime != AUTO:
+        return None
+    from fleet.commands.walltimes import automatic
+
+    asked = automatic(args, spec, system, site)
+    for line in asked.lines(args.nodes, args.chain):
+        print(f"fleet submit: {line}", file=sys.stderr)
+    return asked
+
+
+def _hand_in(script: str, paths: RunPaths, system: System, as_json: bool, told: dict[str, object]) -> int:
     """Write the script, and submit it; run it where there is no batch system."""
     if as_json and not system.has_queue:
         raise UserError(f"--json: with --system {system.name} the run itself prints; --dry-run --json gives the script")
@@ -104,7 +126,8 @@ def _hand_in(script: str, paths: RunPaths, system: System, as_json: bool) -> int
         return subprocess.run(["bash", str(paths.job_script)], check=False).returncode
     id_ = submit(system, paths.job_script)
     if as_json:
-        print_json({"job": id_, "system": system.name, "script": str(paths.job_script), "stops": str(paths.stops)})
+        print_json({"job": id_, "system": system.name, "script": str(paths.job_script), "stops": str(paths.stops),
+                    **told})
     else:
         print(id_)
     return ExitStatus.OK
@@ -148,14 +171,17 @@ def system_of(name: str | None, site: Site, place: str) -> System:
     return find_system(str(name or site.system))
 
 
-def _job(args: argparse.Namespace, spec: Spec, paths: RunPaths, system: System, site: Site) -> Job:
+def _job(args: argparse.Namespace, spec: Spec, paths: RunPaths, system: System, site: Site, asked: Asked | None
+         ) -> Job:
     if not system.has_queue and args.nodes != 1:
         raise UserError(f"--nodes is {args.nodes}; with --system {system.name} there is only this machine")
     once = _once(args, spec)
-    walltime, warning = times_of(args, spec, system)
+    requests = () if asked is None else asked.chain.requests
+    walltime, warning = times_of(args, spec, system, requests)
     jobs, retries = _limits(args, system)
     return Job(spec.document.name, args.spec, Path.cwd(), Path(sys.executable), paths.root, paths.jobs, args.nodes,
-               walltime, warning, ranks_of(args, spec, site), jobs, retries, args.account, args.queue, once)
+               walltime, warning, ranks_of(args, spec, site), jobs, retries, args.account, args.queue, once,
+               requests=requests if args.chain else ())
 
 
 def _once(args: argparse.Namespace, spec: Spec) -> tuple[str, ...]:
@@ -167,9 +193,10 @@ def _once(args: argparse.Namespace, spec: Spec) -> tuple[str, ...]:
             *(["--accept-changes"] if args.accept_changes else []), *(["--remeasure"] if args.remeasure else []))
 
 
-def times_of(args: argparse.Namespace, spec: Spec, system: System) -> tuple[float | None, float]:
+def times_of(args: argparse.Namespace, spec: Spec, system: System, requests: Sequence[float] = ()
+             ) -> tuple[float | None, float]:
     """The walltime, and how long before its end everything is saved; both in seconds."""
-    walltime = args.walltime or spec.document.walltime
+    walltime = requests[0] if requests else args.walltime or spec.document.walltime
     if walltime is None and system.has_queue:
         raise UserError("--walltime (or walltime in the spec) says how long a job may take, such as 2h")
     warning = args.warn or min(_WARNING_S, _WARNING_SHARE * (walltime or math.inf))

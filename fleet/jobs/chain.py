@@ -97,6 +97,16 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
+def _next_request(stops: Sequence[Stop], requests: Sequence[float]) -> float | None:
+    """What the next job asks for: one that broke off has not used its request up, and asks for as much again.
+
+    >>> _next_request([Stop(75)], [600, 1200]), _next_request([Stop(75), Stop(1)], [600, 1200])
+    (1200, 1200)
+    """
+    used = sum(not stop.is_failure for stop in stops)
+    return requests[min(used, len(requests) - 1)] if requests else None
+
+
 # ---- what is remembered between jobs ------------------------------------------------------------
 
 
@@ -153,6 +163,42 @@ def stops_before(path: Path, job: str) -> list[Stop]:
     return _chain_before(path, job)[0]
 
 
+@dataclass(frozen=True)
+class Past:
+    """What the file of stops tells of how long an ensemble takes.
+
+    Attributes:
+        finished: seconds in launches of each chain that has finished.
+        so_far: of the newest one, where it has not.
+    """
+
+    finished: tuple[float, ...]
+    so_far: float
+
+
+def past_of(path: Path) -> Past:
+    """How long the chains of a run's folder were at work; a launch that ended without a word does not count."""
+    finished, so_far, begun = [], 0.0, None
+    for line in read_lines(path) if path.exists() else []:
+        noted, moment = from_json(line, _KINDS), _moment(line)
+        if isinstance(noted, Begun):
+            begun = moment
+        elif isinstance(noted, Stopped) and begun is not None and moment is not None:
+            so_far += max(0.0, (moment - begun).total_seconds()) if noted.stop.status is not None else 0.0
+            begun = None
+            if noted.stop.status in (ExitStatus.OK, ExitStatus.NETWORK_FAILED):
+                finished.append(so_far)
+                so_far = 0.0
+    return Past(tuple(finished), so_far)
+
+
+def _moment(line: Mapping[str, object]) -> datetime | None:
+    try:
+        return datetime.fromisoformat(str(line.get("time")))
+    except ValueError:
+        return None
+
+
 def has_started(paths: RunPaths, job: str) -> bool:
     """Whether an earlier launch of the chain that a job goes on with got so far as to take up its networks."""
     stops, log_bytes = _chain_before(paths.stops, job)
@@ -198,12 +244,13 @@ class Keeper:
         limits: of the chain.
         warn_after: seconds after which to warn the ranks, where the system does not.
         once: further words of the command, until a launch of the chain has started with them.
+        requests: seconds that the jobs of the chain ask for, one after the other; the last counts for all that follow.
     """
 
     def __init__(self, paths: RunPaths, system: System, job: str, limits: Limits,
-                 warn_after: float | None = None, once: Sequence[str] = ()) -> None:
+                 warn_after: float | None = None, once: Sequence[str] = (), requests: Sequence[float] = ()) -> None:
         self._paths, self._system, self._job, self._limits = paths, system, job, limits
-        self._once = once
+        self._once, self._requests = once, requests
         self._environment = {**os.environ, SYSTEM_VARIABLE: system.name}
         self._warned = WarnedLaunch(self._environment, warn_after)
 
@@ -252,7 +299,7 @@ class Keeper:
         decision = decide([*stops, stop], self._limits)
         if stop.is_failure and (refusal := self._refusal()):
             decision = Decision(False, refusal)
-        following, then = self._follow(decision)
+        following, then = self._follow(decision, _next_request([*stops, stop], self._requests))
         note(self._paths, Stopped(self._job, stop, self._why(status, ended), following, then))
         print(f"fleet job: status {status}; {then}", file=sys.stderr, flush=True)
         return status, following is not None
@@ -270,14 +317,14 @@ class Keeper:
                 probe.unlink(missing_ok=True)
         return ""
 
-    def _follow(self, decision: Decision) -> tuple[str | None, str]:
+    def _follow(self, decision: Decision, request: float | None) -> tuple[str | None, str]:
         """See to it that another launch follows; who does it, and what there is to say."""
         if not decision.goes_on:
             return None, decision.why
         if not self._system.has_queue:
             return (None, "it was told to stop") if self._warned.is_signalled else (self._job, decision.why)
         try:
-            return continue_job(self._system, self._job, self._paths.job_script), decision.why
+            return continue_job(self._system, self._job, self._paths.job_script, request), decision.why
         except (InputError, OSError) as error:
             return None, f"{decision.why}, but no further job could be submitted: {error}"
 

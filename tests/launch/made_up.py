@@ -4,7 +4,7 @@ import json
 import sys
 from pathlib import Path
 
-PROGRAMS = ("squeue", "scancel", "scontrol", "sacctmgr", "sacct")
+PROGRAMS = ("squeue", "scancel", "scontrol", "sacctmgr", "sacct", "sbatch")
 
 
 class MadeUp:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A made-up squeue, scancel, scontrol, sacctmgr, sacct and sinfo, by the name under which it is called.
+"""A made-up squeue, scancel, scontrol, sacctmgr, sacct and sbatch, by the name under which it is called.
 
 Beside it lies ``slurm.json``: ``{"jobs": {ID: {"user", "state", "nodes", "start", "elapsed", "partition", "name",
 "comment", "obeys", "requeues"}}, "owner", "levels", "says"}``. A job that obeys is gone when it is signalled; one that
@@ -65,16 +65,21 @@ def sacct(slurm):
     print("\n".join(slurm.get("past", [])))
 
 
+def sbatch(slurm):
+    print(4711)
+
+
 def main():
     program = Path(sys.argv[0]).name
     slurm = json.loads((FOLDER / "slurm.json").read_text())
     if program in slurm.get("says", {}):
         fail(slurm["says"][program])
-    if program == "scancel" or sys.argv[1] == "requeue":
+    if program in ("scancel", "sbatch") or sys.argv[1] == "requeue":
         with open(FOLDER / "acts", "a", encoding="utf-8") as file:
             file.write(" ".join([program, *sys.argv[1:]]) + "\n")
     globals()[program](slurm)
     (FOLDER / "slurm.json").write_text(json.dumps(slurm))
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -146,3 +146,10 @@ def test_a_batch_system_that_is_not_there_does_not_answer(cluster):
     ({"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "-"}, BatchJob("slurm", "7"))])
 def test_a_process_knows_its_job_by_its_environment(environment, job):
     assert this_job(environment) == job
+
+
+def test_a_job_that_asks_for_another_time_is_another_job(made_up, tmp_path):
+    script = tmp_path / "job.sh"
+    script.write_text("#!/bin/sh\n")
+    assert continue_job(SYSTEMS["slurm"], "17", script, walltime_s=90) == "4711"
+    assert made_up.acts == [f"sbatch --parsable --dependency=afterany:17 --time=2 {script}"]

@@ -1,0 +1,219 @@
+"""``--walltime auto``: what the jobs of an ensemble should ask for, one after the other, and why."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fleet.commands.rates import known_rates_of
+from fleet.errors import UserError
+from fleet.jobs.chain import Past, past_of
+from fleet.spec import Spec
+from fleet.storage.paths import RunPaths
+from fleet.units import counted, format_duration
+from launch import slurm_acts
+from launch.base import InputError
+from launch.past_jobs import past_runs
+from launch.sites import Site
+from launch.systems import System
+from scheduler.base import Cluster, RateTable
+from scheduler.ensemble.simulation import simulate
+from scheduler.reservation.continued import Chain, best_chain, expected
+from scheduler.reservation.laws import Discrete, empirical
+from scheduler.reservation.requests import FEWEST_RUNS, SAFETY
+
+if TYPE_CHECKING:
+    from fleet.spec.train import Converge
+
+DRAWS, LEAST_DRAWS, DRAWS_S = 60, 8, 10.0  # of how many epochs networks train: so many, or fewer where they take long
+START_S = 60.0  # until ranks are ready, where no launch has told
+MOST_JOBS = 20
+_MINUTE = 60.0
+
+
+@dataclass(frozen=True)
+class Known:
+    """How long an ensemble is likely to take, in seconds, and by what that is known."""
+
+    law: Discrete
+    why: str
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What to ask for.
+
+    Attributes:
+        chain: the requests, in seconds.
+        single: one request for the longest, beside it.
+        why: where that comes from.
+    """
+
+    chain: Chain
+    single: Chain
+    why: str
+
+    def lines(self, nodes: int, is_chain: bool) -> list[str]:
+        """It in words."""
+        first, *rest = map(format_duration, self.chain.requests)
+        then = f", then {', '.join(rest)} if that is not enough" if rest else ""
+        again = "" if is_chain or not rest else " (the same command asks for the next; --chain does it by itself)"
+        cost = f"{_hours(self.chain.asked, nodes)} node-hours asked for, {_hours(self.chain.used, nodes)} used"
+        lines = [f"asks for {first}{then}{again}", f"by {self.why}",
+                 f"expected: {cost}, {self.chain.jobs:.2f} jobs; with one request of "
+                 f"{format_duration(self.single.requests[0])}: {_hours(self.single.asked, nodes)} and "
+                 f"{_hours(self.single.used, nodes)}"]
+        if rest:
+            lines.append("in a queue that starts any job that fits when nodes are idle (work-conserving) only what is "
+                         "used counts, and shorter requests can lose: there ask for "
+                         f"--walltime {math.ceil(self.single.requests[0] / _MINUTE)}min")
+        return lines
+
+    def numbers(self) -> dict[str, object]:
+        """It for programs; seconds of one node."""
+        return {"requests_s": list(self.chain.requests), "why": self.why, "asked_s": self.chain.asked,
+                "used_s": self.chain.used, "jobs": self.chain.jobs, "single_s": self.single.requests[0],
+                "single_asked_s": self.single.asked, "single_used_s": self.single.used}
+
+
+def _hours(seconds: float, nodes: int) -> str:
+    return f"{nodes * seconds / 3600:.3g}"
+
+
+def automatic(args: argparse.Namespace, spec: Spec, system: System, site: Site) -> Asked:
+    """The requests that are expected to ask for the least node time.
+
+    Raises:
+        UserError: nothing is known of how long the ensemble takes.
+    """
+    if args.chain and not (system.warns and system.walltime):
+        raise UserError(f"--walltime auto does not go with --chain on {system.name}: each job of a chain asks for its "
+                        "own time, and has to be warned before it ends; name a walltime, such as 2h")
+    if not system.has_queue:
+        raise UserError(f"--walltime auto: on {system.name} there is no queue to ask")
+    paths = RunPaths(spec.output.absolute())
+    past = past_of(paths.stops)
+    known = _left(_known(args, spec, system, site, past), past)
+    overhead = _start_s(paths) + (args.warn or 2 * _MINUTE)
+    found = best_chain(known.law, overhead, args.max_jobs or MOST_JOBS)
+    requests = [_whole_minutes(request) for request in found.requests]
+    longest = _whole_minutes(known.law.longest + overhead)
+    return Asked(expected(known.law, requests, overhead), expected(known.law, [longest], overhead), known.why)
+
+
+def _whole_minutes(seconds: float) -> float:
+    """As batch systems count."""
+    return _MINUTE * max(1, math.ceil(seconds / _MINUTE - 1e-6))
+
+
+def _known(args: argparse.Namespace, spec: Spec, system: System, site: Site, past: Past) -> Known:
+    """By enough finished chains of the folder, past jobs of the name, simulation, or the few that there are."""
+    own = past.finished
+    if len(own) >= FEWEST_RUNS:
+        return Known(empirical(own), f"{len(own)} finished chains in {spec.output} ({_range(own)})")
+    others, silence = _accounted(spec.document.name, system)
+    if len(others) >= FEWEST_RUNS:
+        return Known(empirical(others), f"{len(others)} completed jobs named {spec.document.name} that {system.past[0]}"
+                                        f" knows ({_range(others)})")
+    simulated = _simulated(args, spec, site)
+    if simulated is not None:
+        return simulated
+    few = (*own, *others)
+    if few:
+        longest = SAFETY * max(few)
+        return Known(Discrete(np.array([longest]), np.array([1.0])),
+                     f"{counted(len(few), 'past run')}, too few to learn from: twice the longest ({_range(few)})")
+    raise UserError(f"--walltime auto: nothing tells how long {spec.document.name} takes: no chain in {spec.output} "
+                    f"has finished, {silence}, and no rates are known (schedule.rates, or those of an earlier run on "
+                    "this machine); name a walltime for the first job, such as 2h")
+
+
+def _accounted(name: str, system: System) -> tuple[list[float], str]:
+    """What accounting knows of jobs of this name, and what there is to say if that is nothing."""
+    try:
+        found = past_runs(system, name, slurm_acts.myself())
+    except InputError as error:
+        return [], str(error)
+    return found, f"{system.past[0]} knows of no completed job of that name within a year"
+
+
+def _range(seconds: tuple[float, ...] | list[float]) -> str:
+    ends = format_duration(min(seconds)), format_duration(max(seconds))
+    return ends[0] if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}"
+
+
+def _left(known: Known, past: Past) -> Known:
+    """What is left after what the newest chain has done; where it outlived all that is known, as long again."""
+    if past.so_far <= 0:
+        return known
+    done = f"; {format_duration(past.so_far)} of it are done"
+    beyond = known.law.beyond(past.so_far)
+    if beyond is None:
+        longest = max(known.law.longest, past.so_far)
+        return Known(Discrete(np.array([longest]), np.array([1.0])),
+                     f"{known.why}{done}, which is longer than all of these: as long again")
+    return Known(Discrete(beyond.values - past.so_far, beyond.probabilities), known.why + done)
+
+
+def _start_s(paths: RunPaths) -> float:
+    """How long ranks took to be ready, as the last launch tells."""
+    from fleet.storage.event_log import read_events
+    from fleet.storage.events import RanksReady
+
+    found = read_events(paths.events) if paths.events.exists() else ()
+    times = [at for at, event in found if isinstance(event, RanksReady)]
+    return times[-1] if times else START_S
+
+
+# ---- by simulation ------------------------------------------------------------------------------
+
+
+def _simulated(args: argparse.Namespace, spec: Spec, site: Site) -> Known | None:
+    """The law of the times that the ensemble takes with known rates; None where none are known.
+
+    How long networks go on improving is not known. For those that stop early by ``patience`` or ``target``, the epoch
+    of the last improvement is drawn log-uniformly from all that they may train.
+    """
+    from fleet.runtime.inputs import open_inputs
+
+    opened = open_inputs(spec)
+    cluster = _cluster(args, spec, site)
+    found = known_rates_of(spec, args.spec, None, opened.sample, cluster)
+    if found is None:
+        return None
+    rates, origin = replace(found[0], samples_per_epoch=len(opened.data.train)), found[1]
+    rng, end = np.random.default_rng(spec.seed), time.monotonic() + DRAWS_S
+    times: list[float] = []
+    while len(times) < DRAWS and (len(times) < LEAST_DRAWS or time.monotonic() < end):
+        drawn = _drawn(spec, rates, rng)
+        times.append(simulate(drawn, cluster, spec.policy, spec.options).makespan_s)
+    return Known(empirical(times), f"simulating it {len(times)} times on {counted(cluster.gpus, 'device')} with the "
+                                   f"rates of {origin}, networks improving for 1 epoch to all that they may train "
+                                   f"({_range(times)})")
+
+
+def _cluster(args: argparse.Namespace, spec: Spec, site: Site) -> Cluster:
+    ranks = args.ranks_per_node or site.ranks
+    per_node = site.gpus or max(1, ranks - max(1, ranks // 8))
+    return Cluster.of(args.nodes * per_node, per_node)
+
+
+def _drawn(spec: Spec, rates: RateTable, rng: np.random.Generator) -> RateTable:
+    return replace(rates, models=tuple(
+        replace(network, epochs=epochs_of(spec.by_name[network.name].train.converge, rng)) for network in rates.models))
+
+
+def epochs_of(converge: Converge, rng: np.random.Generator) -> int:
+    """For how many epochs a network trains, at random, by its convergence rule."""
+    most = converge.max_epochs
+    last = math.floor(math.exp(rng.uniform(0.0, math.log(most + 1))))
+    if converge.patience is not None:
+        last = min(last, most) + converge.patience
+    elif converge.target is None:
+        last = most
+    return min(last, most)

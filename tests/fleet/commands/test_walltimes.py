@@ -1,0 +1,147 @@
+"""``fleet submit --walltime auto``: from the past, or from simulation, to requests, and what it says of them."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fleet.__main__ import main
+from fleet.commands.walltimes import epochs_of
+from fleet.jobs.chain import Past, past_of
+from fleet.spec.train import Converge
+from fleet.storage.paths import RunPaths
+from tests.launch.conftest import made_up
+
+__all__ = ["made_up"]
+SPEC = """\
+name: photos
+output: run
+data: {{source: "builtin:noise", options: {{samples: 1000, classes: 3, size: 8}}, transforms: []}}
+models: [{{family: softmax, name: one}}, {{family: softmax, name: two}}]
+train: {{converge: {{max_epochs: 60, patience: 5}}}}
+resources: {{engine: numpy}}
+{more}"""
+RATES = {"samples_per_epoch": 1000, "gpus_per_node": 1,
+         "models": [{"name": "one", "rates": [2.0]}, {"name": "two", "rates": [3.0]}]}
+OFF = {"sacct": "Slurm accounting storage is disabled"}
+
+
+def launch(start, seconds, status):
+    """The two lines of a launch; minutes and seconds of a day."""
+    at = [f"2026-11-22T{moment // 3600:02d}:{moment // 60 % 60:02d}:{moment % 60:02d}+00:00"
+          for moment in (start, start + seconds)]
+    stopped = {"event": "stopped", "job": "17", "status": status, "warned": False, "why": "", "next": None}
+    return [{"time": at[0], "event": "begun", "job": "17"}, {"time": at[1], **stopped}]
+
+
+@pytest.fixture
+def submit(tmp_path, monkeypatch, capsys, made_up):
+    """Submit; what came of it is (status, standard output, standard error without the command's name)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    made_up.set(says=OFF)
+
+    def call(*words, more="", launches=(), system="slurm"):
+        Path("spec.yaml").write_text(SPEC.format(more=more))
+        if launches:
+            Path("run/jobs").mkdir(parents=True)
+            RunPaths(Path("run")).marker.touch()
+            Path("run/jobs/stops.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in launches))
+        status = main(["submit", "spec.yaml", "--system", system, "--walltime", "auto", *words])
+        printed = capsys.readouterr()
+        return status, printed.out, printed.err.replace("fleet submit: ", "")
+    return call
+
+
+FIVE = [line for number, seconds in enumerate((600, 620, 640, 660, 7200))
+        for line in launch(8000 * number, seconds, 0)]
+
+
+def test_the_finished_chains_of_the_folder_say_what_to_ask_for(submit):
+    status, script, said = submit("--chain", "--dry-run", launches=FIVE)
+    assert status == 0
+    assert said == (
+        "asks for 14 min 0 s, then 1 h 52 min if that is not enough\n"
+        "by 5 finished chains in run (10 min 0 s to 2 h 0 min)\n"
+        "expected: 0.607 node-hours asked for, 0.6 used, 1.20 jobs; with one request of 2 h 3 min: 2.05 and 0.59\n"
+        "in a queue that starts any job that fits when nodes are idle (work-conserving) only what is used counts, and "
+        "shorter requests can lose: there ask for --walltime 123min\n")
+    assert "#SBATCH --time=00:14:00" in script
+    assert "--request=840 --request=6720" in script
+
+
+def test_without_a_chain_the_same_command_asks_for_the_next(submit, made_up):
+    status, out, said = submit(launches=FIVE + launch(50_000, 720, 75))
+    assert (status, out) == (0, "4711\n")
+    assert "12 min 0 s of it are done" in said
+    assert said.startswith("asks for 1 h 51 min\n")  # two hours, less what is done, and what a job costs
+    assert made_up.acts == ["sbatch --parsable " + str(Path("run/jobs/job.sh").absolute())]
+
+
+def test_accounting_says_it_where_the_folder_knows_nothing(submit, made_up):
+    made_up.set(past=[f"{job}|COMPLETED|{600 + job}" for job in range(5)])
+    status, out, said = submit("--dry-run", "--json")
+    assert status == 0
+    assert "by 5 completed jobs named photos that sacct knows (10 min 0 s to 10 min 4 s)" in said
+    assert json.loads(out)["walltime"]["requests_s"] == [840.0]
+
+
+def test_for_a_first_run_it_is_simulated_with_the_rates_that_are_known(submit, tmp_path):
+    (tmp_path / "rates.json").write_text(json.dumps(RATES))
+    status, _, said = submit("--chain", "--dry-run", "--ranks-per-node", "2", more="schedule: {rates: rates.json}")
+    assert status == 0
+    assert "by simulating it 60 times on 1 device with the rates of " in said
+    assert "networks improving for 1 epoch to all that they may train" in said
+
+
+def test_with_nothing_to_go_by_it_says_what_was_asked(submit):
+    status, out, said = submit("--dry-run")
+    assert (status, out) == (2, "")
+    assert said == (
+        "--walltime auto: nothing tells how long photos takes: no chain in run has finished, sacct failed: Slurm "
+        "accounting storage is disabled, and no rates are known (schedule.rates, or those of an earlier run on this "
+        "machine); name a walltime for the first job, such as 2h\n")
+
+
+def test_few_past_runs_are_doubled(submit):
+    status, _, said = submit("--dry-run", launches=launch(0, 600, 3))
+    assert status == 0
+    assert "by 1 past run, too few to learn from: twice the longest (10 min 0 s)\n" in said
+    assert said.startswith("asks for 23 min 0 s\n")
+
+
+def test_what_has_outlived_all_that_is_known_may_take_as_long_again(submit):
+    _, _, said = submit("--dry-run", launches=FIVE + launch(50_000, 8000, 75))
+    assert "2 h 13 min of it are done, which is longer than all of these: as long again" in said
+
+
+@pytest.mark.parametrize(("words", "system", "message"), [
+    (["--chain"], "pbs", "--walltime auto does not go with --chain on pbs"),
+    ([], "local", "--walltime auto: on local there is no queue to ask"),
+])
+def test_where_it_cannot_be_asked_for_it_is_refused(submit, words, system, message):
+    status, _, said = submit(*words, "--dry-run", system=system)
+    assert status == 2
+    assert message in said
+
+
+# ---- what is known ----
+
+
+def test_launches_of_a_chain_add_up_and_one_that_ended_without_a_word_does_not_count(tmp_path):
+    launches = ((0, 100, 75), (200, 50, 0), (500, 70, 1), (600, 999, None), (700, 5, 75))
+    lines = [line for own in launches for line in launch(*own)]
+    path = tmp_path / "stops.jsonl"
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines) + "half a li")
+    assert past_of(path) == Past((150.0,), 75.0)
+    assert past_of(tmp_path / "no") == Past((), 0.0)
+
+
+@pytest.mark.parametrize(("rule", "least", "most"), [
+    (Converge(max_epochs=30), 30, 30), (Converge(max_epochs=30, patience=4), 5, 30),
+    (Converge(max_epochs=30, target=0.9), 1, 30), (Converge(max_epochs=1, patience=4), 1, 1)])
+def test_epochs_are_drawn_within_what_the_rule_allows(rule, least, most):
+    rng = np.random.default_rng(0)
+    drawn = [epochs_of(rule, rng) for _ in range(300)]
+    assert (min(drawn), max(drawn)) == (least, most)
