@@ -28,7 +28,7 @@ from fleet.runtime.laps import Laps
 from fleet.storage.files import storing
 from fleet.storage.lease import Lease
 from fleet.units import format_duration
-from launch.binding import BINDING_REMEDY, binding_problem, my_cores, ranks_per_core
+from launch.binding import BINDING_REMEDY, binding_problem, cores_per_node, my_cores, ranks_per_core
 from launch.devices import gpus_per_node, visible_gpus
 from launch.environment import is_first
 from launch.memory import free_shared_memory
@@ -169,7 +169,7 @@ def _run(world: World, request: Request, batch_left: float | None, began: float,
             prepared = prepare(request.spec, node_of, gpus_per_node(shown, node_of), request.fresh, request.replay,
                                request.only, request.plain, lease, ranks_per_core(cores, node_of), request.remeasure,
                                Wishes(request.fresh_network, request.accept_changes), shared_free,
-                               _beside_others(request), announcement.give)
+                               _beside_others(request), announcement.give, cores_per_node(cores, node_of))
         except FleetError as error:
             problem = str(error)
             status = ExitStatus.BAD_INPUT if isinstance(error, UserError) else ExitStatus.INFRASTRUCTURE

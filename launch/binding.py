@@ -81,4 +81,18 @@ def ranks_per_core(cores: Sequence[Cores], node_of: Sequence[int]) -> float:
     return max(len(of_node) / len(frozenset().union(*(one.mine for one in of_node))) for of_node in ranks.values())
 
 
+def cores_per_node(cores: Sequence[Cores], node_of: Sequence[int]) -> int:
+    """How many cores the ranks of a node may use together, on the node where they are most.
+
+    Args:
+        cores: of each rank.
+        node_of: the node of each rank.
+
+    >>> cores_per_node([Cores(frozenset({0, 1}), 8), Cores(frozenset({1, 2}), 8), Cores(frozenset({2}), 8)], [0, 0, 1])
+    3
+    """
+    return max(len(frozenset().union(*(mine.mine for mine, its in zip(cores, node_of, strict=True) if its == node)))
+               for node in set(node_of))
+
+
 BINDING_REMEDY = "start them unbound: mpirun --bind-to none, srun --cpu-bind=none, mpiexec --cpu-bind none"

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
 
 # What launchers and users set to choose GPUs: NVIDIA, AMD (two names), Intel.
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+
+
+def _output(command: list[str]) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout
 
 
 def visible_gpus(environment: Mapping[str, str], device_files: Sequence[str]) -> tuple[str, ...]:
@@ -29,6 +34,23 @@ def visible_gpus(environment: Mapping[str, str], device_files: Sequence[str]) ->
             return tuple(names[:cut])
     found = (re.fullmatch(r"nvidia([0-9]+)", file) for file in device_files)
     return tuple(sorted((match[1] for match in found if match), key=int))
+
+
+def memory_mib(gpu: str, ask: Callable[[list[str]], str] = _output) -> int | None:
+    """MiB of memory of a GPU; None where its driver does not say.
+
+    Args:
+        gpu: its name, as :func:`visible_gpus` has it.
+        ask: runs a command, and returns what it prints.
+
+    >>> memory_mib("1", ask=lambda command: "81559\\n"), memory_mib("0", ask=lambda command: "[N/A]")
+    (81559, None)
+    """
+    try:
+        text = ask(["nvidia-smi", f"--id={gpu}", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]).strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return int(text) if text.isdecimal() else None
 
 
 def gpus_per_node(shown: Sequence[Sequence[str]], node_of: Sequence[int]) -> int | None:

@@ -198,6 +198,7 @@ class Failed(NamedTuple):
     reason: str
     detail: str
     may_pass: bool  # whether trying again may help
+    out_of_memory: bool = False  # so it may help to have a GPU alone
 
 
 # ---- coordinator to preprocessors, and back ----------------------------------------------------

@@ -2,7 +2,8 @@
 
 Rank 0 also coordinates. With one rank it trains as well, and every trainer then
 prepares its own samples; with more, each node gives its first ranks to
-preprocessing and the rest to training, one rank a GPU.
+preprocessing and the rest to training, one rank a GPU, or several that share it:
+then each has a slot of it. Without GPUs, a core takes the place of a GPU.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from functools import cached_property
 from fleet.errors import UserError
 from fleet.spec import Spec
 from fleet.units import counted
+from scheduler.base import Cluster
 
 
 @dataclass(frozen=True)
@@ -24,13 +26,17 @@ class Roles:
         node_of: the node (0, 1, ...) of each rank.
         preprocessors: ranks, in the order in which they take turns.
         trainers: ranks, node by node.
-        gpus_per_node: trainers on the node that has most of them.
+        gpus_per_node: trainers on the node that has most of them; with slots, all slots of all its GPUs.
+        slots: of each GPU; those of a node go round by round over its GPUs.
+        fills: as :class:`scheduler.base.Cluster` has it.
     """
 
     node_of: tuple[int, ...]
     preprocessors: tuple[int, ...]
     trainers: tuple[int, ...]
     gpus_per_node: int
+    slots: int = 1
+    fills: bool = False
 
     @property
     def nodes(self) -> int:
@@ -52,6 +58,16 @@ class Roles:
         """Trainer rank -> device number."""
         return {rank: device for device, rank in self.rank_of.items()}
 
+    @cached_property
+    def cluster(self) -> Cluster:
+        """The devices, as policies know them."""
+        return Cluster(tuple(sorted(self.rank_of)), self.gpus_per_node, self.slots, self.fills)
+
+    @property
+    def whole_per_node(self) -> int:
+        """GPUs of a node, of which each has so many slots."""
+        return self.gpus_per_node // self.slots
+
     def place(self, rank: int) -> int:
         """The place of a trainer among those of its node."""
         return self.device_of[rank] % self.gpus_per_node
@@ -62,17 +78,19 @@ class Roles:
         return bool(self.preprocessors)
 
     def leader(self, node: int) -> int:
-        """The rank that speaks for a node: its first preprocessor."""
-        return next(rank for rank in self.preprocessors if self.node_of[rank] == node)
+        """The rank that speaks for a node: its first preprocessor; where there is none, its first rank."""
+        return next((rank for rank in self.preprocessors if self.node_of[rank] == node), self.node_of.index(node))
 
 
-def roles_of(spec: Spec, node_of: Sequence[int], gpus_per_node: int | None, own_preprocessing: bool = False) -> Roles:
+def roles_of(spec: Spec, node_of: Sequence[int], gpus_per_node: int | None, own_preprocessing: bool = False,
+             cores: int | None = None) -> Roles:
     """Split the ranks as a spec asks for.
 
     Args:
         node_of: the node of each rank, numbered from 0 in order of first appearance.
         gpus_per_node: as the nodes show them, None without GPUs; what the spec says counts instead.
         own_preprocessing: every trainer prepares its own samples, whatever the policy.
+        cores: of a node, that its ranks may use; None where that does not matter.
 
     Raises:
         UserError: there are fewer ranks than needed.
@@ -80,11 +98,13 @@ def roles_of(spec: Spec, node_of: Sequence[int], gpus_per_node: int | None, own_
     asked = spec.resources
     return assign(node_of, None if asked.preprocessors == "auto" else asked.preprocessors,
                   gpus_per_node if asked.gpus_per_node == "auto" else asked.gpus_per_node,
-                  own_preprocessing or spec.policy.own_samples)
+                  own_preprocessing or spec.policy.own_samples,
+                  None if asked.per_device == "auto" else asked.per_device,
+                  cores if spec.engine.learns else None)
 
 
 def assign(node_of: Sequence[int], preprocessors: int | None, gpus_per_node: int | None,
-           own_preprocessing: bool = False) -> Roles:
+           own_preprocessing: bool = False, slots: int | None = 1, cores: int | None = None) -> Roles:
     """Split the ranks.
 
     Args:
@@ -93,20 +113,34 @@ def assign(node_of: Sequence[int], preprocessors: int | None, gpus_per_node: int
             GPUs where the GPUs are known, otherwise one rank in eight of each node.
         gpus_per_node: None where every rank that is not a preprocessor trains.
         own_preprocessing: every trainer prepares its own samples (a policy with ``own_samples``).
+        slots: the most ranks that share a GPU; None for as many as there are.
+        cores: of a node, which take the place of GPUs where there are none and slots are asked for; None where
+            networks need no core to train.
 
     Raises:
         UserError: there are fewer ranks than needed.
 
+    >>> assign([0] * 7, 1, None, slots=None, cores=2).slots
+    3
     >>> roles = assign([0, 0, 0, 0, 0], 1, None)
     >>> roles.preprocessors, roles.trainers, roles.gpus_per_node
     ((0,), (1, 2, 3, 4), 4)
     """
     size, nodes = len(node_of), max(node_of) + 1
+    room = None if gpus_per_node is None or slots is None else gpus_per_node * slots  # for trainers on a node
+
+    def made(preprocessors: Sequence[int], trainers: Sequence[int]) -> Roles:
+        most = _most_on_a_node(node_of, trainers)
+        whole = _whole(most, gpus_per_node, slots, cores)
+        each = -(-most // whole)
+        return Roles(tuple(node_of), tuple(preprocessors), tuple(trainers), whole * each, each,
+                     fills=slots is not None and each > 1)
+
     if size == 1 or own_preprocessing:
         able = range(size) if size == 1 else range(1, size)  # with more than one, rank 0 coordinates and no more
         trainers = tuple(rank for node in range(nodes)
-                         for rank in [rank for rank in able if node_of[rank] == node][:gpus_per_node])
-        return Roles(tuple(node_of), (), trainers, _most_on_a_node(node_of, trainers))
+                         for rank in [rank for rank in able if node_of[rank] == node][:room])
+        return made((), trainers)
     if preprocessors == 0:
         raise UserError("resources.preprocessors: 0 is possible with one rank only, or with schedule.policy: "
                         "baseline; otherwise it should be at least 1 (or auto)")
@@ -118,8 +152,10 @@ def assign(node_of: Sequence[int], preprocessors: int | None, gpus_per_node: int
         ranks = [rank for rank in range(size) if node_of[rank] == node]
         if preprocessors is not None:
             wanted = preprocessors // nodes + (node < preprocessors % nodes)
+        elif room is not None:
+            wanted = max(1, len(ranks) - room)
         elif gpus_per_node is not None:
-            wanted = max(1, len(ranks) - gpus_per_node)
+            wanted = max(1, min(len(ranks) - gpus_per_node, len(ranks) // 8))
         else:
             wanted = max(1, len(ranks) // 8)
         if wanted >= len(ranks):
@@ -129,16 +165,33 @@ def assign(node_of: Sequence[int], preprocessors: int | None, gpus_per_node: int
                 f"{nodes * (wanted + 1)}) or lower resources.preprocessors")
         chosen += ranks[:wanted]
         rest = ranks[wanted:]
-        if gpus_per_node is not None and len(rest) > gpus_per_node:
+        if room is not None and len(rest) > room:
             raise UserError(
-                f"node {node} has {counted(len(rest), 'rank')} for {counted(gpus_per_node, 'GPU')} beside "
-                f"{counted(wanted, 'preprocessor')}: start {counted(gpus_per_node + wanted, 'rank')} there or raise "
-                "resources.preprocessors")
+                f"node {node} has {counted(len(rest), 'rank')} for {counted(gpus_per_node or 0, 'GPU')} beside "
+                f"{counted(wanted, 'preprocessor')}: start {counted(room + wanted, 'rank')} there or raise "
+                "resources.preprocessors or resources.per_device")
         trainers_list += rest
     # Preprocessors take turns over the nodes, so that each node prepares an equal share.
     turn = {rank: [r for r in chosen if node_of[r] == node_of[rank]].index(rank) for rank in chosen}
     chosen.sort(key=lambda rank: (turn[rank], rank))
-    return Roles(tuple(node_of), tuple(chosen), tuple(trainers_list), _most_on_a_node(node_of, trainers_list))
+    return made(chosen, trainers_list)
+
+
+def _whole(trainers: int, gpus: int | None, slots: int | None, cores: int | None) -> int:
+    """How many GPUs of a node its trainers share, or what takes their place: cores, and else a rank for each.
+
+    Args:
+        trainers: of the node that has most.
+        gpus: of it, where there are any.
+        slots, cores: as :func:`assign` has them.
+    """
+    if gpus is not None:
+        return min(gpus, trainers)
+    if slots is None:
+        return min(cores or trainers, trainers)
+    if slots == 1:
+        return trainers
+    return max(min(cores or 0, trainers), -(-trainers // slots))
 
 
 def _most_on_a_node(node_of: Sequence[int], trainers: Sequence[int]) -> int:

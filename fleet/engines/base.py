@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -94,6 +94,23 @@ WIDTH = len(fields(Sums)) - 1  # of sums between ranks, without those of metrics
 
 
 @dataclass(frozen=True)
+class Slot:
+    """A trainer's part of a GPU.
+
+    Attributes:
+        number: among the slots of the GPU; the first may take all memory that is free there.
+        slots: of the GPU.
+        tenants: says how many networks train on the GPU at this moment.
+        memory_mib: of the GPU; None where nobody knows.
+    """
+
+    number: int = 0
+    slots: int = 1
+    tenants: Callable[[], int] = lambda: 1
+    memory_mib: int | None = None
+
+
+@dataclass(frozen=True)
 class Setup:
     """What an engine may build on, on one trainer rank.
 
@@ -102,9 +119,10 @@ class Setup:
             have ``data`` of their own.
         resources: of the spec.
         rates: of the networks, where they are known.
-        index: the place of this trainer among those of its node, which is that of its GPU.
+        index: the place of this trainer's GPU among those of its node.
         trainers: on this node; without GPUs they share its cores.
         deterministic: whether the same steps are to give the same numbers, bit for bit.
+        slot: of the GPU.
     """
 
     sample: SampleSpec
@@ -113,6 +131,7 @@ class Setup:
     index: int = 0
     trainers: int = 1
     deterministic: bool = False
+    slot: Slot = Slot()  # noqa: RUF009 - frozen
 
 
 class PeerFailed(FleetError):

@@ -1,7 +1,8 @@
 """An engine that takes the time of training without training: a run of many GPUs on a machine with none.
 
 A step sleeps for as long as it would take at the rate that a rates file gives for the group's size (beyond
-the measured sizes by Eq. 5 of [FLEET], as everywhere), times a scale. All else is real: ranks, groups, the
+the measured sizes by Eq. 5 of [FLEET], as everywhere), times a scale. Beside other networks on one emulated
+GPU it has the share of that rate that the file's ``sharing`` says. All else is real: ranks, groups, the
 stream, queues, rounds and checkpoints. A network's weights are a few kB that the group exchanges in every
 step. They count the samples it has seen, by label, so they say exactly whether it saw each once an epoch; and
 its loss is a falling function of that count alone, whatever the group, the neighbours and interruptions.
@@ -24,6 +25,7 @@ from fleet.spec import NetworkSpec
 from preprocess.sample import SampleSpec
 from scheduler.base import RateTable
 from scheduler.ensemble.rates import rate
+from scheduler.ensemble.sharing import share
 
 WEIGHTS = 512  # 4 kB
 _JITTER_S = 0.02  # between two steps: this machine's, rather than a wait for samples
@@ -35,24 +37,27 @@ class EmulatedEngine:
     Args:
         rates: samples/s of every network on 1, 2, ... GPUs; of a search, by the name of its entry.
         time_scale: seconds that a second of training takes.
+        tenants: says how many networks share this GPU at the moment.
     """
 
     exchange_name = "mpi"
 
-    def __init__(self, sample: SampleSpec, rates: RateTable, time_scale: float) -> None:
+    def __init__(self, sample: SampleSpec, rates: RateTable, time_scale: float,
+                 tenants: Callable[[], int] = lambda: 1) -> None:
         self._classes, self._samples, self._time_scale = sample.classes, rates.samples_per_epoch, time_scale
         self._networks = {network.name: network for network in rates.models}
+        self._part = lambda: share(rates.sharing, tenants())
 
     def build(self, network: NetworkSpec, group: Group) -> Sleeper:  # noqa: D102 - Engine says it
         rates = self._networks.get(network.name) or self._networks[network.name.removesuffix(f"-{network.number}")]
         return Sleeper(group, lambda gpus: self._time_scale / rate(rates, gpus),
-                       Curve.drawn(network.seed, self._classes, self._samples))
+                       Curve.drawn(network.seed, self._classes, self._samples), self._part)
 
 
 def make(setup: Setup) -> EmulatedEngine:
     """The engine of a trainer."""
     assert setup.rates is not None  # its row wants a spec to name them
-    return EmulatedEngine(setup.sample, setup.rates, setup.resources.time_scale)
+    return EmulatedEngine(setup.sample, setup.rates, setup.resources.time_scale, setup.slot.tenants)
 
 
 @dataclass(frozen=True)
@@ -91,10 +96,12 @@ class Sleeper:
 
     Args:
         sample_s: seconds for each sample of a global batch, on so many GPUs.
+        part: of that rate, that the network has at the moment.
     """
 
-    def __init__(self, group: Group, sample_s: Callable[[int], float], curve: Curve) -> None:
-        self._sample_s_on, self._curve = sample_s, curve
+    def __init__(self, group: Group, sample_s: Callable[[int], float], curve: Curve,
+                 part: Callable[[], float] = lambda: 1.0) -> None:
+        self._sample_s_on, self._curve, self._part = sample_s, curve, part
         self.regroup(group)
         self._clock = time.perf_counter()  # of the emulated GPU, at the end of its last step
         self._left = self._clock  # when that was on this machine
@@ -104,7 +111,7 @@ class Sleeper:
     def step(self, images: np.ndarray, targets: np.ndarray, size: int,  # noqa: D102 - Trainable says it
              stop: bool = False, weights: np.ndarray | None = None) -> Sums:
         buffer = np.concatenate([_by_label(targets, weights), Sums(stop=stop).pack()])
-        self._sleep(size * self._sample_s)
+        self._sleep(size * self._sample_s / self._part())
         self._group.sum(buffer)
         seen = buffer[:-WIDTH]
         result = self._judged(seen) + Sums.unpack(buffer[-WIDTH:])

@@ -6,9 +6,14 @@ from fleet.errors import FleetError, exit_reason
 from fleet.spec.model import one_line
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether there was too little memory, of a GPU or of the machine."""
+    return isinstance(error, MemoryError) or type(error).__name__ == "ResourceExhaustedError"
+
+
 def reason_of(error: BaseException) -> str:
     """What a network's code has raised, in words that its user understands."""
-    if isinstance(error, MemoryError) or type(error).__name__ == "ResourceExhaustedError":
+    if is_out_of_memory(error):
         return "out of memory: " + one_line(error)[:300]
     if isinstance(error, FleetError):
         return str(error)

@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from fleet.engines.base import Engine, Joined, Setup
+from fleet.engines.base import Engine, Joined, Setup, Slot
 from fleet.engines.importing import as_if_missing, without_collecting
 from fleet.errors import FleetError, UserError
 from fleet.plugins import load_object
@@ -19,21 +19,23 @@ from preprocess.sample import SampleSpec
 from scheduler.base import RateTable
 
 
-def make_engine(spec: Spec, sample: SampleSpec, rates: RateTable | None, index: int, trainers: int) -> Engine:
+def make_engine(spec: Spec, sample: SampleSpec, rates: RateTable | None, index: int, trainers: int,
+                slot: Slot = Slot()) -> Engine:  # noqa: B008 - frozen
     """The engine that a spec asks for.
 
     Args:
         sample: what networks are fed with.
         rates: of the networks, where they are known.
-        index: the place of this trainer among those of its node, which is that of its GPU.
+        index: the place of this trainer's GPU among those of its node.
         trainers: on this node; without GPUs they share its cores.
+        slot: of the GPU.
 
     Raises:
         UserError: what makes an engine of the user's own is not there, or makes something else.
     """
     engine = _function(spec.engine, spec.engine.make)(Setup(
         sample, spec.resources, rates, index, trainers,
-        deterministic=any(network.train.deterministic for network in spec.networks)))
+        deterministic=any(network.train.deterministic for network in spec.networks), slot=slot))
     if missing := [name for name in ("exchange_name", "build") if not hasattr(engine, name)]:
         raise UserError(f"resources.engine: {spec.resources.engine} makes a {type(engine).__name__}, which has no "
                         f"{' and no '.join(missing)}: it should make an engine, as in fleet.engines.base")

@@ -57,7 +57,7 @@ from fleet.ensemble.history import History, Impossible
 from fleet.ensemble.networks import Networks
 from fleet.ensemble.production import Production
 from fleet.ensemble.rate_check import RateCheck
-from fleet.ensemble.rates import LearnedRates, MeasuredRates, Rates
+from fleet.ensemble.rates import LearnedRates, MeasuredRates, Rates, sharing_of
 from fleet.ensemble.searching import Searching
 from fleet.ensemble.setup import Ask, Decision, Setup
 from fleet.ensemble.startup import StartupTimes
@@ -112,15 +112,17 @@ class Ensemble:
         spec, roles, self._outbox = setup.spec, setup.roles, Outbox()
         self._setup, self._survey, self._ask = setup, survey, ask
         self._production = Production(setup.layout, roles.preprocessors, setup.first_epoch, setup.replayed)
-        self._networks = Networks(spec.networks, standings, spec.document.retries, self._outbox, setup.elsewhere)
+        self._networks = Networks(spec.networks, standings, spec.document.retries, self._outbox, setup.elsewhere,
+                                  setup.alone)
         self._searching = Searching(mind, begun, spec.document.open_for, self._networks, self._outbox)
         self._groups = Groups(roles, setup.outlives, self._production, self._outbox)
         is_file = spec.schedule.rates is not None
         check = RateCheck(survey.keys, not is_file) if spec.engine.learns and (
             is_file or rates is None) else None  # otherwise nobody has said how fast networks are
+        sharing, scale = sharing_of(setup, rates), spec.resources.time_scale
         self._rates: Rates = (
-            Rates(rates, survey.keys, check, self._outbox) if rates is not None else
-            MeasuredRates(survey, check, self._outbox) if online is None else
+            Rates(rates, survey.keys, check, self._outbox, sharing, scale) if rates is not None else
+            MeasuredRates(survey, check, self._outbox, sharing) if online is None else
             LearnedRates(online, survey.keys, survey.known, check, self._outbox))
         self._starts, self._history, self._buildings = StartupTimes(setup.ends_s), History(), Buildings()
         self._bad = set(setup.bad)
@@ -258,6 +260,8 @@ class Ensemble:
 
     def _on_failed(self, failed: Failed) -> None:
         self._groups.remove(failed.network)
+        if self._networks.is_isolated(failed, self._groups.cluster.slots):
+            return
         if self._networks.may_retry(failed):
             self._networks.rest(failed.network, self._now_s)
         else:
@@ -331,7 +335,7 @@ class Ensemble:
             if device is not None:  # otherwise trainers prepare their samples themselves from now on
                 for task in self._groups.lose(rank, died):
                     self._survey.again(task)
-                self._rates.lose(self._groups.cluster.gpus)
+                self._rates.lose(self._groups.cluster.whole_gpus)
         self._see_who_is_there()
         self._produce()  # which no struck group holds back
         if not self._groups.cluster.devices:
@@ -375,7 +379,7 @@ class Ensemble:
     def _measure(self, rates: MeasuredRates) -> None:
         """Give idle devices something to measure, until all rates are known."""
         rates.begin(self._now_s)
-        while (task := self._survey.next(len(self._groups.free))) is not None:
+        while (task := self._survey.next(len(self._groups.free_whole))) is not None:
             measured = self._networks.specs[task.network]
             self._buildings.begin(measured, self._groups.measure(measured, task.gpus), self._now_s)
         if self._survey.is_done:
@@ -411,7 +415,7 @@ class Ensemble:
             running=tuple(group.member for group in self._groups if group.phase is not Phase.STRUCK),
             epochs_done=self._networks.epochs_done,
             finished=self._networks.over | self._networks.away | self._networks.paused,
-            wanted=self._wanted, rates_changed=self._rates.has_changed)
+            wanted=self._wanted, rates_changed=self._rates.has_changed, alone=frozenset(self._networks.alone))
         decision = self._ask(rates, progress, self._groups.cluster) if self._networks.has_left else Decision(Round())
         self._has_news = False
         self._rates.planned(is_new=decision.round != self._wanted)

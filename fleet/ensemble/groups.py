@@ -16,7 +16,6 @@ from fleet.ensemble.history import Impossible
 from fleet.ensemble.production import Production
 from fleet.ensemble.survey import Task
 from fleet.spec import NetworkSpec
-from scheduler.base import Cluster
 from scheduler.ensemble.moves import Holding
 
 
@@ -31,7 +30,7 @@ class Groups:
 
     def __init__(self, roles: Roles, outlives: bool, production: Production, outbox: Outbox) -> None:
         self._roles, self._outlives, self._production, self._outbox = roles, outlives, production, outbox
-        self.cluster = Cluster(tuple(sorted(roles.rank_of)), roles.gpus_per_node)  # the devices that are alive
+        self.cluster = roles.cluster  # the devices that are alive
         self.lost: set[int] = set()  # ranks that have died, or are given up
         self._idle: set[int] = set()
         self._groups: dict[str, Group] = {}
@@ -57,6 +56,13 @@ class Groups:
     def free(self) -> frozenset[int]:
         """The devices that can be given work; one of a group may be idle before the group is known to be no more."""
         return frozenset(self._idle - self._taken())
+
+    @property
+    def free_whole(self) -> frozenset[int]:
+        """Free devices of which no two share a GPU: one slot of each GPU that nobody uses."""
+        busy = {self.cluster.gpu(device) for device in self.cluster.devices if device not in self.free}
+        slots = {self.cluster.gpu(device): device for device in sorted(self.free, reverse=True)}
+        return frozenset(device for gpu, device in slots.items() if self.cluster.slots == 1 or gpu not in busy)
 
     @property
     def returning(self) -> set[int]:
@@ -127,7 +133,7 @@ class Groups:
 
     def measure(self, network: NetworkSpec, gpus: int) -> tuple[int, ...]:
         """Have a network measured on some of the free devices, close together; returns which."""
-        devices = _close_together(sorted(self.free), gpus, self.cluster.gpus_per_node)
+        devices = _close_together(sorted(self.free_whole), gpus, self.cluster.gpus_per_node)
         self._idle -= set(devices)
         self._measuring[devices] = Task(network.name, gpus)
         ranks = self._ranks(devices)

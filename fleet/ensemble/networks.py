@@ -39,10 +39,11 @@ class Networks:
         retries: how often each is tried again in this launch.
         outbox: takes what is to be done.
         elsewhere: the networks that other launches may be training.
+        alone: the networks that need GPUs of their own.
     """
 
     def __init__(self, networks: Iterable[NetworkSpec], standings: Mapping[str, Standing], retries: int,
-                 outbox: Outbox, elsewhere: Iterable[str] = ()) -> None:
+                 outbox: Outbox, elsewhere: Iterable[str] = (), alone: Iterable[str] = ()) -> None:
         self.specs = {network.name: network for network in networks}
         self._standings = {name: standings.get(name, Standing()) for name in self.specs}
         self._over = {name for name, standing in self._standings.items() if standing.outcome is not None}
@@ -52,6 +53,7 @@ class Networks:
         self._resting: dict[str, float] = {}  # network -> when it is tried again, in seconds
         self._fallen: set[str] = set()
         self._elsewhere = set(elsewhere)
+        self.alone = set(alone)  # those that ran out of memory beside others
 
     # ---- how far they are ----
 
@@ -164,6 +166,19 @@ class Networks:
             return False
         self._failures[name] += 1
         self._outbox.note(NetworkRetried(name, failed.reason, self._failures[name], self._retries))
+        return True
+
+    def is_isolated(self, failed: Failed, slots: int) -> bool:
+        """Whether a network has run out of memory beside others; then it is tried again on GPUs of its own, once.
+
+        Args:
+            slots: of each GPU.
+        """
+        if not failed.out_of_memory or slots == 1 or failed.network in self.alone:
+            return False
+        self.alone.add(failed.network)
+        self._outbox.note(NetworkRetried(failed.network, failed.reason, self._failures[failed.network], self._retries,
+                                         alone=True))
         return True
 
     def fall_back(self, fallen: FellBack) -> None:

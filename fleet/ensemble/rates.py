@@ -7,37 +7,60 @@ from dataclasses import replace
 
 from fleet.ensemble.effects import Admitted, KeepRates, Outbox
 from fleet.ensemble.rate_check import RateCheck
+from fleet.ensemble.setup import Setup
 from fleet.ensemble.survey import Survey
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec
 from fleet.spec.layers import count_operations
-from fleet.storage.events import Profiled, RateLearned, RatesEstimated
+from fleet.storage.events import Profiled, RateLearned, RatesEstimated, SharingLearned
 from fleet.storage.state import StepRate
 from scheduler.base import Network, RateTable
-from scheduler.ensemble.online import Observation, OnlineRates, Traits
+from scheduler.ensemble.online import OFF, Observation, OnlineRates, Traits
 from scheduler.ensemble.rates import middle
 from scheduler.ensemble.rates import rate as rate_of
+from scheduler.ensemble.sharing import Sharing, alone_rates, differ, share
 
 _SURER = 4  # times as many steps as before, and a rate that was learned is worth a word again
 
 
+def sharing_of(setup: Setup, rates: RateTable | None) -> Sharing | None:
+    """What networks that share a GPU train together, as far as it is known; None where none are shared.
+
+    Args:
+        rates: that are given.
+    """
+    return Sharing(setup.sharing, alone_rates(rates)) if setup.roles.slots > 1 else None
+
+
 class Rates:
-    """Rates that are given, and stay as they are.
+    """Rates that are given, and stay as they are; training shows what networks that share a GPU train together.
 
     Args:
         keys: of networks: equal keys train at equal speed; grows.
         check: compares them with what training shows; None where nobody has said how fast networks are.
         outbox: takes what is to be done.
+        sharing: of GPUs, as far as it is known; None where none are shared.
+        time_scale: seconds that a second of training takes; rates are those of the time that is emulated.
     """
 
-    def __init__(self, table: RateTable | None, keys: dict[str, str], check: RateCheck | None, outbox: Outbox) -> None:
+    def __init__(self, table: RateTable | None, keys: dict[str, str], check: RateCheck | None, outbox: Outbox,
+                 sharing: Sharing | None = None, time_scale: float = 1.0) -> None:
         self._given, self._keys, self._check, self._outbox = table, keys, check, outbox
+        self._sharing, self._time_scale = sharing, time_scale
+        self._planned_by = self._noted_curve = self._curve
         self._late: list[Admitted] = []  # those that came before there were any rates
+
+    @property
+    def _curve(self) -> tuple[float, ...]:
+        """s(1), s(2), ... as far as it is known."""
+        return (1.0,) if self._sharing is None else self._sharing.curve
 
     @property
     def table(self) -> RateTable | None:
         """What a policy is told; None as long as nothing is known."""
-        return self._given
+        if self._given is None or self._sharing is None:
+            return self._given
+        return replace(self._given, sharing=self._curve)
 
     @property
     def are_absolute(self) -> bool:
@@ -47,12 +70,12 @@ class Rates:
     @property
     def has_changed(self) -> bool:
         """Whether rates by which the present plan was made have proved wrong."""
-        return False
+        return differ(self._planned_by, self._curve, OFF)
 
     @property
     def may_grow(self) -> bool:
         """Whether a group has shown its rate on all the devices that it was allowed, and may have more now."""
-        return False
+        return len(self._curve) > len(self._planned_by)
 
     def add(self, admitted: Admitted) -> None:
         """A network has come: it has its own rates, those of one of equal speed, or those in the middle of all."""
@@ -75,7 +98,16 @@ class Rates:
         """A group has shown how fast its steps are."""
         network = next((one for one in self.table.models if one.name == name), None) if self.table else None
         if network is not None:
-            self._compare(name, gpus, shown, rate_of(network, gpus))
+            if self._sharing is not None and shown.rate:
+                self._sharing.observe((name, gpus), shown.beside, shown.rate * self._time_scale)
+                self._tell_of_sharing()
+            self._compare(name, gpus, shown, rate_of(network, gpus) * share(self._curve, shown.beside))
+
+    def _tell_of_sharing(self) -> None:
+        """Say what networks that share a GPU train together, where more is known of it or it has changed."""
+        if len(self._curve) > 1 and differ(self._noted_curve, self._curve, OFF):
+            self._noted_curve = self._curve
+            self._outbox.note(SharingLearned(self._curve))
 
     def _compare(self, name: str, gpus: int, shown: StepRate, expected: float) -> None:
         if self._check is None or not shown.rate:
@@ -89,6 +121,7 @@ class Rates:
         Args:
             is_new: whether it wants something else than before.
         """
+        self._planned_by = self._curve
 
     def keep(self) -> None:
         """Have what is known written down for whoever plans or rehearses the run later."""
@@ -100,8 +133,9 @@ class Rates:
 class MeasuredRates(Rates):
     """Rates that are measured before anything trains."""
 
-    def __init__(self, survey: Survey, check: RateCheck | None, outbox: Outbox) -> None:
-        super().__init__(None, survey.keys, check, outbox)
+    def __init__(self, survey: Survey, check: RateCheck | None, outbox: Outbox, sharing: Sharing | None = None
+                 ) -> None:
+        super().__init__(None, survey.keys, check, outbox, sharing)
         self._survey = survey
         self._began_s: float | None = None
 
@@ -138,7 +172,7 @@ class LearnedRates(Rates):
 
     def __init__(self, online: OnlineRates, keys: dict[str, str], known: Mapping[str, Mapping[int, float]],
                  check: RateCheck | None, outbox: Outbox) -> None:
-        super().__init__(None, keys, check, outbox)
+        super().__init__(None, keys, check, outbox, online.sharing)
         self._online, self._known = online, known
         self._told_steps: dict[tuple[str, int], int] = {}  # key and GPUs -> the steps that it was learned from
         self._noted: RateTable | None = None
@@ -168,14 +202,18 @@ class LearnedRates(Rates):
         key = self._keys.get(name)
         if key is None or not shown.rate:
             return
-        if (remembered := self._known.get(key, {}).get(gpus)) is not None:
+        if (remembered := self._known.get(key, {}).get(gpus)) is not None and shown.beside == 1:
             self._compare(name, gpus, shown, remembered)
-        self._online.observe(name, gpus, Observation(shown.rate, shown.spread, shown.steps))
+        self._online.observe(name, gpus, Observation(shown.rate, shown.spread, shown.steps, shown.beside))
+        self._tell_of_sharing()
+        if shown.beside > 1:
+            return  # it says nothing of the network alone that a later run could use
         if shown.steps >= _SURER * self._told_steps.get((key, gpus), 0):
             self._told_steps[key, gpus] = max(1, shown.steps)
             self._outbox.note(RateLearned(name, gpus, shown.rate, shown.spread, shown.steps))
 
     def planned(self, is_new: bool) -> None:  # noqa: D102
+        super().planned(is_new)
         if is_new or self._online.has_news:
             self._online.planned()
             if self.table != self._noted:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from fleet.comm.roles import Roles
@@ -25,6 +25,8 @@ class Setup:
         replayed: the stream epochs to train on, one after another, where one network is trained again.
         bad: the samples that are known to be unreadable.
         elsewhere: the networks that other launches may be training; see :class:`fleet.ensemble.effects.Leased`.
+        sharing: k -> what k networks on one GPU train together as times of one, as far as that is known.
+        alone: the networks that are known to need GPUs of their own.
     """
 
     spec: Spec
@@ -37,6 +39,8 @@ class Setup:
     replayed: tuple[int, ...] = ()
     bad: frozenset[str] = frozenset()
     elsewhere: frozenset[str] = frozenset()
+    sharing: Mapping[int, float] = field(default_factory=dict)
+    alone: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

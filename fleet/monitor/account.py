@@ -27,11 +27,12 @@ from fleet.storage.events import (
     Profiled,
     RatesEstimated,
     RatesGiven,
+    SharingLearned,
     Started,
     StreamStarted,
 )
 from fleet.units import parse_delta, parse_stream
-from scheduler.base import Cluster, Delta, InputError, Network, Options, RateTable
+from scheduler.base import Delta, InputError, Network, Options, RateTable
 from scheduler.ensemble.costs import Costs
 from scheduler.ensemble.replay import Replay, replay, stints_of
 from scheduler.ensemble.simulation import Stint
@@ -243,7 +244,7 @@ def _replay(start: Started, moments: Sequence[Moment], costs: Costs, epoch_s: fl
     known = _told(moments) or _shown(moments, scale, len(start.devices))
     rates = RateTable(start.samples, start.gpus_per_node, tuple(
         Network(name, tuple(rates), min_gpus=start.bounds[name][0], max_gpus=start.bounds[name][1])
-        for name, rates in known.items() if name in start.bounds))
+        for name, rates in known.items() if name in start.bounds), sharing=_sharing(moments))
     supply = [moment.event.supply_samples_per_s for moment in moments if isinstance(moment.event, StreamStarted)]
     stream = parse_stream(start.stream)
     if stream.count and supply:
@@ -252,12 +253,18 @@ def _replay(start: Started, moments: Sequence[Moment], costs: Costs, epoch_s: fl
     scaled = Costs(**{name: seconds / scale for name, seconds in dataclasses.asdict(costs).items()})
     records = [dataclasses.replace(record, t_s=record.t_s / scale) for record in records_of(moments)]
     try:
-        return replay(records, rates, Cluster(start.devices, start.gpus_per_node), find_policy(start.policy), options,
+        return replay(records, rates, start.cluster, find_policy(start.policy), options,
                       scaled, stream, epoch_s / scale)
     except InputError:  # no network has ended an epoch yet, or one has no rates
         return None
     except UserError:  # a policy of the user's own that is not here
         return None
+
+
+def _sharing(moments: Sequence[Moment]) -> tuple[float, ...]:
+    """What networks that shared a GPU trained together, as it was known in the end."""
+    found = [moment.event.speedups for moment in moments if isinstance(moment.event, SharingLearned)]
+    return found[-1] if found else (1.0,)
 
 
 def _delta(text: str) -> Delta:

@@ -34,12 +34,13 @@ from fleet.storage.events import (
     RateMeasured,
     RatesEstimated,
     RatesGiven,
+    SharingLearned,
     Started,
     StreamStarted,
 )
 from fleet.storage.state import EpochRecord, epochs_left
 from fleet.units import parse_stream
-from scheduler.base import Cluster, InputError, Network, RateTable
+from scheduler.base import InputError, Network, RateTable
 from scheduler.ensemble.costs import Costs
 from scheduler.ensemble.pace import Stream
 from scheduler.ensemble.rates import rate
@@ -73,6 +74,7 @@ class Estimator:
         self._start: Started | None = None
         self._supply: float | None = None  # samples/s of the preprocessors
         self._lost: set[int] = set()
+        self._sharing: tuple[float, ...] = (1.0,)
         self._began: dict[str, float] = {}  # network -> when its group started, until the first epoch ends
         self._first: dict[str, float] = {}  # network -> seconds from there to that end, until the second one ends
         self._devices: dict[str, tuple[int, ...]] = {}  # of the groups that there are
@@ -125,6 +127,8 @@ class Estimator:
                 (self._held.add if event.verdict == "pause" else self._held.discard)(event.network)
             case RankLost() if event.device is not None:
                 self._lost.add(event.device)
+            case SharingLearned():
+                self._sharing = event.speedups
 
     def _leave(self, network: str) -> None:
         """A network has no group any more."""
@@ -237,13 +241,13 @@ class Estimator:
                                     for one in self._rates.get(name, _UNKNOWN)),
                         epochs=math.ceil(epochs / several), min_gpus=self._networks[name].min_gpus,
                         max_gpus=self._networks[name].max_gpus)
-                for name, epochs in left.items()))
+                for name, epochs in left.items()), sharing=self._sharing)
 
         # Networks whose group has taken longer to form than others will do so again; those that train have done that.
         more_s = {name: _quartile(forming, sign) + export_s - costs.regroup_s for name, forming in self._forming.items()
                   if name not in self._ended}
         try:
-            found = simulate(table(more_s), Cluster(self._usable, start.gpus_per_node), self._spec.policy,
+            found = simulate(table(more_s), start.cluster.without(self._lost), self._spec.policy,
                              self._spec.options, costs, self._stream(), told=table({}))
         except (InputError, UserError):  # a network that does not fit on what is left, a policy that gives up
             return None

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -43,6 +43,7 @@ from fleet.storage.events import (
     ReplayDiffered,
     RoundStarted,
     SearchFailed,
+    SharingLearned,
     Started,
     StreamStarted,
     TooLate,
@@ -52,6 +53,7 @@ from fleet.storage.state import EpochRecord
 from fleet.terminal import terminal, terminal_width
 from fleet.units import counted, format_duration
 from scheduler.ensemble.policies import POLICIES
+from scheduler.ensemble.sharing import worth
 
 
 class PlainView:
@@ -183,6 +185,10 @@ def _describe_trouble(event: Event) -> str:
         case TooLate():
             return (f"too late to start {', '.join(event.networks)}: {format_duration(event.left_s)} are left, "
                     f"but a group has taken {format_duration(event.needed_s)} to start")
+        case NetworkRetried(alone=True):
+            return f"{event.network} failed: {event.reason}; it shared a GPU, and is tried again on one of its own"
+        case SharingLearned():
+            return told_of_sharing(event.speedups)
         case NetworkRetried():
             return (f"{event.network} failed: {event.reason}; this may pass: retry {event.retry} of "
                     f"{event.retries}")
@@ -247,10 +253,26 @@ def _describe_stream(event: StreamStarted) -> str:
     return f"{rates}training is the bottleneck{advice}"
 
 
+def told_of_sharing(speedups: Sequence[float]) -> str:
+    """How many networks pay on one GPU, in a line.
+
+    >>> told_of_sharing((1.0, 1.6, 1.61))
+    '2 networks on one GPU train 1.6 times as much as one, 3 networks 1.61 times: 2 pay'
+    """
+    count = worth(speedups)
+    parts = [f"{counted(number, 'network')} {speedup:.3g} times" for number, speedup in enumerate(speedups, 1)][1:]
+    if not parts:
+        return "how much networks train together that share a GPU is not known"
+    parts[0] = parts[0].replace(" networks ", " networks on one GPU train ") + " as much as one"
+    more = "; more may pay: start more ranks" if count == len(speedups) else ""
+    return f"{', '.join(parts)}: {count} {'pays' if count == 1 else 'pay'}{more}"
+
+
 # What stays on the screen above the live table.
 _STAYING = (Started, RatesRemembered, RateOff, Profiled, CacheChosen, StreamStarted, NetworkAdded, NetworkJudged,
             SearchFailed, ReplayDiffered, NetworkFinished, NetworkTested, NetworkFailed, TooLate, NetworkRetried,
-            NetworkFellBack, ChangesAccepted, BestLost, NetworkWarned, RankLost, GroupStruck, Interrupted, BadSample)
+            SharingLearned, NetworkFellBack, ChangesAccepted, BestLost, NetworkWarned, RankLost, GroupStruck,
+            Interrupted, BadSample)
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from fleet.comm.base import World
 from fleet.ensemble.claims import Claims
-from fleet.ensemble.ensemble import Setup
 from fleet.ensemble.rates import traits_of
+from fleet.ensemble.setup import Setup
 from fleet.ensemble.survey import Survey
 from fleet.errors import ExitStatus, UserError
 from fleet.monitor.html import write_report
@@ -32,6 +32,7 @@ from fleet.storage.event_log import EventLog, logged_epochs, read_events
 from fleet.storage.events import (
     Event,
     NetworkFellBack,
+    NetworkRetried,
     Profiled,
     RateLearned,
     RateMeasured,
@@ -39,12 +40,13 @@ from fleet.storage.events import (
     RatesEstimated,
     RatesRemembered,
     RememberedRate,
+    SharingLearned,
 )
 from fleet.storage.files import STDOUT, storing
 from fleet.storage.identity import codes_of_all, speed_identity, trial_identity
 from fleet.storage.lease import Lease, check_of
 from fleet.storage.network_leases import NetworkLeases
-from fleet.storage.rate_cache import KnownRate, RateBook, cache_path, numbers
+from fleet.storage.rate_cache import KnownRate, RateBook, alone_key, cache_path, numbers, sharing_key
 from fleet.storage.results import NetworkResult, Results, Status, leaderboard, recover
 from fleet.terminal import print_table
 from fleet.units import counted
@@ -93,7 +95,8 @@ class CoordinatorSide:
                       ends_s=None if left_s is None else self._events.now() + left_s,
                       first_epoch=1 + max(consumed, default=-1), replayed=tuple(prepared.replayed_epochs()),
                       bad=frozenset(self.results.bad),
-                      elsewhere=frozenset() if self._harvest is None else frozenset(self._left))
+                      elsewhere=frozenset() if self._harvest is None else frozenset(self._left),
+                      sharing=self._sharing(), alone=self._alone())
         online = self._online()
         observers: list[Observer] = [self._view, TensorBoardObserver(paths), self]
         self.coordinator = Coordinator(world, setup, self._survey, prepared.rates, self.results, self._events,
@@ -148,7 +151,8 @@ class CoordinatorSide:
         codes = codes_of_all(spec, prepared.beside)
         keys = {network.name: speed_identity(network, spec.resources, prepared.sample, prepared.machine, codes)
                 for network in left}
-        return Survey(left, keys, spec.profile, len(roles.trainers), roles.gpus_per_node, numbers(self._book.known))
+        return Survey(left, keys, spec.profile, roles.cluster.whole_gpus, roles.whole_per_node,
+                      numbers(self._book.known))
 
     def _online(self) -> OnlineRates | None:
         """What learns rates from training; None where they are given, or measured before."""
@@ -158,8 +162,16 @@ class CoordinatorSide:
         samples = [prepared.sample.of(network.feed) for network in survey.networks]
         traits = [traits_of(network, survey.keys[network.name], sample.image.shape, sample.classes)
                   for network, sample in zip(survey.networks, samples, strict=True)]
-        return OnlineRates(traits, self.results.samples, prepared.roles.gpus_per_node, len(prepared.roles.trainers),
-                           survey.known)
+        roles = prepared.roles
+        return OnlineRates(traits, self.results.samples, roles.whole_per_node, roles.cluster.whole_gpus, survey.known,
+                           roles.slots, self._sharing())
+
+    def _sharing(self) -> dict[int, float]:
+        """What networks that share a GPU are known to train together, by their number: from a file, or earlier runs."""
+        given = self._prepared.rates
+        if given is not None and len(given.sharing) > 1:
+            return dict(enumerate(given.sharing[1:], start=2))
+        return numbers(self._book.known).get(self._sharing_key, {})
 
     def on_event(self, event: Event) -> None:
         """Keep what was measured, or learned, as soon as it is, whatever becomes of this launch."""
@@ -171,13 +183,34 @@ class CoordinatorSide:
             case RateOff() if event.corrected:
                 self._book.correct(self._survey.keys[event.network], event.gpus, self._found(event, "trained"))
                 self._book.write()
+            case SharingLearned() if self._prepared.spec.engine.learns:
+                for count, speedup in enumerate(event.speedups[1:], start=2):
+                    self._book.add(self._sharing_key, count, KnownRate(
+                        speedup, 0.0, 1, time.time(), self._machine, "trained", f"{count} networks on one GPU"))
+            case NetworkRetried(alone=True):
+                self._book.add(alone_key(self._survey.keys[event.network]), 1, KnownRate(
+                    1.0, 0.0, 1, time.time(), self._machine, event.reason, event.network))
+                self._book.write()
             case Profiled() | RatesEstimated():
                 self._book.write()
 
     def _found(self, event: RateMeasured | RateLearned | RateOff, how: str) -> KnownRate:
         """A rate of this launch, for later ones."""
-        return KnownRate(event.rate, event.spread, event.steps, time.time(),
-                         f"{socket.gethostname()}: {self._prepared.machine.hardware}", how, event.network)
+        return KnownRate(event.rate, event.spread, event.steps, time.time(), self._machine, how, event.network)
+
+    @property
+    def _machine(self) -> str:
+        """Where what is found out holds."""
+        return f"{socket.gethostname()}: {self._prepared.machine.hardware}"
+
+    @property
+    def _sharing_key(self) -> str:
+        """What networks train together that share a GPU holds for an engine on one kind of machine."""
+        return sharing_key(self._prepared.spec.resources.engine, self._prepared.machine.hardware)
+
+    def _alone(self) -> frozenset[str]:
+        """The networks that ran out of memory beside others, here or in earlier runs on this machine."""
+        return frozenset(name for name, key in self._survey.keys.items() if alone_key(key) in self._book.known)
 
     def _remembered(self) -> RatesRemembered | None:
         """The rates of earlier launches that this one goes by; None where there are none, or rates are not measured."""

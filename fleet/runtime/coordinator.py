@@ -34,8 +34,9 @@ from fleet.ensemble.effects import (
     ReadCheckpoint,
     Tell,
 )
-from fleet.ensemble.ensemble import Decision, Ensemble, Setup
+from fleet.ensemble.ensemble import Decision, Ensemble
 from fleet.ensemble.history import TransitionError
+from fleet.ensemble.setup import Setup
 from fleet.ensemble.survey import Survey
 from fleet.errors import ExitStatus
 from fleet.monitor.eta import EstimateTimes, Estimator
@@ -65,6 +66,7 @@ from fleet.storage.results import Results, look_up
 from fleet.storage.state import EpochRecord
 from scheduler.base import Cluster, Progress, RateTable
 from scheduler.ensemble.online import OnlineRates
+from scheduler.ensemble.planning import plan
 from scheduler.ensemble.rates_file import write_rates
 
 log = logging.getLogger("fleet.runtime.coordinator")
@@ -168,7 +170,7 @@ class Coordinator:
             options=ScheduleOptions(options.alpha, str(options.delta), options.peak_limited, options.seed),
             bounds={network.name: (network.min_gpus, network.max_gpus) for network in spec.networks},
             time_scale=spec.resources.time_scale, date=self._events.date(),
-            before_s={} if self._laps is None else self._laps.seconds))
+            before_s={} if self._laps is None else self._laps.seconds, slots=roles.slots, fills=roles.fills))
         if spec.schedule.rates is not None and self._rates is not None:
             self._note(RatesGiven({network.name: network.rates for network in self._rates.models}))
         if self._remembered is not None:
@@ -230,7 +232,7 @@ class Coordinator:
 
     def _ask(self, rates: RateTable, progress: Progress, cluster: Cluster) -> Decision:
         spec, began = self._setup.spec, time.perf_counter()
-        wanted = spec.policy.decide(rates, progress, cluster, spec.options)
+        wanted = plan(spec.policy, rates, progress, cluster, spec.options)
         return Decision(wanted, time.perf_counter() - began)
 
     def _check_lease(self) -> None:

@@ -161,7 +161,7 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
             replay: str | None = None, only: str | None = None, plain: bool = False, lease: Lease | None = None,
             ranks_per_core: float = 1.0, remeasure: bool = False, wishes: Wishes = Wishes(),  # noqa: B008
             shared_free: float = math.inf, beside_others: BesideOthers | None = None,
-            announce: Callable[[Ahead], None] = lambda ahead: None) -> Prepared:
+            announce: Callable[[Ahead], None] = lambda ahead: None, cores: int | None = None) -> Prepared:
     """Read and check everything; nothing is written before all of it is right, but for what only decoding once finds.
 
     Args:
@@ -177,6 +177,7 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
         shared_free: bytes of shared memory that are free on the node that has least.
         beside_others: leave the folder to other launches again, when all is read and checked.
         announce: is told what can be imported ahead, as soon as that is known.
+        cores: of a node, that its ranks may use.
 
     Raises:
         UserError, InputError: what is wrong, and what would be right.
@@ -191,11 +192,11 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
     spec = told_when_to_end(spec)
     replayed: tuple[EpochRecord, ...] = ()
     if replay is not None and only is not None:
-        roles = roles_of(spec, node_of, gpus_per_node, own_preprocessing=True)
-        spec, replayed = _replaying(spec, RunPaths(Path(replay)), only, len(roles.trainers))
+        roles = roles_of(spec, node_of, gpus_per_node, own_preprocessing=True, cores=cores)
+        spec, replayed = _replaying(spec, RunPaths(Path(replay)), only, roles.cluster.whole_gpus)
         fresh = True
     else:
-        roles = roles_of(spec, node_of, gpus_per_node)
+        roles = roles_of(spec, node_of, gpus_per_node, cores=cores)
     announce(ahead_of(spec, roles, fresh))
     opened = open_inputs(spec)
     paths = RunPaths(spec.output, beside_others.launch if beside_others is not None else "")
@@ -211,7 +212,7 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
     epoch_samples = samples_of_epoch(data, folds_of(spec, data))
     ends = told_when_to_end(ends)
     for some in (spec, ends):
-        check_networks(some, sample, data, epoch_samples, len(roles.trainers))
+        check_networks(some, sample, data, epoch_samples, roles.cluster.whole_gpus)
     make_searchers(ends)  # says what is wrong with one before anything is written
     check_quota(spec, sample)
     layout = plan_memory(_both(spec, ends), data, sample, roles, shared_free)
@@ -353,7 +354,7 @@ def _rates(spec: Spec, samples: int, roles: Roles) -> RateTable | None:
     if spec.schedule.rates is None:
         return None
     table = read_rates_of(spec, spec.schedule.rates)
-    return dataclasses.replace(table, samples_per_epoch=samples, gpus_per_node=roles.gpus_per_node)
+    return dataclasses.replace(table, samples_per_epoch=samples, gpus_per_node=roles.whole_per_node)
 
 
 def told_when_to_end(spec: Spec) -> Spec:
@@ -374,6 +375,6 @@ def told_when_to_end(spec: Spec) -> Spec:
 
 def _equal_rates(spec: Spec, roles: Roles) -> RateTable:
     """For a network alone, and for the policy that looks at no rates: nothing is measured."""
-    return RateTable(1, roles.gpus_per_node, tuple(
+    return RateTable(1, roles.whole_per_node, tuple(
         Network(network.name, (1.0,), min_gpus=network.min_gpus, max_gpus=network.max_gpus)
         for network in spec.networks))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ import numpy as np
 
 from fleet.comm.base import World
 from fleet.comm.messages import Bad, Tag
-from fleet.engines.base import Engine
+from fleet.engines.base import Engine, Slot
 from fleet.engines.registry import make_engine
 from fleet.errors import ExitStatus
 from fleet.runtime.ahead import Loading
@@ -34,8 +35,11 @@ from fleet.stream.own import FromKept, FromOwnMemory, FromSource, OwnStream, Sam
 from fleet.stream.reader import SharedStream
 from fleet.stream.ring import RingStream
 from fleet.stream.sample_set import SampleSet
+from fleet.stream.segment import Segment
+from fleet.stream.tenants import Tenants
 from fleet.stream.validation import OwnValidation, PassingSamples, SharedValidation, Validation
 from fleet.stream.window import Window
+from launch.devices import memory_mib, visible_gpus
 from preprocess.base import BadSample
 from preprocess.decode import decoder_name
 from preprocess.sample import ImageSpec
@@ -68,7 +72,7 @@ class Session:
     def run(self) -> int:
         """Do this rank's part; returns the exit status that this rank should end with."""
         log.info("%s; JPEG by %s", self._world.library(), decoder_name())
-        if self._roles.shared:
+        if self._roles.shared or self._roles.slots > 1:
             self._map_memory()
         board = self._board() if self._world.rank == 0 else None
         busy = self._world.share(None if board is None else frozenset(board.busy))
@@ -98,9 +102,10 @@ class Session:
             self._world.duties.append(partial(self._coordinate, board))
             board.coordinator.start()
         self._loading.finish()  # before anything else is imported here
-        trainer = Trainer(self._world, self._prepared.spec, self._prepared.paths, self._engine,
+        tenants = Tenants(self._world, self._roles, self._shared.tenants)
+        trainer = Trainer(self._world, self._prepared.spec, self._prepared.paths, partial(self._engine, tenants),
                           self._prepared.sample, self._sources(), self._prepared.codes,
-                          self._prepared.fence)
+                          self._prepared.fence, tenants)
         trainer.start(is_busy)
         trainer.run()
         trainer.stop()
@@ -138,15 +143,17 @@ class Session:
         leads = rank == roles.leader(node)
         evaluation = prepared.data.validation
         name = f"{prepared.paths.segment_name}-{node}"
+        shares = roles.shared  # samples, too
         for create in (True, False):
             if leads == create:
                 self._shared = NodeMemory(
                     None if prepared.layout is None else Window(prepared.layout, f"{name}-train", create,
                                                                 is_relayed=roles.nodes > 1),
-                    None if prepared.kept is None else _sample_set(
+                    None if prepared.kept is None or not shares else _sample_set(
                         prepared.kept, prepared.sample.kept_target, len(prepared.data.train), f"{name}-kept", create),
-                    None if evaluation is None else _sample_set(
-                        prepared.sample.image, prepared.sample.target, len(evaluation), f"{name}-validation", create))
+                    None if evaluation is None or not shares else _sample_set(
+                        prepared.sample.image, prepared.sample.target, len(evaluation), f"{name}-validation", create),
+                    None if roles.slots == 1 else Segment(f"{name}-tenants", roles.gpus_per_node, create))
             self._world.gather(None)  # the leader first, then all others
         if leads:
             self._shared.unlink()
@@ -156,10 +163,19 @@ class Session:
         return Preprocessor(self._world, self._roles, self._shared, self._prepared.order(training), training,
                             self._prepared.evaluation())
 
-    def _engine(self) -> Engine:
-        return make_engine(self._prepared.spec, self._prepared.sample, self._prepared.engine_rates,
-                           self._roles.place(self._world.rank),
-                           self._roles.gpus_per_node)
+    def _engine(self, tenants: Tenants) -> Engine:
+        roles = self._roles
+        slot, index = divmod(roles.place(self._world.rank), roles.whole_per_node)
+        return make_engine(self._prepared.spec, self._prepared.sample, self._prepared.engine_rates, index,
+                           roles.gpus_per_node, Slot(slot, roles.slots, tenants.count, self._memory_mib(index)))
+
+    def _memory_mib(self, index: int) -> int | None:
+        """The memory of a GPU of this node that is shared; None where nobody says."""
+        if self._roles.slots == 1 or not self._prepared.spec.engine.uses_gpus:
+            return None
+        names = visible_gpus(os.environ, os.listdir("/dev"))
+        # A launcher that shows each rank its own GPU alone has chosen already.
+        return memory_mib(names[min(index, len(names) - 1)]) if names else None
 
     def _sources(self) -> Sources:
         feeds = {key: self._sources_of(feed) for key, feed in self._prepared.feeds.items()}

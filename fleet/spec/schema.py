@@ -36,7 +36,7 @@ from fleet.spec.search import Prune, Search
 from fleet.spec.space import Grid, Space
 from fleet.spec.train import Train
 from fleet.units import parse_delta
-from scheduler.base import Options
+from scheduler.base import MOST_SLOTS, Options
 from scheduler.ensemble.policies import POLICIES, Policy
 
 MOST_NETWORKS = 10_000  # of one entry; more are a slip of the keyboard, and would fill the memory
@@ -170,8 +170,12 @@ class Resources:
         "Number of ranks that prepare samples. auto: all ranks that are not needed for GPUs; without GPUs, one in "
         "eight on each node."))
     gpus_per_node: Positive | Literal["auto"] = Field(default="auto", description=(
-        "Number of ranks on each node that train. auto: one for each GPU; without GPUs, all that do not prepare "
-        "samples."))
+        "Number of GPUs on each node that train networks; without GPUs, of ranks in their place. auto: all GPUs; "
+        "without GPUs, all ranks that do not prepare samples."))
+    per_device: Annotated[int, Field(ge=1, le=MOST_SLOTS)] | Literal["auto"] = Field(default=1, description=(
+        "How many networks may share a GPU while there are more networks than GPUs; each takes a rank. A number: that "
+        "many, as far as ranks were started. auto: as many as ranks were started, and as training shows to pay. "
+        "Without GPUs, a core of the node takes the place of a GPU, and further ranks share the cores."))
     exchange: Literal["auto", "horovod", "mpi"] = Field(default="auto", description=(
         "How the GPUs of a group exchange gradients. horovod: while the backward pass runs. mpi: by one MPI reduction "
         "after each step. auto: by Horovod where it is installed, else by MPI."))

@@ -45,6 +45,9 @@ class KnownRate:
 KnownRates: TypeAlias = Mapping[str, Mapping[int, KnownRate]]  # key -> group size -> rate
 
 
+SHARING = "sharing"  # with this word begins the key of what networks train together that share a GPU
+
+
 def cache_path() -> Path:
     """Where measured rates are kept between runs."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -113,6 +116,16 @@ class RateBook:
                                    for key, rates in kept.items()})
         except StorageError:
             return
+
+
+def sharing_key(engine: str, hardware: str) -> str:
+    """The key of what networks train together that share a GPU, as times of one: by their number, not by GPUs."""
+    return f"{SHARING} {engine} {hardware}"
+
+
+def alone_key(key: str) -> str:
+    """The key under which it is kept that a network has run out of memory beside others on a GPU."""
+    return f"alone {key}"
 
 
 def numbers(known: KnownRates) -> dict[str, dict[int, float]]:

@@ -179,11 +179,13 @@ class StepRate:
         rate: samples/s of the whole group; 0 where nobody can tell.
         spread: standard deviation of the durations of steps, as a share of their mean.
         steps: that were timed.
+        beside: how many networks, this one among them, were on the master's GPU in all of them.
     """
 
     rate: float = 0.0
     spread: float = 0.0
     steps: int = 0
+    beside: int = 1
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,11 @@ def differ(before: Sequence[float], now: Sequence[float], off: float) -> bool:
                                               for old, new in zip(then, after, strict=True))
 
 
+def alone_rates(rates: RateTable | None) -> dict[str, dict[int, float]]:
+    """Network -> {GPUs: samples/s}, of a table of networks on GPUs that they share with none."""
+    return {network.name: dict(enumerate(network.rates, start=1)) for network in rates.models} if rates else {}
+
+
 @dataclass(frozen=True)
 class _Shown:
     """The rate of a unit beside so many others, samples/s."""

@@ -6,7 +6,7 @@ import pytest
 
 from fleet.storage.checkpoint import read_state
 from fleet.storage.event_log import read_events
-from fleet.storage.events import EpochEnded, GroupChanged, GroupStarted
+from fleet.storage.events import EpochEnded, GroupChanged, GroupStarted, GroupStopped, SharingLearned, Started
 from scheduler.ensemble.policies import POLICIES
 from scheduler.ensemble.rates import rate
 from scheduler.ensemble.rates_file import parse_rates
@@ -45,3 +45,38 @@ def test_every_network_trains_for_its_epochs_and_no_faster_than_its_rate(launch,
         fastest = sum(SCALE * 200 / rate(network, epoch.gpus) for _, epoch in epochs)
         if not any(change.network == name for change in run.events(GroupChanged)):  # within an epoch, perhaps
             assert epochs[-1][0] - begun[name] >= fastest
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("slots", [2, "auto"])
+def test_networks_share_emulated_gpus_and_the_run_learns_what_they_train_together(launch, tmp_path, slots):
+    rates = {"samples_per_epoch": 200, "gpus_per_node": 2, **({"sharing": [1, 1.6]} if slots == 2 else {}),
+             "models": [{"name": f"n{i}", "rates": [100.0, 190.0], "epochs": 4} for i in range(6)]}
+    (tmp_path / "rates.json").write_text(json.dumps(rates))
+    content = spec(tmp_path, [{"family": "softmax", "name": network["name"]} for network in rates["models"]],
+                   data={"source": "builtin:noise", "path": None, "options": {"samples": 200, "validation": 20},
+                         "transforms": [], "cache": "memory"},
+                   train={"batch": {"size": 10}},
+                   schedule={"policy": "adaptive", "rates": str(tmp_path / "rates.json")},
+                   resources={"engine": "emulated", "time_scale": 0.2, "preprocessors": 1, "gpus_per_node": 2,
+                              "per_device": slots})
+    run = launch(5, content)
+    assert run.status == 0, run.output
+    start, = run.events(Started)
+    assert (start.slots, start.cluster.whole_gpus, len(start.devices)) == (2, 2, 4)
+    gpu, held, most = start.cluster.gpu, {}, 0
+    for _, event in read_events(run.paths.events):
+        if isinstance(event, GroupStarted | GroupChanged):
+            held[event.network] = event.devices
+            assert len(set(map(gpu, event.devices))) == len(event.devices)  # no two slots of a GPU
+        elif isinstance(event, GroupStopped):
+            del held[event.network]
+        most = max(most, len(held))
+    assert most == 4
+    if slots == 2:
+        assert not run.events(SharingLearned)  # what training shows is what the file has said
+    else:
+        # Nobody has said what networks on one GPU train together: the square root of their number is tried, and shown.
+        assert run.events(SharingLearned)[-1].speedups == pytest.approx((1.0, 2**0.5), abs=0.2)
+    tables = [read_state(run.paths.last(f"n{i}")).arrays["weights"][:10].tolist() for i in range(6)]
+    assert tables == [[20 * 4] * 10] * 6  # each sample once an epoch

@@ -6,12 +6,19 @@ import os
 
 import tensorflow as tf
 
+from fleet.engines.base import Slot
 from fleet.errors import UserError
 from fleet.units import counted
 
+_USABLE = 0.9  # of a GPU's memory: each process has a context there, too
 
-def take_device(index: int, trainers: int, deterministic: bool = False) -> None:
+
+def take_device(index: int, trainers: int, deterministic: bool = False, slot: Slot = Slot()) -> None:  # noqa: B008
     """Use one GPU, and of its memory only what is needed; without GPUs, a fair share of the cores.
+
+    Where trainers share a GPU, the first takes what it needs, so that a network which is tried again alone has all that
+    there is. The others are held to an equal share, or, where nobody says how much memory there is, take what they
+    need as well. (Not tried on a GPU yet.)
 
     Kernels cut their sums by the number of threads, so a network that is trained again in another number of them comes
     to other numbers; which trainers share a node should not matter to one that is deterministic.
@@ -21,6 +28,7 @@ def take_device(index: int, trainers: int, deterministic: bool = False) -> None:
             existing ``CUDA_VISIBLE_DEVICES`` leaves.
         trainers: on this node.
         deterministic: take deterministic kernels, and without GPUs one thread.
+        slot: of the GPU.
 
     Raises:
         UserError: the node shows fewer GPUs than it has trainers.
@@ -33,10 +41,22 @@ def take_device(index: int, trainers: int, deterministic: bool = False) -> None:
             threads = 1 if deterministic else max(1, len(os.sched_getaffinity(0)) // trainers)
             tf.config.threading.set_intra_op_parallelism_threads(threads)
         return
-    if len(gpus) > 1 and index >= len(gpus):
+    if len(gpus) > 1 and index >= len(gpus):  # without slots, a trainer for each GPU
         raise UserError(f"this node shows {counted(len(gpus), 'GPU')}, and this rank is its trainer number "
                         f"{index + 1}: start fewer ranks on it, or set resources.gpus_per_node")
     # A launcher that shows each rank its own GPU alone has chosen already.
     chosen = gpus[0] if len(gpus) == 1 else gpus[index]
     tf.config.set_visible_devices([chosen], "GPU")
-    tf.config.experimental.set_memory_growth(chosen, True)
+    if (limit := memory_limit(slot)) is None:
+        tf.config.experimental.set_memory_growth(chosen, True)
+    else:
+        tf.config.set_logical_device_configuration(chosen, [tf.config.LogicalDeviceConfiguration(memory_limit=limit)])
+
+
+def memory_limit(slot: Slot) -> int | None:
+    """MiB that the trainer of a slot may take; None for no limit.
+
+    >>> [memory_limit(Slot(number, slots=2, memory_mib=81920)) for number in (0, 1)], memory_limit(Slot(1, slots=2))
+    ([None, 36864], None)
+    """
+    return None if slot.number == 0 or slot.memory_mib is None else int(_USABLE * slot.memory_mib / slot.slots)

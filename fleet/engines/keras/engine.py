@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from fleet.comm.base import Group
-from fleet.engines.base import Setup
+from fleet.engines.base import Setup, Slot
 from fleet.engines.keras.device import take_device
 from fleet.engines.keras.exchange import import_horovod, make_exchange
 from fleet.engines.keras.kernels import use_kernels
@@ -35,15 +35,16 @@ class KerasEngine:
         index: the place of this trainer among those of its node.
         trainers: on this node.
         deterministic: the same steps give the same numbers, bit for bit.
+        slot: of the GPU.
 
     Raises:
         UserError: Horovod is asked for and is not installed.
     """
 
-    def __init__(self, sample: SampleSpec, exchange: str, index: int, trainers: int, deterministic: bool = False
-                 ) -> None:
+    def __init__(self, sample: SampleSpec, exchange: str, index: int, trainers: int, deterministic: bool = False,
+                 slot: Slot = Slot()) -> None:  # noqa: B008 - frozen
         self._sample = sample
-        take_device(index, trainers, deterministic)
+        take_device(index, trainers, deterministic, slot)
         self._horovod = None if exchange == "mpi" else import_horovod()
         if exchange == "horovod" and self._horovod is None:
             raise UserError("resources.exchange: horovod: Horovod is not installed with MPI; "
@@ -86,4 +87,4 @@ def _has_own_code(network: NetworkSpec) -> bool:
 def make(setup: Setup) -> KerasEngine:
     """The engine of a trainer."""
     return KerasEngine(setup.sample, setup.resources.exchange, setup.index, setup.trainers,
-                       setup.deterministic)
+                       setup.deterministic, setup.slot)

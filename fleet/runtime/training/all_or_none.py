@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from fleet.comm.base import Group
 from fleet.engines.base import PeerFailed
-from fleet.engines.reasons import reason_of
+from fleet.engines.reasons import is_out_of_memory, reason_of
 from fleet.errors import InfrastructureError, ModelError
 from preprocess.passing import may_pass
 
@@ -22,11 +22,12 @@ class NetworkFailed(ModelError):
         reason: in one line.
         detail: a traceback, where there is one.
         may_pass: whether trying again may help.
+        out_of_memory: whether it failed for that.
     """
 
-    def __init__(self, reason: str, detail: str = "", may_pass: bool = False) -> None:
+    def __init__(self, reason: str, detail: str = "", may_pass: bool = False, out_of_memory: bool = False) -> None:
         super().__init__(reason)
-        self.reason, self.detail, self.may_pass = reason, detail, may_pass
+        self.reason, self.detail, self.may_pass, self.out_of_memory = reason, detail, may_pass, out_of_memory
 
 
 def all_or_none(group: Group, action: Callable[[], T]) -> T:
@@ -65,8 +66,8 @@ def _agreed(group: Group, error: Exception | SystemExit | None) -> NetworkFailed
     return NetworkFailed(*failures[0][1:]) if failures else None
 
 
-def _said(error: Exception | SystemExit) -> tuple[str, str, bool]:
-    """What there is to say of an error: the reason, its traceback, whether it may pass."""
+def _said(error: Exception | SystemExit) -> tuple[str, str, bool, bool]:
+    """What there is to say of an error: the reason, its traceback, whether it may pass, and is of memory."""
     if isinstance(error, NetworkFailed):
-        return error.reason, error.detail, error.may_pass
-    return reason_of(error), "".join(traceback.format_exception(error)), may_pass(error)
+        return error.reason, error.detail, error.may_pass, error.out_of_memory
+    return (reason_of(error), "".join(traceback.format_exception(error)), may_pass(error), is_out_of_memory(error))

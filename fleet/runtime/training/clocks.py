@@ -55,6 +55,8 @@ class EpochClock:
 class StepClock:
     """How fast a group's training steps are by themselves: without waits for samples, validation and checkpoints.
 
+    Where networks come to share the GPU, or leave it, it begins anew.
+
     Args:
         warm_up: so many steps are left out, the first ones: they trace and compile.
         least: fewer steps tell nothing.
@@ -63,7 +65,13 @@ class StepClock:
     def __init__(self, warm_up: int = 3, least: int = 1) -> None:
         self._warm_up, self._least, self._news_at = warm_up, least, least
         self._steps, self._samples, self._seconds, self._squares = 0, 0, 0.0, 0.0
-        self._is_new = True
+        self._beside, self._is_new = 1, True
+
+    def see(self, beside: int) -> None:
+        """So many networks, this one among them, are on the GPU; what was timed beside others is forgotten."""
+        if beside != self._beside:
+            self._beside, self._news_at = beside, self._least
+            self._steps, self._samples, self._seconds, self._squares = 0, 0, 0.0, 0.0
 
     def add(self, samples: int, seconds: float) -> None:
         """A step on a whole batch has taken so long."""
@@ -98,7 +106,7 @@ class StepClock:
             return StepRate()
         mean = max(self._seconds / self._steps, 1e-9)
         deviation = math.sqrt(max(0.0, self._squares / self._steps - mean**2))
-        return StepRate(self._samples / self._steps / mean, deviation / mean, self._steps)
+        return StepRate(self._samples / self._steps / mean, deviation / mean, self._steps, self._beside)
 
 
 class PaceReport:

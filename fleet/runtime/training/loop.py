@@ -39,6 +39,7 @@ from fleet.storage.state import EpochRecord, Judged, State, StepRate, convergenc
 from fleet.storage.writer import CheckpointWriter
 from fleet.stream.base import Stream
 from fleet.stream.order import Epoch, read_path, write_path
+from fleet.stream.tenants import Tenants
 
 log = logging.getLogger("fleet.runtime.training.loop")
 
@@ -66,16 +67,22 @@ class TrainingLoop:
 
     Args:
         save_every: seconds between two checkpoints inside an epoch; None for none.
+        tenants: of this rank's GPU.
     """
 
     def __init__(self, world: World, sources: Sources, paths: RunPaths, writer: CheckpointWriter,
-                 save_every: float | None) -> None:
-        self._world, self._sources, self._paths = world, sources, paths
+                 save_every: float | None, tenants: Tenants) -> None:
+        self._world, self._sources, self._paths, self._tenants = world, sources, paths, tenants
         self._writer, self._save_every = writer, save_every
         self._clock = EpochClock(sources, writer)
         self._tell = partial(world.tell, 0, Tag.COORDINATOR)
 
     def run(self, training: Training, state: State, stream_epoch: int) -> None:
+        """Train a network; see :meth:`_run`. The others on its GPU are told of it meanwhile."""
+        with self._tenants.present():
+            self._run(training, state, stream_epoch)
+
+    def _run(self, training: Training, state: State, stream_epoch: int) -> None:
         """Train epoch after epoch, some in pieces between which the group may change, until the coordinator ends it.
 
         Args:
@@ -131,6 +138,7 @@ class TrainingLoop:
             sums = training.step(batch.images, batch.targets, batch.size, stop)
             if batch.size == size:
                 training.steps.add(size, time.perf_counter() - began)
+                training.steps.see(self._tenants.count())
             if not math.isfinite(sums.loss):
                 raise NetworkFailed(f"the loss became {sums.loss} in epoch {state.epoch + 1}, "
                                     f"within the first {batch.position} samples")

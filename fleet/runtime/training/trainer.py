@@ -49,24 +49,26 @@ from fleet.storage.paths import RunPaths
 from fleet.storage.state import State, StepRate, convergence
 from fleet.storage.writer import CheckpointWriter
 from fleet.stream.stall import Stalled
+from fleet.stream.tenants import Tenants
 from preprocess.sample import SampleSpec
 
 log = logging.getLogger("fleet.runtime.training.trainer")
 
 
 class Trainer:
-    """One GPU (or CPU slot), in one training group after another.
+    """One GPU, or a slot of one, in one training group after another.
 
     Args:
         make_engine: makes what computes; called once, before the first network is built here.
+        tenants: of the GPU.
     """
 
     def __init__(self, world: World, spec: Spec, paths: RunPaths, make_engine: Callable[[], Engine], sample: SampleSpec,
-                 sources: Sources, codes: Mapping[str, Code], fence: Fence | None) -> None:
+                 sources: Sources, codes: Mapping[str, Code], fence: Fence | None, tenants: Tenants) -> None:
         self._world, self._spec, self._paths, self._make_engine = world, spec, paths, make_engine
         self._sample, self._sources, self._codes = sample, sources, codes
         self._writer = CheckpointWriter(paths, spec.checkpoint, fence)
-        self._loop = TrainingLoop(world, sources, paths, self._writer, spec.checkpoint.every)
+        self._loop = TrainingLoop(world, sources, paths, self._writer, spec.checkpoint.every, tenants)
         self._tell = partial(world.tell, 0, Tag.COORDINATOR)
 
     # ---- the four steps of a role's life ----
@@ -165,7 +167,8 @@ class Trainer:
             log.error("%s failed: %s\n%s", training.network.name, failure.reason, failure.detail)
             self._writer.flush()  # a retry, perhaps on other ranks, goes on from there
             if training.group.is_master:
-                self._tell(Failed(training.network.name, failure.reason, failure.detail, failure.may_pass))
+                self._tell(Failed(training.network.name, failure.reason, failure.detail, failure.may_pass,
+                                  failure.out_of_memory))
         except GroupStruck as strike:
             log.warning("%s: %s; it goes back to its last checkpoint", training.network.name, strike)
             self._writer.flush()  # which is then what the coordinator reads

@@ -35,6 +35,7 @@ from fleet.storage.events.rates import (
     RatesGiven,
     RatesRemembered,
     RememberedRate,
+    SharingLearned,
 )
 from fleet.storage.events.search import NetworkAdded, NetworkJudged, ReplayDiffered, Searched, SearchFailed
 from fleet.storage.events.training import (
@@ -93,6 +94,7 @@ __all__ = [
     "ScheduleOptions",
     "SearchFailed",
     "Searched",
+    "SharingLearned",
     "Started",
     "StreamStarted",
     "TooLate",
@@ -104,7 +106,8 @@ Event: TypeAlias = (
     | RateLearned | RatesEstimated | RanksReady | FirstStep | CacheChosen | StreamStarted | Planned | RoundStarted
     | GroupStarted | GroupChanged | EpochEnded | GroupStopped | NetworkFinished | NetworkTested | NetworkRetried
     | NetworkFailed | NetworkFellBack | ChangesAccepted | BestLost | NetworkWarned | RankLost | GroupStruck | BadSample
-    | Estimated | Searched | SearchFailed | ReplayDiffered | NetworkAdded | NetworkJudged | NetworkTaken)
+    | Estimated | Searched | SearchFailed | ReplayDiffered | NetworkAdded | NetworkJudged | NetworkTaken
+    | SharingLearned)
 
 KINDS: Mapping[str, type] = {kind.word: kind for kind in get_args(Event)}
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from fleet.storage.lines import Micro, Milli, OmitDefault
+from scheduler.base import Cluster
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ class Started:
         time_scale: seconds that a second of training takes; other than 1 only if training is emulated.
         date: when it began, in seconds since 1970, by the clock of the file system; 0 where nobody said.
         before_s: seconds that passed from the command to this event on rank 0, by what was done in them, in this order.
+        slots: devices that share a GPU; those of a node go round by round over its GPUs.
+        fills: whether they are used also where it does not pay.
     """
 
     word: ClassVar[str] = "start"
@@ -53,6 +56,13 @@ class Started:
     time_scale: float = 1.0
     date: Annotated[Milli, OmitDefault] = 0.0
     before_s: Annotated[Mapping[str, float], OmitDefault] = field(default_factory=dict)
+    slots: Annotated[int, OmitDefault] = 1
+    fills: Annotated[bool, OmitDefault] = False
+
+    @property
+    def cluster(self) -> Cluster:
+        """The devices, as policies know them."""
+        return Cluster(self.devices, self.gpus_per_node, self.slots, self.fills)
 
 
 @dataclass(frozen=True)

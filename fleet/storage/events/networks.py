@@ -70,6 +70,8 @@ class NetworkRetried:
     Attributes:
         retry: the number of this retry, counted from 1.
         retries: how many there may be.
+        alone: whether it ran out of memory beside others on its GPU: it is tried again on GPUs that it shares with
+            none, once and beyond the retries.
     """
 
     word: ClassVar[str] = "retry"
@@ -77,6 +79,7 @@ class NetworkRetried:
     reason: str
     retry: int
     retries: int
+    alone: Annotated[bool, OmitDefault] = False
 
 
 @dataclass(frozen=True)

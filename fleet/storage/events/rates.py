@@ -22,6 +22,18 @@ class RatesGiven:
 
 
 @dataclass(frozen=True)
+class SharingLearned:
+    """Training has shown what networks that share a GPU train together, or has shown it anew.
+
+    Attributes:
+        speedups: how many times as many samples/s as one 1, 2, ... networks train together, as far as is known.
+    """
+
+    word: ClassVar[str] = "sharing"
+    speedups: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class RateMeasured:
     """A network's rate on a group of some size was measured, or could not be.
 

@@ -135,3 +135,46 @@ def test_a_spec_says_how_ranks_are_split(parts, preprocessors, trainers):
 
 def test_trainers_of_a_replay_prepare_their_own_samples_under_any_policy():
     assert roles_of(spec(), [0, 0], None, own_preprocessing=True).preprocessors == ()
+
+
+# --- ranks that share a GPU ---------------------------------------------------------------------
+
+@settings(max_examples=examples(300))
+@given(launches(), preprocessors, gpus, st.booleans(), st.none() | st.integers(1, 4), st.none() | st.integers(1, 8))
+def test_slots_go_round_by_round_over_the_gpus_of_a_node(node_of, wanted, gpus, own, slots, cores):
+    try:
+        roles = assign(node_of, wanted, gpus, own, slots, cores)
+    except UserError:
+        return
+    assert sorted(roles.rank_of.values()) == sorted(roles.trainers)
+    assert roles.gpus_per_node == roles.whole_per_node * roles.slots
+    if slots is not None:
+        assert roles.slots <= slots
+    if gpus is not None and len(node_of) > 1:
+        assert roles.whole_per_node <= gpus
+    for node in range(roles.nodes):
+        there = [roles.cluster.gpu(roles.device_of[rank]) for rank in on(roles, node, roles.trainers)]
+        assert all(gpu // roles.whole_per_node == node for gpu in there)
+        shares = [there.count(gpu) for gpu in set(there)]
+        assert max(shares, default=1) <= roles.slots
+        assert max(shares, default=1) - min(shares, default=1) <= 1  # before a GPU is shared, each has a trainer
+
+
+@pytest.mark.parametrize(("ranks", "gpus", "slots", "cores", "whole", "each"), [
+    (7, None, 1, 2, 6, 1), (7, None, None, 2, 2, 3), (7, None, 2, 2, 3, 2), (7, None, 8, 2, 2, 3),
+    (3, None, None, 8, 2, 1), (7, None, None, None, 6, 1), (7, None, 3, None, 2, 3), (7, 2, 3, 16, 2, 3),
+    (7, 2, None, 16, 2, 3)])
+def test_ranks_beyond_the_gpus_or_else_the_cores_share_them(ranks, gpus, slots, cores, whole, each):
+    roles = assign([0] * ranks, 1, gpus, slots=slots, cores=cores)
+    assert (roles.whole_per_node, roles.slots) == (whole, each)
+
+
+def test_with_slots_fewer_ranks_are_left_to_prepare_samples():
+    assert len(assign([0] * 10, None, 4).preprocessors) == 6
+    assert len(assign([0] * 10, None, 4, slots=2).preprocessors) == 2
+    assert len(assign([0] * 10, None, 4, slots=None).preprocessors) == 1
+
+
+def test_more_ranks_than_slots_are_an_error_that_says_what_would_do():
+    with pytest.raises(UserError, match=r"6 ranks for 2 GPUs.*start 5 ranks there or raise.*resources.per_device"):
+        assign([0] * 7, 1, 2, slots=2)

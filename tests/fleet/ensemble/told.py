@@ -35,15 +35,17 @@ class Told:
         measures: whether rates are not known, and measured.
         learns: whether rates are learned from training, beside what is known: network -> {GPUs: samples/s}.
         parts: of the spec.
+        slots: of each GPU; then the first half of the trainers has the first slots of two.
         setup: what else is not as it mostly is.
     """
 
     def __init__(self, wanted, networks="ab", trainers=4, stream=None, measures=False, standings=None, gpus=None,
-                 parts=None, learns=None, **setup):
+                 parts=None, learns=None, slots=1, **setup):
         self.wanted = wanted
         models = [{"family": "softmax", "name": name, "gpus": (gpus or {}).get(name, [1, 4])} for name in networks]
         content = spec(*models, **(parts or {}))
-        roles = assign((0,) * (trainers + 1), 1 if stream else None, None, own_preprocessing=stream is None)
+        roles = assign((0,) * (trainers + 1), 1 if stream else None, None, own_preprocessing=stream is None,
+                       slots=slots)
         self.setup = Setup(content, roles, stream, samples=60, **setup)
         table = RateTable(60, trainers, tuple(Network(name, (10.0, 19.0)) for name in networks))
         self.rates = None if measures or learns is not None else table
@@ -58,12 +60,13 @@ class Told:
 
     def make(self):
         networks, known = self.setup.spec.networks, self.learns or {}
+        roles = self.setup.roles
         survey = Survey(networks, {network.name: network.name for network in networks}, self.setup.spec.profile,
-                        len(self.setup.roles.trainers), self.setup.roles.gpus_per_node, known)
+                        roles.cluster.whole_gpus, roles.whole_per_node, known)
         traits = [traits_of(network, network.name, (4, 4, 1), 2)
                   for network in networks]
         online = None if self.learns is None else OnlineRates(
-            traits, self.setup.samples, self.setup.roles.gpus_per_node, len(self.setup.roles.trainers), known)
+            traits, self.setup.samples, roles.whole_per_node, roles.cluster.whole_gpus, known, roles.slots)
         return Ensemble(self.setup, self.begun, survey, self.rates, self.ask, self.mind(), online)
 
     def mind(self):

@@ -76,3 +76,13 @@ def test_the_rate_of_steps_leaves_out_the_first_ones_and_says_nothing_of_too_few
     assert clock.rate == StepRate()
     clock.add(10, 1.5)
     assert clock.rate == StepRate(10.0, 0.5, 2)
+
+
+def test_steps_are_timed_anew_when_networks_come_to_share_the_gpu_or_leave_it():
+    clock = StepClock(warm_up=0, least=2)
+    for beside, seconds in ((1, 1.0), (1, 1.0), (2, 1.5), (2, 2.0), (2, 2.0)):
+        clock.add(10, seconds)
+        clock.see(beside)
+    assert clock.rate == StepRate(5.0, 0.0, 2, beside=2)
+    clock.see(1)
+    assert clock.rate == StepRate()

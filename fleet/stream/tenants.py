@@ -1,0 +1,50 @@
+"""How many networks train on a GPU at this moment, as its trainers tell each other.
+
+Each trainer of a node has a byte of shared memory, which is 1 while it trains a network. So a step knows how many
+others were there: that decides how fast it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from fleet.comm.base import World
+from fleet.comm.roles import Roles
+from fleet.stream.segment import Segment
+
+
+class Tenants:
+    """The networks on this trainer's GPU.
+
+    Args:
+        segment: of this node, a byte for each place of a trainer; None where no GPU is shared.
+    """
+
+    def __init__(self, world: World, roles: Roles, segment: Segment | None = None) -> None:
+        self._world, self._segment, self._place = world, segment, 0
+        self._mates: tuple[tuple[int, int], ...] = ()  # place and rank of each that shares the GPU, this one included
+        if segment is not None:
+            self._place = roles.place(world.rank)
+            mine, gpu = roles.device_of[world.rank], roles.cluster.gpu
+            self._mates = tuple((roles.place(rank), rank) for device, rank in roles.rank_of.items()
+                                if gpu(device) == gpu(mine))
+
+    @contextmanager
+    def present(self) -> Iterator[None]:
+        """While this trainer trains a network."""
+        if self._segment is None:
+            yield
+            return
+        self._segment.memory[self._place] = 1
+        try:
+            yield
+        finally:
+            self._segment.memory[self._place] = 0
+
+    def count(self) -> int:
+        """How many networks train on the GPU, at least this one; those of dead ranks do not."""
+        if self._segment is None:
+            return 1
+        lost = self._world.lost
+        return max(1, sum(self._segment.memory[place] for place, rank in self._mates if rank not in lost))
