@@ -27,7 +27,7 @@ from fleet.errors import ExitStatus, UserError
 from fleet.jobs.backlog import Limits
 from fleet.jobs.harvest import Asked, Backlog, Plan, Run, SlurmQueue, note, partition_of
 from fleet.run import IDLE_S
-from fleet.runtime.folder import check_folder, writing_into
+from fleet.runtime.folder import check_folder, check_shareable, writing_into
 from fleet.spec import Spec, load
 from fleet.storage.files import replacing
 from fleet.storage.paths import RunPaths
@@ -88,6 +88,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("two of the specs have the same output; each run needs a folder of its own")
     runs, scripts = [], {}
     for name, spec in specs:
+        check_shareable(spec, name)
         of_spec = with_gpus(args, spec, site)
         found = _run(args, spec, of_spec)
         runs.append(found)

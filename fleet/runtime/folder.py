@@ -54,6 +54,19 @@ def take_folder(paths: RunPaths, fresh: bool, lease: Lease | None) -> None:
         _empty(paths)
 
 
+def check_shareable(spec: Spec, asked: str) -> None:
+    """Refuse a run whose networks several launches cannot share.
+
+    Args:
+        asked: what the user asked for, for the message.
+
+    Raises:
+        UserError: its networks come while it goes on, to the one launch that asks for them.
+    """
+    if spec.searches or spec.document.open_for is not None:
+        raise UserError(f"{asked}: a search is of one launch, which asks for networks; start it alone")
+
+
 def enter_folder(paths: RunPaths, lease: Lease) -> None:
     """Step into the door of a run's folder, to work there among other launches; see :mod:`network_leases`.
 

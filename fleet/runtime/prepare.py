@@ -17,7 +17,7 @@ from fleet.runtime.ahead import Ahead, ahead_of
 from fleet.runtime.caching import CacheChoice, Means, choose_cache, judging_bytes
 from fleet.runtime.changes import Wishes, codes_of, take_up
 from fleet.runtime.feeds import Feed
-from fleet.runtime.folder import enter_folder, free_disk, take_folder, write_spec, writing_into
+from fleet.runtime.folder import check_shareable, enter_folder, free_disk, take_folder, write_spec, writing_into
 from fleet.runtime.inputs import Inputs, decode, folds_of, open_inputs, samples_of_epoch, settle
 from fleet.runtime.known_rates import check_remeasuring, hardware, rates_of, rates_of_engine, read_rates_of
 from fleet.runtime.replay import _check_identity, _replaying
@@ -186,8 +186,8 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
     if replay is not None or not fresh:
         spec = with_late(spec, RunPaths(spec.output if replay is None else Path(replay)).events)
     asked = spec
-    if beside_others is not None and (spec.searches or spec.document.open_for is not None):
-        raise UserError("--beside-others: a search is of one launch, which asks for networks; start it alone")
+    if beside_others is not None:
+        check_shareable(spec, "--beside-others")
     wishes.check(spec)
     spec = told_when_to_end(spec)
     replayed: tuple[EpochRecord, ...] = ()

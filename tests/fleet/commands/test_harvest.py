@@ -75,6 +75,14 @@ def test_what_cannot_be_harvested_is_told_in_a_line(harvest, arguments, words):
     assert words in err
 
 
+def test_a_spec_with_a_search_is_refused(harvest):
+    Path("a.yaml").write_text("models: [{family: softmax, name: x, space: {train.batch.size: [8, 16]}, "
+                              "search: {most: 4}}]\noutput: a\n")
+    status, _, err = harvest("a.yaml", "--system", "slurm")
+    assert (status, err) == (2, "fleet harvest: a.yaml: a search is of one launch, which asks for networks; start it "
+                                "alone\n")
+
+
 def test_a_partition_that_does_not_exist_is_told_in_slurms_words(harvest, tmp_path):
     (tmp_path / "sinfo").write_text("#!/bin/sh\necho 'sinfo: error: no partition named lo' >&2; exit 1\n")
     status, _, err = harvest("a.yaml", "--system", "slurm", "--", "-p", "lo")
