@@ -106,14 +106,15 @@ def _written(value: Any) -> dict[str, Any]:
     for field in dataclasses.fields(kind):
         _, marks = _marks(kind)[field.name]
         item = getattr(value, field.name)
+        places = next((mark.count for mark in marks if isinstance(mark, Places)), None)
+        item = item if places is None else round(item, places)
         if OmitDefault in marks and item == (field.default if field.default_factory is dataclasses.MISSING
                                              else field.default_factory()):
             continue
         if Flat in marks:
             content |= _written(item)
-            continue
-        places = next((mark.count for mark in marks if isinstance(mark, Places)), None)
-        content[field.name] = as_json(item if places is None else round(item, places))
+        else:
+            content[field.name] = as_json(item)
     return content
 
 
