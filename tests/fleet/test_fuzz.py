@@ -28,6 +28,7 @@ from PIL import Image
 from fleet import run as fleet_run
 from fleet.__main__ import COMMANDS, main
 from fleet.runtime import session
+from fleet.runtime.laps import Laps
 from tests.examples import examples
 from tests.fleet.logs import LOG, as_lines, as_text
 
@@ -73,6 +74,7 @@ WORKING = {
     "evict": "--jobs running.csv --nodes 4 --deadline 5", "reserve": "--log times.txt",
     "report": "done", "submit": "spec.yaml --dry-run --system slurm", "job": "spec.yaml --system local -- /bin/true", "pack": "photos out.h5",
     "predict": "done photos",
+    "harvest": "spec.yaml --dry-run --system slurm",
 }
 OTHERS = {
     "plan": ["spec.yaml --rates rates.json --gpus 4", "spec.yaml --gpus 4"], "ensemble": ["--convert table.json"],
@@ -199,7 +201,7 @@ def train(path):
     """``fleet.run`` up to where it would train."""
     request = fleet_run.parse_arguments([path])
     with fleet_run._lease(OneRank(), request) as lease:
-        return fleet_run._run(OneRank(), request, None, 0.0, lease)
+        return fleet_run._run(OneRank(), request, None, 0.0, lease, Laps())
 
 
 def is_told(status, out, err, most_lines=30):
