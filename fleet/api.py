@@ -20,6 +20,7 @@ from fleet.errors import EXPLAINED, ExitStatus, FleetError, InfrastructureError,
 from fleet.prediction.ensembles import EnsembleResult, read_ensembles
 from fleet.predictor import Predictor
 from fleet.run import parse_arguments
+from fleet.running import Report, Running
 from fleet.spec import (
     Batch,
     Checkpoint,
@@ -41,12 +42,12 @@ from fleet.storage.event_log import launch_status, log_mark
 from fleet.storage.files import replacing
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import NetworkResult, Status, read_results
-from launch.notices import run_quietly
+from launch.notices import PATIENCE_S, run_quietly, start
 
 __all__ = ["Batch", "Checkpoint", "Converge", "Data", "Document", "EnsembleResult", "ExitStatus", "FleetError",
-           "ModelEntry", "NetworkResult", "Optimizer", "Predictor", "Profile", "Resources", "Schedule", "Spec",
-           "SpecError", "Status", "Train", "UserError", "dump", "load", "mpirun", "parse", "read_ensembles",
-           "read_results", "run", "write_spec"]
+           "ModelEntry", "NetworkResult", "Optimizer", "Predictor", "Profile", "Report", "Resources", "Running",
+           "Schedule", "Spec", "SpecError", "Status", "Train", "UserError", "dump", "launch", "load", "mpirun",
+           "parse", "read_ensembles", "read_results", "run", "write_spec"]
 
 
 def write_spec(spec: Document | Mapping[str, Any], path: str | Path) -> Spec:
@@ -108,11 +109,52 @@ def run(spec: str | Path, ranks: int, *arguments: str, launcher: Sequence[str] |
         InfrastructureError: the run broke down; the report was printed.
     """
     events = _events(spec, arguments)
-    command = [*(mpirun(ranks) if launcher is None else launcher), "-m", "fleet.run", str(spec), *arguments]
-    # Open MPI refuses to start as root, as in a container, unless it is told twice.
-    allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     before = log_mark(events)
-    ended = run_quietly(command, EXPLAINED, log, {**allowed, **os.environ, **(environment or {})})
+    ended = run_quietly(_command(spec, ranks, arguments, launcher), EXPLAINED, log, _environment(environment))
+    return _status(spec, ended, events, before)
+
+
+def launch(spec: str | Path, ranks: int, *arguments: str, launcher: Sequence[str] | None = None,
+           log: IO[str] | None = None, environment: Mapping[str, str] | None = None) -> Running:
+    """Start the main job and return at once: networks are added, watched and dropped while it goes on.
+
+    Args:
+        spec: a spec file. With `open_for` it may list no networks, and waits for more when all are done.
+        ranks, arguments, launcher, log, environment: as for :func:`run`.
+
+    Returns:
+        The launch, to be used as a context: at the end of it the launch is waited for.
+
+    Raises:
+        SpecError: the spec is wrong.
+    """
+    events = _events(spec, arguments)
+    before = (0, 0) if "--fresh" in arguments else log_mark(events)
+    process, shown = start(_command(spec, ranks, arguments, launcher), EXPLAINED, log, _environment(environment))
+
+    def end(status: int) -> ExitStatus:
+        shown.join(PATIENCE_S)
+        return _status(spec, status, events, before)
+
+    return Running(process, RunPaths(load(spec).output), before[1], end)
+
+
+def _command(spec: str | Path, ranks: int, arguments: Sequence[str], launcher: Sequence[str] | None) -> list[str]:
+    return [*(mpirun(ranks) if launcher is None else launcher), "-m", "fleet.run", str(spec), *arguments]
+
+
+def _environment(more: Mapping[str, str] | None) -> dict[str, str]:
+    """This process' variables, and further ones; Open MPI refuses to start as root unless it is told twice."""
+    allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return {**allowed, **os.environ, **(more or {})}
+
+
+def _status(spec: str | Path, ended: int, events: Path, before: tuple[int, int]) -> ExitStatus:
+    """How a launch ended.
+
+    Raises:
+        UserError, InfrastructureError: as :func:`run` says.
+    """
     status = launch_status(ended, events, before)
     if status == ExitStatus.BAD_INPUT:
         raise UserError(f"{spec} cannot be run")

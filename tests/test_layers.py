@@ -82,8 +82,9 @@ MAY_IMPORT = {
     "fleet.jobs": f"fleet.engines {_STORAGE} launch",
     "fleet.run": f"fleet.arguments fleet.jobs {_RUN}",
     "fleet.predictor": f"fleet.prediction fleet.engines {_COMM}",
-    "fleet.api": f"fleet.predictor fleet.run fleet.arguments {_RUN}",
-    "fleet.commands": f"fleet.api fleet.predictor fleet.run fleet.arguments fleet.jobs {_RUN}",
+    "fleet.running": _RUN,
+    "fleet.api": f"fleet.predictor fleet.running fleet.run fleet.arguments {_RUN}",
+    "fleet.commands": f"fleet.api fleet.running fleet.predictor fleet.run fleet.arguments fleet.jobs {_RUN}",
     "fleet.__main__": f"fleet.commands fleet.arguments {_BELOW_SPEC} launch",
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from fleet.ensemble.effects import Admitted
 from fleet.ensemble.rates import traits_of
@@ -12,9 +13,9 @@ from fleet.runtime.known_rates import rates_of
 from fleet.runtime.prepare import Prepared, check_networks, parameters_of, plan_memory, told_when_to_end
 from fleet.search.mind import Add
 from fleet.spec import NetworkSpec
-from fleet.spec.resolve import asked_network, refused_network
+from fleet.spec.resolve import asked_network, refused_network, stand_in, with_added
 from fleet.storage.checkpoint import inherit
-from fleet.storage.events import NetworkAdded
+from fleet.storage.events import Commanded, NetworkAdded
 from fleet.storage.identity import codes_of_all, speed_identity
 from fleet.storage.results import Results
 
@@ -30,6 +31,7 @@ class Admission:
 
     def __init__(self, prepared: Prepared, results: Results, known: dict[str, dict[int, float]], learns: bool) -> None:
         self._prepared, self._results, self._known, self._learns = prepared, results, known, learns
+        self._spec = prepared.spec  # with all entries that were added
         self._table = None if prepared.spec.schedule.rates is None else prepared.engine_rates
 
     def asked(self, add: Add) -> Admitted:
@@ -50,6 +52,43 @@ class Admission:
             network.name, add.entry, add.number, add.values, (network.min_gpus, network.max_gpus),
             network.train.converge.max_epochs, add.parent or "", parent_epoch, wrong))
 
+    def given(self, entry: Any) -> tuple[dict[str, Any], int, tuple[NetworkSpec, ...]]:
+        """The networks of an entry that somebody adds; they have not come yet.
+
+        Args:
+            entry: a mapping with the keys of an entry of ``models``.
+
+        Returns:
+            The entry with its name, the number of entries before it, and its networks.
+
+        Raises:
+            UserError: the entry is wrong.
+        """
+        before = self._spec
+        self._spec, networks = with_added(before, entry, self._results.networks)
+        name = self._spec.document.models[-1].name
+        return {**entry, **({} if name is None else {"name": name})}, len(before.document.models), networks
+
+    def given_again(self, command: Commanded) -> tuple[NetworkSpec, ...]:
+        """The networks of an entry that an earlier launch has taken up, without coming to all of them.
+
+        Raises:
+            UserError: the entry does not fit the spec as it is now.
+        """
+        self._spec, networks = with_added(self._spec, command.given, (), command.place)
+        return networks
+
+    def come(self, network: NetworkSpec) -> Admitted:
+        """A network that was added comes; one that cannot be trained has failed, and says why."""
+        wrong = ""
+        try:
+            network = self._checked(network)
+        except UserError as error:
+            network, wrong = stand_in(network, self._spec), " ".join(str(error).split())
+        return self._admitted(network, NetworkAdded(
+            network.name, "", -1, network.parameters, (network.min_gpus, network.max_gpus),
+            network.train.converge.max_epochs, wrong=wrong))
+
     def _checked(self, network: NetworkSpec) -> NetworkSpec:
         """A network with what the data decides of it.
 
@@ -58,10 +97,10 @@ class Admission:
         """
         prepared = self._prepared
         assert prepared.ends is not None
-        if network.train.class_weights == "balanced":  # they were counted before the launch
-            end = next(one for one in prepared.ends.networks if one.entry == network.entry)
+        end = next((one for one in prepared.ends.networks if one.entry == network.entry), None)
+        if network.train.class_weights == "balanced" and end is not None:  # they were counted before the launch
             network = replace(network, train=replace(network.train, class_weights=end.train.class_weights))
-        [settled] = settle(prepared, replace(prepared.spec, networks=(network,)))
+        [settled] = settle(prepared, replace(self._spec, networks=(network,)))
         alone = told_when_to_end(settled)
         check_networks(alone, prepared.sample, prepared.data, prepared.epoch_samples, len(prepared.roles.trainers))
         layout = plan_memory(alone, prepared.data, prepared.sample, prepared.roles, 0.0)

@@ -24,12 +24,15 @@ from fleet.runtime.coordinator import Coordinator, Observer, Search
 from fleet.runtime.harvest import Harvest
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.laps import Laps
+from fleet.runtime.outside.clerk import Clerk
+from fleet.runtime.outside.mailbox import Mailbox
 from fleet.runtime.prepare import Prepared, parameters_of
 from fleet.runtime.replay import compare
 from fleet.runtime.searchers import Searchers
 from fleet.runtime.searches import calls_of, make_mind, make_searchers
 from fleet.storage.event_log import EventLog, logged_epochs, read_events
 from fleet.storage.events import (
+    Commanded,
     Event,
     NetworkFellBack,
     NetworkRetried,
@@ -142,7 +145,10 @@ class CoordinatorSide:
         mind = make_mind(prepared.spec, prepared.ends, searchers, len(prepared.roles.trainers),
                          judges=not prepared.replayed)
         admission = Admission(prepared, self.results, survey.known, learns)
-        return Search(mind, Searchers(searchers, calls_of(self._log)), admission, self._log)
+        clerk = None if prepared.replayed or prepared.beside_others is not None else Clerk(
+            Mailbox(prepared.paths.mailbox), self.results, admission,
+            (event for event in self._log if isinstance(event, Commanded)))
+        return Search(mind, Searchers(searchers, calls_of(self._log)), admission, self._log, clerk)
 
     def _make_survey(self) -> Survey:
         """The measurements that networks which are not done need, beside those that are known."""

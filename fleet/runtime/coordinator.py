@@ -45,6 +45,7 @@ from fleet.runtime.admission import Admission
 from fleet.runtime.harvest import Harvest
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.laps import Laps
+from fleet.runtime.outside.clerk import Clerk
 from fleet.runtime.searchers import Searchers
 from fleet.runtime.searches import make_mind
 from fleet.search.mind import Mind
@@ -93,12 +94,14 @@ class Search:
         searchers: that are called.
         admission: None where no network can come.
         log: of earlier launches.
+        clerk: takes up what others want of the launch; None where nobody may want anything.
     """
 
     mind: Mind
     searchers: Searchers
     admission: Admission | None = None
     log: tuple[Event, ...] = ()
+    clerk: Clerk | None = None
 
     @classmethod
     def without(cls, spec: Spec) -> Search:
@@ -185,12 +188,15 @@ class Coordinator:
         if self.status is not None:
             return False
         self._check_lease()
+        self._results.write_if_due()
         if not self._is_interrupted and (reason := self._interruption.reason()):
             self._is_interrupted = True
             self._handle(EndAsked(reason))
         if self._harvest is not None:
             for heard in self._harvest.look(self._events.now(), self._ensemble.training, self._is_interrupted):
                 self._handle(heard)
+        if self._search.clerk is not None and not self._is_interrupted:
+            self._search.clerk.look(self._note, self._handle, lambda: self.status is None)
         answer = self._search.searchers.heard()
         if answer is not None:
             self._handle(answer)
@@ -212,6 +218,9 @@ class Coordinator:
             LeaseLost: another launch says it instead.
         """
         self._search.searchers.close()
+        if self._search.clerk is not None:
+            self._search.clerk.refuse("the run is being stopped; the same command resumes it"
+                                      if self.status is ExitStatus.RESUMABLE else "the run has ended")
         self._check_rights()
         self._note(self._overheads.ended(int(self.status or 0), self._events.now()))
 

@@ -12,10 +12,10 @@ from fleet.search.mind import Entry, Mind
 from fleet.search.pruning import make_judge
 from fleet.search.searcher import Mode, Resuming, Searcher, make_searcher
 from fleet.spec import ModelEntry, NetworkSpec, Spec
-from fleet.spec.resolve import asked_network, refused_network
+from fleet.spec.resolve import asked_network, refused_network, stand_in, with_added
 from fleet.spec.search import Prune
 from fleet.storage.event_log import events_of
-from fleet.storage.events import Event, NetworkAdded, Searched
+from fleet.storage.events import Commanded, Event, NetworkAdded, Searched
 
 
 def with_late(spec: Spec, log: Path) -> Spec:
@@ -29,7 +29,23 @@ def with_late(spec: Spec, log: Path) -> Spec:
     entries = {entry.stem: index for index, entry in spec.searches.items()}
     late = [_again(spec, entries[added.entry], added) for added in events_of(log, NetworkAdded)
             if added.entry in entries]
-    return replace(spec, networks=(*spec.networks, *late)) if late else spec
+    return _with_given(replace(spec, networks=(*spec.networks, *late)) if late else spec, log)
+
+
+def _with_given(spec: Spec, log: Path) -> Spec:
+    """A spec with the networks that others have added to earlier launches, in their order."""
+    came = {event.network: event for event in events_of(log, NetworkAdded) if not event.entry}
+    for command in events_of(log, Commanded):
+        if command.do != "add":
+            continue
+        try:
+            spec, networks = with_added(spec, command.given, spec.by_name, command.place)
+        except UserError:  # the spec is another one by now, and has no place for them
+            continue
+        late = [stand_in(network, spec) if came[network.name].wrong else network
+                for network in networks if network.name in came]
+        spec = replace(spec, networks=(*spec.networks, *late))
+    return spec
 
 
 def _again(spec: Spec, index: int, added: NetworkAdded) -> NetworkSpec:

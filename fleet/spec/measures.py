@@ -9,6 +9,7 @@ import difflib
 import math
 import re
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, TypeAlias
 
 from fleet.errors import UserError
@@ -106,6 +107,7 @@ def check_name(measure: Measure, known: Mapping[str, Any] | tuple[str, ...], wha
     raise ValueError(f"no {what} of Keras is named {name!r}{hint}, or an import path module:function")
 
 
+@cache  # of what every network monitors it is asked whenever networks are ranked
 def direction_of(monitor: str) -> str | None:
     """``max`` or ``min``; None where nobody can tell, of a metric of one's own.
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 import ast
 import difflib
 import importlib.util
+import itertools
 import math
 import os
 import re
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import fields as dataclass_fields
 from dataclasses import replace
 from pathlib import Path
@@ -464,3 +465,64 @@ def _top_level_names(file: Path) -> set[str] | None:
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             names.add(node.id)
     return names
+
+
+# ---- entries that come while a run goes on -----------------------------------------------------
+
+
+def with_added(spec: Spec, content: Any, taken: Collection[str], place: int | None = None
+               ) -> tuple[Spec, tuple[NetworkSpec, ...]]:
+    """A spec with one more entry, which was not in its file.
+
+    Args:
+        content: a mapping with the keys of an entry of ``models``. One without a name has that of its family or
+            function, with a number behind it where that is taken: ``cnn``, ``cnn.2``, ``cnn.3``.
+        taken: names of networks that it may not have.
+        place: the number of entries when it was added first: what is drawn for its networks follows from it.
+
+    Returns:
+        The spec with the entry as the last of its models, and the networks of the entry.
+
+    Raises:
+        SpecError: with every mistake of the entry.
+    """
+    mistake = Origin("entry").mistake
+    try:
+        entry = TypeAdapter(ModelEntry).validate_python(plain(content) if isinstance(content, Mapping) else content)
+    except ValidationError as error:
+        raise SpecError(explain(error, content, mistake, (), ModelEntry)) from None
+    if entry.search is not None or entry.data is not None:
+        key = "search" if entry.search is not None else "data"
+        raise SpecError([mistake((key,), "cannot be added to a run that is going on", "left out, or in its spec")])
+    document = spec.document
+    if entry.name is None and _is_taken(entry.stem, taken):
+        number = next(number for number in itertools.count(2) if not _is_taken(f"{entry.stem}.{number}", taken))
+        entry = replace(entry, name=f"{entry.stem}.{number}")
+    drawn_at = len(document.models) if place is None else place
+    filled = (*document.models, *[ModelEntry(family="softmax")] * drawn_at)[:drawn_at]
+    problems: list[Exception] = []
+    networks = _networks(replace(document, models=(*filled, entry)), drawn_at, entry, problems)
+    mistakes = [one for problem in problems for one in (
+        explain(problem.error, problem.content, mistake, (problem.part,), problem.owner)
+        if isinstance(problem, _MisfitError) else [mistake((), str(problem))])]
+    found = Spec(replace(document, models=(*document.models, entry)),
+                 tuple(replace(network, entry=len(document.models)) for network in networks), Origin("entry"))
+    mistakes += _incomplete_schedules(found)
+    mistakes += [mistake(("name",), f"a network of the run is named {name!r}", "another name")
+                 for name in sorted({network.name for network in networks} & set(taken))]
+    mistakes += [mistake(("name",), f"{network.name!r} is a name for the networks of a search", "another name")
+                 for network in networks for searched in spec.searches.values()
+                 if re.fullmatch(rf"{re.escape(searched.stem)}-\d+", network.name)]
+    if mistakes:
+        raise SpecError(mistakes)
+    return replace(spec, document=found.document), found.networks
+
+
+def stand_in(network: NetworkSpec, spec: Spec) -> NetworkSpec:
+    """What stands for a network that cannot be trained: it has its name, and what any spec may say."""
+    return replace(network, architecture=Architecture("softmax"), train=spec.document.train)
+
+
+def _is_taken(stem: str, taken: Collection[str]) -> bool:
+    """Whether a network is named so, or so with a number behind it."""
+    return any(name == stem or re.fullmatch(rf"{re.escape(stem)}-\d+(-fold\d+)?", name) for name in taken)

@@ -239,6 +239,13 @@ def _generations(folder: Path) -> list[str]:
     return [name for name in os.listdir(folder) if name.isascii() and name.isdecimal()]
 
 
+def is_held(folder: Path) -> bool:
+    """Whether a launch has the lease of a folder, as far as that can be seen from here."""
+    generation = newest_generation(folder)
+    text = parse(read_generation(folder, generation) or "") if generation else Text(True, None)
+    return not text.is_free and not (text.holder is not None and Process().is_gone(text.holder))
+
+
 def read_generation(folder: Path, generation: int) -> str | None:
     """The content of a generation's file; None if there is none."""
     try:

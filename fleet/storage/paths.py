@@ -12,7 +12,7 @@ from pathlib import Path
 _WRITTEN = re.compile(
     r"(replay/[^/]+/)?(\.fleet-run|\.fleet-lock|\.fleet-(jobs-)?lease/[^/]+|\.fleet-leases/[^/]+/[^/]+|spec\.yaml|profile\.json|events\.jsonl|results\.csv|ensembles\.csv|sample\.json"
     r"|bad_samples\.csv|report\.html|events/[^/]+\.jsonl|logs/([^/]+/)?rank-\d+\.log|decoded\.h5|models/[^/]+/(history\.csv|(first|last|previous|best)\.h5|best\.keras|(export|failure|test)\.json|(validation|test)\.npz)"
-    r"|jobs/[^/]+|tensorboard/[^/]+/events\.out\.tfevents\.[^/]+|(models/[^/]+/)?\.[^/]+\.tmp(\.[^/]+)?)")
+    r"|jobs/[^/]+|mailbox/[^/]+|tensorboard/[^/]+/events\.out\.tfevents\.[^/]+|(models/[^/]+/)?\.[^/]+\.tmp(\.[^/]+)?)")
 
 PARTS = ("validation", "test")  # of the data, for whose samples the outputs of finished networks are kept
 
@@ -48,6 +48,11 @@ class RunPaths:
     def network_leases(self) -> Path:
         """The folder of the leases of single networks, where several launches work at a time."""
         return self.root / ".fleet-leases"
+
+    @property
+    def mailbox(self) -> Path:
+        """The folder in which others leave commands to the launch that is at work."""
+        return self.root / "mailbox"
 
     def network_lease(self, name: str) -> Path:
         """The folder of the lease that lets one launch at a time train a network."""

@@ -7,8 +7,9 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -76,6 +77,44 @@ class NetworkResult:
         return getattr(self, name) if name in _VALUES else self.metrics.get(name, math.nan)
 
 
+class Pacing:
+    """When a file is written anew that may be long: often enough to be looked at, and for little of rank 0's time.
+
+    It may take a millisecond for each change, or a five-hundredth of the time, but is written once a minute at least.
+
+    Args:
+        clock: seconds.
+
+    >>> times = iter([0.0, 0.01, 1.0, 1.0, 9.0])
+    >>> pacing = Pacing(lambda: next(times))
+    >>> with pacing.writing():  # takes 10 ms
+    ...     pass
+    >>> pacing.is_due(changes=1), pacing.is_due(changes=10), pacing.is_due(changes=1)
+    (False, True, True)
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._cost_s, self._at_s = 0.0, -math.inf
+
+    def is_due(self, changes: int) -> bool:
+        """Whether it should be written now, after so many changes."""
+        passed_s = self._clock() - self._at_s
+        return changes > 0 and (changes * _CHANGE_S >= self._cost_s or passed_s >= min(_MOST_S, _SHARE * self._cost_s))
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """A context in which it is written."""
+        began_s = self._clock()
+        yield
+        self._at_s = self._clock()
+        self._cost_s = self._at_s - began_s
+
+
+_CHANGE_S, _SHARE, _MOST_S = 0.001, 500, 60.0
+_FEW = 100  # networks, of which the table is written at every change
+
+
 @dataclass
 class Results:
     """The standing of all networks of a run, and its files.
@@ -104,6 +143,9 @@ class Results:
     damaged: dict[str, str] = field(default_factory=dict)
     check: Callable[[], None] = lambda: None
     test: str = ""
+    pacing: Pacing = field(default_factory=Pacing)
+    _changes: int = 0  # since the table was written
+    _rows: dict[str, tuple[Standing, int | None, NetworkResult]] = field(default_factory=dict)  # as they were last
 
     def __post_init__(self) -> None:
         self.networks = dict(self.spec.by_name)
@@ -135,13 +177,17 @@ class Results:
             else:
                 with storing(self.paths.failure(name)):  # of an earlier launch
                     self.paths.failure(name).unlink(missing_ok=True)
-        self.write()
+        self._changed()
 
     def count(self, name: str, parameters: int) -> None:
         """A network that was built has so many parameters."""
         if self.parameters.get(name) != parameters:
             self.parameters[name] = parameters
-            self.write()
+            self._changed()
+
+    def _changed(self) -> None:
+        self._changes += 1
+        self.write_if_due()
 
     def add_bad(self, name: str, reason: str) -> None:
         """A sample could not be read."""
@@ -155,7 +201,15 @@ class Results:
 
     def row(self, network: NetworkSpec) -> NetworkResult:
         """The standing of one network."""
-        name, standing = network.name, self.standing(network.name)
+        name = network.name
+        standing, parameters = self.standing(name), self.parameters.get(name)
+        before = self._rows.get(name)
+        if before is None or before[0] is not standing or before[1] != parameters:
+            self._rows[name] = before = (standing, parameters, self._row(network, standing, parameters))
+        return before[2]
+
+    def _row(self, network: NetworkSpec, standing: Standing, parameters: int | None) -> NetworkResult:
+        name = network.name
         history, outcome = standing.history, standing.outcome
         best = convergence(history, network.train.converge).best_epoch
         record = history[best - 1] if best else None
@@ -170,7 +224,7 @@ class Results:
             record.loss, record.accuracy, record.val_loss, record.val_accuracy)
         tested = standing.tested or Judged(nan, nan, 0)
         return NetworkResult(
-            name, status, "" if outcome is None else outcome.reason, self.parameters.get(name),
+            name, status, "" if outcome is None else outcome.reason, parameters,
             len(history), best, loss, accuracy, val_loss, val_accuracy, tested.loss, tested.accuracy,
             seconds=sum(record.seconds for record in history), drawn=network.parameters,
             metrics={**({} if record is None else {metric: record.value(metric) for metric in record.metrics}),
@@ -197,9 +251,15 @@ class Results:
             return lambda row: _rank_by(row, *only)
         return _rank
 
+    def write_if_due(self) -> None:
+        """Write ``results.csv`` if it has changed; of many networks not at every change."""
+        if self._changes and (len(self.networks) <= _FEW or self.pacing.is_due(self._changes)):
+            self.write()
+
     def write(self) -> None:
         """Write ``results.csv``."""
-        with replacing(self.paths.results, check=self.check) as file:
+        with self.pacing.writing(), replacing(self.paths.results, check=self.check) as file:
+            self._changes = 0
             writer = csv.writer(file)
             rows = self.rows()
             metrics = list(dict.fromkeys(name for row in rows for name in row.metrics))

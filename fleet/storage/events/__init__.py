@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias, get_args
 
+from fleet.storage.events.commands import Commanded
 from fleet.storage.events.launch import Ended, FirstStep, Interrupted, RanksReady, ScheduleOptions, Started, TooLate
 from fleet.storage.events.losses import BadSample, GroupStruck, RankLost
 from fleet.storage.events.networks import (
@@ -58,6 +59,7 @@ __all__ = [
     "BestLost",
     "CacheChosen",
     "ChangesAccepted",
+    "Commanded",
     "Ended",
     "EpochEnded",
     "Estimated",
@@ -107,7 +109,7 @@ Event: TypeAlias = (
     | GroupStarted | GroupChanged | EpochEnded | GroupStopped | NetworkFinished | NetworkTested | NetworkRetried
     | NetworkFailed | NetworkFellBack | ChangesAccepted | BestLost | NetworkWarned | RankLost | GroupStruck | BadSample
     | Estimated | Searched | SearchFailed | ReplayDiffered | NetworkAdded | NetworkJudged | NetworkTaken
-    | SharingLearned)
+    | SharingLearned | Commanded)
 
 KINDS: Mapping[str, type] = {kind.word: kind for kind in get_args(Event)}
 

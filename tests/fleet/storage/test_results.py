@@ -11,7 +11,7 @@ from fleet.errors import UserError
 from fleet.storage.checkpoint import write_history, write_state
 from fleet.storage.files import replacing
 from fleet.storage.paths import RunPaths
-from fleet.storage.results import Results, Status, leaderboard, read_results, recover
+from fleet.storage.results import Pacing, Results, Status, leaderboard, read_results, recover
 from fleet.storage.state import Judged, Outcome, Standing, State
 from tests.examples import examples
 from tests.fleet.histories import history, record, spec
@@ -81,6 +81,21 @@ def test_the_table_reads_back_as_it_was_written(tmp_path_factory, records, reaso
         results.keep(name, Standing((one,), Outcome(reason, is_failure=True) if name == "b" else None))
     read = read_results(results.paths.root)
     assert [repr(row) for row in read] == [repr(row) for row in results.rows()]  # by text, for NaN is not NaN
+
+
+def test_a_table_is_written_as_often_as_it_costs_little_and_never_later_than_after_a_minute():
+    now = [0.0]
+    pacing = Pacing(lambda: now[0])
+    assert pacing.is_due(changes=1)  # there is none yet
+    with pacing.writing():
+        now[0] += 0.15  # as of 10,000 networks
+    assert not pacing.is_due(changes=149)
+    assert pacing.is_due(changes=151)
+    now[0] += 59.0
+    assert not pacing.is_due(changes=1)
+    now[0] += 1.1
+    assert pacing.is_due(changes=1)
+    assert not pacing.is_due(changes=0)
 
 
 def test_bad_samples_are_listed(results):

@@ -1,0 +1,90 @@
+"""The CPU that rank 0 takes to coordinate an epoch's end, measured without other ranks.
+
+A coordinator with its log, its results and its live view hears what sixteen trainers would say, each of which trains
+networks of one epoch, and does all that follows.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from pathlib import Path
+
+from fleet.comm.messages import EpochDone, Exit, GoOn, Joined, Message, Ready, Start, Stop, Stopped, Tag
+from fleet.comm.roles import assign
+from fleet.ensemble.ensemble import Setup
+from fleet.ensemble.survey import Survey
+from fleet.monitor.view import make_view
+from fleet.runtime.coordinator import Coordinator
+from fleet.runtime.interrupt import Interruption
+from fleet.spec import parse
+from fleet.storage.event_log import EventLog
+from fleet.storage.paths import RunPaths
+from fleet.storage.results import Results
+from fleet.storage.state import EpochRecord, StepRate
+from scheduler.base import Network, RateTable
+
+TRAINERS = 16
+
+
+class Trainers:
+    """Rank 0's view of ranks that answer at once: :class:`fleet.comm.base.World`, as far as a coordinator needs it."""
+
+    outlives, lost = False, frozenset[int]()
+
+    def __init__(self) -> None:
+        self._said: deque[Message] = deque(Ready(rank) for rank in range(1, TRAINERS + 1))
+        self._trains: dict[int, str] = {}
+        self.epochs = 0
+
+    def hear(self, tag: Tag) -> Message | None:
+        return self._said.popleft() if self._said else None
+
+    def tell(self, rank: int, tag: Tag, message: Message) -> None:
+        match message:
+            case Start(network=network):
+                self._trains[rank] = network.name
+                accuracy = 0.3 + self.epochs % 997 / 2000
+                record = EpochRecord(1, self.epochs, 1.0, 0.5, 1.0, accuracy, 0.1, 60, 1, 1.0, 0.0)
+                self.epochs += 1
+                self._said += [Joined(network.name),
+                               EpochDone(network.name, record, 0.0, "1 epoch", 0, StepRate(60.0, 0.0, 10))]
+            case Stop():
+                self._said += [Stopped(self._trains[rank], 0.0), Ready(rank)]
+            case GoOn() | Exit():
+                pass
+
+
+def cpu_of_an_epoch(networks: int) -> float:
+    """Seconds of CPU for each epoch's end in a run of so many networks of one epoch."""
+    spec = parse({"models": [{"family": "softmax", "name": "net", "count": networks, "space": {
+        "train.optimizer.learning_rate": {"low": 1e-5, "high": 0.1, "log": True}}}],
+        "resources": {"engine": "numpy"}, "train": {"converge": {"max_epochs": 1}}, "schedule": {"policy": "baseline"}})
+    rates = RateTable(60, TRAINERS, tuple(Network(network.name, (60.0,)) for network in spec.networks))
+    with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+        paths = RunPaths(Path(folder))
+        log = EventLog(paths.events)
+        roles = assign((0,) * (TRAINERS + 1), None, None, own_preprocessing=True)
+        world = Trainers()
+        survey = Survey([], {}, spec.profile, TRAINERS, TRAINERS, {})
+        coordinator = Coordinator(
+            world, Setup(spec, roles, None, samples=60, outlives=False), survey,  # type: ignore[arg-type]
+            rates, Results(spec, paths, 60), log, paths.profile, [make_view(spec, True, {})], Interruption(None))
+        coordinator.start()
+        began = time.process_time()
+        for _ in _until_over(coordinator):
+            pass
+        spent = time.process_time() - began
+        coordinator.stop()
+        log.close()
+    assert world.epochs == networks
+    return spent / networks
+
+
+def _until_over(coordinator: Coordinator) -> Iterator[bool]:
+    while coordinator.status is None:
+        yield coordinator.step()

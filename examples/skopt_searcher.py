@@ -1,0 +1,50 @@
+"""Bayesian optimization by scikit-optimize as a searcher: a Gaussian process by default.
+
+    models:
+      - family: cnn
+        space: {train.optimizer.learning_rate: {low: 1.0e-5, high: 0.1, log: true}}
+        search: {ask: skopt_searcher:Searcher, most: 50, options: {base_estimator: ET, n_initial_points: 8}}
+"""
+
+from skopt import Optimizer
+from skopt.space import Categorical, Integer, Real
+
+
+def dimension(values):
+    """What scikit-optimize calls a range of FLEET; of a list of choices it is given the places."""
+    if isinstance(values, tuple):
+        return Categorical(range(len(values)))
+    return (Integer if values.integer else Real)(values.low, values.high, "log-uniform" if values.log else "uniform")
+
+
+class Searcher:
+    """Asks an optimizer that is told all that is known; those that still train count as the worst so far."""
+
+    def __init__(self, space, seed, mode, **options):
+        self.space, self.seed, self.options = space, seed, options
+        self.sign = -1 if mode == "maximize" else 1  # scikit-optimize minimizes
+        self.asked, self.losses = {}, {}
+
+    def ask(self, number):
+        optimizer = Optimizer(list(map(dimension, self.space.values())), random_state=self.seed + number,
+                              **self.options)
+        worst = max(self.losses.values(), default=0.0)
+        if self.asked:
+            optimizer.tell(list(self.asked.values()), [self.losses.get(one, worst) for one in self.asked])
+        point = optimizer.ask()
+        if point in self.asked.values():  # a small space, or one whose best point is known
+            fresh = (draw for draw in optimizer.space.rvs(100, random_state=self.seed + number)
+                     if draw not in self.asked.values())
+            point = next(fresh, None)
+        if point is None:
+            return None
+        self.asked[number] = point
+        return {name: values[place] if isinstance(values, tuple) else place
+                for (name, values), place in zip(self.space.items(), point, strict=True)}
+
+    def report(self, number, epoch, value):
+        return "go_on"
+
+    def tell(self, number, outcome, value):
+        if outcome != "failed" and value is not None:
+            self.losses[number] = self.sign * value

@@ -1,0 +1,35 @@
+"""Add networks to a run that is going on.
+
+  fleet add runs/digits entry.yaml
+
+The file holds what an entry of `models` in a spec holds: a family or a build: function, args, train, gpus, ... The
+names of its networks are printed once the run has accepted them. A network whose values are wrong fails by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from fleet.commands.options import add_json, print_json
+from fleet.errors import ExitStatus
+from fleet.running import add
+from fleet.spec import read_yaml
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("run", metavar="RUN", help="folder of the run")
+    parser.add_argument("entry", metavar="ENTRY", type=Path, help="YAML file of an entry of `models`")
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Add the networks of an entry, and print their names."""
+    content, _ = read_yaml(args.entry)
+    networks = add(args.run, content)
+    if args.json:
+        print_json({"networks": networks})
+    else:
+        print("\n".join(networks))
+    return ExitStatus.OK

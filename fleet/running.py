@@ -1,0 +1,333 @@
+"""A run that is going on, seen from outside: telling it what to do, and hearing how its networks learn.
+
+All of it goes through files in the run's folder: commands through its mailbox (:mod:`fleet.runtime.outside.mailbox`),
+reports from its event log. So it works from any machine that sees the folder, without a port and without a server.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from fleet.errors import ExitStatus, InfrastructureError, UserError
+from fleet.runtime.outside.clerk import NetworkOver
+from fleet.runtime.outside.mailbox import Mailbox
+from fleet.spec import Spec, load
+from fleet.spec.resolve import with_added
+from fleet.storage.events import Commanded, EpochEnded, Event, NetworkAdded, event_from_json
+from fleet.storage.lease import is_held
+from fleet.storage.paths import RunPaths
+from fleet.storage.results import read_results
+from fleet.storage.state import SCORES, EpochRecord
+
+PATIENCE_S = 60.0  # for the answer to a command
+_LOOK_S = 0.2  # between two looks at the event log
+
+
+# ---- commands -----------------------------------------------------------------------------------
+
+
+def command(run: str | Path, content: Mapping[str, Any], patience_s: float = PATIENCE_S) -> list[str]:
+    """Have the launch that is at work on a run do something, and wait for its answer.
+
+    Args:
+        run: the run's folder.
+        content: see :mod:`fleet.runtime.outside.clerk`.
+
+    Returns:
+        The networks that it was about.
+
+    Raises:
+        UserError: no launch is at work there, it does not answer, or it refuses; the message says why.
+    """
+    paths = RunPaths(Path(run))
+    if not paths.marker.exists():
+        raise UserError(f"{run} is no folder of a run")
+    _check_at_work(paths)
+    mailbox = Mailbox(paths.mailbox)
+    name, until = mailbox.put(content), time.monotonic() + patience_s
+    while (answer := mailbox.take_answer(name, 1.0)) is None:
+        if is_held(paths.lease) and time.monotonic() < until:
+            continue
+        if mailbox.withdraw(name):
+            _check_at_work(paths)
+            raise UserError(f"{run}: the launch has not answered within {patience_s:.0f} s; nothing was done")
+        if time.monotonic() > until + patience_s:
+            raise UserError(f"{run}: the launch has taken the command and does not answer: fleet watch shows whether "
+                            "it was done")
+    if "error" in answer:
+        raise (NetworkOver if answer.get("is_over") else UserError)(str(answer["error"]))
+    return [str(network) for network in answer.get("networks", ())]
+
+
+def _check_at_work(paths: RunPaths) -> None:
+    if not is_held(paths.lease):
+        raise UserError(f"{paths.root}: no launch is at work there: the run has ended, or waits for its next job")
+
+
+def add(run: str | Path, entry: Mapping[str, Any]) -> list[str]:
+    """Add an entry of ``models`` to a run that is going on; returns the names of its networks once they are accepted.
+
+    A network whose values are wrong is accepted, too, and fails by itself.
+
+    Raises:
+        UserError: the entry is wrong, or no launch takes it.
+    """
+    return command(run, {"do": "add", "entry": dict(entry)})
+
+
+# ---- reports ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Report:
+    """A network has ended an epoch.
+
+    Attributes:
+        network: its name.
+        number: of the network: within its entry if a search has asked for it, otherwise among all of the run.
+        epoch: counted from 1.
+        value: of what it monitors; NaN where there is none.
+        is_last: whether it has trained as many epochs as it may; one may end before.
+        metrics: losses, accuracies and all metrics of its spec by name; None where they cannot be computed.
+    """
+
+    network: str
+    number: int
+    epoch: int
+    value: float
+    metrics: Mapping[str, float | None] = field(default_factory=dict, hash=False)
+    is_last: bool = False
+
+
+class Reporter:
+    """Makes reports of the epochs in a run's event log.
+
+    Args:
+        spec: of the run, as its folder has it.
+
+    Attributes:
+        max_epochs: network -> epochs that it trains at most.
+    """
+
+    def __init__(self, spec: Spec) -> None:
+        self._spec = spec
+        self.max_epochs: dict[str, int] = {}
+        self._watched: dict[str, str] = {}  # network -> what it monitors, where its spec says so
+        self._numbers: dict[str, int] = {}
+        for network in spec.networks:
+            self._meet(network.name, network.train.converge.monitor, network.train.converge.max_epochs)
+
+    def _meet(self, name: str, monitor: str | None, epochs: int, number: int | None = None) -> None:
+        self._numbers.setdefault(name, len(self._numbers) if number is None else number)
+        self.max_epochs.setdefault(name, epochs)
+        if monitor is not None:
+            self._watched.setdefault(name, monitor)
+
+    def hear(self, event: Event) -> Report | None:
+        """Take an event into account; a report where an epoch has ended."""
+        match event:
+            case Commanded(do="add"):
+                self._spec, networks = with_added(self._spec, event.given, (), event.place)
+                for network in networks:
+                    self._meet(network.name, network.train.converge.monitor, network.train.converge.max_epochs)
+            case NetworkAdded(entry=entry) if entry:
+                index = next((index for index, one in self._spec.searches.items() if one.stem == entry), None)
+                own = {} if index is None else self._spec.document.models[index].train.get("converge") or {}
+                monitor = own.get("monitor", self._spec.document.train.converge.monitor)
+                self._meet(event.network, monitor, event.max_epochs, event.number)
+            case EpochEnded(network, record):
+                self._meet(network, None, self._spec.document.train.converge.max_epochs)
+                metrics = {name: _shown(record.value(name)) for name in (*SCORES, *record.metrics)}
+                return Report(network, self._numbers[network], record.epoch, self._value(network, record), metrics,
+                              record.epoch >= self.max_epochs[network])
+        return None
+
+    def _value(self, network: str, record: EpochRecord) -> float:
+        """What a network monitors; without a word of its spec, as the data decides: its accuracy, or its loss."""
+        if (monitor := self._watched.get(network)) is not None:
+            return record.value(monitor)
+        accuracy = record.value("val_accuracy")
+        return record.value("val_loss") if math.isnan(accuracy) else accuracy
+
+
+def _shown(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def follow(paths: RunPaths, start: int, is_over: Callable[[], bool]) -> Iterator[Event]:
+    """The events of a run as they are logged, until it is over.
+
+    Args:
+        start: bytes of the log to leave out.
+        is_over: asked whenever nothing is new.
+    """
+    while True:
+        ends = is_over()  # before the look: what was logged until then is seen
+        lines = _new_lines(paths.events, start)
+        start += len(lines)
+        for line in lines.splitlines():
+            with suppress(ValueError):  # a line that a killed launch has left half written
+                if (event := event_from_json(json.loads(line))) is not None:
+                    yield event
+        if ends:
+            return
+        time.sleep(_LOOK_S)
+
+
+def _new_lines(path: Path, start: int) -> bytes:
+    """The whole lines that a log has from some byte on."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(start)
+            data = file.read()
+    except FileNotFoundError:  # the launch has not come to it
+        return b""
+    return data[:data.rfind(b"\n") + 1]
+
+
+def reporter_of(paths: RunPaths) -> Reporter:
+    """Makes reports of a run that has begun.
+
+    Raises:
+        UserError: there is no such run.
+    """
+    if not paths.spec.is_file():
+        raise UserError(f"{paths.root} has no {paths.spec.name}: it is no run, or has not begun")
+    return Reporter(load(str(paths.spec)))
+
+
+# ---- a launch of one's own ----------------------------------------------------------------------
+
+
+class Running:
+    """A launch that was started here; see :func:`fleet.api.launch`.
+
+    It is a context: at its end the launch is waited for, or stopped, with everything saved, where an exception ends it.
+
+    Args:
+        process: the launcher.
+        paths: of the run.
+        start: the size of the event log before.
+        end: says how it ended, given the status of the launcher.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], paths: RunPaths, start: int,
+                 end: Callable[[int], ExitStatus]) -> None:
+        self._process, self._paths, self._start, self._end = process, paths, start, end
+        self._status: ExitStatus | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def run(self) -> Path:
+        """The run's folder."""
+        return self._paths.root
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the launch has ended."""
+        return self._process.poll() is not None
+
+    def add(self, entry: Mapping[str, Any]) -> str:
+        """Add a network; returns its name once it is accepted.
+
+        Args:
+            entry: of ``models``, for one network; :meth:`add_all` takes those for several.
+
+        Raises:
+            UserError: the entry is wrong, or the run has ended.
+        """
+        if "grid" in entry or entry.get("count", 1) != 1:
+            raise UserError("add takes an entry of one network; add_all takes those with `grid:` or `count:`")
+        return self.add_all(entry)[0]
+
+    def add_all(self, entry: Mapping[str, Any]) -> list[str]:
+        """Add all networks of an entry; returns their names."""
+        return self._command({"do": "add", "entry": dict(entry)})
+
+    def stop(self, network: str) -> bool:
+        """Drop a network at the end of its epoch: it is pruned.
+
+        Returns:
+            False where it was over before the command came.
+
+        Raises:
+            UserError: there is none of that name, or the run has ended.
+        """
+        return self._rule("stop", network)
+
+    def pause(self, network: str) -> bool:
+        """Let a network stand from the end of its epoch on, without devices; as :meth:`stop`."""
+        return self._rule("pause", network)
+
+    def resume(self, network: str) -> bool:
+        """Let a paused network go on; as :meth:`stop`."""
+        return self._rule("resume", network)
+
+    def _rule(self, do: str, network: str) -> bool:
+        try:
+            self._command({"do": do, "network": network})
+        except NetworkOver:
+            return False
+        return True
+
+    def _command(self, content: Mapping[str, Any]) -> list[str]:
+        while not is_held(self._paths.lease):  # it has just been started
+            if self.is_over:
+                raise UserError(f"{self.run}: the run has ended")
+            time.sleep(_LOOK_S)
+        return command(self.run, content)
+
+    def reports(self) -> Iterator[Report]:
+        """Every epoch's end of this launch, as it happens; ends with the launch."""
+        reporter: Reporter | None = None
+        for event in follow(self._paths, self._start, lambda: self.is_over):
+            reporter = reporter or reporter_of(self._paths)
+            if (report := reporter.hear(event)) is not None:
+                yield report
+
+    def results(self) -> list[Any]:
+        """The networks, the best first; see :func:`fleet.storage.results.read_results`."""
+        return read_results(self.run)
+
+    def wait(self) -> ExitStatus:
+        """Wait for the launch; returns how it ended, as :func:`fleet.api.run` does.
+
+        Raises:
+            UserError, InfrastructureError: as that raises.
+        """
+        status = self._process.wait()
+        with self._lock:
+            if self._status is None:
+                self._status = self._end(status)
+        return self._status
+
+    def interrupt(self) -> None:
+        """Have the launch save everything and stop; the same command resumes it."""
+        if not self.is_over:
+            os.kill(self._process.pid, signal.SIGTERM)
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+                 ) -> None:
+        if kind is None:
+            self.wait()
+            return
+        self.interrupt()
+        try:
+            self.wait()
+        except (UserError, InfrastructureError):  # what was raised inside says more
+            return

@@ -1,0 +1,109 @@
+"""What comes through the mailbox is logged, done and answered, each once."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from fleet.ensemble.effects import Ruled
+from fleet.errors import UserError
+from fleet.runtime.outside.clerk import Clerk
+from fleet.runtime.outside.mailbox import Mailbox
+from fleet.search.searcher import Verdict
+from fleet.storage.events import Commanded
+from fleet.storage.paths import RunPaths
+from fleet.storage.results import Results
+from fleet.storage.state import Outcome, Standing
+from tests.fleet.histories import spec
+
+
+class Admission:
+    """Knows of each entry how many networks it has; those that have come are in the results."""
+
+    def __init__(self, results):
+        self._results = results
+
+    def _of(self, name, count):
+        return tuple(SimpleNamespace(name=f"{name}-{number}") for number in range(count))
+
+    def given(self, entry):
+        if not isinstance(entry, dict) or "family" not in entry:
+            raise UserError("entry: needs a family")
+        return {**entry, "name": "new"}, 3, self._of("new", entry["count"])
+
+    def given_again(self, command):
+        return self._of(command.given["name"], command.given["count"])
+
+    def come(self, network):
+        self._results.networks[network.name] = network
+        return network.name
+
+
+class Office:
+    """A clerk, and all that it has said, in order."""
+
+    def __init__(self, folder, earlier=()):
+        self.mailbox, self.said, self.goes_on = Mailbox(folder / "mailbox"), [], True
+        self.results = Results(spec({"family": "softmax", "name": "a"}), RunPaths(folder), 60)
+        self.clerk = Clerk(self.mailbox, self.results, Admission(self.results), earlier, clock=lambda: 0.0)
+
+    def look(self):
+        self.clerk._looked_s = -1.0
+        return self.clerk.look(self.said.append, self.said.append, lambda: self.goes_on)
+
+    def answer(self, **content):
+        name = self.mailbox.put(content)
+        assert self.look()
+        return self.mailbox.take_answer(name, 0.0)
+
+
+@pytest.fixture
+def office(tmp_path):
+    return Office(tmp_path)
+
+
+@pytest.mark.parametrize(("do", "verdict"), [("stop", Verdict.STOP), ("pause", Verdict.PAUSE),
+                                             ("resume", Verdict.GO_ON)])
+def test_a_wish_for_a_network_is_logged_before_it_is_heard(office, do, verdict):
+    assert office.answer(do=do, network="a") == {"networks": ["a"]}
+    event, heard = office.said
+    assert (event.do, event.networks, heard) == (do, ("a",), Ruled("a", verdict))
+    assert not office.look()
+
+
+def test_networks_that_are_added_are_logged_with_their_entry_before_they_come(office):
+    assert office.answer(do="add", entry={"family": "cnn", "count": 2}) == {"networks": ["new-0", "new-1"]}
+    assert office.said[0].given == {"family": "cnn", "count": 2, "name": "new"}
+    assert (office.said[0].place, office.said[1:]) == (3, ["new-0", "new-1"])
+
+
+@pytest.mark.parametrize(("content", "wrong"), [
+    ({"do": "add"}, "needs a family"), ({"do": "add", "entry": [1]}, "needs a family"),
+    ({"do": "stop", "network": "b"}, "no network of the run is named 'b'; there are a"),
+    ({"do": "stop"}, "no network of the run is named None"), ({"do": ["stop"]}, "is no command"),
+    ({"do": "explode"}, "'explode' is no command; there are add, stop, pause, resume"), ({}, "is no command")])
+def test_what_cannot_be_done_is_answered_with_the_reason_and_nothing_is_done(office, content, wrong):
+    assert wrong in office.answer(**content)["error"]
+    assert office.said == []
+
+
+def test_of_a_network_that_is_over_nothing_becomes_any_more(office):
+    office.results.keep("a", Standing((), Outcome("4 epochs")))
+    assert office.answer(do="stop", network="a") == {"error": "a is over: 4 epochs", "is_over": True}
+
+
+def test_a_launch_that_was_killed_before_it_answered_adds_what_is_left_and_logs_nothing_twice(tmp_path):
+    entry = {"family": "cnn", "count": 2}
+    name = Mailbox(tmp_path / "mailbox").put({"do": "add", "entry": entry})
+    office = Office(tmp_path, [Commanded(name, "add", ("new-0", "new-1"), {**entry, "name": "new"})])
+    office.results.networks["new-0"] = None  # it had come
+    office.look()
+    assert office.said == ["new-1"]
+    assert office.mailbox.take_answer(name, 0.0) == {"networks": ["new-0", "new-1"]}
+
+
+def test_a_run_that_ends_refuses_what_is_left(office):
+    name, office.goes_on = office.mailbox.put({"do": "stop", "network": "a"}), False
+    office.look()
+    office.clerk.refuse("the run has ended")
+    assert office.mailbox.take_answer(name, 0.0) == {"error": "the run has ended"}
+    assert office.said == []

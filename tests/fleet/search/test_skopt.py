@@ -1,0 +1,70 @@
+"""scikit-optimize as a searcher, with the library itself."""
+
+import math
+import sys
+
+import pytest
+
+from fleet.search.searcher import make_searcher
+from fleet.spec.space import Range
+from tests.places import ROOT
+
+pytest.importorskip("skopt")
+
+SPACE = {"train.optimizer.learning_rate": Range(1e-5, 0.1, log=True), "depth": Range(2, 9, integer=True),
+         "filters": ([8], [8, 16], [16, 32])}
+
+FOREST = {"base_estimator": "ET", "n_initial_points": 5}  # seconds faster than a Gaussian process
+
+
+@pytest.fixture(autouse=True)
+def examples_are_found(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    yield
+    sys.modules.pop("skopt_searcher", None)
+
+
+def value_of(asked):
+    """Best at a learning rate of 0.003 and six layers."""
+    return 1 - abs(math.log10(asked["train.optimizer.learning_rate"] / 0.003)) / 4 - abs(asked["depth"] - 6) / 20
+
+
+def searched(count, space=SPACE, at_once=3, mode="maximize"):
+    """What is asked for when some networks always train, and what each is worth."""
+    searcher, training, found = make_searcher("skopt_searcher:Searcher", space, 4, mode, FOREST), [], []
+    for number in range(count):
+        if (asked := searcher.ask(number)) is None:
+            break
+        found.append(asked)
+        training.append(number)
+        if len(training) == at_once:
+            one = training.pop(0)
+            assert searcher.report(one, 1, 0.5) == "go_on"
+            value = value_of(found[one]) if "depth" in space else 0.5
+            searcher.tell(one, "finished" if one % 4 else "pruned", value if mode == "maximize" else -value)
+    return found
+
+
+@pytest.mark.parametrize("mode", ["maximize", "minimize"])
+def test_what_is_asked_for_becomes_better_and_lies_in_the_space(mode):
+    found = searched(22, mode=mode)
+    assert all(1e-5 <= one["train.optimizer.learning_rate"] <= 0.1 and one["filters"] in SPACE["filters"]
+               for one in found)
+    first, last = ([value_of(one) for one in part] for part in (found[:7], found[-7:]))
+    assert sum(last) > sum(first)
+
+
+def test_the_same_calls_are_answered_in_the_same_way():
+    assert searched(9) == searched(9)
+
+
+def test_a_space_that_is_used_up_is_nothing_more_to_ask_for():
+    found = searched(9, space={"kernel": (1, 3, 5)})
+    assert sorted(one["kernel"] for one in found) == [1, 3, 5]
+
+
+def test_a_network_that_failed_teaches_nothing():
+    searcher = make_searcher("skopt_searcher:Searcher", SPACE, 4, "maximize", {})
+    searcher.ask(0)
+    searcher.tell(0, "failed", None)
+    assert searcher.ask(1) is not None

@@ -1,0 +1,105 @@
+"""Networks that come, pause and stop by commands from outside, while a run goes on."""
+
+import io
+import json
+import sys
+from contextlib import redirect_stdout
+from threading import Thread
+
+import pytest
+
+from fleet.__main__ import main
+from fleet.api import launch
+from fleet.errors import UserError
+from fleet.storage.event_log import events_of
+from fleet.storage.events import NetworkJudged
+from fleet.storage.paths import RunPaths
+from fleet.storage.results import Status
+from tests.mpi.conftest import Launcher, spec
+from tests.places import ROOT
+
+OPEN = {"open_for": "4s", "train": {"converge": {"max_epochs": 3}}}
+
+
+def waiting_spec(tmp_path, **parts):
+    """A run without networks, which waits for some."""
+    launcher = Launcher(tmp_path)
+    return launcher, launcher.write(spec(tmp_path, [], **{**OPEN, **parts}))
+
+
+def test_networks_are_added_paused_resumed_and_stopped_while_a_run_goes_on(tmp_path, capsys):
+    launcher, path = waiting_spec(tmp_path)
+    (tmp_path / "entry.yaml").write_text("{family: softmax, grid: {train.batch.size: [4, 6]}}")
+    (tmp_path / "wrong.yaml").write_text("{family: softmaxx}")
+    run, shown = tmp_path / "run", io.StringIO()
+    with launch(path, 3, "--plain", environment=launcher.environment({})) as running:
+        name = running.add({"family": "softmax", "name": "long", "train": {"converge": {"max_epochs": 10_000}}})
+        assert name == "long"
+        with redirect_stdout(shown):
+            assert main(["add", str(run), str(tmp_path / "entry.yaml")]) == 0
+        assert shown.getvalue().split() == ["softmax-0", "softmax-1"]
+        assert main(["add", str(run), str(tmp_path / "wrong.yaml")]) == 2
+        assert "did you mean softmax" in capsys.readouterr().err
+        assert main(["pause", str(run), "nobody"]) == 2
+        others = set()
+        for report in running.reports():
+            if report.is_last:
+                others.add(report.network)
+            if others == {"softmax-0", "softmax-1"}:
+                break
+        assert main(["pause", str(run), "long"]) == 0
+        assert main(["resume", str(run), "long"]) == 0
+        assert running.stop("long")
+        assert not running.stop("softmax-0")
+    rows = {row.name: row for row in running.results()}
+    assert {name: row.status for name, row in rows.items()} == {
+        "long": Status.PRUNED, "softmax-0": Status.FINISHED, "softmax-1": Status.FINISHED}
+    assert events_of(RunPaths(run).events, NetworkJudged)[-1].by == ("user",)
+    with pytest.raises(UserError, match="the run has ended"):
+        running.add({"family": "softmax"})
+    assert main(["add", str(run), str(tmp_path / "entry.yaml")]) == 2
+
+
+@pytest.mark.long
+def test_what_others_added_is_there_again_when_the_run_goes_on(tmp_path):
+    launcher, path = waiting_spec(tmp_path)
+    entry = {"family": "softmax", "name": "late", "train": {"converge": {"max_epochs": 4000}}}
+    wrong = {"family": "softmax", "name": "wrong", "train": {"batch": {"size": 1000}}}
+    with launch(path, 3, "--plain", environment=launcher.environment({})) as running:
+        running.add(entry)
+        running.add(wrong)
+        assert next(running.reports()).network == "late"
+        running.interrupt()
+    with launch(path, 3, "--plain", environment=launcher.environment({})) as running:
+        assert next(iter(running.reports())).network == "late"
+        running.stop("late")
+    rows = {row.name: row for row in running.results()}
+    assert {name: row.status for name, row in rows.items()} == {"late": Status.PRUNED, "wrong": Status.FAILED}
+
+
+@pytest.mark.long
+def test_the_example_of_a_loop_over_optuna(tmp_path, capsys, monkeypatch):
+    pytest.importorskip("optuna")
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    _, path = waiting_spec(tmp_path)
+    import optuna_loop
+
+    optuna_loop.main(path, 3, 6)
+    assert "6 trials; the best: " in capsys.readouterr().out
+    sys.modules.pop("optuna_loop")
+
+
+@pytest.mark.long
+def test_a_run_is_watched_from_outside(tmp_path, capsys):
+    launcher, path = waiting_spec(tmp_path)
+    with launch(path, 3, "--plain", environment=launcher.environment({})) as running:
+        name = running.add({"family": "softmax", "train": {"converge": {"max_epochs": 2000}}})
+        next(running.reports())
+        watching = Thread(target=main, args=(["watch", str(running.run), "--json"],))
+        watching.start()
+        Thread(target=lambda: running.stop(name)).start()
+    watching.join(20)
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {line["network"] for line in lines} == {name}
+    assert all(set(line) >= {"network", "number", "epoch", "value", "metrics"} for line in lines)
+    assert main(["watch", str(running.run)]) == 2
