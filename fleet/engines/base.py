@@ -25,6 +25,8 @@ from scheduler.base import RateTable
 # What a checkpoint holds of a network: arrays by name.
 Arrays = Mapping[str, np.ndarray]
 
+_USABLE = 0.9  # of a GPU's memory, where trainers share it: each process has a context there, too
+
 
 @dataclass(frozen=True)
 class Sums:
@@ -108,6 +110,15 @@ class Slot:
     slots: int = 1
     tenants: Callable[[], int] = lambda: 1
     memory_mib: int | None = None
+
+    @property
+    def memory_limit(self) -> int | None:
+        """MiB that its trainer may take; None for no limit.
+
+        >>> [Slot(number, slots=2, memory_mib=81920).memory_limit for number in (0, 1)], Slot(1, slots=2).memory_limit
+        ([None, 36864], None)
+        """
+        return None if self.number == 0 or self.memory_mib is None else int(_USABLE * self.memory_mib / self.slots)
 
 
 @dataclass(frozen=True)

@@ -145,4 +145,6 @@ def _start_over(paths: RunPaths, name: str) -> bool:
         with storing(folder):
             for path in set(folder.iterdir()) - {paths.first(name)}:  # it begins there again
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
+            if not any(folder.iterdir()):
+                folder.rmdir()
     return bool(folders)

@@ -10,8 +10,6 @@ from fleet.engines.base import Slot
 from fleet.errors import UserError
 from fleet.units import counted
 
-_USABLE = 0.9  # of a GPU's memory: each process has a context there, too
-
 
 def take_device(index: int, trainers: int, deterministic: bool = False, slot: Slot = Slot()) -> None:  # noqa: B008
     """Use one GPU, and of its memory only what is needed; without GPUs, a fair share of the cores.
@@ -47,16 +45,8 @@ def take_device(index: int, trainers: int, deterministic: bool = False, slot: Sl
     # A launcher that shows each rank its own GPU alone has chosen already.
     chosen = gpus[0] if len(gpus) == 1 else gpus[index]
     tf.config.set_visible_devices([chosen], "GPU")
-    if (limit := memory_limit(slot)) is None:
+    if slot.memory_limit is None:
         tf.config.experimental.set_memory_growth(chosen, True)
     else:
-        tf.config.set_logical_device_configuration(chosen, [tf.config.LogicalDeviceConfiguration(memory_limit=limit)])
-
-
-def memory_limit(slot: Slot) -> int | None:
-    """MiB that the trainer of a slot may take; None for no limit.
-
-    >>> [memory_limit(Slot(number, slots=2, memory_mib=81920)) for number in (0, 1)], memory_limit(Slot(1, slots=2))
-    ([None, 36864], None)
-    """
-    return None if slot.number == 0 or slot.memory_mib is None else int(_USABLE * slot.memory_mib / slot.slots)
+        part = tf.config.LogicalDeviceConfiguration(memory_limit=slot.memory_limit)
+        tf.config.set_logical_device_configuration(chosen, [part])

@@ -71,7 +71,9 @@ def test_the_row_of_keras_leads_to_its_engine_and_counts_what_it_builds(monkeypa
 
     # The real one takes the devices of this process.
     monkeypatch.setattr(engine, "KerasEngine", lambda *arguments: SimpleNamespace(exchange_name="", build=arguments))
-    assert made("keras").build == (SAMPLE, "auto", 1, 2, False)
+    *given, slot = made("keras").build
+    assert given == [SAMPLE, "auto", 1, 2, False]
+    assert (slot.number, slot.slots) == (0, 1)
     asked = spec("keras", {"build": "tests.keras_models:explodes_on_rank"})
     assert parameters_of(asked.networks[0], asked, SAMPLE) == (4 * 4 + 1) * 3
 

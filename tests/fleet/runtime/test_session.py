@@ -73,8 +73,8 @@ def test_when_nothing_is_left_no_engine_is_loaded(launch, monkeypatch):
 
 def test_a_trainer_without_work_loads_no_engine(launch, monkeypatch):
     made, make = [], session.make_engine
-    monkeypatch.setattr(session, "make_engine", lambda spec, sample, rates, place, trainers:
-                        made.append(place) or make(spec, sample, rates, place, trainers))
+    monkeypatch.setattr(session, "make_engine", lambda spec, sample, rates, place, trainers, slot:
+                        made.append(place) or make(spec, sample, rates, place, trainers, slot))
     launch([0, 0, 0, 0], models=[{"family": "softmax", "gpus": 1}])
     assert made == [0]
 
