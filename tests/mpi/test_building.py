@@ -77,6 +77,7 @@ def test_a_launch_of_one_rank_that_is_deaf_ends_by_another_of_its_threads(launch
     assert DEAF in run.results()["bad"].reason
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("ranks", "function"), [
     (1, "hangs"), *(pytest.param(ranks, function, marks=pytest.mark.long)
                     for ranks, function in ((1, "hangs_in_c"), (3, "hangs"), (3, "hangs_deaf")))])

@@ -44,6 +44,7 @@ def test_a_launch_as_it_should_be_has_nothing_to_say(doctor):
     assert not (doctor.folder / "run").exists()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(CORES < 2, reason="wants two cores")
 def test_a_file_system_on_which_two_nodes_can_hold_one_folder_is_found(doctor):
     content = spec(doctor.folder, MODELS)
@@ -104,6 +105,7 @@ def test_data_that_cannot_be_read_is_found(doctor, data, what):
     assert what in lines[0]
 
 
+@pytest.mark.long
 def test_data_that_one_node_alone_can_read_are_found(doctor):
     content = spec(doctor.folder, MODELS, data={"source": "tests.sources:on_rank_0_alone"},
                    resources={"preprocessors": 2})

@@ -53,6 +53,7 @@ def test_a_bug_in_a_source_ends_all_ranks_with_one_report(launch, tmp_path):
     assert "fleet: rank 0 of 5 on " in run.output or "fleet: rank 1 of 5 on " in run.output
 
 
+@pytest.mark.long
 def test_a_bug_in_a_trainer_ends_all_ranks_and_leaves_no_process(launch, tmp_path):
     process = launch.start(3, spec(tmp_path, [{**GOOD, "gpus": 2}]), program=(str(ROOT / "tests/mpi/faults.py"),))
     output, _ = process.communicate(timeout=60)
@@ -62,6 +63,7 @@ def test_a_bug_in_a_trainer_ends_all_ranks_and_leaves_no_process(launch, tmp_pat
     await_end(process)
 
 
+@pytest.mark.long
 def test_a_launch_where_another_is_at_work_is_refused_until_that_is_killed(launch, tmp_path):
     content = spec(tmp_path, [GOOD], samples=600, source="slow", train={"converge": {"max_epochs": 99}})
     first = launch.start(2, content)
@@ -113,6 +115,7 @@ def test_a_sample_that_cannot_be_read_is_skipped_and_named(launch, tmp_path):
     assert {record.samples for record in run.history("good")} == {59}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ranks", long_but_first(3, 1))
 def test_too_many_bad_samples_end_the_run(launch, tmp_path, ranks):
     run = launch(ranks, spec(tmp_path, [GOOD], source="partly_bad"))
@@ -120,6 +123,7 @@ def test_too_many_bad_samples_end_the_run(launch, tmp_path, ranks):
     assert "1 of 60 samples cannot be read, more than data.max_bad: 1.00%" in run.output
 
 
+@pytest.mark.long
 def test_a_warning_of_networks_is_told_once(launch, tmp_path):
     twins = [{"build": "tests.sources:warning", "name": name, "gpus": 2} for name in ("a", "b")]
     run = launch(3, spec(tmp_path, twins))
@@ -156,6 +160,7 @@ def test_bad_input_ends_with_status_2_before_any_rank_waits(launch, tmp_path, ch
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
 def test_a_folder_that_fleet_did_not_write_is_left_alone(launch, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.tex").write_text("years of work")
@@ -165,6 +170,7 @@ def test_a_folder_that_fleet_did_not_write_is_left_alone(launch, tmp_path):
     assert os.listdir(tmp_path / "run") == ["thesis.tex"]
 
 
+@pytest.mark.long
 def test_a_checkpoint_of_another_network_is_not_taken_up(launch, tmp_path):
     content = spec(tmp_path, [GOOD])
     assert launch(2, content).status == 0
@@ -174,6 +180,7 @@ def test_a_checkpoint_of_another_network_is_not_taken_up(launch, tmp_path):
     assert "trained with other settings" in run.output
 
 
+@pytest.mark.long
 def test_rates_without_one_of_the_networks_are_refused(launch, tmp_path):
     (tmp_path / "rates.json").write_text(json.dumps(
         {"samples_per_epoch": 60, "gpus_per_node": 2, "models": [{"name": "other", "rates": [10.0]}]}))

@@ -3,6 +3,7 @@
 from collections import Counter
 
 import numpy as np
+import pytest
 
 from preprocess.probe import PROBES
 from tests.mpi.conftest import spec
@@ -39,6 +40,7 @@ def test_the_first_rank_looks_at_a_few_samples_once_and_no_other_reads_any(launc
     assert prepared["validation"] == VALIDATION
 
 
+@pytest.mark.long
 def test_samples_that_are_kept_are_read_once_beside_that(launch, tmp_path):
     read = run_noted(launch, tmp_path, data={"cache": "memory"})
     assert list(read) == [0]
@@ -48,6 +50,7 @@ def test_samples_that_are_kept_are_read_once_beside_that(launch, tmp_path):
         "train": MEASURED + SAMPLES, "validation": VALIDATION}
 
 
+@pytest.mark.long
 def test_trainers_that_prepare_their_own_samples_read_those_and_no_others(launch, tmp_path):
     read = run_noted(launch, tmp_path, schedule={"policy": "baseline"})
     assert read.pop(0) == LOOKED_AT

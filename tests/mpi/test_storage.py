@@ -24,6 +24,7 @@ def is_told(run, why):
     assert "Traceback" not in run.output
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pages", [3, *(pytest.param(pages, marks=pytest.mark.long) for pages in (9, 20))])
 def test_a_full_disk_ends_the_run_and_the_same_command_goes_on_when_there_is_room(launch, full_disk, pages):
     ballast = full_disk / "ballast"

@@ -72,6 +72,7 @@ def test_three_preprocessors_give_what_one_gives(launch, tmp_path):
     assert {len(event.devices) for event in run.events(GroupStarted) if event.network == "pair"} == {2}
 
 
+@pytest.mark.long
 def test_a_small_window_holds_the_stream_back_and_loses_nothing(launch, tmp_path):
     content = spec(tmp_path, MODELS, samples=300, data={**DATA, "window": 64 * 16 * 3})
     run, records = run_recorded(launch, tmp_path, 3, content)
@@ -90,6 +91,7 @@ RING = {**DATA, "order": "ring", "shards": 12}
 KEPT = {**DATA, "cache": "memory"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("data", long_but_first(RING, {**RING, "window": 20 * 16 * 3}, KEPT),
                          ids=["ring", "small ring", "kept"])
 @pytest.mark.parametrize("nodes", long_but_first(2, 1))

@@ -54,6 +54,7 @@ def test_networks_train_to_the_same_losses_as_alone(launch, tmp_path, ranks):
         assert replayed(launch, content, run, model["name"]) < 1e-9
 
 
+@pytest.mark.long
 def test_sources_of_a_module_beside_the_spec_reach_all_ranks(launch, tmp_path):
     (tmp_path / "beside_the_spec.py").write_text(
         "from tests.sources import Numbered\n\n\nclass Mine(Numbered):\n    pass\n\n\n"
@@ -64,6 +65,7 @@ def test_sources_of_a_module_beside_the_spec_reach_all_ranks(launch, tmp_path):
     assert run.status == 0, run.output
 
 
+@pytest.mark.long
 def test_every_policy_gives_the_same_losses_for_the_same_stream_epochs(launch, tmp_path):
     models = [{"family": "softmax", "name": name} for name in ("one", "two", "three")]
     content = spec(tmp_path, models, schedule={"policy": "baseline"})

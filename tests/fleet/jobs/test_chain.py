@@ -270,6 +270,7 @@ def test_damaged_lines_of_the_file_of_stops_are_passed_over(tmp_path):
     assert stops_before(paths.stops, "2") == [STOPPED]
 
 
+@pytest.mark.long
 def test_a_launcher_that_is_not_there_is_noted_as_such(job):
     command = [sys.executable, "-m", "fleet", "job", str(job.root), "--system", "local", "--", "no-such-launcher"]
     for count in (1, 2):

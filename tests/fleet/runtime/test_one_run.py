@@ -388,6 +388,7 @@ def folded(draw):
     return case
 
 
+@pytest.mark.long
 @few
 @given(folded())
 def test_a_network_of_a_fold_is_trained_as_if_it_were_alone_on_the_other_folds(folders, case):

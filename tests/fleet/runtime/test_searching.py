@@ -16,6 +16,7 @@ from fleet.storage.checkpoint import newest, read_state
 from fleet.storage.event_log import events_of
 from fleet.storage.events import Ended, NetworkAdded, ReplayDiffered, Searched, SearchFailed
 from fleet.storage.results import Status, read_results
+from tests.examples import long_but_first
 from tests.fleet.one_process import Launch
 
 LEARNING_RATE = "train.optimizer.learning_rate"
@@ -107,8 +108,8 @@ ASHA = {"rule": "asha", "least": 1, "factor": 2}
 MEDIAN = {"rule": "median", "others": 2}
 
 
-@pytest.mark.parametrize(("search", "prune"), [
-    (CAREFUL, {}), (CAREFUL, ASHA), ({"most": 8}, {**ASHA, "order": "rungs"}), (CAREFUL, MEDIAN)])
+@pytest.mark.parametrize(("search", "prune"), long_but_first(
+    (CAREFUL, ASHA), (CAREFUL, {}), ({"most": 8}, {**ASHA, "order": "rungs"}), (CAREFUL, MEDIAN)))
 def test_a_search_that_is_killed_again_and_again_forgets_nothing(tmp_path, search, prune):
     run = Run(tmp_path, search, prune=prune)
     launches = [run.launch(turns) for turns in (150, 300, 80, 400, 200, 250, None)]

@@ -219,7 +219,7 @@ def week():
 @needs_summit
 @pytest.mark.parametrize(("settings", "expected"), [
     (Settings(policy=POLICIES["equal"]), 0.757),
-    (Settings(placement=place_in_order, completions_are_events=True), 0.895),
+    pytest.param(Settings(placement=place_in_order, completions_are_events=True), 0.895, marks=pytest.mark.long),
 ])
 def test_the_week_of_the_paper_has_the_efficiency_that_is_known(week, settings, expected):
     by_index, by_name, jobs = week
