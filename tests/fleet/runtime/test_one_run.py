@@ -216,9 +216,11 @@ class Runner:
             kept = read_predicted(self.prepared.paths, name, "validation", "class")
             if kept is None or row.status is not Status.FINISHED:
                 continue
-            best = best_state(self.prepared.paths, name, spec.by_name[name].train.converge, spec.checkpoint.keep).state
+            best = best_state(self.prepared.paths, name, spec.by_name[name].train.converge, spec.checkpoint.keep)
+            if best.damage:  # since it was exported: another epoch would give something else
+                continue
             trainable = NumpyEngine(self.prepared.sample).build(spec.by_name[name], Alone())
-            trainable.load(best.arrays)
+            trainable.load(best.state.arrays)
             rows = (range(evaluation.samples) if folds is None
                     else np.flatnonzero(folds == spec.by_name[name].fold).tolist())
             images, labels = loaded(evaluation, rows, 0, False)
