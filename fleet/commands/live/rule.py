@@ -19,7 +19,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments; which of the three commands it is, its name says."""
     parser.set_defaults(do=parser.prog.split()[-1])
     parser.add_argument("run", metavar="RUN", help="folder of the run")
-    parser.add_argument("network", metavar="NAME", help="of the network")
+    parser.add_argument("network", metavar="NAME", help="name of the network")
 
 
 def run(args: argparse.Namespace) -> int:
