@@ -66,6 +66,9 @@ class CoordinatorSide:
 
     Args:
         lease: of this process, where several launches work at a time.
+
+    Attributes:
+        first_epoch: of the stream, in this launch.
     """
 
     def __init__(self, world: World, prepared: Prepared, interruption: Interruption, lease: Lease | None = None,
@@ -87,6 +90,7 @@ class CoordinatorSide:
         self._survey = self._make_survey()
         consumed = [record.stream_epoch for history in histories.values() for record in history]
         consumed += [state.stream_epoch for state in states.values()]
+        self.first_epoch = 1 + max(consumed, default=-1)
         self._harvest = self._make_harvest(lease)
         # Among other launches that is seen when a network is taken: they may be about to log what they have saved.
         logged = logged_epochs(paths) if self._harvest is None else set()
@@ -96,7 +100,7 @@ class CoordinatorSide:
         left_s = interruption.seconds_left()
         setup = Setup(spec, prepared.roles, prepared.layout, self.results.samples, world.outlives,
                       ends_s=None if left_s is None else self._events.now() + left_s,
-                      first_epoch=1 + max(consumed, default=-1), replayed=tuple(prepared.replayed_epochs()),
+                      first_epoch=self.first_epoch, replayed=tuple(prepared.replayed_epochs()),
                       bad=frozenset(self.results.bad),
                       elsewhere=frozenset() if self._harvest is None else frozenset(self._left),
                       sharing=self._sharing(), alone=self._alone())

@@ -68,6 +68,7 @@ class Session:
         self._loading, self._laps = loading or Loading(), laps or Laps()
         self._roles = prepared.roles
         self._shared = NodeMemory()
+        self._first_epoch = 0  # of the stream, in this launch
 
     def run(self) -> int:
         """Do this rank's part; returns the exit status that this rank should end with."""
@@ -75,7 +76,8 @@ class Session:
         if self._roles.shared or self._roles.slots > 1:
             self._map_memory()
         board = self._board() if self._world.rank == 0 else None
-        busy = self._world.share(None if board is None else frozenset(board.busy))
+        busy, self._first_epoch = self._world.share(
+            None if board is None else (frozenset(board.busy), board.first_epoch))
         try:
             if self._world.rank in self._roles.trainers:
                 self._train(board, self._world.rank in busy)
@@ -217,9 +219,10 @@ class Session:
         reader, stall_s = self._roles.place(self._world.rank), self._prepared.spec.data.stall
         writers = self._roles.preprocessors
         if isinstance(order, RingOrder):
+            first = window.layout.sequence(self._first_epoch, 0)
             if keeps is None:
-                return RingStream(window, reader, self._world, order, stall_s, writers)
-            return PartRing(keeps, window, reader, self._world, order, stall_s, writers)
+                return RingStream(window, reader, self._world, order, stall_s, writers, first)
+            return PartRing(keeps, window, reader, self._world, order, stall_s, writers, first)
         if keeps is None:
             return SharedStream(window, reader, self._world, stall_s, writers)
         return PartStream(order, keeps, window, reader, self._world, stall_s, writers)

@@ -53,12 +53,18 @@ def missed(stocks: Sequence[Stock], is_of_use: Callable[[int], bool]) -> set[int
 
 
 class RingStream(SharedStream):
-    """Reads the window of this node at the group's own pace; see the module."""
+    """Reads the window of this node at the group's own pace; see the module.
+
+    Args:
+        window, reader, world, stall_s, writers: see :class:`~fleet.stream.reader.SharedStream`.
+        order: of the samples.
+        first: the first chunk of this launch. A group may choose before the ring of any of its nodes has begun.
+    """
 
     def __init__(self, window: Window, reader: int, world: World, order: RingOrder, stall_s: float = math.inf,
-                 writers: Container[int] = ()) -> None:
+                 writers: Container[int] = (), first: int = 0) -> None:
         super().__init__(window, reader, world, stall_s, writers)
-        self._order, self._samples = order, window.layout.samples
+        self._order, self._samples, self._first = order, window.layout.samples, first
 
     def join(self, epoch: int) -> None:
         """Nothing is promised: whatever is there when the first batch is asked for will do."""
@@ -142,7 +148,7 @@ class RingStream(SharedStream):
         group.meet()  # others on these nodes are kept waiting for a moment only
         self._need(CHOOSING)
         try:
-            stocks = group.exchange(self._window.stock())
+            stocks = group.exchange(self._window.stock(self._first))
             sequence = choose(stocks, is_of_use)
         except BaseException:
             self.leave()

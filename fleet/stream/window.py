@@ -42,7 +42,7 @@ class Stock:
     Attributes:
         complete: the chunks that are there.
         coming: those that have a slot, and are being written.
-        until: from here on no chunk was given a slot yet.
+        until: from here on no chunk was given a slot yet, and each will be given one.
     """
 
     complete: frozenset[int]
@@ -148,10 +148,14 @@ class Window:
             return True
         return False
 
-    def stock(self) -> Stock:
-        """What is in a ring of which this rank is about to choose: nothing of it goes as long as its cursor says so."""
+    def stock(self, first: int = 0) -> Stock:
+        """What is in a ring of which this rank is about to choose: nothing of it goes as long as its cursor says so.
+
+        Args:
+            first: the first chunk of the stream. Those before it never come, also where none has been given a slot yet.
+        """
         fence()  # it has said so before
-        until = int(self.assigned_until[0])
+        until = max(int(self.assigned_until[0]), first)
         fence()
         assigned = self.assigned.tolist()
         fence()

@@ -58,6 +58,7 @@ from fleet.storage.rate_cache import RateBook, cache_path, read_cache
 from fleet.storage.results import Results, Status, leaderboard, read_results, recover
 from fleet.storage.writer import CheckpointWriter
 from fleet.stream.base import split_rows
+from fleet.stream.filler import WindowFiller
 from fleet.stream.order import Epoch, Itinerary, read_path
 from scheduler.base import Member, Round
 from scheduler.ensemble.policies import POLICIES, Policy
@@ -699,6 +700,32 @@ def test_a_replay_that_is_tried_again_takes_the_epochs_that_are_left(folders, mo
     assert runner.launch(replay=str(runner.folder / "run"), only="n0") is ExitStatus.OK
     assert len(runner.events(NetworkRetried)) == 1
     assert [place_of(record) for record in runner.history("n0")] == [place_of(record) for record in taken]
+
+
+@pytest.mark.parametrize("data", [{"source": "tests.sources:numbered"},
+                                  {"source": "tests.sources:unvalidated", "folds": 2}], ids=["whole", "folds"])
+def test_a_network_that_is_new_in_a_resumed_ring_waits_for_no_chunk_of_the_launch_before(folders, monkeypatch, data):
+    """It chooses before the preprocessors have begun, and would take any shard of any production."""
+    content = {"models": [{"family": "softmax", "name": "old"}],
+               "data": {**data, "path": "24", "order": "ring", "shards": 4,
+                        "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}]},
+               "train": {"batch": {"size": 4}, "converge": {"max_epochs": 2}},
+               "schedule": {"policy": "global"}, "resources": {"engine": "numpy", "preprocessors": 1}}
+    runner = Runner(Case(content, (0, 0), 1, 1, 0), folders())
+    assert runner.launch() is ExitStatus.OK
+    trained = max(record.stream_epoch for name in runner.results() for record in runner.history(name))
+    step, chosen = WindowFiller.step, []
+
+    def late(filler):
+        if not chosen and (chunk := filler._window.fastest_reader()) is not None:
+            chosen.append(chunk)
+        return step(filler) if chosen else False
+
+    monkeypatch.setattr(WindowFiller, "step", late)
+    more = {**content, "models": [*content["models"], {"family": "softmax", "name": "new"}]}
+    resumed = Runner(dataclasses.replace(runner.case, content=more), runner.folder)
+    assert resumed.launch() is ExitStatus.OK
+    assert chosen == [resumed.prepared.layout.sequence(trained + 1, 0)]
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")

@@ -1,5 +1,6 @@
 """Rings on one node to four: groups always come on, whatever order ranks and accesses to shared memory have."""
 
+import dataclasses
 import itertools
 from dataclasses import dataclass
 
@@ -114,16 +115,22 @@ class Plan:
     Attributes:
         node_of: of each rank.
         preprocessors: one on each node at least.
+        first: the epoch of the stream that the launch begins with.
     """
 
     node_of: tuple
     preprocessors: int
     layout: Layout
     groups: tuple
+    first: int = 0
 
     @property
     def roles(self):
         return assign(self.node_of, self.preprocessors, None)
+
+    @property
+    def first_chunk(self):
+        return self.layout.sequence(self.first, 0)
 
 
 @st.composite
@@ -140,7 +147,7 @@ def plans(draw):
             groups.append(Group(tuple(order[first:last]), draw(st.integers(1, 2)),
                                 draw(st.integers(1, shards * SIZE))))
     return Plan(tuple(node for node in range(nodes) for _ in range(preparing + trainers)), nodes * preparing, layout,
-                tuple(groups))
+                tuple(groups), draw(st.integers(0, 2)))
 
 
 class Counted:
@@ -187,7 +194,8 @@ class Rings:
         window = self._windows[self._roles.node_of[world.rank]]
         preprocessor = Preprocessor(world, self._roles, NodeMemory(window), self._order(), prepared, None)
         if world.rank == 0:
-            self._tell_preprocessors(world, Produce(NO_LIMIT, NO_LIMIT, 0, self._roles.preprocessors))
+            first, turns = self.plan.first_chunk, self._roles.preprocessors
+            self._tell_preprocessors(world, Produce(NO_LIMIT, NO_LIMIT, first, turns))
         while not preprocessor.is_done:
             if world.rank == 0 and self._left == len(self._roles.trainers):
                 self._left = 0
@@ -205,7 +213,7 @@ class Rings:
     def _train(self, world):
         roles = self._roles
         trainer, window = roles.trainers.index(world.rank), self._windows[roles.node_of[world.rank]]
-        stream = RingStream(window, roles.place(world.rank), world, self._order())
+        stream = RingStream(window, roles.place(world.rank), world, self._order(), first=self.plan.first_chunk)
         for number, group in enumerate(self.plan.groups):
             if trainer in group.trainers:
                 self._read(world, stream, number, group, group.trainers.index(trainer))
@@ -231,13 +239,20 @@ class Rings:
                     world.pause(worked=True)
                 self.read.append((number, epoch, *rows))
             assert not taken & set(path)
+            assert min(path) >= self.plan.first_chunk
             taken |= set(path)
         world.group(ranks, number + 1000).meet()
 
     @property
+    def wanted(self):
+        """The chunk that the first reader of each node reads, or waits for."""
+        return [int(np.asarray(window.cursors)[0]) for window in self._windows]
+
+    @property
     def produced(self):
         """Chunks that were given slots, on the node that is furthest."""
-        return max(int(np.asarray(window.assigned_until).max()) for window in self._windows)
+        until = max(int(np.asarray(window.assigned_until).max()) for window in self._windows)
+        return max(0, until - self.plan.first_chunk)
 
     def check_production(self):
         """Each choice has the ring turn by two productions at most; writers are at most the lookahead before it."""
@@ -294,13 +309,27 @@ TestRings = RingMachine.TestCase
 TestRings.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
 
 
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_group_that_chooses_before_the_ring_has_begun_chooses_what_this_launch_will_make(nodes):
+    layout = Layout(GREY, 2 * SIZE, SIZE, slots=4, lookahead=2, readers=1, is_ring=True)
+    node_of, everybody = tuple(node for node in range(nodes) for _ in range(2)), tuple(range(nodes))
+    plan = Plan(node_of, nodes, layout, (Group(everybody, 1, SIZE),), first=3)
+    rings = Rings(plan, seed=0)
+    for _ in range(60):
+        for rank in plan.roles.trainers:
+            rings.launch.turn(rank)
+    assert rings.wanted == [layout.sequence(plan.first, 0)] * nodes
+    assert rings.launch.finish(TURNS)
+    rings.check_all_is_read()
+
+
 @pytest.mark.long
 @settings(max_examples=40, deadline=None)
 @given(plans(), st.integers(0, 10**6))
 def test_the_ring_turns_no_further_than_a_group_that_is_alone_wants(plan, seed):
     """All shards that it lacks come within the next two productions."""
     group = Group(tuple(range(len(plan.roles.trainers))), 4, SIZE)
-    plan = Plan(plan.node_of, plan.preprocessors, plan.layout, (group,))
+    plan = dataclasses.replace(plan, groups=(group,))
     rings = Rings(plan, seed)
     assert rings.launch.finish(TURNS)
     rings.check_all_is_read()

@@ -86,6 +86,13 @@ def test_any_slot_of_a_ring_that_nobody_reads_is_given_to_the_next_chunk():
     assert [ring.stock().will_have(chunk) for chunk in range(5)] == [True, True, False, True, True]
 
 
+def test_a_ring_that_has_not_begun_will_have_no_chunk_before_its_first():
+    ring = window_of(RING)
+    assert ring.stock(first=6) == Stock(frozenset(), frozenset(), until=6)
+    ring.assign(6)
+    assert ring.stock(first=6) == Stock(frozenset(), frozenset({6}), until=7)
+
+
 def test_a_ring_lets_go_of_nothing_while_a_reader_chooses():
     ring = window_of(RING)
     for chunk in range(3):
