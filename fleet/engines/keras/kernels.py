@@ -65,7 +65,7 @@ def _descend(optimizer: Any, gradient: tf.Tensor, variable: tf.Variable, learnin
 def _adapt(optimizer: Any, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor) -> None:
     """One step of Adam on one variable; AdamW decays weights before it."""
     kind, place = variable.dtype, optimizer._get_variable_index(variable)
-    step = tf.cast(optimizer.iterations.value + 1, kind)
+    step = tf.cast(optimizer.iterations + 1, kind)  # a tensor where gradients are accumulated, else a variable
     first, second = tf.constant(optimizer.beta_1, kind), tf.constant(optimizer.beta_2, kind)
     tf.raw_ops.ResourceApplyAdam(
         var=variable.handle, m=optimizer._momentums[place].value.handle, v=optimizer._velocities[place].value.handle,

@@ -16,7 +16,7 @@ CNN = {"family": "cnn", "args": {"filters": [4], "dense": [6]}}
 PLAIN = {"family": "softmax"}
 
 
-def train(monkeypatch, model, optimizer, by_kernels, precision="float32"):
+def train(monkeypatch, model, optimizer, by_kernels, precision="float32", accumulate=1):
     """The state after a few steps, and the sums of each; a batch of another size is among them."""
     from fleet.engines.keras import engine
 
@@ -24,7 +24,8 @@ def train(monkeypatch, model, optimizer, by_kernels, precision="float32"):
         patch.setenv("TF_NUM_INTRAOP_THREADS", "1")
         if not by_kernels:
             patch.setattr(engine, "use_kernels", lambda model, optimizer: None)
-        spec = parse({"models": [model], "train": {"optimizer": optimizer, "precision": precision}})
+        spec = parse({"models": [model], "train": {"optimizer": optimizer, "precision": precision,
+                                                         "batch": {"size": 12, "accumulate": accumulate}}})
         trainable = make_engine(spec, SAMPLE, None, 0, 1).build(spec.networks[0], OneRank())
     random, losses = np.random.default_rng(0), []
     for size in (12, 12, 5, 12):
@@ -51,6 +52,15 @@ def test_training_comes_to_the_same_as_by_keras(monkeypatch, model, optimizer, p
     for name, value in expected.items():
         np.testing.assert_allclose(np.float64(state[name]), np.float64(value), rtol=tolerance, atol=tolerance,
                                    err_msg=name)
+
+
+@pytest.mark.parametrize("name", ["adam", "sgd"])
+def test_accumulated_gradients_come_to_the_same_as_by_keras(monkeypatch, name):
+    state, expected = (train(monkeypatch, PLAIN, {"name": name}, by_kernels, accumulate=2)[0]
+                       for by_kernels in (True, False))
+    assert state.keys() == expected.keys()
+    for key, value in expected.items():
+        np.testing.assert_allclose(np.float64(state[key]), np.float64(value), rtol=1e-5, atol=1e-5, err_msg=key)
 
 
 @pytest.mark.long
