@@ -12,7 +12,7 @@ import argparse
 import math
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import product
@@ -211,7 +211,7 @@ def targets(results: Results) -> str:
     })
 
 
-def price(results: Results, pairs: dict[str, tuple[Variant, Variant]], gpus: Sequence[int]) -> str:
+def price(results: Results, pairs: Mapping[str, tuple[Variant, ...]], gpus: Sequence[int]) -> str:
     """Mean makespans over those of the same policy with exact rates."""
     def mean(variant: Variant, count: int) -> float:
         return statistics.mean(run.makespan_s for run in results[variant, count])

@@ -26,6 +26,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from search_coordinator import cpu_of_an_epoch
 from search_curves import EPOCHS, GPUS, NETWORKS, SPACE, Search, Spent, drawn, simulate
@@ -129,8 +130,9 @@ class InOptuna:
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         samplers = {"random": optuna.samplers.RandomSampler, "tpe": optuna.samplers.TPESampler}
-        pruners = {"median": optuna.pruners.MedianPruner, "asha": optuna.pruners.SuccessiveHalvingPruner,
-                   "hyperband": partial(optuna.pruners.HyperbandPruner, 1, EPOCHS, 3)}
+        pruners: dict[str, Callable[..., Any]] = {
+            "median": optuna.pruners.MedianPruner, "asha": optuna.pruners.SuccessiveHalvingPruner,
+            "hyperband": partial(optuna.pruners.HyperbandPruner, 1, EPOCHS, 3)}
         made = pruners[pruner](min_resource=1, reduction_factor=3) if pruner == "asha" else pruners[pruner]()
         self._study = optuna.create_study(direction="maximize", sampler=samplers[sampler](seed=seed), pruner=made)
         if sampler == "random":
@@ -145,8 +147,8 @@ class InOptuna:
         trial = self._study.ask()
         low, high = SPACE["learning_rate"]
         values = {"learning_rate": trial.suggest_float("learning_rate", low, high, log=True),
-                  "width": trial.suggest_int("width", *SPACE["width"], log=True),
-                  "depth": trial.suggest_int("depth", *SPACE["depth"])}
+                  "width": trial.suggest_int("width", *map(int, SPACE["width"]), log=True),
+                  "depth": trial.suggest_int("depth", *map(int, SPACE["depth"]))}
         self._trials[trial.number] = trial
         return trial.number, values
 
@@ -168,7 +170,7 @@ def tpe(seed: int) -> Searcher:
 
 
 def fleet(seed: int, ask: Callable[[int], Searcher] = lambda seed: Listed(drawn(seed)), **prune: str | int) -> Search:
-    return InFleet(Prune(**prune), ask(seed))  # type: ignore[arg-type]
+    return InFleet(Prune(**prune), ask(seed))
 
 
 SIDES: dict[str, Callable[[int], Search]] = {

@@ -72,7 +72,7 @@ def cpu_of_an_epoch(networks: int) -> float:
         world = Trainers()
         survey = Survey([], {}, spec.profile, TRAINERS, TRAINERS, {})
         coordinator = Coordinator(
-            world, Setup(spec, roles, None, samples=60, outlives=False), survey,  # type: ignore[arg-type]
+            world, Setup(spec, roles, None, samples=60, outlives=False), survey,
             rates, Results(spec, paths, 60), log, paths.profile, [make_view(spec, True, {})], Interruption(None))
         coordinator.start()
         began = time.process_time()

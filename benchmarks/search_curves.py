@@ -68,7 +68,7 @@ def drawn(seed: int) -> list[dict[str, float]]:
     draw = random.Random(f"networks {seed}")
     return [{"learning_rate": math.exp(draw.uniform(*map(math.log, SPACE["learning_rate"]))),
              "width": round(math.exp(draw.uniform(*map(math.log, SPACE["width"])))),
-             "depth": draw.randint(*SPACE["depth"])} for _ in range(NETWORKS)]
+             "depth": draw.randint(*map(int, SPACE["depth"]))} for _ in range(NETWORKS)]
 
 
 class Search(Protocol):
