@@ -22,7 +22,7 @@ from pathlib import Path
 
 from fleet.arguments import duration, whole
 from fleet.commands.options import add_json, print_json
-from fleet.commands.submit import find_site, ranks_of, system_of, times_of, with_gpus
+from fleet.commands.submit import add_job_options, find_site, ranks_of, system_of, times_of, with_gpus
 from fleet.errors import ExitStatus, UserError
 from fleet.jobs.backlog import Limits
 from fleet.jobs.harvest import Asked, Backlog, Plan, Run, SlurmQueue, note, partition_of
@@ -59,15 +59,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--walltime", type=duration, metavar="2h",
                         help="walltime of a job (that of the spec, or "
                              f"{format_duration(_WALLTIME_S)}); --time after -- takes its place")
-    parser.add_argument("--warn", type=duration, metavar="2min",
-                        help="save everything this long before the walltime ends (2min, or a tenth of the walltime if "
-                             "that is less)")
-    parser.add_argument("--ranks-per-node", type=size, metavar="N", help="number of ranks on each node (the site's)")
-    parser.add_argument("--gpus-per-node", type=size, metavar="N",
-                        help="number of GPUs of each node, if the site does not say (resources.gpus_per_node of the "
-                             "spec)")
-    parser.add_argument("--account", metavar="NAME", help="account that pays for the time")
-    parser.add_argument("--queue", metavar="NAME", help="queue or partition")
+    add_job_options(parser)
     parser.add_argument("--dry-run", action="store_true", help="only print the scripts")
     add_json(parser)
 

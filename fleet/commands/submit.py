@@ -44,33 +44,25 @@ if TYPE_CHECKING:
 
 MOST_JOBS, RETRIES = 20, 2
 _WARNING_S, _WARNING_SHARE = 120.0, 0.1  # before the end of the walltime
+_size = whole(1, 100_000)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    size = whole(1, 100_000)
     add_spec(parser)
     parser.add_argument("--system", metavar="NAME",
                         help=f"batch system: {', '.join(SYSTEMS)}, or module:system of your own (that of the site)")
     parser.add_argument("--site", default="generic", metavar="NAME",
                         help=f"machine: {', '.join(SITES)}, or a YAML file of your own (generic)")
-    parser.add_argument("--nodes", type=size, default=1, metavar="N", help="number of nodes to ask for (1)")
+    parser.add_argument("--nodes", type=_size, default=1, metavar="N", help="number of nodes to ask for (1)")
     parser.add_argument("--walltime", type=duration_or_auto, metavar="2h",
                         help="walltime to ask for (that of the spec); auto: what past runs, or simulated ones, say")
     parser.add_argument("--chain", action="store_true", help="go on in further jobs until all networks are done")
-    parser.add_argument("--max-jobs", type=size, metavar="N",
+    parser.add_argument("--max-jobs", type=_size, metavar="N",
                         help=f"with --chain: number of jobs at most ({MOST_JOBS})")
     parser.add_argument("--retries", type=whole(0, 100_000), metavar="N",
                         help=f"with --chain: number of failures of the machine after which to go on ({RETRIES})")
-    parser.add_argument("--warn", type=duration, metavar="2min",
-                        help="save everything this long before the walltime ends (2min, or a tenth of the walltime if "
-                             "that is less)")
-    parser.add_argument("--ranks-per-node", type=size, metavar="N", help="number of ranks on each node (the site's)")
-    parser.add_argument("--gpus-per-node", type=size, metavar="N",
-                        help="number of GPUs of each node, if the site does not say (resources.gpus_per_node of the "
-                             "spec)")
-    parser.add_argument("--account", metavar="NAME", help="account that pays for the time")
-    parser.add_argument("--queue", metavar="NAME", help="queue or partition")
+    add_job_options(parser)
     parser.add_argument("--fresh-network", metavar="NAME", action="append", default=[],
                         help="delete what was trained of this network, and start it over; may be given several times")
     parser.add_argument("--accept-changes", action="store_true",
@@ -79,6 +71,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
                         help="measure all rates anew, and replace those that earlier runs have left in the cache")
     parser.add_argument("--dry-run", action="store_true", help="only print the script")
     add_json(parser)
+
+
+def add_job_options(parser: argparse.ArgumentParser) -> None:
+    """Declare what is asked for each job, whoever hands it in."""
+    parser.add_argument("--warn", type=duration, metavar="2min",
+                        help="save everything this long before the walltime ends (2min, or a tenth of the walltime if "
+                             "that is less)")
+    parser.add_argument("--ranks-per-node", type=_size, metavar="N", help="number of ranks on each node (the site's)")
+    parser.add_argument("--gpus-per-node", type=_size, metavar="N",
+                        help="number of GPUs of each node, if the site does not say (resources.gpus_per_node of the "
+                             "spec)")
+    parser.add_argument("--account", metavar="NAME", help="account that pays for the time")
+    parser.add_argument("--queue", metavar="NAME", help="queue or partition")
 
 
 def run(args: argparse.Namespace) -> int:

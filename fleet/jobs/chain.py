@@ -24,7 +24,7 @@ from fleet.storage.event_log import events_of, launch_status, log_mark, read_eve
 from fleet.storage.events import Interrupted, Started
 from fleet.storage.files import storing
 from fleet.storage.lease import Lease
-from fleet.storage.lines import Flat, OmitDefault, add_line, from_json, open_lines, read_lines, to_json
+from fleet.storage.lines import Flat, OmitDefault, add_dated_line, from_json, read_lines
 from fleet.storage.paths import RunPaths
 from launch.base import InputError
 from launch.systems import System, continue_job, is_preempted
@@ -151,11 +151,7 @@ def note(paths: RunPaths, what: Begun | Stopped) -> None:
     Raises:
         StorageError: the disk is full, ...
     """
-    line = {"time": datetime.now().astimezone().isoformat(timespec="seconds"), **to_json(what)}
-    with storing(paths.stops):
-        paths.jobs.mkdir(parents=True, exist_ok=True)
-        with open_lines(paths.stops) as file:
-            add_line(file, paths.stops, line)
+    add_dated_line(paths.stops, what)
 
 
 def stops_before(path: Path, job: str) -> list[Stop]:

@@ -15,7 +15,6 @@ import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, ClassVar, Protocol
@@ -27,8 +26,8 @@ from fleet.jobs.systems import SYSTEM_VARIABLE, lease_of_process
 from fleet.jobs.warned import WarnedLaunch
 from fleet.storage.event_log import Logged, launch_status, log_mark, read_events, read_run
 from fleet.storage.events import EpochEnded, FirstStep, NetworkTaken, Started
-from fleet.storage.files import storing, write_json
-from fleet.storage.lines import Kind, OmitDefault, add_line, from_json, open_lines, read_lines, to_json
+from fleet.storage.files import write_json
+from fleet.storage.lines import Kind, OmitDefault, add_dated_line, from_json, read_lines
 from fleet.storage.network_leases import holders
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Status, read_results
@@ -206,11 +205,7 @@ def note(paths: RunPaths, what: Kind) -> None:
     Raises:
         StorageError: the disk is full, ...
     """
-    line = {"time": datetime.now().astimezone().isoformat(timespec="seconds"), **to_json(what)}
-    with storing(paths.harvested):
-        paths.jobs.mkdir(parents=True, exist_ok=True)
-        with open_lines(paths.harvested) as file:
-            add_line(file, paths.harvested, line)
+    add_dated_line(paths.harvested, what)
 
 
 @dataclass(frozen=True)

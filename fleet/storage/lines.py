@@ -13,6 +13,7 @@ import json
 import math
 import sys
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
@@ -180,6 +181,19 @@ def add_line(file: io.FileIO, path: Path, record: Any) -> None:
     with storing(path, wanted=len(line)):
         while line:  # a disk that has just filled up takes a part, and refuses the rest
             line = line[file.write(line):]
+
+
+def add_dated_line(path: Path, what: Kind) -> None:
+    """Add a line with the time to a file that several processes may add to; its folder is made if need be.
+
+    Raises:
+        StorageError: the disk is full, ...
+    """
+    line = {"time": datetime.now().astimezone().isoformat(timespec="seconds"), **to_json(what)}
+    with storing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open_lines(path) as file:
+            add_line(file, path, line)
 
 
 def read_lines(path: Path, start: int = 0) -> Iterator[dict[str, Any]]:

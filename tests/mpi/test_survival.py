@@ -87,7 +87,7 @@ def test_ranks_may_die_one_after_another(launch, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parametrize("death", [
-    pytest.param(("stream.filler:WindowFiller._produce", 200), id="inside the stream"),
+    pytest.param(("stream.filler:WindowFiller._produce", 30), id="inside the stream"),
     pytest.param(("runtime.preprocessor:Preprocessor.step", 1), id="before it has prepared anything",
                  marks=pytest.mark.long),
 ])
