@@ -11,8 +11,8 @@ _FACTOR = float(os.environ.get("FLEET_TEST_EXAMPLES", "1"))
 
 
 def examples(count):
-    """The number of examples in place of ``count``, at least 5."""
-    return max(5, round(_FACTOR * count))
+    """The number of examples in place of ``count``, at least 3."""
+    return max(3, round(_FACTOR * count))
 
 
 def long_but_first(first, *others):

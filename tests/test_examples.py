@@ -105,6 +105,7 @@ def own(tmp_path):
     return tmp_path / "own"
 
 
+@pytest.mark.long
 def test_parts_of_ones_own_train_together_in_a_job_of_ones_own_batch_system(own, tmp_path):
     (tmp_path / "qsub").write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/called\necho 17\n')
     (tmp_path / "qsub").chmod(0o755)

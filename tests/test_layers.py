@@ -325,7 +325,8 @@ def test_declaring_the_arguments_of_all_commands_loads_no_mpi_and_no_tensorflow(
                  "    importlib.import_module(name).configure(argparse.ArgumentParser())", tmp_path) == set()
 
 
-@pytest.mark.parametrize("command", [["check", "spec.yaml"], ["check", "--families"], ["schema"],
+@pytest.mark.parametrize("command", [pytest.param(["check", "spec.yaml"], marks=pytest.mark.long),
+                                     ["check", "--families"], ["schema"],
                                      *([["plan", "--rates", "rates.json", "--gpus", "2", "--gpus-per-node", "2"]]
                                        if "plan" in COMMANDS else [])], ids=" ".join)
 def test_commands_that_need_neither_load_no_mpi_and_no_tensorflow(command, tmp_path):

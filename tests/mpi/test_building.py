@@ -38,6 +38,7 @@ def test_a_function_that_exits_is_a_row_that_says_so(launch, tmp_path, function,
     assert "prterun" not in run.output  # to mpirun it is no abort
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_a_function_that_hangs_is_a_row_that_says_where(launch, tmp_path, ranks):
     run = launch(ranks, spec(tmp_path, [bad("hangs"), GOOD], train={"build_timeout": 1.0}))

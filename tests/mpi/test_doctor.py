@@ -57,6 +57,7 @@ def test_a_file_system_on_which_two_nodes_can_hold_one_folder_is_found(doctor):
     assert [path.name for path in doctor.folder.iterdir() if "doctor" in path.name] == []
 
 
+@pytest.mark.long
 @pytest.mark.skipif(CORES < 2, reason="wants two cores")
 def test_a_rank_that_is_bound_to_one_core_is_found_and_warned_of_by_the_run_too(doctor):
     status, lines, _ = doctor(before=bound(1, "core"))
@@ -151,6 +152,7 @@ def test_horovod_built_for_another_tensorflow_and_a_disk_that_is_too_small_are_f
     assert "free, but the checkpoints need about" in lines[1]
 
 
+@pytest.mark.long
 @pytest.mark.tensorflow
 def test_a_network_that_cannot_be_built_is_found_and_keeps_no_rank_waiting(doctor):
     content = spec(doctor.folder, [{"family": "cnn", "args": {"filters": [1] * 6}}], resources={"engine": "keras"})

@@ -10,7 +10,6 @@ from fleet.storage.events import EpochEnded, GroupChanged, GroupStarted, GroupSt
 from scheduler.ensemble.policies import POLICIES
 from scheduler.ensemble.rates import rate
 from scheduler.ensemble.rates_file import parse_rates
-from tests.examples import long_but_first
 from tests.mpi.conftest import spec
 
 SCALE = 0.05
@@ -20,7 +19,8 @@ RATES = {"samples_per_epoch": 200, "gpus_per_node": 4,
                                                           (75.0, 3)])]}
 
 
-@pytest.mark.parametrize("policy", long_but_first("adaptive", *sorted(set(POLICIES) - {"adaptive"})))
+@pytest.mark.long
+@pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_every_network_trains_for_its_epochs_and_no_faster_than_its_rate(launch, tmp_path, policy):
     (tmp_path / "rates.json").write_text(json.dumps(RATES))
     content = spec(tmp_path, [{"family": "softmax", "name": network["name"]} for network in RATES["models"]],

@@ -44,6 +44,7 @@ def test_a_failed_network_stays_failed_when_the_run_is_repeated(launch, tmp_path
     assert again.results()["bad"].reason == "ValueError: no such layer"
 
 
+@pytest.mark.long
 def test_a_bug_in_a_source_ends_all_ranks_with_one_report(launch, tmp_path):
     run = launch(5, spec(tmp_path, [GOOD], source="raising", resources={"engine": "numpy", "preprocessors": 2}))
     assert run.status not in (0, 2, 3, 75)
@@ -83,11 +84,12 @@ def test_a_launch_where_another_is_at_work_is_refused_until_that_is_killed(launc
     assert third.results()["good"].status == "finished"
 
 
-@pytest.mark.parametrize(("stopped", "data", "said"), long_but_first(
+@pytest.mark.long
+@pytest.mark.parametrize(("stopped", "data", "said"), [
     (2, {"window": 3 * 64 * 16}, "reads no further and the window is full"),
     (0, {}, "the preprocessor that should write it does not"),
     (0, {"order": "ring"}, "the preprocessor that should write it does not"),
-), ids=["reader", "writer", "writer of a ring"])
+], ids=["reader", "writer", "writer of a ring"])
 def test_whoever_stops_reading_or_writing_ends_all_ranks_within_seconds(launch, tmp_path, stopped, data, said):
     content = spec(tmp_path, [GOOD, {**GOOD, "name": "other"}], samples=2000, source="slow",
                    data={**data, "stall": "2s"}, train={"converge": {"max_epochs": 50}})

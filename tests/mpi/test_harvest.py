@@ -65,6 +65,7 @@ def results(harvest):
     return {row.name: row for row in read_results(harvest.paths.root)}
 
 
+@pytest.mark.long
 def test_two_launches_share_the_networks_and_one_that_is_killed_loses_an_epoch_at_most(harvest):
     first, second = harvest.start(), harvest.start()
     harvest.wait_until_both_train()

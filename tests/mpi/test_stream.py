@@ -79,6 +79,7 @@ def test_a_small_window_holds_the_stream_back_and_loses_nothing(launch, tmp_path
     check(run, records, content)
 
 
+@pytest.mark.long
 def test_the_stream_crosses_nodes_and_groups_span_them(launch, tmp_path):
     models = [*MODELS, {"family": "softmax", "name": "both-nodes", "gpus": 4}]
     content = spec(tmp_path, models, samples=200, data=DATA, resources={"engine": "numpy", "preprocessors": 2})

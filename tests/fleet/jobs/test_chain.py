@@ -204,6 +204,7 @@ def test_on_a_batch_system_a_job_makes_one_launch_and_is_put_into_the_queue_agai
     assert [(stop["job"], stop["next"]) for stop in job.stops()] == [("17", "17"), ("17", None)]
 
 
+@pytest.mark.long
 def test_a_launch_that_broke_off_because_its_job_is_being_preempted_is_no_failure(job, scontrol, tmp_path):
     (tmp_path / "state").write_text("PreemptTime=2026-11-20T14:29:52")
     for _ in range(3):
@@ -281,6 +282,7 @@ def test_a_launcher_that_is_not_there_is_noted_as_such(job):
             (2, "no-such-launcher cannot be started: No such file or directory", None)] * count
 
 
+@pytest.mark.long
 def test_a_second_chain_in_the_same_folder_is_refused_and_notes_nothing(job):
     with Lease.of_process({}, lambda system, id: None, ("", "", 0)) as lease:
         lease.take(RunPaths(job.root).jobs_lease)

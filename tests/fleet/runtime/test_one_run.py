@@ -757,6 +757,7 @@ class Hurry(Interruption):
         return 0.0
 
 
+@pytest.mark.long
 @few
 @given(cases())
 def test_launches_that_have_too_little_time_for_a_second_round_train_the_first_and_come_to_the_end(folders, case):

@@ -45,6 +45,7 @@ def searched(count, space=SPACE, at_once=3, mode="maximize"):
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["maximize", "minimize"])
 def test_what_is_asked_for_becomes_better_and_lies_in_the_space(mode):
     found = searched(22, mode=mode)

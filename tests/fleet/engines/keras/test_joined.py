@@ -61,6 +61,7 @@ def test_one_network_may_be_joined_with_one_of_the_same_name(tmp_path):
                                probabilities(outputs[0], "class"), atol=1e-5)
 
 
+@pytest.mark.long
 def test_what_is_saved_keras_loads_without_anything_of_fleet(tmp_path):
     from fleet.engines.keras.joined import join
 
