@@ -213,15 +213,20 @@ def amend(paths: RunPaths, name: str, change: Callable[[State], State], fence: F
 def best_state(paths: RunPaths, name: str, converge: Converge, keep: str) -> CheckpointLookup:
     """The state of a finished network's best epoch, or of its last one if the best was lost or is not kept.
 
+    Where the last checkpoint is damaged, the newest that is whole says which epochs there were.
+
     Args:
         keep: ``checkpoint.keep`` of the spec.
 
     Raises:
         CheckpointError: the file system does not let it be read, or nothing whole is left.
     """
+    found = newest(paths, name, with_arrays=False)
+    if found.path is None:
+        raise CheckpointError(found.damage or f"{paths.last(name)} is missing")
     if keep == "last":
-        return CheckpointLookup(read_state(paths.last(name)))
-    history = read_state(paths.last(name), with_arrays=False).history
+        return CheckpointLookup(read_state(found.path), found.damage)
+    history = found.history
     epoch = convergence(history, converge).best_epoch
     try:
         best = read_state(paths.best(name))
@@ -233,8 +238,9 @@ def best_state(paths: RunPaths, name: str, converge: Converge, keep: str) -> Che
         if not (_is_lost(error) or isinstance(error.__cause__, FileNotFoundError)):
             raise
         damage = str(error)
-    return CheckpointLookup(read_state(paths.last(name)),
-                 f"{damage}; epoch {len(history)}, the last, stands in for epoch {epoch}, the best")
+    newest_whole = read_state(found.path)
+    return CheckpointLookup(newest_whole, f"{damage}; epoch {newest_whole.epoch}, the last, stands in for epoch "
+                                          f"{epoch}, the best")
 
 
 def write_history(path: Path, history: Sequence[EpochRecord], fence: Fence | None = None) -> None:

@@ -25,7 +25,7 @@ from fleet.comm.messages import Join, Start
 from fleet.comm.roles import assign
 from fleet.engines.softmax import NumpyEngine, SoftmaxRegression
 from fleet.ensemble import networks
-from fleet.errors import ExitStatus, StorageError, UserError
+from fleet.errors import DamagedError, ExitStatus, StorageError, UserError
 from fleet.prediction.ensembles import read_ensembles
 from fleet.prediction.kept import probabilities, read_predicted
 from fleet.runtime import session as fleet_session
@@ -193,22 +193,33 @@ class Runner:
     def history(self, name):
         return newest(self.prepared.paths, name, with_arrays=False).history
 
+    def best(self, name):
+        """What a network that is done was judged and exported with; None where it was damaged since."""
+        spec = self.prepared.spec
+        try:
+            found = best_state(self.prepared.paths, name, spec.by_name[name].train.converge, spec.checkpoint.keep)
+        except DamagedError:
+            return None
+        return None if found.damage else found.state
+
     def check_tests(self):
         """Every network that is done was judged on the test data once, as it is exported; no other was."""
         test, spec = self.prepared.test(), self.prepared.spec
         told = [event.network for event in self.events(NetworkTested)]
+        begun_again = [event.network for event in self.events(NetworkFellBack) if not event.finished]
         for name, row in self.results().items():
             if test is None or row.status is not Status.FINISHED:
                 assert np.isnan([row.test_loss, row.test_accuracy]).all()
                 assert name not in told
                 continue
-            best = best_state(self.prepared.paths, name, spec.by_name[name].train.converge, spec.checkpoint.keep).state
+            assert 1 <= told.count(name) <= 1 + begun_again.count(name)
+            if (best := self.best(name)) is None:
+                continue
             trainable = NumpyEngine(self.prepared.sample).build(spec.by_name[name], Alone())
             trainable.load(best.arrays)
             judged = trainable.evaluate(*loaded(test, range(test.samples), 0, False))
             np.testing.assert_allclose([row.test_loss, row.test_accuracy],
                                        [judged.loss / judged.count, judged.correct / judged.count], rtol=1e-9)
-            assert told.count(name) == 1
 
     def check_predictions(self):
         """What was kept of a network that is done is what it gives, as it is exported, for each validation sample."""
@@ -217,11 +228,10 @@ class Runner:
             kept = read_predicted(self.prepared.paths, name, "validation", "class")
             if kept is None or row.status is not Status.FINISHED:
                 continue
-            best = best_state(self.prepared.paths, name, spec.by_name[name].train.converge, spec.checkpoint.keep)
-            if best.damage:  # since it was exported: another epoch would give something else
+            if (best := self.best(name)) is None:
                 continue
             trainable = NumpyEngine(self.prepared.sample).build(spec.by_name[name], Alone())
-            trainable.load(best.state.arrays)
+            trainable.load(best.arrays)
             rows = (range(evaluation.samples) if folds is None
                     else np.flatnonzero(folds == spec.by_name[name].fold).tolist())
             images, labels = loaded(evaluation, rows, 0, False)

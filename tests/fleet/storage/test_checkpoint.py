@@ -470,6 +470,12 @@ def test_the_last_epoch_stands_in_for_a_best_one_that_is_lost(saved, hurt):
     assert found.damage.endswith("epoch 3, the last, stands in for epoch 2, the best")
 
 
+def test_the_best_epoch_is_found_where_the_last_checkpoint_is_damaged(saved):
+    damage(saved.last("net"))
+    found = best_state(saved, "net", Converge(max_epochs=3), "best+last")
+    assert (found.state.epoch, found.damage) == (2, "")
+
+
 def test_a_best_epoch_that_is_in_no_history_any_more_is_not_exported(saved):
     """Its checkpoint was lost, so the network was trained on other epochs of the stream from the one before on."""
     write_state(saved.last("net"), State({}, "i", (record(1), record(2, stream_epoch=7, val_accuracy=0.8))))
