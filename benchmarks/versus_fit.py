@@ -15,7 +15,7 @@ import tensorflow as tf
 from fleet.engines.keras.models import build_model
 from fleet.spec.model import Architecture
 
-PIXELS, BATCH, RATE, MOMENTUM, VALIDATION = 64, 64, 0.05, 0.9, 0.1
+PIXELS, BATCH, RATE, MOMENTUM, VALIDATION = 64, 64, 0.01, 0.9, 0.1
 NETWORKS: dict[str, dict[str, Any]] = {
     f"cnn-{first}-{second}-{dense}": {"filters": [first, second], "dense": [dense]}
     for first, second, dense in ((8, 16, 32), (8, 16, 128), (8, 32, 64), (16, 16, 64), (16, 32, 32), (16, 32, 128))}
