@@ -235,10 +235,18 @@ class Demand(NamedTuple):
 
 
 class Throughput(NamedTuple):
-    """How fast one preprocessor prepares samples."""
+    """How fast one preprocessor prepares samples, before the stream begins."""
 
     rank: int
     samples_per_s: float
+
+
+class Prepared(NamedTuple):
+    """What a preprocessor has put into the stream of late, and how long it was busy with that."""
+
+    rank: int
+    samples: int
+    busy_s: float  # without the time in which it waited for readers, or for what others do
 
 
 class Bad(NamedTuple):
@@ -251,4 +259,4 @@ class Bad(NamedTuple):
 
 Message: TypeAlias = (Measure | Start | Join | Pause | GoOn | Regroup | Stop | Exit | Ready | Measured | Joined | Built
                       | Pace | Warned | FellBack | EpochDone | Paused | Regrouped | Converged | Stopped | Failed
-                      | Produce | Forget | Demand | Throughput | Bad)
+                      | Produce | Forget | Demand | Throughput | Prepared | Bad)

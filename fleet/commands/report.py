@@ -58,6 +58,8 @@ def _print(report: Report) -> None:
           + ", ".join(f"{name} {share:.1%}" for name, share in account.spent.shares.items()))
     if report.samples:
         print(report.samples)
+    if report.input:
+        print(report.input)
     if account.startup:
         print(f"{sum(seconds for _, seconds in account.startup):.1f} s from the command to the first step: "
               + ", ".join(f"{part} {seconds:.1f}" for part, seconds in account.startup))

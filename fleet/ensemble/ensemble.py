@@ -27,6 +27,7 @@ from fleet.comm.messages import (
     Measured,
     Pace,
     Paused,
+    Prepared,
     Ready,
     Regrouped,
     Stopped,
@@ -61,6 +62,7 @@ from fleet.ensemble.rates import LearnedRates, MeasuredRates, Rates, sharing_of
 from fleet.ensemble.searching import Searching
 from fleet.ensemble.setup import Ask, Decision, Setup
 from fleet.ensemble.startup import StartupTimes
+from fleet.ensemble.supply import Supply
 from fleet.ensemble.survey import Survey
 from fleet.errors import ExitStatus, InfrastructureError, UserError
 from fleet.search.mind import Decision as MindDecision
@@ -124,6 +126,7 @@ class Ensemble:
             Rates(rates, survey.keys, check, self._outbox, sharing, scale) if rates is not None else
             MeasuredRates(survey, check, self._outbox, sharing) if online is None else
             LearnedRates(online, survey.keys, survey.known, check, self._outbox))
+        self._supply = Supply(self._production, scale, self._outbox)
         self._starts, self._history, self._buildings = StartupTimes(setup.ends_s), History(), Buildings()
         self._bad = set(setup.bad)
         self._warnings: set[str] = set()
@@ -290,9 +293,6 @@ class Ensemble:
         if built.parameters is not None:
             self._outbox.add(KeepParameters(built.network, built.parameters))
 
-    def _on_throughput(self, said: Throughput) -> None:
-        self._production.hear(said)
-
     def _on_measured(self, measured: Measured) -> None:
         self._buildings.end(measured.network, measured.gpus)
         task = self._groups.measured(measured)
@@ -351,9 +351,6 @@ class Ensemble:
         self._rates.add(admitted)
         self._searching.admitted(admitted)
 
-    def _on_leased(self, leased: Leased) -> None:
-        self._networks.lease(leased)
-
     def _on_end_asked(self, asked: EndAsked) -> None:
         self._end_early(asked.reason)
 
@@ -369,8 +366,8 @@ class Ensemble:
             self._has_news |= self._searching.decide(group.name for group in self._groups)
             if isinstance(self._rates, MeasuredRates) and self._rates.table is None:
                 self._measure(self._rates)
-            if (rates := self._rates.table) is not None and self._production.is_known(self._groups.lost):
-                self._carry_out(rates)
+            if self._rates.table is not None and self._production.is_known(self._groups.lost):
+                self._carry_out()
         if self._ends:
             self._wind_up()
         rested_s = float("inf") if self._ends else min(self._networks.wakes_s, self._searching.closes_s)
@@ -387,7 +384,7 @@ class Ensemble:
                 self._fail(network, outcome.reason, may_pass=outcome.may_pass)
             rates.end(self._now_s, self._setup.samples)
 
-    def _carry_out(self, rates: RateTable) -> None:
+    def _carry_out(self) -> None:
         """Bring what runs nearer to what should run, or end."""
         if not (self._networks.has_left or self._groups) and self._searching.is_over:
             self._has_news |= self._searching.idle(self._now_s)
@@ -397,7 +394,7 @@ class Ensemble:
         self._searching.idle_since_s = None
         self._has_news |= self._networks.wake(self._now_s)
         if self._has_news:
-            self._ask_policy(rates)
+            self._ask_policy()
         held_back = self._groups.held_back | self._searching.awaited
         found = moves(self._groups.holdings(held_back), self._wanted, self._groups.free)
         for move in found:
@@ -410,12 +407,14 @@ class Ensemble:
         if self._networks.has_left and not (self._groups or self._wanted.members or self._networks.away):
             self._give_up()
 
-    def _ask_policy(self, rates: RateTable) -> None:
+    def _ask_policy(self) -> None:
+        rates = self._supply.told(self._rates, self._groups.cluster, self._groups.lost)
         progress = Progress(
             running=tuple(group.member for group in self._groups if group.phase is not Phase.STRUCK),
             epochs_done=self._networks.epochs_done,
             finished=self._networks.over | self._networks.away | self._networks.paused,
-            wanted=self._wanted, rates_changed=self._rates.has_changed, alone=frozenset(self._networks.alone))
+            wanted=self._wanted, rates_changed=self._rates.has_changed or self._supply.has_changed,
+            alone=frozenset(self._networks.alone))
         decision = self._ask(rates, progress, self._groups.cluster) if self._networks.has_left else Decision(Round())
         self._has_news = False
         self._rates.planned(is_new=decision.round != self._wanted)
@@ -583,14 +582,15 @@ _HANDLERS: Mapping[type, Callable[[Ensemble, Any], None]] = {
     Failed: Ensemble._on_failed,
     Ready: Ensemble._on_ready,
     Built: Ensemble._on_built,
-    Throughput: Ensemble._on_throughput,
+    Throughput: lambda self, said: self._production.hear(said),
+    Prepared: lambda self, said: self._production.hear_prepared(said),
     Measured: Ensemble._on_measured,
     Warned: Ensemble._on_warned,
     Bad: Ensemble._on_bad,
     RanksDied: Ensemble._on_ranks_died,
     CheckpointRead: Ensemble._on_checkpoint_read,
     EndAsked: Ensemble._on_end_asked,
-    Leased: Ensemble._on_leased,
+    Leased: lambda self, leased: self._networks.lease(leased),
     Admitted: Ensemble._on_admitted,
     Consulted: lambda self, answer: self._searching.answered(answer),
     ConsultFailed: lambda self, answer: self._searching.answered(answer),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
-from fleet.comm.messages import NO_LIMIT, Produce, Throughput
+from fleet.comm.messages import NO_LIMIT, Prepared, Produce, Throughput
 from fleet.ensemble.history import Impossible
 from fleet.storage.events import StreamStarted
 from fleet.storage.state import EpochRecord
@@ -35,6 +35,7 @@ class Production:
         self._first, self._replayed = first, tuple(replayed)
         self._granted = first - 1  # the latest epoch that any group may train on
         self._throughput: dict[int, float] = {}  # rank of a preprocessor -> samples/s
+        self._prepared: dict[int, tuple[float, float]] = {}  # likewise -> samples of late, and the time they took
         self._order: Produce | None = None  # what preprocessors were told last
         self.turns: tuple[int, ...] = ()  # the ranks that produce, once it has begun
 
@@ -106,6 +107,32 @@ class Production:
         if said.rank not in self._preprocessors or said.rank in self._throughput:
             raise Impossible(f"{said.rank} is no preprocessor of which nothing is known, and yet there is {said}")
         self._throughput[said.rank] = said.samples_per_s
+
+    def hear_prepared(self, said: Prepared) -> None:
+        """A preprocessor says how fast it was of late; what it has said before counts half as much each time.
+
+        Raises:
+            Impossible: it does not produce.
+        """
+        if said.rank not in self.turns:
+            raise Impossible(f"{said.rank} does not produce, and yet there is {said}")
+        samples, busy_s = self._prepared.get(said.rank, (0.0, 0.0))
+        self._prepared[said.rank] = samples / 2 + said.samples, busy_s / 2 + said.busy_s
+
+    def supply(self, lost: set[int]) -> float:
+        """Samples/s that each network is given at most, by what is known now; infinity where no stream is between.
+
+        Preprocessors take turns with chunks of equal size, so the slowest of them sets the pace of all.
+
+        Args:
+            lost: the ranks that have died. As soon as a preprocessor has, trainers prepare their samples themselves.
+        """
+        ranks = self.turns or self._preprocessors
+        if self._layout is None or not ranks or lost.intersection(self._preprocessors):
+            return float("inf")
+        if self._prepared.keys() >= set(ranks):
+            return len(ranks) * min(samples / busy_s for samples, busy_s in self._prepared.values())
+        return sum(self._throughput[rank] for rank in ranks)
 
     def is_known(self, lost: set[int]) -> bool:
         """Whether all preprocessors that are alive have said how fast they are.

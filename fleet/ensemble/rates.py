@@ -68,6 +68,11 @@ class Rates:
         return True
 
     @property
+    def are_samples(self) -> bool:
+        """Whether they are samples/s, though perhaps guessed: then they can be compared with what the input gives."""
+        return True
+
+    @property
     def has_changed(self) -> bool:
         """Whether rates by which the present plan was made have proved wrong."""
         return differ(self._planned_by, self._curve, OFF)
@@ -189,6 +194,10 @@ class LearnedRates(Rates):
     @property
     def are_absolute(self) -> bool:  # noqa: D102
         return all(self._online.is_known(name) for name in self._keys)
+
+    @property
+    def are_samples(self) -> bool:  # noqa: D102
+        return any(self._online.is_known(name) for name in self._keys)
 
     @property
     def has_changed(self) -> bool:  # noqa: D102

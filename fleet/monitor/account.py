@@ -30,6 +30,7 @@ from fleet.storage.events import (
     SharingLearned,
     Started,
     StreamStarted,
+    SupplyFound,
 )
 from fleet.units import parse_delta, parse_stream
 from scheduler.base import Delta, InputError, Network, Options, RateTable
@@ -245,20 +246,27 @@ def _replay(start: Started, moments: Sequence[Moment], costs: Costs, epoch_s: fl
     rates = RateTable(start.samples, start.gpus_per_node, tuple(
         Network(name, tuple(rates), min_gpus=start.bounds[name][0], max_gpus=start.bounds[name][1])
         for name, rates in known.items() if name in start.bounds), sharing=_sharing(moments))
-    supply = [moment.event.supply_samples_per_s for moment in moments if isinstance(moment.event, StreamStarted)]
-    stream = parse_stream(start.stream)
-    if stream.count and supply:
-        stream = dataclasses.replace(stream, rate=supply[-1] * scale)
+    supply = _supply(moments)
     options = Options(start.options.alpha, _delta(start.options.delta), start.options.peak_limited, start.options.seed)
     scaled = Costs(**{name: seconds / scale for name, seconds in dataclasses.asdict(costs).items()})
     records = [dataclasses.replace(record, t_s=record.t_s / scale) for record in records_of(moments)]
     try:
+        stream = parse_stream(start.stream)
+        if supply is not None:
+            stream = dataclasses.replace(stream, rate=supply * scale)
         return replay(records, rates, start.cluster, find_policy(start.policy), options,
                       scaled, stream, epoch_s / scale)
     except InputError:  # no network has ended an epoch yet, or one has no rates
         return None
     except UserError:  # a policy of the user's own that is not here
         return None
+
+
+def _supply(moments: Sequence[Moment]) -> float | None:
+    """The samples/s that the input gave in the end; None where samples were kept, or nobody prepared them for all."""
+    found = [moment.event for moment in moments if isinstance(moment.event, StreamStarted | SupplyFound)]
+    is_kept = not found or (isinstance(found[-1], StreamStarted) and found[-1].kept)
+    return None if is_kept else found[-1].supply_samples_per_s
 
 
 def _sharing(moments: Sequence[Moment]) -> tuple[float, ...]:

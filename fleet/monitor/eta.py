@@ -37,6 +37,7 @@ from fleet.storage.events import (
     SharingLearned,
     Started,
     StreamStarted,
+    SupplyFound,
 )
 from fleet.storage.state import EpochRecord, epochs_left
 from fleet.units import parse_stream
@@ -98,7 +99,7 @@ class Estimator:
                 pass  # they only say how networks compare
             case RatesGiven() | Profiled() | RatesEstimated():
                 self._rates |= {name: tuple(rates) for name, rates in event.rates.items()}
-            case StreamStarted():
+            case StreamStarted(kept=False) | SupplyFound():
                 self._supply = event.supply_samples_per_s
             case RateMeasured() if event.rate > 0:
                 self._add_measurement(event)
@@ -171,7 +172,7 @@ class Estimator:
 
     def _stream(self) -> Stream:
         stream = parse_stream(self._start.stream) if self._start is not None else Stream()
-        return replace(stream, rate=self._supply) if stream.count and self._supply else stream
+        return replace(stream, rate=self._supply) if self._supply else stream
 
     # ---- say ----
 

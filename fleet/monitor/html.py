@@ -48,7 +48,7 @@ def render(report: Report) -> str:
         "<h2>Who had which GPU</h2>",
         "<p class=note>A bar for every network on every GPU it had. A dark edge shows where a group was formed.</p>",
         timeline(account.stints, account.devices, 1.0, longest, colours),
-        "<h2>Where the time went</h2>", _shares(account.spent), _note(report.samples),
+        "<h2>Where the time went</h2>", _shares(account.spent), _note(report.samples), _note(report.input),
         _missed(report),
         *_startup(account), "<h2>Beside the simulation</h2>", _comparison(account)]
     if account.replay is not None:

@@ -13,7 +13,7 @@ from fleet.monitor.account import Account, account
 from fleet.prediction.ensembles import EnsembleResult, read_ensembles
 from fleet.spec.model import one_line
 from fleet.storage.event_log import Logged, read_run
-from fleet.storage.events import CacheChosen, EpochEnded
+from fleet.storage.events import CacheChosen, EpochEnded, Event, Started, StreamStarted, SupplyFound
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import NetworkResult, read_results
 from fleet.storage.state import EpochRecord
@@ -48,6 +48,7 @@ class Report:
         val_losses: of validation, where there are no accuracies.
         ensembles: how good the best networks are together, once the run has come to its end.
         cache: what became of decoded samples in the last launch; None in the log of an earlier version.
+        supply: what the input gave in the last launch; None where samples were kept, or nobody prepared them for all.
         account: of its time.
         missed: chunks of a ring that a group could not take, because one of its nodes had let them go.
     """
@@ -61,6 +62,7 @@ class Report:
     val_losses: tuple[Curve, ...] = ()
     ensembles: tuple[EnsembleResult, ...] = ()
     cache: CacheChosen | None = None
+    supply: SupplyFound | None = None
 
     @property
     def samples(self) -> str:
@@ -69,11 +71,17 @@ class Report:
             return ""
         return f"{self.cache.words}. {_SHUFFLES[self.cache.shuffle]}"
 
+    @property
+    def input(self) -> str:
+        """What preprocessors gave; nothing where samples were kept, or nobody prepared them for all."""
+        return "" if self.supply is None else self.supply.words
+
     def numbers(self) -> dict[str, Any]:
         """The report without its pictures."""
         account = self.account
         together = {"ensembles": [dataclasses.asdict(row) for row in self.ensembles]} if self.ensembles else {}
-        kept = {} if self.cache is None else {"cache": dataclasses.asdict(self.cache)}
+        kept = {name: dataclasses.asdict(said) for name, said in (("cache", self.cache), ("supply", self.supply))
+                if said is not None}
         return {"name": self.name, "policy": account.policy, "seconds": account.seconds, "launches": account.launches,
                 "gpus": len(account.devices), "networks": [_record(row) for row in self.rows],
                 "spent_gpu_s": dataclasses.asdict(account.spent), "measured_s": account.measured_s,
@@ -108,11 +116,26 @@ def read_report(paths: RunPaths) -> Report:
     judged = [(name, history) for name, history in histories if not all(math.isnan(_accuracy(one)) for one in history)]
     return Report(paths.root.resolve().name, tuple(rows), account=found,
                   cache=next((event for _, event in reversed(log) if isinstance(event, CacheChosen)), None),
+                  supply=_supply(event for _, event in log),
                   missed=sum(event.missed for _, event in log if isinstance(event, EpochEnded)),
                   losses=tuple(_curve(name, history, _loss) for name, history in histories),
                   accuracies=tuple(_curve(name, history, _accuracy) for name, history in judged),
                   val_losses=() if judged else tuple(_curve(name, history, _val_loss) for name, history in histories),
                   ensembles=tuple(read_ensembles(paths.root)))
+
+
+def _supply(events: Iterable[Event]) -> SupplyFound | None:
+    """What the input gave in the end of the last launch."""
+    found: SupplyFound | None = None
+    for event in events:
+        match event:
+            case Started():
+                found = None
+            case StreamStarted(kept=False):
+                found = SupplyFound(event.supply_samples_per_s, event.demand_samples_per_s)
+            case SupplyFound():
+                found = event
+    return found
 
 
 def _history(log: Iterable[Logged], network: str) -> list[EpochRecord]:

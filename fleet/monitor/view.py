@@ -46,6 +46,7 @@ from fleet.storage.events import (
     SharingLearned,
     Started,
     StreamStarted,
+    SupplyFound,
     TooLate,
 )
 from fleet.storage.files import STDOUT, storing
@@ -189,6 +190,8 @@ def _describe_trouble(event: Event) -> str:
             return f"{event.network} failed: {event.reason}; it shared a GPU, and is tried again on one of its own"
         case SharingLearned():
             return told_of_sharing(event.speedups)
+        case SupplyFound():
+            return event.words
         case NetworkRetried():
             return (f"{event.network} failed: {event.reason}; this may pass: retry {event.retry} of "
                     f"{event.retries}")
@@ -271,8 +274,8 @@ def told_of_sharing(speedups: Sequence[float]) -> str:
 # What stays on the screen above the live table.
 _STAYING = (Started, RatesRemembered, RateOff, Profiled, CacheChosen, StreamStarted, NetworkAdded, NetworkJudged,
             SearchFailed, ReplayDiffered, NetworkFinished, NetworkTested, NetworkFailed, TooLate, NetworkRetried,
-            SharingLearned, NetworkFellBack, ChangesAccepted, BestLost, NetworkWarned, RankLost, GroupStruck,
-            Interrupted, BadSample)
+            SharingLearned, SupplyFound, NetworkFellBack, ChangesAccepted, BestLost, NetworkWarned, RankLost,
+            GroupStruck, Interrupted, BadSample)
 
 
 @dataclass(frozen=True)

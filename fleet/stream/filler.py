@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from fleet.comm.base import World
-from fleet.comm.messages import Bad, Demand, Produce, Tag
+from fleet.comm.messages import Bad, Demand, Prepared, Produce, Tag
 from fleet.comm.roles import Roles
 from fleet.stream.order import Order
 from fleet.stream.relay import Relay
@@ -18,16 +18,19 @@ from preprocess.base import BadSample
 from preprocess.pipeline import Pipeline
 
 _SAMPLES_A_STEP = 8  # some milliseconds of work: what the coordinator on rank 0 may be kept waiting
-
-
 _TELL_EVERY_S = 0.002
+_BUSY_S = 0.5  # of work, until the coordinator hears how fast it went
 
 
 class WindowFiller:
-    """Fills a window: this rank's chunks by itself, those of other nodes by the relay."""
+    """Fills a window: this rank's chunks by itself, those of other nodes by the relay.
 
-    def __init__(self, world: World, roles: Roles, window: Window, order: Order, training: Pipeline, leads: bool
-                 ) -> None:
+    Args:
+        clock: seconds, from any moment on; what a sample takes is measured by it.
+    """
+
+    def __init__(self, world: World, roles: Roles, window: Window, order: Order, training: Pipeline, leads: bool,
+                 clock: Callable[[], float] = time.perf_counter) -> None:
         self._world, self._roles, self._window = world, roles, window
         self._order, self._training, self._leads = order, training, leads
         self._heads_node = roles.leader(roles.node_of[world.rank]) == world.rank
@@ -41,6 +44,8 @@ class WindowFiller:
         self._buried: frozenset[int] = frozenset()  # ranks that died, and hold nothing of the window any more
         self._demands: dict[int, int] = {}  # other node -> how far its readers are
         self._told, self._told_at = 0, 0.0
+        self._clock = clock
+        self._prepared, self._busy_s = 0, 0.0  # samples, and the time they took, since the coordinator was told
 
     def follow(self, order: Produce) -> None:
         """Heed what the coordinator says."""
@@ -121,8 +126,10 @@ class WindowFiller:
         begin, end = self._filled, min(len(self._indices), self._filled + _SAMPLES_A_STEP)
         row = self._window.rows(self._next).start
         rows = slice(row + begin, row + end)
+        began = self._clock()
         bad = self._training.load(self._indices[begin:end], self._production, self._window.images[rows],
                                   self._window.targets[rows])
+        self._was_busy(end - begin, self._clock() - began)
         _report(self._world, bad, training=True)
         self._filled = end
         if end == len(self._indices):
@@ -130,6 +137,13 @@ class WindowFiller:
             self._next += len(self._turns)
             self._filled = 0
         return True
+
+    def _was_busy(self, samples: int, seconds: float) -> None:
+        """Tell the coordinator how fast samples are prepared while there is anything to do."""
+        self._prepared, self._busy_s = self._prepared + samples, self._busy_s + seconds
+        if self._busy_s >= _BUSY_S:
+            self._world.tell(0, Tag.COORDINATOR, Prepared(self._world.rank, self._prepared, self._busy_s))
+            self._prepared, self._busy_s = 0, 0.0
 
 
 class SetFiller:

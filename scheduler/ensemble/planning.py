@@ -49,12 +49,12 @@ def supplied(rates: RateTable, gpus: int) -> RateTable:
     >>> [(network.rates, network.max_gpus) for network in supplied(table, 4).models]
     [((60.0, 100.0), 2), ((10.0, 20.0), None)]
     """
-    if all(_reaches(network, gpus) < rates.supply for network in rates.models):
+    if all(reaches(network, gpus) < rates.supply for network in rates.models):
         return rates
     return replace(rates, models=tuple(_supplied(network, rates.supply, gpus) for network in rates.models))
 
 
-def _reaches(network: Network, gpus: int) -> float:
+def reaches(network: Network, gpus: int) -> float:
     """At least the best rate of a network: each GPU adds at most as much as the first, or what was measured."""
     return max(max(network.rates), gpus * network.rates[-1] / len(network.rates)) if len(network.rates) > 1 \
         else network.rates[0]

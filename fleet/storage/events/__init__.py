@@ -37,6 +37,7 @@ from fleet.storage.events.rates import (
     RatesRemembered,
     RememberedRate,
     SharingLearned,
+    SupplyFound,
 )
 from fleet.storage.events.search import NetworkAdded, NetworkJudged, ReplayDiffered, Searched, SearchFailed
 from fleet.storage.events.training import (
@@ -99,6 +100,7 @@ __all__ = [
     "SharingLearned",
     "Started",
     "StreamStarted",
+    "SupplyFound",
     "TooLate",
     "event_from_json",
 ]
@@ -109,7 +111,7 @@ Event: TypeAlias = (
     | GroupStarted | GroupChanged | EpochEnded | GroupStopped | NetworkFinished | NetworkTested | NetworkRetried
     | NetworkFailed | NetworkFellBack | ChangesAccepted | BestLost | NetworkWarned | RankLost | GroupStruck | BadSample
     | Estimated | Searched | SearchFailed | ReplayDiffered | NetworkAdded | NetworkJudged | NetworkTaken
-    | SharingLearned | Commanded)
+    | SharingLearned | SupplyFound | Commanded)
 
 KINDS: Mapping[str, type] = {kind.word: kind for kind in get_args(Event)}
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from fleet.storage.lines import Milli, OmitDefault, Places
+from fleet.storage.lines import Milli, OmitDefault, Places, Tenths
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,32 @@ class SharingLearned:
 
     word: ClassVar[str] = "sharing"
     speedups: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class SupplyFound:
+    """The input gives another number of samples/s than the present plan counted on, by more than a quarter.
+
+    Attributes:
+        supply_samples_per_s: that each network is given at most.
+        demand_samples_per_s: that the fastest network could take, on as many GPUs as make it fastest; 0 where nobody
+            knows.
+    """
+
+    word: ClassVar[str] = "supply"
+    supply_samples_per_s: Tenths
+    demand_samples_per_s: Tenths
+
+    @property
+    def words(self) -> str:
+        """It in a line."""
+        gives = f"the input gives {self.supply_samples_per_s:.0f} samples/s"
+        if not self.demand_samples_per_s:
+            return gives
+        rates = f"{gives}, the fastest network could take {self.demand_samples_per_s:.0f}"
+        if self.supply_samples_per_s >= self.demand_samples_per_s:
+            return f"{rates}: it holds no network back"
+        return f"{rates}: no network is given GPUs that would only wait for it"
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,10 @@
 """Which epochs groups train on, and what preprocessors are told."""
 
+import math
+
 import pytest
 
-from fleet.comm.messages import NO_LIMIT, Produce, Throughput
+from fleet.comm.messages import NO_LIMIT, Prepared, Produce, Throughput
 from fleet.ensemble.history import Impossible
 from fleet.ensemble.production import Production
 from scheduler.base import Network, RateTable
@@ -108,6 +110,25 @@ def test_a_preprocessor_says_how_fast_it_is_once(rank):
     production.hear(Throughput(0, 10.0))
     with pytest.raises(Impossible, match="and yet there is Throughput"):
         production.hear(Throughput(rank, 10.0))
+
+
+def test_the_slowest_of_those_that_take_turns_sets_the_pace_of_the_input():
+    production = Production(layout(3), (0, 1, 2))
+    producing(production, 25.0, 25.0, 25.0)
+    assert production.supply(set()) == 50.0  # by two of them
+    production.hear_prepared(Prepared(0, 90, 3.0))
+    assert production.supply(set()) == 50.0  # of the other nothing has been heard yet
+    production.hear_prepared(Prepared(1, 20, 2.0))
+    assert production.supply(set()) == 20.0
+    with pytest.raises(Impossible, match="2 does not produce"):
+        production.hear_prepared(Prepared(2, 20, 2.0))
+
+
+def test_where_samples_are_kept_or_a_preprocessor_has_died_nothing_is_between():
+    kept, dying = Production(None, (0,)), Production(layout(3), (0, 1))
+    for production in (kept, dying):
+        producing(production, *(10.0 for _ in production._preprocessors))
+    assert (kept.supply(set()), dying.supply(set()), dying.supply({1})) == (math.inf, 20.0, math.inf)
 
 
 def test_preprocessors_are_told_how_far_to_go_and_what_to_hold_where_that_has_changed():

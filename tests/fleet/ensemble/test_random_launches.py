@@ -17,7 +17,8 @@ from fleet.stream.layout import Layout
 from preprocess.sample import ImageSpec
 from scheduler.base import Member, Network, Options, RateTable, Round
 from scheduler.ensemble.online import OnlineRates
-from scheduler.ensemble.policies import POLICIES
+from scheduler.ensemble.planning import plan
+from scheduler.ensemble.policies import POLICIES, Policy
 from tests.examples import examples
 from tests.fleet.ensemble.trainers import Fate, Ranks
 from tests.fleet.histories import record, spec
@@ -39,7 +40,7 @@ def restless(rates, progress, cluster, options):
     return Round(tuple(members))
 
 
-DECIDE = {**{name: policy.decide for name, policy in POLICIES.items()}, "restless": restless}
+ASKED = {**POLICIES, "restless": Policy("restless", restless)}
 
 
 def layout(kind):
@@ -86,7 +87,7 @@ def launches(draw, policy, deaths=st.just(0), asked_at=st.none(), ends_s=st.none
     dying = draw(deaths)
     setup = Setup(content, roles, layout(kind), SAMPLES, outlives=dying > 0, ends_s=draw(ends_s),
                   first_epoch=max(map(len, left.values()), default=0))
-    decide, options = DECIDE[policy], Options(seed=draw(st.integers(0, 3)))
+    asked, options = ASKED[policy], Options(seed=draw(st.integers(0, 3)))
 
     def make():
         survey = Survey(content.networks, {network.name: network.name for network in content.networks},
@@ -95,7 +96,7 @@ def launches(draw, policy, deaths=st.just(0), asked_at=st.none(), ends_s=st.none
         online = OnlineRates([traits_of(network, network.name, (4, 4, 1), 2)
                               for network in content.networks], SAMPLES, roles.gpus_per_node, trainers, known)
         return Ensemble(setup, {name: standing_of(history) for name, history in left.items()}, survey, rates,
-                        lambda table, progress, cluster: Decision(decide(table, progress, cluster, options)),
+                        lambda table, progress, cluster: Decision(plan(asked, table, progress, cluster, options)),
                         Search.without(content).mind, online if learns else None)
 
     return Ranks(make, setup, draw(st.integers(0, 10**6)), fates, left, dying, draw(asked_at))
@@ -110,7 +111,7 @@ def ended_with(status, ranks):
     assert (status is ExitStatus.RESUMABLE) == (set(ranks.over()) < set(ranks.fates))
 
 
-everything = pytest.mark.parametrize("policy", DECIDE)
+everything = pytest.mark.parametrize("policy", ASKED)
 
 
 @everything

@@ -91,6 +91,7 @@ class Ranks:
         self.meeting = {}  # number -> the team that meets
         self.waiting = set()  # ranks whose Ready was heard, and that have nothing to do
         self.gone, self.dead, self.unheard = set(), set(), set()
+        self.producing, self.unsaid = (), 6  # who prepares samples, and how often one may still say how fast
         self.reading = []
         self.standings, self.events = {}, []
         self.owner = {}  # rank -> the network that the ensemble has given it to
@@ -186,6 +187,7 @@ class Ranks:
     def told(self, rank, tag, message):
         if tag is m.Tag.PREPROCESSOR:
             assert isinstance(message, m.Produce | m.Exit)
+            self.producing = message.turns if isinstance(message, m.Produce) else ()
             return
         assert tag is m.Tag.TRAINER
         has_ended = any(isinstance(event, Interrupted) for event in self.events)
@@ -216,6 +218,9 @@ class Ranks:
 
     def deeds(self):
         """What ranks can do next."""
+        if self.unsaid:
+            for rank in sorted(set(self.producing) - self.dead):
+                yield lambda rank=rank: self.prepare(rank)
         for rank in self.team:
             if rank in self.dead | self.gone:
                 continue
@@ -231,6 +236,11 @@ class Ranks:
                     yield from self.of_group(team)  # nobody there has noticed
             elif team.has_met and team.master == rank:
                 yield from self.of_group(team)
+
+    def prepare(self, rank):
+        """A preprocessor says how fast it was of late."""
+        self.unsaid -= 1
+        self.say(rank, m.Prepared(rank, self.random.choice([1, 10, 100]), 1.0))
 
     def take(self, rank):
         """A rank that has nothing to do, or is a recruit, takes its next order."""

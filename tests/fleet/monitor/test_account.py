@@ -15,6 +15,7 @@ from fleet.storage.events import (
     NetworkFinished,
     Profiled,
     StreamStarted,
+    SupplyFound,
 )
 from tests.fleet.logs import LOG, START, epoch, with_rates
 
@@ -80,6 +81,8 @@ def test_networks_that_share_a_stream_are_simulated_no_faster_than_it():
                                        demand_samples_per_s=10.0, bottleneck="input"))
     log = with_rates(10.0, 5.0, start)
     assert account(log).simulated_s < 2 * 100 / 2.0 <= account([*log[:2], stream, *log[2:]]).simulated_s
+    slower = Logged(0.6, SupplyFound(1.0, 10.0))
+    assert account([*log[:2], stream, slower, *log[2:]]).simulated_s >= 2 * 100 / 1.0
 
 
 def test_a_log_of_before_deltas_had_units_is_replayed_as_it_was_meant():

@@ -54,6 +54,7 @@ from fleet.storage.events import (
     SharingLearned,
     Started,
     StreamStarted,
+    SupplyFound,
     TooLate,
 )
 from fleet.storage.state import EpochRecord
@@ -135,6 +136,11 @@ EVENTS = [
     (SharingLearned((1.0, 1.6, 1.9)),
      "2 networks on one GPU train 1.6 times as much as one, 3 networks 1.9 times: 3 pay; more may pay: start more "
      "ranks"),
+    (SupplyFound(1190.04, 6936.0),
+     "the input gives 1190 samples/s, the fastest network could take 6936: no network is given GPUs that would only "
+     "wait for it"),
+    (SupplyFound(9000.0, 6936.0),
+     "the input gives 9000 samples/s, the fastest network could take 6936: it holds no network back"),
     (NetworkRetried("a", "out of memory", 0, 2, alone=True),
      "a failed: out of memory; it shared a GPU, and is tried again on one of its own"),
     (NetworkRetried("a", "Stale file handle", 1, 2), "a failed: Stale file handle; this may pass: retry 1 of 2"),

@@ -1,8 +1,11 @@
 """How far preprocessors fill what a node shares."""
 
+import itertools
+import time
+
 import pytest
 
-from fleet.comm.messages import NO_LIMIT, Demand, Produce
+from fleet.comm.messages import NO_LIMIT, Demand, Prepared, Produce, Tag
 from fleet.comm.roles import assign
 from fleet.stream.filler import SetFiller, WindowFiller
 from fleet.stream.layout import Layout
@@ -17,10 +20,10 @@ ROLES = assign((0, 0, 0), 1, None)
 class Filled:
     """A window, and the one preprocessor that fills it."""
 
-    def __init__(self, world, layout=LAYOUT):
+    def __init__(self, world, layout=LAYOUT, clock=time.perf_counter):
         self.world, self.window, training = world, window_of(layout), pipeline(SAMPLES)
         order = StrictOrder(training, layout.chunk)
-        self._filler = WindowFiller(world, ROLES, self.window, order, training, leads=False)
+        self._filler = WindowFiller(world, ROLES, self.window, order, training, leads=False, clock=clock)
 
     def follow(self, limit, hold=0, first=0):
         self._filler.follow(Produce(limit, hold, first, turns=(0,)))
@@ -101,6 +104,24 @@ def test_a_reader_that_goes_holds_nothing_back(go):
         return made.fill()
 
     assert filled(use) == 43
+
+
+def test_the_coordinator_hears_how_fast_samples_are_prepared_whatever_time_passes_in_between():
+    """Each load takes an eighth of a second; before the next one, a reader is waited for, for an hour."""
+    times = itertools.accumulate(itertools.cycle([3600.0, 0.125]))
+
+    def use(made):
+        made.follow(NO_LIMIT)
+        for chunk in range(6):
+            made.window.need(0, chunk)
+            made.fill()
+        heard = []
+        while (message := made.world.hear(Tag.COORDINATOR)) is not None:
+            heard.append(message)
+        return heard
+
+    heard = filled(use, clock=lambda: next(times))
+    assert heard == [Prepared(0, 20, 0.5)] * 4  # each chunk is loaded as 8 and 2 samples
 
 
 def test_a_set_is_filled_in_turns_and_a_chunk_is_there_once_it_is_whole():

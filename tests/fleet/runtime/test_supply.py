@@ -1,0 +1,44 @@
+"""Whole runs on an input that turns out slow: plans come to know it."""
+
+import json
+
+import yaml
+
+from fleet.errors import ExitStatus
+from fleet.monitor.report import read_report
+from fleet.runtime.preprocessor import Preprocessor
+from fleet.storage.event_log import events_of
+from fleet.storage.events import GroupStarted, RoundStarted, SupplyFound
+from fleet.stream import filler
+from tests.fleet.runtime.runs import launch
+
+# By the file: one network that two devices make faster, and two that are slower than it.
+RATES = {"samples_per_epoch": 40, "gpus_per_node": 2,
+         "models": [{"name": "wide", "rates": [4000.0, 7000.0]}, *({"name": name, "rates": [2000.0, 3000.0]}
+                                                                   for name in ("left", "right"))]}
+
+
+def test_one_wide_network_does_not_run_alone_on_an_input_that_cannot_feed_it(tmp_path, monkeypatch):
+    """Before the run the input seems fast; then each sample takes a millisecond at least, whatever the machine does."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(Preprocessor, "_measure", lambda preprocessor: 1e6)
+    monkeypatch.setattr(filler, "_BUSY_S", 0.02)
+    (tmp_path / "rates.json").write_text(json.dumps(RATES))
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump({
+        "output": str(tmp_path / "run"),
+        "models": [{"family": "softmax", "name": row["name"]} for row in RATES["models"]],
+        "data": {"source": "tests.sources:slow", "path": "40", "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}],
+                 "cache": "none"},
+        "train": {"converge": {"max_epochs": 4}, "batch": {"size": 10}},
+        "schedule": {"policy": "global", "rates": str(tmp_path / "rates.json")}, "resources": {"engine": "numpy"}}))
+    status, prepared = launch(tmp_path / "spec.yaml", 3)
+    assert status is ExitStatus.OK
+    first, second, *_ = events_of(prepared.paths.events, RoundStarted)
+    assert (first.members, len(second.members)) == (("wide",), 2)
+    begun = events_of(prepared.paths.events, GroupStarted)
+    assert [len(group.devices) for group in begun[:3]] == [2, 1, 1]
+    found = events_of(prepared.paths.events, SupplyFound)
+    assert 0 < found[0].supply_samples_per_s <= 1000
+    report = read_report(prepared.paths)
+    assert report.supply == found[-1]
+    assert "no network is given GPUs that would only wait for it" in report.input
