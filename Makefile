@@ -1,4 +1,4 @@
-# make env | demo | test | test-all | coverage | test-cluster | chaos | check | bench | clean
+# make env | demo | test | test-all | coverage | test-cluster | test-cluster-all | chaos | check | bench | clean
 # VENV=dir puts the environment elsewhere; PYTHON=interpreter makes it with another Python 3.11.
 
 VENV ?= .venv
@@ -12,7 +12,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 # Tests that run side by side: launches wait more than they compute.
 WORKERS ?= 3
 
-.PHONY: env demo test test-all coverage test-cluster chaos check bench clean
+.PHONY: env demo test test-all coverage test-cluster test-cluster-all chaos check bench clean
 
 env:
 	@tools/env.sh
@@ -39,7 +39,11 @@ coverage: env
 
 # On the four virtual nodes of a Slurm of its own, which it installs where it is missing: root and apt-get are wanted.
 test-cluster: env
-	$(BIN)/python -m pytest -rs tests/cluster $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -rs -m "not long" tests/cluster $(PYTEST_ARGS)
+
+# The full shows as well, of ten minutes and more each; what they measure is printed.
+test-cluster-all: env
+	$(BIN)/python -m pytest -rsP tests/cluster $(PYTEST_ARGS)
 
 # Faults at random moments; an hour, and it writes docs/reliability.md. As root, because it fills up disks of its own.
 chaos: env

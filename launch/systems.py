@@ -51,7 +51,8 @@ class System:
             itself; none where such a job is not told, or simply killed.
         over: the same of a job that has ended, or that the system does not know any more.
         restarts: holds in a job's environment how often it has been put back into the queue.
-        tells_idle: whether it tells which nodes are idle, in the words of :mod:`launch.slurm_queue`.
+        queue_commands: which commands tell of one's jobs and of idle nodes, by a name of
+            :data:`launch.queues.QUEUES`; none where there are none.
         template: of its scripts, with :data:`WORDS` in ``<<`` and ``>>``; ``templates/<name>.sh`` of this package
             unless given.
 
@@ -77,7 +78,7 @@ class System:
     preempted: str = ""
     over: str = ""
     restarts: str = ""
-    tells_idle: bool = False
+    queue_commands: str = ""
     template: str = ""
     walltime: tuple[str, ...] = ()
     past: tuple[str, ...] = ()
@@ -140,28 +141,31 @@ SYSTEMS = {system.name: system for system in (
            ("scontrol", "requeue", "{job}"), ("scontrol", "show", "job", "{job}"), r"\bPreemptTime=\d",
            # One that waits has been put back into the queue, with no process left.
            r"JobState=(BOOT_FAIL|CANCELLED|COMPLETED|DEADLINE|FAILED|NODE_FAIL|OUT_OF_MEMORY|PENDING|PREEMPTED|REVOKED"
-           r"|TIMEOUT)\b|Invalid job id", "SLURM_RESTART_COUNT", tells_idle=True, walltime=("--time={minutes}",),
+           r"|TIMEOUT)\b|Invalid job id", "SLURM_RESTART_COUNT", queue_commands="slurm", walltime=("--time={minutes}",),
            past=("sacct", "--allocations", "--duplicates", "--noheader", "--parsable2", "--name={name}",
                  "--user={user}", "--starttime=now-365days", "--format=JobIDRaw,State,ElapsedRaw")),
     System("lsf", "#BSUB ", "-P {}", "-q {}", _LSF_NODES, (*_LSF_NODES, '-gpu "num={gpus}"'), ("-r", "-rn"), True,
            "LSB_JOBID", ("bsub",), True, r"Job <(\d+)>", ("-w", "ended({job})"),
            state=("bjobs", "-noheader", "-o", "stat", "{job}"), over=r"\b(DONE|EXIT)\b|is not found",
-           walltime=("-W", "{minutes}")),
+           queue_commands="lsf", walltime=("-W", "{minutes}")),
     System("pbs", "#PBS ", "-A {}", "-q {}",
            ("-l select={nodes}:mpiprocs={ranks_per_node}", "-l place=scatter:excl"),
            ("-l select={nodes}:mpiprocs={ranks_per_node}:ngpus={gpus}", "-l place=scatter:excl"),
            ("-r y", "-r n"), False, "PBS_JOBID", ("qsub",), False, r"^(\S+)", ("-W", "depend=afterany:{job}"),
-           state=("qstat", "-f", "{job}"), over=r"job_state = [FX]\b|Unknown Job|has finished"),
+           state=("qstat", "-f", "{job}"), over=r"job_state = [FX]\b|Unknown Job|has finished",
+           queue_commands="pbs"),
     System("local"),
 )}
 
 
-def submit(system: System, script: Path, after: str | None = None, walltime_s: float | None = None) -> str:
+def submit(system: System, script: Path, after: str | None = None, walltime_s: float | None = None,
+           more: Sequence[str] = ()) -> str:
     """Hand a job script in.
 
     Args:
         after: the id of a job that must have ended before this one begins.
         walltime_s: to ask for instead of the script's.
+        more: options.
 
     Returns:
         The id of the job.
@@ -172,7 +176,7 @@ def submit(system: System, script: Path, after: str | None = None, walltime_s: f
     options = [option.format(job=after) for option in system.after] if after is not None else []
     if walltime_s is not None:
         options += [option.format(minutes=max(1, math.ceil(walltime_s / 60))) for option in system.walltime]
-    command = [*system.submit, *options, *([] if system.by_input else [str(script)])]
+    command = [*system.submit, *options, *more, *([] if system.by_input else [str(script)])]
     printed = call(command, script.read_text(encoding="utf-8") if system.by_input else None)
     found = re.search(system.id_pattern, printed.strip(), re.MULTILINE)
     if found is None:

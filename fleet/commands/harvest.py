@@ -5,10 +5,10 @@
 
 Each job is an ordinary launch on networks that it holds by lease; when it is ended, others take them over, and at most
 an epoch is trained again. This command hands in the first jobs. From then on each job keeps so many in the queue as
-long as networks wait (--backlog), and takes back what is left when all are done. What follows -- goes to sbatch. Which
-run the next job is for, and how large it is, is decided on the nodes that are idle now, with what was measured in the
-runs. jobs/harvest.jsonl in the folder of each run has all that was done. After three launches in a row that finished
-no epoch no more jobs are handed in; the same command begins again.
+long as networks wait (--backlog), and takes back what is left when all are done. What follows -- goes to sbatch, bsub
+or qsub. Which run the next job is for, and how large it is, is decided on the nodes that are idle now, with what was
+measured in the runs. jobs/harvest.jsonl in the folder of each run has all that was done. After three launches in a row
+that finished no epoch no more jobs are handed in; the same command begins again.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from fleet.commands.options import add_json, print_json
 from fleet.commands.submit import add_job_options, find_site, ranks_of, system_of, times_of, with_gpus
 from fleet.errors import ExitStatus, UserError
 from fleet.jobs.backlog import Limits
-from fleet.jobs.harvest import Asked, Backlog, Plan, Run, SlurmQueue, note, partition_of
+from fleet.jobs.harvest import Asked, Backlog, BatchQueue, Plan, Run, note
 from fleet.run import IDLE_S
 from fleet.runtime.folder import check_folder, check_shareable, writing_into
 from fleet.spec import Spec, load
 from fleet.storage.files import replacing
 from fleet.storage.paths import RunPaths
 from fleet.units import counted, format_duration
+from launch.queues import QUEUES
 from launch.render import Job, render
 from launch.sites import SITES, Site
 from launch.systems import SYSTEMS, System
@@ -44,8 +45,9 @@ _DEFAULTS = Limits()
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     size = whole(1, 100_000)
-    parser.add_argument("specs", nargs="+", metavar="SPEC", help="YAML files of the specs; after --, options of sbatch")
-    parser.add_argument("--system", metavar="NAME", help="batch system: slurm (that of the site)")
+    parser.add_argument("specs", nargs="+", metavar="SPEC",
+                        help="YAML files of the specs; after --, options of sbatch, bsub or qsub")
+    parser.add_argument("--system", metavar="NAME", help="batch system: slurm, lsf or pbs (that of the site)")
     parser.add_argument("--site", default="generic", metavar="NAME",
                         help=f"machine: {', '.join(SITES)}, or a YAML file of your own (generic)")
     parser.add_argument("--nodes-per-job", type=whole(1, 1000), default=_DEFAULTS.nodes_per_job, metavar="N",
@@ -69,10 +71,10 @@ def run(args: argparse.Namespace) -> int:
     names, options = _apart(args.specs)
     site = find_site(args.site)
     system = system_of(args.system, site, args.site)
-    if not system.tells_idle:
-        able = ", ".join(one.name for one in SYSTEMS.values() if one.tells_idle)
+    if system.queue_commands not in QUEUES:
+        able = ", ".join(one.name for one in SYSTEMS.values() if one.queue_commands)
         raise UserError(f"--system {system.name}: a harvest asks for idle nodes, which this one does not tell; "
-                        f"{able} does")
+                        f"{able} do")
     args.nodes = args.nodes_per_job
     specs = [(name, load(name)) for name in names]
     roots = [spec.output.absolute() for _, spec in specs]
@@ -88,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
             job = _job(args, name, spec, found, system, of_spec, nodes)
             scripts[found.paths.harvest_script(nodes)] = render(job, system, of_spec)
     plan = Plan(tuple(runs), Limits(args.nodes_per_job, args.backlog, args.most), tuple(options),
-                partition_of(options) or args.queue or site.queue or None)
+                QUEUES[system.queue_commands].queue_of(options) or args.queue or site.queue or None)
     if args.dry_run:
         if args.json:
             print_json({"scripts": list(scripts.values())})
@@ -109,7 +111,7 @@ def _begin(plan: Plan, system: System, scripts: dict[Path, str], as_json: bool) 
     plan.write()
     for one in plan.runs:
         note(one.paths, Asked())
-    orders = Backlog(plan, SlurmQueue(plan, system), os.environ).top_up()
+    orders = Backlog(plan, BatchQueue(plan, system), os.environ).top_up()
     places = [str(one.paths.harvested) for one in plan.runs]
     if as_json:
         print_json({"done": [str(order) for order in orders], "noted": places})

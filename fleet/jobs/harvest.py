@@ -2,8 +2,8 @@
 
 Each job keeps the backlog filled, when it begins, now and then, and when it ends; so no process has to stay on a login
 node. What to do is decided by :func:`fleet.jobs.backlog.decide`. What that is told of is found out here: the queue and
-the idle nodes from Slurm, the networks from the tables and the leases in the folders of the runs, and how fast they
-are, what starting takes and how long jobs are let be from the runs' own event logs.
+the idle nodes from the batch system, the networks from the tables and the leases in the folders of the runs, and how
+fast they are, what starting takes and how long jobs are let be from the runs' own event logs.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar, Protocol
 
 from fleet.errors import ExitStatus, StorageError, UserError
 from fleet.jobs.backlog import Cancel, Harvested, Limits, Order, Submit, decide
@@ -31,10 +30,9 @@ from fleet.storage.lines import Kind, OmitDefault, add_dated_line, from_json, re
 from fleet.storage.network_leases import holders
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Status, read_results
-from launch import slurm_queue
 from launch.base import InputError
-from launch.slurm_queue import QueuedJob
-from launch.systems import System, call, is_preempted
+from launch.queues import QUEUES, QueuedJob
+from launch.systems import System, is_preempted, submit
 
 GAP_S = 600.0  # how long nodes are taken to stay idle before anything is known of it: it counts as one gap
 _EVERY_S = 30.0  # between two looks at the queue
@@ -68,8 +66,8 @@ class Plan:
     """A harvest: what was asked for, as all of its jobs know it.
 
     Attributes:
-        options: for ``sbatch``.
-        partition: whose idle nodes count; None for the default one.
+        options: for the command that hands jobs in.
+        partition: or queue, whose idle nodes count; None for the default one.
     """
 
     runs: tuple[Run, ...]
@@ -122,23 +120,23 @@ class Queue(Protocol):
         """Take back a job that waits."""
 
 
-class SlurmQueue:
-    """Slurm, by its commands; each raises InputError where Slurm does not answer."""
+class BatchQueue:
+    """A batch system, by its commands; each raises InputError where it does not answer."""
 
     def __init__(self, plan: Plan, system: System) -> None:
-        self._plan, self._system = plan, system
+        self._plan, self._system, self._queue = plan, system, QUEUES[system.queue_commands]
 
     def jobs(self, names: Sequence[str]) -> list[QueuedJob]:  # noqa: D102 - Queue says it
-        return slurm_queue.own_jobs(names)
+        return self._queue.own_jobs(names)
 
     def idle_nodes(self) -> int:  # noqa: D102
-        return slurm_queue.idle_nodes(self._plan.partition)
+        return self._queue.idle_nodes(self._plan.partition)
 
     def submit(self, script: Path, nodes: int) -> str:  # noqa: D102
-        return call([*self._system.submit, *self._plan.options, str(script)]).strip().partition(";")[0]
+        return submit(self._system, script, more=self._plan.options)
 
     def cancel(self, job: str) -> None:  # noqa: D102
-        slurm_queue.cancel(job)
+        self._queue.cancel(job)
 
 
 # ---- what is noted -----------------------------------------------------------------------------
@@ -208,6 +206,11 @@ def note(paths: RunPaths, what: Kind) -> None:
     add_dated_line(paths.harvested, what)
 
 
+def _noted(paths: RunPaths) -> list[Any]:
+    """All that is known of a harvest, in order."""
+    return [from_json(line, _KINDS) for line in read_lines(paths.harvested)] if paths.harvested.exists() else []
+
+
 @dataclass(frozen=True)
 class Past:
     """A launch that is over, as its log tells it.
@@ -248,7 +251,7 @@ def past_of(paths: RunPaths, running: Sequence[str] = ()) -> list[Past]:
     Args:
         running: the ids of its jobs that run now.
     """
-    noted = [from_json(line, _KINDS) for line in read_lines(paths.harvested)] if paths.harvested.exists() else []
+    noted = _noted(paths)
     begun = [(place, one) for place, one in enumerate(noted) if isinstance(one, Begun)]
     last = {one.job: place for place, one in begun}
     asked = max((place for place, one in enumerate(noted) if isinstance(one, Asked)), default=-1)
@@ -322,7 +325,8 @@ class Backlog:
             return []
 
     def _top_up(self, without: str) -> list[Order]:
-        jobs = [job for job in self._queue.jobs([run.job for run in self._plan.runs]) if job.id != without]
+        jobs = [job._replace(nodes=job.nodes or self._asked_for(job.id))
+                for job in self._queue.jobs([run.job for run in self._plan.runs]) if job.id != without]
         idle = self._queue.idle_nodes()
         past = {run.job: past_of(run.paths, [job.id for job in jobs if job.runs]) for run in self._plan.runs}
         gap_s = mean_gap_s([one for launches in past.values() for one in launches])
@@ -332,6 +336,11 @@ class Backlog:
         for order in orders:
             self._carry_out(order, next(run.paths for run in self._plan.runs if run.job == order.name))
         return orders
+
+    def _asked_for(self, job: str) -> int:
+        """How many nodes a job was handed in for, where its batch system does not say."""
+        return next((one.nodes for run in self._plan.runs for one in _noted(run.paths)
+                     if isinstance(one, HandedIn) and one.job == job), 1)
 
     def _carry_out(self, order: Order, paths: RunPaths) -> None:
         match order:
@@ -416,19 +425,3 @@ class HarvestJob:
                 print(f"fleet job: {order}", file=sys.stderr, flush=True)
         except (InputError, StorageError) as error:  # this launch can go on all the same
             print(f"fleet job: the backlog is not kept filled for now: {error}", file=sys.stderr, flush=True)
-
-
-def partition_of(options: Sequence[str]) -> str | None:
-    """The partition that options of ``sbatch`` name.
-
-    >>> partition_of(["--qos=preempt", "-p", "low"]), partition_of(["--partition=low"]), partition_of(["--requeue"])
-    ('low', 'low', None)
-    """
-    for word, following in pairwise([*options, ""]):
-        if word in ("-p", "--partition"):
-            return following
-        if word.startswith("--partition="):
-            return word.partition("=")[2]
-        if word.startswith("-p") and not word.startswith("--"):
-            return word[2:]
-    return None

@@ -26,7 +26,7 @@ def main():
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--cases", type=int, default=100, help="with the numpy engine")
     parser.add_argument("--tensorflow", type=int, default=10, help="cases with TensorFlow")
-    parser.add_argument("--beside", type=int, default=30, help="cases of launches over one folder")
+    parser.add_argument("--beside", type=int, help="cases of launches over one folder (30 for 100 of the numpy engine)")
     parser.add_argument("--seeds", type=int, nargs="+", help="these cases of the numpy engine alone")
     parser.add_argument("--minutes", type=float, help="begin no case after so long")
     parser.add_argument("--document", type=Path, help="where to write what came out")
@@ -44,7 +44,8 @@ def main():
             print(f"{len(cases) - len(outcomes)} cases are left out: the time is over")
             break
         outcomes.append(_carry_out(case))
-    beside = [] if arguments.seeds else [_carry_out_beside(seed) for seed in range(arguments.beside)]
+    count = round(0.3 * arguments.cases) if arguments.beside is None else arguments.beside
+    beside = [] if arguments.seeds else [_carry_out_beside(seed) for seed in range(count)]
     if arguments.document:
         arguments.document.write_text(document(outcomes, arguments.run, beside))
     return 1 if any(outcome.broken for outcome in [*outcomes, *beside]) else 0

@@ -17,13 +17,18 @@ JOB = Job(name="photos", spec="photos.yaml", folder=Path("/home/me/my work"), py
           run=Path("/home/me/runs/photos"), outputs=Path("/home/me/runs/photos/jobs"), nodes=2, walltime=7200,
           warning=120)
 CHAIN = replace(JOB, jobs=20, retries=2, account="m1234")
+HARVEST = replace(JOB, nodes=1, harvest=Path("/home/me/runs/photos/jobs/harvest.json"),
+                  words=("--beside-others", "--idle=300s"))
 PLACES = {**{f"generic_{name}": (SYSTEMS[name], SITES["generic"]) for name in SYSTEMS},
+          **{f"harvest_{name}": (system, SITES["generic"]) for name, system in SYSTEMS.items()
+             if system.queue_commands},
           **{name: (SYSTEMS[site.system], site) for name, site in SITES.items() if site.system}}
 
 
 def scripts():
-    """Name -> script: one job on each batch system, a chain on each known machine."""
-    return {name: render(CHAIN if site.system else JOB, system, site) for name, (system, site) in PLACES.items()}
+    """Name -> script: one job and one of a harvest on each batch system, a chain on each known machine."""
+    return {name: render(CHAIN if site.system else HARVEST if name.startswith("harvest_") else JOB, system, site)
+            for name, (system, site) in PLACES.items()}
 
 
 @pytest.mark.parametrize("name", PLACES)

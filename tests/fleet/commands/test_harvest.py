@@ -7,6 +7,7 @@ import pytest
 
 from fleet.__main__ import main
 from fleet.jobs.harvest import Plan
+from fleet.storage.lines import read_lines
 from fleet.storage.paths import RunPaths
 
 SPEC = "models: [{{family: softmax, name: x}}, {{family: softmax, name: y}}]\nname: photos\noutput: {run}\n"
@@ -51,6 +52,32 @@ def test_the_first_jobs_are_handed_in_with_the_options_behind_the_dashes(harvest
     assert paths.foreign() == []
 
 
+# What each command prints that a harvest asks, after the manuals, with a job of somebody's own and idle nodes.
+BATCH_SYSTEMS = {
+    "lsf": {"bsub": "cat > /dev/null; echo 'Job <4711> is submitted to queue <spare>.'",
+            "bjobs": "echo 'No unfinished job found' >&2; exit 255", "bqueues": "echo 'spares/ '",
+            "bhosts": "printf 'HOST_NAME STATUS JL/U MAX NJOBS RUN SSUSP USUSP RSV\nh1 ok - 42 0 0 0 0 0\n'"},
+    "pbs": {"qsub": "echo 4711.pbs", "qselect": "echo 12.pbs",
+            "qstat": """echo '{"Jobs": {"12.pbs": {"Job_Name": "mine", "job_state": "R"}}}'""",
+            "pbsnodes": """echo '{"nodes": {"n1": {"state": "free"}}}'"""}}
+
+
+@pytest.mark.parametrize("system", BATCH_SYSTEMS)
+def test_other_batch_systems_are_asked_by_their_own_commands(harvest, tmp_path, system):
+    for name, script in BATCH_SYSTEMS[system].items():
+        (tmp_path / name).write_text(f'#!/bin/sh\necho "{name} $*" >> {tmp_path}/asked\n{script}\n')
+        (tmp_path / name).chmod(0o755)
+    status, _, err = harvest("a.yaml", "--system", system, "--", "-q", "spare")
+    assert (status, err) == (0, "")
+    paths = RunPaths(tmp_path / "a")
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert asked[-1] == {"lsf": "bsub -q spare", "pbs": f"qsub -q spare {paths.harvest_script(1)}"}[system]
+    assert ("bhosts -w spares" if system == "lsf" else "qstat -Q spare") in asked
+    handed_in = [line for line in read_lines(paths.harvested) if line["event"] == "submitted"]
+    assert [(line["job"], line["nodes"]) for line in handed_in] == [
+        ({"lsf": "4711", "pbs": "4711.pbs"}[system], 1)]
+
+
 def test_several_specs_share_a_harvest(harvest, tmp_path):
     assert harvest("a.yaml", "b.yaml", "--system", "slurm", "--nodes-per-job=2")[0] == 0
     assert Plan.read(RunPaths(tmp_path / "a").harvest) == Plan.read(RunPaths(tmp_path / "b").harvest)
@@ -64,7 +91,7 @@ def test_a_dry_run_only_prints(harvest, tmp_path):
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
-    (["a.yaml", "--system", "pbs"], "for idle nodes, which this one does not tell; slurm does"),
+    (["a.yaml", "--system", "local"], "for idle nodes, which this one does not tell; slurm, lsf, pbs do"),
     (["a.yaml"], "--system says which batch system there is"),
     (["a.yaml", "a.yaml", "--system", "slurm"], "two of the specs have the same output"),
     (["a.yaml", "--system", "slurm", "--backlog", "0"], "--backlog"),

@@ -3,7 +3,6 @@
 import pytest
 
 from fleet.errors import UserError
-from fleet.jobs import harvest
 from fleet.jobs.backlog import Limits
 from fleet.jobs.harvest import (
     GAP_S,
@@ -28,7 +27,7 @@ from fleet.storage.lines import read_lines
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Results
 from fleet.storage.state import Outcome, Standing
-from launch.slurm_queue import QueuedJob
+from launch.queues import QUEUES, QueuedJob
 from tests.fleet.histories import record
 from tests.fleet.logs import START
 from tests.fleet.storage.test_lease import hold
@@ -152,6 +151,18 @@ def test_a_plan_is_read_as_it_was_written(run, tmp_path):
 
 
 @pytest.mark.parametrize(("options", "partition"), [
-    (["-p", "low"], "low"), (["-plow"], "low"), (["--partition", "low"], "low"), (["--requeue"], None)])
+    (["-p", "low"], "low"), (["-plow"], "low"), (["--partition", "low"], "low"), (["--requeue"], None),
+    (["--qos=preempt", "--partition=low"], "low")])
 def test_the_partition_is_found_among_the_options(options, partition):
-    assert harvest.partition_of(options) == partition
+    assert QUEUES["slurm"].queue_of(options) == partition
+
+
+def test_the_nodes_of_a_job_are_those_that_were_asked_for_where_the_queue_does_not_say(run):
+    plan, queue = Plan((run,), Limits(nodes_per_job=2, backlog=1)), Queue()
+    queue.name = run.job
+    Backlog(plan, queue, {}).top_up()
+    asked, = queue.listed
+    assert asked.nodes == 2
+    queue.listed = [asked._replace(nodes=0)]
+    more = Backlog(Plan((run,), Limits(nodes_per_job=2, backlog=2)), queue, {}).top_up()
+    assert [order.nodes for order in more] == [1]  # two of three networks have a job

@@ -1,31 +1,16 @@
-"""What Slurm shows to those who hand in jobs one after the other: their own jobs, and the nodes that are idle."""
+"""The queue of Slurm."""
 
 from __future__ import annotations
 
 import getpass
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from launch.base import InputError
+from launch.queues.base import Queue, QueuedJob
 from launch.systems import call
 
 _WAITING = ("PD", "CF", "RQ", "RF", "RH", "SE")  # in the queue, being set up, or put back into it
 _RUNNING = ("R", "S", "ST", "SI", "SO", "RS")  # suspended and stopped ones have their processes still
-
-
-class QueuedJob(NamedTuple):
-    """A job of this user's.
-
-    Attributes:
-        name: of the job.
-        nodes: that it has, or asks for.
-        runs: whether it does, or waits.
-    """
-
-    id: str
-    name: str
-    nodes: int
-    runs: bool
 
 
 def own_jobs(names: Sequence[str]) -> list[QueuedJob]:
@@ -93,3 +78,6 @@ def cancel(job: str) -> None:
         InputError: Slurm does not answer.
     """
     call(["scancel", "--state=PENDING", job])
+
+
+QUEUE = Queue(own_jobs, idle_nodes, cancel, ("-p", "--partition"))

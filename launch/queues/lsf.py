@@ -1,0 +1,112 @@
+"""The queue of LSF.
+
+Written by the manual of LSF 10.1 (``bjobs``, ``bqueues``, ``bhosts``, ``bkill``), and tested with what that shows they
+print; there was no LSF to try it on.
+"""
+
+from __future__ import annotations
+
+import getpass
+import re
+from collections.abc import Sequence
+
+from launch.base import InputError
+from launch.queues.base import Queue, QueuedJob
+from launch.systems import call
+
+_WAITING = ("PEND", "PSUSP", "WAIT")
+_RUNNING = ("RUN", "USUSP", "SSUSP", "UNKWN", "PROV")  # suspended ones have their processes still
+_NO_JOB = re.compile(r"No (unfinished )?job found|is not found")
+
+
+def own_jobs(names: Sequence[str]) -> list[QueuedJob]:
+    """The jobs of this user that have one of some names, and wait or run.
+
+    Raises:
+        InputError: LSF does not answer, or not in the format that was asked for.
+    """
+    try:
+        said = call(["bjobs", "-noheader", "-u", getpass.getuser(), "-o", "jobid stat job_name delimiter='|'"])
+    except InputError as error:
+        if _NO_JOB.search(str(error)):
+            return []
+        raise
+    return [job for job in parse_jobs(said) if job.name in names]
+
+
+def parse_jobs(text: str) -> list[QueuedJob]:
+    """Read what ``bjobs`` printed, a job a line: id, state, name.
+
+    How many nodes a job asks for is not told, only slots.
+
+    Raises:
+        InputError: it is something else.
+
+    >>> parse_jobs("17|RUN|fleet-1a\\n18|PEND|fleet-1a\\n16|EXIT|fleet-1a\\n")[1]
+    QueuedJob(id='18', name='fleet-1a', nodes=0, runs=False)
+    """
+    jobs = []
+    for line in filter(None, map(str.strip, text.splitlines())):
+        if _NO_JOB.search(line):
+            continue
+        words = line.split("|", maxsplit=2)
+        if len(words) != 3:
+            raise InputError(f"bjobs printed {line!r}, which is not in the format that was asked for")
+        id_, state, name = words
+        if state in (*_WAITING, *_RUNNING):
+            jobs.append(QueuedJob(id_, name, 0, state in _RUNNING))
+    return jobs
+
+
+def idle_nodes(queue: str | None) -> int:
+    """How many hosts have no job now.
+
+    Args:
+        queue: of which; of all, if that is None.
+
+    Raises:
+        InputError: LSF does not answer, or there is no such queue.
+    """
+    hosts = [] if queue is None else parse_hosts(call(["bqueues", "-noheader", "-o", "hosts", queue]))
+    return parse_idle(call(["bhosts", "-w", *hosts]))
+
+
+def parse_hosts(text: str) -> list[str]:
+    """The hosts and groups of hosts of a queue, as ``bqueues`` tells them; none where it may use all.
+
+    >>> parse_hosts("batch_nodes/ h17+2 \\n"), parse_hosts("all \\n")
+    (['batch_nodes', 'h17'], [])
+    """
+    words = [re.sub(r"(/|\+\d*)+$", "", word) for word in text.split()]
+    return [] if "all" in words else words
+
+
+def parse_idle(text: str) -> int:
+    """Read what ``bhosts -w`` printed: hosts that take jobs, have room for some, and have none.
+
+    >>> parse_idle('''HOST_NAME STATUS JL/U MAX NJOBS RUN SSUSP USUSP RSV
+    ... h1 ok - 42 0 0 0 0 0
+    ... h2 ok - 42 1 1 0 0 0
+    ... h3 unavail - 42 0 0 0 0 0
+    ... login1 closed_Full - 0 0 0 0 0 0
+    ... ''')
+    1
+    """
+    lines = [words for line in text.splitlines() if len(words := line.split()) == 9]
+    return len({host for host, status, _, most, jobs, *_ in lines if (status, jobs) == ("ok", "0") and most != "0"})
+
+
+def cancel(job: str) -> None:
+    """Take back a job that waits.
+
+    Raises:
+        InputError: LSF does not answer.
+    """
+    try:
+        call(["bkill", job])
+    except InputError as error:
+        if not re.search(r"already finished|is not found", str(error)):
+            raise
+
+
+QUEUE = Queue(own_jobs, idle_nodes, cancel, ("-q",))

@@ -1,0 +1,101 @@
+"""The queue of PBS.
+
+Written by the manual of PBS Professional 2021 and OpenPBS (``qselect``, ``qstat``, ``pbsnodes``, ``qdel``), and tested
+with what that shows they print; there was no PBS to try it on.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from launch.base import InputError
+from launch.queues.base import Queue, QueuedJob
+from launch.systems import call
+
+_WAITING, _RUNNING = "QHWT", "RESUB"  # suspended ones have their processes still, and arrays that have begun some
+
+
+def own_jobs(names: Sequence[str]) -> list[QueuedJob]:
+    """The jobs of this user that have one of some names, and wait or run.
+
+    Raises:
+        InputError: PBS does not answer, or not in the format that was asked for.
+    """
+    ids = call(["qselect", "-u", getpass.getuser()]).split()
+    jobs = parse_jobs(call(["qstat", "-f", "-F", "json", *ids])) if ids else []
+    return [job for job in jobs if job.name in names]
+
+
+def parse_jobs(text: str) -> list[QueuedJob]:
+    """Read what ``qstat -f -F json`` printed.
+
+    Raises:
+        InputError: it is something else.
+
+    >>> parse_jobs('{"Jobs": {"18.pbs": {"Job_Name": "fleet-1a", "job_state": "Q", "Resource_List": {"nodect": 2}}}}')
+    [QueuedJob(id='18.pbs', name='fleet-1a', nodes=2, runs=False)]
+    """
+    return [QueuedJob(id_, job["Job_Name"], int(job.get("Resource_List", {}).get("nodect", 0)),
+                      job["job_state"] in _RUNNING)
+            for id_, job in _read("qstat", text, "Jobs", "Job_Name", "job_state").items()
+            if job["job_state"] in _WAITING + _RUNNING]
+
+
+def idle_nodes(queue: str | None) -> int:
+    """How many nodes have no job now.
+
+    Args:
+        queue: nodes that belong to another one do not count, where that is not None.
+
+    Raises:
+        InputError: PBS does not answer, or not in the format that was asked for, or there is no such queue.
+    """
+    if queue is not None:
+        call(["qstat", "-Q", queue])
+    return parse_idle(call(["pbsnodes", "-a", "-F", "json"]), queue)
+
+
+def parse_idle(text: str, queue: str | None = None) -> int:
+    """Read what ``pbsnodes -a -F json`` printed.
+
+    Raises:
+        InputError: it is something else.
+
+    >>> parse_idle('{"nodes": {"n1": {"state": "free"}, "n2": {"state": "free", "jobs": ["17.pbs"]}, '
+    ...            '"n3": {"state": "job-exclusive", "jobs": ["18.pbs"]}, "n4": {"state": "down"}, '
+    ...            '"n5": {"state": "free", "queue": "debug"}}}', "workq")
+    1
+    """
+    return sum(node["state"] == "free" and not node.get("jobs") and (queue is None or node.get("queue", queue) == queue)
+               for node in _read("pbsnodes", text, "nodes", "state").values())
+
+
+def _read(command: str, text: str, part: str, *keys: str) -> dict[str, dict[str, Any]]:
+    """A part of what a command printed as JSON: records that have some keys, by their names."""
+    try:
+        found = json.loads(text).get(part, {})
+        if all(key in record for record in found.values() for key in keys):
+            return found
+    except (ValueError, AttributeError, TypeError):
+        pass
+    raise InputError(f"{command} printed {text[:80]!r}, which is not in the format that was asked for")
+
+
+def cancel(job: str) -> None:
+    """Take back a job that waits.
+
+    Raises:
+        InputError: PBS does not answer.
+    """
+    try:
+        call(["qdel", job])
+    except InputError as error:
+        if not re.search(r"Unknown Job|has finished", str(error), re.IGNORECASE):
+            raise
+
+
+QUEUE = Queue(own_jobs, idle_nodes, cancel, ("-q",))

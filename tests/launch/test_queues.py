@@ -1,0 +1,41 @@
+"""Queues of batch systems: what their commands print is read, and what is no answer is said so."""
+
+import pytest
+
+from launch.base import InputError
+from launch.queues import QUEUES, lsf, pbs, slurm
+
+
+@pytest.mark.parametrize(("read", "text"), [
+    (slurm.parse_queue, "17 R fleet-1a"), (lsf.parse_jobs, "17 RUN fleet-1a"), (pbs.parse_jobs, "17 R fleet-1a"),
+    (pbs.parse_jobs, '{"Jobs": {"17": {"Job_Name": "a"}}}'), (pbs.parse_jobs, "[]"), (pbs.parse_idle, "no")])
+def test_what_is_in_no_format_that_was_asked_for_is_shown(read, text):
+    with pytest.raises(InputError, match="not in the format that was asked for"):
+        read(text)
+
+
+def test_a_job_that_waits_runs_or_is_suspended_counts_and_one_that_is_over_does_not():
+    assert [(job.id, job.runs) for job in lsf.parse_jobs("1|PEND|a\n2|RUN|a\n3|SSUSP|a\n4|DONE|a\n5|EXIT|a\n")] == [
+        ("1", False), ("2", True), ("3", True)]
+    states = {"1": "Q", "2": "R", "3": "S", "4": "F", "5": "H"}
+    jobs = ", ".join(f'"{id_}": {{"Job_Name": "a", "job_state": "{state}"}}' for id_, state in states.items())
+    assert [(job.id, job.runs) for job in pbs.parse_jobs(f'{{"Jobs": {{{jobs}}}}}')] == [
+        ("1", False), ("2", True), ("3", True), ("5", False)]
+
+
+@pytest.mark.parametrize("name", QUEUES)
+def test_a_batch_system_that_is_not_there_is_told(name, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for ask in (lambda: QUEUES[name].own_jobs(["a"]), lambda: QUEUES[name].idle_nodes(None),
+                lambda: QUEUES[name].cancel("1")):
+        with pytest.raises(InputError, match="is not on the PATH"):
+            ask()
+
+
+def test_a_job_that_is_over_need_not_be_taken_back(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    for program, said in (("bkill", "Job <17>: Job has already finished"), ("qdel", "qdel: Job has finished 17.pbs")):
+        (tmp_path / program).write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 1\n")
+        (tmp_path / program).chmod(0o755)
+    for name in ("lsf", "pbs"):
+        QUEUES[name].cancel("17")
