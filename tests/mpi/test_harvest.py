@@ -1,6 +1,7 @@
 """Several launches in one folder at a time, each on networks that it holds by lease; some die, some are stopped."""
 
 import os
+import resource
 import signal
 import time
 
@@ -104,6 +105,30 @@ def test_a_launch_that_was_stopped_for_longer_than_its_lease_ends_and_destroys_n
     assert "has been taken over by another launch" in output
     assert {path: path.read_bytes() for path in harvest.paths.models.rglob("*") if path.is_file()} == before
     harvest.check(results(harvest), again=2)
+
+
+@pytest.mark.long
+def test_one_launch_of_five_whose_quota_is_hit_says_so_and_the_others_lose_nothing(harvest):
+    launches = [harvest.start("--idle", "1s") for _ in range(5)]  # of four networks
+    harvest.wait_until(lambda: any(events_of(log, EpochEnded) for log in harvest.paths.event_logs()))
+    struck = next(process for process in launches if process.poll() is None and _trains(harvest, process))
+    for pid in session_members(struck.pid):
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, 0))  # no file may have a byte more
+    status, output = end(struck)
+    assert (status, "cannot be written: File too large" in output, "Traceback" in output) == (1, True, False), output
+    ended = [end(process) for process in launches if process is not struck]
+    assert {status for status, _ in ended} <= {0, 75}, ended  # some found no network for themselves
+    if any(row.status != "finished" for row in results(harvest).values()):
+        status, output = end(harvest.start())
+        assert status == 0, output
+    harvest.check(results(harvest), again=1)
+
+
+def _trains(harvest, process):
+    """Whether a launch has finished an epoch; its log is named after its process."""
+    processes = [f"-{pid}" for pid in session_members(process.pid)]
+    return any(log.stem.endswith(tuple(processes)) and events_of(log, EpochEnded)
+               for log in harvest.paths.event_logs())
 
 
 @pytest.mark.long

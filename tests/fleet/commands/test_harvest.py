@@ -110,6 +110,35 @@ def test_a_spec_with_a_search_is_refused(harvest):
                                 "alone\n")
 
 
+# Slurm's own words where a partition is none, and where its server does not answer or is not told by this machine.
+NO_LUCK = [
+    ("sbatch", "Batch job submission failed: Invalid partition name specified", "Invalid partition name specified"),
+    ("squeue", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
+     "squeue failed: slurm_load_jobs error: Unable to contact slurm controller (connect failure)"),
+    ("sinfo", "sinfo: error: Could not establish a configuration source", "sinfo failed: sinfo: error: Could not")]
+
+
+@pytest.mark.parametrize(("program", "said", "words"), NO_LUCK)
+def test_what_slurm_refuses_is_told_in_its_words_and_the_same_command_begins_later(harvest, tmp_path, program, said,
+                                                                                   words):
+    working = (tmp_path / program).read_text()
+    (tmp_path / program).write_text(f"#!/bin/sh\necho '{said}' >&2; exit 1\n")
+    status, out, err = harvest("a.yaml", "--system", "slurm", "--", "-p", "lo")
+    assert (status, out) == (2, "")
+    assert words in err
+    assert err.count("\n") == 1
+    (tmp_path / program).write_text(working)
+    assert harvest("a.yaml", "--system", "slurm", "--", "-p", "low")[0] == 0
+    assert len((tmp_path / "handed_in").read_text().splitlines()) == 1
+
+
+def test_a_slurm_that_does_not_answer_is_not_waited_for_forever(harvest, tmp_path, monkeypatch):
+    monkeypatch.setattr("launch.systems.TIMEOUT_S", 0.2)
+    (tmp_path / "squeue").write_text("#!/bin/sh\nexec sleep 60\n")
+    status, _, err = harvest("a.yaml", "--system", "slurm")
+    assert (status, err) == (2, "fleet harvest: squeue did not answer within 0.2 s\n")
+
+
 def test_a_partition_that_does_not_exist_is_told_in_slurms_words(harvest, tmp_path):
     (tmp_path / "sinfo").write_text("#!/bin/sh\necho 'sinfo: error: no partition named lo' >&2; exit 1\n")
     status, _, err = harvest("a.yaml", "--system", "slurm", "--", "-p", "lo")

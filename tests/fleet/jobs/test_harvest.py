@@ -1,8 +1,11 @@
 """Jobs that share the networks of runs: what they look at, what they hand in, and what they remember."""
 
+import signal
+import sys
+
 import pytest
 
-from fleet.errors import UserError
+from fleet.errors import ExitStatus, UserError
 from fleet.jobs.backlog import Limits
 from fleet.jobs.harvest import (
     GAP_S,
@@ -11,6 +14,7 @@ from fleet.jobs.harvest import (
     Begun,
     Ended,
     HandedIn,
+    HarvestJob,
     Plan,
     Run,
     TakenBack,
@@ -27,7 +31,9 @@ from fleet.storage.lines import read_lines
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Results
 from fleet.storage.state import Outcome, Standing
+from launch.base import InputError
 from launch.queues import QUEUES, QueuedJob
+from launch.systems import SYSTEMS
 from tests.fleet.histories import record
 from tests.fleet.logs import START
 from tests.fleet.storage.test_lease import hold
@@ -137,6 +143,32 @@ def test_the_backlog_is_filled_noted_and_taken_back_in_the_end(run):
     assert queue.listed == []
     words = [line["event"] for line in read_lines(run.paths.harvested)]
     assert words == [HandedIn.word] * 2 + [TakenBack.word] * 2
+
+
+class Silent(Queue):
+    """A batch system that does not answer."""
+
+    def jobs(self, names):
+        raise InputError("squeue did not answer within 120 s")
+
+
+@pytest.fixture
+def signals():
+    """What a job does about signals is undone."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("signals")
+def test_a_job_trains_on_where_its_batch_system_does_not_answer_and_says_so(run, capfd):
+    job = HarvestJob(RunPaths(run.root, "17"), Backlog(Plan((run,), Limits()), Silent(), {}), SYSTEMS["slurm"], "17")
+    assert job.run([sys.executable, "-c", "print('trained')"]) == ExitStatus.INFRASTRUCTURE  # its log has no end
+    out, err = capfd.readouterr()
+    assert "trained" in out
+    assert "fleet job: the backlog is not kept filled for now: squeue did not answer within 120 s" in err
+    assert [line["event"] for line in read_lines(run.paths.harvested)] == [Begun.word, Ended.word]
 
 
 def test_a_plan_is_read_as_it_was_written(run, tmp_path):

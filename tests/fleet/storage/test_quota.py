@@ -41,5 +41,11 @@ def test_what_one_goes_on_from_is_never_dropped_and_the_run_is_told_what_to_do(p
     assert left(paths) == BASE
 
 
+def test_a_checkpoint_stays_that_a_launch_left_behind_when_it_died_before_it_named_the_newest(paths):
+    paths.last("a").unlink()
+    Quota(paths, Checkpoint(quota=500)).make_room(paths.last("b"), 100)
+    assert left(paths) == {"a/previous", "a/best", "b/last", "b/best"}
+
+
 def test_a_run_without_checkpoints_takes_nothing(tmp_path):
     assert Quota(RunPaths(tmp_path / "none"), Checkpoint()).used() == 0
