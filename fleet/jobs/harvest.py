@@ -318,11 +318,14 @@ class Backlog:
             StorageError: nothing can be noted.
         """
         try:
-            with lease_of_process(self._environment) as lease:
-                lease.take(self._plan.runs[0].paths.jobs_lease)
-                return self._top_up(without)
+            lease = lease_of_process(self._environment)
+            lease.take(self._plan.runs[0].paths.jobs_lease)
         except UserError:  # another job is at it
             return []
+        try:
+            return self._top_up(without)
+        finally:  # also where the batch system does not answer: it may answer the next job
+            lease.release()
 
     def _top_up(self, without: str) -> list[Order]:
         jobs = [job._replace(nodes=job.nodes or self._asked_for(job.id))

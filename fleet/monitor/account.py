@@ -1,7 +1,8 @@
 """What a run's event log says: who trained when, where the time went, and what it should have taken.
 
 The log alone is read, so a run can be looked at while it goes on, after it was killed, and on another machine.
-A run that was resumed has several launches; they follow each other here as if nothing had been between them.
+A run that was resumed has several launches; they follow each other here as if nothing had been between them. Those
+that were at work at the same time are side by side.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 
 from fleet.errors import UserError
 from fleet.monitor.overheads import Overheads
-from fleet.monitor.timeline import Killed, Launch, LetGo, Moment, launches_of, records_of
+from fleet.monitor.timeline import Killed, Launch, LetGo, Moment, are_side_by_side, launches_of, records_of
 from fleet.plugins import find_policy
 from fleet.storage.event_log import Logged
 from fleet.storage.events import (
@@ -74,16 +75,16 @@ class Account:
     """A run, as its log tells it.
 
     Attributes:
-        seconds: of all launches.
+        seconds: in which there was a launch.
         policy: of the last launch.
-        devices: that the last launch had.
+        devices: that the last launch had, or all that were side by side.
         gpus_per_node: of it.
         launches: how many there were.
         stints: who trained when on which devices.
         spent: where the time went.
         costs: what moves cost in this run, as a simulation takes them.
         epoch_s: what passed on average between two epochs of a group that went on as it was.
-        replay: the same run simulated; None where rates or epochs are missing.
+        replay: the same run simulated; None where rates or epochs are missing, and of launches side by side.
         time_scale: seconds that a second of training took: not 1 where it was emulated.
         startup: (what was done, seconds) from the command to the first step of the last launch, one behind the other;
             empty where it has not come to a step.
@@ -132,12 +133,17 @@ def account(log: Iterable[Logged]) -> Account | None:
     if not launches:
         return None
     start = launches[-1].start
+    beside = are_side_by_side(launches)
     moments = [moment for launch in launches for moment in launch.moments]
+    if beside:
+        moments.sort(key=lambda moment: moment.t_s)
+    devices = tuple(sorted({device for launch in launches for device in launch.start.devices}))
     stints = stints_of(records_of(moments))
     costs, epoch_s = _costs(moments), _between_epochs(moments, is_lockstep=start.stream == "lockstep")
-    return Account(launches[-1].ended_s, start.policy, start.devices, start.gpus_per_node, len(launches), stints,
-                   _spent(launches, stints), costs, epoch_s, _replay(start, moments, costs, epoch_s), start.time_scale,
-                   _startup(launches[-1]))
+    simulated = None if beside else _replay(start, moments, costs, epoch_s)
+    return Account(max(launch.ended_s for launch in launches), start.policy, devices if beside else start.devices,
+                   start.gpus_per_node, len(launches), stints, _spent(launches, stints), costs, epoch_s, simulated,
+                   start.time_scale, _startup(launches[-1]))
 
 
 def _startup(launch: Launch) -> tuple[tuple[str, float], ...]:

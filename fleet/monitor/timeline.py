@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import takewhile
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import count, pairwise, takewhile
 from typing import TypeAlias
 
 from fleet.storage.event_log import Logged
@@ -29,6 +29,10 @@ class Killed:
     network: str
 
 
+# What a launch may seem to overlap the next one, in seconds and as a share of its time: its own clock and that of the
+# file server, which dates it, never quite agree.
+_JITTER_S, _DRIFT = 1.0, 1e-3
+
 LetGo: TypeAlias = GroupStopped | NetworkFailed | NetworkRetried | GroupStruck | Killed  # of a network, by its group
 
 
@@ -37,7 +41,7 @@ class Moment:
     """Something that happened.
 
     Attributes:
-        t_s: seconds since the first launch began; what passed between launches is left out.
+        t_s: seconds since the first launch began; the time in which there was no launch is left out.
         is_late: whether it is an epoch that a killed launch had saved and only the next one logged.
     """
 
@@ -65,7 +69,10 @@ class Launch:
 
 
 def launches_of(log: Iterable[Logged]) -> list[Launch]:
-    """The launches of a run, one behind the other; a log that begins in the middle of one begins with the next.
+    """The launches of a run; a log that begins in the middle of one begins with the next.
+
+    They stand one behind the other. Those that were at work at the same time, by their dates, stand side by side, and
+    the devices of each are numbered after those that others had at the time.
 
     A launch that was killed says neither that its groups are gone nor which epochs it saved last. The next one begins
     by logging these epochs; here they stand where they happened, at the end of the launch before.
@@ -81,7 +88,51 @@ def launches_of(log: Iterable[Logged]) -> list[Launch]:
         else:  # the log of the launch before is gone
             moments[1:1] = [Moment(moments[0].t_s, logged.event, is_late=True) for logged in late]
         launches.append(Launch(start, tuple(moments)))
-    return launches
+    return _side_by_side(launches)
+
+
+def are_side_by_side(launches: Sequence[Launch]) -> bool:
+    """Whether some were at work at the same time."""
+    return any(later.moments[0].t_s < launch.ended_s for launch, later in pairwise(launches))
+
+
+def _side_by_side(launches: Sequence[Launch]) -> list[Launch]:
+    """Launches, moved to where they belong by their dates."""
+    placed: list[Launch] = []
+    date, ends_date, began_s, ends_s = 0.0, 0.0, 0.0, 0.0  # of all that are side by side with the latest
+    behind_s = 0.0  # where the latest would end, one behind the other
+    for launch in launches:
+        first_s = launch.moments[0].t_s
+        is_beside = 0 < launch.start.date < ends_date - _JITTER_S - _DRIFT * (ends_date - date)
+        if not is_beside:
+            date, ends_date, began_s = launch.start.date, 0.0, first_s + ends_s - behind_s
+        at_s = began_s + launch.start.date - date
+        taken = {device for other in placed if other.ended_s > at_s for device in other.start.devices}
+        placed.append(_moved(launch, at_s - first_s, taken if is_beside else set()))
+        ends_date = max(ends_date, launch.start.date + launch.ended_s - first_s)
+        ends_s, behind_s = max(ends_s, placed[-1].ended_s), launch.ended_s
+    return placed
+
+
+def _moved(launch: Launch, by_s: float, taken: Collection[int]) -> Launch:
+    """A launch at another time, on devices that are not taken."""
+    free = (device for device in count() if device not in taken)
+    devices = dict(zip(launch.start.devices, free, strict=False)) if taken else {}
+
+    def numbered(event: Event | Killed) -> Event | Killed:
+        match event:
+            case GroupStarted() | Started():
+                return replace(event, devices=tuple(devices[device] for device in event.devices))
+            case GroupChanged():
+                return replace(event, devices=tuple(devices[device] for device in event.devices),
+                               before=tuple(devices[device] for device in event.before))
+        return event
+
+    if not (by_s or devices):
+        return launch
+    moments = tuple(replace(moment, t_s=moment.t_s + by_s, event=numbered(moment.event) if devices else moment.event)
+                    for moment in launch.moments)
+    return Launch(replace(launch.start, devices=tuple(devices.values()) or launch.start.devices), moments)
 
 
 def _split(log: Iterable[Logged]) -> Iterator[tuple[Started, Logged, list[Logged]]]:

@@ -78,7 +78,7 @@ def read_verified(path: Path, with_arrays: bool = True) -> tuple[dict[str, np.nd
             record = _read_block(path, file, with_arrays)
         if not with_arrays:
             return {}, record
-        with h5py.File(path, "r") as content:
+        with h5py.File(path, "r", locking=False) as content:  # it never changes, and locks may not be had
             return {name.replace("\\", "/"): dataset[()] for name, dataset in content["arrays"].items()}, record
     except (OSError, LookupError, RuntimeError) as error:
         raise CheckpointError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error

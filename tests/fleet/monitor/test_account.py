@@ -111,6 +111,33 @@ def test_launches_follow_each_other_and_what_a_killed_one_saved_counts():
         ("a", 11.5, 1), ("b<1>", 11.5, 1), ("a", 24.0, 1)]
 
 
+def at(date, *events):
+    """A launch that began at a date, in seconds."""
+    return [Logged(0.0, replace(START, date=date)), *events]
+
+
+def of_one(network, begins_s, ends_s):
+    """A launch trains a network on its first device; it does not say that it has ended."""
+    return [Logged(begins_s, GroupStarted(network, (0,), 0, 1)), epoch(ends_s, network, 1, ends_s - begins_s - 1)]
+
+
+def test_launches_that_were_at_work_at_the_same_time_stand_side_by_side_on_devices_of_their_own():
+    told = account([*at(1000.0, *of_one("a", 1.0, 21.0)), *at(1005.0, *of_one("b<1>", 2.0, 12.0)),
+                    *at(1018.0, *of_one("b<1>", 1.0, 9.0)),  # on the devices of the second, which was killed
+                    *at(2000.0, *of_one("a", 1.0, 11.0))])  # much later, alone
+    assert [(stint.name, stint.devices, stint.start_s, stint.end_s) for stint in told.stints] == [
+        ("a", (0,), 1.0, 21.0), ("b<1>", (2,), 7.0, 17.0), ("b<1>", (2,), 19.0, 27.0), ("a", (0,), 28.0, 38.0)]
+    assert (told.seconds, told.launches, told.devices, told.replay) == (38.0, 4, (0, 1, 2, 3), None)
+    spent = asdict(told.spent)
+    assert spent["training"] == pytest.approx(19 + 9 + 7 + 9)
+    assert sum(spent.values()) == pytest.approx(2 * (21 + 12 + 9 + 11))
+
+
+def test_launches_one_behind_the_other_whose_dates_hardly_overlap_stay_so():
+    told = account([*at(1000.0, *of_one("a", 1.0, 2000.0)), *at(2998.0, *of_one("a", 1.0, 11.0))])
+    assert (told.seconds, told.devices) == (2011.0, (0, 1))
+
+
 def test_a_log_that_begins_in_the_middle_of_a_launch_begins_with_the_next():
     told = account([*LOG[4:], *LOG])
     assert (told.launches, told.seconds) == (1, 23.0)

@@ -1,5 +1,6 @@
 """Files of which every byte is verified."""
 
+import fcntl
 import json
 import os
 
@@ -97,6 +98,14 @@ def test_what_is_not_there_and_what_is_a_folder_cannot_be_read_and_is_not_damage
         with pytest.raises(CheckpointError) as caught:
             read_verified(tmp_path / name)
         assert not isinstance(caught.value, DamagedError)
+
+
+def test_no_lock_is_wanted_to_read_for_not_every_file_system_has_them(path, whole):
+    path.write_bytes(whole)
+    with path.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # the library would get no lock, as if there were none
+        arrays, record = read_verified(path)
+    assert (record, arrays["weights"].tolist()) == (RECORD, ARRAYS["weights"].tolist())
 
 
 def test_the_file_before_is_kept_under_another_name(tmp_path):
