@@ -51,8 +51,8 @@ class System:
             itself; none where such a job is not told, or simply killed.
         over: the same of a job that has ended, or that the system does not know any more.
         restarts: holds in a job's environment how often it has been put back into the queue.
-        queue_commands: which commands tell of one's jobs and of idle nodes, by a name of
-            :data:`launch.queues.QUEUES`; none where there are none.
+        queue_commands: the command that lists one's jobs, and with its fellows tells of idle nodes: one of
+            :data:`launch.queues.QUEUES`; none where there is none.
         template: of its scripts, with :data:`WORDS` in ``<<`` and ``>>``; ``templates/<name>.sh`` of this package
             unless given.
 
@@ -141,19 +141,19 @@ SYSTEMS = {system.name: system for system in (
            ("scontrol", "requeue", "{job}"), ("scontrol", "show", "job", "{job}"), r"\bPreemptTime=\d",
            # One that waits has been put back into the queue, with no process left.
            r"JobState=(BOOT_FAIL|CANCELLED|COMPLETED|DEADLINE|FAILED|NODE_FAIL|OUT_OF_MEMORY|PENDING|PREEMPTED|REVOKED"
-           r"|TIMEOUT)\b|Invalid job id", "SLURM_RESTART_COUNT", queue_commands="slurm", walltime=("--time={minutes}",),
+           r"|TIMEOUT)\b|Invalid job id", "SLURM_RESTART_COUNT", queue_commands="squeue", walltime=("--time={minutes}",),
            past=("sacct", "--allocations", "--duplicates", "--noheader", "--parsable2", "--name={name}",
                  "--user={user}", "--starttime=now-365days", "--format=JobIDRaw,State,ElapsedRaw")),
     System("lsf", "#BSUB ", "-P {}", "-q {}", _LSF_NODES, (*_LSF_NODES, '-gpu "num={gpus}"'), ("-r", "-rn"), True,
            "LSB_JOBID", ("bsub",), True, r"Job <(\d+)>", ("-w", "ended({job})"),
            state=("bjobs", "-noheader", "-o", "stat", "{job}"), over=r"\b(DONE|EXIT)\b|is not found",
-           queue_commands="lsf", walltime=("-W", "{minutes}")),
+           queue_commands="bjobs", walltime=("-W", "{minutes}")),
     System("pbs", "#PBS ", "-A {}", "-q {}",
            ("-l select={nodes}:mpiprocs={ranks_per_node}", "-l place=scatter:excl"),
            ("-l select={nodes}:mpiprocs={ranks_per_node}:ngpus={gpus}", "-l place=scatter:excl"),
            ("-r y", "-r n"), False, "PBS_JOBID", ("qsub",), False, r"^(\S+)", ("-W", "depend=afterany:{job}"),
            state=("qstat", "-f", "{job}"), over=r"job_state = [FX]\b|Unknown Job|has finished",
-           queue_commands="pbs"),
+           queue_commands="qstat"),
     System("local"),
 )}
 

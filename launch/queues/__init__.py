@@ -6,6 +6,6 @@ It imports the rest of ``launch``.
 from launch.queues import lsf, pbs, slurm
 from launch.queues.base import Queue, QueuedJob
 
-QUEUES = {"slurm": slurm.QUEUE, "lsf": lsf.QUEUE, "pbs": pbs.QUEUE}
+QUEUES = {"squeue": slurm.QUEUE, "bjobs": lsf.QUEUE, "qstat": pbs.QUEUE}  # by the command that lists jobs
 
 __all__ = ["QUEUES", "Queue", "QueuedJob"]

@@ -37,5 +37,5 @@ def test_a_job_that_is_over_need_not_be_taken_back(monkeypatch, tmp_path):
     for program, said in (("bkill", "Job <17>: Job has already finished"), ("qdel", "qdel: Job has finished 17.pbs")):
         (tmp_path / program).write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 1\n")
         (tmp_path / program).chmod(0o755)
-    for name in ("lsf", "pbs"):
+    for name in ("bjobs", "qstat"):
         QUEUES[name].cancel("17")

@@ -186,7 +186,7 @@ def test_a_plan_is_read_as_it_was_written(run, tmp_path):
     (["-p", "low"], "low"), (["-plow"], "low"), (["--partition", "low"], "low"), (["--requeue"], None),
     (["--qos=preempt", "--partition=low"], "low")])
 def test_the_partition_is_found_among_the_options(options, partition):
-    assert QUEUES["slurm"].queue_of(options) == partition
+    assert QUEUES["squeue"].queue_of(options) == partition
 
 
 def test_the_nodes_of_a_job_are_those_that_were_asked_for_where_the_queue_does_not_say(run):
