@@ -141,7 +141,8 @@ SYSTEMS = {system.name: system for system in (
            ("scontrol", "requeue", "{job}"), ("scontrol", "show", "job", "{job}"), r"\bPreemptTime=\d",
            # One that waits has been put back into the queue, with no process left.
            r"JobState=(BOOT_FAIL|CANCELLED|COMPLETED|DEADLINE|FAILED|NODE_FAIL|OUT_OF_MEMORY|PENDING|PREEMPTED|REVOKED"
-           r"|TIMEOUT)\b|Invalid job id", "SLURM_RESTART_COUNT", queue_commands="squeue", walltime=("--time={minutes}",),
+           r"|TIMEOUT)\b|Invalid job id", "SLURM_RESTART_COUNT", queue_commands="squeue",
+           walltime=("--time={minutes}",),
            past=("sacct", "--allocations", "--duplicates", "--noheader", "--parsable2", "--name={name}",
                  "--user={user}", "--starttime=now-365days", "--format=JobIDRaw,State,ElapsedRaw")),
     System("lsf", "#BSUB ", "-P {}", "-q {}", _LSF_NODES, (*_LSF_NODES, '-gpu "num={gpus}"'), ("-r", "-rn"), True,
