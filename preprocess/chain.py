@@ -13,13 +13,14 @@ from typing import NamedTuple
 import numpy as np
 
 from preprocess.base import AUGMENT, BadImage, BadSample, InputError, Source, counted
+from preprocess.decode import Enough
 from preprocess.sample import wire_dtype
 from preprocess.target import is_mask, read_mask, target_of
 from preprocess.transforms import Transform
 from preprocess.transforms.base import Mask
 from preprocess.transforms.colour import Scale
 from preprocess.transforms.decoding import Decode
-from preprocess.transforms.geometry import Resize
+from preprocess.transforms.geometry import RandomResizedCrop, Resize
 
 
 class Part(NamedTuple):
@@ -53,6 +54,8 @@ class Chain:
         transforms, scale = split_scale(transforms)
         self.affine = None if scale is None else scale.affine
         self._fixed, self._varying = split_transforms(transforms, fixed)
+        # What others share of a sample is the same whatever each does to it next.
+        self._enough = _enough(transforms[1:2] if fixed is None else self._fixed[1:2])
         self._random = _Generators(seed)
         self._target = target_of(source) if is_mask(source) else None
 
@@ -111,7 +114,7 @@ class Chain:
             image = _numbers(image)
         if transforms and isinstance(transforms[0], Decode):
             # A mask has the size of the whole image.
-            image = transforms[0].apply(image, at_least=_enough(transforms[1:2]) if mask is None else None)
+            image = transforms[0].apply(image, at_least=self._enough if mask is None else None)
             transforms = transforms[1:]
         if isinstance(image, bytes):
             raise InputError("transforms: the source holds encoded image files, so the first must be decode")
@@ -196,9 +199,9 @@ def split_transforms(transforms: Sequence[Transform], fixed: int | None = None
     return tuple(transforms[:first]), tuple(transforms[first:])
 
 
-def _enough(following: Sequence[Transform]) -> tuple[int, int] | None:
-    """The size that a JPEG may be decoded at, because the next transform makes it smaller.
+def _enough(following: Sequence[Transform]) -> Enough | None:
+    """The size that a JPEG may be decoded at, because the next transform makes smaller whatever it shows of it.
 
-    Only a resize does: a crop from an image decoded at half its size would show twice as much.
+    A crop alone does not: from an image decoded at half its size it would show twice as much.
     """
-    return following[0].at_least if following and isinstance(following[0], Resize) else None
+    return following[0].enough if following and isinstance(following[0], Resize | RandomResizedCrop) else None

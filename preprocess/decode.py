@@ -14,7 +14,8 @@ give the same bytes; files that it refuses go to Pillow, whose word on them is f
 from __future__ import annotations
 
 import io
-from typing import Literal
+from collections.abc import Callable
+from typing import Literal, TypeAlias
 
 import numpy as np
 import PIL
@@ -28,6 +29,8 @@ except ImportError:  # optional: faster than Pillow
     simplejpeg = None
 
 Mode = Literal["RGB", "L"]
+# A (height, width) of the image that is enough, or what gives it for the image's own.
+Enough: TypeAlias = tuple[int, int] | Callable[[int, int], tuple[int, int]]
 
 _ORIENTATION = 0x0112  # the EXIF tag
 
@@ -37,15 +40,15 @@ def decoder_name() -> str:
     return "Pillow " + PIL.__version__ if simplejpeg is None else "simplejpeg"
 
 
-def decode(data: bytes, mode: Mode = "RGB", at_least: tuple[int, int] | None = None) -> np.ndarray:
+def decode(data: bytes, mode: Mode = "RGB", at_least: Enough | None = None) -> np.ndarray:
     """Decode an image file.
 
     Args:
         data: the bytes of the file.
         mode: ``RGB`` or ``L`` (greyscale).
-        at_least: (height, width) that is enough. A JPEG that is larger by a factor of 2, 4 or 8 is then
-            decoded directly at that fraction of its size (the decoder leaves out coefficients), which is
-            much faster; the result is never smaller than ``at_least`` in either direction.
+        at_least: (height, width) of the image, as it is seen, that is enough. A JPEG that is larger by a factor of 2, 4
+            or 8 is then decoded directly at that fraction of its size (the decoder leaves out coefficients), which
+            is faster; the result is never smaller than ``at_least`` in either direction.
 
     Returns:
         uint8 array (height, width, channels), 3 channels for RGB and 1 for L.
@@ -71,17 +74,22 @@ def to_image(array: np.ndarray) -> Image.Image:
     return Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array)
 
 
-def _decode_simplejpeg(data: bytes, mode: Mode, at_least: tuple[int, int] | None) -> np.ndarray | None:
+def _decode_simplejpeg(data: bytes, mode: Mode, at_least: Enough | None) -> np.ndarray | None:
     try:
         height, width, space, _ = simplejpeg.decode_jpeg_header(data)
         if space not in ("YCbCr", "Gray"):  # CMYK, and RGB stored as such
             return None
-        scale = _draft_scale(height, width, at_least)
+        scale = _draft_scale(height, width, _of_size(at_least, height, width))
         return simplejpeg.decode_jpeg(
             data, colorspace="GRAY" if mode == "L" else "RGB", fastdct=False, fastupsample=False,
             min_height=-(-height // scale), min_width=-(-width // scale))
     except ValueError:
         return None
+
+
+def _of_size(at_least: Enough | None, height: int, width: int) -> tuple[int, int] | None:
+    """What is enough of an image of this size."""
+    return at_least(height, width) if callable(at_least) else at_least
 
 
 def _draft_scale(height: int, width: int, at_least: tuple[int, int] | None) -> int:
@@ -91,14 +99,15 @@ def _draft_scale(height: int, width: int, at_least: tuple[int, int] | None) -> i
     return next(scale for scale in (8, 4, 2, 1) if scale <= max(room, 1))
 
 
-def _decode_pillow(data: bytes, mode: Mode, at_least: tuple[int, int] | None) -> np.ndarray:
+def _decode_pillow(data: bytes, mode: Mode, at_least: Enough | None) -> np.ndarray:
     try:
         with Image.open(io.BytesIO(data)) as image:
             if image.format in ("JPEG", "MPO"):
                 # Pillow's sizes are (width, height); orientations from 5 on change the two.
                 on_its_side = image.getexif().get(_ORIENTATION, 1) >= 5
-                size = at_least and (at_least if on_its_side else at_least[::-1])
-                image.draft("L" if mode == "L" else None, size)
+                seen = image.size if on_its_side else image.size[::-1]
+                size = _of_size(at_least, *seen)
+                image.draft("L" if mode == "L" else None, size and (size if on_its_side else size[::-1]))
             ImageOps.exif_transpose(image, in_place=True)
             return to_array(_convert(image, mode))
     except Image.UnidentifiedImageError:

@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from preprocess.decode import Mode, decode, to_array
+from preprocess.decode import Enough, Mode, decode, to_array
 from preprocess.transforms.base import FORBID, LeavesPixels, as_image
 
 
@@ -25,7 +25,7 @@ class Decode(LeavesPixels):
     is_random: ClassVar[bool] = False
 
     def apply(self, image: bytes | np.ndarray, rng: np.random.Generator | None = None, training: bool = True,
-              at_least: tuple[int, int] | None = None) -> np.ndarray:
+              at_least: Enough | None = None) -> np.ndarray:
         """Decode it, at a smaller size where ``at_least`` (height, width) is enough."""
         if isinstance(image, bytes):
             return decode(image, self.mode, at_least)

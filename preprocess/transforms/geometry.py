@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -40,9 +41,8 @@ class Resize(MovesPixels):
 
     is_random: ClassVar[bool] = False
 
-    @property
-    def at_least(self) -> tuple[int, int]:
-        """(height, width) below which the image would have to be enlarged."""
+    def enough(self, height: int, width: int) -> tuple[int, int]:
+        """(height, width) below which an image would have to be enlarged."""
         return self.size if isinstance(self.size, tuple) else (self.size, self.size)
 
     def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
@@ -124,6 +124,17 @@ class RandomResizedCrop(MovesPixels):
         top, left, h, w = self._window(image.shape[0], image.shape[1], rng if training else None)
         picture = as_image(image[top:top + h, left:left + w], self)
         return to_array(picture.resize((width, height), Image.Resampling[self.filter.upper()]))
+
+    def enough(self, height: int, width: int) -> tuple[int, int]:
+        """(height, width) of an image of these proportions below which its smallest window would have to be enlarged.
+
+        A sample is decoded in one way for all windows that epochs show of it, and for evaluation.
+        """
+        area = self.scale[0] * height * width
+        _, _, h, w = self._window(height, width, None)  # of evaluation
+        h, w = min(h, math.floor(math.sqrt(area / self.ratio[1]))), min(w, math.floor(math.sqrt(area * self.ratio[0])))
+        share = max(self._size[0] / max(h, 1), self._size[1] / max(w, 1))
+        return math.ceil(share * height), math.ceil(share * width)
 
     def move(self, mask: Mask, rng: np.random.Generator, training: bool) -> np.ndarray:
         """The same window of the mask, each pixel that of the window which is nearest."""

@@ -32,12 +32,21 @@ def test_a_generator_is_not_changed_by_another_thread_between_two_draws():
     assert drawn + mine.random(2).tolist() == expected
 
 
-def test_a_jpeg_is_decoded_small_only_for_a_resize_that_follows_at_once(monkeypatch):
+def test_a_jpeg_is_decoded_small_only_for_a_transform_that_makes_it_smaller_at_once(monkeypatch):
+    asked = []
+    monkeypatch.setattr("preprocess.transforms.decoding.decode",
+                        lambda data, mode, at_least: asked.append(at_least and at_least(64, 64)) or pattern(64, 64))
+    for following in ([{"resize": {"size": 8}}], [{"resize": {"size": [4, 6]}}],
+                      [{"center_crop": {"size": [8, 8]}}],
+                      [{"center_crop": {"size": [32, 32]}}, {"resize": {"size": 8}}], [],
+                      [{"random_resized_crop": {"size": 8, "scale": [0.25, 1.0], "ratio": [1.0, 1.0]}}]):
+        Chain(Memory([b"a file"]), parse_transforms(["decode", *following]), seed=7).prepare(0)
+    assert asked == [(8, 8), (4, 6), None, None, None, (16, 16)]
+
+
+def test_what_several_share_of_a_sample_does_not_depend_on_what_one_of_them_does_next(monkeypatch):
     asked = []
     monkeypatch.setattr("preprocess.transforms.decoding.decode",
                         lambda data, mode, at_least: asked.append(at_least) or pattern(64, 64))
-    for following in ([{"resize": {"size": 8}}], [{"resize": {"size": [4, 6]}}],
-                      [{"center_crop": {"size": [8, 8]}}],
-                      [{"center_crop": {"size": [32, 32]}}, {"resize": {"size": 8}}], []):
-        Chain(Memory([b"a file"]), parse_transforms(["decode", *following]), seed=7).prepare(0)
-    assert asked == [(8, 8), (4, 6), None, None, None]
+    Chain(Memory([b"a file"]), parse_transforms(["decode", {"resize": {"size": 8}}]), seed=7, fixed=1).prepare(0)
+    assert asked == [None]

@@ -130,6 +130,8 @@ def test_a_fraction_is_enough_for_the_image_as_it_is_seen():
     exif[0x0112] = 6
     data = encode(smooth(64, 200), "JPEG", exif=exif)  # is seen as 200 high and 64 wide
     assert decode(data, at_least=(50, 16)).shape == (50, 16, 3)
+    assert decode(data, at_least=lambda height, width: (height // 4, width // 4)).shape == (50, 16, 3)
+    assert decode(data, at_least=lambda height, width: (height, 1)).shape == (200, 64, 3)
 
 
 @settings(max_examples=examples(40), deadline=None)

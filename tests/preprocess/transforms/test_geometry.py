@@ -104,6 +104,17 @@ def test_a_random_resized_crop_shows_a_window_of_the_wanted_area_and_ratio(heigh
         assert 0.4 <= w / h <= 2.5
 
 
+@given(height=st.integers(1, 3000), width=st.integers(1, 3000), seed=st.integers(0, 2**32 - 1), training=st.booleans(),
+       size=st.tuples(st.integers(1, 300), st.integers(1, 300)), ratio=st.sampled_from([(3 / 4, 4 / 3), (0.5, 0.5)]))
+def test_no_window_is_smaller_than_what_is_enough_leaves_of_it(height, width, seed, training, size, ratio):
+    crop = RandomResizedCrop(size=size, scale=(0.08, 1.0), ratio=ratio)
+    enough = crop.enough(height, width)
+    *_, h, w = crop._window(height, width, np.random.default_rng(seed) if training else None)
+    # What is left of the window, to within a pixel, where the image is decoded at the smallest size that is enough.
+    assert (h + 1) * enough[0] >= size[0] * height
+    assert (w + 1) * enough[1] >= size[1] * width
+
+
 def test_a_random_resized_crop_has_the_wanted_size_and_the_windows_pixels():
     image = pattern(12, 10)
     crop = RandomResizedCrop(size=(4, 5), scale=(0.5, 0.5), ratio=(1.0, 1.0))
