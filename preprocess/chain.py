@@ -13,13 +13,12 @@ from typing import NamedTuple
 import numpy as np
 
 from preprocess.base import AUGMENT, BadImage, BadSample, InputError, Source, counted
-from preprocess.decode import Enough
 from preprocess.sample import wire_dtype
 from preprocess.target import is_mask, read_mask, target_of
 from preprocess.transforms import Transform
 from preprocess.transforms.base import Mask
 from preprocess.transforms.colour import Scale
-from preprocess.transforms.decoding import Decode
+from preprocess.transforms.decoding import Decode, Enough
 from preprocess.transforms.geometry import RandomResizedCrop, Resize
 
 

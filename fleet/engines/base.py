@@ -231,6 +231,29 @@ class Predicting(Protocol):
         """
 
 
+@runtime_checkable
+class Striding(Protocol):
+    """What is asked of a trainable that takes several steps in one call, so that a short step costs little beside."""
+
+    def can_stride(self) -> bool:
+        """Whether it can now: where ranks exchange gradients, they hear each other at every step."""
+
+    def stride(self, images: np.ndarray, targets: np.ndarray, sizes: Sequence[int],
+               weights: np.ndarray | None = None) -> list[Sums]:
+        """Train on several batches, as by a :meth:`Trainable.step` on each; of a rank that is its group alone.
+
+        Args:
+            images, targets, weights: of all of them, one behind the other.
+            sizes: rows of each batch, at least one.
+
+        Returns:
+            The sums over each batch.
+
+        Raises:
+            Exception: whatever the network raises.
+        """
+
+
 class Joined(Protocol):
     """Exported networks as one: what an engine makes of their files (:attr:`fleet.spec.engines.EngineInfo.join`)."""
 

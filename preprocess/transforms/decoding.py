@@ -8,7 +8,8 @@ import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from preprocess.decode import Enough, Mode, decode, to_array
+from preprocess.decode import Enough as Enough
+from preprocess.decode import Mode, decode, to_array
 from preprocess.transforms.base import FORBID, LeavesPixels, as_image
 
 

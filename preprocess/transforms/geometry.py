@@ -131,8 +131,9 @@ class RandomResizedCrop(MovesPixels):
         A sample is decoded in one way for all windows that epochs show of it, and for evaluation.
         """
         area = self.scale[0] * height * width
-        _, _, h, w = self._window(height, width, None)  # of evaluation
-        h, w = min(h, math.floor(math.sqrt(area / self.ratio[1]))), min(w, math.floor(math.sqrt(area * self.ratio[0])))
+        windows = [(math.floor(math.sqrt(area / self.ratio[1])), math.floor(math.sqrt(area * self.ratio[0]))),
+                   self._window(height, width, None)[2:], self._without_luck(height, width)[2:]]
+        h, w = map(min, zip(*windows, strict=True))
         share = max(self._size[0] / max(h, 1), self._size[1] / max(w, 1))
         return math.ceil(share * height), math.ceil(share * width)
 
@@ -155,7 +156,10 @@ class RandomResizedCrop(MovesPixels):
         window = window_of_area(height, width, self.scale, self.ratio, rng)
         if window is not None:
             return window
-        # As torchvision: the largest window whose proportions are allowed.
+        return self._without_luck(height, width)
+
+    def _without_luck(self, height: int, width: int) -> tuple[int, int, int, int]:
+        """Where no window that is drawn fits, as torchvision: the largest one whose proportions are allowed."""
         return _largest(height, width, min(max(width / height, self.ratio[0]), self.ratio[1]), 1.0)
 
 

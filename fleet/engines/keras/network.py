@@ -1,6 +1,7 @@
 """One Keras model in training on one rank of its group.
 
-A step is one ``tf.function``, or two where MPI is called in between. Each rank sums the losses of its own rows and
+A step is one ``tf.function``, or two where MPI is called in between; a rank alone takes several steps in one call of
+such a function, where it is asked to. Each rank sums the losses of its own rows and
 divides by the rows of the *global* batch; the exchange sums over the ranks; what could not be read is corrected for
 afterwards. So uneven shares are right, and a rank without rows takes part with zeros.
 """
@@ -19,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from fleet.comm.base import Group
-from fleet.engines.base import Arrays, PeerFailed, Sums
+from fleet.engines.base import WIDTH, Arrays, PeerFailed, Sums
 from fleet.engines.keras.exchange import GradientExchange, GraphExchange, HorovodExchange, HostExchange, NoExchange
 from fleet.engines.keras.export import check_config, export_model, try_load
 from fleet.engines.keras.losses import LossFunctions
@@ -65,6 +66,9 @@ class KerasNetwork:
         graph_of = partial(_graph_of, autograph=own_code)
         self._local = graph_of(self._compute, **compiled)
         self._update = graph_of(self._apply)
+        # XLA wants to know the sizes of what it compiles, so it takes steps one by one.
+        several = [tf.TensorSpec((None,), tf.float32), tf.TensorSpec((None,), tf.int32), signature[1], *rows]
+        self._stride = None if xla else graph_of(self._take_steps, input_signature=several)
         # The exchange is inside of these graphs, so each kind of it has its own; XLA does not know Horovod's operation.
         self._fused: dict[type, Any] = {
             NoExchange: graph_of(self._compute_exchange_apply, **compiled),
@@ -79,7 +83,22 @@ class KerasNetwork:
         rows, wish, mine = np.float32(size), np.float32(stop), _rows(images, targets, weights)
         if isinstance(self._exchange, HostExchange):
             return self._step_on_host(self._exchange, mine, rows, wish)
+        if self.can_stride() and len(mine[1]):
+            return self._take([size], [len(mine[1])], wish, mine)[0]
         return self._step_in_graph(self._exchange, mine, rows, wish)
+
+    def can_stride(self) -> bool:  # noqa: D102 - Striding says it
+        return self._stride is not None and isinstance(self._exchange, NoExchange)
+
+    def stride(self, images: np.ndarray, targets: np.ndarray, sizes: Sequence[int],  # noqa: D102
+               weights: np.ndarray | None = None) -> list[Sums]:
+        return self._take(sizes, sizes, np.float32(0), _rows(images, targets, weights))
+
+    def _take(self, rows: Sequence[int], sizes: Sequence[int], wish: np.float32, mine: Rows) -> list[Sums]:
+        """Steps of a rank alone, by one graph whatever their number is: so they come to the same, bit for bit."""
+        assert self._stride is not None
+        taken = self._stride(np.array(rows, np.float32), np.array(sizes, np.int32), wish, *mine)
+        return [Sums.unpack(sums) for sums in taken.numpy()]
 
     def _step_on_host(self, exchange: HostExchange, mine: Rows, rows: np.float32, wish: np.float32) -> Sums:
         gradients, sums = self._zeros(), self._no_sums(wish)
@@ -179,7 +198,7 @@ class KerasNetwork:
         return self._model.count_params()
 
     def row_bytes(self) -> int | None:  # noqa: D102
-        return kept_bytes(self._fused[NoExchange].get_concrete_function().graph)
+        return kept_bytes(self._local.get_concrete_function().graph)
 
     def regroup(self, group: Group) -> None:  # noqa: D102
         self._exchange.close()
@@ -253,6 +272,29 @@ class KerasNetwork:
 
     def _compute_exchange_apply(self, rows: tf.Tensor, wish: tf.Tensor, *mine: tf.Tensor) -> tf.Tensor:
         return self._exchange_apply(*self._compute(rows, wish, *mine), rows)
+
+    def _take_steps(self, rows: tf.Tensor, sizes: tf.Tensor, wish: tf.Tensor, *mine: tf.Tensor) -> tf.Tensor:
+        """One step after another.
+
+        Args:
+            rows: (steps,) of each global batch.
+            sizes: (steps,) of what this rank has of each.
+            wish: as of :meth:`_compute`.
+            mine: all of that, one batch behind the other.
+
+        Returns:
+            The sums of each, (steps, 5 + more).
+        """
+        steps, width = tf.shape(sizes)[0], WIDTH + self._measures.metrics.width
+
+        def take(step: tf.Tensor, first: tf.Tensor, sums: tf.TensorArray) -> tuple[Any, ...]:
+            last = first + sizes[step]
+            batch = [part[first:last] for part in mine]
+            return step + 1, last, sums.write(step, self._compute_exchange_apply(rows[step], wish, *batch))
+
+        *_, sums = tf.while_loop(lambda step, *_: step < steps, take, (
+            0, 0, tf.TensorArray(tf.float32, steps, element_shape=(width,))), parallel_iterations=1)
+        return sums.stack()
 
     def _exchange_apply(self, gradients: Sequence[tf.Tensor], sums: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
         assert isinstance(self._exchange, GraphExchange)

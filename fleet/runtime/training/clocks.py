@@ -87,6 +87,10 @@ class StepClock:
         """Time every step from now on."""
         self._warm_up = 0
 
+    def fitting(self, seconds: float) -> int:
+        """How many steps take so long together; 1 where none has been timed yet."""
+        return max(1, int(seconds * self._steps / max(self._seconds, 1e-9)))
+
     def begins(self) -> bool:
         """Whether the group has just begun; true once."""
         begins, self._is_new = self._is_new, False

@@ -34,6 +34,7 @@ from fleet.runtime.training.clocks import EpochClock, PaceReport
 from fleet.runtime.training.evaluation import can_predict, evaluate, predict
 from fleet.runtime.training.network import Training
 from fleet.runtime.training.sources import Sources
+from fleet.runtime.training.strides import strides
 from fleet.storage.paths import PARTS, RunPaths
 from fleet.storage.state import EpochRecord, Judged, State, StepRate, convergence
 from fleet.storage.writer import CheckpointWriter
@@ -132,22 +133,24 @@ class TrainingLoop:
         pace, saved = PaceReport(network.name, state.position, training.steps), time.perf_counter()
         size = network.global_batch(group.size)
         is_over, missed = True, 0  # nothing may be left: the launch before ended while the network was judged
-        for batch in source.batches(epoch, state.position, size, group, taken):
+        for stride in strides(training, source.batches(epoch, state.position, size, group, taken)):
             stop = group.is_master and self._is_asked()
             began = time.perf_counter()
-            sums = training.step(batch.images, batch.targets, batch.size, stop)
-            if batch.size == size:
-                training.steps.add(size, time.perf_counter() - began)
-                training.steps.see(self._tenants.count())
-            if not math.isfinite(sums.loss):
-                raise NetworkFailed(f"the loss became {sums.loss} in epoch {state.epoch + 1}, "
-                                    f"within the first {batch.position} samples")
-            state = dataclasses.replace(state, stream_epoch=batch.epoch.number, path=batch.epoch.path,
-                                        position=batch.position, sums=(Sums.of_totals(state.sums) + sums).totals)
-            is_over, missed = batch.is_last, batch.missed
+            steps = stride.take(training, stop)
+            each = (time.perf_counter() - began) / len(steps)
+            for batch, sums in zip(stride.batches, steps, strict=True):
+                if batch.size == size:
+                    training.steps.add(size, each)
+                    training.steps.see(self._tenants.count())
+                if not math.isfinite(sums.loss):
+                    raise NetworkFailed(f"the loss became {sums.loss} in epoch {state.epoch + 1}, "
+                                        f"within the first {batch.position} samples")
+                state = dataclasses.replace(state, stream_epoch=batch.epoch.number, path=batch.epoch.path,
+                                            position=batch.position, sums=(Sums.of_totals(state.sums) + sums).totals)
+                is_over, missed = batch.is_last, batch.missed
             if is_over:
                 continue
-            if sums.stop:
+            if stop or sums.stop:
                 break
             if group.is_master:
                 # Nobody can tell where in steps ranks waited for others that lacked samples.

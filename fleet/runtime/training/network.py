@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
 
 from fleet.comm.base import Group
-from fleet.engines.base import Sums, Trainable
+from fleet.engines.base import Striding, Sums, Trainable
 from fleet.runtime.training.all_or_none import agree, all_or_none
 from fleet.runtime.training.clocks import StepClock
 from fleet.spec import NetworkSpec
@@ -48,10 +50,29 @@ class Training:
             NetworkFailed: on all ranks, when it failed on one.
         """
         values, weights = self.target.split(targets)
-        try:
+        with self._failing_together():
             if weights is None:
                 return self.trainable.step(images, values, size, stop)
             return self.trainable.step(images, values, size, stop, weights)
+
+    def stride(self, images: np.ndarray, targets: np.ndarray, sizes: Sequence[int]) -> list[Sums]:
+        """Take several steps, of a rank alone; see :meth:`fleet.engines.base.Striding.stride`.
+
+        Args:
+            targets: as they travel.
+
+        Raises:
+            NetworkFailed: a step failed.
+        """
+        assert isinstance(self.trainable, Striding)
+        values, weights = self.target.split(targets)
+        with self._failing_together():
+            return self.trainable.stride(images, values, sizes, weights)
+
+    @contextmanager
+    def _failing_together(self) -> Iterator[None]:
+        try:
+            yield
         except (Exception, SystemExit) as error:
             # An engine raises on all ranks of the group or on none: so all of them are here.
             raise agree(self.group, error) from error

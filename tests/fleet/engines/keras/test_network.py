@@ -10,6 +10,7 @@ from fleet.errors import CheckpointError
 from fleet.spec import parse
 from fleet.spec.learning_rate import REQUIRED, SCHEDULES
 from preprocess.sample import Affine, ImageSpec, SampleSpec
+from tests.examples import long_but_first
 
 pytestmark = pytest.mark.tensorflow
 
@@ -146,3 +147,39 @@ def test_one_that_is_traced_again_and_again_is_still_told_of(engine, tensorflow_
     for number in range(8):
         twice(number)
     assert "triggered tf.function retracing" in tensorflow_said[0]
+
+
+def capped(labels, outputs):
+    """A loss of the user's own: what it computes depends on its inputs, by Python's `if`."""
+    import keras
+
+    losses = keras.losses.sparse_categorical_crossentropy(labels, outputs, from_logits=True)
+    if keras.ops.mean(losses) > 1.05:
+        losses = losses * 2.0
+    return losses
+
+
+@pytest.mark.parametrize("train", long_but_first(
+    {"optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": 0.9}},
+    {"optimizer": {"name": "adam", "learning_rate": {"name": "ExponentialDecay", "initial_learning_rate": 0.01,
+                                                     "decay_steps": 2, "decay_rate": 0.9}}},
+    {"precision": "mixed_float16", "batch": {"size": 5, "accumulate": 2}},
+    {"loss": "tests.fleet.engines.keras.test_network:capped"}))
+def test_several_steps_at_once_come_to_the_same_as_one_by_one_bit_for_bit(engine, batch, train):
+    settings = parse({"models": [{"family": "cnn", "args": {"filters": [4], "dense": [8], "dropout": 0.3}}],
+                      "train": train}).networks[0]
+    images, labels = batch
+    labels = np.where(np.arange(12) == 7, -1, labels)  # one that could not be read
+    one, other = engine.build(settings, OneRank()), engine.build(settings, OneRank())
+    sums = [one.step(images[rows], labels[rows], len(labels[rows])) for rows in (slice(5), slice(5, 10), slice(10, 12))]
+    assert other.stride(images, labels, (5, 5, 2)) == sums
+    assert one.step(*batch, 12) == other.step(*batch, 12)
+    state = other.state()
+    assert all(np.array_equal(value, state[name]) for name, value in one.state().items())
+
+
+@pytest.mark.long
+def test_steps_are_taken_one_by_one_where_they_are_compiled_for_their_size(engine, batch):
+    trainable = engine.build(network(xla=True), OneRank())
+    assert not trainable.can_stride()
+    assert trainable.step(*batch, 12).count == 12

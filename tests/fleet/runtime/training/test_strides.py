@@ -1,0 +1,146 @@
+"""Which batches are taken at once, and that they are the samples of the stream."""
+
+import itertools
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import yaml
+
+from fleet.engines.softmax import SoftmaxRegression
+from fleet.errors import ExitStatus
+from fleet.runtime.training import strides as strides_module
+from fleet.runtime.training.clocks import StepClock
+from fleet.runtime.training.strides import strides
+from fleet.storage.results import read_results
+from fleet.stream.base import Batch
+from fleet.stream.order import Epoch
+from tests.fleet.runtime.runs import launch
+
+
+class Window:
+    """A stream of 23 samples whose batches lie in the same memory, one after the other."""
+
+    def __init__(self):
+        self.given = 0
+
+    def batches(self, size=5):
+        images, targets = np.empty((size, 2), np.uint8), np.empty(size, np.int64)
+        for first in range(0, 23, size):
+            rows = np.arange(first, min(first + size, 23))
+            images[:len(rows)], targets[:len(rows)] = rows[:, None], rows
+            self.given += 1
+            yield Batch(images[:len(rows)], targets[:len(rows)], len(rows), rows[-1] + 1, rows[-1] == 22, Epoch(0))
+
+
+def training(seconds=0.005, size=1, can_stride=True):
+    """A network whose steps take so long."""
+    clock = StepClock(warm_up=0)
+    clock.add(5, seconds)
+    trainable = SimpleNamespace(can_stride=lambda: can_stride, stride=list)
+    return SimpleNamespace(steps=clock, group=SimpleNamespace(size=size), trainable=trainable)
+
+
+def taken(one):
+    """(Positions, images, targets) of each stride, read when it is given, as a trainer does."""
+    return [([batch.position for batch in stride.batches], stride.images[:, 1].tolist(), stride.targets.tolist())
+            for stride in strides(one, Window().batches())]
+
+
+@pytest.fixture(autouse=True)
+def prompt(monkeypatch):
+    """All batches are there at once, whatever the machine does."""
+    monkeypatch.setattr(strides_module, "_PROMPT_S", np.inf)
+
+
+def test_short_steps_are_taken_several_at_once_and_the_last_of_an_epoch_may_be_fewer_and_smaller():
+    assert [(positions, len(targets)) for positions, _, targets in taken(training(0.013))] == [
+        ([5, 10, 15], 15), ([20, 23], 8)]
+
+
+@pytest.mark.parametrize("one", [training(0.5), training(size=2), training(can_stride=False)],
+                         ids=["long steps", "two ranks", "an engine that cannot now"])
+def test_others_one_by_one(one):
+    assert [positions for positions, *_ in taken(one)] == [[5], [10], [15], [20], [23]]
+
+
+def test_steps_that_nobody_has_timed_yet_are_taken_one_by_one():
+    one = training()
+    one.steps = StepClock(warm_up=1)
+    one.steps.add(5, 0.005)
+    assert next(strides(one, Window().batches())).batches[0].position == 5
+
+
+@pytest.mark.parametrize("seconds", [0.5, 0.02, 0.0001])
+def test_whatever_is_taken_at_once_are_the_samples_of_the_stream(seconds):
+    found = taken(training(seconds))
+    assert [row for _, images, _ in found for row in images] == list(range(23))
+    assert [row for *_, targets in found for row in targets] == list(range(23))
+
+
+def test_no_step_waits_for_batches_that_were_not_there(monkeypatch):
+    monkeypatch.setattr(strides_module, "_PROMPT_S", 0.0)
+    assert [positions for positions, *_ in taken(training(0.001))] == [[5], [10], [15], [20], [23]]
+
+
+def test_a_stride_ends_with_a_batch_that_was_not_there(monkeypatch):
+    now = itertools.chain([0, 0, 0], itertools.repeat(9))  # only the second one is late
+    monkeypatch.setattr(strides_module, "_PROMPT_S", 1.0)
+    monkeypatch.setattr(strides_module.time, "perf_counter", lambda: next(now))
+    assert [positions for positions, *_ in taken(training(0.001))] == [[5, 10], [15, 20, 23]]
+
+
+def test_batches_are_asked_for_when_their_stride_is():
+    window = Window()
+    next(strides(training(0.02), window.batches()))
+    assert window.given == 2
+
+
+def test_what_is_gathered_is_bounded_in_bytes(monkeypatch):
+    monkeypatch.setattr(strides_module, "_MOST_BYTES", 25)  # a batch has 10
+    assert [positions for positions, *_ in taken(training(0.001))] == [[5, 10], [15, 20], [23]]
+
+
+@pytest.fixture
+def striding(monkeypatch):
+    """Have networks of the numpy engine take up to three steps at once; gives how many each call has taken."""
+    calls = []
+
+    def stride(network, images, targets, sizes, weights=None):
+        assert weights is None
+        calls.append(len(sizes))
+        places = np.cumsum(sizes)[:-1]
+        return [network.step(*rows, len(rows[1])) for rows in zip(np.split(images, places), np.split(targets, places),
+                                                                  strict=True)]
+
+    monkeypatch.setattr(SoftmaxRegression, "stride", stride, raising=False)
+    monkeypatch.setattr(SoftmaxRegression, "can_stride", lambda network: True, raising=False)
+    monkeypatch.setattr(StepClock, "fitting", lambda clock, seconds: 3)
+    return calls
+
+
+def result(folder, after=None):
+    """What a run of one network comes to, which may be interrupted when its coordinator has looked so many times."""
+    path = folder / "spec.yaml"
+    path.write_text(yaml.safe_dump({
+        "output": str(folder / "run"), "models": [{"family": "softmax", "name": "n"}], "resources": {"engine": "numpy"},
+        "data": {"source": "builtin:digits", "path": str(folder.parent / "digits"),
+                 "transforms": [{"decode": {"mode": "L"}}, {"scale": {"mean": 0.5, "std": 0.5}}]},
+        "train": {"batch": {"size": 64}, "converge": {"max_epochs": 3}}}))
+    if launch(path, 2, after)[0] is not ExitStatus.OK:
+        assert launch(path, 2)[0] is ExitStatus.OK
+    [row] = read_results(folder / "run")
+    return row.loss, row.accuracy, row.val_loss, row.val_accuracy, row.best_epoch
+
+
+def test_a_run_comes_to_the_same_by_strides_as_step_by_step_also_where_it_is_interrupted(
+        tmp_path, striding, monkeypatch):
+    folders = [tmp_path / name for name in ("strides", "interrupted", "steps")]
+    for folder in folders:
+        folder.mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    by_strides = result(folders[0])
+    assert striding == 3 * [*7 * [3], 2]  # of 23 batches an epoch
+    interrupted = result(folders[1], after=60)
+    monkeypatch.setattr(SoftmaxRegression, "can_stride", lambda network: False)
+    assert by_strides == interrupted == result(folders[2])
