@@ -4,7 +4,8 @@
   fleet report runs/digits --json
 
 It also writes RUN/report.html if it may: one file that needs no server and no internet. It has the leaderboard,
-learning curves, which network had which GPU when, where the time went, and the same run simulated.
+learning curves, what searches found and pruned, which network had which GPU when, where the time went, and the same run
+simulated.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from fleet.commands.options import add_json, print_json
 from fleet.errors import ExitStatus, StorageError
 from fleet.monitor.html import write_report
 from fleet.monitor.report import MISSED, Report, read_report
+from fleet.monitor.searched import table_of_found, table_of_rungs
 from fleet.prediction.ensembles import TOGETHER, table_of
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import leaderboard
@@ -54,6 +56,11 @@ def _print(report: Report) -> None:
     if report.ensembles:
         print_table(*table_of(report.ensembles), title="The best networks together")
         print(TOGETHER)
+    for search in report.searches:
+        print_table(*table_of_found(search), title=f"The search of {search.entry}: the best so far")
+        print(search.words)
+    if report.rungs:
+        print_table(*table_of_rungs(report.rungs), title="What was pruned when")
     print(f"{format_duration(account.seconds)} on {counted(len(account.devices), 'GPU')}: "
           + ", ".join(f"{name} {share:.1%}" for name, share in account.spent.shares.items()))
     if report.samples:

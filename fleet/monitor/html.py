@@ -10,7 +10,9 @@ from typing import Any
 
 from fleet.monitor.account import Account, Spent
 from fleet.monitor.report import MISSED, Report
+from fleet.monitor.searched import SearchReport, table_of_found, table_of_rungs
 from fleet.monitor.svg import NAMED, colour, line_chart, share_bar, timeline
+from fleet.monitor.svg_search import STATUS_COLOURS, best_chart, descent_chart, parameter_charts
 from fleet.prediction.ensembles import TOGETHER, table_of
 from fleet.storage.files import replacing
 from fleet.storage.paths import RunPaths
@@ -45,6 +47,7 @@ def render(report: Report) -> str:
         "<h2>Leaderboard</h2>", _table(*leaderboard(report.rows)),
         *_together(report),
         "<h2>How they learned</h2>", _curves(report, colours),
+        *(part for search in report.searches for part in _search(search, account.seconds)), *_rungs(report),
         "<h2>Who had which GPU</h2>",
         "<p class=note>A bar for every network on every GPU it had. A dark edge shows where a group was formed.</p>",
         timeline(account.stints, account.devices, 1.0, longest, colours),
@@ -126,6 +129,29 @@ def _together(report: Report) -> list[str]:
         return []
     return ["<h2>The best networks together</h2>", _table(*table_of(report.ensembles)),
             f"<p class=note>{TOGETHER}</p>"]
+
+
+def _search(search: SearchReport, seconds: float) -> list[str]:
+    """What a search has found, where in its space, and which network came from which."""
+    title = f"<h2>The search of {escape(search.entry)}</h2>"
+    if not search.found:
+        return [title, "<p class=note>No network of it has a value yet.</p>"]
+    family = descent_chart(search)
+    descent = ["<p class=note>Which network began with whose weights, over the epochs that were trained before. The "
+               "best network and its ancestors are blue.</p>", family] if family else []
+    return [title, f"<p class=note>{escape(search.words)}</p>",
+            f"<div class=row>{best_chart(search, seconds)}{_table(*table_of_found(search))}</div>",
+            "<p class=note>What each network came to at its best epoch, against what it was given:</p>",
+            f"<div class=row>{''.join(parameter_charts(search))}</div>",
+            _legend((str(status), fill) for status, fill in STATUS_COLOURS.items()
+                    if any(one.status is status for one in search.tried)), *descent]
+
+
+def _rungs(report: Report) -> list[str]:
+    """After how many epochs networks were paused and pruned; nothing where none were."""
+    if not report.rungs:
+        return []
+    return ["<h2>What was pruned when</h2>", _table(*table_of_rungs(report.rungs))]
 
 
 def _curves(report: Report, colours: Mapping[str, str]) -> str:

@@ -10,10 +10,13 @@ from typing import Any
 
 from fleet.errors import UserError
 from fleet.monitor.account import Account, account
+from fleet.monitor.searched import Rung, SearchReport, rungs_of, searches_of
+from fleet.monitor.timeline import Moment, launches_of
 from fleet.prediction.ensembles import EnsembleResult, read_ensembles
+from fleet.spec import load
 from fleet.spec.model import one_line
 from fleet.storage.event_log import Logged, read_run
-from fleet.storage.events import CacheChosen, EpochEnded, Event, Started, StreamStarted, SupplyFound
+from fleet.storage.events import CacheChosen, EpochEnded, Event, Searched, Started, StreamStarted, SupplyFound
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import NetworkResult, read_results
 from fleet.storage.state import EpochRecord
@@ -49,6 +52,8 @@ class Report:
         ensembles: how good the best networks are together, once the run has come to its end.
         cache: what became of decoded samples in the last launch; None in the log of an earlier version.
         supply: what the input gave in the last launch; None where samples were kept, or nobody prepared them for all.
+        searches: of its entries, if networks were asked for.
+        rungs: where networks were paused or pruned, the lowest first.
         account: of its time.
         missed: chunks of a ring that a group could not take, because one of its nodes had let them go.
     """
@@ -63,6 +68,8 @@ class Report:
     ensembles: tuple[EnsembleResult, ...] = ()
     cache: CacheChosen | None = None
     supply: SupplyFound | None = None
+    searches: tuple[SearchReport, ...] = ()
+    rungs: tuple[Rung, ...] = ()
 
     @property
     def samples(self) -> str:
@@ -86,7 +93,9 @@ class Report:
                 "gpus": len(account.devices), "networks": [_record(row) for row in self.rows],
                 "spent_gpu_s": dataclasses.asdict(account.spent), "measured_s": account.measured_s,
                 "simulated_s": account.simulated_s, "costs": account.costs, "epoch_s": account.epoch_s,
-                "missed_chunks": self.missed, "startup_s": dict(account.startup), **together, **kept}
+                "missed_chunks": self.missed, "startup_s": dict(account.startup), **together, **kept,
+                **({"searches": [search.numbers() for search in self.searches]} if self.searches else {}),
+                **({"rungs": [rung.numbers() for rung in self.rungs]} if self.rungs else {})}
 
 
 def _record(row: NetworkResult) -> dict[str, Any]:
@@ -99,7 +108,7 @@ def read_report(paths: RunPaths) -> Report:
     """Take together what a run's files say; it may still be going on.
 
     Raises:
-        UserError: there is no run there, or it has not begun.
+        UserError: there is no run there, it has not begun, or it has a search and its spec cannot be read.
     """
     rows = read_results(paths.root)
     logs = paths.event_logs()
@@ -114,7 +123,9 @@ def read_report(paths: RunPaths) -> Report:
         raise UserError(f"{place} has no launch, so there is nothing to report")
     histories = [(row.name, history) for row in rows if (history := _history(log, row.name))]
     judged = [(name, history) for name, history in histories if not all(math.isnan(_accuracy(one)) for one in history)]
+    moments = [moment for launch in launches_of(log) for moment in launch.moments]
     return Report(paths.root.resolve().name, tuple(rows), account=found,
+                  searches=_searches(paths, moments, rows), rungs=rungs_of(moments, rows),
                   cache=next((event for _, event in reversed(log) if isinstance(event, CacheChosen)), None),
                   supply=_supply(event for _, event in log),
                   missed=sum(event.missed for _, event in log if isinstance(event, EpochEnded)),
@@ -136,6 +147,12 @@ def _supply(events: Iterable[Event]) -> SupplyFound | None:
             case SupplyFound():
                 found = event
     return found
+
+
+def _searches(paths: RunPaths, moments: Sequence[Moment], rows: Sequence[NetworkResult]) -> tuple[SearchReport, ...]:
+    if not any(isinstance(moment.event, Searched) for moment in moments):
+        return ()
+    return searches_of(load(str(paths.spec)), moments, rows)
 
 
 def _history(log: Iterable[Logged], network: str) -> list[EpochRecord]:

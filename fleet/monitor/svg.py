@@ -13,7 +13,7 @@ from scheduler.ensemble.simulation import Stint
 
 NAMED = 10  # networks whose curves have a colour and a name; the others are grey
 
-_WIDTH = 960  # of what spans the page, in pixels
+WIDTH = 960  # of what spans the page, in pixels
 
 
 def colour(index: int) -> str:
@@ -58,7 +58,7 @@ def line_chart(title: str, curves: Sequence[Curve], colours: Mapping[str, str]) 
     frame = _Frame(max(epoch for curve in curves for epoch in curve.epochs), low, high)
     lines = [_line(curve, frame, colours.get(curve.name, "#888") if place < NAMED else "#d0d0d0",
                    1.8 if place < NAMED else 1) for place, curve in enumerate(curves)]
-    return _picture(frame.width, frame.height, [f'<text x="{frame.left}" y="14">{escape(title)}</text>',
+    return picture(frame.width, frame.height, [f'<text x="{frame.left}" y="14">{escape(title)}</text>',
                                                 *_grid(frame, step), *reversed(lines)])
 
 
@@ -123,9 +123,9 @@ def timeline(stints: Sequence[Stint], devices: Sequence[int], scale: float, seco
         colours: of the networks.
     """
     rows = _Rows({device: index for index, device in enumerate(sorted(devices))},
-                 row=max(3.0, min(16.0, 420 / max(len(devices), 1))), per_second=(_WIDTH - 40) / max(seconds, 1e-9))
+                 row=max(3.0, min(16.0, 420 / max(len(devices), 1))), per_second=(WIDTH - 40) / max(seconds, 1e-9))
     bars = [_bar(stint, rows, scale, colours.get(stint.name, "#888")) for stint in stints]
-    return _picture(_WIDTH, rows.height + rows.bottom, [*_axes(rows, seconds), *bars])
+    return picture(WIDTH, rows.height + rows.bottom, [*_axes(rows, seconds), *bars])
 
 
 def _axes(rows: _Rows, seconds: float) -> Iterator[str]:
@@ -181,17 +181,18 @@ def share_bar(shares: Iterable[tuple[str, float, str]]) -> str:
     """
     x, parts = 0.0, []
     for name, share, fill in shares:
-        width = share * (_WIDTH - 20)
+        width = share * (WIDTH - 20)
         parts.append(f'<rect x="{x:.2f}" y="0" width="{width:.2f}" height="30" fill="{fill}">'
                      f"<title>{escape(name)}: {share:.2%}</title></rect>")
         x += width
-    return _picture(_WIDTH, 34, parts)
+    return picture(WIDTH, 34, parts)
 
 
 # ---- what they share ---------------------------------------------------------------------------
 
 
-def _picture(width: float, height: float, parts: Iterable[str]) -> str:
+def picture(width: float, height: float, parts: Iterable[str]) -> str:
+    """A picture of so many pixels, made of its parts."""
     return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
             f'height="{height:g}">' + "\n".join(parts) + "</svg>")
 

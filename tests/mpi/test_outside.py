@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+import time
 from contextlib import redirect_stdout
 from threading import Thread
 
@@ -93,13 +94,17 @@ def test_the_example_of_a_loop_over_optuna(tmp_path, capsys, monkeypatch):
 def test_a_run_is_watched_from_outside(tmp_path, capsys):
     launcher, path = waiting_spec(tmp_path)
     with launch(path, 3, "--plain", environment=launcher.environment({})) as running:
-        name = running.add({"family": "softmax", "train": {"converge": {"max_epochs": 2000}}})
+        name = running.add({"family": "softmax", "train": {"converge": {"max_epochs": 10_000}}})
         next(running.reports())
-        watching = Thread(target=main, args=(["watch", str(running.run), "--json"],))
+        watching, seen = Thread(target=main, args=(["watch", str(running.run), "--json"],)), ""
         watching.start()
-        Thread(target=lambda: running.stop(name)).start()
-    watching.join(20)
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        while watching.is_alive() and not seen:  # it shows what comes after it has begun
+            seen = capsys.readouterr().out
+            time.sleep(0.05)
+        running.stop(name)
+    watching.join(60)
+    assert not watching.is_alive()
+    lines = [json.loads(line) for line in (seen + capsys.readouterr().out).splitlines()]
     assert {line["network"] for line in lines} == {name}
     assert all(set(line) >= {"network", "number", "epoch", "value", "metrics"} for line in lines)
     assert main(["watch", str(running.run)]) == 2

@@ -1,0 +1,147 @@
+"""What a report says of searches: what was found, dropped, and came from what."""
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from fleet.monitor.html import render
+from fleet.monitor.report import read_report
+from fleet.monitor.searched import table_of_rungs
+from fleet.monitor.svg_search import axis_of, logarithmic
+from fleet.spec import load
+from fleet.spec.resolve import asked_network
+from fleet.spec.space import Range
+from fleet.storage.event_log import Logged
+from fleet.storage.events import EpochEnded, NetworkAdded, NetworkJudged, Searched
+from fleet.storage.files import as_json
+from fleet.storage.paths import RunPaths
+from fleet.storage.results import Results
+from fleet.storage.state import EpochRecord, Outcome, Standing
+from tests.fleet.logs import START, as_text
+
+RATE = "train.optimizer.learning_rate"
+SPEC = f"""
+models:
+  - family: softmax
+    name: net
+    space: {{{RATE}: {{low: 1.0e-4, high: 0.1, log: true}}, train.batch.size: [4, 8]}}
+    search: {{ask: random, most: 5}}
+prune: {{rule: asha}}
+data: {{source: image_folder, path: images}}
+"""
+# Of net-0, net-1 and net-2 the last is pruned after one epoch; net-3 is a child of net-1, and net-4 cannot be.
+VALUES = {0: (0.3, 0.4, 0.5), 1: (0.6, 0.2), 2: (0.1,), 3: (0.7, 0.9), 4: ()}
+PARENTS = {3: 1}
+
+
+def record(epoch, value):
+    return EpochRecord(epoch, epoch - 1, loss=1.0, accuracy=0.5, val_loss=1 - value, val_accuracy=value,
+                       learning_rate=0.1, samples=100, gpus=1, seconds=1.0, waited_s=0.0)
+
+
+def log_of_a_search():
+    at_s, log = 0.0, [Logged(0.0, START)]
+    for number, values in VALUES.items():
+        name, parent = f"net-{number}", PARENTS.get(number)
+        asked = {RATE: 10.0 ** -(number + 1) if number < 4 else 7.0, "train.batch.size": 4}
+        wrong = "ask(4): outside" if number == 4 else ""
+        log.append(Logged(at_s, Searched("net", "ask", number, answer=asked, network=name, wrong=wrong)))
+        log.append(Logged(at_s, NetworkAdded(name, "net", number, asked, (1, None), 60, wrong=wrong, **(
+            {} if parent is None else {"parent": f"net-{parent}", "parent_epoch": 2}))))
+        for epoch, value in enumerate(values, 1):
+            at_s += 2.0
+            log.append(Logged(at_s, EpochEnded(name, record(epoch, value))))
+        if number == 2:
+            log.append(Logged(at_s, NetworkJudged(name, 1, "stop", ("asha",))))
+    return log
+
+
+@pytest.fixture
+def searched(tmp_path):
+    """The folder of a run with a search."""
+    paths = RunPaths(tmp_path / "run")
+    paths.root.mkdir()
+    paths.spec.write_text(SPEC)
+    spec = load(str(paths.spec))
+    results = Results(spec, paths, 100)
+    for number, values in VALUES.items():
+        network = asked_network(spec, 0, number, {RATE: 0.01, "train.batch.size": 4})
+        history = tuple(record(epoch, value) for epoch, value in enumerate(values, 1))
+        results.add(network, None)
+        results.standings[network.name] = Standing(history, {
+            2: Outcome("pruned", is_pruned=True), 4: Outcome("outside", is_failure=True)}.get(number, Outcome("done")))
+    results.write()
+    paths.events.write_text(as_text(log_of_a_search()))
+    return paths
+
+
+def test_the_best_so_far_and_its_line_of_descent(searched):
+    search = read_report(searched).searches[0]
+    assert (search.entry, search.monitor, search.is_larger_better) == ("net", "val_accuracy", True)
+    assert [(found.t_s, found.network, found.epoch, found.value) for found in search.found] == [
+        (2.0, "net-0", 1, 0.3), (4.0, "net-0", 2, 0.4), (6.0, "net-0", 3, 0.5), (8.0, "net-1", 1, 0.6),
+        (14.0, "net-3", 1, 0.7), (16.0, "net-3", 2, 0.9)]
+    assert [one.network for one in search.ancestry] == ["net-3", "net-1"]
+    assert search.words == ("5 networks: 3 finished, 1 pruned, 1 failed. The best val_accuracy is 0.9, of net-3, "
+                            "from net-1 after epoch 2.")
+    assert [one.begins for one in search.tried] == [0, 0, 0, 2, 0]
+
+
+def test_what_was_pruned_after_how_many_epochs_and_by_whom(searched):
+    headers, rows = table_of_rungs(read_report(searched).rungs)
+    assert [dict(zip(headers, row, strict=True)) for row in rows] == [
+        {"epochs": 1, "came": 4, "went on": 3, "paused": 0, "pruned": 1, "by": "asha", "which": "net-2"}]
+
+
+def test_a_network_that_was_paused_and_went_on_is_in_no_rung(searched):
+    paused = [Logged(20.0, NetworkJudged("net-0", 1, verdict, ("asha",))) for verdict in ("pause", "go_on")]
+    searched.events.write_text(as_text([*log_of_a_search(), *paused]))
+    assert [list(rung.pruned) for rung in read_report(searched).rungs] == [["net-2"]]
+
+
+def test_less_is_better_of_a_loss(searched):
+    searched.spec.write_text(SPEC + "train: {converge: {monitor: val_loss}}\n")
+    search = read_report(searched).searches[0]
+    assert (search.monitor, search.is_larger_better) == ("val_loss", False)
+    assert search.found[-1].value == pytest.approx(0.1)
+
+
+def test_the_search_as_json(searched):
+    numbers = json.loads(json.dumps(as_json(read_report(searched).numbers())))
+    search = numbers["searches"][0]
+    assert search["line_of_descent"] == ["net-3", "net-1"]
+    assert search["networks"][3] == {
+        "name": "net-3", "number": 3, "values": {RATE: 1e-4, "train.batch.size": 4}, "status": "finished", "epochs": 2,
+        "value": 0.9, "parent": "net-1", "parent_epoch": 2}
+    assert search["best_so_far"][0] == {"seconds": 2.0, "network": "net-0", "epoch": 1, "value": 0.3}
+    assert numbers["rungs"] == [{"epochs": 1, "came": 4, "went_on": 3, "paused": [], "pruned": {"net-2": ["asha"]}}]
+
+
+def test_the_page_has_a_picture_of_each(searched):
+    page = render(read_report(searched))
+    pictures = [ElementTree.fromstring(f"<svg{text}</svg>") for text in re.findall(r"<svg(.*?)</svg>", page, re.S)]
+    titles = [picture[0].text or "" for picture in pictures]
+    for said in ("best val_accuracy so far, over seconds", f"val_accuracy against {RATE}",
+                 "val_accuracy against train.batch.size"):
+        assert said in titles
+    for said in ("net-3, epoch 2: 0.9 after 16.0 s", "net-2, pruned: train.batch.size 4, val_accuracy 0.1",
+                 "net-3, finished, val_accuracy 0.9, from net-1 after epoch 2", "What was pruned when"):
+        assert said in page
+
+
+def test_a_search_without_a_value_says_so(searched):
+    log = [moment for moment in log_of_a_search() if not isinstance(moment.event, EpochEnded)]
+    searched.events.write_text(as_text(log))
+    assert "No network of it has a value yet." in render(read_report(searched))
+
+
+def test_values_lie_on_their_axes():
+    axis = axis_of({"rate": Range(1e-4, 0.1, log=True)}, "rate")
+    assert [axis.share(value) for value in (1e-4, 0.01, 0.1)] == pytest.approx([0, 2 / 3, 1])
+    assert [axis.share(value) for value in (0.0, 10.0, "wide", 10**400)] == [None, None, None, None]
+    assert axis_of({"depth": Range(0, 10, integer=True)}, "depth").share(5) == 0.5
+    choices = axis_of({"filters": ([8], [8, 16])}, "filters")
+    assert [choices.share([8]), choices.share([8, 16]), choices.share([4])] == [0.25, 0.75, None]
+    assert [text for _, text in logarithmic(0.02, 0.03).marks] == ["0.01", "0.1"]
