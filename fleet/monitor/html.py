@@ -82,6 +82,7 @@ th { text-align: left; border-bottom: 2px solid #ddd; color: #555; font-weight: 
 td.number, th.number { text-align: right } tr:nth-child(even) td { background: #f6f7f9 } td.failed { color: #b3261e }
 .legend { display: flex; flex-wrap: wrap; gap: .2em 1.2em } .legend i { display: inline-block; width: .8em;
 height: .8em; border-radius: 2px; margin-right: .4em } svg text { font: 11px system-ui, sans-serif; fill: #555 }
+.row table { align-self: flex-start }
 svg .grid { stroke: #e6e6e6 } svg .axis { stroke: #aaa } svg .name { fill: #fff; font-size: 9px }
 """
 
