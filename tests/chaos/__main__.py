@@ -4,6 +4,7 @@ Every case is repeatable by its seed: ``python -m tests.chaos --seeds 17``.
 """
 
 import argparse
+import math
 import os
 import shutil
 import statistics
@@ -17,6 +18,7 @@ from fleet.monitor.account import account
 from fleet.spec import load
 from fleet.storage.event_log import read_events
 from fleet.storage.paths import RunPaths
+from tests.chaos import searches
 from tests.chaos.beside import EPOCHS, LEASE_S, carry_out
 from tests.chaos.faults import FAULTS, MOST_LAUNCHES, TENSORFLOW_FAULTS, TRAINED, Case, Trial
 
@@ -27,6 +29,7 @@ def main():
     parser.add_argument("--cases", type=int, default=100, help="with the numpy engine")
     parser.add_argument("--tensorflow", type=int, default=10, help="cases with TensorFlow")
     parser.add_argument("--beside", type=int, help="cases of launches over one folder (30 for 100 of the numpy engine)")
+    parser.add_argument("--searches", type=int, help="cases of searches, each killed some five times (13 for 100)")
     parser.add_argument("--seeds", type=int, nargs="+", help="these cases of the numpy engine alone")
     parser.add_argument("--minutes", type=float, help="begin no case after so long")
     parser.add_argument("--document", type=Path, help="where to write what came out")
@@ -46,14 +49,24 @@ def main():
         outcomes.append(_carry_out(case))
     count = round(0.3 * arguments.cases) if arguments.beside is None else arguments.beside
     beside = [] if arguments.seeds else [_carry_out_beside(seed) for seed in range(count)]
+    count = math.ceil(arguments.cases / 8) if arguments.searches is None else arguments.searches
+    searched = [] if arguments.seeds else [_carry_out_search(seed) for seed in range(count)]
     if arguments.document:
-        arguments.document.write_text(document(outcomes, arguments.run, beside))
-    return 1 if any(outcome.broken for outcome in [*outcomes, *beside]) else 0
+        arguments.document.write_text(document(outcomes, arguments.run, beside, searched))
+    return 1 if any(outcome.broken for outcome in [*outcomes, *beside, *searched]) else 0
 
 
 def _carry_out_beside(seed):
     case = carry_out(seed)
     print(f"beside {seed}: {', '.join(case.faults)}: {case.again} epochs again, {case.seconds:.0f} s"
+          f"{f'; BROKEN: {case.broken}' if case.broken else ''}", flush=True)
+    return case
+
+
+def _carry_out_search(seed):
+    case = searches.carry_out(seed)
+    print(f"search {seed}: {case.search}, killed {len(case.kills)} times ({', '.join(case.kills)}): {case.decisions} "
+          f"decisions, {case.again} epochs again, {case.seconds:.0f} s"
           f"{f'; BROKEN: {case.broken}' if case.broken else ''}", flush=True)
     return case
 
@@ -71,7 +84,7 @@ def _carry_out(case):
     return outcome
 
 
-def document(outcomes, run=None, beside=()):
+def document(outcomes, run=None, beside=(), searched=()):
     """The page, made of what was measured."""
     lines = [
         "# Reliability: faults at random moments, and what happened to the runs", "",
@@ -86,10 +99,11 @@ def document(outcomes, run=None, beside=()):
         if mine:
             good = sum(not outcome.broken for outcome in mine)
             lines += [f"## {title}: {len(mine)} cases, {good} came to a good end", "", *_table(mine, faults), ""]
-    lines += _pauses(outcomes) + _beside(beside)
+    lines += _pauses(outcomes) + _beside(beside) + _searched(searched)
     if run is not None:
         lines += _blocked(run)
     lines += [f"- launches over one folder, seed {case.seed}: {case.broken}" for case in beside if case.broken]
+    lines += [f"- search, seed {case.seed}, {case.search}: {case.broken}" for case in searched if case.broken]
     if broken := [outcome for outcome in outcomes if outcome.broken]:
         lines += ["## What broke", ""]
         lines += [f"- {outcome.case.engine}, seed {outcome.case.seed}, {outcome.case.fault}: {outcome.broken}"
@@ -140,6 +154,28 @@ def _beside(cases):
             f"killed, and {faults.count('stop')} times all its ranks stood still, for {LEASE_S / 2:g} to "
             f"{3 * LEASE_S:g} s, with leases of {LEASE_S:g} s; then another one was started. Epochs trained again: "
             f"median {statistics.median(again):g}, most {max(again)}.", ""]
+
+
+def _searched(cases):
+    """What came of searches that were killed again and again."""
+    if not cases:
+        return []
+    good = sum(not case.broken for case in cases)
+    lines = [f"## Searches: {len(cases)} cases, {good} came to a good end", "",
+             f"Four ranks search among networks of up to {searches.EPOCHS} epochs. Launches are killed at random "
+             "moments: all ranks, the coordinator, or one other rank. A case comes to a good end if a searcher that "
+             "hears all calls of the log again answers as it did, and a rule that hears all epochs again judges as it "
+             "did; if no call was made twice, and every network that was asked for is finished or pruned; and if no "
+             "network trained more than an epoch again for each kill.", "",
+             "| search | cases | good end | kills | calls and judgements | epochs trained again |",
+             "| --- | --- | --- | --- | --- | --- |"]
+    for search in searches.SEARCHES:
+        mine = [case for case in cases if case.search == search]
+        if mine:
+            lines.append(f"| {search} | {len(mine)} | {sum(not case.broken for case in mine)} "
+                         f"| {sum(len(case.kills) for case in mine)} | {sum(case.decisions for case in mine)} "
+                         f"| {sum(case.again for case in mine)} |")
+    return [*lines, ""]
 
 
 def _blocked(run):
