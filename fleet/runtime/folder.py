@@ -64,7 +64,8 @@ def check_shareable(spec: Spec, asked: str) -> None:
         UserError: its networks come while it goes on, to the one launch that asks for them.
     """
     if spec.searches or spec.document.open_for is not None:
-        raise UserError(f"{asked}: a search is of one launch, which asks for networks; start it alone")
+        raise UserError(f"{asked}: a search is of one launch, which asks for networks; start it alone, as with "
+                        "fleet submit --chain, which goes on with it job after job")
 
 
 def enter_folder(paths: RunPaths, lease: Lease) -> None:

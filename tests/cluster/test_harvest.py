@@ -1,56 +1,91 @@
 """A harvest on a real Slurm: jobs that come and go share the networks of a run, while others' jobs take their nodes."""
 
-import random
-import sys
-import time
-from pathlib import Path
+import json
 
 import pytest
 
 from fleet.storage.event_log import read_run
-from fleet.storage.events import EpochEnded, NetworkTaken
-from fleet.storage.lines import read_lines
-from fleet.storage.paths import RunPaths
-from fleet.storage.results import read_results
-from tests.mpi.conftest import ROOT, Launcher, spec
+from fleet.storage.events import NetworkTaken
+from tests.cluster.harvesting import Script, Show, losses, placed
+from tests.mpi.conftest import Launcher, spec
 
 pytestmark = pytest.mark.cluster
-NAMES, EPOCHS = [f"net{number}" for number in range(6)], 30
-OTHERS_S, SEED = 40, 5  # how long others' jobs go on arriving
+SAMPLES = 100  # of an epoch, which takes about a second
+SEEDS = (1, 2, 3)  # of the full show
+
+
+def emulated(folder, networks, epochs, time_scale=1.0):
+    """Networks that sleep, each at a pace of its own."""
+    folder.mkdir(exist_ok=True)
+    models = [{"name": f"net{number}", "rates": [90.0 + 2 * number], "epochs": epochs} for number in range(networks)]
+    rates = folder / "rates.json"
+    rates.write_text(json.dumps({"samples_per_epoch": SAMPLES, "gpus_per_node": 1, "models": models}))
+    return spec(folder, [{"family": "softmax", "name": model["name"]} for model in models],
+                data={"source": "builtin:noise", "path": None, "options": {"samples": SAMPLES, "validation": 20},
+                      "transforms": [], "cache": "memory"},
+                train={"batch": {"size": 10}, "optimizer": {"name": "adam"}},
+                schedule={"policy": "adaptive", "rates": str(rates)},
+                resources={"engine": "emulated", "time_scale": time_scale})
+
+
+def check(show, came, networks, epochs):
+    """No network is lost, at most an epoch is trained again for each launch that others ended, and others did."""
+    assert came.cut, "nobody was preempted"
+    assert {(row.name, str(row.status), row.epochs) for row in came.rows} == {
+        (f"net{number}", "finished", epochs) for number in range(networks)}
+    assert set(came.epochs) == {(f"net{number}", epoch + 1) for number in range(networks) for epoch in range(epochs)}
+    assert came.again <= came.cut, show.report()
+    assert len({event.generation for _, event in read_run(show.paths) if isinstance(event, NetworkTaken)}) > 1
+    assert show.paths.foreign() == []
+
+
+def undisturbed(folder, content):
+    """The results of the same networks, trained by one launch that nobody disturbs."""
+    launch = Launcher(folder)(4, content, timeout=300)
+    assert launch.status == 0, launch.output
+    return list(launch.results().values())
+
+
+def check_equal(came, alone, within):
+    """The leaderboard is that of a run that nobody disturbed."""
+    assert placed(came.rows) == placed(alone)
+    assert losses(came.rows) == pytest.approx(losses(alone), rel=within)
 
 
 def test_a_harvest_on_nodes_that_others_take_back_loses_no_network(slurm, tmp_path):
-    slurm.clean()
-    content = spec(tmp_path, [{"family": "softmax", "name": name} for name in NAMES], samples=600, source="slow",
-                   train={"converge": {"max_epochs": EPOCHS}})
-    paths, launcher = RunPaths(tmp_path / "run"), Launcher(tmp_path)
-    slurm.call(sys.executable, "-m", "fleet", "harvest", str(launcher.write(content)), "--system=slurm",
-               "--nodes-per-job=1", "--ranks-per-node=2", "--backlog=2", "--most=4", "--idle=20s", "--walltime=20min",
-               "--", "--partition=low", PYTHONPATH=str(ROOT), FLEET_LEASE="6s",
-               XDG_CACHE_HOME=str(tmp_path / "cache"))
+    networks, epochs = 6, 30
+    show = Show(slurm, tmp_path, emulated(tmp_path, networks, epochs), first=1)
+    came = show.run(Script(5, 60, (1, 3), (3, 9), (3, 9)))
+    check(show, came, networks, epochs)
+    alone = tmp_path / "alone"
+    check_equal(came, undisturbed(alone, emulated(alone, networks, epochs, 0.01)), 1e-9)
 
-    def epochs():
-        return [(event.network, event.record.epoch) for _, event in read_run(paths) if isinstance(event, EpochEnded)]
 
-    def report():
-        return "\n".join(Path(file).read_text(errors="replace")[-3000:] for file in sorted(paths.jobs.glob("*")))
+@pytest.mark.long
+@pytest.mark.parametrize("seed", SEEDS)
+def test_ten_minutes_of_others_leave_most_of_the_idle_time_to_training(slurm, tmp_path, seed):
+    networks, epochs = 12, 100
+    show = Show(slurm, tmp_path, emulated(tmp_path, networks, epochs))
+    came = show.run(Script(seed, 600))
+    print(came.line(f"seed {seed}"))
+    check(show, came, networks, epochs)
+    alone = tmp_path / "alone"
+    check_equal(came, undisturbed(alone, emulated(alone, networks, epochs, 0.002)), 1e-9)
+    assert came.time.share_once_begun >= 0.85
+    assert came.predicted == pytest.approx(came.samples, rel=0.1)
 
-    slurm.wait_until("it trains", lambda: len(epochs()) >= 3, report)
-    draw, until = random.Random(SEED), time.monotonic() + OTHERS_S
-    while time.monotonic() < until:
-        nodes, seconds = draw.randint(1, 3), draw.randint(2, 8)
-        slurm.wait_for(slurm.submit(f"#!/bin/sh\nsleep {seconds}\n", "--partition=high", f"--nodes={nodes}",
-                                    "--exclusive"))
-        time.sleep(draw.uniform(0, 4))
-    slurm.wait_until("all networks are done", lambda: {row.status for row in read_results(paths.root)} == {"finished"},
-                     report)
-    slurm.wait_until("no job is left", lambda: not slurm.call("squeue", "--noheader").strip(), report, seconds=120)
-    noted = list(read_lines(paths.harvested))
-    cut = sum(one["event"] == "begun" for one in noted) - sum(
-        one["event"] == "ended" and not one.get("warning") for one in noted)
-    assert cut, "nobody was preempted"
-    assert {(row.name, row.epochs) for row in read_results(paths.root)} == {(name, EPOCHS) for name in NAMES}
-    assert set(epochs()) == {(name, epoch + 1) for name in NAMES for epoch in range(EPOCHS)}, report()
-    assert len(epochs()) <= len(NAMES) * EPOCHS + cut, report()
-    assert len({event.generation for _, event in read_run(paths) if isinstance(event, NetworkTaken)}) > 1
-    assert paths.foreign() == []
+
+@pytest.mark.long
+@pytest.mark.tensorflow
+def test_ten_minutes_of_others_lose_no_network_of_tensorflow(slurm, tmp_path):
+    networks, epochs = 6, 80
+    small = {"filters": [4], "dense": [8], "norm": "none"}
+    content = spec(tmp_path, [{"family": "cnn", "name": f"net{number}", "args": small} for number in range(networks)],
+                   samples=600, source="slow",
+                   train={"batch": {"size": 10}, "deterministic": True, "converge": {"max_epochs": epochs}},
+                   resources={"engine": "keras"})
+    show = Show(slurm, tmp_path, content, most=2, first=1)
+    came = show.run(Script(1, 600, (1, 3), (15, 45), (40, 80)), patience_s=1800)
+    print(came.line("TensorFlow"))
+    check(show, came, networks, epochs)
+    check_equal(came, undisturbed(tmp_path, {**content, "output": str(tmp_path / "alone")}), 1e-4)

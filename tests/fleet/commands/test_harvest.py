@@ -107,7 +107,7 @@ def test_a_spec_with_a_search_is_refused(harvest):
                               "search: {most: 4}}]\noutput: a\n")
     status, _, err = harvest("a.yaml", "--system", "slurm")
     assert (status, err) == (2, "fleet harvest: a.yaml: a search is of one launch, which asks for networks; start it "
-                                "alone\n")
+                                "alone, as with fleet submit --chain, which goes on with it job after job\n")
 
 
 # Slurm's own words where a partition is none, and where its server does not answer or is not told by this machine.
