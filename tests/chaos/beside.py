@@ -7,6 +7,7 @@ and ends.
 
 import os
 import random
+import shutil
 import signal
 import tempfile
 import time
@@ -53,6 +54,8 @@ def carry_out(seed):
     finally:
         trial.close()
     case.seconds = time.monotonic() - began
+    if not case.broken:
+        shutil.rmtree(folder)
     return case
 
 
