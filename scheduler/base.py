@@ -267,6 +267,7 @@ class Progress:
         rates_changed: whether rates by which it answered so have proved wrong since, so that the best answer may be
             another though nothing has finished.
         alone: networks that have run out of memory beside others, and train on GPUs that they do not share.
+        guessed: networks whose rates are mere guesses, where no network is held back by another that is slower.
     """
 
     running: tuple[Member, ...] = ()
@@ -275,6 +276,7 @@ class Progress:
     wanted: Round = field(default_factory=Round)
     rates_changed: bool = False
     alone: frozenset[str] = frozenset()
+    guessed: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

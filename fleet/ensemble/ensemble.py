@@ -414,7 +414,8 @@ class Ensemble:
             epochs_done=self._networks.epochs_done,
             finished=self._networks.over | self._networks.away | self._networks.paused,
             wanted=self._wanted, rates_changed=self._rates.has_changed or self._supply.has_changed,
-            alone=frozenset(self._networks.alone))
+            alone=frozenset(self._networks.alone),
+            guessed=frozenset() if self._production.is_lockstep else self._rates.guessed)
         decision = self._ask(rates, progress, self._groups.cluster) if self._networks.has_left else Decision(Round())
         self._has_news = False
         self._rates.planned(is_new=decision.round != self._wanted)

@@ -73,6 +73,11 @@ class Rates:
         return True
 
     @property
+    def guessed(self) -> frozenset[str]:
+        """The networks whose rates are mere guesses."""
+        return frozenset()
+
+    @property
     def has_changed(self) -> bool:
         """Whether rates by which the present plan was made have proved wrong."""
         return differ(self._planned_by, self._curve, OFF)
@@ -198,6 +203,10 @@ class LearnedRates(Rates):
     @property
     def are_samples(self) -> bool:  # noqa: D102
         return any(self._online.is_known(name) for name in self._keys)
+
+    @property
+    def guessed(self) -> frozenset[str]:  # noqa: D102
+        return self._online.guessed
 
     @property
     def has_changed(self) -> bool:  # noqa: D102

@@ -178,6 +178,11 @@ class OnlineRates:
         """Whether its rates rest on anything but its traits: training, or an earlier run."""
         return self.has_seen(name) or self._networks[name].key in self._known
 
+    @property
+    def guessed(self) -> frozenset[str]:
+        """The networks of which nothing is known but their traits."""
+        return frozenset(name for name in self._networks if not self.is_known(name))
+
     # ---- plan ----
 
     @property

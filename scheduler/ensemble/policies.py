@@ -93,16 +93,31 @@ def fleet_global(rates: RateTable, progress: Progress, cluster: Cluster, options
     of the cluster and of rates. One that was formed by wrong rates counts as
     below alpha: its networks would hold each other back to its end.
 
+    Where rates are guessed, hardly any network seems to be as fast as another. So networks whose rates nobody knows
+    take the devices that a flotilla leaves idle, which shows their rates, unless they would hold the others back.
+
     Reference: [FLEET] section 4.3.2, Algorithm 1; alpha in its last paragraph.
     """
     formed = _formed(rates, progress, cluster)
     is_full = sum(member.gpus for member in formed) >= options.alpha * cluster.gpus - 1e-9
     if formed and is_full and not progress.rates_changed:
         return Round(formed)
-    counts = flotilla(rates, _unfinished(rates, progress), cluster.gpus, options)
+    counts = _with_guessed(flotilla(rates, _unfinished(rates, progress), cluster.gpus, options), rates, progress,
+                           cluster.gpus)
     if progress.running:  # perhaps only by a network that has finished, and is still being saved
         return Round(formed) if formed and counts == Round(formed).counts else Round()
     return Round(place(counts, cluster.devices, cluster.gpus_per_node))
+
+
+def _with_guessed(counts: Mapping[str, int], rates: RateTable, progress: Progress, gpus: int) -> dict[str, int]:
+    """A flotilla, and on the devices that it leaves idle networks whose rates are guesses, each on its least."""
+    found, left = dict(counts), gpus - sum(counts.values())
+    for network in rates.models:
+        is_guessed = network.name in progress.guessed - progress.finished
+        if is_guessed and network.name not in found and network.min_gpus <= left:
+            found[network.name] = network.min_gpus
+            left -= network.min_gpus
+    return found
 
 
 def local(rates: RateTable, progress: Progress, cluster: Cluster, options: Options) -> Round:

@@ -215,7 +215,8 @@ class _Run:
         told, progress = self.told, self._progress()
         if self.learner is not None:
             told = replace(self.learner.told(), supply=told.supply)
-            progress = replace(progress, rates_changed=self.learner.rates.has_news)
+            progress = replace(progress, rates_changed=self.learner.rates.has_news,
+                               guessed=frozenset() if self.stream.count else self.learner.rates.guessed)
         wanted = plan(self.policy, told, progress, self.cluster, self.options)
         if self.learner is not None:
             self.learner.planned(wanted != self.wanted)

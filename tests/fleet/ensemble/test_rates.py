@@ -76,6 +76,16 @@ def test_a_pace_matters_at_once_only_where_devices_wait_for_it():
     assert told.tables[-1].models[0].max_gpus == 4
 
 
+@pytest.mark.parametrize(("slots", "guessed"), [(6, {"b"}), (3, set())], ids=["own pace", "lockstep"])
+def test_a_policy_is_told_whose_rates_are_guesses_where_they_hold_nobody_back(slots, guessed):
+    told = Told(ONE_EACH, trainers=2, stream=layout(slots), learns={"a": {1: 10.0}})
+    told.hear(Throughput(0, 1e6))
+    told.begin()
+    assert told.asked[-1].guessed == guessed
+    told.end_epoch("b", rate=StepRate(20.0, **SURE))
+    assert told.asked[-1].guessed == set()
+
+
 def test_a_remembered_rate_that_is_off_is_told_of_and_corrected():
     told = Told(ONE_EACH, trainers=2, learns={"a": {1: 100.0}}).begin()
     told.end_epoch("b", rate=StepRate(300.0, **SURE))  # nobody had said how fast it is

@@ -328,3 +328,16 @@ class TestAdaptive:
         counts = POLICIES["adaptive"].decide(rates, Progress(), Cluster.of(32, 4), Options()).counts
         assert sum(counts.values()) == 32
         assert all(size < 4 or size % 4 == 0 for size in counts.values())
+
+
+def test_global_gives_idle_gpus_to_networks_whose_rates_are_guesses_and_forms_flotillas_once_they_are_known():
+    rates, cluster = table((100.0,), (50.0,), (10.0,), (5.0,), max_gpus=1), Cluster.of(3, 3)
+    everyone = frozenset(network.name for network in rates.models)
+
+    def counts(**progress):
+        return POLICIES["global"].decide(rates, Progress(**progress), cluster, Options()).counts
+
+    assert counts() == {"n0": 1}
+    assert counts(guessed=everyone) == {"n0": 1, "n1": 1, "n2": 1}
+    assert counts(guessed=everyone, finished=frozenset({"n1"})) == {"n0": 1, "n2": 1, "n3": 1}
+    assert counts(guessed=frozenset({"n3"})) == {"n0": 1, "n3": 1}
