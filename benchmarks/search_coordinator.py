@@ -2,10 +2,13 @@
 
 A coordinator with its log, its results and its live view hears what sixteen trainers would say, each of which trains
 networks of one epoch, and does all that follows.
+
+    python benchmarks/search_coordinator.py --networks 300 1000 10000
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import tempfile
 import time
@@ -59,11 +62,11 @@ class Trainers:
                 pass
 
 
-def cpu_of_an_epoch(networks: int) -> float:
+def cpu_of_an_epoch(networks: int, policy: str = "baseline") -> float:
     """Seconds of CPU for each epoch's end in a run of so many networks of one epoch."""
     spec = parse({"models": [{"family": "softmax", "name": "net", "count": networks, "space": {
         "train.optimizer.learning_rate": {"low": 1e-5, "high": 0.1, "log": True}}}],
-        "resources": {"engine": "numpy"}, "train": {"converge": {"max_epochs": 1}}, "schedule": {"policy": "baseline"}})
+        "resources": {"engine": "numpy"}, "train": {"converge": {"max_epochs": 1}}, "schedule": {"policy": policy}})
     rates = RateTable(60, TRAINERS, tuple(Network(network.name, (60.0,)) for network in spec.networks))
     with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
         paths = RunPaths(Path(folder))
@@ -88,3 +91,17 @@ def cpu_of_an_epoch(networks: int) -> float:
 def _until_over(coordinator: Coordinator) -> Iterator[bool]:
     while coordinator.status is None:
         yield coordinator.step()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--networks", type=int, nargs="+", default=[300, 1000, 10_000])
+    parser.add_argument("--policy", default="baseline")
+    arguments = parser.parse_args()
+    for networks in arguments.networks:
+        spent_ms = 1000 * cpu_of_an_epoch(networks, arguments.policy)
+        print(f"{networks} networks of one epoch, {arguments.policy}: {spent_ms:.2f} ms of CPU per epoch's end")
+
+
+if __name__ == "__main__":
+    main()

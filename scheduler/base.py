@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any
 
 
@@ -131,6 +132,33 @@ class RateTable:
     comm_s: tuple[CommTime, ...] = ()
     sharing: tuple[float, ...] = (1.0,)
     supply: float = math.inf
+
+    @cached_property
+    def by_name(self) -> dict[str, Network]:
+        """The networks by name."""
+        return {network.name: network for network in self.models}
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names of the networks, in their order."""
+        return tuple(network.name for network in self.models)
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.samples_per_epoch, self.gpus_per_node, self.models, self.comm_s, self.sharing, self.supply))
+
+    def __hash__(self) -> int:  # once: thousands of networks are asked about again and again
+        return self._hash
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {one.name: getattr(self, one.name) for one in fields(self)}  # another process hashes otherwise
+
+    def with_network(self, network: Network) -> RateTable:
+        """The table with a further network."""
+        table = replace(self, models=(*self.models, network))
+        # Where many come, one by one, that is quicker than to begin anew.
+        vars(table).update(by_name={**self.by_name, network.name: network}, names=(*self.names, network.name))
+        return table
 
 
 @dataclass(frozen=True)

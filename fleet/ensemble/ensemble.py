@@ -412,7 +412,7 @@ class Ensemble:
         progress = Progress(
             running=tuple(group.member for group in self._groups if group.phase is not Phase.STRUCK),
             epochs_done=self._networks.epochs_done,
-            finished=self._networks.over | self._networks.away | self._networks.paused,
+            finished=self._networks.unavailable,
             wanted=self._wanted, rates_changed=self._rates.has_changed or self._supply.has_changed,
             alone=frozenset(self._networks.alone),
             guessed=frozenset() if self._production.is_lockstep else self._rates.guessed)
@@ -448,7 +448,7 @@ class Ensemble:
                 self._groups.stop(group, self._networks.is_final(group.name))
 
     def _go_on(self, group: Group) -> None:
-        if self._networks.is_over(group.name) or group.name in self._networks.paused:
+        if self._networks.is_over(group.name) or self._networks.is_paused(group.name):
             self._groups.stop(group, self._networks.is_final(group.name))
         else:
             self._groups.go_on(group)

@@ -48,6 +48,7 @@ class Networks:
         self._standings = {name: standings.get(name, Standing()) for name in self.specs}
         self._over = {name for name, standing in self._standings.items() if standing.outcome is not None}
         self._paused = {name for name, standing in self._standings.items() if standing.is_paused}
+        self._epochs = {name: float(len(one.history)) for name, one in self._standings.items() if one.history}
         self._retries, self._outbox = retries, outbox
         self._failures: Counter[str] = Counter()  # of each network, for reasons that may pass
         self._resting: dict[str, float] = {}  # network -> when it is tried again, in seconds
@@ -71,19 +72,13 @@ class Networks:
         return outcome is not None and not outcome.is_pruned
 
     @property
-    def over(self) -> frozenset[str]:
-        """The networks that are done, were pruned, or have failed."""
-        return frozenset(self._over)
-
-    @property
     def are_over(self) -> bool:
         """Whether all networks are."""
         return len(self._over) == len(self.specs)
 
-    @property
-    def paused(self) -> frozenset[str]:
-        """The networks that get no devices until they are let go on."""
-        return frozenset(self._paused)
+    def is_paused(self, name: str) -> bool:
+        """Whether a network gets no devices until it is let go on."""
+        return name in self._paused
 
     @property
     def has_left(self) -> bool:
@@ -101,6 +96,11 @@ class Networks:
         return frozenset(self._resting) | self._fallen | self._elsewhere
 
     @property
+    def unavailable(self) -> frozenset[str]:
+        """The networks that are over, paused or away, and so get no devices."""
+        return frozenset().union(self._over, self._paused, self._resting, self._fallen, self._elsewhere)
+
+    @property
     def has_fallen(self) -> bool:
         """Whether a checkpoint is still being read."""
         return bool(self._fallen)
@@ -108,7 +108,7 @@ class Networks:
     @property
     def epochs_done(self) -> dict[str, float]:
         """The finished epochs of the networks that have begun."""
-        return {name: float(len(standing.history)) for name, standing in self._standings.items() if standing.history}
+        return self._epochs.copy()
 
     @property
     def status(self) -> ExitStatus:
@@ -197,6 +197,9 @@ class Networks:
         self._standings[name] = standing
         for names, belongs in ((self._over, standing.outcome is not None), (self._paused, standing.is_paused)):
             (names.add if belongs else names.discard)(name)
+        self._epochs.pop(name, None)
+        if standing.history:
+            self._epochs[name] = float(len(standing.history))
         self._outbox.add(Keep(name, standing))
 
     def lease(self, leased: Leased) -> None:

@@ -58,9 +58,9 @@ class Rates:
     @property
     def table(self) -> RateTable | None:
         """What a policy is told; None as long as nothing is known."""
-        if self._given is None or self._sharing is None:
-            return self._given
-        return replace(self._given, sharing=self._curve)
+        if self._given is not None and self._sharing is not None and self._given.sharing != self._curve:
+            self._given = replace(self._given, sharing=self._curve)
+        return self._given
 
     @property
     def are_absolute(self) -> bool:
@@ -93,9 +93,9 @@ class Rates:
         self._keys[network.name] = admitted.key
         if self._given is None:
             self._late.append(admitted)
-        elif all(one.name != network.name for one in self._given.models):
-            self._given = replace(self._given, models=(*self._given.models, Network(
-                network.name, self._rates_like(admitted), min_gpus=network.min_gpus, max_gpus=network.max_gpus)))
+        elif network.name not in self._given.by_name:
+            self._given = self._given.with_network(Network(
+                network.name, self._rates_like(admitted), min_gpus=network.min_gpus, max_gpus=network.max_gpus))
 
     def _rates_like(self, admitted: Admitted) -> tuple[float, ...]:
         if admitted.rates:
@@ -106,7 +106,7 @@ class Rates:
 
     def observe(self, name: str, gpus: int, shown: StepRate) -> None:
         """A group has shown how fast its steps are."""
-        network = next((one for one in self.table.models if one.name == name), None) if self.table else None
+        network = self._given.by_name.get(name) if self._given is not None else None
         if network is not None:
             if self._sharing is not None and shown.rate:
                 self._sharing.observe((name, gpus), shown.beside, shown.rate * self._time_scale)

@@ -143,6 +143,7 @@ class Coordinator:
         self._events, self._profile, self._observers = events, profile, tuple(observers)
         self._interruption, self._unlogged, self._remembered = interruption, unlogged, remembered
         self._changes, self._laps = tuple(changes), laps
+        self._policy, self._options = setup.spec.policy, setup.spec.options
         self._overheads = Overheads()
         self._fence, self._checked_s, self._harvest = fence, 0.0, harvest
         self._search = search or Search.without(setup.spec)
@@ -240,8 +241,8 @@ class Coordinator:
             self._carry_out(effect)
 
     def _ask(self, rates: RateTable, progress: Progress, cluster: Cluster) -> Decision:
-        spec, began = self._setup.spec, time.perf_counter()
-        wanted = plan(spec.policy, rates, progress, cluster, spec.options)
+        began = time.perf_counter()
+        wanted = plan(self._policy, rates, progress, cluster, self._options)
         return Decision(wanted, time.perf_counter() - began)
 
     def _check_lease(self) -> None:

@@ -170,14 +170,16 @@ def as_json(value: Any) -> Any:
     >>> as_json({1: (float("nan"), 2.0)})
     {'1': [None, 2.0]}
     """
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = dataclasses.asdict(value)
+        value = {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {str(key): as_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [as_json(item) for item in value]
     if hasattr(value, "tolist"):  # numpy
         return as_json(value.tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
     return value

@@ -101,21 +101,39 @@ def _marks(kind: type) -> dict[str, tuple[Any, tuple[Any, ...]]]:
             for field in dataclasses.fields(kind)}
 
 
+@cache
+def _places(kind: type) -> dict[str, int | None]:
+    """Of each field: to how many decimal places it is written."""
+    return {name: next((mark.count for mark in marks if isinstance(mark, Places)), None)
+            for name, (_, marks) in _marks(kind).items()}
+
+
+@cache
+def _defaults(kind: type) -> dict[str, Any]:
+    """Of the fields that are left out where they have their default: that default."""
+    return {field.name: field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+            for field in dataclasses.fields(kind) if OmitDefault in _marks(kind)[field.name][1]}
+
+
+@cache
+def _flat(kind: type) -> frozenset[str]:
+    """The fields whose keys are those of the outer object."""
+    return frozenset(name for name, (_, marks) in _marks(kind).items() if Flat in marks)
+
+
 def _written(value: Any) -> dict[str, Any]:
     kind: type = type(value)
+    defaults, flat = _defaults(kind), _flat(kind)
     content: dict[str, Any] = {}
-    for field in dataclasses.fields(kind):
-        _, marks = _marks(kind)[field.name]
-        item = getattr(value, field.name)
-        places = next((mark.count for mark in marks if isinstance(mark, Places)), None)
+    for name, places in _places(kind).items():
+        item = getattr(value, name)
         item = item if places is None else round(item, places)
-        if OmitDefault in marks and item == (field.default if field.default_factory is dataclasses.MISSING
-                                             else field.default_factory()):
+        if name in defaults and item == defaults[name]:
             continue
-        if Flat in marks:
+        if name in flat:
             content |= _written(item)
         else:
-            content[field.name] = as_json(item)
+            content[name] = as_json(item)
     return content
 
 

@@ -80,7 +80,8 @@ class NetworkResult:
 class Pacing:
     """When a file is written anew that may be long: often enough to be looked at, and for little of rank 0's time.
 
-    It may take a millisecond for each change, or a five-hundredth of the time, but is written once a minute at least.
+    It may take a fifth of a millisecond for each change, or a five-hundredth of the time, but is written once a minute
+    at least.
 
     Args:
         clock: seconds.
@@ -89,7 +90,7 @@ class Pacing:
     >>> pacing = Pacing(lambda: next(times))
     >>> with pacing.writing():  # takes 10 ms
     ...     pass
-    >>> pacing.is_due(changes=1), pacing.is_due(changes=10), pacing.is_due(changes=1)
+    >>> pacing.is_due(changes=1), pacing.is_due(changes=50), pacing.is_due(changes=1)
     (False, True, True)
     """
 
@@ -111,7 +112,7 @@ class Pacing:
         self._cost_s = self._at_s - began_s
 
 
-_CHANGE_S, _SHARE, _MOST_S = 0.001, 500, 60.0
+_CHANGE_S, _SHARE, _MOST_S = 0.0002, 500, 60.0
 _FEW = 100  # networks, of which the table is written at every change
 
 

@@ -17,6 +17,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from scheduler.base import Cluster, Member, Network, Options, Progress, RateTable, Round
 from scheduler.ensemble.policies import Policy
@@ -42,6 +43,7 @@ def plan(policy: Policy, rates: RateTable, progress: Progress, cluster: Cluster,
     return _Shared(policy, progress, cluster, count).decide(rates, options)
 
 
+@lru_cache(maxsize=16)
 def supplied(rates: RateTable, gpus: int) -> RateTable:
     """The rates that networks reach with the input that there is; beyond the peak, no GPU is of use.
 
@@ -49,7 +51,7 @@ def supplied(rates: RateTable, gpus: int) -> RateTable:
     >>> [(network.rates, network.max_gpus) for network in supplied(table, 4).models]
     [((60.0, 100.0), 2), ((10.0, 20.0), None)]
     """
-    if all(reaches(network, gpus) < rates.supply for network in rates.models):
+    if math.isinf(rates.supply) or all(reaches(network, gpus) < rates.supply for network in rates.models):
         return rates
     return replace(rates, models=tuple(_supplied(network, rates.supply, gpus) for network in rates.models))
 

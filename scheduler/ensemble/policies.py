@@ -15,6 +15,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import filterfalse
 
 import numpy as np
 
@@ -160,8 +162,8 @@ def baseline(rates: RateTable, progress: Progress, cluster: Cluster, options: Op
 
     Reference: [FLEET] section 6.1, "Baseline".
     """
-    running = _alive(rates, progress, cluster)
-    return Round((*running, *_one_each(rates, running, progress, cluster, options.seed)))
+    formed = _formed(rates, progress, cluster)
+    return Round((*formed, *_one_each(rates, formed, progress, cluster, options.seed)))
 
 
 def homogeneous(rates: RateTable, progress: Progress, cluster: Cluster, options: Options) -> Round:
@@ -200,17 +202,18 @@ def check_round(answer: object, rates: RateTable, progress: Progress, cluster: C
     """
     if not isinstance(answer, Round):
         raise InputError(f"returns a {type(answer).__name__}; it must return a Round")
-    networks = {network.name: network for network in rates.models if network.name not in progress.finished}
     given: list[int] = []
+    named: set[str] = set()
     for member in answer.members:
-        if not isinstance(member, Member) or member.name not in networks:
+        network = rates.by_name.get(member.name) if isinstance(member, Member) else None
+        if network is None or member.name in progress.finished or member.name in named:
             raise InputError(f"gives devices to {getattr(member, 'name', member)!r}, which is not among the networks "
                              "that are left")
-        network = networks.pop(member.name)  # so that none is named twice
         if not network.min_gpus <= member.gpus <= (network.max_gpus or member.gpus):
             raise InputError(f"gives {counted(member.gpus, 'device')} to {member.name}, which takes "
                              f"{network.min_gpus} to {network.max_gpus or cluster.gpus}")
         given += member.devices
+        named.add(member.name)
     if len(set(given)) < len(given) or not set(given) <= set(cluster.devices):
         raise InputError(f"hands out the devices {sorted(given)}; it can hand out each of {list(cluster.devices)} once")
 
@@ -232,11 +235,10 @@ def _without_the_dead(groups: Sequence[Member], rates: RateTable, progress: Prog
                       ) -> tuple[Member, ...]:
     if not groups:
         return ()
-    least = {network.name: network.min_gpus for network in rates.models}
     usable = set(cluster.devices)
     alive = (Member(member.name, tuple(d for d in member.devices if d in usable))
              for member in groups if member.name not in progress.finished)
-    return tuple(group for group in alive if group.gpus >= least[group.name])
+    return tuple(group for group in alive if group.gpus >= rates.by_name[group.name].min_gpus)
 
 
 def _unfinished(rates: RateTable, progress: Progress) -> list[str]:
@@ -256,10 +258,22 @@ def _one_each(rates: RateTable, running: tuple[Member, ...], progress: Progress,
               seed: int) -> tuple[Member, ...]:
     """Waiting networks in random order on the free devices, each on its least GPUs."""
     free, started = _free(running, cluster), []
-    waiting = set(_waiting(rates, running, progress))
-    for row in np.random.default_rng(seed).permutation(len(rates.models)):
-        network = rates.models[row]
-        if network.name in waiting and network.min_gpus <= len(free):
-            started.append(Member(network.name, tuple(free[:network.min_gpus])))
-            del free[:network.min_gpus]
+    if not free:
+        return ()
+    taken = {member.name for member in running}
+    in_order = map(rates.names.__getitem__, _order(seed, len(rates.names)))
+    for name in filterfalse(progress.finished.__contains__, in_order):
+        least = rates.by_name[name].min_gpus
+        if least <= len(free) and name not in taken:
+            started.append(Member(name, tuple(free[:least])))
+            del free[:least]
+            if not free:
+                break
     return tuple(started)
+
+
+@lru_cache(maxsize=4)
+def _order(seed: int, networks: int) -> list[int]:
+    """The rows of networks in a random order."""
+    order: list[int] = np.random.default_rng(seed).permutation(networks).tolist()
+    return order

@@ -89,8 +89,8 @@ def test_a_table_is_written_as_often_as_it_costs_little_and_never_later_than_aft
     assert pacing.is_due(changes=1)  # there is none yet
     with pacing.writing():
         now[0] += 0.15  # as of 10,000 networks
-    assert not pacing.is_due(changes=149)
-    assert pacing.is_due(changes=151)
+    assert not pacing.is_due(changes=749)
+    assert pacing.is_due(changes=751)
     now[0] += 59.0
     assert not pacing.is_due(changes=1)
     now[0] += 1.1
