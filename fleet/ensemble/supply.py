@@ -31,6 +31,9 @@ class Supply:
     def __init__(self, production: Production, time_scale: float, outbox: Outbox) -> None:
         self._production, self._time_scale, self._outbox = production, time_scale, outbox
         self._planned: float | None = None
+        self._of: tuple[RateTable | None, int] = None, 0  # from which table, and for how many GPUs, the next two are
+        self._told: RateTable | None = None
+        self._demand = 0.0  # samples/s of the fastest network
         self.has_changed = False
 
     def told(self, rates: Rates, cluster: Cluster, lost: set[int]) -> RateTable:
@@ -43,13 +46,21 @@ class Supply:
         table = rates.table
         assert table is not None  # or no policy is asked
         supply = self._production.supply(lost) * self._time_scale if rates.are_samples else float("inf")
-        demand = max((reaches(network, cluster.whole_gpus) for network in table.models), default=0.0)
         if self._planned is None:
             self._planned = supply
+        if supply == self._planned == table.supply:
+            self.has_changed = False
+            return table
+        if self._of[0] is not table or self._of[1] != cluster.whole_gpus:  # for there may be thousands of networks
+            self._of, self._told = (table, cluster.whole_gpus), None
+            self._demand = max((reaches(network, cluster.whole_gpus) for network in table.models), default=0.0)
+        demand = self._demand
         before, now = min(self._planned, demand), min(supply, demand)
         self.has_changed = abs(now - before) > OFF * before
         if self.has_changed:
             self._planned = supply
             if supply < float("inf"):
                 self._outbox.note(SupplyFound(supply / self._time_scale, demand / self._time_scale))
-        return replace(table, supply=self._planned)
+        if self._told is None or self._told.supply != self._planned:
+            self._told = replace(table, supply=self._planned)
+        return self._told
