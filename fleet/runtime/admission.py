@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -14,10 +16,13 @@ from fleet.runtime.prepare import Prepared, check_networks, parameters_of, plan_
 from fleet.search.mind import Add
 from fleet.spec import NetworkSpec
 from fleet.spec.resolve import asked_network, refused_network, stand_in, with_added
-from fleet.storage.checkpoint import inherit
+from fleet.storage.checkpoint import inherit, saved_epochs
 from fleet.storage.events import Commanded, NetworkAdded
 from fleet.storage.identity import codes_of_all, speed_identity
+from fleet.storage.quota import Quota
 from fleet.storage.results import Results
+
+_LOOK_S = 0.1  # between two looks whether a parent is saved
 
 
 class Admission:
@@ -32,25 +37,53 @@ class Admission:
     def __init__(self, prepared: Prepared, results: Results, known: dict[str, dict[int, float]], learns: bool) -> None:
         self._prepared, self._results, self._known, self._learns = prepared, results, known, learns
         self._spec = prepared.spec  # with all entries that were added
+        self._quota = Quota(prepared.paths, prepared.spec.checkpoint)
+        self._waiting: dict[str, tuple[Add, int]] = {}  # network -> who asks, and the epoch of its parent that it needs
+        self._looks_s = -math.inf  # when it is next seen whether parents are saved
         self._table = None if prepared.spec.schedule.rates is None else prepared.engine_rates
 
-    def asked(self, add: Add) -> Admitted:
+    def ask(self, add: Add) -> None:
+        """A search has asked for a network."""
+        self._waiting[add.network] = add, 0 if add.parent is None else len(self._results.standing(add.parent).history)
+        self._looks_s = -math.inf
+
+    def asked(self, training: Collection[str], now_s: float) -> list[Admitted]:
+        """The networks that were asked for and can come: all but those whose parent is being saved.
+
+        What a parent has last said of itself is what its child was asked for by; the checkpoint of that epoch is
+        written a moment later. Once a parent has no group, all of it is.
+
+        Args:
+            training: the networks that have a group.
+        """
+        if not self._waiting or now_s < self._looks_s:
+            return []
+        self._looks_s = now_s + _LOOK_S
+        ready = [add for add, epochs in self._waiting.values()
+                 if add.parent is None or add.parent not in training
+                 or saved_epochs(self._prepared.paths, add.parent) >= epochs]
+        for add in ready:
+            del self._waiting[add.network]
+        return [self._asked(add) for add in ready]
+
+    def _asked(self, add: Add) -> Admitted:
         """A network that a search has asked for; one that cannot be trained has failed, and says why."""
         spec, wrong = self._prepared.spec, add.wrong
         index = next(index for index, entry in spec.searches.items() if entry.stem == add.entry)
-        parent_epoch, network = 0, refused_network(spec, index, add.number, add.values)
+        network = refused_network(spec, index, add.number, add.values)
         if not wrong:
             try:
                 asked = self._checked(asked_network(spec, index, add.number, add.values))
                 if add.parent:
-                    parent_epoch = inherit(self._prepared.paths, asked.name, add.parent, asked.architecture.key,
-                                           self._prepared.fence)
+                    epoch = inherit(self._prepared.paths, asked.name, add.parent, asked.architecture.key,
+                                    self._quota.make_room, self._prepared.fence)
+                    asked = replace(asked, parent=add.parent, parent_epoch=epoch)
                 network = asked
             except UserError as error:
                 wrong = " ".join(str(error).split())
         return self._admitted(network, NetworkAdded(
             network.name, add.entry, add.number, add.values, (network.min_gpus, network.max_gpus),
-            network.train.converge.max_epochs, add.parent or "", parent_epoch, wrong))
+            network.train.converge.max_epochs, add.parent or "", network.parent_epoch, wrong))
 
     def given(self, entry: Any) -> tuple[dict[str, Any], int, tuple[NetworkSpec, ...]]:
         """The networks of an entry that somebody adds; they have not come yet.

@@ -198,6 +198,7 @@ class Coordinator:
                 self._handle(heard)
         if self._search.clerk is not None and not self._is_interrupted:
             self._search.clerk.look(self._note, self._handle, lambda: self.status is None)
+        self._admit()
         answer = self._search.searchers.heard()
         if answer is not None:
             self._handle(answer)
@@ -282,11 +283,18 @@ class Coordinator:
                 self._search.searchers.consult(entry, call)
             case Admit(asked):
                 assert self._search.admission is not None  # nothing is asked for without it
-                self._handle(self._search.admission.asked(asked))
+                self._search.admission.ask(asked)
+                self._admit()
             case Fail(error):
                 raise error
             case Finish(status, is_cut):
                 self.status, self.is_cut = status, is_cut
+
+    def _admit(self) -> None:
+        """Let networks come that were asked for."""
+        if self._search.admission is not None:
+            for admitted in self._search.admission.asked(self._ensemble.training, self._events.now()):
+                self._handle(admitted)
 
     def _note(self, event: Event) -> None:
         self._overheads.add(event)

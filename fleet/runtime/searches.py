@@ -51,7 +51,8 @@ def _with_given(spec: Spec, log: Path) -> Spec:
 def _again(spec: Spec, index: int, added: NetworkAdded) -> NetworkSpec:
     try:
         if not added.wrong:
-            return asked_network(spec, index, added.number, dict(added.values))
+            return replace(asked_network(spec, index, added.number, dict(added.values)),
+                           parent=added.parent, parent_epoch=added.parent_epoch)
     except UserError:  # the spec is another one by now
         pass
     return refused_network(spec, index, added.number, dict(added.values))

@@ -261,6 +261,8 @@ class NetworkSpec:
     fold: int | None = None  # that it is judged by, and does not train on
     data: EntryData | None = None  # what it is fed with, where that is not what the top of the document says
     number: int | None = None  # within its entry, of a network that was asked for
+    parent: str = ""  # from whose weights it starts, if it does
+    parent_epoch: int = 0  # after which epoch of that
 
     @property
     def stem(self) -> str:

@@ -133,26 +133,36 @@ def newest(paths: RunPaths, name: str, with_arrays: bool = True) -> CheckpointLo
     return CheckpointLookup(None, "; ".join(damage))
 
 
-def inherit(paths: RunPaths, name: str, parent: str, architecture: str, fence: Fence | None = None) -> int:
+def inherit(paths: RunPaths, name: str, parent: str, architecture: str, make_room: Callable[[Path, int], None],
+            fence: Fence | None = None) -> int:
     """Let a network begin with the newest checkpoint of another one, of which it gets a copy of its own.
 
     Args:
         name: of the network; nothing of it has been trained.
         architecture: of the network (:attr:`fleet.spec.model.Architecture.key`).
+        make_room: for a file of so many bytes (:meth:`fleet.storage.quota.Quota.make_room`).
 
     Returns:
         After how many epochs of its parent it begins.
 
     Raises:
         UserError: there is no such checkpoint, or it is of another architecture.
+        StorageError: there is no room for the copy.
     """
     found = newest(paths, parent)
     if found.state is None:
         raise UserError(f"{parent} has no checkpoint yet from which another network could begin")
     if found.state.architecture != architecture:
         raise UserError(f"{parent} has another architecture, so it cannot be the parent of {name}")
+    make_room(paths.first(name), found.state.size)
     write_state(paths.first(name), found.state, fence=fence)
     return found.state.epoch
+
+
+def saved_epochs(paths: RunPaths, name: str) -> int:
+    """How many epochs of a network are in its newest checkpoint."""
+    state = newest(paths, name, with_arrays=False).state
+    return 0 if state is None else state.epoch
 
 
 def inherited(own: Mapping[str, np.ndarray], parents: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -52,6 +52,8 @@ class NetworkResult:
         folds: 0 of a network. Otherwise the row stands for so many, one of each fold: epochs and values are their
             means, and seconds the sum.
         deviation: the standard deviation of each value over the folds (with n - 1), by the name of its column.
+        parent: the network from whose weights it started; empty if there is none.
+        parent_epoch: after which epoch of that.
     """
 
     name: str
@@ -71,6 +73,8 @@ class NetworkResult:
     metrics: dict[str, float] = field(default_factory=dict)
     folds: int = 0
     deviation: dict[str, float] = field(default_factory=dict)
+    parent: str = ""
+    parent_epoch: int = 0
 
     def value(self, name: str) -> float:
         """The value of a column; NaN where it has none."""
@@ -228,6 +232,7 @@ class Results:
             name, status, "" if outcome is None else outcome.reason, parameters,
             len(history), best, loss, accuracy, val_loss, val_accuracy, tested.loss, tested.accuracy,
             seconds=sum(record.seconds for record in history), drawn=network.parameters,
+            parent=network.parent, parent_epoch=network.parent_epoch,
             metrics={**({} if record is None else {metric: record.value(metric) for metric in record.metrics}),
                      **{f"test_{metric}": nan if value is None else value
                         for metric, value in tested.metrics.items()}})
@@ -264,7 +269,8 @@ class Results:
             writer = csv.writer(file)
             rows = self.rows()
             metrics = list(dict.fromkeys(name for row in rows for name in row.metrics))
-            columns = [*_COLUMNS, *(_OF_FOLDS if any(row.folds for row in rows) else ())]
+            columns = [*_COLUMNS, *(_OF_FOLDS if any(row.folds for row in rows) else ()),
+                       *(_OF_CHILDREN if any(row.parent for row in rows) else ())]
             writer.writerow([*columns, *metrics])
             for row in rows:
                 values = {name: getattr(row, name) for name in columns}
@@ -274,8 +280,9 @@ class Results:
                                    for value in values.values()), *(row.metrics.get(name, "") for name in metrics)])
 
 
-_OF_FOLDS = ("folds", "deviation")
-_COLUMNS = [item.name for item in dataclasses.fields(NetworkResult) if item.name not in ("metrics", *_OF_FOLDS)]
+_OF_FOLDS, _OF_CHILDREN = ("folds", "deviation"), ("parent", "parent_epoch")  # where there are any
+_COLUMNS = [item.name for item in dataclasses.fields(NetworkResult)
+            if item.name not in ("metrics", *_OF_FOLDS, *_OF_CHILDREN)]
 _VALUES = ("loss", "accuracy", "val_loss", "val_accuracy", "test_loss", "test_accuracy")
 
 
@@ -395,13 +402,15 @@ def read_results(run: str | Path) -> list[NetworkResult]:
 
 def _parse_row(row: dict[str, str]) -> NetworkResult:
     row = {name: value or "nan" if name.endswith("accuracy") else value for name, value in row.items()}
-    metrics = {name: float(value) for name, value in row.items() if name not in (*_COLUMNS, *_OF_FOLDS) and value}
+    metrics = {name: float(value) for name, value in row.items()
+               if name not in (*_COLUMNS, *_OF_FOLDS, *_OF_CHILDREN) and value}
     return NetworkResult(
         row["name"], Status(row["status"]), row["reason"], int(row["parameters"]) if row["parameters"] else None,
         int(row["epochs"]), int(row["best_epoch"]), float(row["loss"]), float(row["accuracy"]),
         float(row["val_loss"]), float(row["val_accuracy"]), float(row.get("test_loss", "nan")),
         float(row.get("test_accuracy", "nan")), float(row["seconds"]), json.loads(row["drawn"]),
-        metrics, int(row.get("folds", 0)), json.loads(row.get("deviation", "{}")))
+        metrics, int(row.get("folds", 0)), json.loads(row.get("deviation", "{}")),
+        row.get("parent", ""), int(row.get("parent_epoch", 0)))
 
 
 def leaderboard(rows: Sequence[NetworkResult]) -> tuple[list[str], list[list[Any]]]:
@@ -419,11 +428,13 @@ def leaderboard(rows: Sequence[NetworkResult]) -> tuple[list[str], list[list[Any
               **({"test loss": "test_loss"} if has_test else {})}
     metrics = list(dict.fromkeys(name for row in rows for name in row.metrics))
     metrics = [name for name in metrics if name.startswith(("val_", "test_")) or f"val_{name}" not in metrics]
+    has_children = any(row.parent for row in rows)
     headers = ["network", "status", "epochs", "best", *values,
                *(re.sub("^(val|test)_", r"\1 ", name) for name in metrics),
-               "params", "s", "why"]
+               "params", "s", *(["from"] if has_children else []), "why"]
     return headers, [[row.name, str(row.status), row.epochs, row.best_epoch or "",
                       *(shown(row, name) for name in (*values.values(), *metrics)),
                       row.parameters, round(row.seconds, 1),
+                      *([row.parent and f"{row.parent}, epoch {row.parent_epoch}"] if has_children else []),
                       row.reason if len(row.reason) <= 50 else row.reason[:47] + "..."]
                      for row in rows]

@@ -4,19 +4,25 @@ import gc
 import json
 import warnings
 from collections import Counter
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import yaml
 
 from fleet.errors import ExitStatus
+from fleet.runtime.admission import Admission
 from fleet.runtime.prepare import prepare
 from fleet.runtime.replay import largest_difference
 from fleet.runtime.session import Session
-from fleet.storage.checkpoint import newest, read_state
+from fleet.search.mind import Add
+from fleet.storage.checkpoint import newest, read_state, write_state
 from fleet.storage.event_log import events_of
 from fleet.storage.events import Ended, NetworkAdded, ReplayDiffered, Searched, SearchFailed
-from fleet.storage.results import Status, read_results
+from fleet.storage.results import Results, Status, read_results
+from fleet.storage.state import Standing, State
 from tests.examples import long_but_first
+from tests.fleet.histories import record
 from tests.fleet.one_process import Launch
 
 LEARNING_RATE = "train.optimizer.learning_rate"
@@ -136,16 +142,49 @@ def test_a_child_begins_with_the_weights_of_its_parent_and_is_replayed_from_ther
     added = {event.network: event for event in run.of(NetworkAdded)}
     assert {name: event.parent for name, event in added.items()} == {"net-0": "", "net-1": "net-0", "net-2": "net-1"}
     rows = run.rows()
+    assert [(rows[name].parent, rows[name].parent_epoch) for name in sorted(rows)] == [
+        ("", 0), ("net-0", 4), ("net-1", 4)]
     assert {row.epochs for row in rows.values()} == {4}
     assert rows["net-2"].loss < rows["net-1"].loss < rows["net-0"].loss
-    for name in ("net-1", "net-2"):  # the newest checkpoint may be that of the epoch before, while the last is written
+    for name in ("net-1", "net-2"):
         first, last = read_state(run.paths.first(name)), read_state(run.paths.last(added[name].parent))
-        assert first.epoch == added[name].parent_epoch >= last.epoch - 1
-        assert (first.arrays["weights"] == last.arrays["weights"]).all() == (first.epoch == last.epoch)
+        assert first.epoch == added[name].parent_epoch == last.epoch
+        assert (first.arrays["weights"] == last.arrays["weights"]).all()
     prepared = prepare(str(run.path), (0,), None, plain=True, replay=str(tmp_path / "run"), only="net-2")
     Launch(1, 0).run(lambda world: Session(world, prepared, Interruption()).run())
     replayed = [newest(paths, "net-2", with_arrays=False).history for paths in (run.paths, prepared.paths)]
     assert largest_difference(*replayed) < 1e-9
+
+
+def test_a_child_waits_until_what_its_parent_has_said_last_is_saved(tmp_path):
+    run = Run(tmp_path, {"ask": "random", "most": 2, "at_once": 1})
+    prepared = prepare(str(run.path), (0, 0, 0), None, plain=True)
+    results = Results(prepared.spec, prepared.paths, 24)
+    admission = Admission(prepared, results, {}, learns=False)
+    admission.ask(Add("net-0", "net", 0, {LEARNING_RATE: 0.01}))
+    [parent] = admission.asked((), 0.0)
+    history = (record(1), record(2))
+    results.standings["net-0"] = Standing(history)
+    admission.ask(Add("net-1", "net", 1, {LEARNING_RATE: 0.02}, parent="net-0"))
+    saved = State({"weights": np.zeros(3)}, "", history[:1], architecture=parent.network.architecture.key)
+    write_state(prepared.paths.last("net-0"), saved)
+    assert admission.asked({"net-0"}, 1.0) == []
+    write_state(prepared.paths.last("net-0"), replace(saved, history=history))
+    [child] = admission.asked({"net-0"}, 2.0)
+    assert (child.network.parent, child.network.parent_epoch) == ("net-0", 2)
+    assert read_state(prepared.paths.first("net-1")).epoch == 2
+
+
+def test_a_parent_that_trains_no_more_is_waited_for_no_longer(tmp_path):
+    run = Run(tmp_path, {"ask": "random", "most": 2, "at_once": 1})
+    prepared = prepare(str(run.path), (0, 0, 0), None, plain=True)
+    results = Results(prepared.spec, prepared.paths, 24)
+    results.standings["net-0"] = Standing((record(1),))
+    admission = Admission(prepared, results, {}, learns=False)
+    admission.ask(Add("net-1", "net", 1, {LEARNING_RATE: 0.02}, parent="net-0"))
+    assert admission.asked({"net-0"}, 0.0) == []
+    [child] = admission.asked((), 1.0)
+    assert "net-0 has no checkpoint" in child.added.wrong
 
 
 def test_a_parent_of_another_kind_or_of_none_is_a_failed_network(tmp_path):

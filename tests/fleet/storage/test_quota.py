@@ -1,11 +1,15 @@
 """What the checkpoints of a run may take."""
 
+import numpy as np
 import pytest
 
 from fleet.errors import StorageError
 from fleet.spec import Checkpoint
+from fleet.storage.checkpoint import inherit, write_state
 from fleet.storage.paths import RunPaths
 from fleet.storage.quota import Quota
+from fleet.storage.state import State
+from tests.fleet.histories import record
 
 
 @pytest.fixture
@@ -45,6 +49,17 @@ def test_a_checkpoint_stays_that_a_launch_left_behind_when_it_died_before_it_nam
     paths.last("a").unlink()
     Quota(paths, Checkpoint(quota=500)).make_room(paths.last("b"), 100)
     assert left(paths) == {"a/previous", "a/best", "b/last", "b/best"}
+
+
+def test_what_a_child_begins_with_counts_and_is_never_dropped(paths):
+    state = State({"weights": np.zeros(25)}, "", (record(1),), architecture="softmax")  # 200 bytes
+    write_state(paths.last("a"), state)
+    wanted = Quota(paths, Checkpoint()).used() + state.size
+    with pytest.raises(StorageError, match="c/first.h5 cannot be written"):
+        inherit(paths, "c", "a", "softmax", Quota(paths, Checkpoint(quota=wanted - 201)).make_room)
+    inherit(paths, "c", "a", "softmax", Quota(paths, Checkpoint()).make_room)
+    Quota(paths, Checkpoint(quota=10**6)).make_room(paths.last("c"), 100)
+    assert paths.first("c").exists()
 
 
 def test_a_run_without_checkpoints_takes_nothing(tmp_path):
