@@ -1,0 +1,78 @@
+"""Networks that come while others train: whatever the policy, they are trained to their end."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleet.comm.roles import assign
+from fleet.ensemble.effects import Admitted
+from fleet.ensemble.ensemble import Decision, Ensemble, Setup
+from fleet.ensemble.rates import traits_of
+from fleet.ensemble.survey import Survey
+from fleet.runtime.coordinator import Search
+from fleet.storage.events import NetworkAdded
+from scheduler.base import Network, Options, RateTable
+from scheduler.ensemble.online import OnlineRates
+from scheduler.ensemble.planning import plan
+from scheduler.ensemble.policies import POLICIES
+from tests.examples import examples
+from tests.fleet.ensemble.test_random_launches import SAMPLES, layout
+from tests.fleet.ensemble.trainers import Fate, Ranks
+from tests.fleet.histories import spec
+
+FIRST, LATE = 2, 5
+
+
+class Joined(Ranks):
+    """Ranks of a run to which networks come, each at any time.
+
+    Args:
+        late: what the ensemble is told of them.
+    """
+
+    def __init__(self, *args, late):
+        super().__init__(*args)
+        self.late = list(late)
+
+    def words(self):
+        yield from super().words()
+        if self.late:
+            yield lambda: self.hear(self.late.pop(0))
+
+
+def launch(policy, seed, learns, kind):
+    """A run of two networks, to which five others come."""
+    roles = assign((0,) * 4, None if policy == "baseline" else 1, None, policy == "baseline")
+    trainers = len(roles.trainers)
+    everyone = spec(*({"family": "softmax", "name": f"n{place}"} for place in range(FIRST + LATE)))
+    content = spec(*({"family": "softmax", "name": f"n{place}"} for place in range(FIRST)), open_for=100)
+    setup = Setup(content, roles, None if policy == "baseline" else layout(kind), SAMPLES, outlives=False)
+    rates = None if learns else RateTable(SAMPLES, roles.gpus_per_node, tuple(
+        Network(network.name, (10.0, 17.0)) for network in content.networks))
+
+    def traits(network):
+        return traits_of(network, network.name, (4, 4, 1), 2)
+
+    def make():
+        survey = Survey(content.networks, {network.name: network.name for network in content.networks},
+                        content.profile, trainers, roles.gpus_per_node, {})
+        online = OnlineRates(list(map(traits, content.networks)), SAMPLES, roles.gpus_per_node, trainers, {})
+        return Ensemble(setup, {}, survey, rates, lambda table, progress, cluster: Decision(
+            plan(POLICIES[policy], table, progress, cluster, Options())), Search.without(content).mind,
+            online if learns else None)
+
+    late = [Admitted(network, NetworkAdded(network.name, "", -1, {}, (1, None), 1), network.name,
+                     traits(network) if learns else None) for network in everyone.networks[FIRST:]]
+    fates = {network.name: Fate(2, []) for network in everyone.networks}
+    return Joined(make, setup, seed, fates, late=late)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@settings(max_examples=examples(8))
+@given(seed=st.integers(0, 10**6), learns=st.booleans(), kind=st.sampled_from(["whole", "lockstep", "ring"]))
+def test_networks_that_come_late_are_trained_to_their_end(policy, seed, learns, kind):
+    ranks = launch(policy, seed, learns and policy != "baseline", kind)
+    ranks.run()
+    ranks.check_end()
+    ranks.check_histories()
+    ranks.repeat()
