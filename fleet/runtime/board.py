@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from fleet.comm.base import World
 from fleet.ensemble.claims import Claims
@@ -56,9 +56,20 @@ from fleet.units import counted
 from launch.environment import find_launcher
 from scheduler.ensemble.online import OnlineRates
 
-# What an end is that launchers take for an abort, and say so below all else.
-_MEANINGS = {ExitStatus.NETWORK_FAILED: "some networks have failed, and the table says why",
-             ExitStatus.RESUMABLE: "networks are left, and the same command goes on with them"}
+
+def meaning(status: ExitStatus, rows: Iterable[NetworkResult]) -> str:
+    """What an end is that launchers take for an abort; nothing for all others.
+
+    >>> meaning(ExitStatus.NETWORK_FAILED, [])
+    'a searcher is called no more, and a warning above says why'
+    """
+    if status is ExitStatus.RESUMABLE:
+        return "networks are left, and the same command goes on with them"
+    if status is not ExitStatus.NETWORK_FAILED:
+        return ""
+    if any(row.status is Status.FAILED for row in rows):
+        return "some networks have failed, and the table says why"
+    return "a searcher is called no more, and a warning above says why"
 
 
 class CoordinatorSide:
@@ -254,8 +265,8 @@ class CoordinatorSide:
             self._prepared.paths.decoded.unlink(missing_ok=True)
         with storing(STDOUT):
             self._print()
-            if (meaning := _MEANINGS.get(status)) and find_launcher(os.environ) is not None:
-                print(f"Status {status.value}: {meaning}. Launchers take it for an abort; no rank has crashed.",
+            if (said := meaning(status, self.results.rows())) and find_launcher(os.environ) is not None:
+                print(f"Status {status.value}: {said}. Launchers take it for an abort; no rank has crashed.",
                       flush=True)
         return int(status)
 
