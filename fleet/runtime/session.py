@@ -21,6 +21,7 @@ from fleet.runtime.interrupt import Interruption
 from fleet.runtime.laps import Laps
 from fleet.runtime.prepare import Prepared
 from fleet.runtime.preprocessor import Preprocessor
+from fleet.runtime.training.shared_gpus import SharedGpus
 from fleet.runtime.training.sources import Sources
 from fleet.runtime.training.trainer import Trainer
 from fleet.storage.lease import Lease
@@ -69,12 +70,16 @@ class Session:
         self._roles = prepared.roles
         self._shared = NodeMemory()
         self._first_epoch = 0  # of the stream, in this launch
+        self._memory_mib: int | None = None  # of this trainer's GPU, where GPUs are shared
 
     def run(self) -> int:
         """Do this rank's part; returns the exit status that this rank should end with."""
         log.info("%s; JPEG by %s", self._world.library(), decoder_name())
         if self._roles.shared or self._roles.slots > 1:
             self._map_memory()
+        gpu = self._shared_gpu()
+        self._memory_mib = memory_mib(gpu) if gpu is not None else None  # of the name it has without MPS
+        gpus = SharedGpus(self._world, self._roles, gpu, os.environ) if self._shares_gpus else None
         board = self._board() if self._world.rank == 0 else None
         busy, self._first_epoch = self._world.share(
             None if board is None else (frozenset(board.busy), board.first_epoch))
@@ -87,6 +92,8 @@ class Session:
             if board is not None:
                 board.close()
         self._world.finish()
+        if gpus is not None:
+            gpus.stop()
         return board.end() if board is not None else int(ExitStatus.OK)
 
     def _board(self) -> CoordinatorSide:
@@ -169,15 +176,20 @@ class Session:
         roles = self._roles
         slot, index = divmod(roles.place(self._world.rank), roles.whole_per_node)
         return make_engine(self._prepared.spec, self._prepared.sample, self._prepared.engine_rates, index,
-                           roles.gpus_per_node, Slot(slot, roles.slots, tenants.count, self._memory_mib(index)))
+                           roles.gpus_per_node, Slot(slot, roles.slots, tenants.count, self._memory_mib))
 
-    def _memory_mib(self, index: int) -> int | None:
-        """The memory of a GPU of this node that is shared; None where nobody says."""
-        if self._roles.slots == 1 or not self._prepared.spec.engine.uses_gpus:
+    @property
+    def _shares_gpus(self) -> bool:
+        return self._roles.slots > 1 and self._prepared.spec.engine.uses_gpus
+
+    def _shared_gpu(self) -> str | None:
+        """The name of this trainer's GPU, where GPUs are shared; None for other ranks, and without GPUs."""
+        rank = self._world.rank
+        if not self._shares_gpus or rank not in self._roles.trainers:
             return None
         names = visible_gpus(os.environ, os.listdir("/dev"))
         # A launcher that shows each rank its own GPU alone has chosen already.
-        return memory_mib(names[min(index, len(names) - 1)]) if names else None
+        return names[min(self._roles.place(rank) % self._roles.whole_per_node, len(names) - 1)] if names else None
 
     def _sources(self) -> Sources:
         feeds = {key: self._sources_of(feed) for key, feed in self._prepared.feeds.items()}

@@ -11,6 +11,7 @@ from fleet.storage.events import CacheChosen
 from fleet.storage.paths import RunPaths
 from tests.mpi.conftest import spec
 from tests.places import ROOT
+from tests.slots import most_on_a_gpu
 from tests.sources import numbered
 
 pytestmark = pytest.mark.tensorflow
@@ -149,11 +150,13 @@ def test_no_schedule_changes_a_result_where_samples_are_kept_beyond_what_a_repla
     models = [{"family": "cnn", "name": f"n{number}", "args": PLAIN, "train": {
         "converge": {"max_epochs": 1 + number % 3}, "batch": {"size": (8, 16)[number % 2]}}} for number in range(5)]
     runs = []
-    for policy in ("global", "adaptive", "homogeneous"):
-        content = spec(tmp_path, models, samples=120, output=str(tmp_path / policy), schedule={"policy": policy},
-                       data={"cache": "auto"}, resources={"engine": "keras"})
-        runs.append(Launcher(tmp_path)(3, content, timeout=240))
+    for policy, slots in (("global", 1), ("adaptive", 1), ("homogeneous", 1), ("adaptive", 2)):
+        content = spec(tmp_path, models, samples=120, output=str(tmp_path / f"{policy}-{slots}"),
+                       schedule={"policy": policy}, data={"cache": "auto"},
+                       resources={"engine": "keras", "gpus_per_node": 2, "per_device": slots, "preprocessors": 1})
+        runs.append(Launcher(tmp_path)(1 + 2 * slots, content, timeout=240))
         assert runs[-1].status == 0, runs[-1].output
+        assert most_on_a_gpu(runs[-1].paths.events) == slots
         assert [event.cache for event in runs[-1].events(CacheChosen)] == ["memory"]
     for other in runs[1:]:
         for model in models:

@@ -1,5 +1,7 @@
 """With kept samples no schedule changes a result: the same ensemble under every policy, bit for bit."""
 
+from itertools import product
+
 import pytest
 import yaml
 
@@ -12,6 +14,7 @@ from fleet.storage.results import read_results
 from scheduler.ensemble.policies import POLICIES
 from tests.fleet.one_process import Launch
 from tests.fleet.runtime.test_session import Interruption
+from tests.slots import most_on_a_gpu
 
 DIGITS = {"source": "builtin:digits", "transforms": [
     {"decode": {"mode": "L"}}, {"resize": {"size": [8, 8]}}, {"random_crop": {"size": [8, 8], "padding": 1}},
@@ -28,7 +31,8 @@ def table(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def train(name, seed=1, ranks=5, **parts):
-        content = {"seed": 5, "output": str(tmp_path / name), "models": MODELS, "resources": {"engine": "numpy"},
+        content = {"seed": 5, "output": str(tmp_path / name), "models": MODELS,
+                   "resources": {"engine": "numpy", **parts.pop("resources", {})},
                    "data": {**DIGITS, "path": str(tmp_path / "digits"), **parts.pop("data", {})},
                    "train": {"optimizer": {"momentum": 0.9}}, **parts}
         spec = tmp_path / f"{name}.yaml"
@@ -45,19 +49,27 @@ def table(tmp_path, monkeypatch):
     return train
 
 
-@pytest.mark.parametrize("policies", [("global", "adaptive"), pytest.param(tuple(POLICIES), marks=pytest.mark.long)],
+ALL = tuple(product(POLICIES, (1, 2)))
+
+
+@pytest.mark.parametrize("launches", [(("global", 1), ("adaptive", 2)), pytest.param(ALL, marks=pytest.mark.long)],
                          ids=len)
-def test_no_schedule_changes_a_result_where_samples_are_kept(table, policies):
-    """The first run learns rates from training; the others begin with what it has learned."""
+def test_no_schedule_changes_a_result_where_samples_are_kept(table, launches):
+    """Each policy, with a GPU for each trainer, and with GPUs that two trainers share.
+
+    The first run learns rates from training; the others begin with what it has learned.
+    """
     tables, orders = {}, set()
-    for seed, policy in enumerate(policies):
-        paths, tables[policy] = table(policy, seed, schedule={"policy": policy})
+    for seed, (policy, slots) in enumerate(launches):
+        paths, tables[policy, slots] = table(f"{policy}-{slots}", seed, schedule={"policy": policy}, resources={
+            "gpus_per_node": 4 // slots, "per_device": slots})
         kept, = events_of(paths.events, CacheChosen)
         assert kept.shuffle == "network"
         assert bool(events_of(paths.events, RatesEstimated)) == POLICIES[policy].needs_rates
+        assert most_on_a_gpu(paths.events) == slots
         orders.add(tuple(event.network for event in events_of(paths.events, GroupStarted)))
-    assert len(orders) > len(policies) // 2  # they did train in other orders
-    assert tables == dict.fromkeys(policies, tables["global"])
+    assert len(orders) > len(launches) // 2  # they did train in other orders
+    assert tables == dict.fromkeys(launches, tables["global", 1])
 
 
 @pytest.mark.long

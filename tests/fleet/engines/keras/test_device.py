@@ -2,6 +2,7 @@
 
 import pytest
 
+from fleet.engines.base import Slot
 from fleet.errors import UserError
 
 pytestmark = pytest.mark.tensorflow
@@ -13,11 +14,13 @@ class FakeGpus:
     def __init__(self, monkeypatch, count):
         from fleet.engines.keras import device
 
-        self.chosen, self.grows = None, []
+        self.chosen, self.grows, self.limits = None, [], []
         config = device.tf.config
         monkeypatch.setattr(config, "list_physical_devices", lambda kind: [f"gpu{n}" for n in range(count)])
         monkeypatch.setattr(config, "set_visible_devices", lambda devices, kind: setattr(self, "chosen", devices))
         monkeypatch.setattr(config.experimental, "set_memory_growth", lambda gpu, on: self.grows.append((gpu, on)))
+        monkeypatch.setattr(config, "set_logical_device_configuration", lambda gpu, parts: self.limits.append(
+            (gpu, *(part.memory_limit for part in parts))))
 
 
 @pytest.mark.parametrize(("shown", "index", "chosen"), [(4, 2, "gpu2"), (1, 0, "gpu0"), (1, 3, "gpu0")])
@@ -27,6 +30,18 @@ def test_a_trainer_takes_the_gpu_of_its_place_or_the_only_one_it_is_shown(monkey
     gpus = FakeGpus(monkeypatch, shown)
     take_device(index, 4)
     assert (gpus.chosen, gpus.grows) == ([chosen], [(chosen, True)])
+
+
+@pytest.mark.parametrize(("slot", "grows", "limits"), [
+    (Slot(0, slots=4, memory_mib=80000), [("gpu1", True)], []),  # the first, which has all memory when it is alone
+    (Slot(3, slots=4, memory_mib=80000), [], [("gpu1", 18000)]),
+    (Slot(3, slots=4), [("gpu1", True)], [])], ids=["first", "further", "nobody says how much there is"])
+def test_trainers_that_share_a_gpu_take_equal_shares_of_its_memory_but_for_the_first(monkeypatch, slot, grows, limits):
+    from fleet.engines.keras.device import take_device
+
+    gpus = FakeGpus(monkeypatch, 2)
+    take_device(1, 8, slot=slot)
+    assert (gpus.chosen, gpus.grows, gpus.limits) == (["gpu1"], grows, limits)
 
 
 def test_more_trainers_than_gpus_are_refused(monkeypatch):

@@ -1,0 +1,58 @@
+"""The Multi-Process Service of a node whose GPUs are shared: its first trainer starts it, the first left ends it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import MutableMapping, Sequence
+
+from fleet.comm.base import World
+from fleet.comm.roles import Roles
+from launch import mps
+
+log = logging.getLogger("fleet.runtime.training.shared_gpus")
+
+
+class SharedGpus:
+    """The daemons of this rank's node; made before trainers look for GPUs, collective over all ranks.
+
+    Args:
+        gpu: of this trainer, by the name that the system gives it; None for other ranks, and without GPUs.
+        environment: of this process, which is told where the daemon of its GPU is.
+    """
+
+    def __init__(self, world: World, roles: Roles, gpu: str | None, environment: MutableMapping[str, str]) -> None:
+        self._world, self._environment = world, environment
+        node = roles.node_of[world.rank]
+        self._trainers = [rank for rank in roles.trainers if roles.node_of[rank] == node]
+        names, started = world.gather(gpu), None
+        if self._is_first:
+            slots = [(roles.cluster.gpu(roles.device_of[rank]), names[rank]) for rank in self._trainers]
+            started, problem = mps.start((name for _, name in slots if name), environment) if _agree(slots) else (
+                None, "the launcher does not show trainers of one GPU the same one")
+            log.info("GPUs are shared, %s", f"without MPS: {problem}" if started is None else f"MPS: {started.folder}")
+        told = world.gather(started)
+        self._daemons = told[self._trainers[0]] if self._trainers else None
+        if self._daemons is not None and gpu is not None:
+            environment.update(self._daemons.environment(gpu))
+
+    def stop(self) -> None:
+        """End the daemons, once no trainer needs them."""
+        if self._daemons is not None and self._is_first:
+            self._daemons.stop(self._environment)
+
+    @property
+    def _is_first(self) -> bool:
+        """Whether this rank is the first trainer of its node that is left."""
+        lost = self._world.lost
+        return self._world.rank == next((rank for rank in self._trainers if rank not in lost), None)
+
+
+def _agree(slots: Sequence[tuple[int, str | None]]) -> bool:
+    """Whether the GPUs of slots and the names that their ranks are shown go together, one with one.
+
+    >>> _agree([(0, "2"), (1, "3"), (0, "2")]), _agree([(0, "0"), (1, "0")]), _agree([(0, None)])
+    (True, False, False)
+    """
+    pairs = set(slots)
+    gpus, names = ({pair[place] for pair in pairs} for place in (0, 1))
+    return None not in names and len(pairs) == len(gpus) == len(names)

@@ -1,0 +1,93 @@
+"""NVIDIA's Multi-Process Service: a daemon for each GPU that several processes share, so that their kernels overlap.
+
+Without it, processes on one GPU take turns: all is right, and little is gained. A daemon needs no rights beyond those
+of the user. (Tried with a made-up ``nvidia-cuda-mps-control`` only, not on a GPU yet.)
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+CONTROL = "nvidia-cuda-mps-control"
+_PIPE, _LOG, _VISIBLE = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY", "CUDA_VISIBLE_DEVICES"
+_START_S = 30  # a daemon may take as long
+
+# A daemon ends when its clients have: the process that says so may be one of them, and does not wait.
+_QUIT = f'folder=$1; shift; for pipe; do echo quit | {_PIPE}="$pipe" {CONTROL}; done; rm -rf "$folder"'
+
+
+@dataclass(frozen=True)
+class Daemons:
+    """The daemons of a node.
+
+    Attributes:
+        folder: of their pipes and logs, short enough for the name of a socket.
+        gpus: their GPUs, by the names that the system gives them, one daemon each.
+    """
+
+    folder: Path
+    gpus: tuple[str, ...]
+
+    def environment(self, gpu: str) -> dict[str, str]:
+        """What a process has to set that trains on a GPU, before it looks for GPUs.
+
+        A daemon shows its clients its own GPU alone, which is their number 0.
+
+        >>> Daemons(Path("/tmp/mps"), ("4", "5")).environment("5")
+        {'CUDA_MPS_PIPE_DIRECTORY': '/tmp/mps/1', 'CUDA_VISIBLE_DEVICES': '0'}
+        """
+        return {_PIPE: str(self._pipe(gpu)), _VISIBLE: "0"}
+
+    def stop(self, environment: Mapping[str, str]) -> None:
+        """Have them end as soon as nobody uses them; their logs go, too. Returns at once."""
+        pipes = [str(self._pipe(gpu)) for gpu in self.gpus]
+        subprocess.Popen(["sh", "-c", _QUIT, CONTROL, str(self.folder), *pipes], env=dict(environment),
+                         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                         start_new_session=True)
+
+    def _pipe(self, gpu: str) -> Path:
+        return self.folder / str(self.gpus.index(gpu))
+
+
+def start(gpus: Iterable[str], environment: Mapping[str, str]) -> tuple[Daemons | None, str]:
+    """Start a daemon for each of some GPUs.
+
+    Args:
+        gpus: by the names that the system gives them.
+        environment: of this process.
+
+    Returns:
+        The daemons, and why there are none: they are not installed, the user's own are to be used
+        (``CUDA_MPS_PIPE_DIRECTORY`` is set), or one did not start, and then none is left.
+    """
+    names = tuple(sorted(set(gpus)))
+    if _PIPE in environment:
+        return None, f"{_PIPE} is set: its daemon is used as it is"
+    if shutil.which(CONTROL, path=environment.get("PATH")) is None:
+        return None, f"{CONTROL} is not installed"
+    daemons = Daemons(Path(tempfile.mkdtemp(prefix="fleet-mps-", dir="/tmp")), names)
+    for place, gpu in enumerate(names):
+        pipe = daemons.folder / str(place)
+        pipe.mkdir()
+        if problem := _start({**environment, _PIPE: str(pipe), _LOG: str(pipe), _VISIBLE: gpu}):
+            daemons.stop(environment)
+            return None, f"GPU {gpu}: {CONTROL} {problem}"
+    return daemons, ""
+
+
+def _start(environment: Mapping[str, str]) -> str:
+    """Start a daemon; returns what went wrong."""
+    try:
+        # What it prints is not read: the daemon would hold the pipe open.
+        ended = subprocess.run([CONTROL, "-d"], env=dict(environment), check=False, stdin=subprocess.DEVNULL,
+                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=_START_S)
+    except subprocess.TimeoutExpired:
+        return f"does not answer within {_START_S} s"
+    except OSError as error:
+        return f"cannot be started: {error.strerror}"
+    return f"ended with status {ended.returncode}" if ended.returncode else ""

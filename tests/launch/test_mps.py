@@ -1,0 +1,67 @@
+"""The Multi-Process Service, by a made-up nvidia-cuda-mps-control."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from launch.mps import CONTROL, start
+
+SCRIPT = """#!/bin/sh
+case "$1" in
+  -d) word=start ;;
+  *) read word ;;
+esac
+echo "$word $CUDA_VISIBLE_DEVICES $CUDA_MPS_PIPE_DIRECTORY" >> {said}
+case " {broken} " in *" $CUDA_VISIBLE_DEVICES "*) exit 3 ;; esac
+"""
+
+
+@pytest.fixture
+def node(tmp_path):
+    """An environment where daemons are installed, and what they were told; those of some GPUs do not start."""
+    said = tmp_path / "said"
+
+    def installed(broken=""):
+        control = tmp_path / CONTROL
+        control.write_text(SCRIPT.format(said=said, broken=broken))
+        control.chmod(0o755)
+        return {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+
+    return installed, lambda: [line.split() for line in said.read_text().splitlines()]
+
+
+def await_end(folder):
+    """The daemons end behind our back; the last that is done is to delete their folder."""
+    deadline = time.monotonic() + 30
+    while Path(folder).exists():
+        assert time.monotonic() < deadline, "the folder is still there"
+        time.sleep(0.01)
+
+
+def test_each_gpu_has_a_daemon_of_its_own_which_is_stopped_in_the_end(node):
+    installed, said = node
+    environment = installed()
+    daemons, problem = start(["1", "0", "1"], environment)
+    assert (daemons.gpus, problem) == (("0", "1"), "")
+    pipes = [daemons.environment(gpu)["CUDA_MPS_PIPE_DIRECTORY"] for gpu in ("0", "1")]
+    assert said() == [["start", "0", pipes[0]], ["start", "1", pipes[1]]]
+    assert len(set(pipes)) == 2
+    daemons.stop(environment)
+    await_end(daemons.folder)
+    assert [(line[0], line[-1]) for line in said()[2:]] == [("quit", pipe) for pipe in pipes]
+
+
+def test_where_one_does_not_start_none_is_left(node):
+    installed, said = node
+    assert start(["0", "1"], installed(broken="1")) == (None, f"GPU 1: {CONTROL} ended with status 3")
+    await_end(Path(said()[0][-1]).parent)
+    assert [line[0] for line in said()] == ["start", "start", "quit", "quit"]
+
+
+def test_without_the_service_and_with_a_daemon_of_the_users_own_nothing_is_started(node, tmp_path):
+    assert start(["0"], {"PATH": str(tmp_path)}) == (None, f"{CONTROL} is not installed")
+    daemons, problem = start(["0"], {**node[0](), "CUDA_MPS_PIPE_DIRECTORY": "/tmp/mine"})
+    assert daemons is None
+    assert "is set" in problem
+    assert not (tmp_path / "said").exists()
