@@ -25,19 +25,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fleet.arguments import AUTO, duration, duration_or_auto, whole
+from fleet.comm.roles import roles_of
 from fleet.commands.options import add_json, add_spec, print_json
 from fleet.errors import ExitStatus, UserError
 from fleet.jobs.systems import find_system
+from fleet.monitor.view import told_of_sharing
 from fleet.runtime.changes import Wishes
 from fleet.runtime.folder import check_folder, writing_into
-from fleet.runtime.known_rates import check_remeasuring
+from fleet.runtime.known_rates import check_remeasuring, hardware
 from fleet.spec import Spec, load, read_yaml
+from fleet.storage.event_log import events_of
+from fleet.storage.events import SharingLearned
 from fleet.storage.files import replacing
 from fleet.storage.paths import RunPaths
+from fleet.storage.rate_cache import cache_path, numbers, read_cache, sharing_key
 from fleet.units import format_duration
 from launch.render import Job, render
 from launch.sites import SITES, Site, parse_site
 from launch.systems import SYSTEMS, System, submit
+from scheduler.base import InputError
+from scheduler.ensemble.rates_file import read_rates
+from scheduler.ensemble.sharing import Sharing, worth
 
 if TYPE_CHECKING:
     from fleet.commands.walltimes import Asked
@@ -99,6 +107,8 @@ def run(args: argparse.Namespace) -> int:
     if not site.gpus and spec.engine.uses_gpus and system.has_queue:
         print("fleet submit: the job asks for no GPUs; --gpus-per-node, resources.gpus_per_node or --site would",
               file=sys.stderr)
+    if pay := _slots_that_pay(args, spec, site):
+        print(f"fleet submit: {pay}", file=sys.stderr)
     if args.dry_run:
         if args.json:
             print_json({"script": script, **told})
@@ -222,11 +232,46 @@ def _limits(args: argparse.Namespace, system: System) -> tuple[int, int]:
 
 
 def ranks_of(args: argparse.Namespace, spec: Spec, site: Site) -> int | None:
-    """Ranks of a node: what is asked for, what the spec's preprocessors want beside the GPUs, or the site's."""
+    """Ranks of a node: what is asked for, what the spec's preprocessors and slots want beside the GPUs, or the site's.
+
+    With slots (``resources.per_device: K``) a GPU has K trainers, and as many ranks prepare as without.
+    """
     asked: int | None = args.ranks_per_node
-    preparing = spec.resources.preprocessors
-    if asked is not None or not site.gpus or preparing == "auto":
+    preparing, slots = spec.resources.preprocessors, spec.resources.per_device
+    further = 0 if slots == "auto" else (slots - 1) * site.gpus
+    if asked is not None or not site.gpus or (preparing == "auto" and not further):
         return asked
+    if preparing == "auto":
+        return site.ranks + further
     if preparing < args.nodes:
         raise UserError(f"resources.preprocessors: {preparing} should be at least {args.nodes}, one on each node")
-    return site.gpus + math.ceil(preparing / args.nodes)
+    return site.gpus + further + math.ceil(preparing / args.nodes)
+
+
+def _slots_that_pay(args: argparse.Namespace, spec: Spec, site: Site) -> str:
+    """How many networks should share a GPU where the job lets fewer; nothing where that is not so, or not known."""
+    gpus, networks = args.nodes * site.gpus, len(spec.networks)
+    if not spec.engine.uses_gpus or not 0 < gpus < networks:
+        return ""
+    ranks = ranks_of(args, spec, site) or site.ranks
+    roles = roles_of(spec, [rank // ranks for rank in range(args.nodes * ranks)], site.gpus)
+    speedups = _known_sharing(spec)
+    count = min(worth(speedups), -(-networks // gpus))
+    if count <= roles.slots:
+        return ""
+    return (f"{told_of_sharing(speedups)}. This job lets {roles.slots} share one; resources.per_device: {count} with "
+            f"--ranks-per-node {ranks + (count - roles.slots) * site.gpus} would let {count}")
+
+
+def _known_sharing(spec: Spec) -> tuple[float, ...]:
+    """What networks that share a GPU train together: as a file of rates says, as the run has shown, or earlier ones."""
+    if spec.schedule.rates is not None:
+        try:
+            return read_rates(spec.schedule.rates).sharing
+        except InputError:  # which the run will say
+            return ()
+    learned = events_of(RunPaths(spec.output).events, SharingLearned)
+    if learned:
+        return learned[-1].speedups
+    known = numbers(read_cache(cache_path())).get(sharing_key(spec.resources.engine, hardware()), {})
+    return Sharing(known).curve

@@ -25,7 +25,7 @@ class SharedGpus:
         node = roles.node_of[world.rank]
         self._trainers = [rank for rank in roles.trainers if roles.node_of[rank] == node]
         names, started = world.gather(gpu), None
-        if self._is_first:
+        if gpu is not None and self._is_first:
             slots = [(roles.cluster.gpu(roles.device_of[rank]), names[rank]) for rank in self._trainers]
             started, problem = mps.start((name for _, name in slots if name), environment) if _agree(slots) else (
                 None, "the launcher does not show trainers of one GPU the same one")

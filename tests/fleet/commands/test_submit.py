@@ -9,7 +9,7 @@ import pytest
 from fleet.__main__ import main
 from fleet.storage.paths import RunPaths
 
-SPEC = "models: [{{family: softmax}}]\nname: photos\noutput: {run}\n{more}"
+SPEC = "models: {models}\nname: photos\noutput: {run}\n{more}"
 
 
 @pytest.fixture
@@ -20,8 +20,8 @@ def submit(tmp_path, monkeypatch, capsys):
     (tmp_path / "sbatch").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
 
-    def call(*arguments, more=""):
-        Path("spec.yaml").write_text(SPEC.format(run=tmp_path / "run", more=more))
+    def call(*arguments, more="", models="[{family: softmax}]"):
+        Path("spec.yaml").write_text(SPEC.format(run=tmp_path / "run", more=more, models=models))
         try:
             status = main(["submit", "spec.yaml", *arguments])
         except SystemExit as end:
@@ -118,6 +118,40 @@ def test_a_job_that_asks_for_no_gpu_says_so(submit):
         "fleet submit: the job asks for no GPUs; --gpus-per-node, resources.gpus_per_node or --site would"]
     assert submit(*job, more="resources: {engine: numpy}")[2] == ""
     assert submit("--site", "perlmutter", *job[2:])[2] == ""
+
+
+@pytest.fixture
+def share(submit):
+    """Submit nine networks for a node of 4 GPUs and 12 ranks, with slots, and what is known of them in a file."""
+    def call(slots, sharing=None):
+        models = [{"family": "softmax", "name": f"n{number}"} for number in range(9)]
+        table = {"samples_per_epoch": 10, "gpus_per_node": 4, "models": [{"name": "n0", "rates": [5.0]}],
+                 **({} if sharing is None else {"sharing": sharing})}
+        Path("rates.json").write_text(json.dumps(table))
+        return submit("--site", "polaris", "--walltime", "1h", "--dry-run", models=json.dumps(models),
+                      more=f"resources: {{per_device: {slots}}}\nschedule: {{rates: rates.json}}\n")
+
+    return call
+
+
+@pytest.mark.parametrize(("slots", "ranks"), [(1, 12), (2, 16), ("auto", 12)])
+def test_each_slot_of_a_gpu_has_a_rank_and_as_many_prepare_as_without(share, slots, ranks):
+    status, script, _ = share(slots)
+    assert status == 0
+    assert f"mpiexec -n {ranks} " in script
+
+
+@pytest.mark.parametrize(("slots", "sharing"), [
+    (3, [1, 1.6, 1.9, 2.1]), (2, [1, 1.6, 1.61]), (1, [1, 1]), (1, None)])
+def test_where_no_more_networks_on_a_gpu_would_pay_it_says_nothing_of_it(share, slots, sharing):
+    assert share(slots, sharing)[2] == ""
+
+
+def test_it_says_how_many_networks_on_a_gpu_would_pay_as_far_as_there_are_networks(share):
+    assert share(1, [1, 1.6, 1.9, 2.1])[2] == (
+        "fleet submit: 2 networks on one GPU train 1.6 times as much as one, 3 networks 1.9 times, 4 networks 2.1 "
+        "times: 4 pay; more may pay: start more ranks. This job lets 1 share one; resources.per_device: 3 with "
+        "--ranks-per-node 20 would let 3\n")
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
