@@ -117,6 +117,11 @@ def saving(cost: float, reference: float) -> str:
 def introduction(seeds: int) -> str:
     return f"""# Reservations: how long to ask for
 
+This hands in a chain of jobs, each of which asks for the walltime that is expected to cost least, by what earlier jobs
+took ([operations](operations.md#what-walltime-to-ask-for)):
+
+    fleet submit photos.yaml --system slurm --walltime auto --chain
+
 `python benchmarks/reservations_document.py --logs FOLDER` writes this page and measures every number on it. FOLDER
 holds logs of the run times of real applications, NAME.log with one number per line; they are not part of this
 repository. (`--speeds` measures the section Speed alone, without them.) The source is Gainaru et al., Speculative

@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "stop": ("fleet.commands.live.rule", "drop a network of a run that is going on"),
     "pause": ("fleet.commands.live.rule", "pause a network of a run that is going on"),
     "resume": ("fleet.commands.live.rule", "let a paused network go on"),
+    "yield": ("fleet.commands.live.give_back", "have a run that is going on give nodes back, and train on"),
     "predict": ("fleet.commands.predict", "predict with the best networks of a run, alone or together"),
     "plan": ("fleet.commands.plan", "show which networks train first, on which GPUs"),
     "ensemble": ("fleet.commands.ensemble", "draw or convert an ensemble to simulate"),

@@ -25,7 +25,7 @@ from fleet.runtime.outside.clerk import NetworkOver
 from fleet.runtime.outside.mailbox import Mailbox
 from fleet.spec import Spec, load
 from fleet.spec.resolve import with_added
-from fleet.storage.events import Commanded, EpochEnded, Event, NetworkAdded, event_from_json
+from fleet.storage.events import Commanded, EpochEnded, Event, NetworkAdded, NodesLeft, event_from_json
 from fleet.storage.lease import is_held
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import read_results
@@ -51,6 +51,11 @@ def command(run: str | Path, content: Mapping[str, Any], patience_s: float = PAT
     Raises:
         UserError: no launch is at work there, it does not answer, or it refuses; the message says why.
     """
+    return [str(network) for network in _asked(run, content, patience_s)[1].get("networks", ())]
+
+
+def _asked(run: str | Path, content: Mapping[str, Any], patience_s: float) -> tuple[str, dict[str, Any]]:
+    """The name of a command, and its answer; see :func:`command`."""
     paths = RunPaths(Path(run))
     if not paths.marker.exists():
         raise UserError(f"{run} is no folder of a run")
@@ -68,7 +73,7 @@ def command(run: str | Path, content: Mapping[str, Any], patience_s: float = PAT
                             "it was done")
     if "error" in answer:
         raise (NetworkOver if answer.get("is_over") else UserError)(str(answer["error"]))
-    return [str(network) for network in answer.get("networks", ())]
+    return name, answer
 
 
 def _check_at_work(paths: RunPaths) -> None:
@@ -85,6 +90,59 @@ def add(run: str | Path, entry: Mapping[str, Any]) -> list[str]:
         UserError: the entry is wrong, or no launch takes it.
     """
     return command(run, {"do": "add", "entry": dict(entry)})
+
+
+@dataclass(frozen=True)
+class NodesAsked:
+    """The nodes that a launch gives back, as it has answered.
+
+    Attributes:
+        command: its name in the event log.
+        hosts: the names of the nodes.
+        saving: the networks whose groups save before they leave.
+        dropping: those that give up what they have trained since their last checkpoint: there is no time for more.
+    """
+
+    command: str
+    hosts: tuple[str, ...]
+    saving: tuple[str, ...]
+    dropping: tuple[str, ...]
+
+
+def ask_nodes(run: str | Path, nodes: int, within_s: float) -> NodesAsked:
+    """Ask a launch to give nodes back; returns what it will do.
+
+    Args:
+        nodes: how many.
+        within_s: seconds until they should be free.
+
+    Raises:
+        UserError: it cannot do without so many, or no launch answers.
+    """
+    name, answer = _asked(run, {"do": "yield", "nodes": nodes, "within_s": within_s}, PATIENCE_S)
+    ways = answer.get("ways", {})
+    return NodesAsked(name, tuple(answer.get("hosts", ())), tuple(one for one, way in ways.items() if way != "kill"),
+                      tuple(one for one, way in ways.items() if way == "kill"))
+
+
+def await_nodes(run: str | Path, asked: NodesAsked, start: int, patience_s: float) -> NodesLeft | None:
+    """Wait until nodes are given back; None where the launch has ended before, with all its nodes.
+
+    Args:
+        start: bytes of the event log that are older than the command.
+        patience_s: seconds to wait.
+
+    Raises:
+        UserError: they were not given back in time; the launch goes on with it.
+    """
+    paths, until = RunPaths(Path(run)), time.monotonic() + patience_s
+    for event in follow(paths, start, lambda: not is_held(paths.lease) or time.monotonic() > until):
+        if isinstance(event, NodesLeft) and event.command == asked.command:
+            return event
+    if is_held(paths.lease):
+        raise UserError(f"{', '.join(asked.hosts)}: not given back within {patience_s:.0f} s; the launch goes on with "
+                        "it, and fleet watch shows when it is done")
+    return None
 
 
 # ---- reports ------------------------------------------------------------------------------------

@@ -92,6 +92,7 @@ class World(Protocol):
         duties: functions that this rank owes the run whenever it waits (rank 0 coordinates, even while it trains);
             each does a bounded piece of work and says whether it did any.
         outlives: whether the launch outlives its ranks: ``mpirun --with-ft ulfm``.
+        hosts: what the nodes are called, in the order of their numbers, once :meth:`node_of` has asked.
     """
 
     rank: int
@@ -99,6 +100,7 @@ class World(Protocol):
     host: str
     duties: list[Callable[[], bool]]
     outlives: bool
+    hosts: tuple[str, ...]
 
     # ---- messages ----
 
@@ -165,6 +167,13 @@ class World(Protocol):
 
     def end(self, status: int) -> NoReturn:
         """End all ranks at once, also those that do not listen."""
+
+    def retire(self) -> NoReturn:
+        """End this rank alone; the others hear of it as of a death.
+
+        Raises:
+            InfrastructureError: the launch does not outlive its ranks.
+        """
 
     # ---- some of them ----
 

@@ -79,10 +79,15 @@ class Stop(NamedTuple):
     """Stop training this network, saved wherever it is: it is final, or its GPUs go to others."""
 
     final: bool
+    saves: bool = True  # otherwise it gives up what it has trained since its last checkpoint
 
 
 class Exit(NamedTuple):
     """The run is over."""
+
+
+class Leave(NamedTuple):
+    """The run goes on without this rank, which ends; for preprocessors, too, in a launch that outlives its ranks."""
 
 
 # ---- trainers to the coordinator ---------------------------------------------------------------
@@ -257,6 +262,6 @@ class Bad(NamedTuple):
     training: bool
 
 
-Message: TypeAlias = (Measure | Start | Join | Pause | GoOn | Regroup | Stop | Exit | Ready | Measured | Joined | Built
-                      | Pace | Warned | FellBack | EpochDone | Paused | Regrouped | Converged | Stopped | Failed
-                      | Produce | Forget | Demand | Throughput | Prepared | Bad)
+Message: TypeAlias = (Measure | Start | Join | Pause | GoOn | Regroup | Stop | Exit | Leave | Ready | Measured | Joined
+                      | Built | Pace | Warned | FellBack | EpochDone | Paused | Regrouped | Converged | Stopped
+                      | Failed | Produce | Forget | Demand | Throughput | Prepared | Bad)

@@ -195,6 +195,15 @@ class ULFMWorld(MPIWorld):
         """
         self._end(status, all_know=False)
 
+    def retire(self) -> NoReturn:
+        """End this rank alone, once what it has said is heard; it kills itself, for the same reason."""
+        deadline = time.monotonic() + _PATIENCE_S
+        self.wait(lambda: self._all_taken() or time.monotonic() > deadline or None)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("a rank that killed itself goes on")
+
     @property
     def _heir(self) -> int:
         """Rank 0, or the first one that is left when it has died."""

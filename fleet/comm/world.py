@@ -19,6 +19,7 @@ from mpi4py import MPI
 
 from fleet.comm.group import MPIGroup
 from fleet.comm.messages import Message, Tag
+from fleet.errors import InfrastructureError
 
 T = TypeVar("T")
 
@@ -63,6 +64,7 @@ class MPIWorld:
         self.rank: int = self.comm.rank
         self.size: int = self.comm.size
         self.host = socket.gethostname()
+        self.hosts: tuple[str, ...] = ()
         self.duties: list[Callable[[], bool]] = []
         self._on_duty = threading.Lock()
         self._pending: list[MPI.Request] = []  # messages that have not been taken
@@ -148,7 +150,9 @@ class MPIWorld:
         names = self.comm.allgather(node.bcast((self.host, self.rank)))
         node.Free()
         numbers: dict[tuple[str, int], int] = {}
-        return tuple(numbers.setdefault(name, len(numbers)) for name in names)
+        places = tuple(numbers.setdefault(name, len(numbers)) for name in names)
+        self.hosts = tuple(host for host, _ in numbers)
+        return places
 
     def share(self, value: T | None, root: int = 0) -> T:  # noqa: D102
         self._meet()
@@ -214,6 +218,10 @@ class MPIWorld:
     def end(self, status: int) -> NoReturn:
         """End all ranks at once."""
         self.comm.Abort(status)
+
+    def retire(self) -> NoReturn:
+        """See :meth:`fleet.comm.base.World.retire`: here nobody can leave before the others."""
+        raise InfrastructureError(f"rank {self.rank} cannot end before the others do")
 
     def _report(self, error: BaseException) -> None:
         report = "".join(traceback.format_exception(error))

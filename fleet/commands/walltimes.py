@@ -139,7 +139,7 @@ def _accounted(name: str, system: System) -> tuple[list[float], str]:
         found = past_runs(system, name, slurm_acts.myself())
     except InputError as error:
         return [], str(error)
-    return found, f"{system.past[0]} knows of no completed job of that name within a year"
+    return found, f"{system.past[0]} knows of no completed job of that name"
 
 
 def _range(seconds: tuple[float, ...] | list[float]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fleet.comm.messages import Message, Tag
 from fleet.errors import ExitStatus, FleetError
@@ -16,6 +16,9 @@ from fleet.storage.events import Event, NetworkAdded
 from fleet.storage.state import EpochRecord, Standing
 from scheduler.base import RateTable
 from scheduler.ensemble.online import Traits
+
+if TYPE_CHECKING:
+    from scheduler.eviction.plan import Action
 
 # ---- heard -------------------------------------------------------------------------------------
 
@@ -118,8 +121,24 @@ class Ruled:
     verdict: Verdict
 
 
+@dataclass(frozen=True)
+class NodesAsked:
+    """Somebody outside wants nodes back, and these have been chosen; see :mod:`fleet.ensemble.leaving`.
+
+    Attributes:
+        command: by which.
+        nodes: their numbers.
+        ways: network -> what its group does, as the planner of evictions calls it.
+    """
+
+    command: str
+    nodes: tuple[int, ...]
+    ways: Mapping[str, Action]
+
+
 Heard: TypeAlias = (
-    Message | RanksDied | EndAsked | CheckpointRead | Leased | Admitted | Consulted | ConsultFailed | Ruled)
+    Message | RanksDied | EndAsked | CheckpointRead | Leased | Admitted | Consulted | ConsultFailed | Ruled
+    | NodesAsked)
 
 # ---- wanted ------------------------------------------------------------------------------------
 

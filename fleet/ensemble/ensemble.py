@@ -36,6 +36,7 @@ from fleet.comm.messages import (
     Warned,
 )
 from fleet.ensemble.building import DEAF_S, Building, Buildings
+from fleet.ensemble.complaints import Complaints
 from fleet.ensemble.effects import (
     Admitted,
     CheckpointRead,
@@ -48,6 +49,7 @@ from fleet.ensemble.effects import (
     Heard,
     KeepParameters,
     Leased,
+    NodesAsked,
     Outbox,
     RanksDied,
     Ruled,
@@ -55,6 +57,7 @@ from fleet.ensemble.effects import (
 from fleet.ensemble.group import Group, Phase
 from fleet.ensemble.groups import Groups
 from fleet.ensemble.history import History, Impossible
+from fleet.ensemble.leaving import Leaving, Offer
 from fleet.ensemble.networks import Networks
 from fleet.ensemble.production import Production
 from fleet.ensemble.rate_check import RateCheck
@@ -69,14 +72,12 @@ from fleet.search.mind import Decision as MindDecision
 from fleet.search.mind import Mind
 from fleet.search.searcher import End
 from fleet.storage.events import (
-    BadSample,
     BestLost,
     FirstStep,
     GroupChanged,
     GroupStarted,
     GroupStopped,
     Interrupted,
-    NetworkWarned,
     Planned,
     PlannedGroup,
     RankLost,
@@ -118,6 +119,7 @@ class Ensemble:
                                   setup.alone)
         self._searching = Searching(mind, begun, spec.document.open_for, self._networks, self._outbox)
         self._groups = Groups(roles, setup.outlives, self._production, self._outbox)
+        self._leaving = Leaving(setup, self._groups, self._networks, self._outbox)
         is_file = spec.schedule.rates is not None
         check = RateCheck(survey.keys, not is_file) if spec.engine.learns and (
             is_file or rates is None) else None  # otherwise nobody has said how fast networks are
@@ -128,8 +130,7 @@ class Ensemble:
             LearnedRates(online, survey.keys, survey.known, check, self._outbox))
         self._supply = Supply(self._production, scale, self._outbox)
         self._starts, self._history, self._buildings = StartupTimes(setup.ends_s), History(), Buildings()
-        self._bad = set(setup.bad)
-        self._warnings: set[str] = set()
+        self._complaints = Complaints(setup, self._outbox)
         self._arrived: set[int] = set()  # the devices whose trainers have said that they are there
         self._are_ready = self._has_stepped = False  # all of them; and any group
         self._wanted = Round()
@@ -152,6 +153,14 @@ class Ensemble:
     def training(self) -> frozenset[str]:
         """The networks that have a group."""
         return frozenset(group.name for group in self._groups)
+
+    def offer(self, nodes: int, within_s: float, now_s: float) -> Offer:
+        """See :meth:`fleet.ensemble.leaving.Leaving.offer`; :class:`fleet.ensemble.effects.NodesAsked` has it done.
+
+        Raises:
+            UserError: the launch cannot do without so many.
+        """
+        return self._leaving.offer(nodes, within_s, now_s)
 
     def handle(self, now_s: float, heard: Heard | None = None) -> list[Effect]:
         """Hear of something, or only of the time, and decide.
@@ -219,11 +228,9 @@ class Ensemble:
         if self._ends:
             self._groups.pause(group, ends=True)
 
-    def _on_fell_back(self, fallen: FellBack) -> None:
-        self._networks.fall_back(fallen)
-
     def _on_pace(self, pace: Pace) -> None:
         self._has_trained(pace.network)
+        self._leaving.paced(pace)
         self._rates.observe(pace.network, len(self._groups[pace.network].devices), pace.rate)
         # What a group shows inside an epoch matters at once only where devices wait for it to be shown.
         self._has_news |= self._rates.may_grow and self._wanted.gpus < self._groups.cluster.gpus
@@ -238,6 +245,7 @@ class Ensemble:
         self._has_trained(done.network)
         self._networks.end_epoch(done)
         self._searching.epoch_ended(done)
+        self._leaving.saved(done.network, self._now_s)
         group = self._groups[done.network]
         self._rates.observe(done.network, done.record.gpus, done.rate)
         group.next_epoch = group.reads_next = self._production.epoch_after(
@@ -254,6 +262,7 @@ class Ensemble:
         group.reads_next = group.next_epoch + (paused.stream_epoch == group.next_epoch)
 
     def _on_stopped(self, stopped: Stopped) -> None:
+        self._leaving.stopped(stopped)
         self._groups.remove(stopped.network)
         self._outbox.note(GroupStopped(stopped.network, stopped.checkpoint_s, stopped.export_s))
         if stopped.damage:
@@ -307,22 +316,6 @@ class Ensemble:
                                        done=self._survey.measured, total=self._survey.total, reason=measured.reason,
                                        spread=found.spread, steps=found.steps))
 
-    def _on_warned(self, warned: Warned) -> None:
-        if warned.warning not in self._warnings:  # each group that trains the network says so, and its twins
-            self._warnings.add(warned.warning)
-            self._outbox.note(NetworkWarned(*warned))
-
-    def _on_bad(self, bad: Bad) -> None:
-        if bad.name in self._bad:  # other ranks, or other epochs, have met it too
-            return
-        self._bad.add(bad.name)
-        self._outbox.note(BadSample(bad.name, bad.reason, bad.training))
-        samples, most = self._setup.samples, self._setup.spec.data.max_bad
-        if len(self._bad) > most * samples:
-            self._outbox.add(Fail(UserError(
-                f"{len(self._bad)} of {samples} samples cannot be read, more than data.max_bad: {most:.2%}; the "
-                f"latest: {bad.name}: {bad.reason}")))
-
     def _on_ranks_died(self, died: RanksDied) -> None:
         for rank in sorted(set(died.ranks) - self._groups.lost):
             self._groups.lost.add(rank)
@@ -351,8 +344,9 @@ class Ensemble:
         self._rates.add(admitted)
         self._searching.admitted(admitted)
 
-    def _on_end_asked(self, asked: EndAsked) -> None:
-        self._end_early(asked.reason)
+    def _on_nodes_asked(self, asked: NodesAsked) -> None:
+        self._leaving.ask(asked, self._now_s)
+        self._rates.lose(self._groups.cluster.whole_gpus)
 
     # ---- decide ----
 
@@ -363,6 +357,7 @@ class Ensemble:
             self._groups.remove(group.name)
             self._networks.strike(group.name)
         if not self._ends:
+            self._leaving.decide(self._now_s)
             self._has_news |= self._searching.decide(group.name for group in self._groups)
             if isinstance(self._rates, MeasuredRates) and self._rates.table is None:
                 self._measure(self._rates)
@@ -396,7 +391,7 @@ class Ensemble:
         if self._has_news:
             self._ask_policy()
         held_back = self._groups.held_back | self._searching.awaited
-        found = moves(self._groups.holdings(held_back), self._wanted, self._groups.free)
+        found = moves(self._groups.holdings(held_back, self._leaving.groups), self._wanted, self._groups.free)
         for move in found:
             self._make(move)
         for group in self._groups:
@@ -410,7 +405,8 @@ class Ensemble:
     def _ask_policy(self) -> None:
         rates = self._supply.told(self._rates, self._groups.cluster, self._groups.lost)
         progress = Progress(
-            running=tuple(group.member for group in self._groups if group.phase is not Phase.STRUCK),
+            running=tuple(group.member for group in self._groups if group.phase is not Phase.STRUCK
+                          and group.name not in self._leaving.groups),
             epochs_done=self._networks.epochs_done,
             finished=self._networks.unavailable,
             wanted=self._wanted, rates_changed=self._rates.has_changed or self._supply.has_changed,
@@ -475,6 +471,7 @@ class Ensemble:
             self._groups.start(self._networks.specs[start.name], start.devices, epoch)
             self._buildings.begin(self._networks.specs[start.name], start.devices, self._now_s)
             self._starts.started(start.name, self._now_s)
+            self._leaving.saved(start.name, self._now_s)
             self._outbox.note(GroupStarted(start.name, start.devices, epoch, self._round))
         self._grant(fresh)
 
@@ -490,9 +487,11 @@ class Ensemble:
     def _give_up(self) -> None:
         """Nothing runs, and the policy starts nothing."""
         left, cluster = ", ".join(self._networks.left), self._groups.cluster
-        if self._groups.lost:
+        if self._leaving.has_left or self._groups.lost:
             few = f"{counted(cluster.gpus, 'trainer')} {'is' if cluster.gpus == 1 else 'are'}"
-            self._end_early(f"{counted(len(self._groups.lost), 'rank')} died, and {few} too few for {left}")
+            died = f"{counted(len(self._groups.lost), 'rank')} died"
+            self._end_early(f"{'nodes were given back' if self._leaving.has_left else died}, and {few} too few for "
+                            f"{left}")
         else:
             self._outbox.add(Fail(UserError(
                 f"schedule.policy: {self._setup.spec.schedule.policy} leaves {left} waiting while nothing runs; it "
@@ -569,12 +568,12 @@ class Ensemble:
 _OF_GROUPS = (Joined, FellBack, Pace, EpochDone, Paused, Converged, Regrouped, Stopped, Failed)
 
 # After these the policy is asked again.
-_NEWS = (EpochDone, Converged, Stopped, Failed, RanksDied, CheckpointRead, Leased, Admitted)
+_NEWS = (EpochDone, Converged, Stopped, Failed, RanksDied, CheckpointRead, Leased, Admitted, NodesAsked)
 
 _HANDLERS: Mapping[type, Callable[[Ensemble, Any], None]] = {
     Joined: Ensemble._on_joined,
     Regrouped: Ensemble._on_regrouped,
-    FellBack: Ensemble._on_fell_back,
+    FellBack: lambda self, fallen: self._networks.fall_back(fallen),
     Pace: Ensemble._on_pace,
     EpochDone: Ensemble._on_epoch_done,
     Converged: Ensemble._on_converged,
@@ -586,11 +585,12 @@ _HANDLERS: Mapping[type, Callable[[Ensemble, Any], None]] = {
     Throughput: lambda self, said: self._production.hear(said),
     Prepared: lambda self, said: self._production.hear_prepared(said),
     Measured: Ensemble._on_measured,
-    Warned: Ensemble._on_warned,
-    Bad: Ensemble._on_bad,
+    Warned: lambda self, warned: self._complaints.warned(warned),
+    Bad: lambda self, bad: self._complaints.bad(bad),
     RanksDied: Ensemble._on_ranks_died,
     CheckpointRead: Ensemble._on_checkpoint_read,
-    EndAsked: Ensemble._on_end_asked,
+    EndAsked: lambda self, asked: self._end_early(asked.reason),
+    NodesAsked: Ensemble._on_nodes_asked,
     Leased: lambda self, leased: self._networks.lease(leased),
     Admitted: Ensemble._on_admitted,
     Consulted: lambda self, answer: self._searching.answered(answer),

@@ -135,16 +135,17 @@ class Group:
             raise Impossible(f"{self.name} is {self.phase.name} ({self.phase.value}), and yet there is {step}")
         self.phase = after
 
-    def holding(self, can_change: bool, grows_inside: bool, is_answered: bool) -> Holding:
+    def holding(self, can_change: bool, grows_inside: bool, is_answered: bool, is_leaving: bool = False) -> Holding:
         """The devices, and what can be done about them now.
 
         Args:
             can_change: whether groups of this launch can change.
             grows_inside: whether they can take devices in inside an epoch.
             is_answered: whether it gets its orders now, where it stands still.
+            is_leaving: whether it stops, whatever is wanted.
         """
         stance = _STANCES.get(self.phase, Stance.BUSY)
-        if self.stands_still and not is_answered:
+        if is_leaving or (self.stands_still and not is_answered):
             stance = Stance.BUSY
         # With a batch that follows the GPUs another size is another optimizer.
         is_fixed = self.network.train.batch.when_scaled == "fixed"

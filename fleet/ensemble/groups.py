@@ -31,7 +31,8 @@ class Groups:
     def __init__(self, roles: Roles, outlives: bool, production: Production, outbox: Outbox) -> None:
         self._roles, self._outlives, self._production, self._outbox = roles, outlives, production, outbox
         self.cluster = roles.cluster  # the devices that are alive
-        self.lost: set[int] = set()  # ranks that have died, or are given up
+        self.lost: set[int] = set()  # ranks that have died, are given up, or have been let go
+        self._vacated: set[int] = set()  # devices that take no work any more, though they are alive
         self._idle: set[int] = set()
         self._groups: dict[str, Group] = {}
         self._measuring: dict[tuple[int, ...], Task] = {}
@@ -55,7 +56,7 @@ class Groups:
     @property
     def free(self) -> frozenset[int]:
         """The devices that can be given work; one of a group may be idle before the group is known to be no more."""
-        return frozenset(self._idle - self._taken())
+        return frozenset(self._idle - self._taken() - self._vacated)
 
     @property
     def free_whole(self) -> frozenset[int]:
@@ -68,12 +69,16 @@ class Groups:
     def returning(self) -> set[int]:
         """The devices of no group whose trainers have not said yet that they wait for work."""
         measuring = {device for devices in self._measuring for device in devices}
-        return set(self.cluster.devices) - self._idle - self._taken() - measuring
+        return self._alive - self._idle - self._taken() - measuring
 
     @property
     def are_all_idle(self) -> bool:
         """Whether every trainer waits for work."""
-        return not self._groups and self._idle == set(self.cluster.devices)
+        return not self._groups and self._idle >= self._alive
+
+    @property
+    def _alive(self) -> set[int]:
+        return {*self.cluster.devices, *self._vacated}
 
     def _taken(self) -> set[int]:
         return {device for group in self for device in (*group.devices, *group.recruits)}
@@ -110,6 +115,7 @@ class Groups:
         """A trainer has died; returns what it measured."""
         device = self._roles.device_of[rank]
         self._idle.discard(device)
+        self._vacated.discard(device)
         self.cluster = self.cluster.without([device])
         for group in self:
             group.recruits.pop(device, None)
@@ -121,6 +127,7 @@ class Groups:
         """Devices that build a network do not answer, and never will; returns their ranks."""
         self.lost.update(ranks := self._ranks(devices))
         self.cluster = self.cluster.without(devices)
+        self._vacated.difference_update(devices)
         for group in self:
             if set(devices) & set(group.devices):
                 self.remove(group.name)
@@ -128,6 +135,15 @@ class Groups:
                 del group.recruits[device]
         self._measuring.pop(devices, None)
         return ranks
+
+    def vacate(self, devices: Collection[int]) -> None:
+        """Give some devices no more work, though their trainers live."""
+        self._vacated |= self._alive.intersection(devices)
+        self.cluster = self.cluster.without(list(devices))
+
+    def have_let_go(self, devices: Collection[int]) -> bool:
+        """Whether the trainers of some devices all wait for work, as far as they live."""
+        return self._idle - self._taken() >= self._alive.intersection(devices)
 
     # ---- measuring ----
 
@@ -218,14 +234,15 @@ class Groups:
         held = [group.reads_from[mate] for mate in stay if self.cluster.node(mate) == node]
         return max(group.reads_next, min(held, default=fresh))
 
-    def stop(self, group: Group, is_final: bool) -> None:
+    def stop(self, group: Group, is_final: bool, saves: bool = True) -> None:
         """Have a group that stands still save and let go, and its recruits as well.
 
         Args:
             is_final: whether there is nothing left to train.
+            saves: otherwise it gives up what it has trained since its last checkpoint.
         """
         self.dismiss(group, tuple(group.recruits))
-        self._order(group, Stop(is_final))
+        self._order(group, Stop(is_final, saves))
 
     def remove(self, name: str) -> None:
         """A group is no more; its recruits are let go."""
@@ -248,7 +265,7 @@ class Groups:
     def struck(self) -> list[Group]:
         """The groups that have lost a rank, and whose other ranks have all let go."""
         return [group for group in self if group.phase is Phase.STRUCK
-                and self._idle.issuperset(self.cluster.only(group.devices))]
+                and self._idle.issuperset(self._alive.intersection(group.devices))]
 
     @property
     def held_back(self) -> set[str]:
@@ -264,16 +281,18 @@ class Groups:
             if group.name not in waiting and group.phase not in (Phase.STOPPING, Phase.STRUCK))
         return set(waiting) if are_behind else set()
 
-    def holdings(self, held_back: Collection[str]) -> dict[str, Holding]:
+    def holdings(self, held_back: Collection[str], leaving: Collection[str] = ()) -> dict[str, Holding]:
         """What can be done about the devices of each group now.
 
         Args:
             held_back: the groups that get no orders yet.
+            leaving: those that stop, whatever the policy says.
         """
         # Where ranks may die, one could while it leaves, and those that are new would wait for the others.
         return {group.name: group.holding(can_change=not self._outlives,
                                           grows_inside=self._production.changes_inside,
-                                          is_answered=group.name not in held_back) for group in self}
+                                          is_answered=group.name not in held_back,
+                                          is_leaving=group.name in leaving) for group in self}
 
     # ---- small things ----
 

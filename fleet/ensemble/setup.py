@@ -27,6 +27,7 @@ class Setup:
         elsewhere: the networks that other launches may be training; see :class:`fleet.ensemble.effects.Leased`.
         sharing: k -> what k networks on one GPU train together as times of one, as far as that is known.
         alone: the networks that are known to need GPUs of their own.
+        hosts: what the nodes are called, in the order of their numbers; empty where nobody has asked.
     """
 
     spec: Spec
@@ -41,6 +42,7 @@ class Setup:
     elsewhere: frozenset[str] = frozenset()
     sharing: Mapping[int, float] = field(default_factory=dict)
     alone: frozenset[str] = frozenset()
+    hosts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

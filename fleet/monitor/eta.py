@@ -29,6 +29,7 @@ from fleet.storage.events import (
     NetworkFellBack,
     NetworkFinished,
     NetworkJudged,
+    NodesLeft,
     Profiled,
     RankLost,
     RateMeasured,
@@ -128,6 +129,8 @@ class Estimator:
                 (self._held.add if event.verdict == "pause" else self._held.discard)(event.network)
             case RankLost() if event.device is not None:
                 self._lost.add(event.device)
+            case NodesLeft():
+                self._lost.update(event.devices)
             case SharingLearned():
                 self._sharing = event.speedups
 

@@ -17,6 +17,7 @@ from fleet.storage.events import (
     BestLost,
     CacheChosen,
     ChangesAccepted,
+    Commanded,
     EpochEnded,
     Estimated,
     Event,
@@ -34,6 +35,7 @@ from fleet.storage.events import (
     NetworkTaken,
     NetworkTested,
     NetworkWarned,
+    NodesLeft,
     Profiled,
     RankLost,
     RanksReady,
@@ -212,6 +214,12 @@ def _describe_trouble(event: Event) -> str:
             return f"WARNING: {event.entry}: {event.difference}; what was logged holds"
         case RankLost():
             return f"rank {event.rank} has died; the others go on"
+        case Commanded(do="yield"):
+            hosts = ", ".join(map(str, event.given.get("hosts", ())))
+            return f"asked for: {hosts}, within {event.given.get('within_s')} s"
+        case NodesLeft():
+            became = "end" if event.has_ended else "wait for the end of the launch"
+            return f"given back after {event.seconds:.1f} s: {', '.join(event.hosts)}; the processes there {became}"
         case GroupStruck():
             where = f"epoch {event.epochs}" + (f", sample {event.position}" if event.position else "")
             return f"{event.network} lost a rank, and goes back to its last checkpoint: after {where}"
@@ -274,7 +282,7 @@ def told_of_sharing(speedups: Sequence[float]) -> str:
 # What stays on the screen above the live table.
 _STAYING = (Started, RatesRemembered, RateOff, Profiled, CacheChosen, StreamStarted, NetworkAdded, NetworkJudged,
             SearchFailed, ReplayDiffered, NetworkFinished, NetworkTested, NetworkFailed, TooLate, NetworkRetried,
-            SharingLearned, SupplyFound, NetworkFellBack, ChangesAccepted, BestLost, NetworkWarned, RankLost,
+            SharingLearned, SupplyFound, NetworkFellBack, ChangesAccepted, BestLost, NetworkWarned, RankLost, NodesLeft,
             GroupStruck, Interrupted, BadSample)
 
 

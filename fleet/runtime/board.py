@@ -114,7 +114,7 @@ class CoordinatorSide:
                       first_epoch=self.first_epoch, replayed=tuple(prepared.replayed_epochs()),
                       bad=frozenset(self.results.bad),
                       elsewhere=frozenset() if self._harvest is None else frozenset(self._left),
-                      sharing=self._sharing(), alone=self._alone())
+                      sharing=self._sharing(), alone=self._alone(), hosts=world.hosts)
         online = self._online()
         observers: list[Observer] = [self._view, TensorBoardObserver(paths), self]
         self.coordinator = Coordinator(world, setup, self._survey, prepared.rates, self.results, self._events,

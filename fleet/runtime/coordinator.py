@@ -36,6 +36,7 @@ from fleet.ensemble.effects import (
 )
 from fleet.ensemble.ensemble import Decision, Ensemble
 from fleet.ensemble.history import TransitionError
+from fleet.ensemble.leaving import Offer
 from fleet.ensemble.setup import Setup
 from fleet.ensemble.survey import Survey
 from fleet.errors import ExitStatus
@@ -197,7 +198,7 @@ class Coordinator:
             for heard in self._harvest.look(self._events.now(), self._ensemble.training, self._is_interrupted):
                 self._handle(heard)
         if self._search.clerk is not None and not self._is_interrupted:
-            self._search.clerk.look(self._note, self._handle, lambda: self.status is None)
+            self._search.clerk.look(self._note, self._handle, lambda: self.status is None, self._offer)
         self._admit()
         answer = self._search.searchers.heard()
         if answer is not None:
@@ -245,6 +246,9 @@ class Coordinator:
         began = time.perf_counter()
         wanted = plan(self._policy, rates, progress, cluster, self._options)
         return Decision(wanted, time.perf_counter() - began)
+
+    def _offer(self, nodes: int, within_s: float) -> Offer:
+        return self._ensemble.offer(nodes, within_s, self._events.now())
 
     def _check_lease(self) -> None:
         """Look now and then whether this launch is still the one that writes here.

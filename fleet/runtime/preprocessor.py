@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 
 from fleet.comm.base import World
-from fleet.comm.messages import Demand, Exit, Forget, Message, Produce, Tag, Throughput
+from fleet.comm.messages import Demand, Exit, Forget, Leave, Message, Produce, Tag, Throughput
 from fleet.comm.roles import Roles
 from fleet.errors import GroupStruck
 from fleet.stream.filler import SetFiller, WindowFiller
@@ -59,6 +59,8 @@ class Preprocessor:
         if isinstance(message, Exit):
             self.is_done = True
             return False
+        if isinstance(message, Leave):
+            self._world.retire()
         if self._world.lost.intersection(self._turns):
             return message is not None  # trainers prepare their samples themselves now
         try:

@@ -76,7 +76,7 @@ WORKING = {
     "report": "done", "submit": "spec.yaml --dry-run --system slurm", "job": "spec.yaml --system local -- /bin/true", "pack": "photos out.h5",
     "predict": "done photos",
     "harvest": "spec.yaml --dry-run --system slurm", "add": "done entry.yaml", "stop": "done a", "pause": "done a",
-    "resume": "done a", "watch": "done",
+    "resume": "done a", "yield": "done --nodes 1 --within 2s", "watch": "done",
 }
 OTHERS = {
     "plan": ["spec.yaml --rates rates.json --gpus 4", "spec.yaml --gpus 4"], "ensemble": ["--convert table.json"],

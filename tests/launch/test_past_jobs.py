@@ -1,5 +1,7 @@
 """How long past jobs took, by the accounting of a batch system."""
 
+import os
+
 import pytest
 
 from launch.base import InputError
@@ -17,6 +19,19 @@ def test_accounting_that_is_switched_off_is_quoted(made_up):
     made_up.set(says={"sacct": "Slurm accounting storage is disabled"})
     with pytest.raises(InputError, match="sacct failed: Slurm accounting storage is disabled"):
         past_runs(SYSTEMS["slurm"], "photos", "me")
+
+
+def test_lsf_is_asked_for_what_it_remembers(tmp_path, monkeypatch):
+    """The words of its manual; no LSF was to be had."""
+    bjobs = tmp_path / "bjobs"
+    bjobs.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\" > \"$0.asked\"\n"
+                     "printf '31|DONE|300 second(s)\\n32|EXIT|40 second(s)\\n33|RUN|7 second(s)\\n'\n"
+                     "printf '34|DONE|20 second(s)\\n'\n")
+    bjobs.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert past_runs(SYSTEMS["lsf"], "photos", "me") == [300.0, 20.0]
+    assert (tmp_path / "bjobs.asked").read_text().splitlines() == [
+        "-a", "-noheader", "-J", "photos", "-u", "me", "-o", "jobid stat run_time delimiter='|'"]
 
 
 def test_a_system_that_nobody_can_ask_says_so():

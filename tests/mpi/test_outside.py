@@ -2,21 +2,25 @@
 
 import io
 import json
+import os
+import signal
+import subprocess
 import sys
 import time
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
+from pathlib import Path
 from threading import Thread
 
 import pytest
 
 from fleet.__main__ import main
-from fleet.api import launch
+from fleet.api import launch, mpirun
 from fleet.errors import UserError
-from fleet.storage.event_log import events_of
-from fleet.storage.events import NetworkJudged
+from fleet.storage.event_log import events_of, read_run
+from fleet.storage.events import EpochEnded, GroupStarted, NetworkJudged, NodesLeft, RankLost
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Status
-from tests.mpi.conftest import Launcher, spec
+from tests.mpi.conftest import Launcher, kill, rank_process, session_members, spec
 from tests.places import ROOT
 
 OPEN = {"open_for": "4s", "train": {"converge": {"max_epochs": 3}}}
@@ -108,3 +112,55 @@ def test_a_run_is_watched_from_outside(tmp_path, capsys):
     assert {line["network"] for line in lines} == {name}
     assert all(set(line) >= {"network", "number", "epoch", "value", "metrics"} for line in lines)
     assert main(["watch", str(running.run)]) == 2
+
+
+@pytest.mark.parametrize("survive", [False, pytest.param(True, marks=pytest.mark.long)], ids=["mpi", "ulfm"])
+def test_a_node_is_given_back_and_the_rest_trains_on(tmp_path, capsys, survive):
+    content = spec(tmp_path, [{"family": "softmax", "name": name} for name in "abcd"], samples=100, source="slow",
+                   train={"converge": {"max_epochs": 10_000}}, schedule={"policy": "adaptive"})
+    launcher, paths, shown = Launcher(tmp_path), RunPaths(tmp_path / "run"), tmp_path / "shown"
+    with open(shown, "wb") as file:
+        process = subprocess.Popen([*mpirun(6, survive), "-m", "fleet.run", str(launcher.write(content)), "--plain"],
+                                   cwd=ROOT, env=launcher.environment({"FLEET_RANKS_PER_NODE": "3"}), stdout=file,
+                                   stderr=subprocess.STDOUT, start_new_session=True)
+    try:
+        wait_until(lambda: {event.network for event in events_of(paths.events, EpochEnded)} == set("abcd"))
+        assert main(["yield", str(paths.root), "--nodes", "2", "--within", "1min"]) == 2
+        assert "of this launch 1 can" in capsys.readouterr().err
+        assert main(["yield", str(paths.root), "--nodes", "1", "--within", "5min", "--json"]) == 0
+        answer = json.loads(capsys.readouterr().out)
+        left, = events_of(paths.events, NodesLeft)
+        assert (left.nodes, left.devices, left.has_ended) == ((1,), (2, 3), survive)
+        assert (answer["dropped"], answer["has_ended"]) == ([], survive)
+        assert len(answer["saved"]) == 2
+        wait_until(lambda: ranks_of(process) == set(range(3 if survive else 6)))
+        trained = len(events_of(paths.events, EpochEnded))
+        wait_until(lambda: len(events_of(paths.events, EpochEnded)) > trained + 4)
+        os.kill(rank_process(process.pid, 0), signal.SIGTERM)
+        assert process.wait(240) == 75, shown.read_text()
+    finally:
+        kill(process)
+    logged = [event for _, event in read_run(paths)]
+    later = logged[logged.index(left):]
+    assert {device for event in later if isinstance(event, GroupStarted) for device in event.devices} <= {0, 1}
+    assert not any(isinstance(event, RankLost) for event in logged)
+    epochs = [(event.network, event.record.epoch) for event in logged if isinstance(event, EpochEnded)]
+    assert len(set(epochs)) == len(epochs)  # none was trained again
+
+
+def wait_until(condition):
+    """Wait for something that comes, however slow the machine is."""
+    until = time.monotonic() + 240
+    while not condition():
+        assert time.monotonic() < until, "it has not come in four minutes"
+        time.sleep(0.1)
+
+
+def ranks_of(process):
+    """The ranks of a launch that live."""
+    found = set()
+    for pid in session_members(process.pid):
+        with suppress(OSError):
+            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            found |= {int(one.partition(b"=")[2]) for one in variables if one.startswith(b"OMPI_COMM_WORLD_RANK=")}
+    return found

@@ -113,7 +113,7 @@ class TrainingLoop:
             paused = time.perf_counter()
             order = self.next_order(training.group)
             if isinstance(order, Stop):
-                if training.group.is_master and state.position:
+                if training.group.is_master and state.position and order.saves:
                     self._save(training, state)
                 self.finish(training, order.final)
                 return

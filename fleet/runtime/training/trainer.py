@@ -22,6 +22,7 @@ from fleet.comm.messages import (
     GoOn,
     Join,
     Joined,
+    Leave,
     Measure,
     Measured,
     Pause,
@@ -86,6 +87,9 @@ class Trainer:
     def run(self) -> None:
         """Do what the coordinator says, until the run is over."""
         while not isinstance(order := self._world.await_message(Tag.TRAINER), Exit):
+            if isinstance(order, Leave):
+                self.stop()
+                self._world.retire()
             self._load_engine()
             if isinstance(order, Measure):
                 self._measure(order)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias, get_args
 
-from fleet.storage.events.commands import Commanded
+from fleet.storage.events.commands import Commanded, NodesLeft
 from fleet.storage.events.launch import Ended, FirstStep, Interrupted, RanksReady, ScheduleOptions, Started, TooLate
 from fleet.storage.events.losses import BadSample, GroupStruck, RankLost
 from fleet.storage.events.networks import (
@@ -80,6 +80,7 @@ __all__ = [
     "NetworkTaken",
     "NetworkTested",
     "NetworkWarned",
+    "NodesLeft",
     "Planned",
     "PlannedGroup",
     "Profiled",
@@ -111,7 +112,7 @@ Event: TypeAlias = (
     | GroupStarted | GroupChanged | EpochEnded | GroupStopped | NetworkFinished | NetworkTested | NetworkRetried
     | NetworkFailed | NetworkFellBack | ChangesAccepted | BestLost | NetworkWarned | RankLost | GroupStruck | BadSample
     | Estimated | Searched | SearchFailed | ReplayDiffered | NetworkAdded | NetworkJudged | NetworkTaken
-    | SharingLearned | SupplyFound | Commanded)
+    | SharingLearned | SupplyFound | Commanded | NodesLeft)
 
 KINDS: Mapping[str, type] = {kind.word: kind for kind in get_args(Event)}
 

@@ -71,6 +71,14 @@ def test_the_finished_chains_of_the_folder_say_what_to_ask_for(submit):
     assert "--request=840 --request=6720" in script
 
 
+@pytest.mark.parametrize(("system", "directive"), [("lsf", "#BSUB -W 00:14"), ("pbs", "#PBS -l walltime=00:14:00")])
+def test_other_systems_are_asked_in_their_own_words(submit, system, directive):
+    status, script, said = submit("--dry-run", launches=FIVE, system=system)
+    assert status == 0
+    assert said.startswith("asks for 14 min 0 s, then 1 h 52 min if that is not enough (the same command asks")
+    assert directive in script.splitlines()
+
+
 def test_without_a_chain_the_same_command_asks_for_the_next(submit, made_up):
     status, out, said = submit(launches=FIVE + launch(50_000, 720, 75))
     assert (status, out) == (0, "4711\n")

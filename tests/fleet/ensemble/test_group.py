@@ -48,9 +48,9 @@ def test_what_the_table_does_not_have_cannot_be(phase, kind):
 
 
 def test_all_that_groups_say_and_are_told_is_in_the_table():
-    of_others = {messages.Measure, messages.Start, messages.Join, messages.Exit, messages.Ready, messages.Measured,
-                 messages.Built, messages.Produce, messages.Forget, messages.Demand, messages.Throughput,
-                 messages.Prepared, messages.Bad, messages.Warned}
+    of_others = {messages.Measure, messages.Start, messages.Join, messages.Exit, messages.Leave, messages.Ready,
+                 messages.Measured, messages.Built, messages.Produce, messages.Forget, messages.Demand,
+                 messages.Throughput, messages.Prepared, messages.Bad, messages.Warned}
     kinds = {kind for kind in vars(messages).values() if isinstance(kind, type) and hasattr(kind, "_fields")}
     assert set(STEPS) == kinds - of_others | {RanksDied}
 

@@ -7,11 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.comm.roles import assign
+from fleet.ensemble.effects import NodesAsked
 from fleet.ensemble.ensemble import Decision, Ensemble, Setup
 from fleet.ensemble.rates import traits_of
 from fleet.ensemble.survey import Survey
 from fleet.errors import ExitStatus
 from fleet.runtime.coordinator import Search
+from fleet.storage.events import NodesLeft
 from fleet.storage.state import Standing
 from fleet.stream.layout import Layout
 from preprocess.sample import ImageSpec
@@ -52,9 +54,10 @@ def layout(kind):
 
 
 @st.composite
-def launches(draw, policy, deaths=st.just(0), asked_at=st.none(), ends_s=st.none(), histories=st.just(False)):
+def launches(draw, policy, deaths=st.just(0), asked_at=st.none(), ends_s=st.none(), histories=st.just(False),
+             yields_at=st.none(), outlives=st.just(False), nodes=st.integers(1, 2)):
     """The ranks of a launch, and what will happen."""
-    nodes = draw(st.integers(1, 2))
+    nodes = draw(nodes)
     on_each = draw(st.sampled_from([3, 5, 4, 2]))
     node_of = tuple(node for node in range(nodes) for _ in range(on_each))
     own = policy == "baseline" or draw(st.integers(0, 5)) == 0
@@ -85,7 +88,7 @@ def launches(draw, policy, deaths=st.just(0), asked_at=st.none(), ends_s=st.none
         learns = True
         known = {name: dict(enumerate(rates, 1)) for name, rates in curves.items() if draw(st.booleans())}
     dying = draw(deaths)
-    setup = Setup(content, roles, layout(kind), SAMPLES, outlives=dying > 0, ends_s=draw(ends_s),
+    setup = Setup(content, roles, layout(kind), SAMPLES, outlives=dying > 0 or draw(outlives), ends_s=draw(ends_s),
                   first_epoch=max(map(len, left.values()), default=0))
     asked, options = ASKED[policy], Options(seed=draw(st.integers(0, 3)))
 
@@ -99,7 +102,8 @@ def launches(draw, policy, deaths=st.just(0), asked_at=st.none(), ends_s=st.none
                         lambda table, progress, cluster: Decision(plan(asked, table, progress, cluster, options)),
                         Search.without(content).mind, online if learns else None)
 
-    return Ranks(make, setup, draw(st.integers(0, 10**6)), fates, left, dying, draw(asked_at))
+    return Ranks(make, setup, draw(st.integers(0, 10**6)), fates, left, dying, draw(asked_at),
+                 yields_at=draw(yields_at))
 
 
 def standing_of(history):
@@ -151,5 +155,29 @@ def test_a_launch_whose_time_is_nearly_over_starts_nothing_and_ends(policy, data
 def test_ranks_may_die_at_any_time(policy, data):
     ranks = data.draw(launches(policy, deaths=st.integers(1, 3), asked_at=st.none() | st.integers(1, 150)))
     ended_with(ranks.run(), ranks)
+    ranks.check_histories()
+    ranks.repeat()
+
+
+@everything
+@settings(max_examples=examples(40))
+@given(st.data())
+def test_nodes_that_are_asked_for_are_given_back_and_the_rest_trains_on(policy, data):
+    ranks = data.draw(launches(
+        policy, nodes=st.integers(2, 3), outlives=st.booleans(), deaths=st.sampled_from([0, 0, 0, 1]),
+        yields_at=st.dictionaries(st.integers(1, 150), st.tuples(st.integers(1, 2), st.sampled_from([0.1, 5, 120])),
+                                  min_size=1, max_size=2)))
+    status = ranks.run()
+    asked = [word.nodes for _, word, _ in ranks.heard if isinstance(word, NodesAsked)]
+    left = [event.nodes for event in ranks.events if isinstance(event, NodesLeft)]
+    assert len(set(left)) == len(left)
+    assert set(left) <= set(asked)
+    roles = ranks.setup.roles
+    for nodes in set(asked) - set(left):  # the launch was over before their trainers had all let go
+        there = {rank for rank in roles.trainers if roles.node_of[rank] in nodes}
+        assert not there - ranks.dead <= ranks.waiting
+    if not ranks.setup.outlives:
+        ranks.check_end()
+    ended_with(status, ranks)
     ranks.check_histories()
     ranks.repeat()

@@ -36,16 +36,17 @@ class Told:
         learns: whether rates are learned from training, beside what is known: network -> {GPUs: samples/s}.
         parts: of the spec.
         slots: of each GPU; then the first half of the trainers has the first slots of two.
+        roles: of all ranks, where they are not on one node.
         setup: what else is not as it mostly is.
     """
 
     def __init__(self, wanted, networks="ab", trainers=4, stream=None, measures=False, standings=None, gpus=None,
-                 parts=None, learns=None, slots=1, **setup):
+                 parts=None, learns=None, slots=1, roles=None, **setup):
         self.wanted = wanted
         models = [{"family": "softmax", "name": name, "gpus": (gpus or {}).get(name, [1, 4])} for name in networks]
         content = spec(*models, **(parts or {}))
-        roles = assign((0,) * (trainers + 1), 1 if stream else None, None, own_preprocessing=stream is None,
-                       slots=slots)
+        roles = roles or assign((0,) * (trainers + 1), 1 if stream else None, None, own_preprocessing=stream is None,
+                                slots=slots)
         self.setup = Setup(content, roles, stream, samples=60, **setup)
         table = RateTable(60, trainers, tuple(Network(name, (10.0, 19.0)) for name in networks))
         self.rates = None if measures or learns is not None else table

@@ -12,7 +12,7 @@ from random import Random
 from fleet.comm import messages as m
 from fleet.ensemble import effects as do
 from fleet.ensemble.ensemble import Ensemble
-from fleet.errors import ExitStatus
+from fleet.errors import ExitStatus, UserError
 from fleet.storage.events import Interrupted
 from fleet.storage.state import Outcome, Standing, StepRate
 from tests.fleet.histories import record
@@ -76,10 +76,12 @@ class Ranks:
         histories: network -> the epochs that earlier launches have saved.
         deaths: so many ranks die, at some time.
         asked_at: the step at which the launch is asked to end; None for never.
+        yields_at: step -> (nodes that somebody wants then, within so many seconds).
         slow: seconds that pass from one step to the next, at most; so few that no rank is taken for deaf.
     """
 
-    def __init__(self, make, setup, seed, fates, histories=None, deaths=0, asked_at=None, slow=0.1):
+    def __init__(self, make, setup, seed, fates, histories=None, deaths=0, asked_at=None, slow=0.1,
+                 yields_at=None):
         self.ensemble: Ensemble = make()
         self.make, self.setup, self.random = make, setup, Random(seed)
         self.fates = {name: Fate(fate.epochs, list(fate.failures)) for name, fate in fates.items()}
@@ -98,7 +100,8 @@ class Ranks:
         self.promised = set()  # of them, those that are to join a group
         self.heard = []  # (seconds, what, effects)
         self.now, self.steps, self.status = 0.0, 0, None
-        self.deaths, self.asked_at, self.slow = deaths, asked_at, slow
+        self.deaths, self.asked_at, self.slow, self.yields_at = deaths, asked_at, slow, dict(yields_at or {})
+        self.given_back = set()  # ranks that get no work any more
 
     # ---- a launch ----
 
@@ -119,6 +122,8 @@ class Ranks:
         self.now += self.random.uniform(0, self.slow)
         if self.steps == self.asked_at:
             self.hear(do.EndAsked("SIGTERM came"))
+        if self.status is None and self.steps in self.yields_at:
+            self.ask_nodes(*self.yields_at[self.steps])
         actions = [*self.words(), *self.deeds()]
         alive = sorted(set(range(1, len(self.setup.roles.node_of))) - self.dead)
         if self.deaths and alive and self.random.random() < 0.04:
@@ -131,6 +136,18 @@ class Ranks:
             self.hear(None)
             if not any(effects for *_, effects in self.heard[before:]):
                 raise Stuck(self.where())
+
+    def ask_nodes(self, count, within_s):
+        """Somebody wants nodes back; the launch may not be able to do without them."""
+        try:
+            offer = self.ensemble.offer(count, within_s, self.now)
+        except UserError:
+            return
+        roles = self.setup.roles
+        assert len(set(offer.nodes)) == count
+        assert roles.node_of[0] not in offer.nodes
+        self.given_back |= {rank for rank, node in enumerate(roles.node_of) if node in offer.nodes}
+        self.hear(do.NodesAsked(f"command {self.steps}", offer.nodes, offer.ways))
 
     def where(self):
         return "\n".join([f"at {self.now:.1f} s", *(f"rank {rank}: {team or self.recruit.get(rank)}, is told "
@@ -186,14 +203,18 @@ class Ranks:
 
     def told(self, rank, tag, message):
         if tag is m.Tag.PREPROCESSOR:
-            assert isinstance(message, m.Produce | m.Exit)
-            self.producing = message.turns if isinstance(message, m.Produce) else ()
+            assert isinstance(message, m.Produce | m.Exit | m.Leave)
+            if isinstance(message, m.Leave):
+                self.leave(rank)
+            else:
+                self.producing = message.turns if isinstance(message, m.Produce) else ()
             return
         assert tag is m.Tag.TRAINER
         has_ended = any(isinstance(event, Interrupted) for event in self.events)
         assert not (has_ended and isinstance(message, m.Start | m.Join | m.Measure | m.GoOn | m.Regroup)), message
         if isinstance(message, m.Start | m.Join | m.Measure):
             assert rank in self.waiting | self.dead, f"rank {rank} is busy, and is told {message}"
+            assert rank not in self.given_back, f"rank {rank} was given back, and is told {message}"
             self.waiting.discard(rank)
         if isinstance(message, m.Start | m.Join):
             assert rank not in self.owner, f"rank {rank} is of {self.owner[rank]}, and is told {message}"
@@ -248,6 +269,10 @@ class Ranks:
         if isinstance(order, m.Exit):
             assert rank not in self.recruit
             self.gone.add(rank)
+        elif isinstance(order, m.Leave):
+            assert rank in self.waiting
+            assert rank not in self.owner
+            self.leave(rank)
         elif isinstance(order, m.Start):
             self.come(rank, order.group, Team(order.network.name, order.ranks, epoch=order.stream_epoch))
         elif isinstance(order, m.Measure):
@@ -262,6 +287,13 @@ class Ranks:
             self.say(rank, m.Ready(rank))
         else:
             assert isinstance(order, m.Pause) or self.dead, f"{order} comes when nobody waits for it"
+
+    def leave(self, rank):
+        """A rank that was let go ends; the others hear of it as of a death."""
+        assert self.setup.outlives
+        assert rank in self.given_back
+        self.dead.add(rank)
+        self.unheard.add(rank)
 
     def build(self, rank):
         network, _ = self.recruit[rank]

@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from fleet.ensemble.effects import Ruled
+from fleet.ensemble.effects import NodesAsked, Ruled
+from fleet.ensemble.leaving import Offer
 from fleet.errors import UserError
 from fleet.runtime.outside.clerk import Clerk
 from fleet.runtime.outside.mailbox import Mailbox
@@ -48,7 +49,12 @@ class Office:
 
     def look(self):
         self.clerk._looked_s = -1.0
-        return self.clerk.look(self.said.append, self.said.append, lambda: self.goes_on)
+        return self.clerk.look(self.said.append, self.said.append, lambda: self.goes_on, self.offer)
+
+    def offer(self, nodes, within_s):
+        if nodes > 1:
+            raise UserError("one node can be given back")
+        return Offer((3,), ("n4",), {"a": "app"})
 
     def answer(self, **content):
         name = self.mailbox.put(content)
@@ -80,9 +86,36 @@ def test_networks_that_are_added_are_logged_with_their_entry_before_they_come(of
     ({"do": "add"}, "needs a family"), ({"do": "add", "entry": [1]}, "needs a family"),
     ({"do": "stop", "network": "b"}, "no network of the run is named 'b'; there are a"),
     ({"do": "stop"}, "no network of the run is named None"), ({"do": ["stop"]}, "is no command"),
-    ({"do": "explode"}, "'explode' is no command; there are add, stop, pause, resume"), ({}, "is no command")])
+    ({"do": "explode"}, "'explode' is no command; there are add, stop, pause, resume, yield"), ({}, "is no command")])
 def test_what_cannot_be_done_is_answered_with_the_reason_and_nothing_is_done(office, content, wrong):
     assert wrong in office.answer(**content)["error"]
+    assert office.said == []
+
+
+def test_nodes_that_are_asked_for_are_logged_before_they_are_given_back(office):
+    answer = office.answer(do="yield", nodes=1, within_s=60)
+    event, heard = office.said
+    assert answer == {"networks": ["a"], **event.given}
+    assert event.given == {"nodes": [3], "hosts": ["n4"], "within_s": 60, "ways": {"a": "app"}}
+    assert heard == NodesAsked(event.command, (3,), {"a": "app"})
+
+
+def test_a_launch_that_has_ended_has_given_its_nodes_back(tmp_path):
+    office = Office(tmp_path)
+    name = office.mailbox.put({"do": "yield", "nodes": 1, "within_s": 60})
+    late = Office(tmp_path, [Commanded(name, "yield", ("a",), {"hosts": ["n4"]})])
+    assert late.look()
+    assert late.mailbox.take_answer(name, 0.0) == {"networks": ["a"], "hosts": ["n4"]}
+    assert late.said == []
+
+
+@pytest.mark.parametrize(("wish", "wrong"), [
+    ({"nodes": 2, "within_s": 5}, "one node can be given back"), ({"nodes": 0, "within_s": 5}, "nodes is 0"),
+    ({"nodes": True, "within_s": 5}, "nodes is True"), ({"nodes": 1, "within_s": "2min"}, "within_s is '2min'"),
+    ({"nodes": 1, "within_s": -1}, "within_s is -1"), ({"nodes": 1, "within_s": float("nan")}, "within_s is nan"),
+    ({"nodes": 1}, "within_s is None")])
+def test_a_wish_for_nodes_that_cannot_be_is_refused(office, wish, wrong):
+    assert wrong in office.answer(do="yield", **wish)["error"]
     assert office.said == []
 
 

@@ -1,0 +1,35 @@
+"""What ranks complain of, each thing once: warnings of engines, and samples that cannot be read (pure)."""
+
+from __future__ import annotations
+
+from fleet.comm.messages import Bad, Warned
+from fleet.ensemble.effects import Fail, Outbox
+from fleet.ensemble.setup import Setup
+from fleet.errors import UserError
+from fleet.storage.events import BadSample, NetworkWarned
+
+
+class Complaints:
+    """All that has been complained of."""
+
+    def __init__(self, setup: Setup, outbox: Outbox) -> None:
+        self._outbox, self._samples, self._most = outbox, setup.samples, setup.spec.data.max_bad
+        self._bad = set(setup.bad)
+        self._warnings: set[str] = set()
+
+    def warned(self, warned: Warned) -> None:
+        """An engine warns of a network."""
+        if warned.warning not in self._warnings:  # each group that trains the network says so, and its twins
+            self._warnings.add(warned.warning)
+            self._outbox.note(NetworkWarned(*warned))
+
+    def bad(self, bad: Bad) -> None:
+        """A sample cannot be read; the launch fails where too many cannot."""
+        if bad.name in self._bad:  # other ranks, or other epochs, have met it too
+            return
+        self._bad.add(bad.name)
+        self._outbox.note(BadSample(bad.name, bad.reason, bad.training))
+        if len(self._bad) > self._most * self._samples:
+            self._outbox.add(Fail(UserError(
+                f"{len(self._bad)} of {self._samples} samples cannot be read, more than data.max_bad: {self._most:.2%};"
+                f" the latest: {bad.name}: {bad.reason}")))
