@@ -57,6 +57,7 @@ check: env
 # Speeds and ratios; DATA is the folder of the published traces and of CIFAR-10 as JPEG files, where there is one.
 bench: env
 	$(BIN)/python benchmarks/training.py
+	$(BIN)/python benchmarks/steps.py
 	$(BIN)/python benchmarks/planning.py
 	$(BIN)/python benchmarks/reservations.py
 	$(BIN)/python benchmarks/large.py
