@@ -12,7 +12,7 @@ from fleet.storage.event_log import events_of, read_run
 from fleet.storage.events import EpochEnded, NetworkTaken
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import read_results
-from tests.mpi.conftest import kill, session_members, spec
+from tests.mpi.conftest import kill, rank_process, session_members, spec
 
 EPOCHS, LEASE = 8, {"FLEET_LEASE": "2s"}
 NAMES = ["a", "b", "c", "d"]
@@ -108,12 +108,13 @@ def test_a_launch_that_was_stopped_for_longer_than_its_lease_ends_and_destroys_n
 
 
 @pytest.mark.long
-def test_one_launch_of_five_whose_quota_is_hit_says_so_and_the_others_lose_nothing(harvest):
+def test_one_launch_of_five_whose_quota_is_hit_says_so_and_the_others_lose_nothing(launch, tmp_path):
+    harvest = Harvest(launch, tmp_path, samples=800)  # no network is done before it is struck
     launches = [harvest.start("--idle", "1s") for _ in range(5)]  # of four networks
     harvest.wait_until(lambda: any(events_of(log, EpochEnded) for log in harvest.paths.event_logs()))
     struck = next(process for process in launches if process.poll() is None and _trains(harvest, process))
-    for pid in session_members(struck.pid):
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, 0))  # no file may have a byte more
+    for rank in range(2):
+        resource.prlimit(rank_process(struck.pid, rank), resource.RLIMIT_FSIZE, (0, 0))  # no file may have a byte more
     status, output = end(struck)
     assert (status, "cannot be written: File too large" in output, "Traceback" in output) == (1, True, False), output
     ended = [end(process) for process in launches if process is not struck]
