@@ -17,6 +17,8 @@ from collections import defaultdict, deque
 
 import numpy as np
 
+from fleet.errors import InfrastructureError
+
 
 class Deadlock(AssertionError):
     """All ranks wait for each other."""
@@ -158,7 +160,7 @@ class World:
     """fleet.comm.base.World, of a launch in which nobody dies and all ranks are on one node."""
 
     def __init__(self, launch, rank, size):
-        self.rank, self.size, self.host = rank, size, f"host{rank}"
+        self.rank, self.size, self.host, self.hosts = rank, size, f"host{rank}", ()
         self.duties = []
         self.lost, self.outlives = frozenset(), False
         self.actor = None
@@ -199,6 +201,7 @@ class World:
         return self.wait(lambda: self.hear(tag))
 
     def node_of(self):
+        self.hosts = ("host0",)
         return (0,) * self.size
 
     def share(self, value, root=0):
@@ -212,6 +215,9 @@ class World:
 
     def end(self, status):
         raise SystemExit(status)
+
+    def retire(self):
+        raise InfrastructureError(f"rank {self.rank} cannot end before the others do")
 
     def library(self):
         return "one process"

@@ -25,7 +25,7 @@ from tests.fleet.histories import history, record, spec
 class World:
     """Rank 0's view of two trainers: what they say is written down beforehand."""
 
-    outlives = True
+    outlives, hosts = True, ()
 
     def __init__(self):
         self.said, self.told, self.lost = [], [], frozenset()

@@ -139,7 +139,7 @@ def test_a_run_that_was_interrupted_ends_as_one_that_was_not(tmp_path):
     while status is ExitStatus.RESUMABLE:
         launches += 1
         assert launches < 60
-        status, parts = launch(write(tmp_path / "parts", ["flipped", "value"], size=3), 3, after=30 * launches)
+        status, parts = launch(write(tmp_path / "parts", ["flipped", "value"], size=3), 3, after=4 * launches)
     assert launches > 1
     for name in ("flipped", "value"):
         assert_as_alone(parts, name, tmp_path / name, size=3)

@@ -2,11 +2,13 @@
 
 import itertools
 from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import yaml
 
+from fleet.engines import softmax
 from fleet.engines.softmax import SoftmaxRegression
 from fleet.errors import ExitStatus
 from fleet.runtime.training import strides as strides_module
@@ -101,22 +103,29 @@ def test_what_is_gathered_is_bounded_in_bytes(monkeypatch):
     assert [positions for positions, *_ in taken(training(0.001))] == [[5, 10], [15, 20], [23]]
 
 
+class StridingRegression(SoftmaxRegression):
+    """Takes several steps at once, and notes how many. A class of its own: Python remembers who is Striding."""
+
+    taken: ClassVar[list] = []
+
+    def can_stride(self):
+        return True
+
+    def stride(self, images, targets, sizes, weights=None):
+        assert weights is None
+        self.taken.append(len(sizes))
+        places = np.cumsum(sizes)[:-1]
+        return [self.step(*rows, len(rows[1])) for rows in zip(np.split(images, places), np.split(targets, places),
+                                                               strict=True)]
+
+
 @pytest.fixture
 def striding(monkeypatch):
     """Have networks of the numpy engine take up to three steps at once; gives how many each call has taken."""
-    calls = []
-
-    def stride(network, images, targets, sizes, weights=None):
-        assert weights is None
-        calls.append(len(sizes))
-        places = np.cumsum(sizes)[:-1]
-        return [network.step(*rows, len(rows[1])) for rows in zip(np.split(images, places), np.split(targets, places),
-                                                                  strict=True)]
-
-    monkeypatch.setattr(SoftmaxRegression, "stride", stride, raising=False)
-    monkeypatch.setattr(SoftmaxRegression, "can_stride", lambda network: True, raising=False)
+    monkeypatch.setattr(softmax, "SoftmaxRegression", StridingRegression)
+    monkeypatch.setattr(StridingRegression, "taken", [])
     monkeypatch.setattr(StepClock, "fitting", lambda clock, seconds: 3)
-    return calls
+    return StridingRegression.taken
 
 
 def result(folder, after=None):
@@ -142,5 +151,5 @@ def test_a_run_comes_to_the_same_by_strides_as_step_by_step_also_where_it_is_int
     by_strides = result(folders[0])
     assert striding == 3 * [*7 * [3], 2]  # of 23 batches an epoch
     interrupted = result(folders[1], after=60)
-    monkeypatch.setattr(SoftmaxRegression, "can_stride", lambda network: False)
+    monkeypatch.setattr(StridingRegression, "can_stride", lambda network: False)
     assert by_strides == interrupted == result(folders[2])
