@@ -95,9 +95,11 @@ class Survey:
         self._scale()
 
     def again(self, task: Task) -> None:
-        """Measure something once more, after all else: what was in its way may have passed."""
+        """Measure something once more, after all else, if the trainers that are left are enough for it."""
         self._open.discard(task)
-        self._queue.append(task)
+        if task.gpus <= self.devices:
+            self._queue.append(task)
+        self._scale()
 
     def lose(self, devices: int) -> None:
         """There are fewer trainers than before: what wants more is not measured any more."""
@@ -108,7 +110,8 @@ class Survey:
     def _ask(self, key: str, gpus: int) -> None:
         """Ask for a rate that is not known, of the first network of this key that can tell it."""
         able = (network.name for network in self._twins[key]
-                if network.min_gpus <= gpus <= (network.max_gpus or self.devices) and network.name not in self.failed)
+                if network.min_gpus <= gpus <= min(network.max_gpus or self.devices, self.devices)
+                and network.name not in self.failed)
         asked = {(self.keys[task.network], task.gpus) for task in (*self._queue, *self._open)}
         if gpus not in self.known.get(key, {}) and (key, gpus) not in asked and (name := next(able, None)) is not None:
             self._queue.append(Task(name, gpus))

@@ -148,3 +148,14 @@ def test_a_survey_ends_and_no_rate_is_measured_twice(made, devices, max_gpus, fa
     table = whole.table(60)
     assert [model.name for model in table.models] == [one.name for one in networks if one.name not in whole.failed]
     assert all(model.rates == tuple(10.0 * (place + 1) for place in range(len(model.rates))) for model in table.models)
+
+
+def test_what_fails_when_trainers_have_left_is_not_asked_for_again_on_more_than_there_are():
+    whole = survey([network("a", least=3, most=4), network("b", least=3, most=4)], {"a": "same", "b": "same"})
+    task = whole.next(4)
+    assert task == Task("a", 3)
+    whole.lose(2)
+    whole.again(task)  # what was in its way may have passed, but it needs three
+    assert whole.is_done
+    whole.add(task, 0.0, "out of memory")  # its twin does so, too
+    assert whole.is_done
