@@ -356,6 +356,7 @@ class Ensemble:
         for group in self._groups.struck:
             self._groups.remove(group.name)
             self._networks.strike(group.name)
+            self._has_news = True  # it gets no devices before its checkpoint is read
         if not self._ends:
             self._leaving.decide(self._now_s)
             self._has_news |= self._searching.decide(group.name for group in self._groups)

@@ -504,7 +504,8 @@ def test_a_struck_network_goes_back_to_its_last_checkpoint_when_its_other_ranks_
     assert [(event.rank, event.device) for event in told.of("RankLost")] == [(2, 1)]
     assert told.read() == {}
     told.wanted = {"a": [0], "b": [2]}
-    assert told.ready(1) == [ReadCheckpoint("a")]
+    assert told.ready(1)[0] == ReadCheckpoint("a")
+    assert told.read() == {}
     told.hear(CheckpointRead("a", Standing(history(0.5, 0.6)), 12))  # the second was saved, and not told
     assert [(event.epochs, event.position) for event in told.of("GroupStruck")] == [(2, 12)]
     assert [event.record.epoch for event in told.of("EpochEnded")] == [1, 2]
@@ -531,6 +532,16 @@ def test_what_a_rank_said_before_it_died_may_come_late():
     told.ready(1)
     told.hear(CheckpointRead("a", Standing(history(0.5)), 0))
     assert told.hear(Ready(2)) == []
+
+
+def test_a_struck_network_gets_no_devices_before_its_checkpoint_is_read():
+    told = Told({"a": [0, 1]}, networks="a", gpus={"a": [2, 2]}, outlives=True).begin()
+    told.wanted = {"a": [2, 3]}
+    told.hear(RanksDied((1,)))
+    assert ReadCheckpoint("a") in told.ready(2)
+    assert told.read() == {}
+    told.hear(CheckpointRead("a", Standing(), 0))
+    assert [event.devices for event in told.of("GroupStarted")] == [(0, 1), (2, 3)]
 
 
 def test_a_rank_that_dies_while_it_measures_has_its_measurement_made_by_others():
