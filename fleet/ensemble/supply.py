@@ -54,13 +54,12 @@ class Supply:
         if self._of[0] is not table or self._of[1] != cluster.whole_gpus:  # for there may be thousands of networks
             self._of, self._told = (table, cluster.whole_gpus), None
             self._demand = max((reaches(network, cluster.whole_gpus) for network in table.models), default=0.0)
-        demand = self._demand
-        before, now = min(self._planned, demand), min(supply, demand)
+        before, now = min(self._planned, self._demand), min(supply, self._demand)
         self.has_changed = abs(now - before) > OFF * before
         if self.has_changed:
             self._planned = supply
             if supply < float("inf"):
-                self._outbox.note(SupplyFound(supply / self._time_scale, demand / self._time_scale))
+                self._outbox.note(SupplyFound(supply / self._time_scale, self._demand / self._time_scale))
         if self._told is None or self._told.supply != self._planned:
             self._told = replace(table, supply=self._planned)
         return self._told

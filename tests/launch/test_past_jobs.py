@@ -22,7 +22,7 @@ def test_accounting_that_is_switched_off_is_quoted(made_up):
 
 
 def test_lsf_is_asked_for_what_it_remembers(tmp_path, monkeypatch):
-    """The words of its manual; no LSF was to be had."""
+    """Its words as they are remembered; no LSF was to be had."""
     bjobs = tmp_path / "bjobs"
     bjobs.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\" > \"$0.asked\"\n"
                      "printf '31|DONE|300 second(s)\\n32|EXIT|40 second(s)\\n33|RUN|7 second(s)\\n'\n"
