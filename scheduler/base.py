@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
@@ -101,6 +102,7 @@ class Network:
         params_mb: size of its weights.
         min_gpus, max_gpus: the bounds of its training group.
         step_s: measured step times (for the job scalability analyzer).
+        batches: the least and the largest global batch with which it may be trained, where its batch may change.
     """
 
     name: str
@@ -110,6 +112,7 @@ class Network:
     min_gpus: int = 1
     max_gpus: int | None = None
     step_s: tuple[StepTime, ...] = ()
+    batches: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -144,10 +147,17 @@ class RateTable:
         return tuple(network.name for network in self.models)
 
     @cached_property
-    def _hash(self) -> int:
-        return hash((self.samples_per_epoch, self.gpus_per_node, self.models, self.comm_s, self.sharing, self.supply))
+    def rows(self) -> dict[str, int]:
+        """The places of the networks in that order, by name."""
+        return {name: row for row, name in enumerate(self.names)}
 
-    def __hash__(self) -> int:  # once: thousands of networks are asked about again and again
+    @cached_property
+    def _hash(self) -> int:
+        some = self.models[::1 + len(self.models) // 8]  # there may be thousands; equal tables have equal ones
+        return hash((self.samples_per_epoch, self.gpus_per_node, len(self.models), some, self.comm_s, self.sharing,
+                     self.supply))
+
+    def __hash__(self) -> int:  # once: it is asked about again and again
         return self._hash
 
     def __getstate__(self) -> dict[str, Any]:
@@ -228,7 +238,7 @@ class Cluster:
         whole = self.gpus_per_node // self.slots
         return self.node(device) * whole + device % self.gpus_per_node % whole
 
-    @property
+    @cached_property
     def whole_gpus(self) -> int:
         """How many GPUs can be used, with any of their slots."""
         return self.gpus if self.slots == 1 else len({self.gpu(device) for device in self.devices})
@@ -251,10 +261,29 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Member:
-    """A network and the devices of its training group; the first is the master's."""
+    """A network and the devices of its training group; the first is the master's.
+
+    Args:
+        batch: the global batch of its next epochs, where the policy chooses it; None for the network's own.
+    """
 
     name: str
     devices: tuple[int, ...]
+    batch: int | None = None
+
+    def batch_on(self, gpus: int, least: int) -> int | None:
+        """The batch of an epoch that begins on fewer GPUs, because others are not free yet: as many samples on each.
+
+        Args:
+            gpus: that the group has.
+            least: batch that there may be.
+
+        >>> [Member("a", (0, 1, 2, 3), 512).batch_on(gpus, least=256) for gpus in (1, 3, 4)]
+        [256, 384, 512]
+        """
+        if self.batch is None or gpus >= self.gpus:
+            return self.batch
+        return max(least, self.batch * gpus // self.gpus)
 
     @property
     def gpus(self) -> int:
@@ -285,7 +314,9 @@ class Round:
 
 @dataclass(frozen=True)
 class Progress:
-    """What a policy may know of the run so far: nothing of how many epochs are still to come.
+    """What a policy may know of the run so far: of epochs to come, only how soon networks are judged.
+
+    Sets and mappings may be views of what goes on changing: they hold while the policy is asked.
 
     Args:
         running: the groups that hold devices now.
@@ -296,15 +327,18 @@ class Progress:
             another though nothing has finished.
         alone: networks that have run out of memory beside others, and train on GPUs that they do not share.
         guessed: networks whose rates are mere guesses, where no network is held back by another that is slower.
+        ahead: epochs that networks have before them to the rung at which it is judged whether they go on, or to their
+            end; empty where there are no rungs.
     """
 
     running: tuple[Member, ...] = ()
     epochs_done: Mapping[str, float] = field(default_factory=dict)
-    finished: frozenset[str] = frozenset()
+    finished: AbstractSet[str] = frozenset()
     wanted: Round = field(default_factory=Round)
     rates_changed: bool = False
     alone: frozenset[str] = frozenset()
-    guessed: frozenset[str] = frozenset()
+    guessed: AbstractSet[str] = frozenset()
+    ahead: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
 
+from fleet.comm.roles import Roles
 from fleet.ensemble.effects import Admitted, KeepRates, Outbox
 from fleet.ensemble.rate_check import RateCheck
 from fleet.ensemble.setup import Setup
@@ -15,21 +17,61 @@ from fleet.spec.layers import count_operations
 from fleet.storage.events import Profiled, RateLearned, RatesEstimated, SharingLearned
 from fleet.storage.state import StepRate
 from scheduler.base import Network, RateTable
+from scheduler.ensemble.elastic import at_best
 from scheduler.ensemble.online import OFF, Observation, OnlineRates, Traits
+from scheduler.ensemble.probing import Tried
 from scheduler.ensemble.rates import middle
 from scheduler.ensemble.rates import rate as rate_of
-from scheduler.ensemble.sharing import Sharing, alone_rates, differ, share
+from scheduler.ensemble.sharing import Sharing, alone_rates, differ, share, worth
 
 _SURER = 4  # times as many steps as before, and a rate that was learned is worth a word again
 
 
-def sharing_of(setup: Setup, rates: RateTable | None) -> Sharing | None:
-    """What networks that share a GPU train together, as far as it is known; None where none are shared.
+@dataclass(frozen=True)
+class Shared:
+    """The GPUs that networks may share.
 
-    Args:
-        rates: that are given.
+    Attributes:
+        roles: of all ranks.
+        asked: how many networks may share one by the spec; None for as many as there are ranks.
+        learned: what they train together, as far as it is known; None where none are shared.
     """
-    return Sharing(setup.sharing, alone_rates(rates)) if setup.roles.slots > 1 else None
+
+    roles: Roles
+    asked: int | None
+    learned: Sharing | None
+
+    @classmethod
+    def of(cls, setup: Setup, rates: RateTable | None) -> Shared:
+        """Those of a launch.
+
+        Args:
+            rates: that are given.
+        """
+        asked, roles = setup.spec.resources.per_device, setup.roles
+        return cls(roles, None if asked == "auto" else asked,
+                   Sharing(setup.sharing, alone_rates(rates), roles.idle_slots) if roles.slots > 1 else None)
+
+    def told(self, curve: Sequence[float], networks: int) -> SharingLearned:
+        """What is to be said of it.
+
+        Args:
+            curve: s(1), s(2), ... as far as it is known.
+            networks: that there are.
+        """
+        return SharingLearned(tuple(curve), self.roles.slots, self.roles.device, self._bound(curve, networks))
+
+    def _bound(self, curve: Sequence[float], networks: int) -> str:
+        pays, slots = worth(curve), self.roles.slots
+        if pays < slots or networks <= slots * self.roles.cluster.whole_gpus or (pays == slots < len(curve)):
+            return ""  # it does not pay, or is tried without a word; or more slots would stay empty
+        return "per_device" if self.asked is not None and slots >= self.asked else "ranks"
+
+
+def known_sharing(setup: Setup) -> SharingLearned | None:
+    """What earlier runs have shown, where it says that more networks should share a GPU than may in this launch."""
+    told = Shared.of(setup, None).told(Sharing(setup.sharing).curve, len(setup.spec.networks))
+    return told if told.bound else None
 
 
 class Rates:
@@ -39,15 +81,17 @@ class Rates:
         keys: of networks: equal keys train at equal speed; grows.
         check: compares them with what training shows; None where nobody has said how fast networks are.
         outbox: takes what is to be done.
-        sharing: of GPUs, as far as it is known; None where none are shared.
+        shared: the GPUs, as far as networks may share them.
         time_scale: seconds that a second of training takes; rates are those of the time that is emulated.
     """
 
     def __init__(self, table: RateTable | None, keys: dict[str, str], check: RateCheck | None, outbox: Outbox,
-                 sharing: Sharing | None = None, time_scale: float = 1.0) -> None:
+                 shared: Shared, time_scale: float = 1.0) -> None:
         self._given, self._keys, self._check, self._outbox = table, keys, check, outbox
-        self._sharing, self._time_scale = sharing, time_scale
-        self._planned_by = self._noted_curve = self._curve
+        self._shared, self._sharing, self._time_scale = shared, shared.learned, time_scale
+        self._planned_by = self._curve
+        # What is known beforehand is noted, too.
+        self._noted_curve: tuple[float, ...] = (1.0,) if self._sharing is None else self._sharing.expected
         self._late: list[Admitted] = []  # those that came before there were any rates
 
     @property
@@ -73,7 +117,7 @@ class Rates:
         return True
 
     @property
-    def guessed(self) -> frozenset[str]:
+    def guessed(self) -> AbstractSet[str]:
         """The networks whose rates are mere guesses."""
         return frozenset()
 
@@ -94,30 +138,30 @@ class Rates:
         if self._given is None:
             self._late.append(admitted)
         elif network.name not in self._given.by_name:
-            self._given = self._given.with_network(Network(
-                network.name, self._rates_like(admitted), min_gpus=network.min_gpus, max_gpus=network.max_gpus))
+            self._given = self._given.with_network(admitted.rates or self._like(admitted))
 
-    def _rates_like(self, admitted: Admitted) -> tuple[float, ...]:
-        if admitted.rates:
-            return admitted.rates
-        models = self._given.models if self._given is not None else ()
+    def _like(self, admitted: Admitted) -> Network:
+        network, models = admitted.network, self._given.models if self._given is not None else ()
         twin = next((one for one in models if self._keys.get(one.name) == admitted.key), None)
-        return middle(models) if twin is None else twin.rates
+        alike = Network("", middle(models)) if twin is None else twin
+        return replace(alike, name=network.name, min_gpus=network.min_gpus, max_gpus=network.max_gpus)
 
     def observe(self, name: str, gpus: int, shown: StepRate) -> None:
         """A group has shown how fast its steps are."""
         network = self._given.by_name.get(name) if self._given is not None else None
         if network is not None:
             if self._sharing is not None and shown.rate:
-                self._sharing.observe((name, gpus), shown.beside, shown.rate * self._time_scale)
+                self._sharing.observe((name, gpus), shown.beside, shown.rate * self._time_scale, shown.spread,
+                                      shown.steps)
                 self._tell_of_sharing()
-            self._compare(name, gpus, shown, rate_of(network, gpus) * share(self._curve, shown.beside))
+            if network.batches is None:  # else the rate is that of the best batch, and a group may be on its way to it
+                self._compare(name, gpus, shown, rate_of(network, gpus) * share(self._curve, shown.beside))
 
     def _tell_of_sharing(self) -> None:
         """Say what networks that share a GPU train together, where more is known of it or it has changed."""
         if len(self._curve) > 1 and differ(self._noted_curve, self._curve, OFF):
             self._noted_curve = self._curve
-            self._outbox.note(SharingLearned(self._curve))
+            self._outbox.note(self._shared.told(self._curve, len(self._keys)))
 
     def _compare(self, name: str, gpus: int, shown: StepRate, expected: float) -> None:
         if self._check is None or not shown.rate:
@@ -125,11 +169,12 @@ class Rates:
         if off := self._check.compare(name, gpus, shown, expected):
             self._outbox.note(off)
 
-    def planned(self, is_new: bool) -> None:
+    def planned(self, is_new: bool, tried: Tried = frozenset()) -> None:
         """The policy has answered by the table.
 
         Args:
             is_new: whether it wants something else than before.
+            tried: the networks and numbers of GPUs whose rates the answer only tries.
         """
         self._planned_by = self._curve
 
@@ -143,9 +188,8 @@ class Rates:
 class MeasuredRates(Rates):
     """Rates that are measured before anything trains."""
 
-    def __init__(self, survey: Survey, check: RateCheck | None, outbox: Outbox, sharing: Sharing | None = None
-                 ) -> None:
-        super().__init__(None, survey.keys, check, outbox, sharing)
+    def __init__(self, survey: Survey, check: RateCheck | None, outbox: Outbox, shared: Shared) -> None:
+        super().__init__(None, survey.keys, check, outbox, shared)
         self._survey = survey
         self._began_s: float | None = None
 
@@ -162,7 +206,7 @@ class MeasuredRates(Rates):
         Args:
             samples: of an epoch.
         """
-        self._given = self._survey.table(samples)
+        self._given = at_best(self._survey.table(samples), self._survey.devices)
         self._outbox.note(Profiled(self._survey.measured, now_s - (self._began_s or 0.0),
                                    {network.name: network.rates for network in self._given.models}))
         self._outbox.add(KeepRates(self._given))
@@ -181,8 +225,8 @@ class LearnedRates(Rates):
     """
 
     def __init__(self, online: OnlineRates, keys: dict[str, str], known: Mapping[str, Mapping[int, float]],
-                 check: RateCheck | None, outbox: Outbox) -> None:
-        super().__init__(None, keys, check, outbox, online.sharing)
+                 check: RateCheck | None, outbox: Outbox, shared: Shared) -> None:
+        super().__init__(None, keys, check, outbox, replace(shared, learned=online.sharing))
         self._online, self._known = online, known
         self._told_steps: dict[tuple[str, int], int] = {}  # key and GPUs -> the steps that it was learned from
         self._noted: RateTable | None = None
@@ -198,14 +242,14 @@ class LearnedRates(Rates):
 
     @property
     def are_absolute(self) -> bool:  # noqa: D102
-        return all(self._online.is_known(name) for name in self._keys)
+        return not self._online.guessed
 
     @property
     def are_samples(self) -> bool:  # noqa: D102
-        return any(self._online.is_known(name) for name in self._keys)
+        return len(self._online.guessed) < len(self._keys)
 
     @property
-    def guessed(self) -> frozenset[str]:  # noqa: D102
+    def guessed(self) -> AbstractSet[str]:  # noqa: D102
         return self._online.guessed
 
     @property
@@ -230,14 +274,14 @@ class LearnedRates(Rates):
             self._told_steps[key, gpus] = max(1, shown.steps)
             self._outbox.note(RateLearned(name, gpus, shown.rate, shown.spread, shown.steps))
 
-    def planned(self, is_new: bool) -> None:  # noqa: D102
+    def planned(self, is_new: bool, tried: Tried = frozenset()) -> None:  # noqa: D102
         super().planned(is_new)
         if is_new or self._online.has_news:
-            self._online.planned()
+            self._online.planned(tried)
             if self.table != self._noted:
                 self._noted = self.table
                 self._outbox.note(RatesEstimated({network.name: network.rates for network in self.table.models},
-                                                 sum(map(self._online.is_known, self._keys))))
+                                                 len(self._keys) - len(self._online.guessed)))
                 self.keep()
 
     def keep(self) -> None:  # noqa: D102

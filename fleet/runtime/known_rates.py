@@ -10,6 +10,7 @@ from fleet.errors import UserError
 from fleet.spec import NetworkSpec, Spec
 from fleet.storage.paths import RunPaths
 from scheduler.base import Network, RateTable
+from scheduler.ensemble.elastic import at_best
 from scheduler.ensemble.rates import middle
 from scheduler.ensemble.rates_file import read_rates
 
@@ -27,9 +28,37 @@ def read_rates_of(spec: Spec, path: str | Path) -> RateTable:
     missing += [name for name in _entries(spec) if name not in known and spec.engine.needs_rates]
     if missing:
         raise UserError(f"{path} has no rates of {', '.join(missing)}")
-    return dataclasses.replace(table, models=tuple(
-        dataclasses.replace(rates_of(network, spec, table), name=network.name, min_gpus=network.min_gpus,
-                            max_gpus=network.max_gpus) for network in spec.networks))
+    return dataclasses.replace(table, models=tuple(told_of(network, spec, table) for network in spec.networks))
+
+
+def told_of(network: NetworkSpec, spec: Spec, table: RateTable) -> Network:
+    """What a policy is told of a network: the rates of a file with what the spec says of it.
+
+    Raises:
+        UserError: the policy chooses its batch, and the file does not say by what.
+    """
+    batch, found = network.train.batch, rates_of(network, spec, table)
+    if batch.is_elastic and (found.params_mb is None or len(found.step_s) < 2):
+        raise UserError(f"train.batch.size: {list(batch.bounds)}: {spec.schedule.rates} does not say how the speed of "
+                        f"{network.name} depends on its batch; it should have its params_mb, and step_s for two "
+                        "batches or more")
+    return dataclasses.replace(found, name=network.name, min_gpus=network.min_gpus, max_gpus=network.max_gpus,
+                               batches=batch.bounds if batch.is_elastic else None)
+
+
+def rates_of_late(network: NetworkSpec, spec: Spec, table: RateTable | None, gpus: int) -> Network | None:
+    """What a policy is told of a network that comes while a launch goes on; None where no file says anything of it.
+
+    Args:
+        table: of the engine; None where rates are found out.
+        gpus: of the launch.
+
+    Raises:
+        UserError: as :func:`told_of`.
+    """
+    if table is None:
+        return None
+    return at_best(dataclasses.replace(table, models=(told_of(network, spec, table),)), gpus).models[0]
 
 
 def rates_of(network: NetworkSpec, spec: Spec, table: RateTable) -> Network:
@@ -44,10 +73,10 @@ def rates_of(network: NetworkSpec, spec: Spec, table: RateTable) -> Network:
 
 
 def rates_of_engine(spec: Spec, path: str | Path, table: RateTable) -> RateTable:
-    """The table by which an engine trains: beside those of its networks it has the rates of entries with a search."""
-    entries = _entries(spec)
+    """The table by which an engine trains: beside those of its networks it has the rates of those that may come."""
+    names = {network.name for network in table.models}
     return dataclasses.replace(table, models=(
-        *table.models, *(network for network in read_rates(path).models if network.name in entries)))
+        *table.models, *(network for network in read_rates(path).models if network.name not in names)))
 
 
 def _entries(spec: Spec) -> list[str]:

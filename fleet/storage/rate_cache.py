@@ -17,6 +17,8 @@ from typing import TypeAlias
 
 from fleet.errors import StorageError
 from fleet.storage.files import write_json
+from scheduler.base import StepTime
+from scheduler.elastic.analyzer import Timed
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ class KnownRate:
         machine: where: the name of the host, and its hardware.
         how: ``measured`` before a run on samples made up, or ``trained`` by a run.
         network: whose rate it was; others of the same key have the same.
+        timed: steps of several global batches, where the policy chooses the batch.
+        parameters: of the network, beside these.
     """
 
     rate: float
@@ -40,6 +44,8 @@ class KnownRate:
     machine: str
     how: str
     network: str
+    timed: tuple[StepTime, ...] = ()
+    parameters: int = 0
 
 
 KnownRates: TypeAlias = Mapping[str, Mapping[int, KnownRate]]  # key -> group size -> rate
@@ -74,10 +80,14 @@ def _read(entry: object) -> KnownRate | None:
         return None
     try:
         found = KnownRate(float(entry["rate"]), float(entry["spread"]), int(entry["steps"]), float(entry["at"]),
-                          str(entry["machine"]), str(entry["how"]), str(entry["network"]))
+                          str(entry["machine"]), str(entry["how"]), str(entry["network"]),
+                          tuple(StepTime(int(step["batch"]), float(step["seconds"]))
+                                for step in entry.get("timed", ())), int(entry.get("parameters", 0)))
     except (LookupError, TypeError, ValueError, OverflowError):
         return None
-    return found if 0 < found.rate < math.inf and math.isfinite(found.spread + found.at) else None
+    is_sound = (0 < found.rate < math.inf and math.isfinite(found.spread + found.at)
+                and all(step.batch > 0 and 0 < step.seconds < math.inf for step in found.timed))
+    return found if is_sound else None
 
 
 class RateBook:
@@ -131,3 +141,10 @@ def alone_key(key: str) -> str:
 def numbers(known: KnownRates) -> dict[str, dict[int, float]]:
     """The rates alone."""
     return {key: {gpus: found.rate for gpus, found in rates.items()} for key, rates in known.items()}
+
+
+def timings(known: KnownRates) -> dict[str, Timed]:
+    """The steps that were timed of networks whose batch the policy chooses."""
+    return {key: Timed({gpus: found.timed for gpus, found in rates.items() if found.timed},
+                       max(found.parameters for found in rates.values()))
+            for key, rates in known.items() if any(found.timed for found in rates.values())}

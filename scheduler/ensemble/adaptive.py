@@ -4,7 +4,10 @@ When a network finishes, the others share its devices. Nobody knows how many
 epochs each still needs, so all are taken to need equally many: then the shares
 that water-filling gives (:mod:`scheduler.ensemble.waterfill`) keep them all at one pace,
 and the GPUs each gets are used as efficiently as its rate curve allows, for the
-hulls of the curves are concave. Shares become group sizes by largest remainder.
+hulls of the curves are concave. Where a search judges networks after so many
+epochs, those are the epochs that count: all would come to their next rung together,
+but for those that are so near to it that they would wait for the others (:func:`_until_rungs`).
+Shares become group sizes by largest remainder.
 
 This differs from the paper's policies in that a network that goes on keeps its
 devices, at most gains some, and never waits for a round to end. It needs a
@@ -15,11 +18,13 @@ cheaper than a checkpoint and a restart.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scheduler.base import Cluster, Network, Progress, RateTable
+from scheduler.ensemble.crowd import left, rising, values_of
 from scheduler.ensemble.rates import Curves, bent_curves, estimated, is_straight, rate
 from scheduler.ensemble.waterfill import hulls, water_fill
 
@@ -46,18 +51,68 @@ def group_sizes(rates: RateTable, progress: Progress, cluster: Cluster) -> dict[
     {'a': 2, 'b': 1}
     >>> group_sizes(table, Progress(finished=frozenset("a")), Cluster.of(3, 3))
     {'b': 3}
+    >>> group_sizes(table, Progress(ahead={"a": 1, "b": 4}), Cluster.of(3, 3))
+    {'a': 1, 'b': 2}
     """
     known = bent_curves(rates, cluster.gpus)
-    rows = np.array([row for row, name in enumerate(known.names)
-                     if name not in progress.finished and known.least[row] <= cluster.gpus], dtype=np.int64)
+    rows = np.flatnonzero(left(known.names, progress.finished) & (known.least <= cluster.gpus))
     if not len(rows):
         return {}
-    shares = water_fill(hulls(rates, cluster.gpus), rows, np.ones(len(rows)), cluster.gpus).gpus
-    sizes = {row: _sizes(known, row, rates.models[row], cluster) for row in rows.tolist()}
+    work = _work(known.names, rows, progress)
+    shares = water_fill(hulls(rates, cluster.gpus), rows, work, cluster.gpus).gpus
+    sizes = _Sizes(known, rates, cluster)
     held = {known.index[member.name]: member.gpus for member in progress.running}
-    given = _round(dict(zip(rows.tolist(), shares.tolist(), strict=True)), sizes, held, cluster.gpus)
-    _give_spare(rates, given, sizes, cluster.gpus - sum(given.values()))
-    return {known.names[row]: count for row, count in given.items() if count}
+    if progress.ahead:
+        least = known.least[rows]
+        shares = _until_rungs(shares, least, np.isin(rows, list(held)), cluster.gpus)
+        held = held if least.sum() <= cluster.gpus else {}  # otherwise they would keep more than their least
+    given = _round(rows, shares, sizes, held)
+    epochs = work[np.searchsorted(rows, [*given])].tolist()
+    _give_spare(rates, given, sizes, dict(zip(given, epochs, strict=True)))
+    return {known.names[row]: given[row] for row in sorted(given)}
+
+
+class _Sizes(dict[int, NDArray[np.int64]]):
+    """Row of a network -> the group sizes that it may be given; worked out for those that are asked for.
+
+    Of thousands of networks only as many as there are GPUs can have any.
+    """
+
+    def __init__(self, known: Curves, rates: RateTable, cluster: Cluster) -> None:
+        super().__init__()
+        self.known, self._rates, self.cluster = known, rates, cluster
+
+    def __missing__(self, row: int) -> NDArray[np.int64]:
+        self[row] = found = _sizes(self.known, row, self._rates.models[row], self.cluster)
+        return found
+
+
+def _work(names: tuple[str, ...], rows: NDArray[np.int64], progress: Progress) -> NDArray[np.float64]:
+    """The epochs that networks have before them, shape (rows,); the mean of the others' where nobody knows."""
+    if not progress.ahead:
+        return np.ones(len(rows))
+    work = values_of(names, progress.ahead)[rows]
+    is_known = np.isfinite(work)
+    return np.where(is_known, work, work[is_known].mean() if is_known.any() else 1.0)
+
+
+def _until_rungs(shares: NDArray[np.float64], least: NDArray[np.int64], holds: NDArray[np.bool_],
+                 gpus: int) -> NDArray[np.float64]:
+    """Shares with which no network waits for GPUs that others have beyond their least, and none is stopped for another.
+
+    One that is soon judged needs little to come there with the others: so little that it would wait until they are
+    nearly there, and nobody would know meanwhile whether it is better than they are.
+
+    >>> one_each, nobody = np.array([1, 1, 1]), np.array([False] * 3)
+    >>> _until_rungs(np.array([3.6, 0.2, 0.2]), one_each, nobody, 4)
+    array([2., 1., 1.])
+    >>> np.round(_until_rungs(np.array([1.7, 0.2, 0.1]), one_each, np.array([False, False, True]), 2), 3)
+    array([1. , 0.2, 1. ])
+    """
+    if least.sum() > gpus:
+        return np.where(holds, least, np.minimum(shares, least * (1 - 1e-6)))  # less than their least: they take turns
+    more = np.maximum(shares - least, 0.0)
+    return least + more * min(1.0, float(gpus - least.sum()) / (float(more.sum()) or 1.0))
 
 
 def _sizes(known: Curves, row: int, network: Network, cluster: Cluster) -> NDArray[np.int64]:
@@ -77,31 +132,62 @@ def _sizes(known: Curves, row: int, network: Network, cluster: Cluster) -> NDArr
     return useful[aligned]
 
 
-def _round(shares: dict[int, float], sizes: dict[int, NDArray[np.int64]], held: dict[int, int],
-           gpus: int) -> dict[int, int]:
-    """Group sizes from average shares: each rounded down, then up by largest remainder while GPUs last."""
+def _round(rows: NDArray[np.int64], shares: NDArray[np.float64], sizes: _Sizes, held: Mapping[int, int]
+           ) -> dict[int, int]:
+    """Group sizes from average shares: each rounded down, then up by largest remainder while GPUs last.
+
+    Returns:
+        Row -> GPUs, of those that get any.
+    """
+    is_small = shares + 1e-9 < sizes.known.least[rows]  # these wait, or have their least size
     given, larger = {}, []
-    for row, share in shares.items():
+    for row, share in zip(rows[~is_small].tolist(), shares[~is_small].tolist(), strict=True):
         above = int(np.searchsorted(sizes[row], share + 1e-9, side="right"))
-        given[row] = int(sizes[row][above - 1]) if above else 0
+        given[row] = int(sizes[row][above - 1])
         if above < len(sizes[row]):
             size = int(sizes[row][above])
             remainder = (share - given[row]) / (size - given[row])
             larger.append((-remainder - HOLDER_BONUS * (held.get(row, 0) >= size), row, size))
-    left = gpus - sum(given.values())
-    for _, row, size in sorted(larger):
-        if size - given[row] <= left:
-            left -= size - given[row]
+    spare = sizes.cluster.gpus - sum(given.values())
+    for _, row, size in heapq.merge(sorted(larger), _least(rows[is_small], shares[is_small], sizes, held)):
+        if not spare:
+            break
+        if size - given.get(row, 0) <= spare:
+            spare -= size - given.get(row, 0)
             given[row] = size
     return given
 
 
-def _give_spare(rates: RateTable, given: dict[int, int], sizes: dict[int, NDArray[np.int64]], spare: int) -> None:
-    """What rounding left over goes to the network that is latest, again and again, if it becomes faster."""
+def _least(rows: NDArray[np.int64], shares: NDArray[np.float64], sizes: _Sizes, held: Mapping[int, int]
+           ) -> Iterator[tuple[float, int, int]]:
+    """The same of networks whose share is less than their least size, by the order in which they have it.
+
+    Args:
+        rows: rising.
+    """
+    least = sizes.known.least[rows]
+    order = -(shares / least)
+    for row, gpus in held.items():
+        place = int(np.searchsorted(rows, row))
+        if place < len(rows) and rows[place] == row and gpus >= least[place]:
+            order[place] -= HOLDER_BONUS
+    for place in rising(order, sizes.cluster.gpus):
+        yield float(order[place]), int(rows[place]), int(least[place])
+
+
+def _give_spare(rates: RateTable, given: dict[int, int], sizes: _Sizes, epochs: Mapping[int, float]) -> None:
+    """What rounding left over goes to the network that is latest, again and again, if it becomes faster.
+
+    One that has none by now needs more than is left.
+
+    Args:
+        epochs: that these networks have before them.
+    """
 
     def pace(row: int) -> float:
-        return rate(rates.models[row], given[row]) if given[row] else 0.0
+        return rate(rates.models[row], given[row]) / epochs[row]
 
+    spare = sizes.cluster.gpus - sum(given.values())
     slowest = [(pace(row), row) for row in given]
     heapq.heapify(slowest)
     while spare and slowest:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from scheduler.base import Options, RateTable
-from scheduler.ensemble.rates import Curves, as_printed, curves, last_useful, useful_curves
+from scheduler.ensemble.crowd import rising
+from scheduler.ensemble.rates import Curves, all_last_useful, as_printed, curves, useful_curves, widest
 
 MANY_SPARE = 1000  # GPUs that are left over, from which raising one at a time takes long
 FIRST_COLUMNS = 4096  # GPUs of a group up to which rates are worked out at first
 AT_ONCE = 1 << 20  # rates that are looked at in one step
 
 
-def flotilla(rates: RateTable, candidates: Sequence[str], gpus: int, options: Options) -> dict[str, int]:
+def flotilla(rates: RateTable, candidates: Iterable[str] | NDArray[np.bool_], gpus: int, options: Options
+             ) -> dict[str, int]:
     """Group networks that can train at one pace, and give each the GPUs for it.
 
     The network that is fastest on its least GPUs sets the reference rate.
@@ -29,7 +32,7 @@ def flotilla(rates: RateTable, candidates: Sequence[str], gpus: int, options: Op
 
     Args:
         rates: of all networks.
-        candidates: the names that may join.
+        candidates: the names that may join; or of each network whether it may, shape (networks,).
         gpus: how many there are to give.
         options: ``delta`` and ``peak_limited`` are read.
 
@@ -48,29 +51,31 @@ def flotilla(rates: RateTable, candidates: Sequence[str], gpus: int, options: Op
     >>> flotilla(table, "abcd", 5, Options(delta=Delta(12.0, relative=False)))
     {'a': 1, 'c': 2, 'b': 2}
     """
-    names = set(candidates)
+    rows = np.flatnonzero(candidates) if isinstance(candidates, np.ndarray) else np.array(
+        sorted({rates.rows[name] for name in candidates}), dtype=np.int64)
     if not options.peak_limited:
-        return _form(as_printed(rates, gpus), names, gpus, gpus, options)[0]
-    width = max([FIRST_COLUMNS, *(max(network.min_gpus, len(network.rates)) for network in rates.models)])
+        return _form(as_printed(rates, gpus), rows, gpus, gpus, options)[0]
+    width = max(FIRST_COLUMNS, widest(rates))
     while True:  # with more columns, until the last of them plays no part; on a large cluster most never do
-        formed, is_cut = _form(rates, names, gpus, min(width, gpus), options)
+        formed, is_cut = _form(rates, rows, gpus, min(width, gpus), options)
         if not is_cut:
             return formed
         width *= 8
-        rates = replace(rates, models=tuple(network for network in rates.models if network.name in names))
+        rates = replace(rates, models=tuple(rates.models[row] for row in rows.tolist()))
+        rows = np.arange(len(rows))
 
 
-def _form(rates: RateTable, names: set[str], gpus: int, width: int, options: Options) -> tuple[dict[str, int], bool]:
+def _form(rates: RateTable, rows: NDArray[np.int64], gpus: int, width: int, options: Options
+          ) -> tuple[dict[str, int], bool]:
     """The flotilla if no group may have more than ``width`` GPUs, and whether that may have made a difference."""
     known = useful_curves(rates, gpus, width) if options.peak_limited else curves(rates, gpus)
-    rows = np.array(sorted(known.index[name] for name in names), dtype=np.int64)
     rows = rows[known.least[rows] <= gpus]
     if not len(rows):
         return {}, False
     members, limit = _join(known, rows, gpus, options)
     _give_spare(known, members, gpus - sum(members.values()), options.peak_limited)
     is_cut = any(known.rate[row, -1] <= limit or members.get(row) == 1 + np.flatnonzero(known.useful[row])[-1]
-                 for row in rows.tolist() if last_useful(rates.models[row], gpus) > width)
+                 for row in rows[all_last_useful(rates, gpus)[rows] > width].tolist())
     return {known.names[row]: count for row, count in members.items()}, is_cut
 
 
@@ -81,12 +86,14 @@ def _join(known: Curves, rows: np.ndarray, gpus: int, options: Options
     fastest = int(rows[np.argmax(single)])
     reference = float(single.max())
     distance, column, pick = _near(known, rows, reference, options)
-    order = np.lexsort((pick, column, distance))
     members = {fastest: int(known.least[fastest])}
     left = gpus - members[fastest]
     # The GPUs that are left only become fewer, so a choice that does not fit now never will:
     # one pass over all choices, closest first, finds the same members as a search for each.
-    for row, count in zip(pick[order].tolist(), (column[order] + 1).tolist(), strict=True):
+    for place in rising(distance, gpus, pick, column):
+        if not left:
+            break
+        row, count = int(pick[place]), int(column[place]) + 1
         if count <= left and row not in members:
             members[row] = count
             left -= count

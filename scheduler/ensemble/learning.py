@@ -12,6 +12,7 @@ import numpy as np
 
 from scheduler.base import InputError, Network, RateTable
 from scheduler.ensemble.online import Observation, OnlineRates, Traits
+from scheduler.ensemble.probing import Tried
 from scheduler.ensemble.rates import curve
 from scheduler.ensemble.sharing import share
 
@@ -84,15 +85,16 @@ class Learner:
         """What the policy is told."""
         return self.rates.table()
 
-    def planned(self, is_new: bool) -> None:
+    def planned(self, is_new: bool, tried: Tried) -> None:
         """The policy has answered by what it was told last.
 
         Args:
             is_new: whether it answered otherwise than before.
+            tried: what it only tries.
         """
         self.replans += self.rates.has_news
         if is_new or self.rates.has_news:
-            self.rates.planned()
+            self.rates.planned(tried)
 
 
 def _traits(network: Network, wrong: float) -> Traits:

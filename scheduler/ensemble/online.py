@@ -11,19 +11,26 @@ sources:
 - *A slope.* The logarithm of the efficiency r(m) / m falls along a straight line. A network that has been seen at two
   sizes has one of its own, moved towards the mean of all; others have the mean. An unseen size is told at the upper
   end of what it may be, one standard deviation above. So a plan that might be better for it tries it, by a regrouping
-  and on samples that count, and a plan that could not be is left alone. Once tried, it has been seen.
+  and on samples that count, and a plan that could not be is left alone. Once tried, it has been seen; and where the
+  plan depends on what was to be seen (:mod:`scheduler.ensemble.probing`), it calls for another.
 - *Observations.* What steps of training have shown at a size stands for that size. Beside other networks on one GPU
   it stands for the share of the rate that a network has there (:mod:`scheduler.ensemble.sharing`).
 
 No network is planned on more than twice the GPUs on which it has been seen (Qiao et al., *Pollux*, OSDI 2021, and its
 code): what is further away is a guess. It may be twice the largest size of any network for one that has not been seen,
 and for all as soon as some have been seen at two sizes.
+
+To estimate all anew takes time in proportion to their number. So of more than a hundred networks the table is made anew
+after some observations, not after each (:data:`RENEWED`), and only then do these call for another plan.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import statistics
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -34,9 +41,12 @@ from scheduler.ensemble.sharing import Sharing, differ, share
 
 OFF = 0.25  # a rate is wrong that is further from what was told, as a share of it
 SURE = 3.0  # standard errors: an observation that may differ by chance alone says nothing
+LATEST, LEAST = 50, 4  # changes that say how noisy rates are: as many at most and at least
 REACH = 2  # times as many GPUs as were seen, at most
 POOLED = 5  # networks that were seen at two sizes say how well all others scale
+RENEWED = 50  # the table waits for one more observation for each so many networks
 NOMINAL = 1e11  # operations/s of a GPU, before anything has been seen: only ratios decide
+_DEVIATIONS = 1.4826  # of a normal distribution, in medians of what it deviates by
 _PLAIN_ERROR = 0.02  # of an observation, at least: machines are never quite the same
 
 
@@ -82,15 +92,44 @@ class Observation:
         return self.spread / math.sqrt(max(1, self.steps))
 
 
-def is_off(observed: Observation, told: float) -> bool:
+def is_off(observed: Observation, told: float, noise: float = 0.0) -> bool:
     """Whether a rate is wrong by more than a quarter, and that is no matter of chance.
+
+    Args:
+        told: samples/s.
+        noise: standard deviation of such observations from one epoch to the next, as a share of them.
 
     >>> is_off(Observation(13.0), told=10.0), is_off(Observation(12.0), told=10.0)
     (True, False)
-    >>> is_off(Observation(13.0, spread=0.5, steps=16), told=10.0)
-    False
+    >>> is_off(Observation(13.0, spread=0.5, steps=16), told=10.0), is_off(Observation(13.0), told=10.0, noise=0.1)
+    (False, False)
     """
-    return abs(observed.rate - told) - SURE * observed.error * observed.rate > OFF * told
+    doubt = math.exp(SURE * math.hypot(observed.error, noise))
+    nearest = min(max(told, observed.rate / doubt), observed.rate * doubt)  # that it may be, for all that it shows
+    return abs(nearest - told) > OFF * told
+
+
+class Noise:
+    """By how much what a group shows differs from one epoch to the next, though nothing has changed.
+
+    Steps of one epoch are alike; but on a machine that others use as well, or with more ranks than cores, the next
+    epoch's are not like them. The deviation is that of the median of the latest changes, so that a change of the
+    machine, which comes once, does not pass for noise.
+    """
+
+    def __init__(self) -> None:
+        self._changes: deque[float] = deque(maxlen=LATEST)
+
+    def add(self, before: float, now: float) -> None:
+        """A group has shown a rate once more."""
+        self._changes.append(abs(math.log(now / before)))
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation of an observation, as a share of it; 0 as long as there are too few to say."""
+        if len(self._changes) < LEAST:
+            return 0.0
+        return _DEVIATIONS * statistics.median(self._changes) / math.sqrt(2)  # a change is that of two observations
 
 
 class OnlineRates:
@@ -103,6 +142,7 @@ class OnlineRates:
         known: key -> {GPUs: samples/s}, of earlier runs; a prior like any other, but a good one.
         slots: of each GPU.
         shared: k -> s(k), of earlier runs on this machine.
+        idle_slots: how many are expected to train no more together than one, as long as nothing shows otherwise.
 
     Attributes:
         sharing: what networks that share a GPU train together; None where none do.
@@ -110,18 +150,27 @@ class OnlineRates:
 
     def __init__(self, networks: Sequence[Traits], samples_per_epoch: int, gpus_per_node: int, gpus: int,
                  known: Mapping[str, Mapping[int, float]] | None = None,
-                 slots: int = 1, shared: Mapping[int, float] | None = None) -> None:
+                 slots: int = 1, shared: Mapping[int, float] | None = None, idle_slots: int = 1) -> None:
         self._networks = {network.name: network for network in networks}
         self._samples, self._gpus_per_node, self._gpus = samples_per_epoch, gpus_per_node, gpus
         keys = {network.key for network in networks}
         self._known = {key: dict(rates) for key, rates in (known or {}).items() if key in keys and rates}
         self._seen: dict[str, dict[int, dict[str, Observation]]] = {}  # key -> GPUs -> network -> the latest
+        self._noise = Noise()
         self._largest = 0  # of the sizes that have been seen of any network
-        self.sharing = Sharing(shared, self._known) if slots > 1 else None
+        self.sharing = Sharing(shared, self._known, idle_slots) if slots > 1 else None
         self._told_sharing = self._curve
         self._table: RateTable | None = None
-        self._told: dict[str, Network] = {}  # by which the present plan was made
+        self._estimate: _Estimate | None = None  # by which the table was made
+        self._unread = 0  # observations since then
+        self._of_key: dict[str, list[str]] = {}  # the names of networks
+        self._guessed: set[str] = set()
+        for network in networks:
+            self._take_in(network)
+        self._told: Mapping[str, Network] = {}  # by which the present plan was made
+        self._tried: AbstractSet[tuple[str, int]] = frozenset()  # networks on GPUs whose rates it depends on
         self.is_off = False  # whether an observation since then says that it was made by a wrong rate
+        self.is_answered = False  # whether one has shown a rate that it only tried
         self.may_grow = False  # whether one has been made at the most GPUs that its network was allowed
 
     def add(self, network: Traits, known: Mapping[int, float]) -> None:
@@ -133,7 +182,16 @@ class OnlineRates:
         self._networks[network.name] = network
         if known and network.key not in self._seen:
             self._known.setdefault(network.key, dict(known))
-        self._table = None
+        self._take_in(network)
+        if self._table is None or self._estimate is None or len(self._networks) < 2 * RENEWED:
+            self._table = None
+        else:
+            self._table = self._table.with_network(self._estimate.late(network))
+
+    def _take_in(self, network: Traits) -> None:
+        self._of_key.setdefault(network.key, []).append(network.name)
+        if not self.is_known(network.name):
+            self._guessed.add(network.name)
 
     # ---- observe ----
 
@@ -142,22 +200,31 @@ class OnlineRates:
         if not observed.rate > 0:
             return
         key = self._networks[name].key
+        if key not in self._seen:
+            self._guessed.difference_update(self._of_key[key])
         if self.sharing is not None:
-            self.sharing.observe((key, gpus), observed.beside, observed.rate)
+            self.sharing.observe((key, gpus), observed.beside, observed.rate, observed.spread, observed.steps)
         alone = self._alone(observed)
         if (before := self._known.get(key, {}).get(gpus)) is not None:
-            if is_off(alone, before):
+            if is_off(alone, before, self._noise.deviation):
                 del self._known[key]  # so the others are in doubt as well
             else:
                 del self._known[key][gpus]
         is_first = gpus not in (seen := self._seen.setdefault(key, {}))
-        seen.setdefault(gpus, {})[name] = observed
+        last = seen.setdefault(gpus, {}).get(name)
+        if last is not None and last.beside == observed.beside:
+            self._noise.add(last.rate, observed.rate)
+        seen[gpus][name] = observed
         self._largest = max(self._largest, gpus)
-        self._table = None
+        self._unread += 1
+        if self._unread >= (len(self._networks) // RENEWED if len(self._networks) > 2 * RENEWED else 1):
+            self._table = None
         if (told := self._told.get(name)) is not None:
-            self.is_off |= is_off(alone, rate(told, gpus)) or differ(self._told_sharing, self._curve, OFF)
+            self.is_off |= is_off(alone, rate(told, gpus), self._noise.deviation)
+            self.is_off |= differ(self._told_sharing, self._curve, OFF)
+            self.is_answered |= is_first and (name, gpus) in self._tried
             most = told.max_gpus or self._gpus
-            self.may_grow |= is_first and gpus >= most < self._most(self._networks[name])
+            self.may_grow |= is_first and gpus >= most < self._most(self._networks[name], self._is_sure)
             self.may_grow |= len(self._curve) > len(self._told_sharing)
 
     def _alone(self, observed: Observation) -> Observation:
@@ -179,22 +246,28 @@ class OnlineRates:
         return self.has_seen(name) or self._networks[name].key in self._known
 
     @property
-    def guessed(self) -> frozenset[str]:
-        """The networks of which nothing is known but their traits."""
-        return frozenset(name for name in self._networks if not self.is_known(name))
+    def guessed(self) -> AbstractSet[str]:
+        """The networks of which nothing is known but their traits; a view."""
+        return self._guessed
 
     # ---- plan ----
 
     @property
     def has_news(self) -> bool:
-        """Whether another plan may be better than the present one."""
-        return self.is_off or self.may_grow
+        """Whether another plan may be better than the present one, by all that a table has."""
+        return (self.is_off or self.is_answered or self.may_grow) and (self._table is None or not self._unread)
 
-    def planned(self) -> None:
-        """A plan was made by the table as it is now."""
-        self._told = {network.name: network for network in self.table().models}
+    def planned(self, tried: AbstractSet[tuple[str, int]] = frozenset()) -> None:
+        """A plan was made by the table as it is now.
+
+        Args:
+            tried: the networks and numbers of GPUs whose rates it depends on, and that nobody has seen.
+        """
+        self._tried = tried
+        self._told = self.table().by_name
         self._told_sharing = self._curve
-        self.is_off = self.may_grow = False
+        if not self._unread:  # otherwise the next table knows more
+            self.is_off = self.is_answered = self.may_grow = False
 
     def table(self) -> RateTable:
         """The rates of all networks, each on as many GPUs as it may be planned on.
@@ -202,12 +275,20 @@ class OnlineRates:
         Shapes: ``rates`` of a network has an entry for each number of GPUs from 1 to its ``max_gpus``.
         """
         if self._table is None:
-            self._table = _Estimate(self).table()
+            self._estimate, self._unread = _Estimate(self), 0
+            self._table = self._estimate.table()
         return self._table
+
+    def least(self, name: str) -> tuple[float, ...]:
+        """The rates of a network as in the table, but beyond what was seen at the lower end of what they may be."""
+        told = self.table().by_name[name]
+        assert self._estimate is not None
+        return self._estimate.curve(self._networks[name], told.max_gpus or self._gpus, is_high=False)
 
     def seen(self) -> RateTable:
         """The rates of the networks that are known, each on as many GPUs as was seen, and estimated only between."""
-        largest = {name: max(self.points(network.key), default=0) for name, network in self._networks.items()}
+        by_key = {key: max([*self._known.get(key, ()), *self._seen.get(key, ())], default=0) for key in self._of_key}
+        largest = {name: by_key[network.key] for name, network in self._networks.items()}
         table = self.table()
         return replace(table, models=tuple(
             replace(network, rates=network.rates[:most], max_gpus=self._networks[network.name].max_gpus)
@@ -217,13 +298,17 @@ class OnlineRates:
         """The cluster has become smaller."""
         self._gpus, self._table = gpus, None
 
-    def _most(self, network: Traits) -> int:
+    @property
+    def _is_sure(self) -> bool:
+        """Whether enough networks have been seen at two sizes to say how well all others scale."""
+        return sum(len(seen) > 1 for seen in self._seen.values()) >= POOLED
+
+    def _most(self, network: Traits, is_sure: bool) -> int:
         """The most GPUs that a network may be planned on now: one as long as nothing has been seen.
 
         Thought twice as fast on two, the first networks would each have had two, and others none.
         """
         sizes = self._known.get(network.key, {}).keys() | self._seen.get(network.key, {}).keys()
-        is_sure = sum(len(seen) > 1 for seen in self._seen.values()) >= POOLED
         largest = self._largest if is_sure else max(sizes, default=self._largest)
         most = min(max(1, REACH * largest), network.max_gpus or self._gpus, self._gpus)
         return max(most, network.min_gpus)
@@ -258,38 +343,58 @@ class _Estimate:
         self._slopes = shrunk(lines, least_noise=float(np.mean(errors)) if errors else 0.0)
         self._common = (float(np.mean([line.slope for line in lines.values()])) if lines else 0.0,
                         math.sqrt(self._slopes.true))
-        self._single = self._singles()
+        self._base, self._offset, self._single = self._singles()
+        self._curves: dict[tuple[str, float, int], tuple[float, ...]] = {}  # of equal networks there are many
 
     def table(self) -> RateTable:
-        rates = self._rates
+        rates, is_sure = self._rates, self._rates._is_sure
         return RateTable(rates._samples, rates._gpus_per_node, tuple(
-            Network(network.name, self._curve(network, most), min_gpus=network.min_gpus, max_gpus=most)
-            for network in self._networks if (most := rates._most(network))), sharing=rates._curve)
+            self._told(network, rates._most(network, is_sure)) for network in self._networks), sharing=rates._curve)
 
-    def _slope(self, key: str) -> float:
+    def late(self, network: Traits) -> Network:
+        """A network that came after the estimate, by what was known then."""
+        rates = self._rates
+        self._points.setdefault(network.key, rates.points(network.key))
+        base = -math.log(network.operations) if network.operations else self._base
+        self._single[network.name] = base + self._offset(network.family)
+        return self._told(network, rates._most(network, rates._is_sure))
+
+    def _told(self, network: Traits, most: int) -> Network:
+        like = network.key, self._single[network.name], most
+        if (curve := self._curves.get(like)) is None:
+            self._curves[like] = curve = self.curve(network, most)
+        return Network(network.name, curve, min_gpus=network.min_gpus, max_gpus=most)
+
+    def _slope(self, key: str, deviations: float = 1.0) -> float:
         """By how much the logarithm of the efficiency falls with a further GPU, seen as well as can be."""
         mean, deviation = self._slopes.of.get(key, self._common)
-        return min(0.0, mean + deviation)
+        return min(0.0, mean + deviations * deviation)
 
-    def _curve(self, network: Traits, most: int) -> tuple[float, ...]:
-        """Samples/s on 1..most GPUs."""
+    def curve(self, network: Traits, most: int, is_high: bool = True) -> tuple[float, ...]:
+        """Samples/s on 1..most GPUs, beyond those that were seen at the upper or the lower end of what they may be."""
         points, slope = self._points[network.key], self._slope(network.key)
+        beyond = slope if is_high else self._slope(network.key, -1.0)
         count = np.arange(1, most + 1)
         if not points:
             return tuple((count * np.exp(self._single[network.name] + slope * (count - 1))).tolist())
         sizes = np.array(sorted(points))
         logs = np.log([points[int(size)].rate / size for size in sizes])
         inside = np.clip(count, sizes[0], sizes[-1])
-        found = count * np.exp(np.interp(inside, sizes, logs) + slope * (count - inside))
+        slopes = np.where(count > inside, beyond, slope)
+        found = count * np.exp(np.interp(inside, sizes, logs) + slopes * (count - inside))
         seen = sizes <= most
         found[sizes[seen] - 1] = [points[int(size)].rate for size in sizes[seen]]  # as they are, to the last bit
         return tuple(found.tolist())
 
     # ---- on one GPU ----
 
-    def _singles(self) -> dict[str, float]:
-        """Network -> logarithm of its rate on one GPU, by the prior."""
-        base = self._bases()
+    def _singles(self) -> tuple[float, Callable[[str], float], dict[str, float]]:
+        """The logarithm of the rate on one GPU, by the prior.
+
+        Returns:
+            That of a network of unknown operations, without what its family adds; what a family adds; and by network.
+        """
+        mean, base = self._bases()
         residuals: dict[str, dict[str, float]] = {}  # family -> key -> how far what was seen is above the base
         for network in self._networks:
             if points := self._points[network.key]:
@@ -297,14 +402,17 @@ class _Estimate:
                 single = math.log(points[size].rate / size) - self._slope(network.key) * (size - 1)
                 residuals.setdefault(network.family, {})[network.key] = single - base[network.name]
         machine, families, scatter = _offsets({family: list(found.values()) for family, found in residuals.items()})
-        return {network.name: base[network.name] + families.get(network.family, machine) - scatter
-                for network in self._networks}
 
-    def _bases(self) -> dict[str, float]:
-        """Network -> minus the logarithm of its operations; the mean of the others where they are not known."""
+        def offset(family: str) -> float:
+            return families.get(family, machine) - scatter
+
+        return mean, offset, {network.name: base[network.name] + offset(network.family) for network in self._networks}
+
+    def _bases(self) -> tuple[float, dict[str, float]]:
+        """Network -> minus the logarithm of its operations; and before it the mean, for those that are not known."""
         known = {network.name: -math.log(network.operations) for network in self._networks if network.operations}
         mean = float(np.mean(list(known.values()))) if known else -math.log(NOMINAL)
-        return {network.name: known.get(network.name, mean) for network in self._networks}
+        return mean, {network.name: known.get(network.name, mean) for network in self._networks}
 
 
 def _offsets(residuals: Mapping[str, Sequence[float]]) -> tuple[float, dict[str, float], float]:

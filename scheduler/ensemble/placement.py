@@ -39,7 +39,7 @@ def score(members: Iterable[Member], gpus_per_node: int) -> float:
 
 def nodes_of(devices: Sequence[int], gpus_per_node: int) -> int:
     """How many nodes some devices are on."""
-    return len(np.unique(np.fromiter(devices, np.int64) // gpus_per_node))
+    return len({device // gpus_per_node for device in devices})
 
 
 def place(groups: Groups, devices: Sequence[int], gpus_per_node: int) -> tuple[Member, ...]:
@@ -59,6 +59,8 @@ def place(groups: Groups, devices: Sequence[int], gpus_per_node: int) -> tuple[M
         InputError: there are fewer devices than the groups need.
     """
     members = greedy(groups, devices, gpus_per_node)
+    if max(groups.values(), default=1) == 1:  # each is on one node
+        return members
     reached = score(members, gpus_per_node)
     better = _exact(groups, devices, gpus_per_node, reached)
     return members if better is None else better
@@ -180,6 +182,8 @@ def _best_permutation(groups: Groups, order: list[str], rest: list[str], nodes: 
     start = sum(groups[name] for name in order)
     head, tail = rest[:-7], rest[-7:]  # 7! > 1024: the first permutations leave the head as it is
     start += sum(groups[name] for name in head)
+    if len({groups[name] for name in tail}) < 2:  # all permutations touch as many
+        return rest
 
     def cost(permutation: Iterable[str]) -> float:
         total, first = 0.0, start

@@ -102,7 +102,7 @@ class _Shared:
         cluster = Cluster(tuple(sorted(actual)), per_node, width)
         answer = self.policy.decide(self._told(rates), self._progress(rates, inner), cluster, options)
         held = {inner[device] for member in self.progress.running for device in member.devices if device in inner}
-        return Round(tuple(Member(member.name, tuple(actual[number] for number in member.devices))
+        return Round(tuple(replace(member, devices=tuple(actual[number] for number in member.devices))
                            for member in apart(answer.members, cluster, held)))
 
     def _used(self) -> dict[int, list[int]]:
@@ -153,7 +153,7 @@ def _members(members: Iterable[Member], inner: Mapping[int, int], whole: bool = 
     Args:
         whole: leave out groups that lose any.
     """
-    found = (Member(member.name, tuple(inner[device] for device in member.devices if device in inner))
+    found = (replace(member, devices=tuple(inner[device] for device in member.devices if device in inner))
              for member in members if not whole or all(device in inner for device in member.devices))
     return tuple(member for member in found if member.devices)
 
@@ -187,7 +187,7 @@ def apart(members: Sequence[Member], cluster: Cluster, held: set[int]) -> tuple[
             else:
                 del owner[device]
             devices[place], owner[other] = other, name
-    return tuple(Member(name, tuple(_one_each(devices, cluster))) for name, devices in groups.items())
+    return tuple(replace(member, devices=tuple(_one_each(groups[member.name], cluster))) for member in members)
 
 
 def _exchange(name: str, device: int, groups: Mapping[str, Sequence[int]], owner: Mapping[int, str], cluster: Cluster,

@@ -13,16 +13,18 @@ nowhere else; a :class:`Policy` of one's own does all that one of the table does
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import filterfalse
+from itertools import filterfalse, islice
 
 import numpy as np
 
 from scheduler.base import Cluster, InputError, Member, Options, Progress, RateTable, Round, counted
 from scheduler.ensemble.adaptive import group_sizes
 from scheduler.ensemble.costs import PAPER_COSTS, REGROUPING_COSTS, Costs
+from scheduler.ensemble.crowd import Gone, left
+from scheduler.ensemble.elastic import elastic_round
 from scheduler.ensemble.flotilla import flotilla
 from scheduler.ensemble.pace import FREE, LOCKSTEP, Stream
 from scheduler.ensemble.placement import place, rearrange
@@ -47,6 +49,8 @@ class Policy:
         own_pace: whether it counts on networks training at their own paces; users are told where they do not.
         rearranges: whether it moves groups that run; others leave them where they are, also when GPUs could be shared
             by fewer networks.
+        sets_batch: whether it chooses the batch of networks whose batch may change; for others a range of batches is a
+            mistake in a spec.
         costs: of moves, in the system that it stands for; a simulation takes them where it is given no others.
         stream: of that system, likewise.
 
@@ -62,6 +66,7 @@ class Policy:
     own_samples: bool = False
     own_pace: bool = False
     rearranges: bool = False
+    sets_batch: bool = False
     costs: Costs = PAPER_COSTS
     stream: Stream = FREE
 
@@ -104,8 +109,8 @@ def fleet_global(rates: RateTable, progress: Progress, cluster: Cluster, options
     is_full = sum(member.gpus for member in formed) >= options.alpha * cluster.gpus - 1e-9
     if formed and is_full and not progress.rates_changed:
         return Round(formed)
-    counts = _with_guessed(flotilla(rates, _unfinished(rates, progress), cluster.gpus, options), rates, progress,
-                           cluster.gpus)
+    counts = _with_guessed(flotilla(rates, left(rates.names, progress.finished), cluster.gpus, options), rates,
+                           progress, cluster.gpus)
     if progress.running:  # perhaps only by a network that has finished, and is still being saved
         return Round(formed) if formed and counts == Round(formed).counts else Round()
     return Round(place(counts, cluster.devices, cluster.gpus_per_node))
@@ -113,12 +118,14 @@ def fleet_global(rates: RateTable, progress: Progress, cluster: Cluster, options
 
 def _with_guessed(counts: Mapping[str, int], rates: RateTable, progress: Progress, gpus: int) -> dict[str, int]:
     """A flotilla, and on the devices that it leaves idle networks whose rates are guesses, each on its least."""
-    found, left = dict(counts), gpus - sum(counts.values())
-    for network in rates.models:
-        is_guessed = network.name in progress.guessed - progress.finished
-        if is_guessed and network.name not in found and network.min_gpus <= left:
+    found, spare = dict(counts), gpus - sum(counts.values())
+    for network in rates.models if progress.guessed else ():
+        if not spare:
+            break
+        if (network.name in progress.guessed and network.name not in progress.finished and network.name not in found
+                and network.min_gpus <= spare):
             found[network.name] = network.min_gpus
-            left -= network.min_gpus
+            spare -= network.min_gpus
     return found
 
 
@@ -134,22 +141,40 @@ def local(rates: RateTable, progress: Progress, cluster: Cluster, options: Optio
     free = _free(running, cluster)
     if not free:
         return Round(running)
-    counts = flotilla(rates, _waiting(rates, running, progress), len(free), options)
+    waiting = left(rates.names, progress.finished).copy()
+    waiting[[rates.rows[member.name] for member in running]] = False
+    counts = flotilla(rates, waiting, len(free), options)
     return Round((*running, *place(counts, free, cluster.gpus_per_node)))
 
 
 def adaptive(rates: RateTable, progress: Progress, cluster: Cluster, options: Options) -> Round:
-    """Share the devices anew whenever a network finishes or rates change; see :mod:`scheduler.ensemble.adaptive`.
+    """Share the devices anew whenever a network finishes or comes, or rates change.
 
-    Until then the last answer stands, even where groups are still on their way to it.
+    Until then the last answer stands, even where groups are still on their way to it. See
+    :mod:`scheduler.ensemble.adaptive`.
     """
-    gone = {member.name for member in progress.wanted.members} & progress.finished
-    held = {device for member in progress.wanted.members for device in member.devices}
-    if progress.wanted.members and not (gone or progress.rates_changed) and held <= set(cluster.devices):
-        return progress.wanted
+    wanted = progress.wanted
+    gone = {member.name for member in wanted.members} & progress.finished
+    held = {device for member in wanted.members for device in member.devices}
+    is_over = gone or progress.rates_changed or not held <= set(cluster.devices)
+    if wanted.members and not is_over and not _may_begin(rates, progress, cluster):
+        return wanted
     running = _alive(rates, progress, cluster)
     sizes = group_sizes(rates, replace(progress, running=running), cluster)
     return Round(rearrange(sizes, running, cluster.devices, cluster.gpus_per_node))
+
+
+def _may_begin(rates: RateTable, progress: Progress, cluster: Cluster) -> bool:
+    """Whether a network waits for which there are devices: idle ones, or more than the least of others."""
+    named = {member.name for member in progress.wanted.members}
+    spare = cluster.gpus - sum(network.min_gpus for name in named if (network := rates.by_name.get(name)) is not None)
+    return spare > 0 and any(network.name not in named and network.name not in progress.finished
+                             and network.min_gpus <= spare for network in rates.models)
+
+
+def elastic(rates: RateTable, progress: Progress, cluster: Cluster, options: Options) -> Round:
+    """GPUs and a batch for every network, whenever networks arrive or leave; see :mod:`scheduler.ensemble.elastic`."""
+    return elastic_round(rates, progress, cluster)
 
 
 def baseline(rates: RateTable, progress: Progress, cluster: Cluster, options: Options) -> Round:
@@ -188,10 +213,22 @@ POLICIES: dict[str, Policy] = {policy.name: policy for policy in (
            reads=frozenset({"delta", "peak_limited"})),
     Policy("global", fleet_global, "rounds of one flotilla on all GPUs (FLEET-G)",
            reads=frozenset({"alpha", "delta", "peak_limited"}), stream=LOCKSTEP),
-    Policy("adaptive", adaptive, "all GPUs are shared anew among all networks whenever one ends",
+    Policy("adaptive", adaptive, "all GPUs are shared anew among all networks whenever one ends or comes",
            reads=frozenset(), own_pace=True, rearranges=True, costs=REGROUPING_COSTS),
+    Policy("elastic", elastic, "all GPUs are shared anew, with a batch for each network, whenever one comes or ends",
+           reads=frozenset(), own_pace=True, rearranges=True, sets_batch=True, costs=REGROUPING_COSTS),
 )}
 REFERENCE = POLICIES["baseline"]  # that speed-ups are measured against
+
+
+def default_policy(settings: Collection[str] = ()) -> Policy:
+    """The policy of who names none: `adaptive`, or `global` where settings are given that only that one reads.
+
+    Args:
+        settings: names of the fields of :class:`Options` that are given; others do not count.
+    """
+    read = POLICIES["global"].reads - POLICIES["adaptive"].reads
+    return POLICIES["global" if read.intersection(settings) else "adaptive"]
 
 
 def check_round(answer: object, rates: RateTable, progress: Progress, cluster: Cluster) -> None:
@@ -212,6 +249,10 @@ def check_round(answer: object, rates: RateTable, progress: Progress, cluster: C
         if not network.min_gpus <= member.gpus <= (network.max_gpus or member.gpus):
             raise InputError(f"gives {counted(member.gpus, 'device')} to {member.name}, which takes "
                              f"{network.min_gpus} to {network.max_gpus or cluster.gpus}")
+        least, most = network.batches or (None, None)
+        if member.batch is not None and (least is None or most is None or not least <= member.batch <= most):
+            raise InputError(f"gives {member.name} a batch of {member.batch}; "
+                             + (f"it must be from {least} to {most}" if network.batches else "its batch cannot change"))
         given += member.devices
         named.add(member.name)
     if len(set(given)) < len(given) or not set(given) <= set(cluster.devices):
@@ -236,18 +277,9 @@ def _without_the_dead(groups: Sequence[Member], rates: RateTable, progress: Prog
     if not groups:
         return ()
     usable = set(cluster.devices)
-    alive = (Member(member.name, tuple(d for d in member.devices if d in usable))
+    alive = (replace(member, devices=tuple(d for d in member.devices if d in usable))
              for member in groups if member.name not in progress.finished)
     return tuple(group for group in alive if group.gpus >= rates.by_name[group.name].min_gpus)
-
-
-def _unfinished(rates: RateTable, progress: Progress) -> list[str]:
-    return [network.name for network in rates.models if network.name not in progress.finished]
-
-
-def _waiting(rates: RateTable, running: tuple[Member, ...], progress: Progress) -> list[str]:
-    names = {member.name for member in running}
-    return [name for name in _unfinished(rates, progress) if name not in names]
 
 
 def _free(running: tuple[Member, ...], cluster: Cluster) -> list[int]:
@@ -260,9 +292,10 @@ def _one_each(rates: RateTable, running: tuple[Member, ...], progress: Progress,
     free, started = _free(running, cluster), []
     if not free:
         return ()
-    taken = {member.name for member in running}
-    in_order = map(rates.names.__getitem__, _order(seed, len(rates.names)))
-    for name in filterfalse(progress.finished.__contains__, in_order):
+    taken, finished, order = {member.name for member in running}, progress.finished, _order(seed, len(rates.names))
+    first = finished.leading(order, rates.names) if isinstance(finished, Gone) else 0
+    in_order = map(rates.names.__getitem__, islice(order, first, None))
+    for name in filterfalse(finished.__contains__, in_order):
         least = rates.by_name[name].min_gpus
         if least <= len(free) and name not in taken:
             started.append(Member(name, tuple(free[:least])))

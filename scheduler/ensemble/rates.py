@@ -128,10 +128,33 @@ def last_useful(network: Network, gpus: int) -> int:
     return min(last, network.max_gpus or gpus, gpus)
 
 
+@lru_cache(maxsize=16)
+def kinds(table: RateTable) -> tuple[list[int], NDArray[np.int64]]:
+    """The first row of each kind of networks, which differ in more than their names; and of each row its kind."""
+    known: dict[tuple[tuple[float, ...], int, int | None], int] = {}
+    kind = [known.setdefault((network.rates, network.min_gpus, network.max_gpus), len(known))
+            for network in table.models]
+    of_rows = np.array(kind, dtype=np.int64)
+    return np.unique(of_rows, return_index=True)[1].tolist(), of_rows
+
+
+@lru_cache(maxsize=64)
+def all_last_useful(table: RateTable, gpus: int) -> NDArray[np.int64]:
+    """:func:`last_useful` of all networks, shape (networks,)."""
+    rows, kind = kinds(table)
+    return np.array([last_useful(table.models[row], gpus) for row in rows], dtype=np.int64)[kind]
+
+
 @lru_cache(maxsize=64)
 def useful_curves(table: RateTable, gpus: int, width: int) -> Curves:
     """As :func:`curves`, up to ``width`` columns, and none that is useful to no network."""
-    return curves(table, min(width, max((last_useful(network, gpus) for network in table.models), default=1)))
+    return curves(table, min(width, int(all_last_useful(table, gpus).max(initial=1))))
+
+
+@lru_cache(maxsize=64)
+def widest(table: RateTable) -> int:
+    """The GPUs up to which any network was measured, or needs."""
+    return max((max(network.min_gpus, len(network.rates)) for network in table.models), default=1)
 
 
 @lru_cache(maxsize=64)
@@ -141,21 +164,22 @@ def bent_curves(table: RateTable, gpus: int) -> Curves:
     On a large cluster these are nearly all.
     """
     bends = [max(len(network.rates), network.min_gpus) if is_straight(network) else last_useful(network, gpus)
-             for network in table.models]
+             for network in (table.models[row] for row in kinds(table)[0])]
     return curves(table, min(gpus, max(bends, default=1)))
 
 
 @lru_cache(maxsize=16)
 def _curves(table: RateTable, gpus: int) -> Curves:
-    names = tuple(network.name for network in table.models)
-    least = np.array([network.min_gpus for network in table.models], dtype=np.int64)
-    rates = np.empty((len(names), gpus))
+    rows, kind = kinds(table)
+    networks = [table.models[row] for row in rows]
+    least = np.array([network.min_gpus for network in networks], dtype=np.int64)
+    rates = np.empty((len(networks), gpus))
     allowed, useful = np.zeros((2, *rates.shape), np.bool_)
-    for row, network in enumerate(table.models):
+    for row, network in enumerate(networks):
         rates[row] = curve(network, gpus)
         allowed[row, network.min_gpus - 1:network.max_gpus] = True
         useful[row] = _useful(rates[row], allowed[row])
-    return Curves(names, {name: row for row, name in enumerate(names)}, rates, allowed, useful, least)
+    return Curves(table.names, table.rows, rates[kind], allowed[kind], useful[kind], least[kind])
 
 
 def _useful(rate: NDArray[np.float64], allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:

@@ -6,7 +6,8 @@
 ``rates[m-1]`` is samples/s on m GPUs. ``epochs`` and ``params_mb`` may be left
 out; ``step_s`` of a model, ``[{"batch", "seconds"}]``, and ``comm_s`` at the
 top, ``[{"params_mb", "gpus", "seconds"}]``, are what the job scalability
-analyzer reads. ``sharing`` at the top, such as ``[1, 1.6, 2.1]``, says how many
+analyzer reads; ``batches`` of a model, such as ``[64, 512]``, is the range of
+its global batch, where that may change. ``sharing`` at the top, such as ``[1, 1.6, 2.1]``, says how many
 times as many samples/s as one 1, 2, 3 networks on one GPU train together.
 Unknown keys are mistakes.
 """
@@ -88,11 +89,14 @@ def _network_record(network: Network) -> dict[str, Any]:
         record["params_mb"] = network.params_mb
     if network.step_s:
         record["step_s"] = [{"batch": time.batch, "seconds": time.seconds} for time in network.step_s]
+    if network.batches is not None:
+        record["batches"] = list(network.batches)
     return record
 
 
 def _network(read: MistakeReader, value: Any, place: str) -> Network:
-    record = read.record(value, place, required=("name", "rates"), optional=("epochs", "params_mb", "step_s"))
+    record = read.record(value, place, required=("name", "rates"),
+                         optional=("epochs", "params_mb", "step_s", "batches"))
     name = record.get("name", place)
     if not is_name(name):
         read.mistake(f"{place}.name", f"{ascii(name)[:60]}, but must be {NAME}")
@@ -106,7 +110,18 @@ def _network(read: MistakeReader, value: Any, place: str) -> Network:
                    epochs=read.count(record, "epochs", f"{place}.epochs") if "epochs" in record else None,
                    params_mb=(read.positive(record["params_mb"], f"{place}.params_mb", "MB")
                               if "params_mb" in record else None),
-                   step_s=steps)
+                   step_s=steps, batches=_batches(read, record, place))
+
+
+def _batches(read: MistakeReader, record: dict[str, Any], place: str) -> tuple[int, int] | None:
+    if "batches" not in record:
+        return None
+    found = [read.count({"batch": batch}, "batch", f"{place}.batches[{i}]")
+             for i, batch in enumerate(read.items(record, "batches", f"{place}.batches"))]
+    if len(found) != 2 or found[0] > found[1]:
+        read.mistake(f"{place}.batches", "no range, but must be the least and the largest batch, such as [64, 512]")
+        return None
+    return found[0], found[1]
 
 
 def _step_time(read: MistakeReader, value: Any, place: str) -> StepTime:

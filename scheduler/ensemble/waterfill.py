@@ -14,13 +14,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scheduler.base import InputError, Network, RateTable, counted
-from scheduler.ensemble.rates import bent_curves, estimated, is_straight
+from scheduler.ensemble.rates import bent_curves, estimated, is_straight, kinds
 from scheduler.hulls import concave_hulls
 
 Floats = NDArray[np.float64]
@@ -42,6 +42,11 @@ class Hulls:
     def peak(self) -> Floats:
         """The best rate of each network, samples/s."""
         return self.rate[:, -1]
+
+    @cached_property
+    def first(self) -> tuple[Floats, Floats]:
+        """The rates and GPUs of the first vertices that are no zeros, if any network has one."""
+        return self.rate[:, 1].copy(), self.gpus[:, 1].copy()
 
     def demand(self, rate: Floats, rows: Rows) -> tuple[Floats, Floats]:
         """The average GPUs that average rates cost at least.
@@ -66,9 +71,8 @@ def hulls(rates: RateTable, gpus: int) -> Hulls:
 
     A network that needs more GPUs than there are has (0, 0) alone.
     """
-    known = bent_curves(rates, gpus)
-    rising = [_corners(network, useful, rate, gpus)
-              for network, useful, rate in zip(rates.models, known.useful, known.rate, strict=True)]
+    known, (rows, kind) = bent_curves(rates, gpus), kinds(rates)
+    rising = [_corners(rates.models[row], known.useful[row], known.rate[row], gpus) for row in rows]
     row = np.repeat(np.arange(len(rising)), [1 + len(counts) for counts, _ in rising])
     count = np.concatenate([np.append(0, counts) for counts, _ in rising])
     rate = np.concatenate([np.append(0.0, found) for _, found in rising])
@@ -76,7 +80,7 @@ def hulls(rates: RateTable, gpus: int) -> Hulls:
     first = np.searchsorted(row[corner], np.arange(len(rising)))
     number = np.diff(first, append=len(corner))
     vertex = corner[first[:, None] + np.minimum(np.arange(number.max()), number[:, None] - 1)]
-    return Hulls(count[vertex].astype(np.float64), rate[vertex])
+    return Hulls(count[vertex].astype(np.float64)[kind], rate[vertex][kind])
 
 
 def _corners(network: Network, useful: NDArray[np.bool_], rate: Floats, gpus: int) -> tuple[NDArray[np.int64], Floats]:
@@ -122,6 +126,10 @@ def water_fill(hull: Hulls, rows: Rows, work: Floats, gpus: float) -> Level:
         The time and the shares; their sum is at most ``gpus``.
     """
     peak = hull.peak[rows]
+    if (level := _of_a_crowd(hull, rows, work, gpus)) is not None:
+        rate = np.minimum(work * level, peak)
+        single, least = (values[rows] for values in hull.first)
+        return Level(1 / level, least - least / single * (single - rate), rate)
     held_from = peak / work  # the level 1/T from which a network is at its peak
 
     def demand(level: float) -> tuple[Floats, float]:
@@ -135,6 +143,20 @@ def water_fill(hull: Hulls, rows: Rows, work: Floats, gpus: float) -> Level:
         first = bisect_left(kinks, True, key=lambda level: bool(demand(level)[0].sum() > gpus))
         level = _newton(demand, float(kinks[first]), gpus)
     return Level(1 / level, demand(level)[0], np.minimum(work * level, peak))
+
+
+def _of_a_crowd(hull: Hulls, rows: Rows, work: Floats, gpus: float) -> float | None:
+    """The level 1/T where so many networks share the GPUs that none has more than its least group; None elsewhere.
+
+    Up to there shares are in proportion to the level, so nothing has to be searched for.
+    """
+    if not len(rows) or hull.rate.shape[1] < 2:
+        return None
+    first, least = (values[rows] for values in hull.first)
+    if not first.min() > 0:  # one needs more GPUs than there are
+        return None
+    level = float(gpus / (work * least / first).sum())
+    return level if level * float((work / first).max()) <= 1 else None
 
 
 def _newton(demand: Callable[[float], tuple[Floats, float]], level: float, gpus: float) -> float:

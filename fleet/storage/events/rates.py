@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from fleet.storage.lines import Milli, OmitDefault, Places, Tenths
+from scheduler.base import StepTime
 
 
 @dataclass(frozen=True)
@@ -23,14 +24,21 @@ class RatesGiven:
 
 @dataclass(frozen=True)
 class SharingLearned:
-    """Training has shown what networks that share a GPU train together, or has shown it anew.
+    """Training has shown what networks that share a GPU train together, or has shown it anew, or earlier runs have.
 
     Attributes:
         speedups: how many times as many samples/s as one 1, 2, ... networks train together, as far as is known.
+        slots: how many networks may share a GPU in this launch.
+        device: what they share: GPU, or what takes its place.
+        bound: what keeps more from sharing one, where that would pay or may: ``ranks`` that were not started, or
+            ``per_device``; empty where nothing does.
     """
 
     word: ClassVar[str] = "sharing"
     speedups: tuple[float, ...]
+    slots: Annotated[int, OmitDefault] = 1
+    device: Annotated[str, OmitDefault] = "GPU"
+    bound: Annotated[str, OmitDefault] = ""
 
 
 @dataclass(frozen=True)
@@ -70,6 +78,8 @@ class RateMeasured:
         reason: why it could not be measured; empty if it was.
         spread: standard deviation of the durations of its steps, as a share of their mean.
         steps: that were timed.
+        timed: the steps of several global batches, where the policy chooses the batch.
+        parameters: of the network, beside these.
     """
 
     word: ClassVar[str] = "measured"
@@ -82,6 +92,8 @@ class RateMeasured:
     reason: Annotated[str, OmitDefault] = ""
     spread: Annotated[float, Places(4), OmitDefault] = 0.0
     steps: Annotated[int, OmitDefault] = 0
+    timed: Annotated[tuple[StepTime, ...], OmitDefault] = ()
+    parameters: Annotated[int, OmitDefault] = 0
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,15 @@ def test_the_policy_hears_that_rates_have_changed_once():
     assert [asked.rates_changed for asked in told.asked] == [False, False, True, False]
 
 
+@pytest.mark.parametrize("tried", [frozenset(), frozenset([("a", 2)])], ids=["known", "tried"])
+def test_the_rate_of_a_size_that_is_only_tried_calls_for_another_plan(tried):
+    told = Told({"a": [0, 1]}, networks="a", trainers=2, learns={"a": {1: 10.0}}, tried=tried).begin()
+    assert told_rate(told, "a", gpus=2) == pytest.approx(20.0)
+    told.end_epoch("a", rate=StepRate(19.0, **SURE), gpus=2)
+    told.end_epoch("a", rate=StepRate(19.0, **SURE), gpus=2)
+    assert [asked.rates_changed for asked in told.asked] == [False, bool(tried), False]
+
+
 def test_a_pace_matters_at_once_only_where_devices_wait_for_it():
     for trainers, answers in ((2, []), (4, [True])):
         told = Told({"a": [0, 1]}, networks="a", trainers=trainers, learns={}).begin()

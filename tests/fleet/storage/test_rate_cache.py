@@ -5,7 +5,9 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from fleet.storage.rate_cache import KnownRate, RateBook, numbers, read_cache
+from fleet.storage.rate_cache import KnownRate, RateBook, numbers, read_cache, timings
+from scheduler.base import StepTime
+from scheduler.elastic.analyzer import Timed
 
 ONE = KnownRate(238.0, 0.03, 20, 1.7e9, "node7: 8 cores", "measured", "net")
 
@@ -32,6 +34,16 @@ def test_a_rate_is_kept_with_all_that_is_known_of_it(path):
     book.add("a", 2, ONE)
     book.write()
     assert read_cache(path) == {"a": {2: ONE}}
+
+
+def test_the_steps_of_a_network_whose_batch_is_chosen_are_kept(path):
+    timed = replace(ONE, timed=(StepTime(8, 0.5), StepTime(16, 0.9)), parameters=1000)
+    book = RateBook(path)
+    book.add("a", 1, timed)
+    book.add("b", 1, ONE)
+    book.write()
+    assert read_cache(path)["a"] == {1: timed}
+    assert timings(read_cache(path)) == {"a": Timed({1: timed.timed}, 1000)}
 
 
 def test_the_cache_keeps_what_other_runs_have_measured_meanwhile(path):

@@ -1,14 +1,27 @@
 """Rates learned from training itself: what is guessed, what is seen, and what calls for another plan."""
 
 import math
+from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.base import Cluster, Options, Progress, Round
 from scheduler.ensemble.adaptive import group_sizes
-from scheduler.ensemble.online import OFF, POOLED, REACH, Observation, OnlineRates, Traits, is_off
+from scheduler.ensemble.online import (
+    LATEST,
+    LEAST,
+    OFF,
+    POOLED,
+    REACH,
+    Noise,
+    Observation,
+    OnlineRates,
+    Traits,
+    is_off,
+)
 from scheduler.ensemble.policies import POLICIES, check_round
 from scheduler.ensemble.rates import rate
 from tests.examples import examples
@@ -184,6 +197,37 @@ def test_only_a_rate_that_is_surely_off_by_more_than_a_quarter_is_off(expected, 
         assert found
     if found:  # more steps make it surer
         assert is_off(Observation(observed.rate, spread, 2 * steps), expected)
+
+
+def test_what_differs_from_epoch_to_epoch_calls_for_no_other_plan_but_a_change_does():
+    """With more ranks than cores a rate of an epoch says little about the next."""
+    rates = online(Traits("a", "a", operations=1.0), Traits("b", "b", operations=1.0), gpus=8)
+    rates.observe("a", 1, Observation(100.0))
+    rates.planned()
+    called = []
+    for shown in (120.0, 95.0, 115.0, 90.0, 120.0, 100.0, 135.0, 300.0):
+        rates.observe("a", 1, Observation(shown))
+        called.append(rates.is_off)
+    assert called == [False] * 7 + [True]
+
+
+@given(st.floats(0.01, 0.3), st.integers(0, 99), st.floats(1.5, 9.0))
+def test_noise_is_that_of_observations_whatever_happens_once(deviation, seed, jump):
+    draw = np.random.default_rng(seed)
+    shown = 100 * np.exp(deviation * draw.standard_normal(LATEST + 1))
+    noise = Noise()
+    for before, now in pairwise(np.r_[shown[:25], jump * shown[25:]]):
+        noise.add(before, now)
+    assert 0.5 * deviation <= noise.deviation <= 1.6 * deviation
+
+
+def test_too_few_observations_say_nothing_of_noise():
+    noise = Noise()
+    for _ in range(LEAST - 1):
+        noise.add(1.0, 2.0)
+    assert noise.deviation == 0
+    noise.add(1.0, 2.0)
+    assert noise.deviation > 0
 
 
 def test_a_plan_by_wrong_rates_is_made_again():

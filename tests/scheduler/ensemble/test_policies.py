@@ -306,8 +306,20 @@ class TestAdaptive:
             assert set(before.devices) <= set(after.devices)
 
     def test_its_last_answer_stands_until_a_network_finishes(self):
-        wanted = Round((Member("n0", (0, 1)), Member("n1", (2, 3))))
+        wanted = Round((Member("n0", (0, 1)), Member("n1", (2,)), Member("n2", (3,))))
         assert self.decide(running=(Member("n0", (0, 1, 2)),), wanted=wanted) == wanted
+
+    @pytest.mark.parametrize("held", [(0,), (0, 1, 2, 3)], ids=["beside idle GPUs", "beside a wide group"])
+    def test_a_network_that_comes_does_not_wait_for_another_to_finish(self, held):
+        wanted = Round((Member("n0", held),))
+        come = self.decide(running=wanted.members, wanted=wanted, finished=frozenset({"n2"}))
+        assert come.counts == {"n0": 2, "n1": 2}
+
+    def test_where_each_has_its_least_a_network_waits_for_another_to_finish(self):
+        rates = table(*[(10.0, 19.0)] * 3)
+        wanted = Round((Member("n0", (0,)), Member("n2", (1,))))
+        progress = Progress(running=wanted.members, wanted=wanted)
+        assert POLICIES["adaptive"].decide(rates, progress, Cluster.of(2, 2), Options()) == wanted
 
     def test_it_answers_anew_when_a_device_has_died(self):
         wanted = Round((Member("n0", (0, 1)), Member("n1", (2,)), Member("n2", (3,))))
@@ -321,6 +333,34 @@ class TestAdaptive:
         counts = POLICIES["adaptive"].decide(rates, Progress(), Cluster.of(7, 7), Options()).counts
         assert counts == {"n0": 1, "n1": 4, "n2": 2}
         assert {rate(network, counts[network.name]) for network in rates.models} == {100.0}
+
+    def test_networks_come_to_their_next_rung_together(self):
+        rates = table(*[tuple(10.0 * gpus for gpus in range(1, 9))] * 3)
+        progress = Progress(ahead={"n0": 2.0, "n1": 4.0})  # of n2 nobody knows: as many as the others on average
+        counts = POLICIES["adaptive"].decide(rates, progress, Cluster.of(9, 9), Options()).counts
+        assert counts == {"n0": 2, "n1": 4, "n2": 3}
+
+    def test_who_is_near_its_rung_does_not_wait_until_others_are(self):
+        rates = table(*[tuple(10.0 * gpus for gpus in range(1, 9))] * 4)
+        wanted = Round((Member("n0", (0, 1)), Member("n1", (2, 3))))
+        progress = Progress(running=wanted.members, wanted=wanted, ahead={"n0": 18.0, "n1": 18.0, "n2": 1.0, "n3": 1.0})
+        decided = POLICIES["adaptive"].decide(rates, progress, Cluster.of(4, 4), Options())
+        assert decided.counts == {"n0": 1, "n1": 1, "n2": 1, "n3": 1}
+        assert {member.name: set(member.devices) <= {0, 1} for member in decided.members[:2]} == {
+            "n0": True, "n1": False}
+
+    @settings(max_examples=examples(100))
+    @given(ahead=st.lists(st.integers(1, 54), min_size=1, max_size=9), held=st.sets(st.integers(0, 8), max_size=4),
+           gpus=st.integers(4, 9))
+    def test_with_rungs_gpus_are_idle_or_beside_others_only_where_nobody_waits_and_who_trains_trains_on(
+            self, ahead, held, gpus):
+        rates = table(*[tuple(10.0 * count * 0.9**count for count in range(1, 10))] * len(ahead))
+        names = [f"n{row}" for row in sorted(held) if row < len(ahead)]
+        running = tuple(Member(name, tuple(range(place, gpus, len(names)))) for place, name in enumerate(names))
+        progress = Progress(running=running, ahead={f"n{row}": float(epochs) for row, epochs in enumerate(ahead)})
+        counts = POLICIES["adaptive"].decide(rates, progress, Cluster.of(gpus, gpus), Options()).counts
+        assert len(counts) == min(gpus, len(ahead))
+        assert {member.name for member in running} <= counts.keys()
 
     def test_groups_lie_within_a_node_or_fill_nodes(self):
         rates = RateTable(100, 4, tuple(Network(f"n{i}", tuple(10.0 * m * 0.99**m for m in range(1, 9)))

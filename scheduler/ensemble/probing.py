@@ -1,0 +1,84 @@
+"""Which group sizes a plan only tries: those whose rates nobody has seen, and on which the plan depends.
+
+Rates from training itself (:mod:`scheduler.ensemble.online`) are told at the upper end of what they may be. So where
+any value within the uncertainty would have a network get another size, the plan gives it that size: a probe, made by a
+regrouping, and on samples that count. What is left to say is which of the sizes in a plan are such probes. Their
+answers are worth another plan even where they are off by less than a quarter; all other sizes would stay as they are,
+whatever is seen of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from scheduler.base import Cluster, Options, Progress, RateTable, Round
+from scheduler.ensemble.planning import plan
+from scheduler.ensemble.policies import Policy
+from scheduler.ensemble.rates import rate
+
+AT_A_TIME = 4  # probes of a plan; each takes another plan to find, and each answer calls for one that finds others
+
+Sizes = Mapping[str, int]  # network -> GPUs
+Tried = frozenset[tuple[str, int]]  # networks, each on a number of GPUs
+
+
+def probes(sizes: Sizes, told: RateTable, least: Callable[[str], Sequence[float]],
+           answer: Callable[[RateTable], Sizes]) -> Tried:
+    """The sizes that networks have because their rates there may be as high as was told.
+
+    Args:
+        sizes: that the plan gives, by the rates that were told.
+        told: with each rate at the upper end of what it may be.
+        least: the rates of a network on 1, 2, ... GPUs, each at the lower end; the same where they have been seen.
+        answer: the sizes that the plan would give by other rates.
+
+    Returns:
+        At most :data:`AT_A_TIME`, those of which there is most doubt, by GPUs; each would be another size if the
+        network's rates were at their lower ends.
+
+    a and b share 4 GPUs. b has been seen on two. If a were no faster on two than it was seen to be on one, it would get
+    but one:
+
+    >>> from scheduler.base import Network
+    >>> told = RateTable(1, 4, (Network("a", (10.0, 20.0), max_gpus=2), Network("b", (10.0, 15.0), max_gpus=2)))
+    >>> lower = {"a": (10.0, 10.0), "b": (10.0, 15.0)}
+    >>> def best(table):
+    ...     return {network.name: 1 + network.rates.index(max(network.rates)) for network in table.models}
+    >>> sorted(probes(best(told), told, lower.get, best))
+    [('a', 2)]
+    """
+    doubts = []
+    for name, gpus in sizes.items():
+        high, lower = rate(told.by_name[name], gpus), least(name)
+        if gpus <= len(lower) and lower[gpus - 1] < high:
+            doubts.append((gpus * (1 - lower[gpus - 1] / high), name, tuple(lower)))
+    doubts.sort(key=lambda doubt: (-doubt[0], doubt[1]))
+    return frozenset((name, sizes[name]) for _, name, lower in doubts[:AT_A_TIME]
+                     if answer(_with_rates(told, name, lower)).get(name) != sizes[name])
+
+
+def _with_rates(table: RateTable, name: str, rates: tuple[float, ...]) -> RateTable:
+    return replace(table, models=tuple(replace(network, rates=rates) if network.name == name else network
+                                       for network in table.models))
+
+
+def probes_of_plan(policy: Policy, rates: RateTable, least: Callable[[str], Sequence[float]], progress: Progress,
+                   cluster: Cluster, options: Options, wanted: Round) -> Tried:
+    """The probes of an answer that a policy has given.
+
+    Args:
+        rates, progress, cluster, options: by which it answered.
+        least: as for :func:`probes`.
+        wanted: the answer.
+
+    Returns:
+        None for a policy that leaves groups as they are: it would not act upon what they show. None where the answer
+        is what it was, since its probes are known.
+    """
+    if not policy.rearranges or (wanted == progress.wanted and not progress.rates_changed):
+        return frozenset()
+    again = replace(progress, rates_changed=True)
+    # On its least GPUs a network has been seen, or nowhere; and of thousands on one each, nothing need be asked.
+    sizes = {name: gpus for name, gpus in wanted.counts.items() if gpus > rates.by_name[name].min_gpus}
+    return probes(sizes, rates, least, lambda other: plan(policy, other, again, cluster, options).counts)

@@ -1,0 +1,175 @@
+"""Rates from training itself in whole runs: what a launch learns, the next one knows, under every policy and order."""
+
+import json
+
+import pytest
+import yaml
+
+from fleet.errors import ExitStatus
+from fleet.runtime import coordinator
+from fleet.runtime.prepare import prepare
+from fleet.runtime.session import Session
+from fleet.runtime.training.clocks import StepClock
+from fleet.storage.event_log import events_of, read_events
+from fleet.storage.events import (
+    Ended,
+    EpochEnded,
+    FirstStep,
+    Planned,
+    Profiled,
+    RanksReady,
+    RateLearned,
+    RateMeasured,
+    RateOff,
+    RatesEstimated,
+    RatesRemembered,
+    Started,
+)
+from fleet.storage.rate_cache import RateBook, cache_path, read_cache
+from scheduler.ensemble.policies import POLICIES
+from tests.examples import long_but_first
+from tests.fleet.one_process import Launch
+from tests.fleet.runtime.runs import Interruption
+
+STEP_S = 0.001  # of every step, by the clocks
+BATCHES = {"small": 4, "large": 8}
+RATES = {name: batch / STEP_S for name, batch in BATCHES.items()}
+
+
+class Signal(Interruption):
+    """Comes when a rate has been learned."""
+
+    def __init__(self):
+        super().__init__()
+        self.has_come = False
+
+    def reason(self):
+        return "SIGTERM came" if self.has_come else ""
+
+
+@pytest.fixture(autouse=True)
+def _clocks(monkeypatch, tmp_path):
+    """Every step takes equally long, as far as anybody can see; and what one run learns is not known to another."""
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    add = StepClock.add
+    monkeypatch.setattr(StepClock, "add", lambda clock, samples, seconds: add(clock, samples, STEP_S))
+
+
+@pytest.fixture
+def launch(tmp_path):
+    """Launches the ensemble of two networks; returns its status, and what the launch has noted, by kind."""
+
+    def launch(policy, order, signal=None, when="online"):
+        data = {"order": "ring", "shards": 4} if order == "ring" else {}
+        content = {
+            "output": str(tmp_path / "run"), "schedule": {"policy": policy},
+            "models": [{"family": "softmax", "name": name, "gpus": 1, "train": {"batch": {"size": batch}}}
+                       for name, batch in BATCHES.items()],
+            "data": {"source": "tests.sources:numbered", "path": "160", **data,
+                     "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}]},
+            "profile": {"when": when, "batches": 2, "timed": 1, "seconds": "1s", "spread": 0.5, "max_gpus": 1},
+            "train": {"converge": {"max_epochs": 3}}, "resources": {"engine": "numpy"}}
+        (tmp_path / "spec.yaml").write_text(yaml.safe_dump(content))
+        prepared, statuses = prepare(str(tmp_path / "spec.yaml"), [0] * 3, None, plain=True), {}
+
+        def rank_main(world):
+            statuses[world.rank] = Session(world, prepared, signal or Interruption()).run()
+
+        assert Launch(3, seed=0).run(rank_main)
+        noted = [logged.event for logged in read_events(prepared.paths.events)]
+        begun = max(place for place, event in enumerate(noted) if isinstance(event, Started))
+        return ExitStatus(statuses[0]), Noted(noted[begun:], events_of(prepared.paths.events, EpochEnded))
+
+    return launch
+
+
+class Noted:
+    """The events of one launch, and the epochs of all."""
+
+    def __init__(self, events, epochs):
+        self.events = events
+        self.epochs = sorted((event.network, event.record.epoch) for event in epochs)
+
+    def of(self, kind):
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+EVERY_EPOCH = [(name, epoch) for name in sorted(BATCHES) for epoch in (1, 2, 3)]
+LEARNING = sorted(name for name, policy in POLICIES.items() if policy.needs_rates)
+CASES = [(policy, order) for policy in LEARNING for order in ("ring", "strict")]
+
+
+@pytest.mark.parametrize(("policy", "order"), long_but_first(*CASES))
+def test_what_was_learned_survives_an_interruption_and_is_corrected_where_it_was_wrong(
+        launch, monkeypatch, policy, order):
+    signal, add = Signal(), RateBook.add
+
+    def note(book, key, gpus, rate):
+        add(book, key, gpus, rate)
+        signal.has_come = True
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RateBook, "add", note)
+        status, noted = launch(policy, order, signal)
+    assert status is ExitStatus.RESUMABLE
+    assert not noted.of(RatesRemembered)
+    learned = {event.network: event.rate for event in noted.of(RateLearned)}
+    assert learned
+    assert learned == {name: RATES[name] for name in learned}
+
+    wrong = json.loads(cache_path().read_text())
+    assert sorted(sizes["1"]["rate"] for sizes in wrong.values()) == pytest.approx(sorted(learned.values()))
+    for sizes in wrong.values():
+        sizes["1"]["rate"] /= 2
+    cache_path().write_text(json.dumps(wrong))
+
+    status, noted = launch(policy, order)
+    assert (status, noted.epochs) == (ExitStatus.OK, EVERY_EPOCH)
+    told, = noted.of(RatesRemembered)
+    assert {name: rates[0].rate for name, rates in told.rates.items()} == pytest.approx(
+        {name: rate / 2 for name, rate in learned.items()})
+    off = {event.network: (event.expected, event.rate) for event in noted.of(RateOff)}
+    assert off == {name: (rate / 2, rate) for name, rate in learned.items()}
+    corrected = [sizes[1] for sizes in read_cache(cache_path()).values()]
+    assert sorted(rate.rate for rate in corrected) == pytest.approx(sorted(RATES.values()))
+    assert {rate.how for rate in corrected} == {"trained"}
+
+
+@pytest.mark.parametrize("policy", long_but_first(*sorted(POLICIES, key="global".__ne__)))
+def test_every_policy_plans_from_guesses_and_nothing_counts_as_measuring(launch, policy):
+    status, noted = launch(policy, "strict")
+    assert (status, noted.epochs) == (ExitStatus.OK, EVERY_EPOCH)
+    kinds = [type(event) for event in noted.events]
+    assert not {Profiled, RateMeasured, RatesRemembered}.intersection(kinds)
+    assert kinds.index(Planned) < kinds.index(FirstStep)
+    assert kinds.count(RanksReady) == kinds.count(FirstStep) == 1
+    assert noted.of(Planned)[0].members
+    assert noted.of(Ended)[0].profiling_s == 0
+    if policy in LEARNING:
+        first = noted.of(RatesEstimated)[0]
+        assert (first.seen, sorted(first.rates)) == (0, sorted(BATCHES))  # guesses: nothing has trained
+        assert kinds.index(RatesEstimated) < kinds.index(FirstStep) < kinds.index(RateLearned)
+
+
+def test_what_is_measured_before_counts_as_measuring(launch):
+    """So that the nothing of the test above is a number that something would change."""
+    status, noted = launch("global", "strict", when="before")
+    assert status is ExitStatus.OK
+    assert len(noted.of(RateMeasured)) == 2
+    assert noted.of(Ended)[0].profiling_s > 0
+    assert noted.of(Ended)[0].profiling_s == pytest.approx(noted.of(Profiled)[0].seconds, abs=0.001)
+
+
+def test_it_is_asked_what_a_plan_by_learned_rates_only_tries(launch, monkeypatch):
+    asked = []
+
+    def found(policy, rates, least, *rest):
+        asked.append((policy.name, least("small"), rates.by_name["small"].rates))
+        return frozenset()
+
+    monkeypatch.setattr(coordinator, "probes_of_plan", found)
+    assert launch("adaptive", "strict")[0] is ExitStatus.OK
+    assert {policy for policy, _, _ in asked} == {"adaptive"}
+    least, told = asked[-1][1:]
+    assert least == told == pytest.approx((RATES["small"],))  # it has been seen on all the GPUs that it may have
