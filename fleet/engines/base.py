@@ -211,6 +211,14 @@ class Trainable(Protocol):
 
 
 @runtime_checkable
+class Rescaling(Protocol):
+    """What is asked of a trainable whose batch may change from epoch to epoch."""
+
+    def scale_learning_rate(self, factor: float) -> None:
+        """From now on, train with so many times the learning rate of the spec."""
+
+
+@runtime_checkable
 class Scoring(Protocol):
     """What is asked of a trainable that computes the metrics of its spec."""
 

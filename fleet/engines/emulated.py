@@ -1,7 +1,8 @@
 """An engine that takes the time of training without training: a run of many GPUs on a machine with none.
 
 A step sleeps for as long as it would take at the rate that a rates file gives for the group's size (beyond
-the measured sizes by Eq. 5 of [FLEET], as everywhere), times a scale. Beside other networks on one emulated
+the measured sizes by Eq. 5 of [FLEET], as everywhere), times a scale; where the batch may change, for as long as the
+file's times of steps and exchanges say ([ELASTIC] Eq. 1). Beside other networks on one emulated
 GPU it has the share of that rate that the file's ``sharing`` says. All else is real: ranks, groups, the
 stream, queues, rounds and checkpoints. A network's weights are a few kB that the group exchanges in every
 step. They count the samples it has seen, by label, so they say exactly whether it saw each once an epoch; and
@@ -20,10 +21,11 @@ import numpy as np
 
 from fleet.comm.base import Group
 from fleet.engines.base import WIDTH, Arrays, Setup, Sums
-from fleet.errors import CheckpointError
+from fleet.errors import CheckpointError, ModelError
 from fleet.spec import NetworkSpec
 from preprocess.sample import SampleSpec
-from scheduler.base import RateTable
+from scheduler.base import RateTable, counted
+from scheduler.ensemble.elastic import step_rate
 from scheduler.ensemble.rates import rate
 from scheduler.ensemble.sharing import share
 
@@ -45,13 +47,20 @@ class EmulatedEngine:
     def __init__(self, sample: SampleSpec, rates: RateTable, time_scale: float,
                  tenants: Callable[[], int] = lambda: 1) -> None:
         self._classes, self._samples, self._time_scale = sample.classes, rates.samples_per_epoch, time_scale
-        self._networks = {network.name: network for network in rates.models}
+        self._networks, self._comm_s = {network.name: network for network in rates.models}, rates.comm_s
         self._part = lambda: share(rates.sharing, tenants())
 
     def build(self, network: NetworkSpec, group: Group) -> Sleeper:  # noqa: D102 - Engine says it
         rates = self._networks.get(network.name) or self._networks[network.name.removesuffix(f"-{network.number}")]
-        return Sleeper(group, lambda gpus: self._time_scale / rate(rates, gpus),
-                       Curve.drawn(network.seed, self._classes, self._samples), self._part)
+
+        def step_s(gpus: int, size: int) -> float:
+            if not (network.train.batch.is_elastic and size):
+                return self._time_scale * size / rate(rates, gpus)
+            if not (found := step_rate(rates, self._comm_s, gpus, size)):
+                raise ModelError(f"a batch of {size} does not fit on {counted(gpus, 'GPU')}")
+            return self._time_scale * size / found
+
+        return Sleeper(group, step_s, Curve.drawn(network.seed, self._classes, self._samples), self._part)
 
 
 def make(setup: Setup) -> EmulatedEngine:
@@ -95,14 +104,14 @@ class Sleeper:
     """One emulated network on one rank of its group.
 
     Args:
-        sample_s: seconds for each sample of a global batch, on so many GPUs.
+        step_s: seconds of a step on so many GPUs, with a global batch of such a size.
         part: of that rate, that the network has at the moment.
     """
 
-    def __init__(self, group: Group, sample_s: Callable[[int], float], curve: Curve,
+    def __init__(self, group: Group, step_s: Callable[[int, int], float], curve: Curve,
                  part: Callable[[], float] = lambda: 1.0) -> None:
-        self._sample_s_on, self._curve, self._part = sample_s, curve, part
-        self.regroup(group)
+        self._step_s, self._curve, self._part = step_s, curve, part
+        self._group, self._factor = group, 1.0
         self._clock = time.perf_counter()  # of the emulated GPU, at the end of its last step
         self._left = self._clock  # when that was on this machine
         self._is_between = True
@@ -111,7 +120,7 @@ class Sleeper:
     def step(self, images: np.ndarray, targets: np.ndarray, size: int,  # noqa: D102 - Trainable says it
              stop: bool = False, weights: np.ndarray | None = None) -> Sums:
         buffer = np.concatenate([_by_label(targets, weights), Sums(stop=stop).pack()])
-        self._sleep(size * self._sample_s / self._part())
+        self._sleep(self._step_s(self._group.size, size) / self._part())
         self._group.sum(buffer)
         seen = buffer[:-WIDTH]
         result = self._judged(seen) + Sums.unpack(buffer[-WIDTH:])
@@ -145,7 +154,10 @@ class Sleeper:
         self._is_between = True
 
     def learning_rate(self) -> float:  # noqa: D102
-        return self._curve.learning_rate
+        return self._curve.learning_rate * self._factor
+
+    def scale_learning_rate(self, factor: float) -> None:  # noqa: D102 - Rescaling says it
+        self._factor = factor
 
     def state(self) -> dict[str, np.ndarray]:  # noqa: D102
         return {"weights": self._weights.copy()}
@@ -159,7 +171,7 @@ class Sleeper:
         """There is nothing that anybody could use."""
 
     def regroup(self, group: Group) -> None:  # noqa: D102
-        self._group, self._sample_s = group, self._sample_s_on(group.size)
+        self._group = group
 
     def close(self) -> None:
         """Nothing is held."""

@@ -5,10 +5,14 @@ from __future__ import annotations
 from fleet.errors import FleetError, exit_reason
 from fleet.spec.model import one_line
 
+# What CUDA and its libraries say, in errors of any type.
+_NO_MEMORY = ("CUDA_ERROR_OUT_OF_MEMORY", "CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED")
+
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether there was too little memory, of a GPU or of the machine."""
-    return isinstance(error, MemoryError) or type(error).__name__ == "ResourceExhaustedError"
+    return isinstance(error, MemoryError) or type(error).__name__ == "ResourceExhaustedError" or any(
+        word in str(error) for word in _NO_MEMORY)
 
 
 def reason_of(error: BaseException) -> str:

@@ -92,7 +92,7 @@ class SoftmaxRegression:
         if any(map(parameters_of, train.metrics)):
             raise SettingError("the numpy engine has no metrics with parameters", "train", "metrics")
         self._nothing = (0.0,) * (len(self._metrics) + 1 if self._metrics else 0)
-        self._rate = optimizer.learning_rate * network.learning_rate_scale(group.size)
+        self._rate = self._own_rate = optimizer.learning_rate * network.learning_rate_scale(group.size)
         self._momentum = optimizer.momentum or 0.0
         self._weights = weights
         self._velocity = np.zeros_like(weights)
@@ -149,6 +149,9 @@ class SoftmaxRegression:
 
     def learning_rate(self) -> float:  # noqa: D102
         return self._rate
+
+    def scale_learning_rate(self, factor: float) -> None:  # noqa: D102 - Rescaling says it
+        self._rate = self._own_rate * factor
 
     def state(self) -> dict[str, np.ndarray]:  # noqa: D102
         return {"weights": self._weights.copy(), "velocity": self._velocity.copy()}

@@ -138,7 +138,7 @@ class _Trying:
         """Take a step, if that is asked for; returns the bytes that one holds for each row."""
         self._begin("a training step on zeros")
         sample = self.request.sample.of(self.network.feed)
-        image, rows = sample.image, min(_ROWS, self.network.train.batch.size)
+        image, rows = sample.image, min(_ROWS, self.network.train.batch.bounds[0])
         if self.request.steps:
             target = sample.target
             values, weights = target.split(target.made_up(np.random.default_rng(0), rows))

@@ -16,8 +16,8 @@ import sys
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import asdict, replace
 from dataclasses import fields as dataclass_fields
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,7 +41,7 @@ from fleet.spec.yaml_file import plain, read_yaml
 from fleet.units import counted
 from preprocess.base import InputError
 from preprocess.source import SOURCES
-from scheduler.ensemble.policies import SETTINGS
+from scheduler.ensemble.policies import POLICIES, SETTINGS, default_policy
 
 T = TypeVar("T")
 
@@ -102,7 +102,7 @@ def _resolve(content: Any, origin: Origin) -> Spec:
             else:
                 mistakes.append(mistake(("models", index), str(problem)))
     spec = Spec(document, tuple(networks), origin)
-    mistakes += _incomplete_schedules(spec)
+    mistakes += _incomplete_schedules(spec) + _unchosen_batches(spec)
     names = [network.name for network in networks]
     mistakes += [mistake(("models",), f"{count} networks are named {name!r}", "another `name:` for one of them")
                  for name, count in sorted(Counter(names).items()) if count > 1]
@@ -214,6 +214,8 @@ def _unread(document: Document, content: Mapping[str, Any]) -> Iterator[tuple[tu
         policy = find_policy(document.schedule.policy)
     except UserError:  # a mistake of its own
         return
+    if isinstance(schedule, Mapping) and "policy" not in schedule:
+        policy = default_policy(schedule)  # also by keys whose values are wrong, and which the document lacks
     settings = {field.name: field.name for field in dataclass_fields(Schedule) if field.name in SETTINGS}
     for name in settings:
         if isinstance(schedule, Mapping) and name in schedule and name not in policy.reads:
@@ -228,6 +230,23 @@ def _incomplete_schedules(spec: Spec) -> list[SpecMistake]:
         if isinstance(rate, Mapping) and (wrong := problem_of_whole(rate)):
             found[spec.origin.mistake(spec.place_of(network, "train", "optimizer", "learning_rate"), wrong)] = None
     return list(found)
+
+
+def _unchosen_batches(spec: Spec) -> list[SpecMistake]:
+    """The ranges of batches of which no policy would choose one, each once."""
+    try:
+        if spec.policy.sets_batch:
+            return []
+    except UserError:  # a mistake of its own
+        return []
+    of_searches = _tried([], extremes, spec)
+    networks = (*spec.networks, *(of_searches.networks if of_searches is not None else ()))
+    able = " or ".join(policy.name for policy in POLICIES.values() if policy.sets_batch)
+    return list(dict.fromkeys(
+        spec.origin.mistake(spec.place_of(network, "train", "batch", "size"),
+                            f"the policy {spec.policy.name} chooses no batch out of {list(network.train.batch.bounds)}",
+                            f"one size, or `schedule: {{policy: {able}}}`")
+        for network in networks if network.train.batch.is_elastic))
 
 
 class _MisfitError(Exception):
@@ -383,9 +402,19 @@ def _merge(into: dict[str, Any], new: Mapping[str, Any]) -> None:
             into[key] = dict(value) if isinstance(value, Mapping) else value
 
 
+def _defaults(entry: ModelEntry, drawn: Mapping[str, Any]) -> dict[str, Any]:
+    """The default lists of a family of which parts are drawn, such as ``blocks.0``."""
+    family = FAMILIES.get(str(entry.family))
+    parts = {key.partition(".")[0] for key in drawn if "." in key}
+    if family is None or not parts:
+        return {}
+    return {name: list(value) for name, value in asdict(family()).items() if name in parts and isinstance(value, tuple)}
+
+
 def _architecture(entry: ModelEntry, drawn: Mapping[str, Any], engine: EngineInfo | None) -> Architecture:
     """What to build: the entry's arguments with what was drawn."""
-    args = override(entry.args, {key: value for key, value in drawn.items() if not key.startswith("train.")})
+    own = {key: value for key, value in drawn.items() if not key.startswith("train.")}
+    args = override({**_defaults(entry, own), **entry.args}, own)
     if entry.build is not None:
         check_import(entry.build)
         return Architecture(entry.build, args)
@@ -507,7 +536,7 @@ def with_added(spec: Spec, content: Any, taken: Collection[str], place: int | No
         if isinstance(problem, _MisfitError) else [mistake((), str(problem))])]
     found = Spec(replace(document, models=(*document.models, entry)),
                  tuple(replace(network, entry=len(document.models)) for network in networks), Origin("entry"))
-    mistakes += _incomplete_schedules(found)
+    mistakes += _incomplete_schedules(found) + _unchosen_batches(found)
     mistakes += [mistake(("name",), f"a network of the run is named {name!r}", "another name")
                  for name in sorted({network.name for network in networks} & set(taken))]
     mistakes += [mistake(("name",), f"{network.name!r} is a name for the networks of a search", "another name")

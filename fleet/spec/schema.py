@@ -37,7 +37,7 @@ from fleet.spec.space import Grid, Space
 from fleet.spec.train import Train
 from fleet.units import parse_delta
 from scheduler.base import MOST_SLOTS, Options
-from scheduler.ensemble.policies import POLICIES, Policy
+from scheduler.ensemble.policies import POLICIES, SETTINGS, Policy, default_policy
 
 MOST_NETWORKS = 10_000  # of one entry; more are a slip of the keyboard, and would fill the memory
 
@@ -112,8 +112,9 @@ class ModelEntry:
 class Schedule:
     """Which networks train when, and on how many GPUs."""
 
-    policy: PolicyName = Field(default="global", description=(
-        "Policy that decides which networks train when, or the import path of your own. "
+    policy: PolicyName = Field(default=default_policy().name, description=(
+        "Policy that decides which networks train when, or the import path of your own. Left out where a key is given "
+        f"that only {default_policy(SETTINGS).name} reads, it is {default_policy(SETTINGS).name}. "
         + " ".join(f"{policy.name}: {policy.help}." for policy in POLICIES.values())))
     delta: DeltaText = Field(default="15%", description=(
         "How close to the fastest the networks of a flotilla train: within a share of its rate, like 15%, or within a "
@@ -127,6 +128,13 @@ class Schedule:
     rates: str | None = Field(default=None, description=(
         "File with the training rates of the networks, such as the profile.json of an earlier run. Without it, "
         "`profile` says how rates are found out."))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _policy_of_its_settings(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and "policy" not in given:
+            return {**given, "policy": default_policy(given).name}
+        return given
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -275,9 +283,13 @@ class NetworkSpec:
         return feed_key(self.data)
 
     def global_batch(self, gpus: int) -> int:
-        """Samples in one step on ``gpus`` GPUs."""
+        """Samples in one step on ``gpus`` GPUs; the least, where the policy chooses."""
         scale = gpus if self.train.batch.when_scaled == "per_gpu" else 1
-        return self.train.batch.size * scale
+        return self.train.batch.bounds[0] * scale
+
+    def largest_batch(self, gpus: int) -> int:
+        """The same; the most, where the policy chooses."""
+        return self.train.batch.bounds[1] if self.train.batch.is_elastic else self.global_batch(gpus)
 
     def learning_rate_scale(self, gpus: int) -> int:
         """The linear scaling rule: the factor of the learning rate that goes with the batch."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Annotated, Any, Literal
@@ -13,6 +14,13 @@ from fleet.spec.fields import STRICT, Duration, Monitor, OptimizerName, Positive
 from fleet.spec.learning_rate import check_schedule, schedule_schema
 from fleet.spec.measures import FIELDS, UP, Measure, check_measures, check_monitor, direction_of
 from fleet.spec.optimizers import foreign, slots_of
+from scheduler.ensemble.policies import POLICIES
+
+
+def _choosing() -> str:
+    """The policies that choose batches."""
+    return " and ".join(policy.name for policy in POLICIES.values() if policy.sets_batch)
+
 
 ByClass = Annotated[dict[str, float], BeforeValidator(
     lambda found: {str(key): value for key, value in found.items()} if isinstance(found, Mapping) else found)]
@@ -22,15 +30,51 @@ ByClass = Annotated[dict[str, float], BeforeValidator(
 class Batch:
     """The batch of a training step, which the GPUs of a group share."""
 
-    size: Positive = Field(default=128, description=(
-        "Number of samples in a training step, over all GPUs of a group together."))
+    size: Positive | tuple[Positive, Positive] = Field(default=128, description=(
+        "Number of samples in a training step, over all GPUs of a group together. Or [least, most]: then the policy "
+        f"chooses the batch of each epoch, with the number of GPUs. Only for the policy {_choosing()}. How long steps "
+        "and exchanges of gradients take is read from `schedule.rates`, or measured before anything trains."))
     when_scaled: Literal["fixed", "per_gpu"] = Field(default="fixed", description=(
         "What happens on several GPUs. fixed: they split the batch, so that the result does not depend on their "
         "number. per_gpu: each has a batch of this size, and the learning rate is multiplied by the number of GPUs "
         "(the linear scaling rule)."))
+    learning_rate: Literal["linear", "sqrt", "fixed"] = Field(default="linear", description=(
+        "Only for a size [least, most]: what becomes of the optimizer's learning rate, which is that of the least "
+        "batch, in an epoch of a larger one. linear: it grows as the batch does. sqrt: as the square root of the "
+        "batch. fixed: it stays. A schedule still counts steps, of any size."))
     accumulate: Positive = Field(default=1, description=(
         "Number of training steps whose gradients are averaged before the weights change. The batch of the optimizer "
         "is so many times `size`, while a GPU holds no more rows."))
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the policy chooses the batch, epoch by epoch."""
+        return isinstance(self.size, tuple)
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The least and the largest size."""
+        return self.size if isinstance(self.size, tuple) else (self.size, self.size)
+
+    def learning_rate_scale(self, size: int) -> float:
+        """The factor of the learning rate in an epoch of this batch.
+
+        >>> [Batch((64, 512), learning_rate=rule).learning_rate_scale(256) for rule in ("linear", "sqrt", "fixed")]
+        [4.0, 2.0, 1.0]
+        """
+        if not self.is_elastic or self.learning_rate == "fixed":
+            return 1.0
+        times = size / self.bounds[0]
+        return times if self.learning_rate == "linear" else math.sqrt(times)
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> Batch:
+        if self.bounds[0] > self.bounds[1]:
+            raise ValueError(f"size: {list(self.bounds)} should be [least, most]")
+        if self.is_elastic and self.when_scaled == "per_gpu":
+            raise ValueError("size: [least, most] and when_scaled: per_gpu: the batch follows the policy, or the GPUs; "
+                             "should be one of them")
+        return self
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -32,7 +32,8 @@ LONGEST_MIN = 1e8  # of an arrival or a job: two centuries
 MOST_JOBS = 1e6  # drawn at random
 
 PATTERNS = ("low", "high", "bursty")
-POLICIES = ("elastic", "fixed", "smallest", "largest")
+ELASTIC = "elastic"
+POLICIES = (ELASTIC, "fixed", "smallest", "largest")  # for the batches of drawn jobs; not those of an ensemble
 
 
 # --- from a file --------------------------------------------------------------------------------

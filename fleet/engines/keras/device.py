@@ -1,4 +1,4 @@
-"""Which GPU, or how many cores, TensorFlow may use on this rank."""
+"""Which GPU, or how many cores, TensorFlow may use on this rank, and how it prepares graphs for them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from fleet.units import counted
 
 def take_device(index: int, trainers: int, deterministic: bool = False, slot: Slot = Slot()) -> None:  # noqa: B008
     """Use one GPU, and of its memory only what is needed; without GPUs, a fair share of the cores.
+
+    Without GPUs graphs are run as they are traced. To rewrite them first (Grappler) is a quarter of what the first step
+    of a small network costs, and its later steps are no faster for it.
 
     Where trainers share a GPU, the first takes what it needs, so that a network which is tried again alone has all that
     there is. The others are held to an equal share, or, where nobody says how much memory there is, take what they
@@ -35,6 +38,7 @@ def take_device(index: int, trainers: int, deterministic: bool = False, slot: Sl
         tf.config.experimental.enable_op_determinism()
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus:
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
         if "TF_NUM_INTRAOP_THREADS" not in os.environ:
             threads = 1 if deterministic else max(1, len(os.sched_getaffinity(0)) // trainers)
             tf.config.threading.set_intra_op_parallelism_threads(threads)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+from dataclasses import dataclass, replace
 from functools import partial
 
 import keras
@@ -18,7 +19,7 @@ from fleet.engines.keras.losses import make_losses
 from fleet.engines.keras.metrics import make_metrics
 from fleet.engines.keras.models import build_model
 from fleet.engines.keras.network import KerasNetwork, Measures
-from fleet.engines.keras.optimizer import make_optimizer
+from fleet.engines.keras.optimizer import ChangingRate, graph_settings, make_optimizer, set_free
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec
 from preprocess.sample import SampleSpec
@@ -52,9 +53,19 @@ class KerasEngine:
         self.exchange_name = "mpi" if self._horovod is None else "horovod"
         if not gc.get_freeze_count():  # what was imported stays; clear_session looked through it in a third of a second
             gc.freeze()
+        self._kept: _Kept | None = None
         log.info("TensorFlow %s, Keras %s, gradients by %s", tf.__version__, keras.__version__, self.exchange_name)
 
-    def build(self, network: NetworkSpec, group: Group) -> KerasNetwork:  # noqa: D102 - Engine says it
+    def build(self, network: NetworkSpec, group: Group) -> KerasNetwork:
+        """See :meth:`fleet.engines.base.Engine.build`.
+
+        The graphs of a network take longer to make than its weights. They are kept for the next network, which often
+        differs by its learning rate, momentum, weight decay or seed alone.
+        """
+        key = _graph_key(network, group)
+        kept, self._kept = self._kept, None
+        if kept is None or key is None or kept.key != key or not kept.network.is_closed:
+            kept = None
         keras.backend.clear_session()  # names and memory of the network before this one
         train, sample = network.train, self._sample.of(network.feed)
         policy = keras.config.dtype_policy()
@@ -64,17 +75,44 @@ class KerasEngine:
                                 sample.target, train.loss)
         finally:
             keras.config.set_dtype_policy(policy)
-        optimizer = make_optimizer(train.optimizer, network.learning_rate_scale(group.size), train.batch.accumulate)
+        rate = ChangingRate(train.optimizer)
+        scale = rate.scale if train.batch.is_elastic else network.learning_rate_scale(group.size)
+        optimizer = make_optimizer(train.optimizer, scale, train.batch.accumulate)
         if train.precision == "mixed_float16":
             optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
         optimizer.build(model.trainable_variables)
+        if kept is not None:
+            kept.network.begin_as(model, optimizer, rate, group)
+            self._kept = kept
+            return kept.network
         use_kernels(model, optimizer)
+        free = set_free(optimizer)
         measures = Measures(make_losses(train, sample.target), make_metrics(train, sample.target))
         built = KerasNetwork(model, optimizer, sample, measures, partial(make_exchange, horovod=self._horovod),
-                             group, train.xla, _has_own_code(network))
+                             group, train.xla, _has_own_code(network), free, rate)
         if network.architecture.kind == "import":
             built.check_export()  # rather than after all epochs
+        self._kept = None if key is None else _Kept(key, built)
         return built
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """The network that was built last, and what it has in common with others that could use its graphs."""
+
+    key: NetworkSpec
+    network: KerasNetwork
+
+
+def _graph_key(network: NetworkSpec, group: Group) -> NetworkSpec | None:
+    """Networks with equal keys have equal graphs; None where code of the user's own may make others each time."""
+    if _has_own_code(network):
+        return None
+    optimizer = network.train.optimizer
+    if isinstance(optimizer.learning_rate, dict) and network.learning_rate_scale(group.size) != 1:
+        return None  # the schedule is a part of the graph, and is scaled there
+    return NetworkSpec("", network.architecture, replace(network.train, optimizer=graph_settings(optimizer)), seed=0,
+                       data=network.data)
 
 
 def _has_own_code(network: NetworkSpec) -> bool:

@@ -53,13 +53,13 @@ def _normalize(layer: Any, plain: Any, inputs: Any, training: bool | None = None
 def _descend(optimizer: Any, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor) -> None:
     """One step of SGD on one variable."""
     rate, gradient = tf.cast(learning_rate, variable.dtype), tf.cast(gradient, variable.dtype)
-    if not optimizer.momentum:
+    if not optimizer.momentums:
         tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=rate, delta=gradient)
         return
     velocity = optimizer.momentums[optimizer._get_variable_index(variable)].value
     tf.raw_ops.ResourceApplyKerasMomentum(
         var=variable.handle, accum=velocity.handle, lr=rate, grad=gradient,
-        momentum=tf.constant(optimizer.momentum, variable.dtype), use_nesterov=optimizer.nesterov)
+        momentum=tf.cast(optimizer.momentum, variable.dtype), use_nesterov=optimizer.nesterov)
 
 
 def _adapt(optimizer: Any, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor) -> None:

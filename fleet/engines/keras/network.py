@@ -8,7 +8,7 @@ afterwards. So uneven shares are right, and a rank without rows takes part with 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
@@ -26,6 +26,7 @@ from fleet.engines.keras.export import check_config, export_model, try_load
 from fleet.engines.keras.losses import LossFunctions
 from fleet.engines.keras.memory import kept_bytes
 from fleet.engines.keras.metrics import MetricSet
+from fleet.engines.keras.optimizer import ChangingRate
 from fleet.errors import CheckpointError
 from fleet.storage.files import replace_by
 from preprocess.sample import SampleSpec
@@ -46,16 +47,20 @@ class KerasNetwork:
 
     Args:
         exchange_of: makes the gradient exchange of a group; a network may go from one group to another.
+        free: numbers of the optimizer that are in no graph (:func:`fleet.engines.keras.optimizer.set_free`).
         own_code: whether code of the user's own computes a part of a step: its ``if`` and ``while`` may depend on
             tensors. To look for such in ours takes half a second in each process.
+        rate: the learning rate, where the batch changes.
     """
 
     def __init__(self, model: keras.Model, optimizer: keras.optimizers.Optimizer, sample: SampleSpec,
                  measures: Measures, exchange_of: Callable[[Group], GradientExchange], group: Group, xla: bool,
-                 own_code: bool = True) -> None:
+                 own_code: bool, free: Mapping[str, tf.Variable], rate: ChangingRate) -> None:
+        self._rate = rate
         self._model, self._optimizer, self._exchange_of = model, optimizer, exchange_of
         self._sample, self._affine, self._measures = sample, sample.affine, measures
-        self._exchange = exchange_of(group)
+        self._exchange, self._free = exchange_of(group), free
+        self.is_closed = False
         self._ranks = tf.Variable(float(group.size), trainable=False)  # in no graph as a number: groups change
         target = sample.target
         rows = [tf.TensorSpec((None, *sample.image.shape), sample.image.dtype),
@@ -157,11 +162,14 @@ class KerasNetwork:
     def learning_rate(self) -> float:  # noqa: D102
         return float(keras.ops.convert_to_numpy(self._optimizer.learning_rate))
 
+    def scale_learning_rate(self, factor: float) -> None:  # noqa: D102 - Rescaling says it
+        self._rate.set(self._optimizer, factor)
+
     def state(self) -> dict[str, np.ndarray]:  # noqa: D102
-        return {name: np.array(variable.numpy()) for name, variable in self._named()}
+        return {name: np.array(variable.numpy()) for name, variable in _named(self._model, self._optimizer)}
 
     def load(self, arrays: Arrays) -> None:  # noqa: D102
-        named = dict(self._named())
+        named = dict(_named(self._model, self._optimizer))
         wrong = [name for name in named if name not in arrays or arrays[name].shape != tuple(named[name].shape)]
         if wrong or len(named) != len(arrays):
             raise CheckpointError("a checkpoint of another network: it differs in "
@@ -207,6 +215,23 @@ class KerasNetwork:
 
     def close(self) -> None:  # noqa: D102
         self._exchange.close()
+        self.is_closed = True
+
+    def begin_as(self, model: keras.Model, optimizer: keras.optimizers.Optimizer, rate: ChangingRate,
+                 group: Group) -> None:
+        """Once closed, be another network of the same architecture and settings, with the graphs that there are.
+
+        Args:
+            model, optimizer, rate: of the other one as it begins: their variables, and the numbers that are in no
+                graph.
+        """
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        for name, variable in self._free.items():
+            variable.assign(getattr(inner, name))
+        self._rate.begin_as(rate)
+        self.load({name: variable.numpy() for name, variable in _named(model, optimizer)})
+        self._exchange, self.is_closed = self._exchange_of(group), False
+        self._ranks.assign(group.size)
 
     @contextmanager
     def _averaged(self) -> Iterator[None]:
@@ -332,11 +357,12 @@ class KerasNetwork:
         more = (0.0,) * self._measures.metrics.width
         return Sums(stop=bool(wish), more=more).pack().astype(np.float32)
 
-    def _named(self) -> list[tuple[str, Any]]:
-        """All variables by a name that the same network has in every process: place and path."""
-        pairs = [*(("model", variable) for variable in self._model.variables),
-                 *(("optimizer", variable) for variable in self._optimizer.variables)]
-        return [(f"{owner}/{place:04d}/{variable.path}", variable) for place, (owner, variable) in enumerate(pairs)]
+
+def _named(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> list[tuple[str, Any]]:
+    """All variables by a name that the same network has in every process: place and path."""
+    pairs = [*(("model", variable) for variable in model.variables),
+             *(("optimizer", variable) for variable in optimizer.variables)]
+    return [(f"{owner}/{place:04d}/{variable.path}", variable) for place, (owner, variable) in enumerate(pairs)]
 
 
 def _rows(images: np.ndarray, targets: np.ndarray, weights: np.ndarray | None) -> Rows:

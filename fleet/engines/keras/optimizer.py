@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from fleet.errors import SettingError, UserError
 from fleet.plugins import load_object
@@ -17,11 +19,34 @@ from fleet.spec.optimizers import OPTIMIZERS, takes
 _RATE = ("train", "optimizer", "learning_rate")
 
 
-def make_optimizer(settings: Optimizer, scale: float, accumulate: int = 1) -> keras.optimizers.Optimizer:
+class ChangingRate:
+    """The learning rate of a network whose batch changes: multiplied by a factor, without a new graph for each.
+
+    Attributes:
+        scale: what :func:`make_optimizer` is given.
+    """
+
+    def __init__(self, settings: Optimizer) -> None:
+        self._rate = settings.learning_rate
+        self.scale: Any = keras.Variable(1.0, trainable=False) if isinstance(self._rate, dict) else 1.0
+
+    def set(self, optimizer: keras.optimizers.Optimizer, factor: float) -> None:
+        """Train on with so many times the learning rate of the spec."""
+        if isinstance(self._rate, dict):
+            self.scale.assign(factor)
+        else:
+            optimizer.learning_rate = self._rate * factor
+
+    def begin_as(self, other: ChangingRate) -> None:
+        """Be that of another network in the same graphs: what they have in them, the factor of a schedule, stays."""
+        self._rate = other._rate
+
+
+def make_optimizer(settings: Optimizer, scale: Any, accumulate: int = 1) -> keras.optimizers.Optimizer:
     """The Keras optimizer of a spec.
 
     Args:
-        scale: multiplies its learning rate.
+        scale: multiplies its learning rate; a number, or for a schedule also a variable.
         accumulate: steps whose gradients it averages before it changes anything.
 
     Raises:
@@ -30,7 +55,7 @@ def make_optimizer(settings: Optimizer, scale: float, accumulate: int = 1) -> ke
     rate = settings.learning_rate
     if isinstance(rate, dict):
         schedule = _schedule(rate)
-        rate = schedule if scale == 1 else _Scaled(schedule, scale)
+        rate = _Scaled(schedule, scale) if isinstance(scale, keras.Variable) or scale != 1 else schedule
     else:
         rate = rate * scale
     if ":" in settings.name:
@@ -43,6 +68,33 @@ def make_optimizer(settings: Optimizer, scale: float, accumulate: int = 1) -> ke
         return getattr(keras.optimizers, OPTIMIZERS[settings.name])(learning_rate=rate, **given)
     except Exception as error:  # what Keras raises for a value that it refuses
         raise SettingError(f"{settings.name}: {one_line(error)[:300]}", "train", "optimizer") from error
+
+
+def set_free(optimizer: keras.optimizers.Optimizer) -> dict[str, tf.Variable]:
+    """Take an optimizer's momentum and weight decay out of the graphs in which it steps, as its learning rate is.
+
+    Args:
+        optimizer: built, with the kernels of :mod:`fleet.engines.keras.kernels`.
+
+    Returns:
+        What may be assigned to between two steps, by name. What is zero stays so: that is another graph.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    has_kernel = type(inner) is keras.optimizers.SGD and "update_step" in vars(inner)
+    names = [*(["momentum"] if has_kernel and inner.momentum else []),  # Keras compares it with 0 inside the graph
+             *(["weight_decay"] if inner.weight_decay else [])]
+    free = {name: tf.Variable(getattr(inner, name), dtype=tf.float32, trainable=False) for name in names}
+    for name, variable in free.items():
+        setattr(inner, name, variable)
+    return free
+
+
+def graph_settings(settings: Optimizer) -> Optimizer:
+    """The settings without the numbers that :func:`set_free` takes out of the graphs; equal ones have equal graphs."""
+    rate = settings.learning_rate if isinstance(settings.learning_rate, dict) else 1.0
+    momentum = 0.5 if settings.name == "sgd" and settings.momentum else settings.momentum
+    return replace(settings, learning_rate=rate, momentum=momentum,
+                   weight_decay=settings.weight_decay and 0.5)
 
 
 def _own(settings: Optimizer, rate: Any, accumulate: int) -> keras.optimizers.Optimizer:
@@ -79,11 +131,11 @@ def _schedule(settings: Mapping[str, Any]) -> keras.optimizers.schedules.Learnin
 class _Scaled(keras.optimizers.schedules.LearningRateSchedule):
     """Another schedule, multiplied."""
 
-    def __init__(self, schedule: Any, scale: float) -> None:
+    def __init__(self, schedule: Any, scale: Any) -> None:
         self._schedule, self._scale = schedule, scale
 
     def __call__(self, step: Any) -> Any:
         return self._schedule(step) * self._scale
 
     def get_config(self) -> dict[str, Any]:
-        return {"schedule": keras.optimizers.schedules.serialize(self._schedule), "scale": self._scale}
+        return {"schedule": keras.optimizers.schedules.serialize(self._schedule), "scale": float(self._scale)}

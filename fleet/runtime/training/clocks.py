@@ -14,6 +14,7 @@ from fleet.storage.writer import CheckpointWriter
 
 _PACE_EVERY_S = 1.0
 _MANY = 4  # times as many steps as before
+_SHARED_S = 0.25  # steps beside others, in less time, may all have been in one turn of this process
 
 
 class EpochClock:
@@ -97,16 +98,17 @@ class StepClock:
         return begins
 
     def news(self) -> StepRate:
-        """The rate, where it rests on enough steps for the first time, or on many more than when this was asked."""
+        """The rate, where it rests on enough steps for the first time, or on many more than when it was told last."""
         if self._steps < self._news_at:
             return StepRate()
-        self._news_at = _MANY * self._steps
-        return self.rate
+        if (rate := self.rate).rate:
+            self._news_at = _MANY * self._steps
+        return rate
 
     @property
     def rate(self) -> StepRate:
-        """Of all steps so far."""
-        if self._steps < self._least:
+        """Of all steps so far; none where they are too few, or took too little time, to tell."""
+        if self._steps < self._least or (self._beside > 1 and self._seconds < _SHARED_S):
             return StepRate()
         mean = max(self._seconds / self._steps, 1e-9)
         deviation = math.sqrt(max(0.0, self._squares / self._steps - mean**2))

@@ -96,7 +96,7 @@ def _go_through(training: Training, samples: Validation, look: Callable[[np.ndar
         What all ranks have made of them; None where the run ends before all are looked at.
     """
     group = training.group
-    batches = samples.batches(training.network.train.batch.size, group.rank, group.size)
+    batches = samples.batches(training.network.train.batch.bounds[0], group.rank, group.size)
 
     def go_on() -> bool:
         """Go on for a while; returns whether this rank's share is done."""

@@ -22,6 +22,7 @@ from fleet.comm.messages import (
     Paused,
     Regroup,
     Regrouped,
+    Start,
     Stop,
     Stopped,
     Tag,
@@ -78,25 +79,26 @@ class TrainingLoop:
         self._clock = EpochClock(sources, writer)
         self._tell = partial(world.tell, 0, Tag.COORDINATOR)
 
-    def run(self, training: Training, state: State, stream_epoch: int) -> None:
+    def run(self, training: Training, state: State, first: Start | Regroup) -> None:
         """Train a network; see :meth:`_run`. The others on its GPU are told of it meanwhile."""
         with self._tenants.present():
-            self._run(training, state, stream_epoch)
+            self._run(training, state, first)
 
-    def _run(self, training: Training, state: State, stream_epoch: int) -> None:
+    def _run(self, training: Training, state: State, first: Start | Regroup) -> None:
         """Train epoch after epoch, some in pieces between which the group may change, until the coordinator ends it.
 
         Args:
             state: of the network, the same on all ranks of the group.
-            stream_epoch: to train on next.
+            first: says which stream epoch to train on next, and with which batch.
         """
+        stream_epoch, chosen = first.stream_epoch, first.batch
         sources = self._sources.of(training.network)
         source: Stream = sources.own  # of the rest of an epoch that this rank has not begun
         self._clock.restart()
         while True:
             epoch = Epoch(state.stream_epoch, state.path)
             if not state.position:
-                epoch = Epoch(stream_epoch)
+                epoch, state = Epoch(stream_epoch), dataclasses.replace(state, batch=chosen or 0)
                 source = sources.stream if stream_epoch >= training.reads_from else sources.own
                 self._clock.restart()
             state, is_over, missed = self._consume(training, state, source, epoch)
@@ -124,14 +126,15 @@ class TrainingLoop:
                 self.change_group(training, order, state)
                 if training.group.is_master:
                     self._tell(Regrouped(training.network.name, state.position, time.perf_counter() - paused))
-            stream_epoch = order.stream_epoch
+            stream_epoch, chosen = order.stream_epoch, order.batch
 
     def _consume(self, training: Training, state: State, source: Stream, epoch: Epoch) -> Consumed:
         """Train on what is left of an epoch, or on less, where the group is asked to pause."""
         network, group = training.network, training.group
         taken = {chunk for record in state.history for chunk in read_path(record.path)}
+        size = training.set_batch(state.batch)
+        state = dataclasses.replace(state, batch=size)
         pace, saved = PaceReport(network.name, state.position, training.steps), time.perf_counter()
-        size = network.global_batch(group.size)
         is_over, missed = True, 0  # nothing may be left: the launch before ended while the network was judged
         for stride in strides(training, source.batches(epoch, state.position, size, group, taken)):
             stop = group.is_master and self._is_asked()
@@ -286,11 +289,13 @@ def _record(training: Training, state: State, judged: Sums) -> EpochRecord:
     loss, accuracy = _means(sums if sums.count else Sums(count=1), training)  # 0 where no sample could be read
     val_loss, val_accuracy = _means(judged, training)
     metrics = {**_metrics(sums, training), **_metrics(judged, training, "val_")}
+    parent, parent_epoch = (training.network.parent, training.network.parent_epoch) if not state.epoch else ("", 0)
     return EpochRecord(
         epoch=state.epoch + 1, stream_epoch=state.stream_epoch, loss=loss, accuracy=accuracy,
         val_loss=val_loss, val_accuracy=val_accuracy, metrics=metrics,
         learning_rate=training.trainable.learning_rate(), samples=int(sums.count), gpus=training.group.size,
-        seconds=state.seconds, waited_s=state.waited_s, path=write_path(state.path), accepted=state.accepted)
+        seconds=state.seconds, waited_s=state.waited_s, path=write_path(state.path), accepted=state.accepted,
+        parent=parent, parent_epoch=parent_epoch, batch=state.batch)
 
 
 def _rate(training: Training, record: EpochRecord) -> StepRate:

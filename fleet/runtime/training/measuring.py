@@ -2,30 +2,63 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
+from fleet.runtime.training.all_or_none import NetworkFailed
 from fleet.runtime.training.clocks import StepClock
 from fleet.runtime.training.network import Training
 from fleet.spec import Profile
 from fleet.storage.state import StepRate
 from preprocess.sample import SampleSpec
+from scheduler.base import StepTime
+
+log = logging.getLogger("fleet.runtime.training.measuring")
 
 _LEAST_STEPS = 5  # say how much their durations differ
 
 
-def measure_rate(training: Training, sample: SampleSpec, profile: Profile) -> StepRate:
+def time_batches(training: Training, sample: SampleSpec, profile: Profile, batches: Sequence[int]
+                 ) -> tuple[StepRate, tuple[StepTime, ...]]:
+    """The rate with the first of several batches, and the seconds of a step with each; collective over the group.
+
+    A batch with which a step fails fits on no GPU of the group, and neither do larger ones.
+
+    Args:
+        batches: rising.
+
+    Raises:
+        NetworkFailed: on all ranks, when a step with the first failed on one.
+    """
+    rates: list[StepRate] = []
+    for size in batches:
+        try:
+            rates.append(measure_rate(training, sample, profile, size))
+        except NetworkFailed as failure:
+            if not rates:
+                raise
+            log.info("%s: a batch of %d does not fit: %s", training.network.name, size, failure.reason)
+            break
+    return rates[0], tuple(StepTime(size, size / one.rate) for size, one in zip(batches, rates, strict=False))
+
+
+def measure_rate(training: Training, sample: SampleSpec, profile: Profile, size: int) -> StepRate:
     """The rate of the whole group, over the last steps of a few; collective over the group.
 
     It takes as many steps as the settings say, and ends before that as soon as the rate is sure enough, or has taken
     long enough: then the master says so with a step, so that all ranks take the same last one.
 
+    Args:
+        size: of the global batch.
+
     Raises:
         NetworkFailed: on all ranks, when a step failed on one.
     """
-    group, size = training.group, training.network.global_batch(training.group.size)
+    group = training.group
     images, targets = made_up(sample, rows=len(range(group.rank, size, group.size)))
     clock, start = StepClock(warm_up=profile.batches - profile.timed), time.perf_counter()
     for _ in range(profile.batches):

@@ -10,8 +10,8 @@ from typing import TypeVar
 import numpy as np
 
 from fleet.comm.base import Group
-from fleet.engines.base import Striding, Sums, Trainable
-from fleet.runtime.training.all_or_none import agree, all_or_none
+from fleet.engines.base import Rescaling, Striding, Sums, Trainable
+from fleet.runtime.training.all_or_none import NetworkFailed, agree, all_or_none
 from fleet.runtime.training.clocks import StepClock
 from fleet.spec import NetworkSpec
 from fleet.storage.state import State
@@ -39,6 +39,7 @@ class Training:
     steps: StepClock = field(default_factory=lambda: StepClock(least=LEAST_STEPS))
     group: Group = field(init=False)
     trainable: Trainable = field(init=False)
+    batch: int = field(init=False, default=0)  # of the epoch
 
     def step(self, images: np.ndarray, targets: np.ndarray, size: int, stop: bool = False) -> Sums:
         """Train on one global batch, with all ranks of the group; see :meth:`fleet.engines.base.Trainable.step`.
@@ -76,6 +77,30 @@ class Training:
         except (Exception, SystemExit) as error:
             # An engine raises on all ranks of the group or on none: so all of them are here.
             raise agree(self.group, error) from error
+
+    def set_batch(self, chosen: int) -> int:
+        """Train with the global batch that the policy has chosen for an epoch, and the learning rate that goes with it.
+
+        Args:
+            chosen: out of the range that the spec gives; 0 for the least. Nothing, where it gives one size.
+
+        Returns:
+            The global batch.
+
+        Raises:
+            NetworkFailed: its engine cannot change the learning rate.
+        """
+        batch = self.network.train.batch
+        if not batch.is_elastic:
+            return self.network.global_batch(self.group.size)
+        size = chosen or batch.bounds[0]
+        if not isinstance(self.trainable, Rescaling):
+            raise NetworkFailed(f"train.batch.size: {list(batch.bounds)}: its engine cannot change learning rates "
+                                "(scale_learning_rate); one size would be right")
+        self.trainable.scale_learning_rate(batch.learning_rate_scale(size))
+        if size != self.batch:  # steps of others say nothing of these
+            self.batch, self.steps = size, StepClock(least=LEAST_STEPS)
+        return size
 
     def judge(self, images: np.ndarray, targets: np.ndarray) -> Sums:
         """Sums over some samples, of this rank alone, without training."""

@@ -38,7 +38,7 @@ from fleet.errors import GroupStruck, InfrastructureError
 from fleet.runtime.training.all_or_none import NetworkFailed, all_or_none
 from fleet.runtime.training.building import build_within
 from fleet.runtime.training.loop import TrainingLoop
-from fleet.runtime.training.measuring import measure_rate
+from fleet.runtime.training.measuring import time_batches
 from fleet.runtime.training.network import Training
 from fleet.runtime.training.sources import Sources
 from fleet.spec import NetworkSpec, Spec
@@ -52,8 +52,11 @@ from fleet.storage.writer import CheckpointWriter
 from fleet.stream.stall import Stalled
 from fleet.stream.tenants import Tenants
 from preprocess.sample import SampleSpec
+from scheduler.base import StepTime
 
 log = logging.getLogger("fleet.runtime.training.trainer")
+
+_PATIENCE = 4.0  # of a trainer without work, to which each look for it costs what others could compute
 
 
 class Trainer:
@@ -86,7 +89,8 @@ class Trainer:
 
     def run(self) -> None:
         """Do what the coordinator says, until the run is over."""
-        while not isinstance(order := self._world.await_message(Tag.TRAINER), Exit):
+        hear = partial(self._world.hear, Tag.TRAINER)
+        while not isinstance(order := self._world.wait(hear, _PATIENCE), Exit):
             if isinstance(order, Leave):
                 self.stop()
                 self._world.retire()
@@ -137,7 +141,7 @@ class Trainer:
                 if over:
                     self._hand_in(training, over)
                 else:
-                    self._loop.run(training, state, order.stream_epoch)
+                    self._loop.run(training, state, order)
 
     def _join(self, order: Join) -> None:
         """Train a network that is in training elsewhere; its group goes on until the network is built here."""
@@ -160,7 +164,7 @@ class Trainer:
             training.reads_from = heard.reads_from
             self._sources.stream.join(heard.reads_from)
             state = self._loop.change_group(training, heard, None, failure)
-            self._loop.run(training, state, heard.stream_epoch)
+            self._loop.run(training, state, heard)
 
     @contextmanager
     def _leaving(self, training: Training) -> Iterator[None]:
@@ -242,11 +246,16 @@ class Trainer:
         network = order.network
         began = time.perf_counter()
         found, reason, passing = StepRate(), "", False
+        timed: tuple[StepTime, ...] = ()
+        parameters = 0
         training = Training(network, 0, self._sample.of(network.feed).target)
         try:
             training.group = group = self._world.group(order.ranks, order.group)
             with self._built(network, group) as training.trainable:
-                found = measure_rate(training, self._sample.of(network.feed), self._spec.profile)
+                batches = order.batches or (network.global_batch(group.size),)
+                found, timed = time_batches(training, self._sample.of(network.feed), self._spec.profile, batches)
+                if order.batches and isinstance(training.trainable, Examinable):
+                    parameters = training.trainable.count_parameters()
         except NetworkFailed as failure:
             reason, passing = failure.reason, failure.may_pass
             log.error("%s could not be measured: %s\n%s", network.name, failure.reason, failure.detail)
@@ -254,5 +263,6 @@ class Trainer:
             log.warning("%s is not measured on %d ranks: %s", network.name, len(order.ranks), strike)
             return
         if group.is_master:
-            self._tell(Measured(network.name, group.size, found, time.perf_counter() - began, reason, passing))
+            self._tell(Measured(network.name, group.size, found, time.perf_counter() - began, reason, passing,
+                                timed if order.batches else (), parameters))
         group.free()

@@ -9,7 +9,7 @@ from fleet.engines.emulated import WEIGHTS, EmulatedEngine
 from fleet.errors import CheckpointError
 from fleet.spec import parse
 from preprocess.sample import ImageSpec, SampleSpec
-from scheduler.base import Network, RateTable
+from scheduler.base import CommTime, Network, RateTable, StepTime
 from tests.fleet.one_process import Launch
 
 SAMPLE = SampleSpec(ImageSpec((1, 1, 1), "uint8"), 3)
@@ -149,3 +149,22 @@ def test_networks_learn_differently():
             result = step(trainable)
         ends.append(result.loss)
     assert ends[0] != ends[1]
+
+
+@pytest.mark.parametrize(("gpus", "size", "seconds"), [(1, 8, 1.0), (2, 16, 1.5), (2, 8, 1.1)])
+def test_where_the_batch_changes_a_step_takes_what_steps_and_exchanges_take(gpus, size, seconds):
+    rates = RateTable(16, 4, (Network("softmax", (8.0,), params_mb=2.0, step_s=(StepTime(4, 0.6), StepTime(8, 1.0))),),
+                      (CommTime(2.0, 2, 0.5),))
+    elastic = parse({"models": [{"family": "softmax"}], "train": {"batch": {"size": [8, 16]}},
+                     "schedule": {"policy": "elastic"}}).networks[0]
+    group = Alone(gpus)
+    trainable = EmulatedEngine(SAMPLE, rates, 1.0).build(elastic, group)
+    step(trainable, np.zeros(size, np.int64))
+    assert group.rested == pytest.approx([seconds])
+
+
+def test_its_learning_rate_is_said_to_follow_the_batch():
+    trainable = build(Alone())
+    before = trainable.learning_rate()
+    trainable.scale_learning_rate(2.0)
+    assert trainable.learning_rate() == 2 * before

@@ -26,6 +26,8 @@ KERAS = """in user code:
     (ValueError(), "ValueError"),
     (ModelError("the loss became nan"), "the loss became nan"),
     (MemoryError("wanted 3 GB"), "out of memory: MemoryError: wanted 3 GB"),
+    (RuntimeError("failed to create a handle: CUBLAS_STATUS_ALLOC_FAILED"),
+     "out of memory: RuntimeError: failed to create a handle: CUBLAS_STATUS_ALLOC_FAILED"),
     (SystemExit(3), "it exited, by sys.exit(3)"),
     (KeyboardInterrupt(), "it raised KeyboardInterrupt"),
     (RuntimeError(KERAS), "RuntimeError: RuntimeError: Exception encountered when calling Attention.call(). "

@@ -55,13 +55,15 @@ def test_more_trainers_than_gpus_are_refused(monkeypatch):
 def test_trainers_of_a_node_without_gpus_share_its_cores(monkeypatch):
     from fleet.engines.keras import device
 
-    threads = []
+    threads, rewriting = [], []
     monkeypatch.delenv("TF_NUM_INTRAOP_THREADS", raising=False)
     monkeypatch.setattr(device.os, "sched_getaffinity", lambda process: range(8))
     monkeypatch.setattr(device.tf.config, "list_physical_devices", lambda kind: [])
     monkeypatch.setattr(device.tf.config.threading, "set_intra_op_parallelism_threads", threads.append)
+    monkeypatch.setattr(device.tf.config.optimizer, "set_experimental_options", rewriting.append)
     for trainers in (1, 3, 20):
         device.take_device(0, trainers)
+    assert rewriting == [{"disable_meta_optimizer": True}] * 3
     monkeypatch.setattr(device.tf.config.experimental, "enable_op_determinism", lambda: threads.append("deterministic"))
     device.take_device(0, 1, deterministic=True)
     monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "5")  # the user's word

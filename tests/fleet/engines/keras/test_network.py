@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -60,6 +61,59 @@ def test_a_network_learns_with_every_setting(engine, batch, train):
     losses = [trainable.step(*batch, 12).loss / 12 for _ in range(12)]
     assert losses[-1] < 0.7 * losses[0]
     assert trainable.evaluate(*batch).count == 12
+
+
+BEFORE_AND_AFTER = {
+    "sgd": ({"learning_rate": 0.1, "momentum": 0.9, "weight_decay": 0.01},
+            {"learning_rate": 0.02, "momentum": 0.5, "weight_decay": 0.3}),
+    "adamw": ({"learning_rate": 0.01, "weight_decay": 0.01}, {"learning_rate": 0.002, "weight_decay": 0.5}),
+    "rmsprop": ({"learning_rate": 0.01, "momentum": 0.5}, {"learning_rate": 0.002, "momentum": 0.5})}
+
+
+def steps(trainable, batch):
+    sums = [trainable.step(*batch, 12) for _ in range(3)]
+    return sums, trainable.evaluate(*batch), trainable.state()
+
+
+@pytest.mark.parametrize("name", BEFORE_AND_AFTER)
+@pytest.mark.parametrize("train", [{}, {"precision": "mixed_float16"}], ids=["plain", "with a loss scale"])
+def test_a_network_is_not_traced_again_for_other_numbers_of_its_optimizer_or_another_seed(engine, batch, name, train):
+    first, second = (replace(network(**train, optimizer={"name": name, **numbers}), seed=seed)
+                     for seed, numbers in enumerate(BEFORE_AND_AFTER[name]))
+    built = engine.build(first, OneRank())
+    steps(built, batch)
+    built.close()
+    traced = built._stride.experimental_get_tracing_count()
+    again = engine.build(second, OneRank())
+    found = steps(again, batch)
+    assert again is built
+    assert built._stride.experimental_get_tracing_count() == traced
+    alone = steps(engine.build(second, OneRank()), batch)  # the other one is still open, so with graphs of its own
+    assert found[:2] == alone[:2]
+    assert found[2].keys() == alone[2].keys()
+    assert all((found[2][key] == alone[2][key]).all() for key in alone[2])
+
+
+def test_a_network_in_the_graphs_of_another_scales_its_own_learning_rate(engine):
+    built = engine.build(network(), OneRank())
+    built.scale_learning_rate(4.0)
+    built.close()
+    again = engine.build(network(optimizer={"name": "sgd", "learning_rate": 0.02, "momentum": 0.9}), OneRank())
+    assert again is built
+    assert again.learning_rate() == pytest.approx(0.02)
+    again.scale_learning_rate(2.0)
+    assert again.learning_rate() == pytest.approx(0.04)
+
+
+@pytest.mark.parametrize("changed", [
+    {"optimizer": {"name": "sgd", "learning_rate": 0.1}}, {"batch": {"accumulate": 2}}, {"precision": "mixed_bfloat16"},
+    {"optimizer": {"name": "sgd", "learning_rate": {"name": "CosineDecay", "initial_learning_rate": 0.1,
+                                                    "decay_steps": 9}, "momentum": 0.9}}],
+    ids=["no momentum", "accumulation", "precision", "a schedule"])
+def test_a_network_that_differs_by_more_has_graphs_of_its_own(engine, changed):
+    built = engine.build(network(), OneRank())
+    built.close()
+    assert engine.build(network(**changed), OneRank()) is not built
 
 
 def test_a_schedule_is_multiplied_with_the_batch_that_follows_the_gpus(engine):
@@ -176,6 +230,28 @@ def test_several_steps_at_once_come_to_the_same_as_one_by_one_bit_for_bit(engine
     assert one.step(*batch, 12) == other.step(*batch, 12)
     state = other.state()
     assert all(np.array_equal(value, state[name]) for name, value in one.state().items())
+
+
+def test_networks_come_to_the_same_whether_their_graphs_are_rewritten_or_not(monkeypatch, batch):
+    import tensorflow as tf
+
+    from fleet.engines.keras.engine import KerasEngine
+
+    monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "1")
+
+    def trained(as_traced):
+        engine = KerasEngine(SAMPLE, "mpi", 0, 1)  # its own: an engine keeps the graphs of its last network
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": as_traced})
+        trainable = engine.build(network(), OneRank())
+        return [trainable.stride(*batch, (5, 5, 2)), trainable.evaluate(*batch)]
+
+    try:
+        rewritten = trained(as_traced=False)
+    finally:
+        as_traced = trained(as_traced=True)
+    for sums, others in zip([*as_traced[0], as_traced[1]], [*rewritten[0], rewritten[1]], strict=True):
+        assert sums.loss == pytest.approx(others.loss, rel=1e-5)
+        assert sums.count == others.count
 
 
 @pytest.mark.long

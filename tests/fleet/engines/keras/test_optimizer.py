@@ -24,7 +24,8 @@ class OneRank:
 
 
 def settings(optimizer, **batch):
-    return parse({"models": [{"family": "softmax"}], "train": {"optimizer": optimizer, "batch": batch}}).networks[0]
+    return parse({"models": [{"family": "softmax"}], "train": {"optimizer": optimizer, "batch": batch},
+                  "schedule": {"policy": "elastic"}}).networks[0]
 
 
 def build(optimizer, **batch):
@@ -98,6 +99,30 @@ def test_accumulated_gradients_make_the_step_of_one_large_batch():
         parts.step(inputs[first:first + 4], labels[first:first + 4], 4)
     for one, other in zip(weights_of(whole), weights_of(parts), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("learning_rate", [
+    0.1, {"name": "ExponentialDecay", "initial_learning_rate": 0.1, "decay_steps": 2, "decay_rate": 0.5}])
+def test_learning_rates_follow_the_batch_in_the_graph_that_there_is(learning_rate):
+    trainable = build({"learning_rate": learning_rate}, size=[12, 48])
+    inputs, labels = samples(48)
+    first = trainable.learning_rate()
+    trainable.step(inputs[:12], labels[:12], 12)
+    second = trainable.learning_rate()
+    trainable.scale_learning_rate(4.0)
+    assert trainable.learning_rate() == pytest.approx(4 * second)
+    before = weights_of(trainable)
+    trainable.step(inputs, labels, 48)
+    moved = np.concatenate([np.ravel(one - other) for one, other in zip(weights_of(trainable), before, strict=True)])
+    plain = build({"learning_rate": 4 * second})
+    for variable, value in zip(plain._model.trainable_variables, before, strict=True):
+        variable.assign(value)
+    plain.step(inputs, labels, 48)
+    expected = np.concatenate([np.ravel(one - other) for one, other in zip(weights_of(plain), before, strict=True)])
+    np.testing.assert_allclose(moved, expected, rtol=1e-4, atol=1e-7)
+    trainable.scale_learning_rate(1.0)
+    assert trainable.learning_rate() <= first
+    assert trainable._stride.experimental_get_tracing_count() == 1
 
 
 def test_a_network_is_judged_by_the_running_means_of_its_weights():

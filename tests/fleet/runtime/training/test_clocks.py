@@ -2,12 +2,17 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fleet.comm.messages import Pace
 from fleet.runtime.training import clocks
 from fleet.runtime.training.clocks import EpochClock, PaceReport, StepClock
 from fleet.storage.state import State, StepRate
+from scheduler.ensemble.sharing import Sharing
+from tests.examples import examples
 
 
 @pytest.fixture
@@ -86,3 +91,30 @@ def test_steps_are_timed_anew_when_networks_come_to_share_the_gpu_or_leave_it():
     assert clock.rate == StepRate(5.0, 0.0, 2, beside=2)
     clock.see(1)
     assert clock.rate == StepRate()
+
+
+def test_steps_beside_others_tell_nothing_in_the_time_of_one_turn():
+    clock, told = StepClock(warm_up=0, least=10), []
+    clock.see(2)
+    for _ in range(1000):
+        clock.add(10, 0.001)
+        told += [clock.news().steps] if clock.rate.rate else []
+    assert [steps for steps in told if steps] == [pytest.approx(250, abs=1), pytest.approx(1000, abs=4)]
+
+
+@given(st.integers(0, 10**6), st.integers(0, 1499), st.floats(1.0, 100.0))
+@settings(max_examples=examples(30), deadline=None)
+def test_steps_of_a_millisecond_of_which_one_is_an_outlier_show_the_curve(seed, outlier, times):
+    """A step takes 1 ms alone and 1.25 beside another network; a rate is told whenever there are more steps."""
+    sharing, noise = Sharing(), np.random.default_rng(seed).uniform(0.5, 1.5, 1500)
+    for beside, milliseconds in ((1, 1.0), (2, 1.25)):
+        clock = StepClock(warm_up=0, least=10)
+        clock.see(beside)
+        for number, factor in enumerate(noise):
+            clock.add(8, 1e-3 * milliseconds * (times if number == outlier and beside == 2 else factor))
+            if (news := clock.news()).rate:
+                sharing.observe(("a", 1), beside, news.rate, news.spread, news.steps)
+                assert len(sharing.curve) < 2 or sharing.curve[1] == pytest.approx(1.6, rel=0.25)
+        told = clock.rate  # at the end of the epoch
+        sharing.observe(("a", 1), beside, told.rate, told.spread, told.steps)
+    assert sharing.curve == (1.0, pytest.approx(1.6, rel=0.25))

@@ -11,6 +11,7 @@ from fleet.engines.base import Sums
 from fleet.runtime.training import evaluation
 from fleet.runtime.training.all_or_none import NetworkFailed
 from fleet.runtime.training.evaluation import evaluate
+from fleet.spec import Batch
 from fleet.stream.base import split_rows
 from tests.examples import examples
 from tests.fleet.one_process import Launch
@@ -43,7 +44,7 @@ class Judge:
 
 def training_of(group, judge):
     return SimpleNamespace(group=group, judge=judge.evaluate,
-                           network=SimpleNamespace(train=SimpleNamespace(batch=SimpleNamespace(size=2))))
+                           network=SimpleNamespace(train=SimpleNamespace(batch=Batch(2))))
 
 
 @pytest.fixture(autouse=True)

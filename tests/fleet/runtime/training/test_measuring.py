@@ -7,10 +7,12 @@ import pytest
 
 from fleet.engines.base import Sums
 from fleet.runtime.training import measuring
-from fleet.runtime.training.measuring import made_up, measure_rate
+from fleet.runtime.training.all_or_none import NetworkFailed
+from fleet.runtime.training.measuring import made_up, measure_rate, time_batches
 from fleet.spec import Profile
 from fleet.storage.state import StepRate
 from preprocess.sample import ImageSpec, SampleSpec
+from scheduler.base import StepTime
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
@@ -33,13 +35,13 @@ def test_the_last_steps_of_a_few_are_timed_each_rank_with_its_share(monkeypatch,
         return Sums(stop=stop)
 
     profile = Profile(batches=6, timed=4, seconds=60, spread=0)
-    assert measure_rate(group(step, rank), SAMPLE, profile) == StepRate(10 / 0.5, 0.0, 4)
+    assert measure_rate(group(step, rank), SAMPLE, profile, 10) == StepRate(10 / 0.5, 0.0, 4)
     assert seen == [(rows, rows, 10, False)] * 6
 
 
 def group(step, rank=0):
     return SimpleNamespace(group=SimpleNamespace(rank=rank, size=3, is_master=rank == 0), step=step,
-                           network=SimpleNamespace(global_batch=lambda gpus: 10))
+                           network=SimpleNamespace(name="a"))
 
 
 SAMPLE = SampleSpec(ImageSpec((2, 2, 1), "uint8"), 2)
@@ -55,7 +57,7 @@ def measured(monkeypatch, durations, profile, is_told=False, rank=0):
         stops.append(stop)
         return Sums(stop=stop or (is_told and len(stops) == 3))
 
-    return measure_rate(group(step, rank), SAMPLE, profile), stops
+    return measure_rate(group(step, rank), SAMPLE, profile, 10), stops
 
 
 def test_a_measurement_ends_when_its_spread_is_small_enough(monkeypatch):
@@ -86,3 +88,21 @@ def test_only_the_master_ends_a_measurement_and_all_end_with_it(monkeypatch):
     profile = Profile(batches=100, timed=99, seconds=1000, spread=0.01)
     found, stops = measured(monkeypatch, [1.0], profile, is_told=True, rank=1)
     assert stops == [False] * 3
+
+
+def test_several_batches_are_timed_up_to_the_first_that_does_not_fit(monkeypatch):
+    now = SimpleNamespace(s=0.0)
+    monkeypatch.setattr(measuring.time, "perf_counter", lambda: now.s)
+
+    def step(images, labels, size, stop):
+        if size > 20:
+            raise NetworkFailed("out of memory")
+        now.s += 0.5 + size / 100
+        return Sums(stop=stop)
+
+    profile = Profile(batches=6, timed=4, seconds=60, spread=0)
+    rate, timed = time_batches(group(step), SAMPLE, profile, (10, 20, 40, 80))
+    assert rate.rate == pytest.approx(10 / 0.6)
+    assert timed == (StepTime(10, pytest.approx(0.6)), StepTime(20, pytest.approx(0.7)))
+    with pytest.raises(NetworkFailed):
+        time_batches(group(step), SAMPLE, profile, (40, 80))

@@ -1,0 +1,117 @@
+"""The job scalability analyzer's measurements: from whole training steps to step times and exchange times.
+
+What is timed are steps of a network on one GPU with some batches, and on several GPUs with one batch each. On one GPU
+nothing is exchanged, so these are the step times ([ELASTIC] section III-B1). What a step on several GPUs takes longer
+than one on a GPU with as many samples is the exchange (section III-B2).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from scheduler.base import CommTime, InputError, Network, StepTime
+from scheduler.elastic.allocate import step_seconds
+
+BYTES = 4  # of a parameter in an exchange
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What was timed of one network.
+
+    Args:
+        steps: number of GPUs -> global batches and the seconds of their steps.
+        parameters: of the network, that are exchanged.
+    """
+
+    steps: Mapping[int, Sequence[StepTime]] = field(default_factory=dict)
+    parameters: int = 0
+
+    def also(self, gpus: int, steps: Sequence[StepTime], parameters: int) -> Timed:
+        """The same, and what was timed on another number of GPUs."""
+        return Timed({**self.steps, gpus: steps}, max(parameters, self.parameters))
+
+    def holds(self, batches: Sequence[int]) -> bool:
+        """Whether on one GPU the steps of these batches were timed, up to the first that does not fit.
+
+        >>> Timed({1: [StepTime(8, 0.5), StepTime(16, 0.9)]}).holds((8, 16, 32)), Timed({}).holds((8, 16))
+        (True, False)
+        """
+        found = tuple(step.batch for step in self.steps.get(1, ()))
+        return bool(found) and found == tuple(batches[:len(found)])
+
+    @property
+    def params_mb(self) -> float:
+        """MB of an exchange."""
+        return max(1, self.parameters) * BYTES / 1e6
+
+
+def batches_to_time(batches: tuple[int, int], least_gpus: int, gpus: int, fits: int | None = None) -> tuple[int, ...]:
+    """The global batches whose steps should be timed, rising.
+
+    On one GPU these are the least that it may ever hold of the range, the most, and the one in their middle; on several
+    the largest that fits.
+
+    Args:
+        batches: the range.
+        least_gpus: on which the network may train.
+        gpus: on which it is timed.
+        fits: the largest batch that one GPU is known to hold.
+
+    >>> batches_to_time((64, 512), 1, 1), batches_to_time((64, 512), 1, 4, fits=100), batches_to_time((8, 8), 1, 1)
+    ((64, 181, 512), (400,), (4, 6, 8))
+    >>> batches_to_time((1, 1), 1, 1)
+    (1, 2)
+    """
+    least, most = (-(-batch // least_gpus) for batch in batches)
+    if gpus > 1:
+        return (max(batches[0], min(batches[1], gpus * (fits or most))),)
+    if least == most:  # from one time nothing follows about others
+        least, most = max(1, most // 2), max(2, most)
+    return tuple(sorted({least, round((least * most) ** 0.5), most}))
+
+
+def analysed(network: Network, timed: Timed) -> tuple[Network, tuple[CommTime, ...]]:
+    """A network with its step times and the size of its exchanges, and the exchanges' times.
+
+    Args:
+        timed: on one GPU, and perhaps on more.
+
+    Raises:
+        InputError: fewer than two batches were timed on one GPU, or a time is not positive.
+
+    On two GPUs a step on 16 samples takes 0.3 s longer than one on 8 samples takes on one.
+
+    >>> seen = Timed({1: [StepTime(8, 0.5), StepTime(16, 0.9)], 2: [StepTime(16, 0.8)]}, parameters=250_000)
+    >>> analysed(Network("a", (1.0,)), seen)[1]
+    (CommTime(params_mb=1.0, gpus=2, seconds=0.30000000000000004),)
+    """
+    steps = tuple(sorted(timed.steps.get(1, ()), key=lambda step: step.batch))
+    if len(steps) < 2:
+        raise InputError(f"network {network.name!r}: two batches or more must be timed on one GPU")
+    exchanges = []
+    for gpus, several in sorted(timed.steps.items()):
+        if gpus == 1 or not several:
+            continue
+        alone = step_seconds(steps, np.array([-(-step.batch // gpus) for step in several]))
+        left = float(np.median([step.seconds for step in several] - alone))
+        if np.isfinite(left):  # else one GPU was never seen with so many samples
+            exchanges.append(CommTime(timed.params_mb, gpus, max(0.0, left)))
+    return replace(network, step_s=steps, params_mb=timed.params_mb), tuple(exchanges)
+
+
+def joined(exchanges: Iterable[CommTime]) -> tuple[CommTime, ...]:
+    """The exchanges of several networks; of those of one size the mean.
+
+    >>> joined([CommTime(2.0, 2, 0.3), CommTime(1.0, 2, 0.2), CommTime(2.0, 2, 0.5)])
+    (CommTime(params_mb=1.0, gpus=2, seconds=0.2), CommTime(params_mb=2.0, gpus=2, seconds=0.4))
+    """
+    found: defaultdict[tuple[int, float], list[float]] = defaultdict(list)
+    for exchange in exchanges:
+        found[exchange.gpus, exchange.params_mb].append(exchange.seconds)
+    return tuple(CommTime(params_mb, gpus, float(np.mean(seconds)))
+                 for (gpus, params_mb), seconds in sorted(found.items()))

@@ -1,0 +1,133 @@
+"""``elastic``: GPUs and a batch size for every network, shared anew whenever networks arrive or leave.
+
+A network whose batch may lie anywhere in a range can use more GPUs than one with a fixed batch, and can do with fewer.
+How fast it is on k GPUs, and with which batch, follows from measured step times and exchange times
+(:func:`scheduler.elastic.allocate.scaling`, [ELASTIC] section III-B); the GPUs are shared so that the scaling factors
+of all networks that run sum to the most (:func:`scheduler.elastic.allocate.allocate`, section III-C). A network that
+waits is admitted as soon as all can have the fewest GPUs on which they run, and none is sent back (section III-D).
+
+A network with one batch size takes part by its rates alone, relative to that on one GPU.
+
+[ELASTIC] Saxena et al., Effective Elastic Scaling of Deep Learning Workloads, arXiv:2006.13878.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+
+from scheduler.base import Cluster, CommTime, Member, Network, Progress, RateTable, Round
+from scheduler.elastic.allocate import BatchRange, allocate, exchange_seconds, scaling, step_seconds
+from scheduler.elastic.curves import Curve
+from scheduler.ensemble.placement import rearrange
+from scheduler.ensemble.rates import curve
+
+MOST_GPUS = 1024  # of one network; the paper's k_max is 10
+
+
+def _most(network: Network, gpus: int) -> int:
+    return min(gpus, network.max_gpus or gpus, max(MOST_GPUS, network.min_gpus))
+
+
+@lru_cache(maxsize=4096)
+def curve_of(network: Network, comm: tuple[CommTime, ...], gpus: int) -> Curve:
+    """What a network makes of 1, 2, ... GPUs within its bounds, with the batch of each where it may change.
+
+    The same object for the same arguments, so that the optimizer knows it again.
+
+    Args:
+        comm: measured gradient exchanges.
+        gpus: of the cluster.
+
+    Raises:
+        InputError: its batch may change, and its step times or exchanges were not measured; or no batch of its range
+            fits on so many GPUs as it may have.
+    """
+    most = _most(network, gpus)
+    batches: tuple[int, ...] = ()
+    if network.batches is None:
+        rates = curve(network, most)
+        factors = tuple((rates / rates[0]).tolist())
+    else:
+        found = scaling(network, comm, BatchRange(*network.batches), most)
+        factors, batches = found.factors, found.batches
+    return Curve((*(0.0,) * (network.min_gpus - 1), *factors[network.min_gpus - 1:]), batches)
+
+
+@lru_cache(maxsize=4096)
+def step_rate(network: Network, comm: tuple[CommTime, ...], gpus: int, batch: int) -> float:
+    """T(b, k) of [ELASTIC] Eq. 1: samples/s of a network on ``gpus`` GPUs with a global batch; 0 where it fits not.
+
+    Args:
+        network: with its ``step_s`` and ``params_mb``.
+        comm: measured gradient exchanges.
+
+    >>> from scheduler.base import StepTime
+    >>> net = Network("a", (), params_mb=10.0, step_s=(StepTime(8, 0.5), StepTime(16, 0.9)))
+    >>> step_rate(net, (CommTime(10.0, 2, 0.1),), 2, 32)
+    32.0
+    """
+    assert network.params_mb is not None  # the analyzer has said so
+    compute = step_seconds(network.step_s, np.array([-(-batch // gpus)]))[0]
+    return batch / float(compute + exchange_seconds(comm, network.params_mb, gpus)[-1])
+
+
+def at_best(table: RateTable, gpus: int) -> RateTable:
+    """The table with the rates that networks whose batch may change reach with the best batch on each number of GPUs.
+
+    So all that reads ``rates`` alone (bounds, estimates, a slow input) holds for them as well.
+
+    Raises:
+        InputError: what must be measured for that was not.
+    """
+    if all(network.batches is None for network in table.models):
+        return table
+    return replace(table, models=tuple(
+        network if network.batches is None else _at_best(network, table.comm_s, gpus) for network in table.models))
+
+
+def _at_best(network: Network, comm: tuple[CommTime, ...], gpus: int) -> Network:
+    """The same; on fewer GPUs than its least batch fits on it does not train."""
+    most = _most(network, gpus)
+    found = curve_of(replace(network, min_gpus=1), comm, most)
+    rates = [step_rate(network, comm, max(count, found.least), found.batches[max(count, found.least) - 1])
+             for count in range(1, most + 1)]
+    return replace(network, rates=tuple(rates), min_gpus=max(found.least, network.min_gpus))
+
+
+def elastic_round(rates: RateTable, progress: Progress, cluster: Cluster) -> Round:
+    """What should run now, on which devices, with which batches.
+
+    Until the networks that run or could run are others, rates change, or devices are lost, the last answer stands.
+    """
+    admitted = _admitted(rates, progress, cluster)
+    wanted = progress.wanted.members
+    held = {device for member in wanted for device in member.devices}
+    if {member.name for member in wanted} == set(admitted) and not progress.rates_changed and (
+            held <= set(cluster.devices)):
+        return progress.wanted
+    allocation = allocate(list(admitted.values()), cluster.gpus)
+    assert allocation is not None  # the least counts fit
+    sizes = {name: gpus for name, gpus in zip(admitted, allocation.gpus, strict=True) if gpus}
+    running = [member for member in progress.running if member.name in admitted]
+    return Round(tuple(replace(member, batch=_batch(admitted[member.name], member))
+                       for member in rearrange(sizes, running, cluster.devices, cluster.gpus_per_node)))
+
+
+def _batch(curve: Curve, member: Member) -> int | None:
+    return curve.batches[member.gpus - 1] if curve.batches else None
+
+
+def _admitted(rates: RateTable, progress: Progress, cluster: Cluster) -> dict[str, Curve]:
+    """What should run, in the order of the table: the networks that do, and of the others the first that fit."""
+    begun = {member.name for member in (*progress.running, *progress.wanted.members)}
+    curves = {network.name: curve_of(network, rates.comm_s, cluster.gpus) for network in rates.models
+              if network.name not in progress.finished and network.min_gpus <= cluster.gpus}
+    room, names = cluster.gpus, set()
+    for name in sorted(curves, key=lambda name: name not in begun):
+        if curves[name].least <= room:
+            names.add(name)
+            room -= curves[name].least
+    return {name: curve for name, curve in curves.items() if name in names}
