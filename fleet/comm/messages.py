@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeAlias
 from fleet.spec import NetworkSpec
 from fleet.storage.lease import Fence
 from fleet.storage.state import EpochRecord, Judged, StepRate
+from scheduler.base import StepTime
 
 
 class Tag(IntEnum):
@@ -33,6 +34,7 @@ class Measure(NamedTuple):
     network: NetworkSpec
     ranks: tuple[int, ...]
     group: int  # a number that no other group of the run has
+    batches: tuple[int, ...] = ()  # to measure it with, one after another, where the policy chooses; else its own
 
 
 class Start(NamedTuple):
@@ -43,6 +45,7 @@ class Start(NamedTuple):
     group: int
     stream_epoch: int
     fence: Fence | None = None  # the right to write what belongs to the network, where it has one of its own
+    batch: int | None = None  # of the epochs that it begins, where the policy chooses it
 
 
 class Join(NamedTuple):
@@ -63,6 +66,7 @@ class GoOn(NamedTuple):
     """Finish the epoch; or, at its end, train another, on this stream epoch."""
 
     stream_epoch: int
+    batch: int | None = None  # of the epoch that begins, as with ``Start``
 
 
 class Regroup(NamedTuple):
@@ -73,6 +77,7 @@ class Regroup(NamedTuple):
     group: int
     stream_epoch: int
     reads_from: int  # the epoch from which on the others read the stream; before it, they prepare their own rows
+    batch: int | None = None  # as with ``GoOn``
 
 
 class Stop(NamedTuple):
@@ -108,6 +113,8 @@ class Measured(NamedTuple):
     seconds: float
     reason: str
     may_pass: bool = False  # whether measuring again may help
+    timed: tuple[StepTime, ...] = ()  # the steps of all batches that fit, where there were several to measure
+    parameters: int = 0  # of the network, as far as the engine can tell
 
 
 class Joined(NamedTuple):

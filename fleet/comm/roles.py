@@ -9,7 +9,7 @@ then each has a slot of it. Without GPUs, a core takes the place of a GPU.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from fleet.errors import UserError
@@ -29,6 +29,7 @@ class Roles:
         gpus_per_node: trainers on the node that has most of them; with slots, all slots of all its GPUs.
         slots: of each GPU; those of a node go round by round over its GPUs.
         fills: as :class:`scheduler.base.Cluster` has it.
+        device: what trainers share, in a word: GPU, or what takes its place.
     """
 
     node_of: tuple[int, ...]
@@ -37,11 +38,17 @@ class Roles:
     gpus_per_node: int
     slots: int = 1
     fills: bool = False
+    device: str = "GPU"
 
     @property
     def nodes(self) -> int:
         """How many nodes there are."""
         return max(self.node_of) + 1
+
+    @property
+    def idle_slots(self) -> int:
+        """How many slots are expected to train no more on what they share than one: a step leaves nothing of a core."""
+        return self.slots if self.device == "core" else 1
 
     @cached_property
     def rank_of(self) -> dict[int, int]:
@@ -96,11 +103,31 @@ def roles_of(spec: Spec, node_of: Sequence[int], gpus_per_node: int | None, own_
         UserError: there are fewer ranks than needed.
     """
     asked = spec.resources
-    return assign(node_of, None if asked.preprocessors == "auto" else asked.preprocessors,
-                  gpus_per_node if asked.gpus_per_node == "auto" else asked.gpus_per_node,
-                  own_preprocessing or spec.policy.own_samples,
-                  None if asked.per_device == "auto" else asked.per_device,
-                  cores if spec.engine.learns else None)
+    is_gpu = gpus_per_node is not None or not spec.engine.learns  # an emulated one
+    device = "GPU" if is_gpu else "core" if asked.gpus_per_node == "auto" else "device"
+    if cores is not None:  # fewer of them only make a large group slow
+        cores = max(cores, *(network.min_gpus for network in spec.networks), 1)
+    roles = assign(node_of, None if asked.preprocessors == "auto" else asked.preprocessors,
+                   gpus_per_node if asked.gpus_per_node == "auto" else asked.gpus_per_node,
+                   own_preprocessing or spec.policy.own_samples,
+                   None if asked.per_device == "auto" else asked.per_device,
+                   cores if spec.engine.learns else None)
+    return replace(roles, device=device)
+
+
+def missing_slots(spec: Spec, roles: Roles) -> str:
+    """What to say where too few ranks were started for the slots that a spec asks for; nothing where they are enough.
+
+    A number asks for as many, auto for two: they show whether more would pay. More than there are networks would stay
+    empty.
+    """
+    asked, devices = spec.resources.per_device, roles.cluster.whole_gpus
+    wanted = min(2 if asked == "auto" else asked, -(-len(spec.networks) // devices))
+    if roles.slots >= wanted or (asked == "auto" and roles.device == "core"):  # which `auto` tries not to share
+        return ""
+    there = "one network" if roles.slots == 1 else f"{roles.slots} networks"
+    return (f"resources.per_device is {asked}, but ranks were started for {there} on a {roles.device}: start "
+            f"{(wanted - roles.slots) * devices} more for {wanted}")
 
 
 def assign(node_of: Sequence[int], preprocessors: int | None, gpus_per_node: int | None,

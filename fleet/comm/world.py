@@ -147,7 +147,9 @@ class MPIWorld:
         self._meet()
         node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
         self._longest_pause = LONGEST_S * max(1.0, node.size / (_RANKS_PER_CORE * (os.cpu_count() or 1)))
-        names = self.comm.allgather(node.bcast((self.host, self.rank)))
+        # The batch system's name for the node, where it tells: by that it is given back.
+        host = os.environ.get("SLURMD_NODENAME") or self.host
+        names = self.comm.allgather(node.bcast((host, self.rank)))
         node.Free()
         numbers: dict[tuple[str, int], int] = {}
         places = tuple(numbers.setdefault(name, len(numbers)) for name in names)

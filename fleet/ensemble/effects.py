@@ -14,7 +14,7 @@ from fleet.search.searcher import Verdict
 from fleet.spec import NetworkSpec
 from fleet.storage.events import Event, NetworkAdded
 from fleet.storage.state import EpochRecord, Standing
-from scheduler.base import RateTable
+from scheduler.base import Network, RateTable
 from scheduler.ensemble.online import Traits
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Admitted:
         key: equal ones train at equal speed.
         traits: what is known of its speed before it has trained; None where nobody learns rates.
         known: GPUs -> samples/s, of earlier runs.
-        rates: samples/s on 1, 2, ... GPUs, where a file gives them.
+        rates: what policies are told of it, where a file says it.
     """
 
     network: NetworkSpec
@@ -88,7 +88,7 @@ class Admitted:
     key: str = ""
     traits: Traits | None = None
     known: Mapping[int, float] = field(default_factory=dict)
-    rates: tuple[float, ...] = ()
+    rates: Network | None = None
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ from fleet.ensemble.leaving import Leaving, Offer
 from fleet.ensemble.networks import Networks
 from fleet.ensemble.production import Production
 from fleet.ensemble.rate_check import RateCheck
-from fleet.ensemble.rates import LearnedRates, MeasuredRates, Rates, sharing_of
+from fleet.ensemble.rates import LearnedRates, MeasuredRates, Rates, Shared
 from fleet.ensemble.searching import Searching
 from fleet.ensemble.setup import Ask, Decision, Setup
 from fleet.ensemble.startup import StartupTimes
@@ -89,7 +89,7 @@ from fleet.storage.events import (
 from fleet.storage.state import Standing
 from fleet.units import counted, format_duration
 from scheduler.base import Progress, RateTable, Round
-from scheduler.ensemble.moves import Dismiss, Grow, Move, Recruit, Shrink, Start, Stop, moves
+from scheduler.ensemble.moves import Dismiss, Grow, Move, Recruit, Shrink, Start, Stop
 from scheduler.ensemble.online import OnlineRates
 
 
@@ -114,7 +114,8 @@ class Ensemble:
                  begun: Sequence[MindDecision] = ()) -> None:
         spec, roles, self._outbox = setup.spec, setup.roles, Outbox()
         self._setup, self._survey, self._ask = setup, survey, ask
-        self._production = Production(setup.layout, roles.preprocessors, setup.first_epoch, setup.replayed)
+        self._production = Production(setup.layout, roles.preprocessors, setup.first_epoch, setup.replayed,
+                                      setup.replayed_batches)
         self._networks = Networks(spec.networks, standings, spec.document.retries, self._outbox, setup.elsewhere,
                                   setup.alone)
         self._searching = Searching(mind, begun, spec.document.open_for, self._networks, self._outbox)
@@ -123,11 +124,11 @@ class Ensemble:
         is_file = spec.schedule.rates is not None
         check = RateCheck(survey.keys, not is_file) if spec.engine.learns and (
             is_file or rates is None) else None  # otherwise nobody has said how fast networks are
-        sharing, scale = sharing_of(setup, rates), spec.resources.time_scale
+        shared, scale = Shared.of(setup, rates), spec.resources.time_scale
         self._rates: Rates = (
-            Rates(rates, survey.keys, check, self._outbox, sharing, scale) if rates is not None else
-            MeasuredRates(survey, check, self._outbox, sharing) if online is None else
-            LearnedRates(online, survey.keys, survey.known, check, self._outbox))
+            Rates(rates, survey.keys, check, self._outbox, shared, scale) if rates is not None else
+            MeasuredRates(survey, check, self._outbox, shared) if online is None else
+            LearnedRates(online, survey.keys, survey.known, check, self._outbox, shared))
         self._supply = Supply(self._production, scale, self._outbox)
         self._starts, self._history, self._buildings = StartupTimes(setup.ends_s), History(), Buildings()
         self._complaints = Complaints(setup, self._outbox)
@@ -304,17 +305,16 @@ class Ensemble:
 
     def _on_measured(self, measured: Measured) -> None:
         self._buildings.end(measured.network, measured.gpus)
-        task = self._groups.measured(measured)
-        if task is None:
+        if (task := self._groups.measured(measured)) is None:
             return
         if self._networks.may_retry(measured):
             self._survey.again(task)
             return
-        found = measured.rate
-        self._survey.add(task, found.rate, measured.reason, measured.may_pass)
+        found = self._survey.hear(task, measured)
         self._outbox.note(RateMeasured(task.network, task.gpus, found.rate, measured.seconds,
                                        done=self._survey.measured, total=self._survey.total, reason=measured.reason,
-                                       spread=found.spread, steps=found.steps))
+                                       spread=found.spread, steps=found.steps, timed=measured.timed,
+                                       parameters=measured.parameters))
 
     def _on_ranks_died(self, died: RanksDied) -> None:
         for rank in sorted(set(died.ranks) - self._groups.lost):
@@ -373,11 +373,11 @@ class Ensemble:
         """Give idle devices something to measure, until all rates are known."""
         rates.begin(self._now_s)
         while (task := self._survey.next(len(self._groups.free_whole))) is not None:
-            measured = self._networks.specs[task.network]
-            self._buildings.begin(measured, self._groups.measure(measured, task.gpus), self._now_s)
+            network, batches = self._networks.specs[task.network], self._survey.batches(task)
+            self._buildings.begin(network, self._groups.measure(network, task.gpus, batches), self._now_s)
         if self._survey.is_done:
-            for network, outcome in self._survey.failed.items():
-                self._fail(network, outcome.reason, may_pass=outcome.may_pass)
+            for name, outcome in self._survey.conclude().items():
+                self._fail(name, outcome.reason, may_pass=outcome.may_pass)
             rates.end(self._now_s, self._setup.samples)
 
     def _carry_out(self) -> None:
@@ -392,7 +392,7 @@ class Ensemble:
         if self._has_news:
             self._ask_policy()
         held_back = self._groups.held_back | self._searching.awaited
-        found = moves(self._groups.holdings(held_back, self._leaving.groups), self._wanted, self._groups.free)
+        found = self._groups.moves(self._wanted, held_back, self._leaving.groups, self._networks.alone)
         for move in found:
             self._make(move)
         for group in self._groups:
@@ -406,20 +406,19 @@ class Ensemble:
     def _ask_policy(self) -> None:
         rates = self._supply.told(self._rates, self._groups.cluster, self._groups.lost)
         progress = Progress(
-            running=tuple(group.member for group in self._groups if group.phase is not Phase.STRUCK
-                          and group.name not in self._leaving.groups),
+            running=self._groups.running(self._leaving.groups),
             epochs_done=self._networks.epochs_done,
             finished=self._networks.unavailable,
             wanted=self._wanted, rates_changed=self._rates.has_changed or self._supply.has_changed,
             alone=frozenset(self._networks.alone),
-            guessed=frozenset() if self._production.is_lockstep else self._rates.guessed)
+            guessed=frozenset() if self._production.is_lockstep else self._rates.guessed, ahead=self._searching.ahead)
         decision = self._ask(rates, progress, self._groups.cluster) if self._networks.has_left else Decision(Round())
         self._has_news = False
-        self._rates.planned(is_new=decision.round != self._wanted)
+        self._rates.planned(is_new=decision.round != self._wanted, tried=decision.tried)
         self._deciding_s += decision.seconds
         if decision.round != self._wanted:
-            self._wanted = decision.round
-            self._outbox.note(Planned(tuple(PlannedGroup(member.name, member.gpus, member.devices)
+            self._wanted = self._groups.wanted = decision.round
+            self._outbox.note(Planned(tuple(PlannedGroup(member.name, member.gpus, member.devices, member.batch or 0)
                                             for member in self._wanted.members), self._deciding_s))
             self._deciding_s = 0.0
 

@@ -16,7 +16,9 @@ from fleet.ensemble.history import Impossible
 from fleet.ensemble.production import Production
 from fleet.ensemble.survey import Task
 from fleet.spec import NetworkSpec
-from scheduler.ensemble.moves import Holding
+from scheduler.base import Member, Round
+from scheduler.ensemble.moves import Move, moves
+from scheduler.ensemble.moves import Stop as StopGroup
 
 
 class Groups:
@@ -26,11 +28,15 @@ class Groups:
         outlives: whether ranks may die and the others go on.
         production: of the stream that they read.
         outbox: takes what is to be done.
+
+    Attributes:
+        wanted: what the policy wants, with the batches of the epochs that groups begin.
     """
 
     def __init__(self, roles: Roles, outlives: bool, production: Production, outbox: Outbox) -> None:
         self._roles, self._outlives, self._production, self._outbox = roles, outlives, production, outbox
         self.cluster = roles.cluster  # the devices that are alive
+        self.wanted = Round()
         self.lost: set[int] = set()  # ranks that have died, are given up, or have been let go
         self._vacated: set[int] = set()  # devices that take no work any more, though they are alive
         self._idle: set[int] = set()
@@ -147,13 +153,17 @@ class Groups:
 
     # ---- measuring ----
 
-    def measure(self, network: NetworkSpec, gpus: int) -> tuple[int, ...]:
-        """Have a network measured on some of the free devices, close together; returns which."""
+    def measure(self, network: NetworkSpec, gpus: int, batches: tuple[int, ...]) -> tuple[int, ...]:
+        """Have a network measured on some of the free devices, close together; returns which.
+
+        Args:
+            batches: with which, where the policy will choose them.
+        """
         devices = _close_together(sorted(self.free_whole), gpus, self.cluster.gpus_per_node)
         self._idle -= set(devices)
         self._measuring[devices] = Task(network.name, gpus)
         ranks = self._ranks(devices)
-        self._outbox.tell(ranks, Tag.TRAINER, Measure(network, ranks, self._next_number()))
+        self._outbox.tell(ranks, Tag.TRAINER, Measure(network, ranks, self._next_number(), batches))
         return devices
 
     def measured(self, measured: Measured) -> Task | None:
@@ -183,7 +193,8 @@ class Groups:
         self._groups[network.name] = Group(network, devices, epoch, dict.fromkeys(devices, epoch), joins=epoch)
         ranks = self._ranks(devices)
         self._outbox.tell(ranks, Tag.TRAINER,
-                          Start(network, ranks, self._next_number(), self._production.stream_epoch(epoch)))
+                          Start(network, ranks, self._next_number(), self._production.stream_epoch(epoch),
+                                batch=self._batch(network, devices, epoch)))
 
     def recruit(self, group: Group, devices: Sequence[int]) -> None:
         """Have free devices build the network, so that they can join its group."""
@@ -208,14 +219,16 @@ class Groups:
 
     def go_on(self, group: Group) -> None:
         """Have a group that stands still train on."""
-        self._order(group, GoOn(self._production.stream_epoch(group.next_epoch)))
+        self._order(group, GoOn(self._production.stream_epoch(group.next_epoch),
+                                self._batch(group.network, group.devices, group.next_epoch)))
 
     def regroup(self, group: Group, devices: tuple[int, ...]) -> None:
         """Have a group that stands still go on with these devices, its own first."""
         stay = tuple(device for device in devices if device in group.devices)
         fresh = self._production.fresh if self._production.is_in_step else 0
         order = Regroup(self._ranks(devices), len(stay), self._next_number(),
-                        self._production.stream_epoch(group.next_epoch), reads_from=fresh)
+                        self._production.stream_epoch(group.next_epoch), reads_from=fresh,
+                        batch=self._batch(group.network, devices, group.next_epoch))
         self._order(group, order)
         reads_from = {device: group.reads_from[device] for device in stay}
         for device in devices[len(stay):]:
@@ -274,27 +287,66 @@ class Groups:
         In lockstep all end an epoch nearly together. They are answered together: the first would otherwise go on into
         another epoch when the last of them, a moment later, ends the round.
         """
+        if not self._production.is_lockstep:
+            return set()
         waiting = {group.name: group.next_epoch for group in self if group.phase is Phase.WAITING}
         ahead = max(waiting.values(), default=0)
-        are_behind = self._production.is_lockstep and any(
+        are_behind = any(
             group.next_epoch < ahead for group in self
             if group.name not in waiting and group.phase not in (Phase.STOPPING, Phase.STRUCK))
         return set(waiting) if are_behind else set()
 
-    def holdings(self, held_back: Collection[str], leaving: Collection[str] = ()) -> dict[str, Holding]:
-        """What can be done about the devices of each group now.
+    def running(self, leaving: Collection[str]) -> tuple[Member, ...]:
+        """The groups that a policy can count on.
 
         Args:
-            held_back: the groups that get no orders yet.
             leaving: those that stop, whatever the policy says.
         """
+        return tuple(group.member for group in self if group.phase is not Phase.STRUCK and group.name not in leaving)
+
+    def moves(self, wanted: Round, held_back: Collection[str], leaving: Collection[str] = (),
+              alone: Collection[str] = ()) -> tuple[Move, ...]:
+        """The moves that bring groups nearer to what should run; see :func:`scheduler.ensemble.moves.moves`.
+
+        Args:
+            wanted: what should run.
+            held_back: the groups that get no orders yet.
+            leaving: those that stop, whatever the policy says.
+            alone: the networks that share no GPU with others.
+        """
+        devices = {member.name: member.devices for member in wanted.members}
+        as_wanted = {group.name for group in self if not group.recruits and group.devices == devices.get(group.name)}
         # Where ranks may die, one could while it leaves, and those that are new would wait for the others.
-        return {group.name: group.holding(can_change=not self._outlives,
-                                          grows_inside=self._production.changes_inside,
-                                          is_answered=group.name not in held_back,
-                                          is_leaving=group.name in leaving) for group in self}
+        apart = {group.name: group.holding(can_change=not self._outlives,
+                                           grows_inside=self._production.changes_inside,
+                                           is_answered=group.name not in held_back,
+                                           is_leaving=group.name in leaving)
+                 for group in self if group.name not in as_wanted}
+        others = tuple(member for member in wanted.members if member.name not in as_wanted)
+        found = moves(apart, Round(others), self.free)
+        return tuple(move for move in found if self._is_clear(move, alone)) if alone else found
+
+    def _is_clear(self, move: Move, alone: Collection[str]) -> bool:
+        """Whether no network that needs GPUs of its own comes to share one by a move: it may end at once beside others.
+
+        A plan that gives it a GPU has others leave that, but they do so at the end of their epochs.
+        """
+        if isinstance(move, StopGroup):
+            return True
+        group = self.get(move.name)
+        own = set() if group is None else {*group.devices, *group.recruits}
+        new = {self.cluster.gpu(device) for device in set(move.devices) - own}
+        others = (self._alive - self._idle) | self._taken() if move.name in alone else {
+            device for other in self if other.name in alone for device in (*other.devices, *other.recruits)}
+        return new.isdisjoint(self.cluster.gpu(device) for device in others - own)
 
     # ---- small things ----
+
+    def _batch(self, network: NetworkSpec, devices: Sequence[int], epoch: int) -> int | None:
+        """The batch of an epoch that a network begins on some devices."""
+        wanted = next((member for member in self.wanted.members if member.name == network.name), None)
+        chosen = None if wanted is None else wanted.batch_on(len(devices), network.train.batch.bounds[0])
+        return self._production.batch(epoch, chosen)
 
     def _ranks(self, devices: Sequence[int]) -> tuple[int, ...]:
         return tuple(self._roles.rank_of[device] for device in devices)

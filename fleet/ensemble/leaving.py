@@ -8,7 +8,7 @@ the policy says, which does not know the nodes any more.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from fleet.comm.messages import Leave, Pace, Stopped, Tag
@@ -20,6 +20,7 @@ from fleet.ensemble.setup import Setup
 from fleet.errors import UserError
 from fleet.storage.events import NodesLeft
 from fleet.units import counted
+from scheduler.base import InputError
 from scheduler.eviction.plan import Action, RunningJob, groups_to_stop
 
 _LEAST_S = 1e-3  # of training that is lost: a group that has just saved should save nevertheless, if there is time
@@ -128,7 +129,10 @@ class Leaving:
         jobs = [self._job(group, now_s) for group in self._groups if not self._devices(nodes).isdisjoint(group.devices)]
         if not jobs:
             return {}
-        return groups_to_stop(jobs, sum(job.nodes for job in jobs), within_s)
+        try:
+            return groups_to_stop(jobs, sum(job.nodes for job in jobs), within_s)
+        except InputError as error:  # what was asked for is refused; the run goes on
+            raise UserError(str(error)) from None
 
     def _job(self, group: Group, now_s: float) -> RunningJob:
         """A group as the planner of evictions knows it."""
@@ -194,9 +198,9 @@ class Leaving:
 
     # ---- small things ----
 
-    def _leaving(self) -> Iterator[Group]:
+    def _leaving(self) -> list[Group]:
         leaving = {device for request in self._requests for device in request.devices}
-        return (group for group in self._groups if not leaving.isdisjoint(group.devices))
+        return [group for group in self._groups if not leaving.isdisjoint(group.devices)] if leaving else []
 
     def _devices(self, nodes: Iterable[int]) -> set[int]:
         cluster, there = self._groups.cluster, set(nodes)

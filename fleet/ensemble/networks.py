@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from fleet.comm.messages import EpochDone, Failed, FellBack, Measured
@@ -23,6 +24,7 @@ from fleet.storage.events import (
 )
 from fleet.storage.state import EpochRecord, Judged, Outcome, Standing
 from fleet.units import counted
+from scheduler.ensemble.crowd import Gone
 
 _REST_S = 5.0  # before a network is tried again; twice as long each time
 
@@ -54,6 +56,9 @@ class Networks:
         self._resting: dict[str, float] = {}  # network -> when it is tried again, in seconds
         self._fallen: set[str] = set()
         self._elsewhere = set(elsewhere)
+        # Kept from one change to the next: policies are asked at each epoch's end, and there may be thousands.
+        self._unavailable = Gone([*self._over, *self._paused, *self._elsewhere])
+        self._moved = set(self.specs)  # those that have been taken in, or may have other epochs, since that was asked
         self.alone = set(alone)  # those that ran out of memory beside others
 
     # ---- how far they are ----
@@ -68,8 +73,8 @@ class Networks:
 
     def is_final(self, name: str) -> bool:
         """Whether a network is over, and is exported when its group lets go: nobody wants one that was pruned."""
-        outcome = self._standings[name].outcome
-        return outcome is not None and not outcome.is_pruned
+        standing = self._standings[name]
+        return standing.outcome is not None and not _is_pruned(standing)
 
     @property
     def are_over(self) -> bool:
@@ -96,9 +101,14 @@ class Networks:
         return frozenset(self._resting) | self._fallen | self._elsewhere
 
     @property
-    def unavailable(self) -> frozenset[str]:
-        """The networks that are over, paused or away, and so get no devices."""
-        return frozenset().union(self._over, self._paused, self._resting, self._fallen, self._elsewhere)
+    def unavailable(self) -> AbstractSet[str]:
+        """The networks that are over, paused or away, and so get no devices; a view."""
+        return self._unavailable
+
+    def _sort(self, name: str) -> None:
+        """Have a network among those that are unavailable if it is."""
+        gone = any(name in names for names in (self._over, self._paused, self._resting, self._fallen, self._elsewhere))
+        (self._unavailable.add if gone else self._unavailable.discard)(name)
 
     @property
     def has_fallen(self) -> bool:
@@ -106,9 +116,14 @@ class Networks:
         return bool(self._fallen)
 
     @property
-    def epochs_done(self) -> dict[str, float]:
-        """The finished epochs of the networks that have begun."""
-        return self._epochs.copy()
+    def epochs_done(self) -> Mapping[str, float]:
+        """The finished epochs of the networks that have begun; a view."""
+        return self._epochs
+
+    def moved(self) -> set[str]:
+        """The networks whose finished epochs may be others than when this was asked last; at first all."""
+        moved, self._moved = self._moved, set()
+        return moved
 
     @property
     def status(self) -> ExitStatus:
@@ -125,20 +140,21 @@ class Networks:
         """A network has come to the run."""
         self.specs[network.name] = network
         self._standings[network.name] = Standing()
+        self._moved.add(network.name)
 
     def prune(self, name: str) -> None:
         """A network is dropped before it is done."""
-        history = self.history(name)
-        self._keep(name, Standing(history, Outcome(f"pruned after {counted(len(history), 'epoch')}", is_pruned=True)))
+        self._keep(name, _pruned(self.history(name)))
 
     def hold(self, name: str, is_paused: bool) -> None:
         """A network is paused, or goes on."""
         self._keep(name, replace(self._standings[name], is_paused=is_paused))
 
     def end_epoch(self, done: EpochDone) -> None:
-        """A network has finished an epoch, and perhaps its training."""
+        """A network has finished an epoch, and perhaps its training; one that was dropped meanwhile ends with it."""
         standing = self._standings[done.network]
-        self._keep(done.network, replace(standing, history=(*standing.history, done.record)))
+        history = (*standing.history, done.record)
+        self._keep(done.network, _pruned(history) if _is_pruned(standing) else replace(standing, history=history))
         self._outbox.note(EpochEnded(done.network, done.record, done.blocked_s, done.missed))
         if done.final:
             self.finish(done.network, done.final)
@@ -189,14 +205,16 @@ class Networks:
     def _gone_back(self, name: str, standing: Standing) -> Standing:
         """A standing that was read from a checkpoint, with what no checkpoint knows: that it is paused, or pruned."""
         before = self._standings[name]
-        if before.outcome is not None and before.outcome.is_pruned:
-            return replace(standing, outcome=before.outcome)
+        if _is_pruned(before):
+            return _pruned(standing.history)
         return replace(standing, is_paused=before.is_paused and standing.outcome is None)
 
     def _keep(self, name: str, standing: Standing) -> None:
         self._standings[name] = standing
         for names, belongs in ((self._over, standing.outcome is not None), (self._paused, standing.is_paused)):
             (names.add if belongs else names.discard)(name)
+        self._sort(name)
+        self._moved.add(name)
         self._epochs.pop(name, None)
         if standing.history:
             self._epochs[name] = float(len(standing.history))
@@ -218,6 +236,7 @@ class Networks:
         if self.is_over(name):  # it was done, and has failed in its export
             self._keep(name, Standing(self.history(name)))
         self._resting[name] = now_s + _REST_S * 2 ** (self._failures[name] - 1)
+        self._sort(name)
 
     @property
     def wakes_s(self) -> float:
@@ -229,11 +248,13 @@ class Networks:
         rested = [name for name, until in self._resting.items() if now_s >= until]
         for name in rested:
             del self._resting[name]
+            self._sort(name)
         return bool(rested)
 
     def strike(self, name: str) -> None:
         """The group of a network has lost a rank, and has let go: only its checkpoint says how far it is."""
         self._fallen.add(name)
+        self._sort(name)
         self._outbox.add(ReadCheckpoint(name))
 
     def take_up(self, read: CheckpointRead) -> None:
@@ -252,3 +273,11 @@ class Networks:
             if (record.epoch, record.stream_epoch) not in had:  # saved, and then the master died
                 self._outbox.note(EpochEnded(name, record))
         self._outbox.note(GroupStruck(name, epochs=len(history), position=read.position))
+
+
+def _pruned(history: tuple[EpochRecord, ...]) -> Standing:
+    return Standing(history, Outcome(f"pruned after {counted(len(history), 'epoch')}", is_pruned=True))
+
+
+def _is_pruned(standing: Standing) -> bool:
+    return standing.outcome is not None and standing.outcome.is_pruned

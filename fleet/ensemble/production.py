@@ -27,12 +27,13 @@ class Production:
         preprocessors: their ranks, in the order in which they take turns; none where trainers prepare their own.
         first: the first epoch of the stream in this launch.
         replayed: the stream epochs to train on, one after another, where one network is trained again.
+        batches: with which it was trained on them; 0 for its own.
     """
 
     def __init__(self, layout: Layout | None, preprocessors: Sequence[int], first: int = 0,
-                 replayed: Sequence[int] = ()) -> None:
+                 replayed: Sequence[int] = (), batches: Sequence[int] = ()) -> None:
         self._layout, self._preprocessors = layout, tuple(preprocessors)
-        self._first, self._replayed = first, tuple(replayed)
+        self._first, self._replayed, self._batches = first, tuple(replayed), tuple(batches)
         self._granted = first - 1  # the latest epoch that any group may train on
         self._throughput: dict[int, float] = {}  # rank of a preprocessor -> samples/s
         self._prepared: dict[int, tuple[float, float]] = {}  # likewise -> samples of late, and the time they took
@@ -91,6 +92,10 @@ class Production:
     def stream_epoch(self, number: int) -> int:
         """The stream epoch behind a number: itself, or the one that a replay repeats."""
         return self._replayed[number] if number < len(self._replayed) else number
+
+    def batch(self, number: int, chosen: int | None) -> int | None:
+        """The batch of an epoch: what the policy has chosen, or what a replay repeats."""
+        return self._batches[number] if number < len(self._batches) else chosen
 
     def grant(self, epoch: int) -> None:
         """A group may train on an epoch from now on."""

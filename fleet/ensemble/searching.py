@@ -8,7 +8,7 @@ or dropped get no devices.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from fleet.comm.messages import EpochDone
 from fleet.ensemble import effects
@@ -18,6 +18,7 @@ from fleet.search.mind import Add, Consult, Decision, Mind, Note, Rule
 from fleet.search.searcher import End, Verdict
 from fleet.storage.events import ReplayDiffered
 from fleet.storage.state import EpochRecord
+from scheduler.ensemble.crowd import Values
 
 
 class Searching:
@@ -41,6 +42,7 @@ class Searching:
         self._decided = list(begun)
         self._has_heard = True  # something from which decisions may follow
         self._coming: set[str] = set()  # networks that are being looked at
+        self._ahead = Values()
         for name in mind.pruned:
             if not networks.is_over(name):
                 networks.prune(name)
@@ -87,6 +89,16 @@ class Searching:
     def has_failed(self) -> bool:
         """Whether a searcher is called no more."""
         return self._mind.has_failed
+
+    @property
+    def ahead(self) -> Mapping[str, float]:
+        """The epochs that each network has before it to its next rung, or its end; empty where there are no rungs."""
+        if not self._mind.has_rungs:
+            return {}
+        for name in self._networks.moved():
+            most, done = self._networks.specs[name].train.converge.max_epochs, len(self._networks.history(name))
+            self._ahead[name] = max(1, min(most, self._mind.next_rung(name, done) or most) - done)
+        return self._ahead
 
     # ---- heard ----
 

@@ -10,6 +10,7 @@ from fleet.comm.roles import Roles
 from fleet.spec import Spec
 from fleet.stream.layout import Layout
 from scheduler.base import Cluster, Progress, RateTable, Round
+from scheduler.ensemble.probing import Tried
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Setup:
         ends_s: when the walltime will be a reason to stop, in seconds of the clock of :meth:`Ensemble.handle`.
         first_epoch: of the stream, in this launch.
         replayed: the stream epochs to train on, one after another, where one network is trained again.
+        replayed_batches: the batches of these epochs, where the policy had chosen them.
         bad: the samples that are known to be unreadable.
         elsewhere: the networks that other launches may be training; see :class:`fleet.ensemble.effects.Leased`.
         sharing: k -> what k networks on one GPU train together as times of one, as far as that is known.
@@ -38,6 +40,7 @@ class Setup:
     ends_s: float | None = None
     first_epoch: int = 0
     replayed: tuple[int, ...] = ()
+    replayed_batches: tuple[int, ...] = ()
     bad: frozenset[str] = frozenset()
     elsewhere: frozenset[str] = frozenset()
     sharing: Mapping[int, float] = field(default_factory=dict)
@@ -47,10 +50,11 @@ class Setup:
 
 @dataclass(frozen=True)
 class Decision:
-    """What a policy answers, and how many seconds that took."""
+    """What a policy answers, how many seconds that took, and the rates that the answer only tries."""
 
     round: Round
     seconds: float = 0.0
+    tried: Tried = frozenset()
 
 
 Ask: TypeAlias = Callable[[RateTable, Progress, Cluster], Decision]

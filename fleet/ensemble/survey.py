@@ -10,11 +10,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from fleet.comm.messages import Measured
 from fleet.spec import NetworkSpec, Profile
-from fleet.storage.state import Outcome
-from scheduler.base import Network, RateTable
+from fleet.storage.state import Outcome, StepRate
+from scheduler.base import CommTime, InputError, Network, RateTable
+from scheduler.elastic.analyzer import Timed, analysed, batches_to_time, joined
+from scheduler.ensemble.elastic import at_best
 from scheduler.ensemble.rates import counts_to_measure, up_to_gap
 
 
@@ -37,6 +40,7 @@ class Survey:
         devices: how many trainers there are.
         gpus_per_node: of them.
         known: key -> {gpus: samples/s}, what was measured before; grows.
+        timed: key -> the steps that were timed before, of networks whose batch the policy chooses; grows.
     """
 
     networks: Sequence[NetworkSpec]
@@ -45,6 +49,7 @@ class Survey:
     devices: int
     gpus_per_node: int
     known: dict[str, dict[int, float]]
+    timed: dict[str, Timed] = field(default_factory=dict)
     failed: dict[str, Outcome] = field(default_factory=dict)
     measured: int = 0
     _twins: dict[str, list[NetworkSpec]] = field(default_factory=dict)  # by key
@@ -55,8 +60,9 @@ class Survey:
     def __post_init__(self) -> None:
         for network in self.networks:
             self._twins.setdefault(self.keys[network.name], []).append(network)
+            self._forget(network)
         for network in sorted(self.networks, key=lambda network: network.min_gpus):
-            self._ask(self.keys[network.name], network.min_gpus)
+            self._ask(self.keys[network.name], self._least(network))
         self._scale()
 
     # ---- what to do next ----
@@ -78,6 +84,42 @@ class Survey:
         task = self._queue.popleft()
         self._open.add(task)
         return task
+
+    def batches(self, task: Task) -> tuple[int, ...]:
+        """With which global batches to measure a network whose batch the policy chooses; none for others."""
+        network = next(one for one in self.networks if one.name == task.network)
+        if not network.train.batch.is_elastic:
+            return ()
+        alone = self.timed.get(self.keys[task.network], Timed()).steps.get(1, ())
+        return batches_to_time(network.train.batch.bounds, network.min_gpus, task.gpus,
+                               max((step.batch for step in alone), default=None))
+
+    def hear(self, task: Task, measured: Measured) -> StepRate:
+        """Take in what a group has measured; returns its rate."""
+        if measured.timed:
+            key = self.keys[task.network]
+            self.timed[key] = self.timed.get(key, Timed()).also(task.gpus, measured.timed, measured.parameters)
+        self.add(task, measured.rate.rate, measured.reason, measured.may_pass)
+        return measured.rate
+
+    def _forget(self, network: NetworkSpec) -> None:
+        """Forget what was measured before, where that does not say how the speed of a network depends on its batch."""
+        if not network.train.batch.is_elastic:
+            return
+        key = self.keys[network.name]
+        timed = self.timed.get(key, Timed())
+        if not timed.holds(batches_to_time(network.train.batch.bounds, network.min_gpus, gpus=1)):
+            timed = self.timed[key] = Timed()
+        self.known[key] = {gpus: rate for gpus, rate in self.known.get(key, {}).items() if gpus in timed.steps}
+
+    def conclude(self) -> dict[str, Outcome]:
+        """The networks that cannot be trained, when all that can be measured has been."""
+        for network in self._able():
+            try:
+                self._analysed(network)
+            except InputError as error:
+                self.failed[network.name] = Outcome(str(error), is_failure=True)
+        return self.failed
 
     def add(self, task: Task, rate: float, reason: str, may_pass: bool = False) -> None:
         """Take in what was measured; a rate of 0 comes with its reason, and whether that may pass."""
@@ -110,7 +152,7 @@ class Survey:
     def _ask(self, key: str, gpus: int) -> None:
         """Ask for a rate that is not known, of the first network of this key that can tell it."""
         able = (network.name for network in self._twins[key]
-                if network.min_gpus <= gpus <= min(network.max_gpus or self.devices, self.devices)
+                if self._least(network) <= gpus <= min(network.max_gpus or self.devices, self.devices)
                 and network.name not in self.failed)
         asked = {(self.keys[task.network], task.gpus) for task in (*self._queue, *self._open)}
         if gpus not in self.known.get(key, {}) and (key, gpus) not in asked and (name := next(able, None)) is not None:
@@ -133,14 +175,33 @@ class Survey:
 
     def table(self, samples_per_epoch: int) -> RateTable:
         """The rates of all networks that could be measured."""
-        return RateTable(samples_per_epoch, self.gpus_per_node, tuple(
-            Network(network.name, self._rates(network), min_gpus=network.min_gpus, max_gpus=network.max_gpus)
-            for network in self._able()))
+        found = [self._analysed(network) for network in self._able()]
+        return RateTable(samples_per_epoch, self.gpus_per_node, tuple(network for network, _ in found),
+                         joined(exchange for _, exchanges in found for exchange in exchanges))
+
+    def _analysed(self, network: NetworkSpec) -> tuple[Network, tuple[CommTime, ...]]:
+        """What was measured of a network, and of exchanges with it.
+
+        Raises:
+            InputError: the policy chooses its batch, and too few fit.
+        """
+        found = Network(network.name, self._rates(network), min_gpus=network.min_gpus, max_gpus=network.max_gpus)
+        if not network.train.batch.is_elastic:
+            return found, ()
+        found, exchanges = analysed(replace(found, batches=network.train.batch.bounds),
+                                    self.timed.get(self.keys[network.name], Timed()))
+        at_best(RateTable(1, self.gpus_per_node, (found,), exchanges), self.devices)  # says what is wrong
+        return found, exchanges
+
+    @staticmethod
+    def _least(network: NetworkSpec) -> int:
+        """The fewest GPUs on which a network is measured."""
+        return 1 if network.train.batch.is_elastic else network.min_gpus
 
     def _able(self) -> list[NetworkSpec]:
         """The networks of which there are rates: too few trainers may be left for one that wants several."""
         return [network for network in self.networks if network.name not in self.failed
-                and network.min_gpus in self.known.get(self.keys[network.name], {})]
+                and self._least(network) in self.known.get(self.keys[network.name], {})]
 
     def _rates(self, network: NetworkSpec) -> tuple[float, ...]:
-        return up_to_gap(self.known[self.keys[network.name]], network.min_gpus)
+        return up_to_gap(self.known[self.keys[network.name]], self._least(network))

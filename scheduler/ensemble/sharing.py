@@ -4,10 +4,12 @@ s(k) is how many times as many samples/s k networks on one GPU train as one does
 at a share s(k) / k of the rate that it has alone. One curve is taken to hold for all networks of a machine.
 
 It is learned from networks that have trained beside different numbers of others: log r = a + log(s(k) / k), with an
-``a`` for every speed and group size, by least squares. Only what hangs together with k = 1 is known. Beyond the largest
-k of which that can be said, s is taken to grow as the square root of k, which is more than it must to be tried; but no
-more than twice as many networks share a GPU as are known to. So a run on an unknown machine begins with one network on
-each GPU, tries two as soon as the first have shown their rates, and goes on from there.
+``a`` for every speed and group size, by least squares, each rate as heavy as it is sure. What rests on so few or so
+uneven steps that it says next to nothing waits for more: what is thought not to pay is not tried again. Only what hangs
+together with k = 1 is known. Beyond the largest k of which that can be said, s is taken to grow as the square root of
+k, which is more than it must to be tried; but no more than twice as many networks share a GPU as are known to. So a run
+on an unknown machine begins with one network on each GPU, tries two as soon as the first have shown their rates, and
+goes on from there.
 """
 
 from __future__ import annotations
@@ -24,6 +26,11 @@ from scheduler.ensemble.rates import rate
 
 REACH = 2  # times as many networks on a GPU as are known of, at most
 PAYS = 1.03  # another network on each GPU pays where they train so many times as many samples/s together
+
+_SPREAD = 0.3  # of the durations of steps, at least: a few equal ones are no proof that all are
+_PLAIN_ERROR = 0.02  # of a rate, at least
+_VAGUE = 0.2  # an error with which a rate says nothing of what networks train together
+_VAGUER = 2.0  # times the error of what is known, and it is no reason to forget that
 
 Unit: TypeAlias = tuple[str, int]  # (speed, GPUs of the group): its rate depends on nothing but the others beside it
 
@@ -107,11 +114,12 @@ def alone_rates(rates: RateTable | None) -> dict[str, dict[int, float]]:
 
 @dataclass(frozen=True)
 class _Shown:
-    """The rate of a unit beside so many others, samples/s."""
+    """The rate of a unit beside so many others, samples/s, and its standard error as a share of it."""
 
     unit: Unit
     count: int
     rate: float
+    error: float = _PLAIN_ERROR
 
 
 class Sharing:
@@ -120,18 +128,31 @@ class Sharing:
     Args:
         known: s(2), s(3), ... of earlier runs, by k; what training shows counts instead.
         alone: speed -> {GPUs: samples/s}, of earlier runs on GPUs that were not shared.
+        idle_slots: so many networks are expected to train no more together than one, as long as nothing shows
+            otherwise. So it is not tried.
     """
 
     def __init__(self, known: Mapping[int, float] | None = None,
-                 alone: Mapping[str, Mapping[int, float]] | None = None) -> None:
+                 alone: Mapping[str, Mapping[int, float]] | None = None, idle_slots: int = 1) -> None:
         self._known = dict(known or {})
+        self.expected = (1.0,) * idle_slots
         self._found: dict[int, float] = {}
         self._shown = {((speed, gpus), 1): _Shown((speed, gpus), 1, rate)
                        for speed, rates in (alone or {}).items() for gpus, rate in rates.items()}
 
-    def observe(self, unit: Unit, count: int, rate: float) -> None:
-        """A group has trained while so many networks, itself among them, were on its GPU."""
-        self._shown[unit, count] = _Shown(unit, count, rate)
+    def observe(self, unit: Unit, count: int, rate: float, spread: float, steps: int) -> None:
+        """A group has trained while so many networks, itself among them, were on its GPU.
+
+        Args:
+            rate: samples/s of the whole group.
+            spread: standard deviation of the durations of steps, as a share of their mean.
+            steps: how many were timed.
+        """
+        error = max(_PLAIN_ERROR, max(spread, _SPREAD) / math.sqrt(max(1, steps)))
+        before = self._shown.get((unit, count))
+        if error > _VAGUE or (before is not None and error > _VAGUER * before.error):
+            return
+        self._shown[unit, count] = _Shown(unit, count, rate, error)
         self._found = _fitted(list(self._shown.values()))
 
     @property
@@ -149,8 +170,9 @@ class Sharing:
         known, curve = self._known | self._found, [1.0]
         if not (known or any(one.count == 1 for one in self._shown.values())):
             return ()
-        for count in range(2, 1 + max(known, default=1)):
-            curve.append(known.get(count, speedup(curve, count)))
+        for count in range(2, 1 + max([*known, len(self.expected)])):
+            guess = curve[-1] if count <= len(self.expected) else speedup(curve, count)
+            curve.append(known.get(count, guess))
         return tuple(curve)
 
 
@@ -171,8 +193,9 @@ def _fitted(shown: Sequence[_Shown]) -> dict[int, float]:
         design[row, units.index(one.unit)] = 1.0
         if one.count > 1:
             design[row, len(units) + columns.index(one.count)] = 1.0
+    weights = 1 / np.array([one.error for one in used])
     logs = np.log([one.rate for one in used])
-    found = np.linalg.lstsq(design, logs, rcond=None)[0][len(units):]
+    found = np.linalg.lstsq(design * weights[:, np.newaxis], logs * weights, rcond=None)[0][len(units):]
     # None trains faster beside others than alone: what says so is noise.
     return {count: round(count * min(1.0, math.exp(log)), 9) for count, log in zip(columns, found, strict=True)}
 

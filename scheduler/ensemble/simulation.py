@@ -20,11 +20,13 @@ from functools import partial
 
 from scheduler.base import Cluster, InputError, Member, Network, Options, Progress, RateTable, Round
 from scheduler.ensemble.costs import Costs
+from scheduler.ensemble.elastic import at_best, step_rate
 from scheduler.ensemble.learning import Learner, Learning
 from scheduler.ensemble.moves import Grow, Holding, Move, Shrink, Stance, Start, Stop, moves
 from scheduler.ensemble.pace import Stream
 from scheduler.ensemble.planning import plan
 from scheduler.ensemble.policies import Policy
+from scheduler.ensemble.probing import probes_of_plan
 from scheduler.ensemble.rates import curves
 from scheduler.ensemble.sharing import share, speedup
 from scheduler.ensemble.waterfill import lower_bound
@@ -113,6 +115,8 @@ def simulate(rates: RateTable, cluster: Cluster, policy: Policy, options: Option
         InputError: a network has no epochs, or does not fit on the cluster; or the policy leaves one waiting for ever.
     """
     gpus, stream = cluster.whole_gpus, policy.stream if stream is None else stream
+    if policy.sets_batch:
+        rates, told = at_best(rates, gpus), None if told is None else at_best(told, gpus)
     # No GPU does more work than those networks together that do most on it.
     bound = lower_bound(rates, gpus) / max(speedup(rates.sharing, count) for count in range(1, cluster.slots + 1))
     told = replace(told or rates, supply=stream.supply)
@@ -149,6 +153,7 @@ class _Group:
         self.devices: tuple[int, ...] = ()
         self.epoch = 0
         self.position = 0.0  # samples into the epoch
+        self.batch: int | None = None  # of its epoch, where the policy has chosen one
         self.rate = 0.0  # samples/s on its devices, beside the others there
         self.beside = 1  # how many networks, itself among them, are on its GPUs
         self.pace = 0.0  # samples/s, at most the rate
@@ -219,7 +224,9 @@ class _Run:
                                guessed=frozenset() if self.stream.count else self.learner.rates.guessed)
         wanted = plan(self.policy, told, progress, self.cluster, self.options)
         if self.learner is not None:
-            self.learner.planned(wanted != self.wanted)
+            tried = probes_of_plan(self.policy, told, self.learner.rates.least, progress, self.cluster, self.options,
+                                   wanted)
+            self.learner.planned(wanted != self.wanted, tried)
         self.wanted = wanted
         self._carry_out()
 
@@ -247,6 +254,7 @@ class _Run:
     # Carrying out
 
     def _carry_out(self) -> None:
+        self._take_batches()
         changed = False
         for move in self._moves():
             group = self.groups[move.name]
@@ -255,6 +263,7 @@ class _Run:
             elif isinstance(move, Start | Grow | Shrink):
                 self._form(group, move.devices)
                 changed = True
+        self._take_batches()  # on the devices that groups have now
         if changed:
             self.book.scheduling_s += self.costs.scheduling_s
             self.book.change(self.sim.now, self.groups.values())
@@ -272,7 +281,22 @@ class _Run:
             group.rate = self._rate(group)
 
     def _rate(self, group: _Group) -> float:
-        return float(self.rate_of[group.row, len(group.devices) - 1]) * share(self.rates.sharing, group.beside)
+        gpus = len(group.devices)
+        alone = (float(self.rate_of[group.row, gpus - 1]) if group.batch is None else
+                 step_rate(self.rates.models[group.row], self.rates.comm_s, gpus, group.batch))
+        return alone * share(self.rates.sharing, group.beside)
+
+    def _take_batches(self) -> None:
+        """Let each group that stands before an epoch train it with the batch that is wanted now."""
+        for member in self.wanted.members:
+            if (group := self.groups.get(member.name)) is None:  # a policy of one's own may name any
+                continue
+            batches = self.rates.models[group.row].batches
+            batch = member.batch_on(len(group.devices) or member.gpus, batches[0] if batches else 1)
+            if group.position == 0 and group.batch != batch:
+                group.batch = batch
+                if group.devices:
+                    group.rate = self._rate(group)
 
     def _moves(self) -> tuple[Move, ...]:
         """The moves towards what is wanted, by all groups that are not as they should be."""
@@ -450,7 +474,8 @@ class _Book:
     def close(self, policy: str, now: float, bound: float, gpus: int, profile_s: float, replans: int) -> Simulated:
         self._end_round(now)
         used = self.busy_gpu_s + self.regroup_gpu_s + self.checkpoint_gpu_s
-        return Simulated(policy, now, bound, waiting_s_per_gpu=now - profile_s - used / gpus,
+        waiting_s = max(0.0, now - profile_s - used / gpus)  # rounding may leave less than none
+        return Simulated(policy, now, bound, waiting_s_per_gpu=waiting_s,
                          scheduling_s=self.scheduling_s, checkpoint_s=self.checkpoint_s,
                          regroup_s_per_gpu=self.regroup_gpu_s / gpus, replans=replans, rounds=tuple(self._rounds),
                          stints=tuple(sorted(self.stints, key=lambda stint: (stint.start_s, stint.devices))))

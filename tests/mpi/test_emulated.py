@@ -66,10 +66,7 @@ def test_networks_share_emulated_gpus_and_the_run_learns_what_they_train_togethe
     start, = run.events(Started)
     assert (start.slots, start.cluster.whole_gpus, len(start.devices)) == (2, 2, 4)
     assert most_on_a_gpu(run.paths.events) == 2
-    if slots == 2:
-        assert not run.events(SharingLearned)  # what training shows is what the file has said
-    else:
-        # Nobody has said what networks on one GPU train together: the square root of their number is tried, and shown.
-        assert run.events(SharingLearned)[-1].speedups == pytest.approx((1.0, 2**0.5), abs=0.2)
+    # As the file says; where nobody has said it, the square root of their number is tried, and shown.
+    assert run.events(SharingLearned)[-1].speedups == pytest.approx((1.0, 1.6 if slots == 2 else 2**0.5), abs=0.3)
     tables = [read_state(run.paths.last(f"n{i}")).arrays["weights"][:10].tolist() for i in range(6)]
     assert tables == [[20 * 4] * 10] * 6  # each sample once an epoch

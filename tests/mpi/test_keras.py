@@ -2,13 +2,15 @@
 
 import importlib.util
 import json
+from itertools import product
 
 import numpy as np
 import pytest
 
 from fleet.runtime.replay import largest_difference
-from fleet.storage.events import CacheChosen
+from fleet.storage.events import CacheChosen, RatesEstimated
 from fleet.storage.paths import RunPaths
+from scheduler.ensemble.policies import POLICIES
 from tests.mpi.conftest import spec
 from tests.places import ROOT
 from tests.slots import most_on_a_gpu
@@ -145,18 +147,20 @@ def test_a_deterministic_network_is_replayed_in_a_group_of_its_size_to_the_same_
 
 @pytest.mark.long
 def test_no_schedule_changes_a_result_where_samples_are_kept_beyond_what_a_replay_may_differ(tmp_path):
+    """Each policy with GPUs that two trainers share and rates from training, beside one with a GPU for each trainer."""
     from tests.mpi.conftest import Launcher
 
     models = [{"family": "cnn", "name": f"n{number}", "args": PLAIN, "train": {
         "converge": {"max_epochs": 1 + number % 3}, "batch": {"size": (8, 16)[number % 2]}}} for number in range(5)]
     runs = []
-    for policy, slots in (("global", 1), ("adaptive", 1), ("homogeneous", 1), ("adaptive", 2)):
+    for policy, slots in (("global", 1), *product(POLICIES, (2,))):
         content = spec(tmp_path, models, samples=120, output=str(tmp_path / f"{policy}-{slots}"),
                        schedule={"policy": policy}, data={"cache": "auto"},
                        resources={"engine": "keras", "gpus_per_node": 2, "per_device": slots, "preprocessors": 1})
         runs.append(Launcher(tmp_path)(1 + 2 * slots, content, timeout=240))
         assert runs[-1].status == 0, runs[-1].output
         assert most_on_a_gpu(runs[-1].paths.events) == slots
+        assert bool(runs[-1].events(RatesEstimated)) == POLICIES[policy].needs_rates
         assert [event.cache for event in runs[-1].events(CacheChosen)] == ["memory"]
     for other in runs[1:]:
         for model in models:

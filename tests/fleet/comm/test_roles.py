@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.comm.roles import assign, roles_of
+from fleet.comm.roles import assign, missing_slots, roles_of
 from fleet.errors import UserError
 from tests.examples import examples
 from tests.fleet.histories import spec
@@ -169,6 +169,13 @@ def test_ranks_beyond_the_gpus_or_else_the_cores_share_them(ranks, gpus, slots, 
     assert (roles.whole_per_node, roles.slots) == (whole, each)
 
 
+def test_cores_are_counted_as_many_as_the_largest_least_group_wants():
+    content = spec({"family": "softmax", "name": "a", "gpus": [3, 4]},
+                   resources={"engine": "numpy", "per_device": "auto"})
+    roles = [roles_of(content, [0] * 6, gpus, cores=1) for gpus in (None, 5)]
+    assert [(one.whole_per_node, one.slots, one.device) for one in roles] == [(3, 2, "core"), (5, 1, "GPU")]
+
+
 def test_with_slots_fewer_ranks_are_left_to_prepare_samples():
     assert len(assign([0] * 10, None, 4).preprocessors) == 6
     assert len(assign([0] * 10, None, 4, slots=2).preprocessors) == 2
@@ -178,3 +185,25 @@ def test_with_slots_fewer_ranks_are_left_to_prepare_samples():
 def test_more_ranks_than_slots_are_an_error_that_says_what_would_do():
     with pytest.raises(UserError, match=r"6 ranks for 2 GPUs.*start 5 ranks there or raise.*resources.per_device"):
         assign([0] * 7, 1, 2, slots=2)
+
+
+@pytest.mark.parametrize(("asked", "ranks", "gpus", "said"), [
+    (1, 3, 2, ""),
+    (4, 3, 2, "resources.per_device is 4, but ranks were started for one network on a GPU: start 6 more for 4"),
+    (9, 5, 2, "resources.per_device is 9, but ranks were started for 2 networks on a GPU: start 6 more for 5"),
+    (2, 5, 2, ""),
+    ("auto", 3, 2, "resources.per_device is auto, but ranks were started for one network on a GPU: start 2 more for 2"),
+    ("auto", 5, 2, ""),
+    ("auto", 3, None, ""),  # a core has nothing to spare
+    (2, 3, None, "resources.per_device is 2, but ranks were started for one network on a core: start 2 more for 2"),
+])
+def test_where_ranks_are_too_few_for_the_slots_that_are_asked_for_it_is_said(asked, ranks, gpus, said):
+    ten = spec(*({"family": "softmax", "name": f"n{number}"} for number in range(10)),
+               resources={"engine": "numpy", "per_device": asked, "preprocessors": 1})
+    assert missing_slots(ten, roles_of(ten, [0] * ranks, gpus, cores=2)) == said
+
+
+def test_slots_that_would_stay_empty_are_not_missed():
+    two = spec(*({"family": "softmax", "name": name} for name in "ab"),
+               resources={"engine": "numpy", "per_device": "auto"})
+    assert missing_slots(two, roles_of(two, [0] * 3, 2)) == ""

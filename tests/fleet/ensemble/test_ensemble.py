@@ -1,5 +1,7 @@
 """What an ensemble decides, word for word; tests/fleet/ensemble/test_random_launches.py has all orders of words."""
 
+from dataclasses import replace
+
 import pytest
 
 from fleet.comm.messages import (
@@ -31,6 +33,7 @@ from fleet.comm.messages import (
 from fleet.ensemble.effects import CheckpointRead, EndAsked, Fail, Finish, KeepRates, RanksDied, ReadCheckpoint
 from fleet.ensemble.history import TransitionError
 from fleet.errors import ExitStatus, InfrastructureError, UserError
+from fleet.runtime.searches import make_mind
 from fleet.storage.state import Outcome, Standing, StepRate
 from tests.fleet.ensemble.told import Told, layout
 from tests.fleet.histories import history, record
@@ -106,6 +109,25 @@ def test_the_policy_is_asked_when_something_has_happened_and_not_when_time_passe
     assert len(told.asked) == before
     told.end_epoch("a")
     assert len(told.asked) == before + 1
+
+
+class Judged(Told):
+    """Networks are judged by the rule of the spec."""
+
+    def mind(self):
+        return make_mind(self.setup.spec, replace(self.setup.spec, networks=()), {}, 0)
+
+
+@pytest.mark.parametrize(("prune", "ahead"), [
+    ({"rule": "asha", "least": 2, "factor": 3, "mode": "stop"}, [{"a": 2, "b": 2}, {"a": 1, "b": 2}, {"a": 4, "b": 2}]),
+    ({"rule": "asha", "least": 1, "factor": 5, "mode": "stop"}, [{"a": 1, "b": 1}, {"a": 4, "b": 1}, {"a": 3, "b": 1}]),
+    ({"rule": "asha", "least": 50}, [{"a": 9, "b": 9}, {"a": 8, "b": 9}, {"a": 7, "b": 9}]),
+    ({"rule": "median"}, [{}, {}, {}])], ids=["to the first rung and the next", "past it", "to the end", "no rungs"])
+def test_the_policy_is_told_how_far_each_network_is_from_its_next_rung(prune, ahead):
+    told = Judged({"a": [0], "b": [1]}, parts={"prune": prune, "train": {"converge": {"max_epochs": 9}}}).begin()
+    for expected in ahead:
+        assert told.asked[-1].ahead == expected
+        told.end_epoch("a")
 
 
 @pytest.mark.parametrize(("failure", "status"), [(None, ExitStatus.OK), ("NaN", ExitStatus.NETWORK_FAILED)])

@@ -1,11 +1,17 @@
 """Which rates are measured, on how many GPUs, in which order."""
 
+from dataclasses import replace
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.ensemble.survey import Survey, Task
 from fleet.spec import NetworkSpec, Profile
+from fleet.spec.train import Batch
 from fleet.storage.state import Outcome
+from scheduler.base import StepTime
+from scheduler.elastic.analyzer import Timed
 from tests.examples import examples
 from tests.fleet.histories import spec
 
@@ -16,9 +22,19 @@ def network(name, least=1, most=None):
     return NetworkSpec(name, NETWORK.architecture, NETWORK.train, 0, least, most)
 
 
-def survey(networks, keys=None, known=None, devices=4, gpus_per_node=2, max_gpus=None):
+def survey(networks, keys=None, known=None, devices=4, gpus_per_node=2, max_gpus=None, timed=None):
     return Survey(networks, keys or {network.name: network.name for network in networks}, Profile(max_gpus=max_gpus),
-                  devices, gpus_per_node, {} if known is None else known)
+                  devices, gpus_per_node, {} if known is None else known, timed or {})
+
+
+def elastic(name, least=1):
+    """A network whose batch the policy chooses, from 8 to 32."""
+    train = replace(NETWORK.train, batch=Batch((8, 32)))
+    return NetworkSpec(name, NETWORK.architecture, train, 0, least)
+
+
+def timed(*batches, gpus=1):
+    return Timed({gpus: tuple(StepTime(batch, batch / 10) for batch in batches)}, parameters=250_000)
 
 
 def run(survey, rate=lambda name, gpus: 10.0 * gpus, idle=4):
@@ -35,6 +51,25 @@ def run(survey, rate=lambda name, gpus: 10.0 * gpus, idle=4):
         survey.add(task, value, "" if value else "out of memory")
     assert not running
     return done
+
+
+def test_steps_of_several_batches_that_were_timed_before_are_not_timed_again():
+    both = Timed({**timed(8, 16, 32).steps, **timed(32, gpus=2).steps}, 250_000)
+    known = survey([elastic("a")], known={"a": {1: 10.0, 2: 20.0}}, devices=2, timed={"a": both})
+    assert run(known, idle=2) == []
+    table = known.table(100)
+    assert [step.batch for step in table.models[0].step_s] == [8, 16, 32]
+    assert [exchange.gpus for exchange in table.comm_s] == [2]
+
+
+@pytest.mark.parametrize(("before", "again"), [
+    (Timed(), [1, 2]),  # a rate alone, as earlier versions kept it
+    (timed(4, 8, 16), [1, 2]),  # it was to have two GPUs at least
+    (timed(8, 16), [2]),  # 32 samples did not fit
+])
+def test_what_was_timed_before_is_used_where_it_says_how_the_speed_depends_on_the_batch(before, again):
+    known = survey([elastic("a")], known={"a": {1: 10.0, 2: 20.0}}, devices=2, timed={"a": before})
+    assert [task.gpus for task in run(known, idle=2)] == again
 
 
 def test_all_are_measured_on_one_gpu_before_any_is_on_two():

@@ -37,12 +37,13 @@ class Told:
         parts: of the spec.
         slots: of each GPU; then the first half of the trainers has the first slots of two.
         roles: of all ranks, where they are not on one node.
+        tried: the networks and numbers of GPUs whose rates each answer only tries.
         setup: what else is not as it mostly is.
     """
 
     def __init__(self, wanted, networks="ab", trainers=4, stream=None, measures=False, standings=None, gpus=None,
-                 parts=None, learns=None, slots=1, roles=None, **setup):
-        self.wanted = wanted
+                 parts=None, learns=None, slots=1, roles=None, tried=frozenset(), **setup):
+        self.wanted, self.tried = wanted, tried
         models = [{"family": "softmax", "name": name, "gpus": (gpus or {}).get(name, [1, 4])} for name in networks]
         content = spec(*models, **(parts or {}))
         roles = roles or assign((0,) * (trainers + 1), 1 if stream else None, None, own_preprocessing=stream is None,
@@ -67,7 +68,8 @@ class Told:
         traits = [traits_of(network, network.name, (4, 4, 1), 2)
                   for network in networks]
         online = None if self.learns is None else OnlineRates(
-            traits, self.setup.samples, roles.whole_per_node, roles.cluster.whole_gpus, known, roles.slots)
+            traits, self.setup.samples, roles.whole_per_node, roles.cluster.whole_gpus, known, roles.slots,
+            idle_slots=roles.idle_slots)
         return Ensemble(self.setup, self.begun, survey, self.rates, self.ask, self.mind(), online)
 
     def mind(self):
@@ -78,7 +80,7 @@ class Told:
         self.tables.append(rates)
         wanted = self.wanted(progress) if callable(self.wanted) else self.wanted
         return Decision(Round(tuple(Member(name, tuple(devices)) for name, devices in wanted.items()
-                                    if name not in progress.finished)))
+                                    if name not in progress.finished)), tried=self.tried)
 
     def hear(self, *words, after=0.0):
         """Hear some words, the first after some seconds; returns what is to be done about all of them."""

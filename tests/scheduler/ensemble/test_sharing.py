@@ -1,5 +1,7 @@
 """What networks that share a GPU train together, and how many should."""
 
+import math
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,6 +11,7 @@ from scheduler.ensemble.online import Observation, OnlineRates, Traits
 from scheduler.ensemble.sharing import REACH, Sharing, paying, share, speedup, worth
 from tests.examples import examples
 
+SURE = 0.0, 1000  # a spread of nothing over many steps
 CURVES = st.lists(st.floats(0.5, 4.0), min_size=1, max_size=5).map(
     lambda more: (1.0, *(min(count, one) for count, one in enumerate(more, start=2))))
 
@@ -19,35 +22,67 @@ CURVES = st.lists(st.floats(0.5, 4.0), min_size=1, max_size=5).map(
 def test_the_curve_is_found_from_networks_of_any_speed_that_were_seen_beside_others(curve, alone):
     sharing = Sharing()
     for number, (unit, rate) in enumerate(alone.items()):
-        sharing.observe(unit, 1, rate)
+        sharing.observe(unit, 1, rate, *SURE)
         for count in range(2, len(curve) + 1):
             if count == 2 or number == 0:  # not every network is seen beside any number of others
-                sharing.observe(unit, count, rate * share(curve, count))
+                sharing.observe(unit, count, rate * share(curve, count), *SURE)
     assert sharing.curve == pytest.approx(curve)
 
 
 def test_nothing_is_known_before_anything_has_trained_alone():
     sharing = Sharing()
-    sharing.observe(("a", 1), 2, 10.0)
-    sharing.observe(("a", 1), 4, 6.0)
+    sharing.observe(("a", 1), 2, 10.0, *SURE)
+    sharing.observe(("a", 1), 4, 6.0, *SURE)
     assert (sharing.curve, sharing.found, sharing.is_known(2)) == ((), {}, False)
-    sharing.observe(("b", 1), 4, 6.0)
-    sharing.observe(("b", 1), 1, 12.0)  # by b and four, a and two hang together with one
+    sharing.observe(("b", 1), 4, 6.0, *SURE)
+    sharing.observe(("b", 1), 1, 12.0, *SURE)  # by b and four, a and two hang together with one
     assert sharing.found == {2: pytest.approx(2 * 10 / 12), 4: pytest.approx(2.0)}
 
 
 def test_noise_makes_no_network_faster_beside_others_than_alone():
     sharing = Sharing()
-    sharing.observe(("a", 1), 1, 10.0)
-    sharing.observe(("a", 1), 2, 11.0)
+    sharing.observe(("a", 1), 1, 10.0, *SURE)
+    sharing.observe(("a", 1), 2, 11.0, *SURE)
     assert sharing.curve == (1.0, 2.0)
 
 
 def test_what_an_earlier_run_has_shown_counts_until_this_one_shows_otherwise():
     sharing = Sharing({2: 1.6, 4: 2.2}, {"a": {1: 10.0}})
     assert sharing.curve == (1.0, 1.6, pytest.approx(1.6 * 1.5**0.5), 2.2)
-    sharing.observe(("a", 1), 2, 5.0)  # alone it had 10 in the earlier run
+    sharing.observe(("a", 1), 2, 5.0, *SURE)  # alone it had 10 in the earlier run
     assert sharing.curve[1] == 1.0
+
+
+def test_a_few_uneven_steps_change_nothing_and_many_do():
+    sharing = Sharing()
+    sharing.observe(("a", 1), 1, 1000.0, 0.5, 500)
+    sharing.observe(("a", 1), 2, 90.0, 3.0, 10)  # one of ten took a hundred times as long
+    assert sharing.curve == (1.0,)
+    sharing.observe(("a", 1), 2, 800.0, 0.5, 500)
+    assert sharing.curve == (1.0, 1.6)
+    sharing.observe(("a", 1), 2, 400.0, 0.1, 10)  # too few to forget so many for
+    assert sharing.curve == (1.0, 1.6)
+    sharing.observe(("a", 1), 2, 600.0, 0.5, 200)
+    assert sharing.curve == (1.0, 1.2)
+
+
+def test_what_rests_on_more_steps_counts_for_more():
+    sharing = Sharing()
+    for name, rate, steps in (("a", 8.0, 400), ("b", 5.0, 10)):
+        sharing.observe((name, 1), 1, 10.0, 0.0, 400)
+        sharing.observe((name, 1), 2, rate, 0.3, steps)
+    assert 1.5 < sharing.curve[1] < 1.6  # were both equally sure, 1.26
+
+
+def test_that_a_core_has_nothing_to_spare_is_taken_as_given_until_something_shows_otherwise():
+    sharing = Sharing(idle_slots=3)
+    sharing.observe(("a", 1), 1, 10.0, 0.0, 400)
+    assert (sharing.curve, sharing.is_known(2)) == ((1.0, 1.0, 1.0), False)
+    tables = [RateTable(1, 1, (Network("a", (10.0,)), Network("b", (10.0,))), sharing=sharing.curve, supply=supply)
+              for supply in (math.inf, 2.0)]
+    assert [paying(table, "ab", 3) for table in tables] == [1, 3]
+    sharing.observe(("a", 1), 2, 8.0, 0.0, 400)
+    assert sharing.curve == (1.0, 1.6, 1.6)
 
 
 @given(CURVES, st.integers(1, 12))
@@ -72,18 +107,18 @@ def test_an_input_that_is_slow_makes_sharing_pay_that_makes_no_step_faster():
 def test_rates_that_were_seen_beside_others_stand_for_those_that_networks_have_alone():
     rates = OnlineRates([Traits("a", "a"), Traits("b", "b")], 100, 1, 1, slots=4)
     assert rates.table().sharing == ()
-    rates.observe("a", 1, Observation(10.0))
+    rates.observe("a", 1, Observation(10.0, steps=1000))
     rates.planned()
-    rates.observe("a", 1, Observation(7.5, beside=2))
+    rates.observe("a", 1, Observation(7.5, steps=1000, beside=2))
     assert rates.has_news  # more is known of sharing than when it was planned
-    rates.observe("b", 1, Observation(30.0, beside=2))
+    rates.observe("b", 1, Observation(30.0, steps=1000, beside=2))
     assert rates.table().sharing == (1.0, 1.5)
     assert [network.rates for network in rates.table().models] == [(pytest.approx(10.0),), (pytest.approx(40.0),)]
 
 
 def test_where_no_gpu_is_shared_nothing_is_learned_of_it():
     rates = OnlineRates([Traits("a", "a")], 100, 1, 1)
-    rates.observe("a", 1, Observation(10.0))
+    rates.observe("a", 1, Observation(10.0, steps=1000))
     rates.planned()
     rates.observe("a", 1, Observation(10.1))
     assert (rates.sharing, rates.table().sharing, rates.has_news) == (None, (1.0,), False)

@@ -1,0 +1,155 @@
+"""Thousands of networks: what policies ask at each epoch's end, without going through all of them one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class _Rows:
+    """The rows of the table that was asked about last.
+
+    Attributes:
+        of: name -> row.
+    """
+
+    def __init__(self) -> None:
+        self.of: dict[str, int] = {}
+        self._table: tuple[str, ...] = ()
+
+    def follow(self, table: tuple[str, ...]) -> int:
+        """Take another table.
+
+        Returns:
+            How many of its first rows are those of the last one, if they are all of them; otherwise 0.
+        """
+        known = len(self._table)
+        if table is not self._table and table[:known] != self._table:
+            known, self.of = 0, {}
+        self.of.update(zip(table[known:], range(known, len(table)), strict=True))
+        self._table = table
+        return known
+
+
+class Gone(set[str]):
+    """The networks that get no devices: a set of names that knows which rows of a table are in it.
+
+    It also remembers how many of the first in an order are.
+    A policy would otherwise look at all networks, and pass over all that have finished, at each epoch's end.
+    Names come by :meth:`add` and leave by :meth:`discard`.
+    """
+
+    def __init__(self, names: Sequence[str] = ()) -> None:
+        super().__init__(names)
+        self._order: Sequence[int] = ()
+        self._names: Sequence[str] = ()
+        self._leading = 0
+        self._rows = _Rows()
+        self._left = np.zeros(0, np.bool_)  # of these rows, which are not in the set
+
+    def add(self, name: str) -> None:
+        """Put a name in."""
+        super().add(name)
+        if (row := self._rows.of.get(name)) is not None:
+            self._left[row] = False
+
+    def discard(self, name: str) -> None:
+        """Take a name out, if it is there."""
+        if name in self:
+            super().discard(name)
+            self._leading = 0
+            if (row := self._rows.of.get(name)) is not None:
+                self._left[row] = True
+
+    def left(self, table: tuple[str, ...]) -> NDArray[np.bool_]:
+        """Which rows of a table are not in the set, shape (rows,).
+
+        Args:
+            table: the names of its rows. The same names, or those and further ones, are not looked through again.
+        """
+        if (known := self._rows.follow(table)) != len(table) or known != len(self._left):
+            more = np.array([name not in self for name in table[known:]], np.bool_)
+            self._left = np.concatenate([self._left[:known], more])
+        return self._left
+
+    def leading(self, order: Sequence[int], names: Sequence[str]) -> int:
+        """How many of the first names are in the set.
+
+        Args:
+            order: places in ``names``. It is not looked through again as long as it is the same object.
+
+        >>> gone = Gone(["a", "c"])
+        >>> gone.leading([2, 0, 1], "abc")
+        2
+        """
+        if order is not self._order or (names is not self._names and names != self._names):
+            self._order, self._leading = order, 0
+        self._names = names
+        while self._leading < len(order) and names[order[self._leading]] in self:
+            self._leading += 1
+        return self._leading
+
+
+class Values(dict[str, float]):
+    """Numbers of networks, by name, that can be had for the rows of a table as well; they are set one by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rows = _Rows()
+        self._of_rows = np.zeros(0)
+
+    def __setitem__(self, name: str, value: float) -> None:
+        super().__setitem__(name, value)
+        if (row := self._rows.of.get(name)) is not None:
+            self._of_rows[row] = value
+
+    def of(self, table: tuple[str, ...]) -> NDArray[np.float64]:
+        """The numbers of the rows of a table, shape (rows,); NaN where there is none.
+
+        Args:
+            table: the names of its rows; see :meth:`Gone.left`.
+        """
+        if (known := self._rows.follow(table)) != len(table) or known != len(self._of_rows):
+            self._of_rows = np.concatenate([self._of_rows[:known], _looked_up(self, table[known:])])
+        return self._of_rows
+
+
+def values_of(table: tuple[str, ...], values: Mapping[str, float]) -> NDArray[np.float64]:
+    """The numbers of the rows of a table, shape (rows,), NaN where there is none; a view of what goes on changing.
+
+    Args:
+        table: the names of its rows.
+    """
+    return values.of(table) if isinstance(values, Values) else _looked_up(values, table)
+
+
+def _looked_up(values: Mapping[str, float], names: tuple[str, ...]) -> NDArray[np.float64]:
+    return np.array([values.get(name, np.nan) for name in names], dtype=np.float64)
+
+
+def left(table: tuple[str, ...], gone: AbstractSet[str]) -> NDArray[np.bool_]:
+    """Which rows of a table are not in a set, shape (rows,); a view of what goes on changing.
+
+    Args:
+        table: the names of its rows.
+    """
+    return gone.left(table) if isinstance(gone, Gone) else np.array([name not in gone for name in table], np.bool_)
+
+
+def rising(values: NDArray[np.float64], few: int, *ties: NDArray[np.int64]) -> Iterator[int]:
+    """The places of values in their rising order, worked out as far as they are looked at.
+
+    Args:
+        few: as many as that are looked at nearly always.
+        ties: what decides where values are equal, what counts least first; in the end it is the place.
+
+    >>> list(rising(np.array([3.0, 1.0, 2.0, 1.0]), 4)), list(rising(np.array([2.0] * 3), 1, np.array([1, 0, 1])))
+    ([1, 3, 2, 0], [1, 0, 2])
+    """
+    is_first = values <= (np.partition(values, few)[few] if len(values) > 4 * few else np.inf)
+    for places in (np.flatnonzero(is_first), np.flatnonzero(~is_first)):
+        for place in places[np.lexsort((*(tie[places] for tie in ties), values[places]))]:
+            yield int(place)
