@@ -134,7 +134,8 @@ class InOptuna:
             "median": optuna.pruners.MedianPruner, "asha": optuna.pruners.SuccessiveHalvingPruner,
             "hyperband": partial(optuna.pruners.HyperbandPruner, 1, EPOCHS, 3)}
         made = pruners[pruner](min_resource=1, reduction_factor=3) if pruner == "asha" else pruners[pruner]()
-        self._study = optuna.create_study(direction="maximize", sampler=samplers[sampler](seed=seed), pruner=made)
+        self._study = optuna.create_study(study_name=f"seed {seed}", direction="maximize",  # it decides on brackets
+                                          sampler=samplers[sampler](seed=seed), pruner=made)
         if sampler == "random":
             for values in drawn(seed):
                 self._study.enqueue_trial(values)

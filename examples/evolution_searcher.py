@@ -13,29 +13,24 @@ class Searcher:
     """Mutates one value of a good network at a time."""
 
     def __init__(self, space, seed, mode, population=20, sample=5):
-        self.space, self.random, self.sample = space, random.Random(seed), sample
-        self.population, self.sign = population, 1 if mode == "maximize" else -1
-        self.members, self.living, self.asked = {}, [], set()
+        self.space, self.random, self.sign = space, random.Random(seed), 1 if mode == "maximize" else -1
+        self.population, self.sample, self.members, self.living = population, min(sample, population), {}, []
 
     def draw(self, name):
         values = self.space[name]
         return self.random.choice(values) if isinstance(values, tuple) else values.at(self.random.random())
 
     def propose(self):
-        if len(self.living) < min(self.sample, self.population) or len(self.asked) < self.population:
+        if len(self.members) < self.population or len(self.living) < self.sample:
             return {name: self.draw(name) for name in self.space}
-        _, parent = max(self.random.sample(self.living, self.sample))
-        changed = self.random.choice(list(self.space))
-        return {**self.members[parent], changed: self.draw(changed)}
+        parent, name = max(self.random.sample(self.living, self.sample))[1], self.random.choice(list(self.space))
+        return {**self.members[parent], name: self.draw(name)}
 
     def ask(self, number):
-        for _ in range(1000):  # a small space is used up at some time
-            member = self.propose()
-            if (key := str(member)) not in self.asked:
-                self.asked.add(key)
-                self.members[number] = member
-                return member
-        return None
+        fresh = (one for one in (self.propose() for _ in range(1000)) if one not in self.members.values())
+        if member := next(fresh, None):  # None: a small space is used up
+            self.members[number] = member
+        return member
 
     def report(self, number, epoch, value):
         return "go_on"

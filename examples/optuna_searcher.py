@@ -34,11 +34,17 @@ class Searcher:
         self.space = {name: distribution(values) for name, values in space.items()}
         self.study = optuna.create_study(study_name="fleet", direction=mode, pruner=PRUNERS[pruner](),
                                          sampler=SAMPLERS[sampler](seed=seed, **options))
-        self.trials = {}
+        self.trials, self.asked = {}, []
 
     def ask(self, number):
-        self.trials[number] = self.study.ask(self.space)
-        return self.trials[number].params
+        for _ in range(20):  # a small space is used up at some time
+            trial = self.study.ask(self.space)
+            if trial.params not in self.asked:
+                self.trials[number] = trial
+                self.asked.append(trial.params)
+                return trial.params
+            self.study.tell(trial, state=TrialState.FAIL)
+        return None
 
     def report(self, number, epoch, value):
         if math.isnan(value):

@@ -18,40 +18,35 @@ class Searcher:
     def __init__(self, space, seed, mode, population=8, every=3, quarter=0.25, factors=(0.8, 1.25)):
         self.space, self.random, self.sign = space, random.Random(seed), 1 if mode == "maximize" else -1
         self.population, self.every, self.quarter, self.factors = population, every, quarter, factors
-        self.members, self.born, self.newest, self.by_age = {}, {}, {}, {}
+        self.members, self.ages, self.peers = {}, {}, {}  # by number, by number, by age
         self.waiting = []  # parents of the children that will be asked for
 
     def ask(self, number):
         if self.waiting:
             parent = self.waiting.pop(0)
             self.members[number] = {name: self.near(name, value) for name, value in self.members[parent].items()}
-            self.born[number] = self.age(parent)
+            self.ages[number] = self.ages[parent]
             return {**self.members[number], "parent": parent}
         if number >= self.population:
             return None
         self.members[number] = {name: self.draw(values) for name, values in self.space.items()}
-        self.born[number] = 0
+        self.ages[number] = 0
         return self.members[number]
 
     def report(self, number, epoch, value):
-        self.newest[number] = epoch, self.sign * value
-        age = self.age(number)
-        if age % self.every:
+        self.ages[number] += 1
+        if self.ages[number] % self.every:
             return "go_on"
-        peers = self.by_age.setdefault(age, [])
-        peers.append((self.sign * value, number))
-        peers.sort()
+        own = (self.sign * value if value == value else float("-inf"), number)  # one that is no number is the worst
+        self.peers[self.ages[number]] = peers = sorted([*self.peers.get(self.ages[number], ()), own])
         few = int(self.quarter * len(peers))
-        if number not in [peer for _, peer in peers[:few]]:
+        if own not in peers[:few]:
             return "go_on"
         self.waiting.append(self.random.choice(peers[-few:])[1])
         return "stop"
 
     def tell(self, number, outcome, value):
-        pass
-
-    def age(self, number):
-        return self.born[number] + self.newest.get(number, (0, 0.0))[0]
+        """How it ended with a network changes nothing."""
 
     def draw(self, values):
         return self.random.choice(values) if isinstance(values, tuple) else values.at(self.random.random())

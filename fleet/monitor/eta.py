@@ -3,16 +3,22 @@
 The run that is left is simulated twice, under the policy of the run: once with the fewest epochs that each network may
 still train by its rule, once with the most. The seconds of a network's epochs are stretched as those of its epochs that
 have ended were, so that validation, checkpoints and a busy machine count; those of a network that has shown none as
-those of the others were. Of all that was seen (epochs, how long groups took to form) the quicker ones count for the one
-end of the range, and the slower ones for the other. What has passed of epochs that are under way is taken off.
+those of the others were. Of many networks that wait only some are simulated, as if they were the last: until they
+begin, the others keep all devices busy. Of all that was seen (epochs, how long groups took to form) the quicker ones
+count for the one end of the range, and the slower ones for the other. What has passed of epochs that are under way is
+taken off.
+
+Networks that a search will yet ask for are taken to be as those before them, and to train as many epochs as those did
+that are pruned, paused or done, and as a rule with rungs lets them train on average. A few stand for all of them.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
 
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec, Spec
@@ -42,17 +48,68 @@ from fleet.storage.events import (
 )
 from fleet.storage.state import EpochRecord, epochs_left
 from fleet.units import parse_stream
-from scheduler.base import InputError, Network, RateTable
+from scheduler.base import Cluster, InputError, Network, RateTable
 from scheduler.ensemble.costs import Costs
 from scheduler.ensemble.pace import Stream
 from scheduler.ensemble.rates import rate
+from scheduler.ensemble.sharing import speedup
 from scheduler.ensemble.simulation import simulate
 
 _EPOCHS = 300  # that are simulated at most; of more, several are taken for one
+_WAITING = 150  # networks that wait and are simulated at most, or one for each device
 _OWN = 0.1  # how far the durations of a network's epochs may be off at least that has shown some, as a share
 _OTHERS = 0.5  # and of one that has not, as long as few have
 _RECENT = 10  # epochs of a network say how far durations are from what rates promise
 _UNKNOWN = (1.0,)  # samples/s of a network whose rate nobody has measured: what its epochs show says all
+
+
+@dataclass(frozen=True)
+class Coming:
+    """Networks that a search will yet ask for.
+
+    Attributes:
+        networks: how many at most.
+        epochs: that they may train together at most; infinity where there is no budget.
+        at_once: how many there are at a time at most; infinity where the devices decide.
+        before: those that it has asked for; of each that trains no more, after how many epochs, otherwise None.
+    """
+
+    networks: float
+    epochs: float
+    at_once: float
+    before: Mapping[str, int | None]
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What is known of searches, and of the rule by which networks are pruned.
+
+    Attributes:
+        idle: networks that are paused or pruned.
+        next_rung: the epochs after which a network that has ended so many is judged next; None without rungs.
+        expected: how many epochs a network trains on average that may train so many; None without rungs.
+    """
+
+    idle: AbstractSet[str] = frozenset()
+    next_rung: Callable[[str, int], int | None] = lambda name, epochs: None
+    expected: Callable[[int], float | None] = lambda most: None
+    coming: tuple[Coming, ...] = ()
+
+
+_NOTHING = Outlook()
+
+
+@dataclass(frozen=True)
+class _Likeness:
+    """Stands for several networks to come, one after the other.
+
+    Attributes:
+        like: the network that they are taken to be like.
+        each: how many networks, on average.
+    """
+
+    like: str
+    each: float
 
 
 class Estimator:
@@ -86,6 +143,7 @@ class Estimator:
         self._stopping: list[float] = []  # seconds, of groups that stop within their network's training
         self._exporting: list[float] = []  # seconds, of groups whose network is done
         self._now_s = 0.0
+        self._coming: dict[str, _Likeness] = {}  # by names that no network has
 
     # ---- hear ----
 
@@ -169,6 +227,9 @@ class Estimator:
         """The samples/s that a network has on so many GPUs by the rates that are known now."""
         return rate(Network(name, self._rates.get(name, _UNKNOWN)), gpus)
 
+    def _like(self, name: str) -> str:
+        return self._coming[name].like if name in self._coming else name
+
     def _stretches(self, name: str) -> list[float]:
         """How many times as long as promised a network's recent epochs took; rates may have become known since."""
         return [sample_s * self._promised(name, gpus) for sample_s, gpus in self._durations[name][-_RECENT:]]
@@ -179,24 +240,64 @@ class Estimator:
 
     # ---- say ----
 
-    def estimate(self, now_s: float | None = None) -> Estimated | None:
+    def estimate(self, now_s: float | None = None, outlook: Outlook = _NOTHING) -> Estimated | None:
         """How long it will take from now on; None as long as nobody can tell.
 
         Args:
             now_s: on the clock of the events; when the newest of them came, unless given.
         """
         self._now_s = max(self._now_s, now_s or 0.0)
-        left = {name: epochs_left(self._histories[name], self._networks[name].train.converge)
-                for name in self._histories if name not in self._over | self._held}
+        gone = self._over | self._held | outlook.idle
+        left = {name: self._epochs_left(name, outlook) for name in self._histories if name not in gone}
         left = {name: epochs for name, epochs in left.items() if epochs[1]}
         is_known = self._durations or (self._rates and self._building)  # how fast, and how long until it begins
-        if self._start is None or not left or not is_known:
+        if self._start is None or not is_known:
+            return None
+        networks, self._coming = len(left), {}
+        for coming in outlook.coming:
+            left |= self._stand_ins(coming, outlook)
+            networks += int(coming.networks)
+        if not left:
             return None
         times = []
         for end, sign in enumerate((-1, 1)):
             times.append(self._left_s({name: epochs[end] for name, epochs in left.items()}, sign))
         low, high = times
-        return None if low is None or high is None else Estimated(min(low, high), high, len(left))
+        return None if low is None or high is None else Estimated(min(low, high), high, networks)
+
+    def _epochs_left(self, name: str, outlook: Outlook) -> tuple[int, int]:
+        """The fewest and the most epochs that a network still trains; at its next rung it may be over."""
+        history = self._histories[name]
+        fewest, most = epochs_left(history, self._networks[name].train.converge)
+        rung = outlook.next_rung(name, len(history))
+        return (fewest if rung is None else min(fewest, rung - len(history))), most
+
+    def _stand_ins(self, coming: Coming, outlook: Outlook) -> dict[str, tuple[int, int]]:
+        """A few networks that stand for those to come, with the fewest and the most epochs of each."""
+        before = sorted((name for name in coming.before if name in self._networks),
+                        key=lambda name: self._rates.get(name, _UNKNOWN)[0])
+        if not before or coming.networks < 1:
+            return {}
+        like = before[len(before) // 2]
+        each = self._epochs_of_one(like, coming.before, outlook)
+        fewest, most = (min(coming.epochs, coming.networks * epochs) for epochs in each)
+        count = int(min(coming.networks, coming.at_once, len(self._usable)))
+        if not count or fewest < 1:
+            return {}
+        names = [f"{like}+{place + 1}" for place in range(count)]
+        self._coming |= dict.fromkeys(names, _Likeness(like, max(1.0, fewest / each[0] / count)))
+        return dict.fromkeys(names, (math.ceil(fewest / count), math.ceil(most / count)))
+
+    def _epochs_of_one(self, like: str, before: Mapping[str, int | None], outlook: Outlook) -> tuple[float, float]:
+        """How many epochs a network to come trains on average: by what came of those before it, and by the rule."""
+        most = self._networks[like].train.converge.max_epochs
+        stood = [epochs for epochs in before.values() if epochs is not None]
+        rung, expected = outlook.next_rung(like, 0), outlook.expected(most)
+        if not stood:
+            return min(most, rung or epochs_left((), self._networks[like].train.converge)[0]), most
+        low = min(_mean(stood), expected or most) * (1 - _OTHERS)
+        high = max(_mean([most if epochs is None else epochs for epochs in before.values()]), expected or 0.0)
+        return max(1, min(stood), low), min(most, high * (1 + _OTHERS))
 
     def _left_s(self, left: Mapping[str, int], sign: int) -> float | None:
         """Seconds of the run that is left, at least (sign -1) or at most (1); None where it cannot be simulated."""
@@ -205,7 +306,8 @@ class Estimator:
         waiting = {name: epochs for name, epochs in left.items() if name not in self._devices}
         has_idle = len(self._usable) > sum(map(len, self._devices.values()))
         has_begun = all(name in self._ended for name in running)
-        if sign < 0 or found is None or not (running and waiting and has_idle and has_begun):
+        if sign < 0 or found is None or not (running and waiting.keys() - self._coming.keys() and has_idle
+                                             and has_begun):
             return found
         # Devices are idle and networks wait: the policy has rounds. The simulation does not know that one is under way.
         this, others = self._simulated_s(running, sign), self._simulated_s(waiting, sign)
@@ -217,13 +319,20 @@ class Estimator:
         assert self._start is not None
         return tuple(device for device in self._start.devices if device not in self._lost)
 
-    def _stretch(self, name: str, sign: int) -> float:
-        """How many times as long as its rate promises a network's epochs take, at least (sign -1) or at most (1)."""
+    def _stretches_of(self, names: Iterable[str], sign: int) -> dict[str, float]:
+        """How many times as long as its rate promises each network's epochs take, at least (sign -1) or at most (1)."""
+        usual = self._usual_stretch(sign)
+        return {name: self._own_stretch(name, sign) if name in self._durations else usual for name in names}
+
+    def _own_stretch(self, name: str, sign: int) -> float:
+        """That of a network whose epochs have shown it."""
+        own = self._stretches(name)
+        usual = statistics.median(own) * (1 + sign * _OWN)
+        return sign * max(sign * usual, sign * _quartile(own, sign))
+
+    def _usual_stretch(self, sign: int) -> float:
+        """That of a network that has shown none."""
         assert self._start is not None
-        if name in self._durations:
-            own = self._stretches(name)
-            usual = statistics.median(own) * (1 + sign * _OWN)
-            return sign * max(sign * usual, sign * _quartile(own, sign))
         others = [statistics.median(self._stretches(shown)) for shown in self._durations]
         if len(others) >= 4:
             return _quartile(others, sign) * (1 + sign * _OWN)
@@ -233,7 +342,9 @@ class Estimator:
     def _simulated_s(self, left: Mapping[str, int], sign: int) -> float | None:
         """Seconds that some networks take, at least (sign -1) or at most (1); None where it cannot be simulated."""
         assert self._start is not None
-        start, stretches = self._start, {name: self._stretch(name, sign) for name in left}
+        start, stretches = self._start, self._stretches_of(left, sign)
+        cluster, every = start.cluster.without(self._lost), left
+        left = self._some(every, cluster)
         several = max(1, math.ceil(sum(left.values()) / _EPOCHS))  # epochs that are taken for one
         shown = [seconds for forming in self._forming.values() for seconds in forming]
         export_s = _mean(self._exporting)
@@ -242,20 +353,40 @@ class Estimator:
         def table(more_s: Mapping[str, float]) -> RateTable:
             return RateTable(start.samples * several, start.gpus_per_node, tuple(
                 Network(name, tuple(self._slowed(one / stretches[name], epochs, more_s.get(name, 0.0))
-                                    for one in self._rates.get(name, _UNKNOWN)),
-                        epochs=math.ceil(epochs / several), min_gpus=self._networks[name].min_gpus,
-                        max_gpus=self._networks[name].max_gpus)
+                                    for one in self._rates.get(self._like(name), _UNKNOWN)),
+                        epochs=math.ceil(epochs / several), min_gpus=self._networks[self._like(name)].min_gpus,
+                        max_gpus=self._networks[self._like(name)].max_gpus)
                 for name, epochs in left.items()), sharing=self._sharing)
 
         # Networks whose group has taken longer to form than others will do so again; those that train have done that.
         more_s = {name: _quartile(forming, sign) + export_s - costs.regroup_s for name, forming in self._forming.items()
                   if name not in self._ended}
+        more_s |= {name: (one.each - 1) * (costs.regroup_s + costs.checkpoint_s) for name, one in self._coming.items()}
         try:
-            found = simulate(table(more_s), start.cluster.without(self._lost), self._spec.policy,
-                             self._spec.options, costs, self._stream(), told=table({}))
+            found = simulate(table(more_s), cluster, self._spec.policy, self._spec.options, costs, self._stream(),
+                             told=table({}))
         except (InputError, UserError):  # a network that does not fit on what is left, a policy that gives up
             return None
-        return max(0.0, found.makespan_s + export_s - self._done_s(left, costs.regroup_s, sign))
+        others = {name: epochs for name, epochs in every.items() if name not in left}
+        before_s = self._busy_s(others, stretches, costs.regroup_s) / (cluster.whole_gpus * max(
+            speedup(self._sharing, count) for count in range(1, cluster.slots + 1)))
+        return max(0.0, before_s + found.makespan_s + export_s - self._done_s(left, costs.regroup_s, sign))
+
+    def _some(self, left: Mapping[str, int], cluster: Cluster) -> Mapping[str, int]:
+        """The networks that are simulated: those that have a group or stand for others, and every so many that wait."""
+        waiting = [name for name in left if name not in self._devices and name not in self._coming]
+        others = set(waiting) - set(waiting[::-(-len(waiting) // max(_WAITING, cluster.gpus)) or 1])
+        return {name: epochs for name, epochs in left.items() if name not in others}
+
+    def _busy_s(self, others: Mapping[str, int], stretches: Mapping[str, float], regroup_s: float) -> float:
+        """GPU-seconds that networks take which are not simulated, each on its least GPUs."""
+        assert self._start is not None
+        busy_s = 0.0
+        for name, epochs in others.items():
+            least = self._networks[name].min_gpus
+            samples_per_s = min(self._promised(name, least) / stretches[name], self._supply or math.inf)
+            busy_s += least * (self._start.samples * epochs / samples_per_s + regroup_s)
+        return busy_s
 
     def _slowed(self, rate: float, epochs: int, more_s: float) -> float:
         """The rate at which a network takes some seconds more for some epochs."""

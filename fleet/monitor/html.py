@@ -134,7 +134,7 @@ def _together(report: Report) -> list[str]:
 
 def _search(search: SearchReport, seconds: float) -> list[str]:
     """What a search has found, where in its space, and which network came from which."""
-    title = f"<h2>The search of {escape(search.entry)}</h2>"
+    title = f"<h2>{escape(search.title)}</h2>"
     if not search.found:
         return [title, "<p class=note>No network of it has a value yet.</p>"]
     family = descent_chart(search)

@@ -16,7 +16,16 @@ from fleet.prediction.ensembles import EnsembleResult, read_ensembles
 from fleet.spec import load
 from fleet.spec.model import one_line
 from fleet.storage.event_log import Logged, read_run
-from fleet.storage.events import CacheChosen, EpochEnded, Event, Searched, Started, StreamStarted, SupplyFound
+from fleet.storage.events import (
+    CacheChosen,
+    EpochEnded,
+    Event,
+    NetworkAdded,
+    Searched,
+    Started,
+    StreamStarted,
+    SupplyFound,
+)
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import NetworkResult, read_results
 from fleet.storage.state import EpochRecord
@@ -150,7 +159,7 @@ def _supply(events: Iterable[Event]) -> SupplyFound | None:
 
 
 def _searches(paths: RunPaths, moments: Sequence[Moment], rows: Sequence[NetworkResult]) -> tuple[SearchReport, ...]:
-    if not any(isinstance(moment.event, Searched) for moment in moments):
+    if not any(isinstance(moment.event, Searched | NetworkAdded) for moment in moments):
         return ()
     return searches_of(load(str(paths.spec)), moments, rows)
 

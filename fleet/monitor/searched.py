@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fleet.monitor.timeline import Moment
-from fleet.spec import ModelEntry, Spec
-from fleet.spec.space import Space
+from fleet.spec import Spec
+from fleet.spec.space import Range, Space
 from fleet.spec.train import Converge
-from fleet.storage.events import EpochEnded, NetworkAdded, NetworkJudged
+from fleet.storage.events import Commanded, EpochEnded, NetworkAdded, NetworkJudged
 from fleet.storage.results import NetworkResult, Status
 from fleet.storage.state import EpochRecord
 from fleet.units import counted
@@ -55,9 +55,10 @@ class Found:
 
 @dataclass(frozen=True)
 class SearchReport:
-    """The search of an entry.
+    """The search of an entry, or all networks that were added from outside.
 
     Attributes:
+        entry: its name; empty for networks from outside.
         monitor: what was judged.
         is_larger_better: of that.
         space: of the entry.
@@ -71,6 +72,11 @@ class SearchReport:
     space: Space
     tried: tuple[Tried, ...]
     found: tuple[Found, ...]
+
+    @property
+    def title(self) -> str:
+        """What it is about."""
+        return f"The search of {self.entry}" if self.entry else "The networks that were added"
 
     @property
     def ancestry(self) -> tuple[Tried, ...]:
@@ -139,20 +145,20 @@ class Rung:
 def rungs_of(moments: Iterable[Moment], rows: Sequence[NetworkResult]) -> tuple[Rung, ...]:
     """Where networks were paused and pruned, and by whom; the lowest first."""
     pruned: defaultdict[int, dict[str, tuple[str, ...]]] = defaultdict(dict)
-    status, paused = {row.name: row.status for row in rows}, dict[str, int]()
+    named, paused = {row.name: row for row in rows}, dict[str, int]()
     for moment in moments:
-        match moment.event:
-            case NetworkJudged(network, epochs, "stop", by) if status.get(network) is Status.PRUNED:
-                pruned[epochs][network] = by
-            case NetworkJudged(network, epochs, "pause") if status.get(network) is Status.PAUSED:
-                paused[network] = epochs
+        match moment.event:  # one that was judged from outside may have ended the epoch that it was in
+            case NetworkJudged(network, _, "stop", by) if network in named and named[network].status is Status.PRUNED:
+                pruned[named[network].epochs][network] = by
+            case NetworkJudged(network, _, "pause") if network in named and named[network].status is Status.PAUSED:
+                paused[network] = named[network].epochs
     return tuple(Rung(epochs, sum(row.epochs >= epochs for row in rows), sum(row.epochs > epochs for row in rows),
                       tuple(name for name, at in paused.items() if at == epochs), pruned[epochs])
                  for epochs in sorted({*pruned, *paused.values()}))
 
 
 def searches_of(spec: Spec, moments: Sequence[Moment], rows: Sequence[NetworkResult]) -> tuple[SearchReport, ...]:
-    """The searches of a run.
+    """The searches of a run; at last the networks that others have added, if there are any.
 
     Args:
         moments: of all launches, on one clock.
@@ -160,23 +166,66 @@ def searches_of(spec: Spec, moments: Sequence[Moment], rows: Sequence[NetworkRes
     """
     added: defaultdict[str, dict[str, NetworkAdded]] = defaultdict(dict)
     ends: defaultdict[str, list[tuple[float, int, EpochRecord]]] = defaultdict(list)
+    given: dict[str, Mapping[str, Any]] = {}
     for place, moment in enumerate(moments):
         match moment.event:
-            case NetworkAdded(network, entry) if entry:
+            case NetworkAdded(network, entry):
                 added[entry][network] = moment.event
             case EpochEnded(network, record):
                 ends[network].append((moment.t_s, place, record))
+            case Commanded(do="add", networks=names, given=one):
+                given |= dict.fromkeys(names, one)
     entries = {entry.stem: entry for entry in spec.searches.values()}
     table = {row.name: row for row in rows}
-    return tuple(_report(entry, entries[entry], spec, networks, ends, table)
-                 for entry, networks in added.items() if entry in entries)
+    found = [_report(entry, entries[entry].space or {}, entries[entry].train, spec, networks, ends, table)
+             for entry, networks in added.items() if entry in entries]
+    if outside := added.get(""):
+        values = _that_differ({name: _leaves(given.get(name, {})) for name in outside})
+        numbered = {name: replace(one, number=number, values={**values[name], **one.values})
+                    for number, (name, one) in enumerate(outside.items())}
+        trains = [train for name in outside if isinstance(train := given.get(name, {}).get("train"), Mapping)]
+        space = _space_of([one.values for one in numbered.values()])
+        found.append(_report("", space, trains[0] if trains else {}, spec, numbered, ends, table))
+    return tuple(found)
 
 
-def _report(name: str, entry: ModelEntry, spec: Spec, added: Mapping[str, NetworkAdded],
+def _leaves(given: Any, path: str = "") -> dict[str, Any]:
+    """What an entry says, by dotted names; nothing of its own name."""
+    if not isinstance(given, Mapping):
+        return {path: given}
+    return {name: value for key, part in given.items() if path or key not in ("name", "count", "seed")
+            for name, value in _leaves(part, f"{path}.{key}" if path else str(key)).items()}
+
+
+def _that_differ(values: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Of each network the values in which not all are alike."""
+    keys = dict.fromkeys(key for one in values.values() for key in one)
+    differ = [key for key in keys if len({repr(one.get(key)) for one in values.values()}) > 1]
+    return {name: {key: one[key] for key in differ if key in one} for name, one in values.items()}
+
+
+def _space_of(values: Sequence[Mapping[str, Any]]) -> Space:
+    """Ranges and choices that hold all these values.
+
+    >>> _space_of([{"rate": 0.001, "kernel": "a"}, {"rate": 0.5, "kernel": "b"}])
+    {'rate': Range(low=0.001, high=0.5, log=True, integer=False), 'kernel': ('a', 'b')}
+    """
+    space: dict[str, Range | tuple[Any, ...]] = {}
+    for key in dict.fromkeys(key for one in values for key in one):
+        own = [one[key] for one in values if key in one]
+        if all(isinstance(value, int | float) and not isinstance(value, bool) for value in own) and min(own) < max(own):
+            space[key] = Range(min(own), max(own), log=min(own) > 0 and max(own) >= 100 * min(own),
+                               integer=all(isinstance(value, int) for value in own))
+        else:
+            space[key] = tuple({repr(value): value for value in own}.values())
+    return space
+
+
+def _report(name: str, space: Space, train: Mapping[str, Any], spec: Spec, added: Mapping[str, NetworkAdded],
             ends: Mapping[str, Sequence[tuple[float, int, EpochRecord]]], table: Mapping[str, NetworkResult]
             ) -> SearchReport:
     mine = sorted((t_s, place, network, record) for network in added for t_s, place, record in ends.get(network, ()))
-    converge = _converge(spec, entry, [record for *_, record in mine])
+    converge = _converge(spec, train, [record for *_, record in mine])
     found, best = list[Found](), dict[str, float]()
     for t_s, _, network, record in mine:
         value = record.value(converge.watched)
@@ -188,13 +237,12 @@ def _report(name: str, entry: ModelEntry, spec: Spec, added: Mapping[str, Networ
             best[network] = value
     tried = [_tried(one, table.get(one.network), best.get(one.network, math.nan))
              for one in sorted(added.values(), key=lambda one: one.number)]
-    return SearchReport(name, converge.watched, converge.sign > 0, entry.space or {}, tuple(_placed(tried)),
-                        tuple(found))
+    return SearchReport(name, converge.watched, converge.sign > 0, space, tuple(_placed(tried)), tuple(found))
 
 
-def _converge(spec: Spec, entry: ModelEntry, records: Sequence[EpochRecord]) -> Converge:
+def _converge(spec: Spec, train: Mapping[str, Any], records: Sequence[EpochRecord]) -> Converge:
     """What the networks of an entry monitor: as the spec says, or else as the data has decided."""
-    own = entry.train.get("converge") or {}
+    own = train.get("converge") or {}
     converge = replace(spec.document.train.converge,
                        **{key: own[key] for key in ("monitor", "direction") if key in own})
     if converge.monitor is None and records and all(math.isnan(record.val_accuracy) for record in records):

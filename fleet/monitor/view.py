@@ -51,6 +51,7 @@ from fleet.storage.events import (
     SupplyFound,
     TooLate,
 )
+from fleet.storage.events.search import USER
 from fleet.storage.files import STDOUT, storing
 from fleet.storage.state import EpochRecord
 from fleet.terminal import terminal, terminal_width
@@ -150,7 +151,10 @@ def describe(event: Event, max_epochs: Mapping[str, int]) -> str:
 
 def _describe_judged(event: NetworkJudged) -> str:
     done = {"pause": "is paused", "stop": "is pruned", "go_on": "goes on"}[event.verdict]
-    return f"{event.network} {done} after {counted(event.epochs, 'epoch')}: {' and '.join(event.by)}"
+    when = counted(event.epochs, "epoch")
+    if event.by == (USER,) and event.verdict != "go_on":
+        when += ", or the one that it is in"  # commands come at any time
+    return f"{event.network} {done} after {when}: {' and '.join(event.by)}"
 
 
 def _value(value: Any) -> str:
@@ -189,9 +193,9 @@ def _describe_trouble(event: Event) -> str:
             return (f"too late to start {', '.join(event.networks)}: {format_duration(event.left_s)} are left, "
                     f"but a group has taken {format_duration(event.needed_s)} to start")
         case NetworkRetried(alone=True):
-            return f"{event.network} failed: {event.reason}; it shared a GPU, and is tried again on one of its own"
+            return f"{event.network} failed: {event.reason}; it trained beside others, and is tried again alone"
         case SharingLearned():
-            return told_of_sharing(event.speedups)
+            return _describe_sharing(event)
         case SupplyFound():
             return event.words
         case NetworkRetried():
@@ -264,8 +268,22 @@ def _describe_stream(event: StreamStarted) -> str:
     return f"{rates}training is the bottleneck{advice}"
 
 
-def told_of_sharing(speedups: Sequence[float]) -> str:
+def _describe_sharing(event: SharingLearned) -> str:
+    """How many networks pay on one GPU, and what to do where more than may share one would, or might."""
+    told = told_of_sharing(event.speedups, event.device)
+    if not event.bound:
+        return told
+    is_tried = worth(event.speedups) == event.slots
+    more = "more may pay" if is_tried else f"this run has {counted(event.slots, 'slot')} on each {event.device}"
+    raised = "raise resources.per_device, and " if event.bound == "per_device" else ""
+    return f"{told}; {more}: {raised}start more ranks"
+
+
+def told_of_sharing(speedups: Sequence[float], device: str = "GPU") -> str:
     """How many networks pay on one GPU, in a line.
+
+    Args:
+        device: what they share.
 
     >>> told_of_sharing((1.0, 1.6, 1.61))
     '2 networks on one GPU train 1.6 times as much as one, 3 networks 1.61 times: 2 pay'
@@ -274,9 +292,8 @@ def told_of_sharing(speedups: Sequence[float]) -> str:
     parts = [f"{counted(number, 'network')} {speedup:.3g} times" for number, speedup in enumerate(speedups, 1)][1:]
     if not parts:
         return "how much networks train together that share a GPU is not known"
-    parts[0] = parts[0].replace(" networks ", " networks on one GPU train ") + " as much as one"
-    more = "; more may pay: start more ranks" if count == len(speedups) else ""
-    return f"{', '.join(parts)}: {count} {'pays' if count == 1 else 'pay'}{more}"
+    parts[0] = parts[0].replace(" networks ", f" networks on one {device} train ") + " as much as one"
+    return f"{', '.join(parts)}: {count} {'pays' if count == 1 else 'pay'}"
 
 
 # What stays on the screen above the live table.

@@ -20,7 +20,7 @@ from fleet.spec.model import one_line
 from fleet.storage.events import Searched
 from fleet.units import format_duration
 
-PATIENCE_S = 60.0  # for one call
+_PATIENCE_S = 60.0  # for one call, where nobody has said how long
 
 
 Answer: TypeAlias = Consulted | ConsultFailed
@@ -44,12 +44,12 @@ class Searchers:
     Args:
         searchers: by the names of their entries.
         logged: the calls of earlier launches, by entry.
-        patience_s: how long one call may take, in seconds.
+        patience_s: how long one call may take, in seconds, by entry.
     """
 
     def __init__(self, searchers: Mapping[str, Searcher], logged: Mapping[str, Sequence[Searched]] | None = None,
-                 patience_s: float = PATIENCE_S) -> None:
-        self._searchers, self._logged, self._patience_s = dict(searchers), dict(logged or {}), patience_s
+                 patience_s: Mapping[str, float] | None = None) -> None:
+        self._searchers, self._logged, self._patience_s = dict(searchers), dict(logged or {}), dict(patience_s or {})
         self._orders: queue.SimpleQueue[Callable[[], None] | None] | None = None
         self._work: _Work | None = None
 
@@ -76,10 +76,12 @@ class Searchers:
         try:
             answer = work.done.get_nowait()
         except queue.Empty:
-            if time.monotonic() < work.since_s + self._patience_s:
+            patience_s = self._patience_s.get(work.entry, _PATIENCE_S)
+            if time.monotonic() < work.since_s + patience_s:
                 return None
             self._orders = None  # its thread may come back, and finds nothing more to do
-            answer = ConsultFailed(work.entry, f"{work.doing} took longer than {format_duration(self._patience_s)}")
+            answer = ConsultFailed(work.entry, f"{work.doing} took longer than {format_duration(patience_s)} "
+                                               "(search.answer_within)")
         self._work = None
         return answer
 

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import math
+import queue
+import threading
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from fleet.errors import SpecError, UserError
+from fleet.monitor.eta import Coming, Outlook
 from fleet.search.mind import Entry, Mind
 from fleet.search.pruning import make_judge
 from fleet.search.searcher import Mode, Resuming, Searcher, make_searcher
 from fleet.spec import ModelEntry, NetworkSpec, Spec
 from fleet.spec.resolve import asked_network, refused_network, stand_in, with_added
-from fleet.spec.search import Prune
+from fleet.spec.search import Prune, Search
+from fleet.spec.space import Space
 from fleet.storage.event_log import events_of
 from fleet.storage.events import Commanded, Event, NetworkAdded, Searched
+from fleet.units import format_duration
 
 
 def with_late(spec: Spec, log: Path) -> Spec:
@@ -71,12 +77,36 @@ def make_searchers(ends: Spec) -> dict[str, Searcher]:
     for index, entry in _searched(ends).items():
         assert entry.search is not None
         try:
-            searchers[entry.stem] = make_searcher(entry.search.ask, entry.space or {}, entry.search.seed,
-                                                  _mode(_one_of(ends, index)), entry.search.options)
+            searchers[entry.stem] = _made(entry.search, entry.space or {}, _mode(_one_of(ends, index)))
         except UserError as error:
             wrong, _, right = str(error).partition("; ")
             raise SpecError([ends.origin.mistake(("models", index, "search", "ask"), wrong, right)]) from error
     return searchers
+
+
+def _made(search: Search, space: Space, mode: Mode) -> Searcher:
+    """A searcher, made in a thread: its constructor has as long as each of its calls.
+
+    Raises:
+        UserError: it cannot be made, or not in time.
+    """
+    made: queue.SimpleQueue[Searcher | BaseException] = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            made.put(make_searcher(search.ask, space, search.seed, mode, search.options))
+        except BaseException as error:
+            made.put(error)
+
+    threading.Thread(target=work, name="searcher", daemon=True).start()
+    try:
+        found = made.get(timeout=search.answer_within)
+    except queue.Empty:
+        raise UserError(f"{search.ask} was not made within {format_duration(search.answer_within)}; what takes long "
+                        "should wait until it is asked, or search.answer_within be more") from None
+    if isinstance(found, BaseException):
+        raise found
+    return found
 
 
 def make_mind(spec: Spec, ends: Spec, searchers: Mapping[str, Searcher], trainers: int, judges: bool = True) -> Mind:
@@ -101,6 +131,16 @@ def make_mind(spec: Spec, ends: Spec, searchers: Mapping[str, Searcher], trainer
                 _mode(everyone[0]) if everyone else "maximize",
                 everyone[0].train.converge.watched if everyone else "val_accuracy", trainers,
                 obeys=prune.rule != "none")
+
+
+def outlook(mind: Mind) -> Outlook:
+    """What estimates of the time left must know of searches."""
+    coming = []
+    for name, entry in mind.entries.items():
+        networks, epochs = mind.coming(name)
+        at_once = entry.settings.at_once
+        coming.append(Coming(networks, epochs, math.inf if at_once == "auto" else at_once, mind.networks_of(name)))
+    return Outlook(mind.paused.union(mind.pruned), mind.next_rung, mind.expected, tuple(coming))
 
 
 def calls_of(log: Iterable[Event]) -> dict[str, Sequence[Searched]]:

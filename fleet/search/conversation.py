@@ -74,6 +74,7 @@ class Conversation:
         self._verdicts: dict[tuple[int, int], Verdict] = {}  # by number and epoch
         self._told: set[int] = set()
         self._paused: set[int] = set()  # by the searcher
+        self._ended: set[int] = set()  # those of them that are over, such as those that were done when it paused them
         self._to_say: deque[Report | Tell] = deque()
         self._wrong = 0  # answers to ask, one after another
         self._is_dry = False  # whether None was the answer to the last question, and nothing was said since
@@ -176,7 +177,9 @@ class Conversation:
             case Tell(number, _, _):
                 self._heard_more()
                 self._told.add(number)
-                self._paused.discard(number)
+                if number in self._paused:
+                    self._paused.remove(number)
+                    self._ended.add(number)
                 return None
             case Resume():
                 return self._take_resume(answer)
@@ -186,7 +189,7 @@ class Conversation:
 
     def _take_resume(self, answer: int | None) -> Resumed | None:
         self._has_tried = True
-        if answer is None:
+        if answer is None or answer in self._ended:
             return None
         if answer not in self._paused:
             raise Nonsense(f"resume answered {answer}, which is no network that it has paused")

@@ -14,15 +14,16 @@ from typing import TypeAlias
 
 from fleet.search.calls import Call, Nonsense, Resume, as_call, as_event
 from fleet.search.conversation import Asked, Conversation, Judged, Resumed
-from fleet.search.pruning import Judge
+from fleet.search.pruning import Halving, Judge
 from fleet.search.rungs import natural
 from fleet.search.searcher import End, Mode, Verdict
 from fleet.spec.search import Search
-from fleet.spec.space import Member, Space
+from fleet.spec.space import Member, Space, size_of
 from fleet.storage.events import EpochEnded, Event, NetworkFinished, NetworkJudged, Searched, SearchFailed
+from fleet.storage.events.search import USER
 from fleet.storage.state import EpochRecord, Standing
 
-_SEARCHER, _USER, _END = "searcher", "user", "end"
+_SEARCHER, _END = "searcher", "end"
 
 
 @dataclass(frozen=True)
@@ -165,6 +166,7 @@ class Mind:
         self._epochs = dict.fromkeys(self._entries, 0)  # that networks of each have trained
         self._gpu_s = dict.fromkeys(self._entries, 0.0)
         self._alive: dict[str, set[str]] = {name: set() for name in ["", *self._entries]}  # networks, by entry
+        self._living: set[str] = set()  # networks of any entry
         self._paused: set[str] = set()
         self._awaited: set[str] = set()
         for life in self._lives.values():
@@ -204,14 +206,45 @@ class Mind:
         return self._out is None and all(
             talk.next(self._wants(name, 0)) is None for name, talk in self._talks.items())
 
+    @property
+    def entries(self) -> Mapping[str, Entry]:
+        """The entries whose networks are asked for, by name."""
+        return self._entries
+
+    def coming(self, entry: str) -> tuple[float, float]:
+        """How many networks an entry may yet ask for, and how many epochs its budget has left for them."""
+        settings, talk = self._entries[entry].settings, self._talks[entry]
+        if talk.is_closed or self._is_spent(entry):
+            return 0, 0.0
+        networks = min(settings.most, size_of(self._entries[entry].space)) - talk.number
+        budget, epochs, trained = settings.budget, math.inf, self._epochs[entry]
+        if budget is not None and budget.epochs is not None:
+            epochs = budget.epochs - trained
+        if budget is not None and budget.gpu_hours is not None and self._gpu_s[entry]:
+            epochs = min(epochs, (3600 * budget.gpu_hours / self._gpu_s[entry] - 1) * trained)
+        return max(0, networks), epochs
+
+    def networks_of(self, entry: str) -> dict[str, int | None]:
+        """The networks that an entry has asked for; of those that do not train any more, after how many epochs."""
+        return {life.name: None if life.is_alive else life.judged
+                for life in self._lives.values() if life.entry == entry}
+
     def calls(self, entry: str) -> int:
         """How many networks an entry has asked for."""
         return self._talks[entry].number
 
-    def epochs_ahead(self, name: str, epochs: int) -> int | None:
-        """How many epochs a network still trains until it is judged; None if nobody says."""
-        judged = self._judge.next_epoch(name, epochs)
-        return None if judged is None else judged - epochs
+    @property
+    def has_rungs(self) -> bool:
+        """Whether networks come to rungs at which they are judged."""
+        return isinstance(self._judge, Halving)
+
+    def next_rung(self, name: str, epochs: int) -> int | None:
+        """The epochs after which a network that has ended so many is judged next; None where there are no rungs."""
+        return self._judge.next_rung(name, epochs)
+
+    def expected(self, most: int) -> float | None:
+        """How many epochs a network trains on average that may train so many; None where there are no rungs."""
+        return self._judge.expected(most)
 
     # ---- earlier launches ----
 
@@ -259,7 +292,7 @@ class Mind:
                 self._recall_judged(self._lives[event.network], Verdict(event.verdict), event.by, event.epochs)
 
     def _recall_judged(self, life: _Life, verdict: Verdict, by: tuple[str, ...], epochs: int) -> None:
-        if by != (_USER,):  # that is no answer to what was said of an epoch
+        if by != (USER,):  # that is no answer to what was said of an epoch
             life.verdict, life.acted, life.is_resumed = Verdict.GO_ON, epochs, False
         life.holders = set(by) if verdict is Verdict.PAUSE else set()
         if verdict is Verdict.STOP:
@@ -344,9 +377,9 @@ class Mind:
         except Nonsense as error:
             self.searcher_failed(entry, str(error))
             return
-        number = -1 if isinstance(call, Resume) else call.number
-        self._note(as_event(entry, call, answer, self._entries[entry].network(number) if number in talk.asked else "",
-                            follows.wrong if isinstance(follows, Asked) else ""))
+        about = answer if isinstance(call, Resume) else call.number
+        network = self._entries[entry].network(about) if isinstance(about, int) and about in talk.asked else ""
+        self._note(as_event(entry, call, answer, network, follows.wrong if isinstance(follows, Asked) else ""))
         match follows:
             case Asked():
                 self._add(entry, follows)
@@ -366,11 +399,11 @@ class Mind:
         """Somebody outside wants a network, which is not over, to pause, to stop, or to go on."""
         life = self._lives[name]
         if verdict is Verdict.STOP:
-            self._stop(life, (_USER,))
+            self._stop(life, (USER,))
         elif verdict is Verdict.GO_ON:
-            self._let_go_on(life, _USER)
-        elif _USER not in life.holders:
-            life.holders.add(_USER)
+            self._let_go_on(life, USER)
+        elif USER not in life.holders:
+            life.holders.add(USER)
             self._sort(life)
             self._judged(life, Verdict.PAUSE, tuple(sorted(life.holders)))
 
@@ -495,7 +528,7 @@ class Mind:
         """
         if not self._paused or (went_on is None and (self.is_open or any(map(self._may_come, self._talks)))):
             return False
-        alive = [name for names in self._alive.values() for name in names if name not in (went_on or ())]
+        alive = self._living if not went_on else self._living.difference(went_on)
         settled = self._judge.settle(alive)
         left = len(settled.stop) + len(settled.go_on)
         if not alive and not went_on and (not left or self._are_spent):
@@ -526,7 +559,8 @@ class Mind:
 
     def _sort(self, life: _Life) -> None:
         """Have a network in the sets where it belongs."""
-        for names, belongs in ((self._alive[life.entry], life.is_alive), (self._awaited, life.waits),
+        for names, belongs in ((self._alive[life.entry], life.is_alive), (self._living, life.is_alive),
+                               (self._awaited, life.waits),
                                (self._paused, life.end is None and bool(life.holders))):
             if belongs:
                 names.add(life.name)

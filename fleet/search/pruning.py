@@ -41,8 +41,11 @@ class Judge(Protocol):
             alive: the networks that are neither over nor paused; no other can come.
         """
 
-    def next_epoch(self, name: str, epochs: int) -> int | None:
-        """After how many epochs a network that has ended so many is judged next; None if it never is."""
+    def next_rung(self, name: str, epochs: int) -> int | None:
+        """The epochs after which a network that has ended so many is judged next; None where there are no rungs."""
+
+    def expected(self, most: int) -> float | None:
+        """How many epochs a network trains on average that may train so many; None where there are no rungs."""
 
 
 class Unjudged:
@@ -66,7 +69,11 @@ class Unjudged:
         """See :class:`Judge`."""
         return Settled()
 
-    def next_epoch(self, name: str, epochs: int) -> int | None:
+    def next_rung(self, name: str, epochs: int) -> int | None:
+        """See :class:`Judge`."""
+        return None
+
+    def expected(self, most: int) -> float | None:
         """See :class:`Judge`."""
         return None
 
@@ -122,9 +129,13 @@ class Median:
         bad = {name for name in names if self._is_bad(*self._waiting[name])}
         return Settled(tuple(name for name in names if name not in bad), tuple(name for name in names if name in bad))
 
-    def next_epoch(self, name: str, epochs: int) -> int | None:
+    def next_rung(self, name: str, epochs: int) -> int | None:
+        """See :class:`Judge`; a network is judged at the end of every epoch."""
+        return None
+
+    def expected(self, most: int) -> float | None:
         """See :class:`Judge`."""
-        return max(self._least, epochs + 1)
+        return None
 
 
 def _median_of_others(scores: Sequence[float], own: int) -> float:
@@ -188,9 +199,14 @@ class Halving:
                 return Settled()
         return settle_all(bracket for bracket, _ in self._brackets if id(bracket) not in busy)
 
-    def next_epoch(self, name: str, epochs: int) -> int | None:
+    def next_rung(self, name: str, epochs: int) -> int | None:
         """See :class:`Judge`."""
         return self._bracket(name).next_rung(epochs)
+
+    def expected(self, most: int) -> float | None:
+        """See :class:`Judge`."""
+        shares = sum(share for _, share in self._brackets)
+        return sum(share * bracket.expected(most) for bracket, share in self._brackets) / shares
 
 
 # ---- one row each ------------------------------------------------------------------------------

@@ -129,6 +129,17 @@ class Bracket:
             rung *= self._factor
         return rung
 
+    def expected(self, most: int) -> float:
+        """How many epochs a network trains on average that may train so many, if one in ``factor`` leaves each rung.
+
+        >>> Bracket(1, 2, True, False).expected(8)  # 1 epoch, 1 more of a half, 2 of a quarter, 4 of an eighth
+        2.5
+        """
+        total, share, at = 0.0, 1.0, 0
+        while (rung := self.next_rung(at)) < most:
+            total, share, at = total + share * (rung - at), share / self._factor, rung
+        return total + share * (most - at)
+
     def add(self, name: str, epochs: int, score: float, is_done: bool = False) -> Verdict:
         """A network has ended an epoch.
 

@@ -32,7 +32,7 @@ def misfits(spec: Spec, sample: SampleSpec, samples: int, is_validated: bool) ->
 def _misfits(network: NetworkSpec, spec: Spec, sample: SampleSpec, samples: int, is_validated: bool
              ) -> Iterator[Misfit]:
     # With a batch that follows the GPUs, the smallest that there can be is that of the fewest.
-    train, batch, sample = network.train, network.global_batch(network.min_gpus), sample.of(network.feed)
+    train, batch, sample = network.train, network.largest_batch(network.min_gpus), sample.of(network.feed)
     if batch > samples:
         yield (network, spec.place_of(network, "train", "batch", "size"),
                f"train.batch.size: {batch} is more than the {samples} training samples", f"at most {samples}")

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
+from fleet.spec.fields import Duration, written_as
+
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 MOST_ASKED = 10_000  # by one entry; more are a slip of the keyboard, as in a count
@@ -48,6 +50,10 @@ class Search:
     options: dict[str, Any] = Field(default_factory=dict, description=(
         "Further arguments of the class, by name."))
     seed: int = Field(default=0, ge=0, description="Seed of all that is random in the choice.")
+    answer_within: Annotated[Duration, Field(gt=0)] = Field(
+        default=60.0, json_schema_extra=written_as("1min"), description=(
+            "Time that one call of the class may take. Networks that train go on meanwhile; those whose epoch has "
+            "ended wait for what is said of it. A class that takes longer is called no more in this launch."))
 
     @model_validator(mode="after")
     def _ends(self) -> Search:

@@ -115,11 +115,23 @@ def draw(space: Mapping[str, Any], count: int, seed: int) -> list[Member]:
     [(16, [1, 1]), (16, [2, 2]), (32, [1, 1]), (32, [2, 2])]
     """
     dimensions = _validated(Space, space)
-    size = math.prod(_size(dimension) for dimension in dimensions.values())
+    size = size_of(dimensions)
     if count > size:
         raise UserError(f"the space has {size:.0f} different members, and {count} were asked for; "
                         "give more choices or a smaller count")
     return list(itertools.islice(members(dimensions, seed), count))
+
+
+def size_of(dimensions: Space) -> float:
+    """How many different members a space has; infinity where a range is not of integers.
+
+    Args:
+        dimensions: a validated space.
+
+    >>> size_of({"width": (16, 32, 16), "blocks": Range(1, 3, integer=True)})
+    6
+    """
+    return math.prod(_size(dimension) for dimension in dimensions.values())
 
 
 def members(dimensions: Space, seed: int) -> Iterator[Member]:
@@ -129,7 +141,7 @@ def members(dimensions: Space, seed: int) -> Iterator[Member]:
         dimensions: a validated space.
         seed: the same seed and space give the same order, on every machine.
     """
-    size = math.prod(_size(dimension) for dimension in dimensions.values())
+    size = size_of(dimensions)
     stream = _stream(dimensions, random.Random(seed))
     return stream if math.isinf(size) else itertools.islice(stream, int(size))
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import redirect_stdout, suppress
+from itertools import islice
 from pathlib import Path
 from threading import Thread
 
@@ -16,10 +17,13 @@ import pytest
 from fleet.__main__ import main
 from fleet.api import launch, mpirun
 from fleet.errors import UserError
+from fleet.runtime.replay import largest_difference
+from fleet.storage.checkpoint import newest
 from fleet.storage.event_log import events_of, read_run
 from fleet.storage.events import EpochEnded, GroupStarted, NetworkJudged, NodesLeft, RankLost
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Status
+from fleet.units import counted
 from tests.mpi.conftest import Launcher, kill, rank_process, session_members, spec
 from tests.places import ROOT
 
@@ -59,6 +63,7 @@ def test_networks_are_added_paused_resumed_and_stopped_while_a_run_goes_on(tmp_p
     rows = {row.name: row for row in running.results()}
     assert {name: row.status for name, row in rows.items()} == {
         "long": Status.PRUNED, "softmax-0": Status.FINISHED, "softmax-1": Status.FINISHED}
+    assert rows["long"].reason == f"pruned after {counted(rows['long'].epochs, 'epoch')}"
     assert events_of(RunPaths(run).events, NetworkJudged)[-1].by == ("user",)
     with pytest.raises(UserError, match="the run has ended"):
         running.add({"family": "softmax"})
@@ -164,3 +169,32 @@ def ranks_of(process):
             variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
             found |= {int(one.partition(b"=")[2]) for one in variables if one.startswith(b"OMPI_COMM_WORLD_RANK=")}
     return found
+
+
+@pytest.mark.long
+@pytest.mark.tensorflow
+def test_networks_that_come_late_train_to_what_they_would_have_come_to_alone(tmp_path):
+    """On Keras, in a stream that others began: a replay trains each by itself."""
+    first = {"family": "cnn", "name": "first", "args": {"filters": [4]}, "train": {"converge": {"max_epochs": 10_000}}}
+    content = spec(tmp_path, [first], source="numbered", train={"converge": {"max_epochs": 6}},
+                   resources={"engine": "keras"}, schedule={"policy": "adaptive"})
+    launcher = Launcher(tmp_path)
+    entry = {"family": "cnn", "name": "late", "args": {"filters": [6]},
+             "grid": {"train.optimizer.learning_rate": [0.01, 0.05]}}
+    with launch(launcher.write(content), 3, "--plain", environment=launcher.environment({})) as running:
+        reports = running.reports()
+        next(reports)
+        late = running.add_all(entry)
+        assert late == ["late-0", "late-1"]
+        ended = {report.network for report in islice((report for report in reports if report.is_last), 2)}
+        assert ended == set(late)
+        running.stop("first")
+    rows = {row.name: row.status for row in running.results()}
+    assert rows == {"first": Status.PRUNED} | dict.fromkeys(late, Status.FINISHED)
+    again = launcher(1, content, str(running.run), *late, program=(str(ROOT / "tests/mpi/replay_all.py"),), timeout=240)
+    assert again.status == 0, again.output
+    for name in late:
+        paths = RunPaths(running.run)
+        histories = [newest(one, name, with_arrays=False).history for one in (paths, RunPaths(paths.replay(name)))]
+        assert len(histories[0]) == 6
+        assert largest_difference(*histories) < 1e-4

@@ -8,6 +8,8 @@ from typing import Annotated, Any, ClassVar
 
 from fleet.storage.lines import MayBeNan, OmitDefault
 
+USER = "user"  # who judges from outside
+
 
 @dataclass(frozen=True)
 class Searched:
@@ -92,9 +94,10 @@ class NetworkJudged:
     """A network is paused or dropped before it is done, or goes on after a pause.
 
     Attributes:
-        epochs: how many it has ended.
+        epochs: how many it has ended; one that is judged from outside may end the one that it is in, too.
         verdict: ``pause``, ``stop`` or ``go_on``.
-        by: who says so: the rule, ``searcher``, or both; ``end`` where nothing is left that could let it go on.
+        by: who says so: the rule, ``searcher``, or both; ``user`` from outside; ``end`` where nothing is left that
+            could let it go on.
         left: how many are judged in the same moment, after this one.
     """
 

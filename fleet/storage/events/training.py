@@ -63,11 +63,16 @@ class StreamStarted:
 
 @dataclass(frozen=True)
 class PlannedGroup:
-    """A network in a plan, with how many devices it should have and which."""
+    """A network in a plan, with how many devices it should have and which.
+
+    Attributes:
+        batch: of the epochs that it begins, where the policy chooses it; else 0.
+    """
 
     name: str
     gpus: int
     devices: tuple[int, ...]
+    batch: Annotated[int, OmitDefault] = 0
 
 
 @dataclass(frozen=True)
@@ -176,7 +181,7 @@ class Estimated:
     Attributes:
         low_s, high_s: seconds from now, if networks stop as early as their convergence rules allow, and if they train
             as many epochs as they may.
-        networks: that are not done yet.
+        networks: that are not done yet, and those that searches may yet ask for.
     """
 
     word: ClassVar[str] = "eta"

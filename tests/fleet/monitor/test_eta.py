@@ -1,10 +1,12 @@
 """How long a run will go on."""
 
+import math
 from dataclasses import replace
 
 import pytest
 
-from fleet.monitor.eta import EstimateTimes, Estimator
+from fleet.monitor import eta
+from fleet.monitor.eta import Coming, EstimateTimes, Estimator, Outlook
 from fleet.storage.events import (
     EpochEnded,
     Estimated,
@@ -19,6 +21,7 @@ from fleet.storage.events import (
     ScheduleOptions,
     Started,
 )
+from scheduler.ensemble.simulation import simulate
 from tests.fleet.histories import record, spec
 
 START = Started(2, 2, 1, 1, 2, "baseline", (), 0, 600, (0, 1), "free", ScheduleOptions(0.8, "15%", True, 0),
@@ -197,6 +200,26 @@ def test_many_epochs_are_simulated_in_few():
     assert found.high_s == pytest.approx(1.5 * 30 * 6000)
 
 
+@pytest.mark.parametrize("policy", ["baseline", "adaptive", "global"])
+def test_of_many_networks_few_are_simulated_and_the_others_keep_the_devices_busy_before(policy, monkeypatch):
+    made = spec({"family": "softmax", "name": "net", "count": 1000, "space": {
+        "train.optimizer.learning_rate": {"low": 1e-5, "high": 0.1}}}, train={"converge": {"max_epochs": 2}},
+                schedule={"policy": policy})
+    names = [network.name for network in made.networks]
+    found = Estimator(made, made.by_name, {})
+    found.add(replace(START, networks=1000, bounds=dict.fromkeys(names, (1, 1))), 0.0)
+    found.add(RateMeasured(names[0], 1, 1e9, 1e-9, 1, 2), 0.0)
+    found.add(Profiled(1000, 1.0, {name: (60.0 if number % 2 else 20.0,) for number, name in enumerate(names)}), 0.0)
+    sizes = []
+    monkeypatch.setattr(eta, "simulate", lambda rates, *given, **more: (
+        sizes.append(len(rates.models)), simulate(rates, *given, **more))[1])
+    estimated = found.estimate()
+    assert max(sizes) <= 150
+    two_devices_s = 1000 / 2 * 2 * (10 + 30) / 2  # of networks of 10 and 30 s an epoch
+    assert estimated.high_s == pytest.approx(1.5 * two_devices_s, rel=0.02)
+    assert estimated.networks == 1000
+
+
 def test_a_rehearsal_is_told_in_its_own_time():
     assert estimator(start=replace(START, time_scale=0.01)).estimate().high_s == pytest.approx(1.5 * 1.2)
 
@@ -210,3 +233,41 @@ def test_estimates_are_rare_when_much_is_left_and_cost_next_to_nothing():
     assert (times.is_due(49.0), times.is_due(51.0)) == (False, True)
     times.made(0.0, 0.01, Estimated(1.0, 5.0, 2))
     assert (times.is_due(9.0), times.is_due(11.0)) == (False, True)
+
+
+# ---- searches ----------------------------------------------------------------------------------
+
+
+def test_a_network_may_be_over_at_its_next_rung():
+    found = estimator().estimate(outlook=Outlook(next_rung=lambda name, epochs: 1))
+    assert (found.low_s, found.high_s) == pytest.approx((30 / 1.5, 1.5 * 120))
+
+
+def test_networks_that_are_paused_or_pruned_take_no_time():
+    found = estimator().estimate(outlook=Outlook(frozenset({"b"})))
+    assert (found.high_s, found.networks) == (pytest.approx(1.5 * 40), 1)
+
+
+@pytest.mark.parametrize(("coming", "epochs"), [
+    (Coming(10, math.inf, math.inf, {"a": 2, "b": 2}), (10, 15)),  # on each of two devices: 2 to 3 of each network
+    (Coming(10, math.inf, 1, {"a": 2, "b": 2}), (20, 30)),  # one after the other
+    (Coming(10, 4, math.inf, {"a": 2, "b": 2}), (2, 2)),  # of a budget
+    (Coming(10, math.inf, math.inf, {"a": None, "b": None}), (20, 20)),  # nothing is known but the spec
+    (Coming(10, math.inf, math.inf, {"a": 1, "b": 4}), (6.25, 18.75)),
+], ids=["as those before", "one at a time", "budget", "first ones", "some"])
+def test_networks_to_come_train_as_long_as_those_before_them(coming, epochs):
+    found = estimator().estimate(outlook=Outlook(frozenset({"a", "b"}), coming=(coming,)))
+    few, many = map(math.ceil, epochs)
+    assert (found.low_s, found.high_s, found.networks) == pytest.approx((10 * few / 1.5, 1.5 * 10 * many, 10))
+
+
+def test_a_rule_with_rungs_says_how_long_networks_train_on_average():
+    coming = Coming(8, math.inf, math.inf, {"a": 1, "b": 1})
+    found = estimator().estimate(outlook=Outlook(frozenset({"a", "b"}), lambda name, epochs: 1, lambda most: 2.0,
+                                                 (coming,)))
+    assert (found.low_s, found.high_s) == pytest.approx((40 / 1.5, 1.5 * 120))  # 1 to 3 of each
+
+
+def test_of_a_search_that_has_asked_for_nothing_nothing_is_said():
+    outlook = Outlook(frozenset({"a", "b"}), coming=(Coming(8, math.inf, math.inf, {}),))
+    assert estimator().estimate(outlook=outlook) is None

@@ -14,7 +14,7 @@ from fleet.spec import load
 from fleet.spec.resolve import asked_network
 from fleet.spec.space import Range
 from fleet.storage.event_log import Logged
-from fleet.storage.events import EpochEnded, NetworkAdded, NetworkJudged, Searched
+from fleet.storage.events import Commanded, EpochEnded, NetworkAdded, NetworkJudged, Searched
 from fleet.storage.files import as_json
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Results
@@ -145,3 +145,34 @@ def test_values_lie_on_their_axes():
     choices = axis_of({"filters": ([8], [8, 16])}, "filters")
     assert [choices.share([8]), choices.share([8, 16]), choices.share([4])] == [0.25, 0.75, None]
     assert [text for _, text in logarithmic(0.02, 0.03).marks] == ["0.01", "0.1"]
+
+
+def test_networks_that_were_added_from_outside_are_shown_by_what_differs_between_them(searched):
+    def entry(name, **of_optimizer):
+        return {"family": "softmax", "name": name, "train": {"optimizer": {"name": "sgd", **of_optimizer}}}
+
+    log = log_of_a_search()
+    for number, (name, value) in enumerate({"mine": 0.7, "other": 0.95}.items()):
+        log += [Logged(20.0, Commanded(f"c{number}", "add", (name,), entry(name, learning_rate=10.0 ** -number))),
+                Logged(20.0, NetworkAdded(name, "", -1, {}, (1, None), 60)),
+                Logged(21.0 + number, EpochEnded(name, record(1, value)))]
+    searched.events.write_text(as_text(log))
+    report = read_report(searched)
+    assert [search.title for search in report.searches] == ["The search of net", "The networks that were added"]
+    outside = report.searches[1]
+    assert [(one.network, one.number, dict(one.values), one.value) for one in outside.tried] == [
+        ("mine", 0, {RATE: 1.0}, 0.7), ("other", 1, {RATE: 0.1}, 0.95)]
+    assert (outside.monitor, outside.found[-1].network) == ("val_accuracy", "other")
+    assert outside.space == {RATE: Range(0.1, 1.0)}
+    page = render(report)
+    assert "The networks that were added" in page
+    assert f"val_accuracy against {RATE}" in page
+
+
+def test_a_run_without_a_search_shows_what_was_added_to_it(searched):
+    searched.spec.write_text("models: []\nopen_for: 1min\ndata: {source: image_folder, path: images}\n")
+    added = [Logged(0.0, START), Logged(1.0, NetworkAdded("mine", "", -1, {}, (1, None), 60)),
+             Logged(2.0, EpochEnded("mine", record(1, 0.6)))]
+    searched.events.write_text(as_text(added))
+    [outside] = read_report(searched).searches
+    assert (outside.found[-1].value, outside.space) == (0.6, {})

@@ -134,16 +134,24 @@ EVENTS = [
     (GroupStopped("a", 0.1), ""),
     (TooLate(("a", "b"), 5.0, 30.0),
      "too late to start a, b: 5.0 s are left, but a group has taken 30.0 s to start"),
-    (SharingLearned((1.0, 1.6, 1.9)),
+    (SharingLearned((1.0, 1.6, 1.9), slots=4),
+     "2 networks on one GPU train 1.6 times as much as one, 3 networks 1.9 times: 3 pay"),
+    (SharingLearned((1.0, 1.6, 1.9), slots=3, bound="ranks"),
      "2 networks on one GPU train 1.6 times as much as one, 3 networks 1.9 times: 3 pay; more may pay: start more "
      "ranks"),
+    (SharingLearned((1.0, 1.6), slots=2, device="core", bound="per_device"),
+     "2 networks on one core train 1.6 times as much as one: 2 pay; more may pay: raise resources.per_device, and "
+     "start more ranks"),
+    (SharingLearned((1.0, 1.6, 1.9), bound="ranks"),
+     "2 networks on one GPU train 1.6 times as much as one, 3 networks 1.9 times: 3 pay; this run has 1 slot on each "
+     "GPU: start more ranks"),
     (SupplyFound(1190.04, 6936.0),
      "the input gives 1190 samples/s, the fastest network could take 6936: no network is given GPUs that would only "
      "wait for it"),
     (SupplyFound(9000.0, 6936.0),
      "the input gives 9000 samples/s, the fastest network could take 6936: it holds no network back"),
     (NetworkRetried("a", "out of memory", 0, 2, alone=True),
-     "a failed: out of memory; it shared a GPU, and is tried again on one of its own"),
+     "a failed: out of memory; it trained beside others, and is tried again alone"),
     (NetworkRetried("a", "Stale file handle", 1, 2), "a failed: Stale file handle; this may pass: retry 1 of 2"),
     (NetworkFellBack("a", "last.h5 is torn", 3, 0), "WARNING: a goes on after epoch 3: last.h5 is torn"),
     (NetworkFellBack("a", "last.h5 is torn", 3, 0, finished=True),

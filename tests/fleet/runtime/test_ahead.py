@@ -42,6 +42,13 @@ def test_as_many_trainers_load_the_engine_as_networks_can_have(spec):
     assert busy((), ROLES, grows=True) == (1, 2, 3)
 
 
+@pytest.mark.parametrize(("slots", "together", "loading"), [
+    (None, 1, (1, 2)), (None, 2, (1, 2, 3, 4)), (2, 1, (1, 2, 3, 4))])
+def test_trainers_that_share_load_the_engine_as_far_as_sharing_pays_or_is_wanted(spec, slots, together, loading):
+    roles = assign([0] * 5, 1, None, slots=slots, cores=2)
+    assert busy(spec.networks, roles, grows=True, together=together) == loading
+
+
 def test_what_is_done_by_the_table_of_results_needs_no_engine(spec, tmp_path):
     assert ahead_of(spec, ROLES, fresh=False) == Ahead("numpy", frozenset({1, 2, 3}))
     results = Results(spec, RunPaths(tmp_path), 10)

@@ -5,16 +5,17 @@ from itertools import product
 import pytest
 import yaml
 
+from fleet.engines.softmax import NumpyEngine
 from fleet.errors import ExitStatus
 from fleet.runtime.prepare import prepare
 from fleet.runtime.session import Session
 from fleet.storage.event_log import events_of
-from fleet.storage.events import CacheChosen, GroupStarted, RatesEstimated
+from fleet.storage.events import CacheChosen, GroupStarted, NetworkRetried, RatesEstimated
 from fleet.storage.results import read_results
 from scheduler.ensemble.policies import POLICIES
 from tests.fleet.one_process import Launch
 from tests.fleet.runtime.test_session import Interruption
-from tests.slots import most_on_a_gpu
+from tests.slots import beside, most_on_a_gpu
 
 DIGITS = {"source": "builtin:digits", "transforms": [
     {"decode": {"mode": "L"}}, {"resize": {"size": [8, 8]}}, {"random_crop": {"size": [8, 8], "padding": 1}},
@@ -70,6 +71,22 @@ def test_no_schedule_changes_a_result_where_samples_are_kept(table, launches):
         orders.add(tuple(event.network for event in events_of(paths.events, GroupStarted)))
     assert len(orders) > len(launches) // 2  # they did train in other orders
     assert tables == dict.fromkeys(launches, tables["global", 1])
+
+
+def test_a_network_that_runs_out_of_memory_beside_others_is_trained_alone_and_the_next_run_knows(table, monkeypatch):
+    build, fails = NumpyEngine.build, ["once"]
+
+    def short_of_memory(engine, network, group):
+        if network.name == "n0" and fails:
+            raise MemoryError(fails.pop())
+        return build(engine, network, group)
+
+    monkeypatch.setattr(NumpyEngine, "build", short_of_memory)
+    for name in ("first", "second"):
+        paths, _ = table(name, resources={"gpus_per_node": 2, "per_device": 2})
+        assert [event.alone for event in events_of(paths.events, NetworkRetried)] == [True][name == "second":]
+        assert most_on_a_gpu(paths.events) == 2
+        assert beside(paths.events, "n0")[-1] == set()
 
 
 @pytest.mark.long

@@ -10,17 +10,18 @@ import numpy as np
 import pytest
 import yaml
 
-from fleet.errors import ExitStatus
+from fleet.errors import ExitStatus, SpecError
 from fleet.runtime.admission import Admission
 from fleet.runtime.prepare import prepare
 from fleet.runtime.replay import largest_difference
 from fleet.runtime.session import Session
 from fleet.search.mind import Add
-from fleet.storage.checkpoint import newest, read_state, write_state
+from fleet.storage.checkpoint import newest, read_history, read_state, write_state
 from fleet.storage.event_log import events_of
-from fleet.storage.events import Ended, NetworkAdded, ReplayDiffered, Searched, SearchFailed
+from fleet.storage.events import Ended, Estimated, NetworkAdded, ReplayDiffered, Searched, SearchFailed
 from fleet.storage.results import Results, Status, read_results
 from fleet.storage.state import Standing, State
+from scheduler.ensemble.policies import POLICIES
 from tests.examples import long_but_first
 from tests.fleet.histories import record
 from tests.fleet.one_process import Launch
@@ -97,6 +98,12 @@ def test_networks_are_asked_for_one_after_another_and_trained_to_their_end(tmp_p
                    "answer": rows["net-0"].drawn, "network": "net-0"}
 
 
+def test_estimates_of_the_time_left_count_what_is_yet_to_come(tmp_path):
+    run = Run(tmp_path, {"most": 20, "at_once": 2}, epochs=3)
+    assert run.launch() is ExitStatus.OK
+    assert 10 < run.of(Estimated)[0].networks <= 20
+
+
 @pytest.mark.parametrize("mode", ["promote", "stop"])
 def test_asha_prunes_and_the_best_are_trained_to_their_end(tmp_path, mode):
     run = Run(tmp_path, {"most": 9}, epochs=9, prune={"rule": "asha", "least": 1, "factor": 3, "mode": mode})
@@ -105,6 +112,20 @@ def test_asha_prunes_and_the_best_are_trained_to_their_end(tmp_path, mode):
     assert set(statuses) == {Status.PRUNED, Status.FINISHED}
     assert statuses[Status.FINISHED] < 5
     assert all(row.epochs in (1, 3) for row in run.rows().values() if row.status is Status.PRUNED)
+
+
+def test_adaptive_hears_of_every_network_how_far_it_is_from_its_next_rung(tmp_path, monkeypatch):
+    adaptive, heard = POLICIES["adaptive"], set()
+
+    def hearing(rates, progress, cluster, options):
+        left = set(rates.names) - progress.finished if progress.ahead else ()  # estimates of the time left know of none
+        heard.update((progress.epochs_done.get(name, 0), progress.ahead[name]) for name in left)
+        return adaptive.decide(rates, progress, cluster, options)
+
+    monkeypatch.setitem(POLICIES, "adaptive", replace(adaptive, decide=hearing))
+    run = Run(tmp_path, {"most": 6}, epochs=8, prune={"rule": "asha", "least": 2, "factor": 3})
+    assert run.launch() is ExitStatus.OK
+    assert {(0, 2), (2, 4), (6, 2)} <= heard <= {(0, 2), (1, 1), (2, 4), (3, 3), (4, 2), (5, 1), (6, 2), (7, 1)}
 
 
 CAREFUL = {"ask": "tests.fleet.search.searchers:Careful", "most": 8}
@@ -154,6 +175,10 @@ def test_a_child_begins_with_the_weights_of_its_parent_and_is_replayed_from_ther
     Launch(1, 0).run(lambda world: Session(world, prepared, Interruption()).run())
     replayed = [newest(paths, "net-2", with_arrays=False).history for paths in (run.paths, prepared.paths)]
     assert largest_difference(*replayed) < 1e-9
+    for paths in (run.paths, prepared.paths):
+        said = read_history(paths.history("net-2"))
+        assert [(row.parent, row.parent_epoch) for row in said] == [("net-1", 4), ("", 0), ("", 0), ("", 0)]
+    assert "parent" not in run.paths.history("net-0").read_text()
 
 
 def test_a_child_waits_until_what_its_parent_has_said_last_is_saved(tmp_path):
@@ -203,6 +228,24 @@ def test_a_searcher_that_raises_is_called_no_more_and_what_it_has_asked_for_is_t
         "net-0": Status.FINISHED, "net-1": Status.FINISHED}
     [failed] = run.of(SearchFailed)
     assert "Ask(number=2) failed: RuntimeError: out of ideas" in failed.reason
+
+
+@pytest.mark.long
+def test_a_searcher_that_hangs_is_waited_for_as_long_as_the_spec_says(tmp_path):
+    run = Run(tmp_path, {"ask": "tests.fleet.search.searchers:Hanging", "most": 5, "at_once": 2,
+                         "answer_within": "3s"})
+    assert run.launch() is ExitStatus.NETWORK_FAILED
+    assert {name: row.status for name, row in run.rows().items()} == {
+        "net-0": Status.FINISHED, "net-1": Status.FINISHED}
+    [failed] = run.of(SearchFailed)
+    assert "Ask(number=2) took longer than 3.0 s (search.answer_within)" in failed.reason
+
+
+def test_a_searcher_whose_constructor_hangs_is_a_mistake_of_the_spec(tmp_path):
+    run = Run(tmp_path, {"ask": "tests.fleet.search.searchers:Unmade", "most": 5, "answer_within": 0.2})
+    with pytest.raises(SpecError, match=r"models\[0\].search.ask: .*Unmade was not made within 0.2 s"):
+        run.launch()
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_stays_open_for_a_while_when_it_has_nothing_to_train(tmp_path):

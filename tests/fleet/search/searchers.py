@@ -1,6 +1,7 @@
 """Searchers for tests, named by import path as a user's are."""
 
 import random
+import threading
 
 
 class Careful:
@@ -65,3 +66,19 @@ class Raising(Scripted):
         if number == 2:
             raise RuntimeError("out of ideas")
         return {"train.optimizer.learning_rate": 0.01 * (number + 1)}
+
+
+class Hanging(Scripted):
+    """Has two ideas, and thinks for long about the third."""
+
+    def ask(self, number):
+        if number == 2:
+            threading.Event().wait(30)
+        return {"train.optimizer.learning_rate": 0.01 * (number + 1)}
+
+
+class Unmade(Scripted):
+    """Is never made."""
+
+    def __init__(self, space, seed, mode):
+        threading.Event().wait(30)

@@ -1,12 +1,16 @@
 """The searchers of examples/ that need no library: what they do, and that they are not moved by kills."""
 
+import ast
 import random
 import sys
 
 import pytest
+import yaml
 
 from fleet.search.searcher import End
-from fleet.spec.space import Range
+from fleet.spec import parse
+from fleet.spec.resolve import asked_network
+from fleet.spec.space import Range, ends
 from fleet.storage.events import NetworkJudged
 from tests.fleet.search.launches import LEARNING_RATE, Launch, run_struck, search_of
 from tests.places import ROOT
@@ -30,6 +34,15 @@ class Shaped(Launch):
         values = self.added[name].values
         self.value = lambda name, epoch: (values["filters.0"] + values["filters.1"]) / 40
         super().train(name)
+
+
+@pytest.mark.parametrize("name", ["evolution_searcher", "optuna_searcher", "pbt_searcher", "skopt_searcher"])
+def test_the_spec_that_a_searcher_shows_can_be_run(name):
+    shown = ast.get_docstring(ast.parse((ROOT / f"examples/{name}.py").read_text())).split("\n\n")[1]
+    spec = parse(yaml.safe_load(shown))
+    [(index, entry)] = spec.searches.items()
+    assert entry.search.ask == f"{name}:Searcher"
+    assert all(asked_network(spec, index, number, member) for number, member in enumerate(ends(entry.space)))
 
 
 def test_evolution_finds_better_networks_than_it_began_with():

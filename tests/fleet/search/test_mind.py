@@ -123,6 +123,18 @@ def test_a_budget_ends_the_asking_and_what_trains_goes_on(budget):
     assert {end for _, end in launch.outcomes.values()} == {End.FINISHED}
 
 
+def test_what_may_yet_be_asked_for_is_known():
+    few = {"blocks.0": Range(1, 3, integer=True)}
+    mind = Mind([Entry("net", search_of(most=20, budget=Budget(epochs=50)), few, "maximize", "val_accuracy")], [],
+                make_judge(Prune(), 5, 0), "none", "maximize", "val_accuracy", trainers=2)
+    assert mind.coming("net") == (3, 50)  # a space of three
+    launch, _ = run(search_of(most=20, budget=Budget(gpu_hours=1)))
+    assert launch.mind.coming("net") == (0, 0)  # all were asked for
+    assert launch.mind.networks_of("net") == {name: epochs for name, (epochs, _) in launch.outcomes.items()}
+    spent, _ = run(search_of(most=20, at_once=1, budget=Budget(epochs=3)))
+    assert spent.mind.coming("net") == (0, 0)
+
+
 def test_a_spent_budget_promotes_nobody():
     launch, _ = run(search_of(budget=Budget(epochs=12), most=100, at_once=4), Prune(rule="asha"))
     assert sum(epochs for epochs, _ in launch.outcomes.values()) <= 12 + 4 * 9
@@ -158,6 +170,20 @@ def test_who_is_paused_by_its_searcher_goes_on_when_that_says_so():
     assert Resume() in launch.calls
     judged = [(event.network, event.epochs, event.verdict) for event in launch.disk.of(NetworkJudged)]
     assert judged == [("net-0", 2, "pause"), ("net-0", 2, "go_on")]
+
+
+def test_the_line_of_a_resume_says_which_network_it_is_about():
+    searcher = two(reports={(0, 2): "pause"}, resumes=[0])
+    launch = Launch(Disk(), search_of(most=2, at_once=1), SPACE, searcher=searcher).run()
+    resumes = [event for event in launch.disk.of(Searched) if event.call == "resume"]
+    assert [(event.answer, event.network) for event in resumes if event.answer is not None] == [(0, "net-0")]
+
+
+def test_a_network_that_was_paused_when_it_was_done_may_be_named_again():
+    searcher = two(reports={(0, 9): "pause", (1, 2): "pause"}, resumes=[0, 1])
+    launch = Launch(Disk(), search_of(most=3, at_once=1), SPACE, searcher=searcher).run()
+    assert not launch.mind.has_failed
+    assert launch.outcomes["net-0"] == (9, End.FINISHED)
 
 
 def test_who_stays_paused_is_pruned_in_the_end():

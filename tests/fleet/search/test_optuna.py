@@ -65,6 +65,13 @@ def test_tpe_learns_what_is_good():
     assert sum(rates[20:]) < sum(rates[:20])
 
 
+def test_a_space_that_is_used_up_is_nothing_more_to_ask_for():
+    search = search_of("optuna_searcher:Searcher", most=20)
+    launch, _, _ = run_struck([], search, {"blocks.0": Range(1, 3, integer=True), "kernel": (3, 5)}, epochs=1)
+    assert len({str(add.values) for add in launch.added.values()}) == len(launch.added) == 6
+    assert not any(add.wrong for add in launch.added.values())
+
+
 def test_a_value_that_is_no_number_ends_a_trial_of_optuna():
     search = search_of("optuna_searcher:Searcher", most=3)
     launch, _, _ = run_struck([], search, SPACE, value=lambda name, epoch: math.nan)

@@ -56,7 +56,7 @@ def test_an_epoch_that_is_trained_again_counts_once():
 
 
 def first_rungs(judge, count=3000):
-    return Counter(judge.next_epoch(f"net-{number}", 0) for number in range(count))
+    return Counter(judge.next_rung(f"net-{number}", 0) for number in range(count))
 
 
 def test_hyperband_gives_its_brackets_the_shares_of_the_paper():
@@ -76,8 +76,8 @@ def test_the_bracket_of_a_network_depends_on_its_name_and_the_seed_alone():
 def test_brackets_are_judged_each_by_itself():
     judge = make_judge(Prune(rule="hyperband", order="rungs"), most_epochs=3, seed=0)
     names = [f"net-{number}" for number in range(20)]
-    early = [name for name in names if judge.next_epoch(name, 0) == 1]
-    late = [name for name in names if judge.next_epoch(name, 0) == 3]
+    early = [name for name in names if judge.next_rung(name, 0) == 1]
+    late = [name for name in names if judge.next_rung(name, 0) == 3]
     assert early
     assert late
     for number, name in enumerate(early):
@@ -103,7 +103,7 @@ def test_without_a_rule_all_go_on(rule):
     judge = make_judge(Prune(rule=rule), 9, 0)
     assert judge.add("a", 1, -math.inf) is GO_ON
     assert judge.promotable() is None
-    assert judge.next_epoch("a", 1) is None
+    assert judge.next_rung("a", 1) is None
 
 
 @given(st.sampled_from(sorted(RULES)), st.sampled_from(["stop", "promote"]), st.sampled_from(["arrival", "rungs"]),

@@ -6,6 +6,7 @@ import pytest
 
 from fleet.errors import UserError
 from fleet.spec import parse
+from fleet.spec.model import Architecture
 from fleet.spec.resolve import asked_network
 
 SPEC = {"models": [{"family": "softmax", "name": "other"},
@@ -22,6 +23,14 @@ def test_it_is_the_network_that_count_would_have_drawn_but_for_its_name():
     assert asked.number == 1
     assert asked_network(spec, 1, 7, drawn.parameters).name == "net-7"
     assert asked_network(spec, 1, 7, drawn.parameters).seed != drawn.seed
+
+
+def test_a_part_of_a_list_may_be_asked_for_that_the_entry_leaves_to_its_family():
+    spec = parse({"models": [{"family": "resnet", "space": {"blocks.0": {"low": 2, "high": 20, "integer": True}},
+                              "search": {"most": 3}}]})
+    assert asked_network(spec, 0, 1, {"blocks.0": 7}).architecture == Architecture("resnet", {"blocks": [7, 4, 6, 3]})
+    with pytest.raises(UserError, match="there is no '4' in a list of 4"):
+        asked_network(spec, 0, 1, {"blocks.4": 7})
 
 
 @pytest.mark.parametrize(("member", "says"), [

@@ -45,7 +45,7 @@ def test_a_spec_of_one_line_has_defaults_for_all_else(file):
     spec = load(file)
     assert [network.name for network in spec.networks] == ["softmax"]
     assert (spec.output, spec.schedule.policy, spec.by_name["softmax"].global_batch(4)) == (
-        Path("runs/ensemble"), "global", 128)
+        Path("runs/ensemble"), "adaptive", 128)
 
 
 def test_the_examples_are_valid_specs():
@@ -117,6 +117,37 @@ def test_a_batch_per_gpu_grows_with_the_group_and_so_does_the_learning_rate():
     assert (network.global_batch(3), network.learning_rate_scale(3)) == (24, 3)
     network, = parse({**SOFTMAX, "train": {"batch": {"size": 8}}}).networks
     assert (network.global_batch(3), network.learning_rate_scale(3)) == (8, 1)
+
+
+def test_a_range_of_batches_is_for_a_policy_that_chooses():
+    spec = parse({**SOFTMAX, "train": {"batch": {"size": [64, 512]}}, "schedule": {"policy": "elastic"}})
+    network, = spec.networks
+    assert network.train.batch.bounds == (64, 512)
+    assert (network.global_batch(3), network.largest_batch(3)) == (64, 512)
+
+
+ELASTIC = "schedule: {policy: elastic}\n"
+
+
+@pytest.mark.parametrize(("text", "line", "key", "says"), [
+    ("models: [{family: softmax}]\ntrain:\n  batch:\n    size: [64, 512]", 4, "train.batch.size",
+     "the policy adaptive chooses no batch out of [64, 512]; one size, or `schedule: {policy: elastic}`"),
+    ("models:\n- family: softmax\n  train: {batch: {size: [64, 512]}}\nschedule: {policy: adaptive}", 3,
+     "models[0].train.batch.size", "the policy adaptive chooses no batch"),
+    ("models:\n- family: softmax\n  grid: {train.batch.size: [8, [64, 512]]}", 3, "models[0].grid.train.batch.size",
+     "the policy adaptive chooses no batch"),
+    ("models:\n- family: softmax\n  space: {train.batch.size: [8, [64, 512]]}\n"
+     "  search: {most: 2}", 3, "models[0].space.train.batch.size",
+     "the policy adaptive chooses no batch"),
+    (ELASTIC + "models: [{family: softmax}]\ntrain: {batch: {size: [512, 64]}}", 3, "train.batch",
+     "[512, 64] should be [least, most]"),
+    (ELASTIC + "models: [{family: softmax}]\ntrain: {batch: {size: [8, 64], when_scaled: per_gpu}}", 3, "train.batch",
+     "should be one of them"),
+])
+def test_what_is_wrong_with_a_range_of_batches(file, text, line, key, says):
+    found = mistakes(text, file)
+    assert [(mistake.line, mistake.key) for mistake in found] == [(line, key)]
+    assert says in f"{found[0].wrong}; {found[0].right}"
 
 
 def test_only_the_output_differs_in_a_spec_with_another_output():
@@ -309,6 +340,13 @@ def test_a_key_that_the_policy_does_not_read_is_a_mistake(policy, key, value, re
                      "seed: -1", file)
     assert [(mistake.line, mistake.key) for mistake in found] == [(4, f"schedule.{key}"), (5, "seed")]
     assert (found[0].wrong, found[0].right) == (f"{policy} does not read {key}", reads)
+
+
+@pytest.mark.parametrize(("schedule", "policy"), [
+    ({}, "adaptive"), ({"delta": "20%"}, "global"), ({"alpha": "70%"}, "global"), ({"peak_limited": False}, "global"),
+    ({"policy": "local", "delta": "20%"}, "local")])
+def test_who_names_no_policy_gets_adaptive_or_the_one_that_reads_the_keys(schedule, policy):
+    assert parse(SOFTMAX | {"schedule": schedule}).schedule.policy == policy
 
 
 @pytest.mark.parametrize("policy", POLICIES)
