@@ -30,6 +30,7 @@ class Job:
         outputs: the folder for what jobs print.
         nodes: how many.
         ranks: of a node; None for the site's number.
+        trainers: among them; None for one on each GPU.
         walltime: seconds; a batch system counts whole minutes, and wants to know it.
         warning: seconds before the end of the walltime at which everything is saved.
         jobs, retries: at most so many jobs after one another, and so many after a failure of the machine.
@@ -58,6 +59,7 @@ class Job:
     harvest: Path | None = None
     words: tuple[str, ...] = ()
     requests: tuple[float, ...] = ()
+    trainers: int | None = None
 
 
 def render(job: Job, system: System, site: Site) -> str:
@@ -119,7 +121,7 @@ def _command(job: Job, system: System, site: Site, ranks: int, counts: dict[str,
     if not system.warns and job.walltime is not None:
         keeper.append(f"--warn-after={math.floor(max(1.0, job.walltime - job.warning))}")
     keeper += [f"--request={math.ceil(request)}" for request in job.requests]
-    cpus = places(site, ranks, "the site")
+    cpus = places(site, ranks, "the site", job.trainers)
     keeper += [f"--once={shlex.quote(word)}" for word in job.once]
     placed = [[python, "-m", "launch.place", ":".join(cpus)]] if cpus else []
     return [[*keeper, "--"], [site.launcher.format(**counts)], *placed,

@@ -117,21 +117,24 @@ def parse_site(content: Mapping[str, Any], place: str) -> Site:
     return site
 
 
-def places(site: Site, ranks: int, place: str) -> tuple[str, ...]:
-    """The CPUs of each rank of a node: those that prepare come first, then one trainer for each GPU.
+def places(site: Site, ranks: int, place: str, trainers: int | None = None) -> tuple[str, ...]:
+    """The CPUs of each rank of a node: those that prepare come first, then the trainers, round by round over the GPUs.
 
     A rank that prepares does one thing at a time and gets one core; those ranks are dealt out over the GPUs'
-    neighbourhoods, and the trainer keeps the rest of its own.
+    neighbourhoods, and the trainers of a GPU keep the rest of its own, together.
 
     Args:
         ranks: of a node.
         place: for messages.
+        trainers: among them; None for one on each GPU.
 
     Raises:
         InputError: there are fewer cores than ranks.
 
     >>> places(Site(gpus=2, cpus=("8-15", "0-7")), 5, "a site")
     ('15', '7', '14', '8-13', '0-6')
+    >>> places(Site(gpus=2, cpus=("8-15", "0-7")), 5, "a site", trainers=4)
+    ('15', '8-14', '0-7', '8-14', '0-7')
     """
     if site.gpus and ranks <= site.gpus:
         raise InputError(f"{place}: ranks: {ranks} on a node of {site.gpus} GPUs leave none to prepare samples; "
@@ -143,13 +146,13 @@ def places(site: Site, ranks: int, place: str) -> tuple[str, ...]:
     near = [list(parse_cpus(text)) for text in site.cpus]
     if len({cpu for cpus in near for cpu in cpus}) < (cores_of_node := sum(map(len, near))):
         raise InputError(f"{place}: cpus: a CPU is in two lists")
-    preparing = []
-    for rank in range(ranks - site.gpus):
+    trainers, preparing = trainers or site.gpus, []
+    for rank in range(ranks - trainers):
         cores = near[rank % site.gpus]
         if len(cores) == 1:
             raise InputError(f"{place}: ranks: {ranks} are more than the {cores_of_node} cores of a node")
         preparing.append([cores.pop()])
-    return tuple(format_numbers(cpus) for cpus in (*preparing, *near))
+    return tuple(format_numbers(cpus) for cpus in (*preparing, *(near[slot % site.gpus] for slot in range(trainers))))
 
 
 def _checked(key: str, value: Any, place: str) -> Any:

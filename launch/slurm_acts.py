@@ -1,4 +1,4 @@
-"""What is done to running jobs of Slurm: told to save, put back into the queue, cancelled; and who may do so.
+"""What is done to jobs of Slurm: told to save, put back into the queue, held there, cancelled; and who may do so.
 
 Slurm itself lets nobody touch another user's job but its operators; the owner is looked at here all the same, right
 before each act, so that nothing is even asked for that was not meant.
@@ -9,12 +9,16 @@ from __future__ import annotations
 import os
 import pwd
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from launch.base import InputError
 from launch.slurm_jobs import TIMES, answer, ask
 
 HOLDING = frozenset({"RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT",
                      "RESIZING"})  # states in which a job has nodes
+REQUEUED = "requeued, held"
+WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"})
 _FIELDS = "%i|%u|%T|%D|%S"  # none can hold the mark
 
 
@@ -32,6 +36,11 @@ class Standing:
     def holds(self) -> bool:
         """Whether it has nodes."""
         return self.state in HOLDING
+
+    @property
+    def waits(self) -> bool:
+        """Whether it has none yet, or none any more, and Slurm may start it."""
+        return self.state in WAITING
 
 
 def standings(partition: str | None = None, job: str | None = None) -> dict[str, Standing]:
@@ -67,16 +76,64 @@ def tell_to_save(job: str, signal: str) -> None:
 
 
 def put_back(job: str) -> str:
-    """Put a job back into the queue, or cancel it where Slurm refuses that: what was done, in words.
+    """Put a job back into the queue, held, or cancel it where Slurm refuses that: what was done, in words.
+
+    Held, for it would be the first to take its nodes back: it has been waiting for longer than others.
 
     Raises:
         InputError: Slurm refuses both, or does not answer.
     """
-    if ask(["scontrol", "requeue", job]).returncode == 0:
-        return "requeued"
+    if ask(["scontrol", "requeuehold", job]).returncode == 0:
+        return REQUEUED
     command = ["scancel", job]
     answer(command, ask(command))
     return "cancelled"
+
+
+def hold(job: str) -> None:
+    """Have a job that waits go on waiting until it is released.
+
+    Raises:
+        InputError: Slurm refuses, or does not answer.
+    """
+    command = ["scontrol", "hold", job]
+    answer(command, ask(command))
+
+
+def release(job: str) -> None:
+    """Let a job that was held start when its turn comes.
+
+    Raises:
+        InputError: Slurm refuses, or does not answer.
+    """
+    command = ["scontrol", "release", job]
+    answer(command, ask(command))
+
+
+def shrink(job: str, nodes: Sequence[str]) -> list[str]:
+    """Make a running job smaller by some of its nodes; returns those that it keeps.
+
+    Slurm kills what it has started there, and ends job steps that have processes there, unless they were started with
+    ``srun --no-kill``. The job cannot do without its first node, on which its script runs.
+
+    Args:
+        nodes: by the names that Slurm has for them, or those of the hosts, with or without their domain.
+
+    Raises:
+        InputError: Slurm refuses, or does not answer, or the job has no such nodes.
+    """
+    command = ["scontrol", "--oneliner", "show", "job", job]
+    listed = re.search(r" NodeList=(\S+)", answer(command, ask(command)))
+    command = ["scontrol", "show", "hostnames", listed[1] if listed else "(null)"]
+    had = answer(command, ask(command)).split()
+    gone = {node.partition(".")[0] for node in nodes}
+    if unknown := gone.difference(had[1:]):
+        raise InputError(f"job {job} cannot give back {', '.join(sorted(unknown))}: Slurm's names for its nodes are "
+                         f"{', '.join(had)}, and the first stays")
+    keeps = [node for node in had if node not in gone]
+    command = ["scontrol", "update", f"JobId={job}", f"NodeList={','.join(keeps)}"]
+    answer(command, ask(command))
+    return keeps
 
 
 def myself() -> str:

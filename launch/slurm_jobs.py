@@ -10,6 +10,11 @@ and, where it saves and ends upon a signal, which one and how many minutes that 
 
     #SBATCH --comment="fleet:signal=B:USR2,app_time=2"
 
+A job that can do with fewer nodes while it goes on, since it is a run of FLEET whose launch survives that, names the
+run's folder:
+
+    #SBATCH --comment="fleet:signal=B:USR2,app_time=2,yields=/scratch/me/runs/photos"
+
 What follows ``fleet:`` up to the next blank is read, whatever else the comment
 holds. Which names mean something is not decided here.
 """
@@ -43,6 +48,7 @@ class SlurmJob:
         partition, name: of the job.
         checkpoint: the numbers that its comment says after ``fleet:``.
         signal: upon which it saves and ends, by its comment, such as ``USR2``; ``B:USR2`` for its batch script alone.
+        yields: the folder of the run that gives nodes back, by its comment; None where it cannot.
         unread: why that could not be read; it is its user's word, and stops nobody else.
     """
 
@@ -53,6 +59,7 @@ class SlurmJob:
     name: str
     checkpoint: Mapping[str, float] = field(default_factory=dict)
     signal: str | None = None
+    yields: str | None = None
     unread: str = ""
 
 
@@ -149,7 +156,8 @@ def _job(id_: str, nodes: str, elapsed: str, partition: str, name: str, comment:
     count = int(nodes.rstrip("KM")) * TIMES[nodes.lstrip("0123456789")]
     job = SlurmJob(id_, count, elapsed_s, partition, name)
     try:
-        return replace(job, checkpoint=parse_comment(id_, comment), signal=parse_signal(id_, comment))
+        return replace(job, checkpoint=parse_comment(id_, comment), signal=parse_signal(id_, comment),
+                       yields=dict(_words(id_, comment)).get("yields"))
     except InputError as error:
         return replace(job, unread=str(error))
 
@@ -181,7 +189,7 @@ def parse_comment(job: str, comment: str) -> dict[str, float]:
     """
     said: dict[str, float] = {}
     for name, value in _words(job, comment):
-        if name != "signal":
+        if name not in ("signal", "yields"):
             try:
                 said[name] = float(value)
             except ValueError:

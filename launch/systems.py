@@ -43,7 +43,8 @@ class System:
         id_pattern: finds the id in what the command prints.
         walltime: further options for a job whose walltime is not that of its script, with ``{minutes}``.
         past: the command that tells id, state and seconds of the runs of past jobs, with ``|`` between them, of a
-            ``{name}`` and a ``{user}``.
+            ``{name}`` and a ``{user}``; or their ids alone, where there is
+        past_records: the command that tells about the jobs whose ids follow, as ``qstat -f -F json`` does.
         after: further options for a job that begins when another, ``{job}``, has ended in whatever way.
         requeue: the command that puts the running ``{job}`` into the queue again; none where users cannot.
         state: the command that tells about ``{job}``.
@@ -82,6 +83,7 @@ class System:
     template: str = ""
     walltime: tuple[str, ...] = ()
     past: tuple[str, ...] = ()
+    past_records: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         place = f"batch system {self.name}"
@@ -156,7 +158,8 @@ SYSTEMS = {system.name: system for system in (
            ("-l select={nodes}:mpiprocs={ranks_per_node}:ngpus={gpus}", "-l place=scatter:excl"),
            ("-r y", "-r n"), False, "PBS_JOBID", ("qsub",), False, r"^(\S+)", ("-W", "depend=afterany:{job}"),
            state=("qstat", "-f", "{job}"), over=r"job_state = [FX]\b|Unknown Job|has finished",
-           queue_commands="qstat"),
+           queue_commands="qstat", past=("qselect", "-x", "-N", "{name}", "-u", "{user}"),
+           past_records=("qstat", "-x", "-f", "-F", "json")),
     System("local"),
 )}
 

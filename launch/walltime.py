@@ -34,9 +34,11 @@ def seconds_left(environment: Mapping[str, str]) -> float | None:
 
 
 def _ask_slurm(environment: Mapping[str, str]) -> float | None:
-    end = _seconds(environment.get("SLURM_JOB_END_TIME", ""))
+    start, end = (_seconds(environment.get(name, "")) for name in ("SLURM_JOB_START_TIME", "SLURM_JOB_END_TIME"))
     if end is not None:
-        return max(0.0, end - time.time())
+        left = max(0.0, end - time.time())
+        # Slurm dates by the clock of its server, and that of this node may be minutes behind.
+        return left if start is None else min(left, end - start)
     return parse_squeue_left(_output(("squeue", "--noheader", "--format=%L", f"--jobs={environment['SLURM_JOB_ID']}")))
 
 

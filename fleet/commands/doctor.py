@@ -48,7 +48,7 @@ from fleet.storage.event_log import last_cache
 from fleet.storage.lease import Fence, Process, create_generation, mark_taken, parse, read_generation
 from fleet.storage.paths import RunPaths
 from fleet.storage.sizes import folder_bytes
-from launch.binding import my_cores
+from launch.binding import cores_per_node, my_cores
 from launch.devices import gpus_per_node, visible_gpus
 from launch.environment import find_launcher, launched_ranks, local_rank
 from launch.memory import free_shared_memory
@@ -99,9 +99,9 @@ def _examine(world: MPIWorld, args: argparse.Namespace) -> int:
     trials = world.gather(None if spec is None else _try_lease(world, node_of, spec))
     if world.rank == 0:
         roles, wrong = _roles(spec, facts, node_of)
-        trainers = () if roles is None else roles.trainers
+        trainers, slots = ((), 1) if roles is None else (roles.trainers, roles.slots)
         uses_gpus = spec is None or spec.engine.uses_gpus
-        findings += [*wrong, *check_ranks(facts, node_of, trainers, uses_gpus), *check_data(facts)]
+        findings += [*wrong, *check_ranks(facts, node_of, trainers, uses_gpus, slots), *check_data(facts)]
         if spec is not None:
             findings += check_libraries(facts, spec.resources.exchange)
             room, kept = _check_room(spec, opened, roles, facts)
@@ -170,7 +170,8 @@ def _roles(spec: Spec | None, facts: Sequence[RankFacts], node_of: Sequence[int]
     """Who would do what, or why the run would not start."""
     gpus = gpus_per_node([rank.gpus for rank in facts], node_of)
     try:
-        return assign(node_of, None, gpus) if spec is None else roles_of(spec, node_of, gpus), []
+        cores = cores_per_node([rank.cores for rank in facts], node_of)
+        return assign(node_of, None, gpus) if spec is None else roles_of(spec, node_of, gpus, cores=cores), []
     except UserError as error:
         what, _, remedy = str(error).rpartition(": ")
         return None, [Finding(what, remedy)]

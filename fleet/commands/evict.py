@@ -2,15 +2,16 @@
 
     fleet evict --jobs jobs.csv --nodes 1024 --deadline 15
     fleet evict --slurm --site site.json --nodes 8 --deadline 15 --aggregate-bandwidth 250 --node-bandwidth 2
-    fleet evict --slurm --nodes 8 --deadline 15 --carry-out [--yes]
+    fleet evict --slurm --nodes 8 --deadline 15 --carry-out [--for 4711] [--yes]
 
 The jobs come from a file (CSV with a header, or JSON), or are those that run on this Slurm cluster now. A
 file has the columns id,nodes,loss,app_time,sys_time (in node-seconds and minutes; empty if not possible), or
 id,nodes,memory_gb,critical_gb,since_checkpoint_min,interval_min, from which these follow by the bandwidths.
 The plan for a deadline has the least loss and, among those, takes the least time. Nothing is done to any job, but
 with --carry-out --yes: then jobs save upon the signal that their comment names, are requeued or cancelled, in the
-order and at the times of the plan, until the nodes are free. --carry-out alone says what that would be. Only your own
-jobs are touched, unless you are an operator of Slurm.
+order and at the times of the plan, until the nodes are free. What was requeued is held in the queue until the job that
+--for names has begun, or else until the deadline. --carry-out alone says what would be done. Only your own jobs are
+touched, unless you are an operator of Slurm.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ from fleet.arguments import as_written, duration, whole
 from fleet.commands.options import add_json, print_json
 from fleet.commands.plots import add_plot, drawn
 from fleet.errors import ExitStatus, UserError
+from fleet.running import ask_nodes, await_nodes
+from fleet.storage.event_log import log_mark
+from fleet.storage.paths import RunPaths
 from fleet.terminal import bar, print_table
 from fleet.units import counted
 from launch.slurm_jobs import SlurmJob
@@ -62,6 +66,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--carry-out", action="store_true",
                         help="with --slurm: say what would be done to which job when; with --yes do it")
     parser.add_argument("--yes", action="store_true", help="with --carry-out: signal, requeue and cancel jobs")
+    parser.add_argument("--for", dest="urgent", metavar="JOB",
+                        help="with --carry-out: the waiting job that is to have the nodes; what was requeued is held "
+                             "until it has begun (until the deadline, and for a minute at least)")
     parser.add_argument("--margin", type=duration, metavar="1min",
                         help="with --carry-out: stop jobs that lose work this long before the deadline, as they take a "
                              "while to end (1min, or a tenth of the deadline if that is less)")
@@ -75,7 +82,8 @@ def run(args: argparse.Namespace) -> int:
     """Plan and print; carry it out if that is asked for."""
     if args.carry_out:
         return _carry_out(args)
-    for option, value in (("--yes", args.yes), ("--margin", args.margin), ("--record", args.record)):
+    for option, value in (("--yes", args.yes), ("--margin", args.margin), ("--record", args.record),
+                          ("--for", args.urgent)):
         if value:
             raise UserError(f"{option} goes with --carry-out")
     jobs = _jobs(args)
@@ -128,6 +136,7 @@ def _costs(args: argparse.Namespace, storage: FileSystem | None) -> Callable[[Se
 def _carry_out(args: argparse.Namespace) -> int:
     """Say what would be done, or do it."""
     from fleet.jobs import evicting
+    from fleet.jobs.holding import Interruption, still_held
     from launch import slurm_acts
 
     if not args.slurm or args.nodes is None:
@@ -137,10 +146,12 @@ def _carry_out(args: argparse.Namespace) -> int:
     deadline = args.deadline
     check_range("--deadline", deadline, 0, MOST_WAIT, "min")
     user = None if slurm_acts.is_operator() else slurm_acts.myself()
-    machine = evicting.Machine(args.partition, user, _costs(args, _storage(args)))
+    if args.urgent is not None and not getattr(slurm_acts.standings(job=args.urgent).get(args.urgent), "waits", False):
+        raise UserError(f"--for {args.urgent}: no job of that id is waiting")
+    machine = evicting.Machine(args.partition, user, _costs(args, _storage(args)), _give_back)
     first = machine.look()
     margin = min(1.0, deadline / 10) if args.margin is None else args.margin / 60
-    eviction = Eviction(args.nodes, deadline, margin, first.signals)
+    eviction = Eviction(args.nodes, deadline, margin, first.signals, first.runs)
     whose = "all users" if user is None else user
     try:
         check_jobs(first.jobs, args.nodes)
@@ -150,13 +161,32 @@ def _carry_out(args: argparse.Namespace) -> int:
         users = {job: standing.user for job, standing in machine.seen.items()}
         print(f"{counted(len(first.jobs), 'running job')} of {whose} may be asked to make room")
         print("\n".join(evicting.lines_of(rehearse(first.jobs, eviction), users, first.signals)))
+        if waiting := still_held(args.record or Path(RECORD)):
+            print(f"{', '.join(waiting)}: held since an eviction that was killed; this one would release what it held")
         print("Nothing was done: --yes carries this out.")
         return ExitStatus.OK
     record = args.record or Path(RECORD)
     diary = evicting.Diary(record, lambda text: print(text, flush=True))
+    keeping = evicting.Keeping(args.urgent, still_held(record))
     diary.note("begin", f"{args.nodes} nodes within {deadline:g} min, from the jobs of {whose}; noted in {record}",
                nodes=args.nodes, deadline_min=float(deadline), user=slurm_acts.myself(), whose=whose)
-    return ExitStatus.OK if evicting.carry_out(eviction, first, machine, diary) else ExitStatus.INFRASTRUCTURE
+    with Interruption() as interruption:
+        is_good = evicting.carry_out(eviction, first, machine, diary, keeping, interruption)
+    return ExitStatus.OK if is_good else ExitStatus.INFRASTRUCTURE
+
+
+def _give_back(run: str, nodes: int, within_s: float) -> tuple[str, ...]:
+    """Have a run give nodes back, with the processes on them; returns what they are called.
+
+    Raises:
+        FleetError: it does not, or not within the time.
+    """
+    _, start = log_mark(RunPaths(Path(run)).events)
+    left = await_nodes(run, ask_nodes(run, nodes, within_s), start, within_s)
+    if left is None or not left.has_ended:
+        raise UserError(f"{run}: " + ("the launch has ended" if left is None else
+                                      "the launch is not under --with-ft ulfm: its processes there go on"))
+    return left.hosts
 
 
 def _storage(args: argparse.Namespace) -> FileSystem | None:

@@ -2,13 +2,15 @@
 
     fleet harvest photos.yaml --system slurm --nodes-per-job 1 --backlog 2 --most 32 --idle 5min -- --qos=preempt
     fleet harvest a.yaml b.yaml --system slurm --walltime 4h --dry-run -- --partition=low
+    fleet harvest photos.yaml --system slurm --end
 
 Each job is an ordinary launch on networks that it holds by lease; when it is ended, others take them over, and at most
 an epoch is trained again. This command hands in the first jobs. From then on each job keeps so many in the queue as
 long as networks wait (--backlog), and takes back what is left when all are done. What follows -- goes to sbatch, bsub
 or qsub. Which run the next job is for, and how large it is, is decided on the nodes that are idle now, with what was
 measured in the runs. jobs/harvest.jsonl in the folder of each run has all that was done. After three launches in a row
-that finished no epoch no more jobs are handed in; the same command begins again.
+that finished no epoch no more jobs are handed in; the same command begins again. Jobs that you cancel are replaced as
+those that others preempt, until you say --end.
 """
 
 from __future__ import annotations
@@ -22,10 +24,10 @@ from pathlib import Path
 
 from fleet.arguments import duration, whole
 from fleet.commands.options import add_json, print_json
-from fleet.commands.submit import add_job_options, find_site, ranks_of, system_of, times_of, with_gpus
+from fleet.commands.submit import add_job_options, find_site, ranks_of, system_of, times_of, trainers_of, with_gpus
 from fleet.errors import ExitStatus, UserError
 from fleet.jobs.backlog import Limits
-from fleet.jobs.harvest import Asked, Backlog, BatchQueue, Plan, Run, note
+from fleet.jobs.harvest import Asked, Backlog, BatchQueue, CalledOff, Plan, Run, note
 from fleet.run import IDLE_S
 from fleet.runtime.folder import check_folder, check_shareable, writing_into
 from fleet.spec import Spec, load
@@ -62,7 +64,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
                         help="walltime of a job (that of the spec, or "
                              f"{format_duration(_WALLTIME_S)}); --time after -- takes its place")
     add_job_options(parser)
-    parser.add_argument("--dry-run", action="store_true", help="only print the scripts")
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--end", action="store_true",
+                         help="hand in no more jobs, and take back those that wait; those that run go on")
+    instead.add_argument("--dry-run", action="store_true", help="only print the scripts")
     add_json(parser)
 
 
@@ -80,6 +85,8 @@ def run(args: argparse.Namespace) -> int:
     roots = [spec.output.absolute() for _, spec in specs]
     if len(set(roots)) < len(roots):
         raise UserError("two of the specs have the same output; each run needs a folder of its own")
+    if args.end:
+        return _call_off(roots, system, args.json)
     runs, scripts = [], {}
     for name, spec in specs:
         check_shareable(spec, name)
@@ -123,6 +130,25 @@ def _begin(plan: Plan, system: System, scripts: dict[Path, str], as_json: bool) 
     return ExitStatus.OK
 
 
+def _call_off(roots: Sequence[Path], system: System, as_json: bool) -> int:
+    plans = [Plan.read(RunPaths(root).harvest) for root in roots]
+    for root in roots:
+        note(RunPaths(root), CalledOff())
+    orders, left = [], []
+    for root, plan in zip(roots, plans, strict=True):  # runs that are harvested together look again, which is no harm
+        queue = BatchQueue(plan, system)
+        orders += Backlog(plan, queue, os.environ).top_up()
+        left += [job.id for job in queue.jobs([run.job for run in plan.runs if run.root == root]) if job.runs]
+    if as_json:
+        print_json({"done": [str(order) for order in orders], "running": left})
+    else:
+        print(f"no more jobs are handed in; {counted(len(orders), 'change')} of the queue")
+        if left:
+            print(f"{', '.join(left)} at work: such a job goes on until no network is left for it, and may be ended as "
+                  "any job")
+    return ExitStatus.OK
+
+
 def _apart(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """The specs, and the options behind them.
 
@@ -151,4 +177,4 @@ def _job(args: argparse.Namespace, path: str, spec: Spec, found: Run, system: Sy
     paths = RunPaths(found.root)
     return Job(found.job, path, Path.cwd(), Path(sys.executable), paths.root, paths.jobs, nodes, walltime, warning,
                ranks_of(args, spec, site), account=args.account, queue=args.queue, harvest=paths.harvest,
-               words=("--beside-others", f"--idle={args.idle:g}s"))
+               words=("--beside-others", f"--idle={args.idle:g}s"), trainers=trainers_of(args, spec, site))

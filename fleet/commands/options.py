@@ -11,6 +11,7 @@ from typing import Any
 from fleet.arguments import count, delta, number, seed, share
 from fleet.errors import UserError
 from fleet.storage.files import as_json
+from fleet.units import counted
 from scheduler.base import Cluster, Options
 from scheduler.ensemble.policies import POLICIES, Policy
 from scheduler.reservation.laws import LAWS, Law, make_law
@@ -55,6 +56,16 @@ def cluster_of(args: argparse.Namespace, gpus_per_node: int, slots: int = 1, fil
     else:
         gpus_per_node = args.gpus_per_node
     return Cluster.of(args.gpus, gpus_per_node, slots, fills)
+
+
+def told_of_gpus(cluster: Cluster) -> str:
+    """How many GPUs a cluster has, in words.
+
+    >>> told_of_gpus(Cluster.of(4, 2)), told_of_gpus(Cluster.of(4, 2, slots=3))
+    ('4 GPUs, 2 a node', '4 GPUs, 2 a node, up to 3 networks on each')
+    """
+    shared = f", up to {counted(cluster.slots, 'network')} on each" if cluster.slots > 1 else ""
+    return f"{counted(cluster.whole_gpus, 'GPU')}, {cluster.gpus_per_node // cluster.slots} a node{shared}"
 
 
 def add_policy(parser: argparse.ArgumentParser, default: str, *more: str, required: bool = False) -> None:

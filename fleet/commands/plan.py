@@ -10,6 +10,7 @@ spec has left. The spec also gives the policy, its settings, and the bounds of g
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -24,16 +25,20 @@ from fleet.commands.options import (
     cluster_of,
     options_of,
     print_json,
+    told_of_gpus,
 )
 from fleet.errors import ExitStatus, UserError
 from fleet.plugins import find_policy
 from fleet.terminal import bar, print_table
 from fleet.units import counted
-from scheduler.base import Cluster, Progress, RateTable, Round
+from scheduler.base import Cluster, Member, Progress, RateTable, Round
+from scheduler.ensemble.elastic import at_best
 from scheduler.ensemble.placement import nodes_of, score
+from scheduler.ensemble.planning import plan
 from scheduler.ensemble.policies import Policy
 from scheduler.ensemble.rates import as_printed, rate
 from scheduler.ensemble.rates_file import read_rates
+from scheduler.ensemble.sharing import share
 
 MOST_TOLD = 16  # devices, or ranges of them, of one network
 
@@ -58,17 +63,35 @@ def run(args: argparse.Namespace) -> int:
     policy = find_policy(args.policy or (spec.schedule.policy if spec else "global"))
     options = options_of(args, [policy], None if spec is None else spec.options)
     cluster = cluster_of(args, rates.gpus_per_node)
+    if spec is not None:
+        from fleet.commands.sharing import shared_cluster, with_sharing
+
+        rates, cluster = with_sharing(spec, rates), shared_cluster(spec, cluster)
     if not options.peak_limited:  # so that the rates shown are those that are planned with
-        rates = as_printed(rates, cluster.gpus)
-    planned = policy.decide(rates, Progress(), cluster, options)
+        rates = as_printed(rates, cluster.whole_gpus)
+    if policy.sets_batch:
+        rates = at_best(rates, cluster.whole_gpus)
+    planned = plan(policy, rates, Progress(), cluster, options)
     if args.json:
-        print_json({"members": [{"name": member.name, "gpus": member.gpus, "devices": member.devices}
+        print_json({"members": [{"name": member.name, "gpus": member.gpus, "devices": _gpus(member, cluster),
+                                 **({} if member.batch is None else {"batch": member.batch})}
                                 for member in planned.members],
-                    "idle_gpus": cluster.gpus - planned.gpus,
-                    "placement_score": score(planned.members, cluster.gpus_per_node)})
+                    "idle_gpus": cluster.whole_gpus - len(_tenants(planned, cluster)),
+                    "placement_score": score(planned.members, cluster.gpus_per_node)}
+                   | ({"per_device": cluster.slots} if cluster.slots > 1 else {}))
     else:
         _print(policy, rates, planned, cluster)
     return ExitStatus.OK
+
+
+def _gpus(member: Member, cluster: Cluster) -> tuple[int, ...]:
+    """The GPUs of a group, whichever of their slots it has."""
+    return tuple(map(cluster.gpu, member.devices))
+
+
+def _tenants(planned: Round, cluster: Cluster) -> Counter[int]:
+    """GPU -> how many networks are on it."""
+    return Counter(gpu for member in planned.members for gpu in _gpus(member, cluster))
 
 
 def _load(path: str | None) -> Spec | None:
@@ -112,14 +135,18 @@ def _devices(devices: Sequence[int]) -> str:
 
 def _print(policy: Policy, rates: RateTable, planned: Round, cluster: Cluster) -> None:
     networks = {network.name: network for network in rates.models}
-    paces = {member.name: rate(networks[member.name], member.gpus) for member in planned.members}
+    tenants = _tenants(planned, cluster)
+    paces = {member.name: rate(networks[member.name], member.gpus) * share(
+        rates.sharing, max(tenants[gpu] for gpu in _gpus(member, cluster))) for member in planned.members}
     fastest = max(paces.values(), default=1.0)
-    print_table(["network", "GPUs", "nodes", "devices", "samples/s", ""],
+    chosen = any(member.batch is not None for member in planned.members)
+    print_table(["network", "GPUs", "nodes", "devices", *["batch"] * chosen, "samples/s", ""],
                 [[member.name, member.gpus, nodes_of(member.devices, cluster.gpus_per_node),
-                  _devices(member.devices), paces[member.name], bar(paces[member.name], fastest, 20)]
+                  _devices(_gpus(member, cluster)), *["" if member.batch is None else member.batch] * chosen,
+                  paces[member.name], bar(paces[member.name], fastest, 20)]
                  for member in planned.members],
-                title=f"{policy.name}: first round on {counted(cluster.gpus, 'GPU')}, {cluster.gpus_per_node} a node")
+                title=f"{policy.name}: first round on {told_of_gpus(cluster)}")
     waiting = len(networks) - len(planned.members)
     print(f"{len(planned.members)} of {counted(len(networks), 'network')} to train now, {waiting} to wait; "
-          f"{counted(cluster.gpus - planned.gpus, 'idle GPU')}; "
+          f"{counted(cluster.whole_gpus - len(tenants), 'idle GPU')}; "
           f"placement score {score(planned.members, cluster.gpus_per_node):.4g} (nodes per GPU, summed over groups)")

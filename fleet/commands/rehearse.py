@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from fleet.arguments import count, positive
-from fleet.commands.options import add_json, add_spec, print_json
+from fleet.commands.options import add_json, add_spec, print_json, told_of_gpus
 from fleet.commands.rates import cached, known_rates_of
 from fleet.errors import ExitStatus, FleetError, InfrastructureError, UserError
 from fleet.terminal import print_table
@@ -67,6 +67,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Simulate, rehearse, and print how both came out."""
+    from fleet.commands.sharing import shared_cluster, with_sharing
     from fleet.jobs.rehearsal import rehearse, with_epochs
     from fleet.runtime.caching import Means, choose_cache
     from fleet.runtime.inputs import open_inputs
@@ -80,16 +81,18 @@ def run(args: argparse.Namespace) -> int:
         _check_output(args.output)
     opened = open_inputs(spec)
     data, sample = opened.data, opened.sample
-    cluster = _cluster(args, spec)
-    means = Means(0 if spec.policy.own_samples else cluster.gpus // cluster.gpus_per_node, cluster.gpus_per_node)
+    whole = _cluster(args, spec)
+    nodes = whole.gpus // whole.gpus_per_node
+    cluster = shared_cluster(spec, whole)
+    means = Means(0 if spec.policy.own_samples else nodes, cluster.gpus_per_node)
     choice = choose_cache(spec, opened, means)
     spec = with_cache(spec, choice.cache)
-    found, origin = _rates(args, spec, sample, cluster)
-    rates = with_epochs(spec, found, len(data.train))
+    found, origin = _rates(args, spec, sample, whole)
+    rates = with_sharing(spec, with_epochs(spec, found, len(data.train)))
     policies = {**POLICIES, spec.policy.name: spec.policy}  # it may be one of the user's own
     outcomes = [simulate(rates, cluster, policy, spec.options, Costs()) for policy in policies.values()]
     planned = next(outcome for outcome in outcomes if outcome.policy == spec.schedule.policy)
-    profiling = _profiling(args, spec, sample, rates, cluster)
+    profiling = _profiling(args, spec, sample, rates, whole)
     rehearsal = rehearse(spec, rates, cluster, planned.makespan_s, os.cpu_count() or 1, sample, args.time_scale)
     if not args.json:
         print(choice.event(means.preprocessors > 0).words)
@@ -134,8 +137,9 @@ def _cluster(args: argparse.Namespace, spec: Spec) -> Cluster:
     elif args.ranks is None:
         gpus = _some_gpus(spec, per_node)
     else:
-        nodes = 1 if per_node is None else -(-args.ranks // (per_node + 1))
-        gpus = args.ranks - nodes
+        slots = 1 if spec.resources.per_device == "auto" else spec.resources.per_device
+        nodes = 1 if per_node is None else -(-args.ranks // (per_node * slots + 1))
+        gpus = -(-(args.ranks - nodes) // slots)
     if gpus < 1:
         raise UserError(f"{gpus} GPUs: a rehearsal needs at least 1, and one more rank on each node")
     per_node = gpus if per_node is None else min(per_node, gpus)
@@ -232,7 +236,7 @@ def _announce(spec: Spec, cluster: Cluster, origin: str, outcomes: list[Simulate
     policy = spec.schedule.policy
     planned = next(outcome for outcome in outcomes if outcome.policy == policy)
     print(f"{counted(len(spec.networks), 'network')}, {counted(rehearsal.rates.samples_per_epoch, 'sample')} an epoch; "
-          f"{counted(cluster.gpus, 'GPU')}, {cluster.gpus_per_node} a node; rates: {origin}")
+          f"{told_of_gpus(cluster)}; rates: {origin}")
     print_all(outcomes)
     print_table(["round", "start", "takes", "networks on GPUs"],
                 [[number, format_duration(one.start_s), format_duration(one.end_s - one.start_s),
@@ -265,7 +269,8 @@ def _print(told: Account, rehearsal: Rehearsal, profiling: SurveyEstimate) -> No
 
 def _numbers(spec: Spec, cluster: Cluster, origin: str, outcomes: list[Simulated], rehearsal: Rehearsal,
              told: Account, profiling: SurveyEstimate) -> dict[str, Any]:
-    return {"policy": spec.schedule.policy, "gpus": cluster.gpus, "gpus_per_node": cluster.gpus_per_node,
+    return {"policy": spec.schedule.policy, "gpus": cluster.whole_gpus,
+            "gpus_per_node": cluster.gpus_per_node // cluster.slots, "per_device": cluster.slots,
             "rates": origin, "measurements": profiling.measurements, "profiling_s": profiling.seconds,
             "predicted_s": {outcome.policy: outcome.makespan_s for outcome in outcomes},
             "lower_bound_s": outcomes[0].lower_bound_s, "time_scale": rehearsal.scale,

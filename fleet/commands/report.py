@@ -57,7 +57,7 @@ def _print(report: Report) -> None:
         print_table(*table_of(report.ensembles), title="The best networks together")
         print(TOGETHER)
     for search in report.searches:
-        print_table(*table_of_found(search), title=f"The search of {search.entry}: the best so far")
+        print_table(*table_of_found(search), title=f"{search.title}: the best so far")
         print(search.words)
     if report.rungs:
         print_table(*table_of_rungs(report.rungs), title="What was pruned when")

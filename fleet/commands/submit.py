@@ -25,27 +25,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fleet.arguments import AUTO, duration, duration_or_auto, whole
-from fleet.comm.roles import roles_of
+from fleet.comm.roles import Roles, roles_of
 from fleet.commands.options import add_json, add_spec, print_json
+from fleet.commands.sharing import known_sharing
 from fleet.errors import ExitStatus, UserError
 from fleet.jobs.systems import find_system
 from fleet.monitor.view import told_of_sharing
 from fleet.runtime.changes import Wishes
 from fleet.runtime.folder import check_folder, writing_into
-from fleet.runtime.known_rates import check_remeasuring, hardware
+from fleet.runtime.known_rates import check_remeasuring
 from fleet.spec import Spec, load, read_yaml
-from fleet.storage.event_log import events_of
-from fleet.storage.events import SharingLearned
 from fleet.storage.files import replacing
 from fleet.storage.paths import RunPaths
-from fleet.storage.rate_cache import cache_path, numbers, read_cache, sharing_key
 from fleet.units import format_duration
 from launch.render import Job, render
 from launch.sites import SITES, Site, parse_site
 from launch.systems import SYSTEMS, System, submit
-from scheduler.base import InputError
-from scheduler.ensemble.rates_file import read_rates
-from scheduler.ensemble.sharing import Sharing, worth
+from scheduler.ensemble.sharing import worth
 
 if TYPE_CHECKING:
     from fleet.commands.walltimes import Asked
@@ -196,7 +192,7 @@ def _job(args: argparse.Namespace, spec: Spec, paths: RunPaths, system: System, 
     jobs, retries = _limits(args, system)
     return Job(spec.document.name, args.spec, Path.cwd(), Path(sys.executable), paths.root, paths.jobs, args.nodes,
                walltime, warning, ranks_of(args, spec, site), jobs, retries, args.account, args.queue, once,
-               requests=requests if args.chain else ())
+               requests=requests if args.chain else (), trainers=trainers_of(args, spec, site))
 
 
 def _once(args: argparse.Namespace, spec: Spec) -> tuple[str, ...]:
@@ -248,30 +244,34 @@ def ranks_of(args: argparse.Namespace, spec: Spec, site: Site) -> int | None:
     return site.gpus + further + math.ceil(preparing / args.nodes)
 
 
+def trainers_of(args: argparse.Namespace, spec: Spec, site: Site) -> int | None:
+    """How many ranks of a node train where several may share a GPU; None for one on each."""
+    if spec.resources.per_device == 1 or not site.gpus:
+        return None
+    roles = _roles(args, spec, site)
+    return sum(roles.node_of[rank] == 0 for rank in roles.trainers)
+
+
+def _roles(args: argparse.Namespace, spec: Spec, site: Site) -> Roles:
+    """What the ranks of the job will do."""
+    ranks = ranks_of(args, spec, site) or site.ranks
+    return roles_of(spec, [rank // ranks for rank in range(args.nodes * ranks)], site.gpus)
+
+
 def _slots_that_pay(args: argparse.Namespace, spec: Spec, site: Site) -> str:
     """How many networks should share a GPU where the job lets fewer; nothing where that is not so, or not known."""
     gpus, networks = args.nodes * site.gpus, len(spec.networks)
     if not spec.engine.uses_gpus or not 0 < gpus < networks:
         return ""
     ranks = ranks_of(args, spec, site) or site.ranks
-    roles = roles_of(spec, [rank // ranks for rank in range(args.nodes * ranks)], site.gpus)
-    speedups = _known_sharing(spec)
-    count = min(worth(speedups), -(-networks // gpus))
-    if count <= roles.slots:
+    slots = _roles(args, spec, site).slots
+    speedups, asked = known_sharing(spec), spec.resources.per_device
+    pays = worth(speedups)
+    # What is known may all pay; then one more may, too.
+    count = min(pays + (pays == len(speedups) == slots), -(-networks // gpus))
+    if len(speedups) < 2 or count <= slots:
         return ""
-    return (f"{told_of_sharing(speedups)}. This job lets {roles.slots} share one; resources.per_device: {count} with "
-            f"--ranks-per-node {ranks + (count - roles.slots) * site.gpus} would let {count}")
-
-
-def _known_sharing(spec: Spec) -> tuple[float, ...]:
-    """What networks that share a GPU train together: as a file of rates says, as the run has shown, or earlier ones."""
-    if spec.schedule.rates is not None:
-        try:
-            return read_rates(spec.schedule.rates).sharing
-        except InputError:  # which the run will say
-            return ()
-    learned = events_of(RunPaths(spec.output).events, SharingLearned)
-    if learned:
-        return learned[-1].speedups
-    known = numbers(read_cache(cache_path())).get(sharing_key(spec.resources.engine, hardware()), {})
-    return Sharing(known).curve
+    more = "" if count <= pays else "; more may pay"
+    raised = "" if asked == "auto" else f"resources.per_device: {count} with "
+    return (f"{told_of_sharing(speedups)}{more}. This job lets {slots} share one; {raised}--ranks-per-node "
+            f"{ranks + (count - slots) * site.gpus} would let {count}")

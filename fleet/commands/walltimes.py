@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fleet.commands.rates import known_rates_of
+from fleet.commands.sharing import shared_cluster, with_sharing
 from fleet.errors import UserError
 from fleet.jobs.chain import Past, past_of
+from fleet.runtime.interrupt import RESERVE_S
 from fleet.spec import Spec
 from fleet.storage.paths import RunPaths
 from fleet.units import counted, format_duration
@@ -99,7 +101,7 @@ def automatic(args: argparse.Namespace, spec: Spec, system: System, site: Site) 
     paths = RunPaths(spec.output.absolute())
     past = past_of(paths.stops)
     known = _left(_known(args, spec, system, site, past), past)
-    overhead = _start_s(paths) + (args.warn or 2 * _MINUTE)
+    overhead = _start_s(paths) + max(args.warn or 2 * _MINUTE, RESERVE_S)
     found = best_chain(known.law, overhead, args.max_jobs or MOST_JOBS)
     requests = [_whole_minutes(request) for request in found.requests]
     longest = _whole_minutes(known.law.longest + overhead)
@@ -120,7 +122,8 @@ def _known(args: argparse.Namespace, spec: Spec, system: System, site: Site, pas
     if len(others) >= FEWEST_RUNS:
         return Known(empirical(others), f"{len(others)} completed jobs named {spec.document.name} that {system.past[0]}"
                                         f" knows ({_range(others)})")
-    simulated = _simulated(args, spec, site)
+    grows = bool(spec.searches) or not spec.networks
+    simulated = None if grows else _simulated(args, spec, site)
     if simulated is not None:
         return simulated
     few = (*own, *others)
@@ -128,9 +131,10 @@ def _known(args: argparse.Namespace, spec: Spec, system: System, site: Site, pas
         longest = SAFETY * max(few)
         return Known(Discrete(np.array([longest]), np.array([1.0])),
                      f"{counted(len(few), 'past run')}, too few to learn from: twice the longest ({_range(few)})")
+    missing = ("what it trains is asked for while it runs, so that it cannot be simulated" if grows else
+               "no rates are known (schedule.rates, or those of an earlier run on this machine)")
     raise UserError(f"--walltime auto: nothing tells how long {spec.document.name} takes: no chain in {spec.output} "
-                    f"has finished, {silence}, and no rates are known (schedule.rates, or those of an earlier run on "
-                    "this machine); name a walltime for the first job, such as 2h")
+                    f"has finished, {silence}, and {missing}; name a walltime for the first job, such as 2h")
 
 
 def _accounted(name: str, system: System) -> tuple[list[float], str]:
@@ -186,15 +190,17 @@ def _simulated(args: argparse.Namespace, spec: Spec, site: Site) -> Known | None
     found = known_rates_of(spec, args.spec, None, opened.sample, cluster)
     if found is None:
         return None
-    rates, origin = replace(found[0], samples_per_epoch=len(opened.data.train)), found[1]
+    rates, origin = with_sharing(spec, replace(found[0], samples_per_epoch=len(opened.data.train))), found[1]
+    cluster = shared_cluster(spec, cluster) if site.gpus else cluster  # elsewhere each rank is a device
+    shared = f", up to {cluster.slots} networks on each," if cluster.slots > 1 else ""
     rng, end = np.random.default_rng(spec.seed), time.monotonic() + DRAWS_S
     times: list[float] = []
     while len(times) < DRAWS and (len(times) < LEAST_DRAWS or time.monotonic() < end):
         drawn = _drawn(spec, rates, rng)
         times.append(simulate(drawn, cluster, spec.policy, spec.options).makespan_s)
-    return Known(empirical(times), f"simulating it {len(times)} times on {counted(cluster.gpus, 'device')} with the "
-                                   f"rates of {origin}, networks improving for 1 epoch to all that they may train "
-                                   f"({_range(times)})")
+    return Known(empirical(times), (
+        f"simulating it {len(times)} times on {counted(cluster.whole_gpus, 'device')}{shared} with the rates of "
+        f"{origin}, networks improving for 1 epoch to all that they may train ({_range(times)})"))
 
 
 def _cluster(args: argparse.Namespace, spec: Spec, site: Site) -> Cluster:

@@ -49,6 +49,7 @@ class Harvested:
         fruitless: launches in a row without an epoch.
         queued: the ids of its jobs that wait in the queue, and the nodes of each.
         running: number of its jobs that run.
+        is_called_off: whether the user wants no more jobs.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Harvested:
     fruitless: int = 0
     queued: tuple[tuple[str, int], ...] = ()
     running: int = 0
+    is_called_off: bool = False
 
     @property
     def is_over(self) -> bool:
@@ -122,7 +124,7 @@ def decide(runs: Sequence[Harvested], idle_nodes: int, gap_s: float, limits: Lim
 
 
 def _is_given_up(run: Harvested, limits: Limits) -> bool:
-    return run.fruitless >= limits.fruitless
+    return run.is_called_off or run.fruitless >= limits.fruitless
 
 
 def _trainer(run: Harvested, gap_s: float) -> Trainer:

@@ -98,7 +98,7 @@ def check_launch(launcher: str, launched: int | None, size: int, library: str) -
 
 
 def check_ranks(ranks: Sequence[RankFacts], node_of: Sequence[int], trainers: Sequence[int],
-                needs_gpus: bool) -> list[Finding]:
+                needs_gpus: bool, slots: int = 1) -> list[Finding]:
     """Whether cores and GPUs are shown to the ranks in a way that makes sense.
 
     Args:
@@ -106,15 +106,16 @@ def check_ranks(ranks: Sequence[RankFacts], node_of: Sequence[int], trainers: Se
         node_of: the node of each rank.
         trainers: the ranks that train, as far as that is known.
         needs_gpus: whether the run is to use the GPUs that there are.
+        slots: trainers that share a GPU; where there is none, ranks are meant to share cores.
     """
     problem = binding_problem([rank.cores for rank in ranks], node_of)
     findings = [Finding(problem, BINDING_REMEDY)] if problem else []
     for node in range(max(node_of) + 1):
         here = [rank for rank in range(len(ranks)) if node_of[rank] == node]
-        findings += _check_threads(node, [ranks[rank] for rank in here])
+        findings += _check_threads(node, [ranks[rank] for rank in here], slots)
         if needs_gpus:
             findings += _check_gpus(node, [ranks[rank] for rank in here],
-                                    [ranks[rank] for rank in here if rank in trainers])
+                                    [ranks[rank] for rank in here if rank in trainers], slots)
     return findings
 
 
@@ -183,16 +184,17 @@ def check_lease(trials: Sequence[LeaseTrial]) -> list[Finding]:
 # ---- the parts ----------------------------------------------------------------------------------
 
 
-def _check_threads(node: int, ranks: Sequence[RankFacts]) -> Iterator[Finding]:
+def _check_threads(node: int, ranks: Sequence[RankFacts], slots: int) -> Iterator[Finding]:
     cores = len({core for rank in ranks for core in rank.cores.mine})
     threads = sum(rank.threads for rank in ranks)
-    if threads > cores:
+    share = slots > 1 and not any(rank.gpus for rank in ranks)
+    if threads > max(cores, len(ranks) * share):
         why = f" ({' or '.join(THREAD_VARIABLES)} makes that {threads} threads)" if threads > len(ranks) else ""
         yield Finding(f"node {node} has {counted(len(ranks), 'rank')}{why} on {counted(cores, 'core')}",
                       "start fewer ranks there, or let them use fewer threads")
 
 
-def _check_gpus(node: int, ranks: Sequence[RankFacts], trainers: Sequence[RankFacts]) -> Iterator[Finding]:
+def _check_gpus(node: int, ranks: Sequence[RankFacts], trainers: Sequence[RankFacts], slots: int) -> Iterator[Finding]:
     there, shown = max(rank.gpu_files for rank in ranks), {gpu for rank in ranks for gpu in rank.gpus}
     if not shown:
         if there:
@@ -200,10 +202,11 @@ def _check_gpus(node: int, ranks: Sequence[RankFacts], trainers: Sequence[RankFa
                           "check CUDA_VISIBLE_DEVICES and variables like it, and what the job asks for")
         return
     # As the engine chooses: the one that a rank is shown alone, otherwise that of its place among the trainers.
-    taken = [rank.gpus[0] if len(rank.gpus) == 1 else rank.gpus[place] if place < len(rank.gpus) else ""
+    whole = -(-len(trainers) // slots)
+    taken = [rank.gpus[0] if len(rank.gpus) == 1 else rank.gpus[place % whole] if place % whole < len(rank.gpus) else ""
              for place, rank in enumerate(trainers) if rank.gpus]
     alone = [rank.gpus[0] for rank in ranks if len(rank.gpus) == 1] if there > 1 else []
-    twice = {gpu: count for gpus in (alone, taken) for gpu, count in Counter(gpus).items() if gpu and count > 1}
+    twice = {gpu: count for gpus in (alone, taken) for gpu, count in Counter(gpus).items() if gpu and count > slots}
     for gpu, count in twice.items():
         yield Finding(f"{count} ranks of node {node} are shown GPU {gpu} alone, or others under its name",
                       "show every rank all GPUs of its node (srun --gpu-bind=none, no --gpus-per-task): FLEET hands "

@@ -150,6 +150,13 @@ class Asked:
 
 
 @dataclass(frozen=True)
+class CalledOff:
+    """A user wants no more jobs, until the harvest is asked for again."""
+
+    word: ClassVar[str] = "called_off"
+
+
+@dataclass(frozen=True)
 class HandedIn:
     """A job was handed in."""
 
@@ -194,7 +201,7 @@ class Ended:
     warning: Annotated[str, OmitDefault] = ""
 
 
-_KINDS: Mapping[str, type] = {kind.word: kind for kind in (Asked, HandedIn, TakenBack, Begun, Ended)}
+_KINDS: Mapping[str, type] = {kind.word: kind for kind in (Asked, CalledOff, HandedIn, TakenBack, Begun, Ended)}
 
 
 def note(paths: RunPaths, what: Kind) -> None:
@@ -209,6 +216,12 @@ def note(paths: RunPaths, what: Kind) -> None:
 def _noted(paths: RunPaths) -> list[Any]:
     """All that is known of a harvest, in order."""
     return [from_json(line, _KINDS) for line in read_lines(paths.harvested)] if paths.harvested.exists() else []
+
+
+def is_called_off(paths: RunPaths) -> bool:
+    """Whether no more jobs are wanted for a run."""
+    said = [one for one in _noted(paths) if isinstance(one, Asked | CalledOff)]
+    return bool(said) and isinstance(said[-1], CalledOff)
 
 
 @dataclass(frozen=True)
@@ -376,7 +389,7 @@ def look(run: Run, jobs: Sequence[QueuedJob], past: Sequence[Past]) -> Harvested
         per_node=max(1, starts[-1].trainers // starts[-1].nodes) if starts else run.per_node,
         rate=statistics.fmean(rates) if rates else 1.0, start_s=statistics.median(first_s) if first_s else 0.0,
         fruitless=fruitless(past), queued=tuple((job.id, job.nodes) for job in jobs if not job.runs),
-        running=len(running))
+        running=len(running), is_called_off=is_called_off(run.paths))
 
 
 def _over(paths: RunPaths) -> set[str]:

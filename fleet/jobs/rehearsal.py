@@ -55,14 +55,15 @@ def rehearse(spec: Spec, rates: RateTable, cluster: Cluster, makespan_s: float, 
         sample: the real samples.
         scale: seconds that a second of the real run is to take; None leaves it to the size of the run.
     """
-    largest = max(network.global_batch(cluster.gpus) for network in spec.networks)
+    largest = max(network.global_batch(cluster.whole_gpus) for network in spec.networks)
     samples = min(rates.samples_per_epoch, _STEPS * largest)
     fewer = rates.samples_per_epoch / samples
     if scale is None:
         scale = max(_SECONDS, _least_s(spec, rates, samples, cluster.gpus, cores)) / makespan_s
     document = spec.document
     resources = dataclasses.replace(
-        document.resources, engine="emulated", time_scale=scale * fewer, gpus_per_node=cluster.gpus_per_node,
+        document.resources, engine="emulated", time_scale=scale * fewer,
+        gpus_per_node=cluster.gpus_per_node // cluster.slots,
         preprocessors="auto" if spec.policy.own_samples else cluster.gpus // cluster.gpus_per_node)
     return Rehearsal(dataclasses.replace(
         _of_classes(document, spec, sample),
@@ -97,7 +98,7 @@ def _least_s(spec: Spec, rates: RateTable, samples: int, gpus: int, cores: int) 
     """Seconds that this machine needs for what is not emulated, if each network had its share of the GPUs."""
     ranks = max(1.0, gpus / len(rates.models))
     work = sum((network.epochs or 1) * (_EPOCH_S + ranks * _STEP_S * samples
-                                        / spec.by_name[network.name].train.batch.size) for network in rates.models)
+                                        / spec.by_name[network.name].train.batch.bounds[0]) for network in rates.models)
     return work / (_LOAD * cores)
 
 

@@ -22,7 +22,7 @@ from scheduler.eviction.plan import Action, RunningJob, check_jobs, plan_evictio
 GRAIN = 0.1  # minutes: what is left of the time is rounded down to its multiples
 AGAIN_MIN = 2.0  # after which a job that was stopped and still holds its nodes is stopped again
 
-What = Literal["plan", "save", "stop", "freed", "ended", "deaf", "enough", "short"]
+What = Literal["plan", "yield", "shrunk", "save", "stop", "freed", "ended", "deaf", "enough", "short"]
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,14 @@ class Step:
     """Something that is done, or noted.
 
     Args:
-        what: ``save``: tell the job to save now; ``stop``: put it back into the queue, or cancel it. The others are to
-            be noted alone: a ``plan`` is made; a job has ``freed`` its nodes as planned, or has ``ended`` by itself,
+        what: ``yield``: have the job give some nodes back, and go on; ``save``: tell the job to save now; ``stop``: put
+            it back into the queue, or cancel it. The others are to be noted alone: a ``plan`` is made; a job has
+            ``shrunk`` by some nodes; it has ``freed`` its nodes as planned, or has ``ended`` by itself,
             or is ``deaf``: it did not end in its time; there is ``enough``, so that no further job has to stop; or the
             jobs that are left are too ``short`` of nodes.
         job: which; empty where it is about all.
         until_min: by when it will have saved.
+        nodes: to give back.
         actions: of a plan.
         said: in words.
     """
@@ -45,11 +47,12 @@ class Step:
     until_min: float = 0.0
     actions: Mapping[str, Action] | None = None
     said: str = ""
+    nodes: int = 0
 
     @property
     def is_act(self) -> bool:
         """Whether something has to be done."""
-        return self.what in ("save", "stop")
+        return self.what in ("yield", "save", "stop")
 
 
 class Eviction:
@@ -60,17 +63,22 @@ class Eviction:
         deadline_min: in minutes from the first look.
         margin_min: before the deadline in which jobs end that are stopped.
         told: jobs that save when they are told to; others save by themselves, and are stopped then.
+        yielding: jobs that can give back all their nodes but one, and go on: they are asked first, once each, the
+            largest first, for that loses nothing.
 
     Raises:
         InputError: a number is out of range.
     """
 
-    def __init__(self, nodes: int, deadline_min: float, margin_min: float, told: Collection[str] = ()) -> None:
+    def __init__(self, nodes: int, deadline_min: float, margin_min: float, told: Collection[str] = (),
+                 yielding: Collection[str] = ()) -> None:
         self.nodes, self.deadline_min, self.told = nodes, deadline_min, frozenset(told)
         self.last_min = float(max(0, deadline_min - margin_min))  # for the first acts of jobs that lose work
         self.freed = 0
         self.actions: dict[str, Action] = {}  # of the plan, those that are not begun
         self._is_planned = False  # and nothing has happened that it did not foresee
+        self._can_yield = set(yielding)
+        self._yielding: dict[str, int] = {}
         self._held: dict[str, int] = {}
         self._saving: dict[str, float] = {}
         self._stopped: dict[str, float] = {}
@@ -102,10 +110,14 @@ class Eviction:
         steps = [*self._gone(held), *self._late(now_min, held)]
         if self.is_done:
             return steps
-        coming = sum(held[job] for job in (*self._saving, *self._stopped))
+        coming = sum(held[job] for job in (*self._saving, *self._stopped)) + sum(self._yielding.values())
         need = self.nodes - self.freed - coming
+        asked = self._ask_some(now_min, jobs, need)
+        steps += asked
+        need -= sum(step.nodes for step in asked)
+        busy = self._yielding.keys() | self._saving.keys() | self._stopped.keys()
         free_to_act = [replace(job, app_time=None if job.id in self._deaf else job.app_time, sys_time=None)
-                       for job in jobs if job.id not in self._saving and job.id not in self._stopped]
+                       for job in jobs if job.id not in busy]
         if not self.actions.keys() <= {job.id for job in free_to_act}:
             self._is_planned = False  # one of them may not be asked any more
         if need <= 0:
@@ -117,7 +129,8 @@ class Eviction:
         return [*steps, *self._acts(now_min, {job.id: job for job in free_to_act})]
 
     def refused(self, job: str) -> None:
-        """An act was not possible: the job is not what it was."""
+        """An act was not possible: the job is not what it was, or does not give nodes back."""
+        self._yielding.pop(job, None)
         self._saving.pop(job, None)
         self._stopped.pop(job, None)
         self._is_planned = False
@@ -131,9 +144,15 @@ class Eviction:
             as_planned = job in self._saving or job in self._stopped
             self._saving.pop(job, None)
             self._stopped.pop(job, None)
+            self._yielding.pop(job, None)
             steps.append(Step("freed" if as_planned else "ended", job))
             if not as_planned:
                 self._is_planned = False
+        for job in self._held.keys() & held.keys():
+            if (fewer := self._held[job] - held[job]) > 0:
+                self.freed += fewer
+                self._yielding.pop(job, None)
+                steps.append(Step("shrunk", job, nodes=fewer, said=f"{fewer} nodes"))
         self._held = dict(held)
         return sorted(steps, key=lambda step: step.job)
 
@@ -152,6 +171,21 @@ class Eviction:
         return steps
 
     # --- what to do ---
+
+    def _ask_some(self, now_min: float, jobs: Sequence[RunningJob], need: int) -> list[Step]:
+        """Have jobs that can do with fewer nodes give some back, as long as there is time to do without."""
+        steps: list[Step] = []
+        for job in sorted(jobs, key=lambda job: (-job.nodes, job.id)):
+            count = min(need, job.nodes - 1)
+            if job.id not in self._can_yield or count < 1 or job.id in self._saving or job.id in self._stopped:
+                continue
+            self._can_yield.discard(job.id)
+            until = now_min + (self.last_min - now_min) / 2
+            if until > now_min + GRAIN:
+                self._yielding[job.id] = count
+                steps.append(Step("yield", job.id, until_min=until, said=f"{count} of {job.nodes}", nodes=count))
+                need -= count
+        return steps
 
     def _plan(self, now_min: float, jobs: Sequence[RunningJob], need: int) -> list[Step]:
         begin = max([now_min, *self._saving.values()])  # one saves at a time
@@ -205,6 +239,10 @@ def rehearse(jobs: Sequence[RunningJob], eviction: Eviction) -> list[tuple[float
             del left[job], ends[job]
         found = eviction.look(now, list(left.values()), {job.id: job.nodes for job in left.values()})
         steps += [(now, step) for step in found]
-        ends |= {step.job: step.until_min if step.what == "save" else now for step in found if step.is_act}
-        now = min(ends.values(), default=max(now, eviction.last_min))
+        left |= {step.job: replace(left[step.job], nodes=left[step.job].nodes - step.nodes) for step in found
+                 if step.what == "yield"}
+        ends |= {step.job: step.until_min if step.what == "save" else now for step in found
+                 if step.what in ("save", "stop")}
+        has_yielded = any(step.what == "yield" for step in found)
+        now = now if has_yielded else min(ends.values(), default=max(now, eviction.last_min))
     return steps

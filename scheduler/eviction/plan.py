@@ -173,7 +173,7 @@ def groups_to_stop(groups: Sequence[RunningJob], gpus: int, deadline: Number,
         groups: that train now.
         gpus: to free.
         deadline: in the unit of the groups' times, here seconds.
-        grain: measured times are rounded up to its multiples.
+        grain: measured times are rounded up to its multiples, and the deadline down.
 
     Raises:
         InputError: as for :func:`plan_evictions`.
@@ -188,7 +188,10 @@ def groups_to_stop(groups: Sequence[RunningJob], gpus: int, deadline: Number,
     {'cnn': 'app', 'vit': 'kill'}
     """
     rounded = [group.rounded_up(grain) for group in groups]
-    return plan_evictions(rounded, gpus, deadline, step=deadline or 1)[-1].actions
+    # More than all need one after another changes nothing, but every moment of it would be looked at.
+    enough = sum(exact(max(group.app_time or 0, group.sys_time or 0)) for group in rounded)
+    whole = plain(min(exact(deadline) // exact(grain) * exact(grain), enough))
+    return plan_evictions(rounded, gpus, whole, step=whole or 1)[-1].actions
 
 
 class Spectrum:

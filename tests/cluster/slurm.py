@@ -291,7 +291,7 @@ class Slurm:
 
     def _run(self, command, text=None, variables=None):
         return subprocess.run([_find(command[0]), *command[1:]], env={**self.environment, **(variables or {})},
-                              input=text, text=True, capture_output=True, timeout=200, check=False)
+                              input=text, text=True, capture_output=True, timeout=_PATIENCE_S, check=False)
 
 
 def environments():

@@ -20,24 +20,26 @@ QUICK = 1200  # samples that a rank prepares at once: of six epochs, for there a
 
 
 class Ensemble:
-    """Two networks that train one after the other on two nodes, submitted as a chain of jobs.
+    """Networks that train one after the other on a node or two, submitted as a chain of jobs.
 
-    They train a few epochs quickly. For the others they would need some seven minutes, until the gate is opened; so
-    whatever a test does to the job before that, it does in the middle.
+    There is one for each node. They train a few epochs quickly. For the others they would need some seven minutes,
+    until the gate is opened; so whatever a test does to the job before that, it does in the middle.
     """
 
-    def __init__(self, slurm, folder):
+    def __init__(self, slurm, folder, nodes=2):
+        folder.mkdir(exist_ok=True)
         self.slurm, self.folder, self._gate = slurm, folder, folder / "gate"
-        self.content = spec(folder, MODELS, samples=f"{SAMPLES}:{QUICK}:{self._gate}", source="gated",
+        self._nodes, self.models = nodes, MODELS[:nodes]
+        self.content = spec(folder, self.models, samples=f"{SAMPLES}:{QUICK}:{self._gate}", source="gated",
                             train={"converge": {"max_epochs": PLANNED}},
-                            resources={"engine": "numpy", "preprocessors": 2})
+                            resources={"engine": "numpy", "preprocessors": nodes})
         self.launcher, self.paths = Launcher(folder), RunPaths(folder / "run")
         self.job = ""
 
     def submit(self, *options, walltime="10min"):
         self.job = self.slurm.call(
             sys.executable, "-m", "fleet", "submit", str(self.launcher.write(self.content)), "--system=slurm",
-            "--nodes=2", "--ranks-per-node=2", f"--walltime={walltime}", "--chain", *options,
+            f"--nodes={self._nodes}", "--ranks-per-node=2", f"--walltime={walltime}", "--chain", *options,
             PYTHONPATH=str(ROOT), XDG_CACHE_HOME=str(self.folder / "cache")).strip()
 
     def wait_until_it_trains(self, epochs=4):
@@ -66,9 +68,9 @@ class Ensemble:
     def check_epochs(self, again=0):
         """All epochs are trained, and so many of them again at most; what a job may leave behind is not there."""
         epochs = self.epochs()
-        assert len(set(epochs)) == PLANNED * len(MODELS), self.report()
-        assert len(epochs) <= PLANNED * len(MODELS) + again, self.report()
-        for model in MODELS:
+        assert len(set(epochs)) == PLANNED * len(self.models), self.report()
+        assert len(epochs) <= PLANNED * len(self.models) + again, self.report()
+        for model in self.models:
             history = self.launch.history(model["name"])
             assert [record.epoch for record in history] == list(range(1, PLANNED + 1))
         assert self.paths.foreign() == []
@@ -80,7 +82,7 @@ class Ensemble:
 
     def check_replays(self):
         """Trained again alone, each network comes to the same losses."""
-        for model in MODELS:
+        for model in self.models:
             assert replayed(self.launcher, self.content, self.launch, model["name"]) < 1e-9
 
     @property

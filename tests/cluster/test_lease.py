@@ -72,10 +72,9 @@ def test_ranks_that_go_on_after_slurm_gave_them_up_lose_an_epoch_at_most_and_des
     assert ranks <= alive()
     send(signal.SIGCONT, ranks)
     slurm.wait_until("the first rank has noticed", lambda: "has been taken over by another launch" in
-                     paths.log(0).read_text(), lambda: slurm.output(first), seconds=120)
+                     paths.log(0).read_text(), lambda: slurm.output(first))
     send(signal.SIGCONT, stopped)
-    slurm.wait_until("all that was stopped has ended", lambda: not stopped & alive(), lambda: slurm.output(first),
-                     seconds=120)
+    slurm.wait_until("all that was stopped has ended", lambda: not stopped & alive(), lambda: slurm.output(first))
     ensemble.wait_for_end()
     ensemble.check_epochs(again=len(MODELS))
     ensemble.check_replays()

@@ -2,9 +2,9 @@
 """A made-up squeue, scancel, scontrol, sacctmgr, sacct and sbatch, by the name under which it is called.
 
 Beside it lies ``slurm.json``: ``{"jobs": {ID: {"user", "state", "nodes", "start", "elapsed", "partition", "name",
-"comment", "obeys", "requeues"}}, "owner", "levels", "says"}``. A job that obeys is gone when it is signalled; one that
-requeues is pending then. What is done to jobs is written to ``acts``. ``says`` has, by program, what it says and fails
-with.
+"comment", "obeys", "requeues", "held", "hosts"}}, "owner", "levels", "says"}``. A job that obeys is gone when it is
+signalled, or waits again if that is how it obeys ("PENDING"); one that requeues is pending then. What is done to jobs
+is written to ``acts``. ``says`` has, by program, what it says and fails with.
 """
 
 import json
@@ -43,7 +43,9 @@ def squeue(slurm):
 
 def scancel(slurm):
     job = {**DEFAULTS, **slurm["jobs"][sys.argv[-1]]}
-    if option("signal") is None or job["obeys"]:
+    if option("signal") and job["obeys"] == "PENDING":
+        slurm["jobs"][sys.argv[-1]]["state"] = "PENDING"
+    elif option("signal") is None or job["obeys"]:
         slurm["jobs"].pop(sys.argv[-1])
 
 
@@ -51,10 +53,27 @@ def scontrol(slurm):
     if sys.argv[1:3] == ["show", "config"]:
         print(f"SlurmUser               = {slurm.get('owner', 'slurm')}(64030)")
         return
-    job = slurm["jobs"][sys.argv[-1]]
-    if not {**DEFAULTS, **job}["requeues"]:
+    if sys.argv[1:3] == ["show", "hostnames"]:
+        print("\n".join(sys.argv[3].split(",")))
+        return
+    if sys.argv[1] == "update":
+        changes = dict(word.split("=") for word in sys.argv[2:])
+        slurm["jobs"][changes["JobId"]]["hosts"] = changes["NodeList"]
+        return
+    job = slurm["jobs"].get(sys.argv[-1])
+    if job is None:
+        fail(f"Invalid job id specified for job {sys.argv[-1]}")
+    if "--oneliner" in sys.argv:
+        print(f"JobId={sys.argv[-1]} ReqNodeList=(null) ExcNodeList=(null) NodeList={job.get('hosts', '(null)')}")
+        return
+    does = sys.argv[1]
+    if does == "requeuehold" and not {**DEFAULTS, **job}["requeues"]:
         fail("Requested operation is presently disabled for job")
-    job["state"] = "PENDING"
+    if does == "hold" and job.get("state") != "PENDING":
+        fail(f"Job is no longer pending execution for job {sys.argv[-1]}")
+    job["held"] = does != "release"
+    if does == "requeuehold":
+        job["state"] = "PENDING"
 
 
 def sacctmgr(slurm):
@@ -74,7 +93,7 @@ def main():
     slurm = json.loads((FOLDER / "slurm.json").read_text())
     if program in slurm.get("says", {}):
         fail(slurm["says"][program])
-    if program in ("scancel", "sbatch") or sys.argv[1] == "requeue":
+    if program in ("scancel", "sbatch") or sys.argv[1] in ("requeuehold", "hold", "release", "update"):
         with open(FOLDER / "acts", "a", encoding="utf-8") as file:
             file.write(" ".join([program, *sys.argv[1:]]) + "\n")
     globals()[program](slurm)

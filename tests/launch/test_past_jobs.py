@@ -1,5 +1,6 @@
 """How long past jobs took, by the accounting of a batch system."""
 
+import json
 import os
 
 import pytest
@@ -21,6 +22,49 @@ def test_accounting_that_is_switched_off_is_quoted(made_up):
         past_runs(SYSTEMS["slurm"], "photos", "me")
 
 
+PBS = {"17.pbs": {"job_state": "F", "Exit_status": 0, "resources_used": {"walltime": "01:00:05", "cput": "03:00:00"}},
+       "18.pbs": {"job_state": "F", "Exit_status": 75, "resources_used": {"walltime": "00:10:00"}},
+       "19.pbs": {"job_state": "R", "resources_used": {"walltime": "00:00:07"}},
+       "20.pbs": {"job_state": "F", "Exit_status": 271},  # deleted before it began
+       "21.pbs": {"job_state": "F", "Exit_status": 0, "resources_used": {"walltime": "100:00:00"}},
+       "22.pbs": {"job_state": "F", "Exit_status": 0, "resources_used": {"walltime": "00:00:00"}}}
+
+
+@pytest.fixture
+def pbs(tmp_path, monkeypatch):
+    """Let PBS print: the ids, and what it tells of them; returns the words of each question. It was not to be had."""
+    def install(ids, records):
+        for name, text in (("qselect", "\n".join(ids)), ("qstat", records)):
+            program = tmp_path / name
+            program.write_text("#!/bin/sh\necho \"$(basename $0) $*\" >> \"$(dirname $0)/asked\"\n"
+                               f"cat <<'END'\n{text}\nEND\n")
+            program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+        return lambda: (tmp_path / "asked").read_text().splitlines()
+    return install
+
+
+def test_pbs_is_asked_for_what_its_server_remembers(pbs):
+    asked = pbs(PBS, json.dumps({"timestamp": 1, "Jobs": PBS}))
+    assert past_runs(SYSTEMS["pbs"], "photos", "me") == [3605.0, 360_000.0]
+    assert asked() == ["qselect -x -N photos -u me",
+                       "qstat -x -f -F json 17.pbs 18.pbs 19.pbs 20.pbs 21.pbs 22.pbs"]
+
+
+def test_pbs_that_remembers_nothing_is_not_asked_further(pbs):
+    asked = pbs([], "")
+    assert past_runs(SYSTEMS["pbs"], "photos", "me") == []
+    assert len(asked()) == 1
+
+
+@pytest.mark.parametrize("said", ["qstat: PBS is not configured to maintain job history", '{"Jobs": [17]}',
+                                  '{"Jobs": {"17.pbs": {}}}'])
+def test_what_is_no_record_of_pbs_is_quoted(pbs, said):
+    pbs(["17.pbs"], said)
+    with pytest.raises(InputError, match="qstat printed .*, which is not in the format that was asked for"):
+        past_runs(SYSTEMS["pbs"], "photos", "me")
+
+
 def test_lsf_is_asked_for_what_it_remembers(tmp_path, monkeypatch):
     """Its words as they are remembered; no LSF was to be had."""
     bjobs = tmp_path / "bjobs"
@@ -35,5 +79,5 @@ def test_lsf_is_asked_for_what_it_remembers(tmp_path, monkeypatch):
 
 
 def test_a_system_that_nobody_can_ask_says_so():
-    with pytest.raises(InputError, match="pbs is not asked for past jobs"):
-        past_runs(SYSTEMS["pbs"], "photos", "me")
+    with pytest.raises(InputError, match="local is not asked for past jobs"):
+        past_runs(SYSTEMS["local"], "photos", "me")

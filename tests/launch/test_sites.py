@@ -34,6 +34,17 @@ def test_a_rank_that_prepares_has_one_core_and_a_trainer_keeps_its_own_neighbour
     assert max(sizes) - min(sizes) <= 1
 
 
+@given(gpus=st.integers(1, 4), slots=st.integers(1, 3), data=st.data())
+def test_trainers_that_share_a_gpu_share_what_those_that_prepare_leave_of_its_neighbourhood(gpus, slots, data):
+    preparing = data.draw(st.integers(1, 7 * gpus))
+    near = tuple(f"{gpu * 8}-{gpu * 8 + 7}" for gpu in range(gpus))
+    trainers = gpus * slots
+    cpus = places(Site(gpus=gpus, cpus=near), preparing + trainers, "here", trainers)
+    assert len(cpus) == preparing + trainers
+    assert cpus[preparing:] == cpus[preparing:preparing + gpus] * slots
+    assert sorted(cpu for text in cpus[:preparing + gpus] for cpu in parse_cpus(text)) == list(range(8 * gpus))
+
+
 def test_without_a_list_of_cpus_ranks_stay_unbound():
     assert places(Site(gpus=4, ranks=8), 8, "here") == ()
 

@@ -6,7 +6,7 @@ import pytest
 
 from launch import slurm_acts
 from launch.base import InputError
-from launch.slurm_acts import Standing, is_operator, myself, put_back, standings, tell_to_save
+from launch.slurm_acts import Standing, hold, is_operator, myself, put_back, release, shrink, standings, tell_to_save
 
 START = "2026-11-22T10:00:00"
 
@@ -18,6 +18,7 @@ def test_jobs_stand_as_slurm_says(made_up):
                            "3_1": Standing("3_1", "you", "COMPLETING", 1, START),
                            "18": Standing("18", "me", "PENDING", 2048, "N/A")}
     assert [id_ for id_, job in standings().items() if job.holds] == ["17", "3_1"]
+    assert [id_ for id_, job in standings().items() if job.waits] == ["18"]
     assert standings(partition="high").keys() == {"3_1"}
     assert standings(job="3_1").keys() == {"3_1"}
     assert standings(job="4") == {}
@@ -41,8 +42,33 @@ def test_a_job_is_told_as_its_comment_says(made_up):
 
 def test_a_job_is_cancelled_where_it_cannot_be_requeued(made_up):
     made_up.set({"17": {}, "18": {"requeues": False}})
-    assert [put_back("17"), put_back("18")] == ["requeued", "cancelled"]
-    assert made_up.state()["jobs"] == {"17": {"state": "PENDING"}}
+    assert [put_back("17"), put_back("18")] == ["requeued, held", "cancelled"]
+    assert made_up.state()["jobs"] == {"17": {"state": "PENDING", "held": True}}
+    release("17")
+    assert made_up.state()["jobs"] == {"17": {"state": "PENDING", "held": False}}
+
+
+def test_a_job_is_made_smaller_by_some_of_its_nodes(made_up):
+    made_up.set({"17": {"hosts": "n1,n2,n3"}})
+    assert shrink("17", ["n2.site.org"]) == ["n1", "n3"]
+    assert made_up.acts == ["scontrol update JobId=17 NodeList=n1,n3"]
+
+
+@pytest.mark.parametrize("node", ["n1", "n4"])
+def test_a_job_keeps_its_first_node_and_cannot_give_back_what_it_does_not_have(made_up, node):
+    made_up.set({"17": {"hosts": "n1,n2,n3"}})
+    with pytest.raises(InputError, match=f"job 17 cannot give back {node}: Slurm's names for its nodes are n1, n2, n3, "
+                                         "and the first stays"):
+        shrink("17", ["n2", node])
+    assert made_up.acts == []
+
+
+def test_only_a_job_that_waits_can_be_held(made_up):
+    made_up.set({"17": {}, "18": {"state": "PENDING"}})
+    hold("18")
+    with pytest.raises(InputError, match="scontrol failed: Job is no longer pending execution for job 17"):
+        hold("17")
+    assert made_up.state()["jobs"] == {"17": {}, "18": {"state": "PENDING", "held": True}}
 
 
 @pytest.mark.parametrize(("slurm", "expected"), [

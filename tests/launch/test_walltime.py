@@ -43,6 +43,12 @@ def test_slurm_says_when_the_job_ends_in_its_environment():
     assert seconds_left({"SLURM_JOB_ID": "17", "SLURM_JOB_END_TIME": "5"}) == 0
 
 
+def test_no_job_of_slurm_has_more_than_its_whole_time_left_though_the_clock_here_be_behind():
+    now = int(time.time())
+    assert seconds_left({"SLURM_JOB_ID": "17", "SLURM_JOB_START_TIME": str(now + 300),
+                         "SLURM_JOB_END_TIME": str(now + 1000)}) == 700
+
+
 @pytest.mark.parametrize(("answer", "left"), [("1:00:10", 3610), ("UNLIMITED", None), ("INVALID", None), ("", None)])
 def test_an_older_slurm_is_asked(command, answer, left):
     called = command("squeue", f"echo {answer}")

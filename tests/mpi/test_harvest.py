@@ -3,7 +3,10 @@
 import os
 import resource
 import signal
+import subprocess
+import sys
 import time
+from datetime import datetime
 
 import pytest
 
@@ -13,19 +16,31 @@ from fleet.storage.events import EpochEnded, NetworkTaken
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import read_results
 from tests.mpi.conftest import kill, rank_process, session_members, spec
+from tests.places import ROOT
 
 EPOCHS, LEASE = 8, {"FLEET_LEASE": "2s"}
 NAMES = ["a", "b", "c", "d"]
+ODD_MACHINE = ROOT / "tests" / "mpi" / "odd_machine"
+
+
+def odd_machine(**odd):
+    """Variables for processes on a machine with which something is odd."""
+    return {"PYTHONPATH": f"{ODD_MACHINE}{os.pathsep}{ROOT}", **odd}
 
 
 class Harvest:
     """Launches over one run's folder."""
 
-    def __init__(self, launch, folder, samples=100):
-        self.content = spec(folder, [{"family": "softmax", "name": name} for name in NAMES], samples=samples,
-                            source="slow", train={"converge": {"max_epochs": EPOCHS}})
-        self.start = lambda *more: launch.start(2, self.content, "--beside-others", *more, environment=LEASE)
+    def __init__(self, launch, folder, samples=100, source="slow", names=NAMES):
+        self.names, self.launch = names, launch
+        self.content = spec(folder, [{"family": "softmax", "name": name} for name in names], samples=samples,
+                            source=source, train={"converge": {"max_epochs": EPOCHS}})
         self.paths = RunPaths(folder / "run")
+
+    def start(self, *more, ranks=2, **odd):
+        """Start a launch, on a machine with which something may be odd."""
+        variables = {**LEASE, **(odd_machine(**odd) if odd else {})}
+        return self.launch.start(ranks, self.content, "--beside-others", *more, environment=variables)
 
     def epochs(self):
         return [(event.network, event.record.epoch) for _, event in read_run(self.paths)
@@ -42,13 +57,13 @@ class Harvest:
 
     def check(self, results, again=0):
         """All epochs are trained, so many of them again at most, and the table has all of them."""
-        assert set(self.epochs()) == {(name, epoch + 1) for name in NAMES for epoch in range(EPOCHS)}
-        assert len(self.epochs()) <= len(NAMES) * EPOCHS + again
+        assert set(self.epochs()) == {(name, epoch + 1) for name in self.names for epoch in range(EPOCHS)}
+        assert len(self.epochs()) <= len(self.names) * EPOCHS + again
         assert {(row.status, row.epochs) for row in results.values()} == {("finished", EPOCHS)}
-        assert set(results) == set(NAMES)
+        assert set(results) == set(self.names)
         assert self.paths.foreign() == []
         report = read_report(self.paths)
-        assert {curve.name: len(curve.epochs) for curve in report.losses} == dict.fromkeys(NAMES, EPOCHS)
+        assert {curve.name: len(curve.epochs) for curve in report.losses} == dict.fromkeys(self.names, EPOCHS)
         assert report.account.launches == len(self.paths.event_logs())
 
 
@@ -60,6 +75,11 @@ def harvest(launch, tmp_path):
 def end(process):
     output, _ = process.communicate(timeout=90)
     return process.returncode, output
+
+
+def taken(harvest):
+    """What was said of each network when a launch took it."""
+    return [event for log in harvest.paths.event_logs() for event in events_of(log, NetworkTaken)]
 
 
 def results(harvest):
@@ -75,8 +95,7 @@ def test_two_launches_share_the_networks_and_one_that_is_killed_loses_an_epoch_a
     status, output = end(second)
     assert status == 0, output
     harvest.check(results(harvest), again=1)
-    taken = [event for log in harvest.paths.event_logs() for event in events_of(log, NetworkTaken)]
-    assert len([event for event in taken if event.took_over]) == 1
+    assert [event.took_over for event in taken(harvest)].count(True) == 1
 
 
 @pytest.mark.long
@@ -105,6 +124,62 @@ def test_a_launch_that_was_stopped_for_longer_than_its_lease_ends_and_destroys_n
     assert "has been taken over by another launch" in output
     assert {path: path.read_bytes() for path in harvest.paths.models.rglob("*") if path.is_file()} == before
     harvest.check(results(harvest), again=2)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("wrong_s", [600, -600])
+def test_where_clocks_differ_by_minutes_a_network_is_taken_over_neither_early_nor_never(launch, tmp_path, wrong_s):
+    gate = tmp_path / "gate"
+    harvest = Harvest(launch, tmp_path, samples=f"100:150:{gate}", source="gated", names=["a", "b"])
+    first = harvest.start(WRONG_BY_S=str(-wrong_s))
+    harvest.wait_until(harvest.epochs)
+    second = harvest.start(ranks=3, WRONG_BY_S=str(wrong_s))  # it has two trainers, so it wants both networks
+    harvest.wait_until_both_train()
+    assert [(event.network, event.took_over) for event in taken(harvest)] == [("a", False), ("b", False)]
+    stopped = session_members(first.pid)
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    gate.touch()
+    status, output = end(second)
+    assert status == 0, output
+    assert [event.took_over for event in taken(harvest)].count(True) == 1
+    for pid in stopped:
+        os.kill(pid, signal.SIGCONT)
+    status, output = end(first)
+    assert status not in (0, 2, 3, 75)
+    assert "has been taken over by another launch" in output
+    harvest.check(results(harvest), again=2)
+    logs = [path.read_text() for path in harvest.paths.root.glob("logs/*/rank-000.log")]
+    ahead, behind = (choose(datetime.fromisoformat(log[:19]) for log in logs) for choose in (max, min))
+    assert (ahead - behind).total_seconds() > 1000  # the clocks were wrong indeed
+
+
+TRIES_TO_LOCK = """
+import errno, fcntl, sys
+with open(sys.argv[1], "w") as file:
+    for lock in (fcntl.flock, fcntl.lockf):
+        try:
+            lock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            assert error.errno == errno.ENOLCK
+        else:
+            sys.exit("a lock was to be had")
+"""
+
+
+@pytest.mark.long
+def test_launches_share_a_folder_on_a_file_system_without_locks(harvest, tmp_path):
+    odd = {"WITHOUT_LOCKS": "1"}
+    tried = subprocess.run([sys.executable, "-c", TRIES_TO_LOCK, tmp_path / "file"], text=True, capture_output=True,
+                           env={**os.environ, **odd_machine(**odd)}, check=False)
+    if "no filter can be set" in tried.stderr:
+        pytest.skip("the kernel of this machine filters no system calls")
+    assert tried.returncode == 0, tried.stderr
+    launches = [harvest.start(**odd), harvest.start(**odd)]
+    harvest.wait_until_both_train()
+    ended = [end(process) for process in launches]
+    assert [status for status, _ in ended] == [0, 0], ended
+    harvest.check(results(harvest))
 
 
 @pytest.mark.long

@@ -3,7 +3,8 @@
   fleet watch runs/digits
   fleet watch runs/digits --json    one JSON object a line, for the ends of epochs alone
 
-It shows what comes from now on, and ends with the launch.
+It shows what comes from now on, and ends with the launch. Of several launches that share the networks of a run it shows
+what all of them do, until none is at work.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from pathlib import Path
 
 from fleet.errors import ExitStatus, UserError
 from fleet.monitor.view import describe
-from fleet.running import follow, reporter_of
-from fleet.storage.event_log import log_mark, read_events
+from fleet.running import follow_logs, reporter_of
+from fleet.storage.event_log import log_mark, read_run
 from fleet.storage.files import as_json
 from fleet.storage.lease import is_held
+from fleet.storage.network_leases import held_lease
 from fleet.storage.paths import RunPaths
 
 
@@ -32,12 +34,20 @@ def run(args: argparse.Namespace) -> int:
     """Print what happens until the launch has ended."""
     paths = RunPaths(args.run)
     reporter = reporter_of(paths)
-    if not is_held(paths.lease):
+    held = held_lease(paths)
+    if held is None:
         raise UserError(f"{args.run}: no launch is at work there; fleet report shows how far it is")
-    _, start = log_mark(paths.events)
-    for logged in read_events(paths.events) if start else ():
+
+    def is_over() -> bool:
+        nonlocal held
+        if held is not None and not is_held(held):  # a network may have been finished: there may be others
+            held = held_lease(paths)
+        return held is None
+
+    starts = {log: log_mark(log)[1] for log in paths.event_logs()}
+    for logged in read_run(paths):
         reporter.hear(logged.event)
-    for event in follow(paths, start, lambda: not is_held(paths.lease)):
+    for event in follow_logs(paths.event_logs, starts, is_over):
         report = reporter.hear(event)
         if args.json and report is not None:
             print(json.dumps(as_json(asdict(report))), flush=True)

@@ -27,7 +27,7 @@ from fleet.commands.plots import add_plot, drawn
 from fleet.errors import ExitStatus, UserError
 from fleet.terminal import bar, print_table
 from scheduler.elastic.autoscaler import Autoscaling
-from scheduler.elastic.jobs import PATTERNS, POLICIES, generate, job_record, read_jobs
+from scheduler.elastic.jobs import ELASTIC, PATTERNS, POLICIES, generate, job_record, read_jobs
 from scheduler.elastic.simulation import ElasticJob, Outcome, simulate
 
 # What --json prints of an outcome.
@@ -43,7 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="with a file: when the simulation ends (with the last job); with generate: for how long jobs arrive (480)")
     add("--interval", type=number(0), default=10.0, metavar="M",
         help="minutes between decisions; 0 decides at every arrival and completion (10)")
-    add("--policy", choices=POLICIES, default="elastic",
+    add("--policy", choices=POLICIES, default=ELASTIC,
         help="with generate: jobs of elastic batches, or baselines of fixed ones: random, smallest, largest (elastic)")
     add("--category", type=whole(1, 4), metavar="N",
         help="with generate: only jobs of this category of the paper's Table I, from 1 to 4 (all)")

@@ -78,6 +78,30 @@ def test_other_batch_systems_are_asked_by_their_own_commands(harvest, tmp_path, 
         ({"lsf": "4711", "pbs": "4711.pbs"}[system], 1)]
 
 
+def test_a_harvest_is_ended_by_its_user(harvest, tmp_path):
+    harvest("a.yaml", "b.yaml", "--system", "slurm")
+    plan = Plan.read(RunPaths(tmp_path / "a").harvest)
+    jobs = [f"case $* in *{run.job}*) echo '{number} 1 {state} {run.job}';; esac"
+            for run, waits in zip(plan.runs, (10, 20), strict=True)
+            for number, state in ((waits, "PD"), (waits + 1, "R"))]
+    for name, script in (("squeue", "\n".join(jobs)),
+                         ("scancel", f'echo "$*" >> {tmp_path}/taken_back')):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    status, out, err = harvest("a.yaml", "--system", "slurm", "--end")
+    assert (status, err) == (0, "")
+    assert "11 at work: such a job goes on until no network is left for it" in out
+    assert (tmp_path / "taken_back").read_text() == "--state=PENDING 10\n"
+    said = [line["event"] for line in read_lines(RunPaths(tmp_path / "a").harvested)]
+    assert said[-2:] == ["called_off", "cancelled"]
+
+
+def test_what_was_never_begun_cannot_be_ended(harvest):
+    status, _, err = harvest("a.yaml", "--system", "slurm", "--end")
+    assert status == 2
+    assert "jobs/harvest.json cannot be read: No such file or directory; fleet harvest writes it" in err
+
+
 def test_several_specs_share_a_harvest(harvest, tmp_path):
     assert harvest("a.yaml", "b.yaml", "--system", "slurm", "--nodes-per-job=2")[0] == 0
     assert Plan.read(RunPaths(tmp_path / "a").harvest) == Plan.read(RunPaths(tmp_path / "b").harvest)
@@ -102,12 +126,16 @@ def test_what_cannot_be_harvested_is_told_in_a_line(harvest, arguments, words):
     assert words in err
 
 
-def test_a_spec_with_a_search_is_refused(harvest):
-    Path("a.yaml").write_text("models: [{family: softmax, name: x, space: {train.batch.size: [8, 16]}, "
-                              "search: {most: 4}}]\noutput: a\n")
-    status, _, err = harvest("a.yaml", "--system", "slurm")
-    assert (status, err) == (2, "fleet harvest: a.yaml: a search is of one launch, which asks for networks; start it "
-                                "alone, as with fleet submit --chain, which goes on with it job after job\n")
+@pytest.mark.parametrize(("spec", "words"), [
+    ("models: [{family: softmax, name: x, space: {train.batch.size: [8, 16]}, search: {most: 4}}]",
+     "a search is of one launch, which asks for networks; start it alone, as with fleet submit --chain, which goes on "
+     "with it job after job"),
+    ("models: [{family: softmax, name: x}]\nopen_for: 1h",
+     "open_for waits for networks that are added, and launches that share those of a run take none; leave it out")])
+def test_a_spec_whose_networks_come_later_is_refused_with_a_word_of_what_to_do_instead(harvest, tmp_path, spec, words):
+    Path("a.yaml").write_text(f"{spec}\noutput: a\n")
+    assert harvest("a.yaml", "--system", "slurm") == (2, "", f"fleet harvest: a.yaml: {words}\n")
+    assert not (tmp_path / "a").exists()
 
 
 # Slurm's own words where a partition is none, and where its server does not answer or is not told by this machine.

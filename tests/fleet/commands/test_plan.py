@@ -54,7 +54,7 @@ def test_delta_may_be_absolute_and_literal_wastes_gpus(plan, rates):
     assert (found["members"][0]["gpus"], found["idle_gpus"]) == (4, 0)
 
 
-@pytest.mark.parametrize("policy", ["baseline", "homogeneous", "local", "global", "adaptive"])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_the_table_names_the_groups_under_every_policy(plan, rates, policy):
     status, text, _ = plan("--rates", rates, "--gpus", 8, "--policy", policy)
     assert status == 0
@@ -73,7 +73,7 @@ def test_the_table_names_the_groups_under_every_policy(plan, rates, policy):
     (["--gpus", 2, "--delta", "0.15"], "should be written like 15% (of the fastest rate) or 20/s (samples per second)"),
     (["--gpus", 2, "--delta", 20], "should be written like 15% (of the fastest rate) or 20/s (samples per second)"),
     (["--gpus", 2, "--seed", -1], "--seed: '-1' should be a whole number from 0"),
-    (["--gpus", 2, "--policy", "best"], "no policy is named 'best'; one of adaptive, baseline, global, homogeneous"),
+    (["--gpus", 2, "--policy", "best"], "no policy is named 'best'; one of adaptive, baseline, elastic, global"),
     (["--gpus", 2, "--policy", "nowhere:policy"], "policy 'nowhere:policy': cannot import 'nowhere'"),
 ])
 def test_bad_options_are_one_line_and_status_2(plan, rates, options, said):
@@ -163,3 +163,22 @@ def test_planning_loads_neither_mpi_nor_tensorflow_nor_the_spec_library(rates):
             "& set(sys.modules)), file=sys.stderr)")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == "[]"
+
+
+SHARED = {**RATES, "sharing": [1.0, 1.7, 2.0, 2.01]}
+
+
+@pytest.mark.parametrize(("slots", "most", "waiting"), [(1, 1, 4), (2, 2, 2), (9, 3, 0), ("auto", 3, 0)])
+def test_the_networks_of_a_spec_share_gpus_as_it_says(plan, rates, tmp_path, slots, most, waiting):
+    rates.write_text(json.dumps({**SHARED, "models": [{"name": f"n-{i}", "rates": [40.0, 78.0]} for i in range(6)]}))
+    spec = tmp_path / "spec.yaml"
+    spec.write_text("models: [{family: softmax, name: n, grid: {train.batch.size: [4, 5, 6, 7, 8, 9]}}]\n"
+                    f"data: {{source: 'builtin:digits'}}\nresources: {{engine: numpy, per_device: {slots}}}\n")
+    _, found, _ = plan(spec, "--rates", rates, "--gpus", 2, "--gpus-per-node", 2, "--json")
+    assert found.get("per_device", 1) == most
+    assert (6 - len(found["members"]), found["idle_gpus"]) == (waiting, 0)
+    tenants = [member["devices"] for member in found["members"]]
+    assert {tenants.count([gpu]) for gpu in (0, 1)} == {most}
+    _, text, _ = plan(spec, "--rates", rates, "--gpus", 2, "--gpus-per-node", 2)
+    assert (f"up to {most} networks on each" in text) == (most > 1)
+    assert f" {40 * [1, 1.7, 2.0][most - 1] / most:.4g} " in text

@@ -123,8 +123,8 @@ def test_a_job_that_asks_for_no_gpu_says_so(submit):
 @pytest.fixture
 def share(submit):
     """Submit nine networks for a node of 4 GPUs and 12 ranks, with slots, and what is known of them in a file."""
-    def call(slots, sharing=None):
-        models = [{"family": "softmax", "name": f"n{number}"} for number in range(9)]
+    def call(slots, sharing=None, models=9):
+        models = [{"family": "softmax", "name": f"n{number}"} for number in range(models)]
         table = {"samples_per_epoch": 10, "gpus_per_node": 4, "models": [{"name": "n0", "rates": [5.0]}],
                  **({} if sharing is None else {"sharing": sharing})}
         Path("rates.json").write_text(json.dumps(table))
@@ -141,6 +141,11 @@ def test_each_slot_of_a_gpu_has_a_rank_and_as_many_prepare_as_without(share, slo
     assert f"mpiexec -n {ranks} " in script
 
 
+def test_the_trainers_of_a_gpu_share_the_cores_beside_it(share):
+    words = next(word for word in share(2)[1].split() if word.count(":") == 15).split(":")
+    assert words[-8:-4] == words[-4:] == ["24-29", "16-21", "8-13", "0-5"]
+
+
 @pytest.mark.parametrize(("slots", "sharing"), [
     (3, [1, 1.6, 1.9, 2.1]), (2, [1, 1.6, 1.61]), (1, [1, 1]), (1, None)])
 def test_where_no_more_networks_on_a_gpu_would_pay_it_says_nothing_of_it(share, slots, sharing):
@@ -150,8 +155,19 @@ def test_where_no_more_networks_on_a_gpu_would_pay_it_says_nothing_of_it(share, 
 def test_it_says_how_many_networks_on_a_gpu_would_pay_as_far_as_there_are_networks(share):
     assert share(1, [1, 1.6, 1.9, 2.1])[2] == (
         "fleet submit: 2 networks on one GPU train 1.6 times as much as one, 3 networks 1.9 times, 4 networks 2.1 "
-        "times: 4 pay; more may pay: start more ranks. This job lets 1 share one; resources.per_device: 3 with "
-        "--ranks-per-node 20 would let 3\n")
+        "times: 4 pay. This job lets 1 share one; resources.per_device: 3 with --ranks-per-node 20 would let 3\n")
+
+
+@pytest.mark.parametrize(("slots", "would"), [
+    (2, "resources.per_device: 3 with --ranks-per-node 20"), ("auto", "--ranks-per-node 16")])
+def test_where_all_that_is_known_pays_it_says_how_one_more_could_share_a_gpu(share, slots, would):
+    sharing = [1, 1.6, 1.9, 2.1][:2 if slots == 2 else 4]
+    models = 9 if slots == 2 else 16
+    pays = len(sharing)
+    said = share(slots, sharing, models=models)[2]
+    assert f": {pays} pay" in said
+    assert ("; more may pay" in said) == (slots == 2)
+    assert said.endswith(f"share one; {would} would let {3 if slots == 2 else 4}\n")
 
 
 @pytest.mark.parametrize(("arguments", "said"), [

@@ -18,10 +18,11 @@ SPEC = """\
 name: photos
 output: run
 data: {{source: "builtin:noise", options: {{samples: 1000, classes: 3, size: 8}}, transforms: []}}
-models: [{{family: softmax, name: one}}, {{family: softmax, name: two}}]
+models: {models}
 train: {{converge: {{max_epochs: 60, patience: 5}}}}
 resources: {{engine: numpy}}
 {more}"""
+MODELS = "[{family: softmax, name: one}, {family: softmax, name: two}]"
 RATES = {"samples_per_epoch": 1000, "gpus_per_node": 1,
          "models": [{"name": "one", "rates": [2.0]}, {"name": "two", "rates": [3.0]}]}
 OFF = {"sacct": "Slurm accounting storage is disabled"}
@@ -42,8 +43,8 @@ def submit(tmp_path, monkeypatch, capsys, made_up):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     made_up.set(says=OFF)
 
-    def call(*words, more="", launches=(), system="slurm"):
-        Path("spec.yaml").write_text(SPEC.format(more=more))
+    def call(*words, more="", models=MODELS, launches=(), system="slurm"):
+        Path("spec.yaml").write_text(SPEC.format(more=more, models=models))
         if launches:
             Path("run/jobs").mkdir(parents=True)
             RunPaths(Path("run")).marker.touch()
@@ -87,6 +88,13 @@ def test_without_a_chain_the_same_command_asks_for_the_next(submit, made_up):
     assert made_up.acts == ["sbatch --parsable " + str(Path("run/jobs/job.sh").absolute())]
 
 
+@pytest.mark.parametrize(("warn", "minutes"), [("1s", 13), ("1min", 13), ("3min", 15)])
+def test_a_launch_keeps_a_minute_of_its_walltime_however_late_it_is_warned(submit, warn, minutes):
+    five = [line for number in range(5) for line in launch(8000 * number, 605, 0)]
+    _, _, said = submit("--dry-run", f"--warn={warn}", launches=five)
+    assert said.startswith(f"asks for {minutes} min 0 s\n")  # a minute to start, 605 s, and what is kept
+
+
 def test_accounting_says_it_where_the_folder_knows_nothing(submit, made_up):
     made_up.set(past=[f"{job}|COMPLETED|{600 + job}" for job in range(5)])
     status, out, said = submit("--dry-run", "--json")
@@ -110,6 +118,14 @@ def test_with_nothing_to_go_by_it_says_what_was_asked(submit):
         "--walltime auto: nothing tells how long photos takes: no chain in run has finished, sacct failed: Slurm "
         "accounting storage is disabled, and no rates are known (schedule.rates, or those of an earlier run on this "
         "machine); name a walltime for the first job, such as 2h\n")
+
+
+def test_a_search_is_not_simulated_as_if_it_had_no_networks(submit, tmp_path):
+    (tmp_path / "rates.json").write_text(json.dumps(RATES))
+    searching = "[{family: softmax, name: one, space: {train.batch.size: [8, 16]}, search: {ask: random, most: 4}}]"
+    status, _, said = submit("--dry-run", more="schedule: {rates: rates.json}", models=searching)
+    assert status == 2
+    assert "and what it trains is asked for while it runs, so that it cannot be simulated; name a walltime" in said
 
 
 def test_few_past_runs_are_doubled(submit):

@@ -37,6 +37,11 @@ def test_three_launches_in_a_row_without_an_epoch_end_it():
     assert decide([replace(RUN, fruitless=3, queued=(("7", 1),))], 4, 600, Limits()) == [Cancel("a", "7")]
 
 
+def test_what_is_called_off_is_taken_back():
+    off = replace(RUN, is_called_off=True, queued=(("7", 1),))
+    assert decide([off, replace(RUN, name="b")], 4, 600, Limits()) == [Cancel("a", "7")] + [Submit("b", 1)] * 2
+
+
 def test_jobs_are_as_large_as_idle_nodes_allow():
     limits = Limits(nodes_per_job=4)
     assert decide([RUN], 3, 600, limits) == [Submit("a", 3)]

@@ -1,13 +1,16 @@
 """A plan of evictions carried out on a made-up Slurm."""
 
 import json
+import os
+import signal
 
 import pytest
 
 from fleet.__main__ import main
 from fleet.errors import UserError
-from fleet.jobs import evicting
-from fleet.jobs.evicting import Diary, Machine, carry_out
+from fleet.jobs import evicting, holding
+from fleet.jobs.evicting import Diary, Keeping, Machine, carry_out
+from fleet.jobs.holding import Interruption, still_held
 from fleet.jobs.slurm_running import Site, running_jobs
 from launch import slurm_acts
 from scheduler.eviction.carrying import Eviction
@@ -40,16 +43,17 @@ class Clock:
 
 
 @pytest.fixture
-def evict(tmp_path):
-    """Carry out; whether the nodes are free, what was noted, and what was said."""
-    def run(nodes, deadline, clock=None, user="me"):
+def evict(tmp_path, made_up):
+    """Carry out; whether all went well, what was noted, and what was said."""
+    def run(nodes, deadline, clock=None, user="me", keeping=Keeping(), interruption=None,
+            give_back=None):
         clock = clock or Clock()
-        machine = Machine(None, user, lambda jobs: running_jobs(jobs, Site(), None, 0.0))
+        machine = Machine(None, user, lambda jobs: running_jobs(jobs, Site(), None, 0.0), give_back)
         first = machine.look()
-        eviction = Eviction(nodes, deadline, min(1.0, deadline / 10), first.signals)
+        eviction = Eviction(nodes, deadline, min(1.0, deadline / 10), first.signals, first.runs)
         said = []
-        done = carry_out(eviction, first, machine, Diary(tmp_path / "record", said.append), clock.sleep,
-                         lambda: clock.now)
+        done = carry_out(eviction, first, machine, Diary(tmp_path / "record", said.append), keeping,
+                         interruption, clock.sleep, lambda: clock.now)
         notes = [json.loads(line) for line in (tmp_path / "record").read_text().splitlines()]
         return done, [(note["what"], note.get("job", "")) for note in notes], said
     return run
@@ -59,8 +63,9 @@ def test_one_saves_upon_its_signal_and_one_is_requeued_and_others_jobs_are_left_
     made_up.set(JOBS)
     done, notes, _ = evict(4, 10)
     assert done
-    assert made_up.acts == ["scancel --batch --signal=USR2 1", "scontrol requeue 3"]
-    assert notes == [("plan", ""), ("save", "1"), ("freed", "1"), ("stop", "3"), ("freed", "3"), ("end", "")]
+    assert made_up.acts == ["scancel --batch --signal=USR2 1", "scontrol requeuehold 3", "scontrol release 3"]
+    assert notes == [("plan", ""), ("save", "1"), ("freed", "1"), ("hold", "3"), ("stop", "3"), ("freed", "3"),
+                     ("free", ""), ("end", ""), ("release", "3")]
     assert made_up.state()["jobs"].keys() == {"2", "3", "4"}
 
 
@@ -68,15 +73,136 @@ def test_a_job_that_does_not_obey_is_stopped_and_one_that_cannot_be_requeued_is_
     made_up.set({"1": {"nodes": 2, "comment": SAVES, "obeys": False, "requeues": False}})
     done, notes, _ = evict(2, 10)
     assert done
-    assert made_up.acts == ["scancel --batch --signal=USR2 1", "scontrol requeue 1", "scancel 1"]
-    assert [what for what, _ in notes] == ["plan", "save", "deaf", "plan", "stop", "freed", "end"]
+    assert made_up.acts == ["scancel --batch --signal=USR2 1", "scontrol requeuehold 1", "scancel 1"]
+    assert [what for what, _ in notes] == ["plan", "save", "deaf", "plan", "hold", "release", "stop", "freed", "free",
+                                           "end"]
 
 
 def test_when_a_job_ends_by_itself_none_is_stopped_for_nothing(made_up, evict):
     made_up.set({"2": {"nodes": 2}, "3": {"nodes": 2, "elapsed": "10:00"}})
     done, notes, _ = evict(2, 10, Clock({3: lambda: made_up.change("2")}))
-    assert (done, notes) == (True, [("plan", ""), ("ended", "2"), ("end", "")])
+    assert (done, notes) == (True, [("plan", ""), ("ended", "2"), ("free", ""), ("end", "")])
     assert made_up.acts == []
+
+
+YIELDS = {"nodes": 3, "hosts": "n1,n2,n3", "comment": "fleet:signal=B:USR2,app_time=2,yields=/runs/photos"}
+
+
+def test_a_job_that_can_do_with_fewer_nodes_is_asked_first_and_goes_on(made_up, evict):
+    made_up.set({"1": {"nodes": 2, "comment": SAVES}, "3": YIELDS})
+    asked = []
+
+    def give_back(run, nodes, within_s):
+        asked.append((run, nodes, within_s))
+        made_up.change("3", nodes=1)  # as Slurm's queue will show it
+        return ["n2", "n3"]
+
+    done, notes, said = evict(2, 10, give_back=give_back)
+    assert done
+    assert asked == [("/runs/photos", 2, 270.0)]  # half of what is left of the time
+    assert made_up.acts == ["scontrol update JobId=3 NodeList=n1"]
+    assert notes == [("yield", "3"), ("shrunk", "3"), ("free", ""), ("end", "")]
+    assert "    0.0 min  job 3: gives nodes back: 2 of 3 (of me; n2, n3 given back; it keeps n1)" in said
+
+
+@pytest.mark.parametrize("nodes", [3, 2])
+def test_a_job_that_gives_no_nodes_back_after_all_is_told_to_save(made_up, evict, nodes):
+    made_up.set({"3": YIELDS})
+
+    def give_back(run, nodes, within_s):
+        raise UserError(f"{run}: no launch is at work there")
+
+    done, notes, said = evict(nodes, 10, give_back=give_back)
+    assert done
+    assert "    0.0 min  job 3 of me: nothing was done: /runs/photos: no launch is at work there" in said
+    assert made_up.acts == ["scancel --batch --signal=USR2 3"]
+    assert [what for what, _ in notes].count("refused") == 1
+
+
+def test_there_is_no_time_to_give_nodes_back_where_there_is_hardly_any(made_up, evict):
+    made_up.set({"3": YIELDS})
+    done, notes, _ = evict(2, 0.1)
+    assert done
+    assert "yield" not in {what for what, _ in notes}
+
+
+def test_a_dry_run_says_who_would_give_nodes_back(made_up, capsys):
+    made_up.set({"1": {"nodes": 2, "elapsed": "10:00"}, "3": YIELDS})
+    assert main(WORDS) == 0
+    assert capsys.readouterr().out.splitlines()[1:-1] == [
+        "    0.0 min  job 3 of me: gives nodes back: 2 of 3 (as its comment says that it can)",
+        "    0.0 min  plan: 2 nodes, 0.3 node-hours are lost",
+        "    9.0 min  job 1 of me: is stopped: it loses least (requeue and hold for a while, or cancel where Slurm "
+        "refuses that)"]
+
+
+def test_nodes_are_kept_until_the_job_that_they_are_for_has_begun(made_up, evict):
+    urgent = {"state": "PENDING", "user": "you", "start": "N/A", "partition": "high"}
+    made_up.set({"1": {"nodes": 2, "comment": SAVES, "obeys": "PENDING"}, "3": {"nodes": 2}, "9": urgent})
+    held = []
+
+    def begin():
+        held.extend(job for job, has in made_up.state()["jobs"].items() if has.get("held"))
+        made_up.change("9", state="RUNNING")
+
+    done, notes, said = evict(4, 10, Clock({13: begin}), keeping=Keeping("9"))
+    assert done
+    assert held == ["1", "3"]  # also the one that has put itself back
+    assert said[-3] == "job 9 is RUNNING after 13.0 min"
+    assert {job for what, job in notes if what == "release"} == {"1", "3"}
+    assert not any(job.get("held") for job in made_up.state()["jobs"].values())
+
+
+def test_a_job_that_does_not_begin_is_given_up_and_what_was_held_is_released(made_up, evict):
+    made_up.set({"3": {"nodes": 2}, "9": {"state": "PENDING", "start": "N/A"}})
+    done, _, said = evict(2, 10, keeping=Keeping("9"))
+    assert not done
+    assert said[-2:] == ["job 9 has not begun; it is given up 5 min after the deadline",
+                         "job 3 is not held any more: Slurm may start it"]
+
+
+def test_nodes_are_kept_for_a_minute_where_nobody_says_for_whom(made_up, evict):
+    made_up.set({"3": {"nodes": 2}})
+    _, _, said = evict(2, 0)
+    assert "they are kept free no longer, after 1.5 min" in said  # they were free at the second look, after half a one
+
+
+def test_what_is_broken_off_releases_what_it_holds(made_up, evict, tmp_path):
+    made_up.set({"3": {"nodes": 2}, "9": {"state": "PENDING", "start": "N/A"}})
+    with Interruption() as interruption:
+        clock = Clock({11: lambda: os.kill(os.getpid(), signal.SIGTERM)})
+        done, notes, said = evict(2, 10, clock, keeping=Keeping("9"), interruption=interruption)
+    assert not done
+    assert "SIGTERM came: it is broken off" in said
+    assert notes[-1] == ("release", "3")
+    assert still_held(tmp_path / "record") == []
+
+
+def test_what_an_eviction_that_was_killed_held_stands_in_its_record_and_the_next_releases_it(made_up, evict, tmp_path):
+    record = tmp_path / "record"
+    made_up.set({"3": {"nodes": 2}, "7": {"state": "PENDING", "held": True}})
+    Diary(record, print).note("hold", "", job="7")
+    assert still_held(record) == ["7"]
+    evict(2, 10, keeping=Keeping(None, still_held(record)))
+    assert not made_up.state()["jobs"]["7"]["held"]
+    assert still_held(record) == []
+
+
+def test_what_cannot_be_released_is_said_with_what_to_do(made_up, evict, tmp_path, monkeypatch):
+    made_up.set({"3": {"nodes": 2}})
+    monkeypatch.setattr(holding, "_PAUSE_S", 0.0)
+    refuses = Clock({10: lambda: made_up.set(made_up.state()["jobs"], says={"scontrol": "Access/permission denied"})})
+    _, _, said = evict(2, 10, refuses)
+    assert said[-1] == ("job 3 could not be released: scontrol failed: Access/permission denied; try: scontrol release "
+                        "3")
+    assert still_held(tmp_path / "record") == ["3"]
+
+
+def test_a_job_that_is_cancelled_while_it_is_held_needs_no_release(made_up, evict, tmp_path):
+    made_up.set({"3": {"nodes": 2}})
+    _, _, said = evict(2, 10, Clock({10: lambda: made_up.change("3")}))
+    assert said[-1] == "job 3 is not held any more: it is gone"
+    assert still_held(tmp_path / "record") == []
 
 
 @pytest.mark.parametrize(("changes", "why"), [
@@ -106,7 +232,8 @@ def test_a_slurm_that_is_silent_for_a_while_is_asked_again(made_up, evict):
                     5: lambda: made_up.set(state["jobs"])})
     done, notes, _ = evict(2, 10, silent)
     assert done
-    assert notes == [("plan", ""), ("silent", ""), ("stop", "3"), ("freed", "3"), ("end", "")]
+    assert notes == [("plan", ""), ("silent", ""), ("hold", "3"), ("stop", "3"), ("freed", "3"), ("free", ""),
+                     ("end", ""), ("release", "3")]
 
 
 def test_nodes_that_are_not_freed_are_given_up_some_minutes_after_the_deadline(made_up, evict, monkeypatch):
@@ -115,7 +242,7 @@ def test_nodes_that_are_not_freed_are_given_up_some_minutes_after_the_deadline(m
     done, notes, said = evict(2, 10)
     assert not done
     assert [what for what, _ in notes].count("stop") == 4  # it is stopped again every two minutes
-    assert said[-1] == "0 of 2 nodes are free; it is given up 5 min after the deadline"
+    assert "0 of 2 nodes are free; it is given up 5 min after the deadline" in said
 
 
 def test_a_record_that_cannot_be_written_ends_it_before_anything_is_done(made_up, tmp_path):
@@ -135,7 +262,8 @@ def test_a_dry_run_says_what_would_be_done_to_whose_jobs_and_does_nothing(made_u
         "3 running jobs of me may be asked to make room\n"
         "    0.0 min  plan: 4 nodes, 0.3 node-hours are lost\n"
         "    0.0 min  job 1 of me: saves, until minute 2.0 (signal B:USR2)\n"
-        "    9.0 min  job 3 of me: is stopped: it loses least (requeue, or cancel where Slurm refuses that)\n"
+        "    9.0 min  job 3 of me: is stopped: it loses least (requeue and hold for a while, or cancel where "
+        "Slurm refuses that)\n"
         "Nothing was done: --yes carries this out.\n")
     assert made_up.acts == []
 
@@ -143,10 +271,11 @@ def test_a_dry_run_says_what_would_be_done_to_whose_jobs_and_does_nothing(made_u
 def test_with_yes_it_is_done_and_noted(made_up, tmp_path, monkeypatch, capsys):
     made_up.set(JOBS)
     monkeypatch.setattr(evicting, "LOOK_S", (0.0, 0.01))
+    monkeypatch.setattr(evicting, "KEEP_S", 0.0)
     words = ["evict", "--slurm", "--nodes", "4", "--deadline", "0", "--carry-out", "--yes"]
     assert main([*words, "--record", str(tmp_path / "record")]) == 0
-    assert made_up.acts == ["scontrol requeue 2", "scontrol requeue 3"] or len(made_up.acts) == 2
-    assert capsys.readouterr().out.splitlines()[-1].startswith("4 nodes are free after 0.")
+    assert sorted(act.split()[1] for act in made_up.acts) == ["release", "release", "requeuehold", "requeuehold"]
+    assert "\n4 nodes are free after 0." in capsys.readouterr().out
     assert json.loads((tmp_path / "record").read_text().splitlines()[0])["whose"] == "me"
 
 
@@ -164,6 +293,11 @@ def test_an_operator_may_ask_all(made_up, monkeypatch, capsys):
      "--carry-out goes with --slurm and --nodes: it acts on jobs that run now"),
     (["--slurm", "--nodes", "8", "--deadline", "10", "--yes"], "--yes goes with --carry-out"),
     (["--slurm", "--nodes", "8", "--deadline", "10", "--margin", "1min"], "--margin goes with --carry-out"),
+    (["--slurm", "--nodes", "8", "--deadline", "10", "--for", "9"], "--for goes with --carry-out"),
+    (["--slurm", "--nodes", "4", "--deadline", "10", "--carry-out", "--for", "2"],
+     "--for 2: no job of that id is waiting"),
+    (["--slurm", "--nodes", "4", "--deadline", "10", "--carry-out", "--for", "99"],
+     "--for 99: no job of that id is waiting"),
     (["--slurm", "--nodes", "8", "--deadline", "10", "--carry-out", "--json"],
      "--carry-out goes with neither --plot nor --json; its record is a file of JSON lines"),
     (["--slurm", "--nodes", "8", "--deadline", "-1", "--carry-out"],

@@ -44,6 +44,20 @@ def test_a_healthy_node_has_nothing_to_say():
     assert check_ranks([RANK] * 4, [0] * 4, [2, 3], needs_gpus=True) == []
 
 
+@pytest.mark.parametrize(("slots", "what"), [
+    (1, ["2 trainers of node 0 are shown no GPU of their own"]), (2, [])])
+def test_trainers_may_share_gpus_that_have_slots(slots, what):
+    assert said(check_ranks([RANK] * 5, [0] * 5, [1, 2, 3, 4], needs_gpus=True, slots=slots)) == what
+
+
+@pytest.mark.parametrize(("slots", "threads", "what"), [
+    (1, 1, ["node 0 has 17 ranks on 16 cores"]), (2, 1, []),
+    (2, 2, ["node 0 has 17 ranks (OMP_NUM_THREADS or TF_NUM_INTRAOP_THREADS makes that 34 threads) on 16 cores"])])
+def test_without_gpus_ranks_may_share_cores_that_have_slots(slots, threads, what):
+    rank = replace(RANK, gpus=(), gpu_files=0, threads=threads)
+    assert said(check_ranks([rank] * 17, [0] * 17, range(1, 17), needs_gpus=False, slots=slots)) == what
+
+
 @pytest.mark.parametrize(("ranks", "trainers", "what"), [
     ([replace(RANK, gpus=())] * 3, [1, 2], "node 0 has 2 GPUs, but its ranks are shown none"),
     ([replace(RANK, gpus=("0",))] * 3, [2], "3 ranks of node 0 are shown GPU 0 alone, or others under its name"),

@@ -12,6 +12,7 @@ from fleet.jobs.harvest import (
     Asked,
     Backlog,
     Begun,
+    CalledOff,
     Ended,
     HandedIn,
     HarvestJob,
@@ -143,6 +144,18 @@ def test_the_backlog_is_filled_noted_and_taken_back_in_the_end(run):
     assert queue.listed == []
     words = [line["event"] for line in read_lines(run.paths.harvested)]
     assert words == [HandedIn.word] * 2 + [TakenBack.word] * 2
+
+
+def test_a_harvest_that_is_called_off_takes_back_what_waits_and_hands_in_nothing_until_it_is_asked_for_again(run):
+    queue = Queue()
+    queue.name = run.job
+    backlog = Backlog(Plan((run,), Limits()), queue, {})
+    backlog.top_up()
+    note(run.paths, CalledOff())
+    assert len(backlog.top_up()) == 2
+    assert (queue.listed, backlog.top_up()) == ([], [])
+    note(run.paths, Asked())
+    assert len(backlog.top_up()) == 2
 
 
 class Silent(Queue):

@@ -214,6 +214,18 @@ def test_training_groups_that_must_stop_are_named_and_nothing_is_done_to_them():
     assert groups_to_stop(groups, gpus=0, deadline=0) == {}
 
 
+@pytest.mark.parametrize("deadline", [83.99912345678901, 1e9, 1e-9, 1 / 3])
+def test_any_time_to_give_gpus_back_is_planned_for(deadline):
+    groups = [RunningJob("a", 1, 10, app_time=1 / 3), RunningJob("b", 1, 1, app_time=7.123456789)]
+    assert groups_to_stop(groups, gpus=1, deadline=deadline) == ({"a": "app"} if deadline > 0.4 else {"b": "kill"})
+
+
+def test_time_for_all_groups_one_after_another_is_enough():
+    groups = [RunningJob(name, 1, 10, app_time=2) for name in "ab"]
+    assert groups_to_stop(groups, gpus=2, deadline=3.9) in ({"a": "app", "b": "kill"}, {"a": "kill", "b": "app"})
+    assert groups_to_stop(groups, gpus=2, deadline=4) == {"a": "app", "b": "app"}
+
+
 @pytest.mark.parametrize(("value", "grain", "rounded"), [
     (0, 0.1, 0), (0.1 + 0.2, 0.1, 0.3), (0.31, 0.1, 0.4), (7, 5, 10), (7.5, 2.5, 7.5)])
 def test_times_are_rounded_up_but_not_for_the_noise_of_floats(value, grain, rounded):

@@ -5,6 +5,8 @@ from functools import partial
 
 import pytest
 
+from scheduler.ensemble.policies import POLICIES
+
 RATES = {"samples_per_epoch": 100, "gpus_per_node": 2,
          "models": [{"name": "a", "rates": [10.0, 19.0], "epochs": 3}, {"name": "b", "rates": [20.0], "epochs": 2},
                     {"name": "c", "rates": [5.0, 9.0], "epochs": 1}]}
@@ -35,7 +37,7 @@ def test_json_has_the_agreed_keys_and_values(simulate):
 def test_every_policy_is_simulated_at_once(simulate):
     _, found, _ = simulate("--gpus", 4, "--policy", "all", "--json")
     spans = {one["policy"]: one["makespan_s"] for one in found["policies"]}
-    assert list(spans) == ["baseline", "homogeneous", "local", "global", "adaptive"]
+    assert list(spans) == list(POLICIES)
     status, text, _ = simulate("--gpus", 4, "--policy", "all")
     assert status == 0
     assert all(policy in text for policy in spans)

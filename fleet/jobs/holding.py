@@ -1,0 +1,161 @@
+"""Jobs that have made room are held in the queue, so that they do not take their nodes back before the urgent one.
+
+Slurm starts what fits: a job that has just been requeued may well be the first that does. So it is held, and released
+when the urgent job has begun, or its time is over; also when the eviction is broken off. An eviction that is killed at
+once cannot release anything: what it held stands in its record, and the next one with the same record releases it.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Protocol
+
+from fleet.storage.lines import read_lines
+from launch import slurm_acts
+from launch.base import InputError
+from launch.slurm_acts import Standing
+
+_ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+_TRIES, _PAUSE_S = 3, 2.0  # of each release: Slurm may be busy
+
+
+class Note(Protocol):
+    """Notes what is done."""
+
+    def __call__(self, what: str, said: str, **more: Any) -> None:
+        """A word for it, and it in words."""
+
+
+class Holding:
+    """The jobs that one eviction holds.
+
+    Args:
+        note: what is done is noted before, or right after it.
+        is_allowed: whether the jobs of a user may be touched.
+        held: by evictions before, which could not release them.
+    """
+
+    def __init__(self, note: Note, is_allowed: Callable[[str], bool], held: Sequence[str] = ()) -> None:
+        self._note, self._is_allowed = note, is_allowed
+        self._watched: set[str] = set()
+        self._held = list(held)
+
+    def watch(self, job: str) -> None:
+        """A job has made room: hold it as soon as it waits again."""
+        self._watched.add(job)
+
+    def look(self, standing: Mapping[str, Standing]) -> None:
+        """Hold what waits by now."""
+        for job in sorted(self._watched.difference(self._held)):
+            now = standing.get(job)
+            if now is not None and now.waits and self._is_allowed(now.user):
+                self._hold(job)
+
+    def put_back(self, job: str) -> str:
+        """Put a job back into the queue, held, or cancel it where Slurm refuses that: what was done, in words.
+
+        Raises:
+            InputError: Slurm refuses both, or does not answer.
+        """
+        done = ""
+        self._begin(job)
+        try:
+            done = slurm_acts.put_back(job)
+        finally:
+            if done != slurm_acts.REQUEUED:
+                self._drop(job, "it was not requeued")
+        return done
+
+    def release(self, sleep: Callable[[float], None] = time.sleep) -> bool:
+        """Release all that is held; whether that was possible."""
+        refusals: dict[str, str] = {}
+        for again in range(_TRIES):
+            if self._held and again:
+                sleep(_PAUSE_S)
+            for job in list(self._held):
+                try:
+                    self._drop(job, self._released(job))
+                except InputError as error:
+                    refusals[job] = str(error)
+        for job in self._held:
+            self._note("held", f"job {job} could not be released: {refusals[job]}; try: scontrol release {job}",
+                       job=job)
+        return not self._held
+
+    @staticmethod
+    def _released(job: str) -> str:
+        """Release a job; what became of it, in words."""
+        try:
+            slurm_acts.release(job)
+        except InputError:
+            now = slurm_acts.standings(job=job).get(job)
+            if now is None or not now.waits:
+                return f"it is {now.state if now else 'gone'}"
+            raise
+        return "Slurm may start it"
+
+    def _hold(self, job: str) -> None:
+        self._begin(job)
+        try:
+            slurm_acts.hold(job)
+        except InputError as error:  # it has begun, or is gone
+            self._watched.discard(job)
+            self._drop(job, f"it cannot be held: {error}")
+
+    def _begin(self, job: str) -> None:
+        """Noted first: who is killed right after the act could not do it."""
+        self._note("hold", f"job {job} is held in the queue; should this command be killed: scontrol release {job}",
+                   job=job)
+        self._held.append(job)
+
+    def _drop(self, job: str, said: str) -> None:
+        self._held.remove(job)
+        self._note("release", f"job {job} is not held any more: {said}", job=job)
+
+
+def still_held(record: Path) -> list[str]:
+    """The jobs that evictions have held and not released, by their record."""
+    held: dict[str, None] = {}
+    for line in read_lines(record) if record.exists() else []:
+        job = str(line.get("job"))
+        if line.get("what") == "hold":
+            held[job] = None
+        elif line.get("what") == "release":
+            held.pop(job, None)
+    return list(held)
+
+
+class Interruption:
+    """While it is entered, a signal that would end this process only says so, and wakes who sleeps.
+
+    So no act is broken off half-way, and what was begun is put right.
+
+    Attributes:
+        name: of the signal that came; empty if none did.
+    """
+
+    def __init__(self) -> None:
+        self.name = ""
+        self._came = threading.Event()
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep until a signal comes, but no longer than this."""
+        self._came.wait(seconds)
+
+    def __enter__(self) -> Interruption:
+        self._before = {number: signal.signal(number, self._take) for number in _ENDING}
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+                 ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        self.name = signal.Signals(number).name
+        self._came.set()

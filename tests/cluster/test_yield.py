@@ -1,0 +1,102 @@
+"""Runs on a real Slurm give nodes back to it while they go on: Slurm makes their jobs smaller, and another has them."""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fleet.storage.event_log import events_of
+from fleet.storage.events import EpochEnded
+from fleet.storage.paths import RunPaths
+from tests.cluster.test_evict import PLAIN, evict
+from tests.mpi.conftest import ROOT, Launcher, spec
+
+pytestmark = pytest.mark.cluster
+# Ranks that others outlive, under daemons that Slurm knows nothing of: it would take those from mpirun that it has
+# started, and mpirun does not outlive them.
+SITE = {"system": "slurm", "ranks": 2,
+        "launcher": "mpirun --with-ft ulfm --prtemca plm ssh --prtemca plm_ssh_agent "
+                    f"{Path(__file__).with_name('agent.sh')} -n {{ranks}} --map-by ppr:{{ranks_per_node}}:node "
+                    "--bind-to none",
+        "resources": ["--nodes={nodes}", "--ntasks-per-node={ranks_per_node}"]}
+
+
+class Run:
+    """An ensemble of networks that train on two nodes until they are told to stop."""
+
+    def __init__(self, slurm, folder, networks=2, **site):
+        folder.mkdir(exist_ok=True)
+        self.slurm, self.folder, self.paths = slurm, folder, RunPaths(folder / "run")
+        models = [{"family": "softmax", "name": f"net{number}"} for number in range(networks)]
+        content = spec(folder, models, samples=100, source="slow", train={"converge": {"max_epochs": 10_000}},
+                       schedule={"policy": "adaptive"})
+        (folder / "site.yaml").write_text(yaml.safe_dump({**SITE, **site}))
+        self.job = slurm.call(
+            sys.executable, "-m", "fleet", "submit", str(Launcher(folder).write(content)), "--nodes=2",
+            f"--site={folder / 'site.yaml'}", "--walltime=1h", PYTHONPATH=str(ROOT),
+            XDG_CACHE_HOME=str(folder / "cache")).strip()
+
+    def epochs(self):
+        return [(event.network, event.record.epoch) for event in events_of(self.paths.events, EpochEnded)]
+
+    def trains_on(self, epochs=4):
+        """Wait for some more epochs."""
+        before = len(self.epochs()) if self.paths.events.exists() else 0
+        self.slurm.wait_until("it trains", lambda: self.paths.events.exists() and len(self.epochs()) >= before + epochs,
+                              self.report)
+
+    def report(self):
+        return "\n".join(file.read_text(errors="replace")[-5000:] for file in sorted(self.paths.jobs.glob("*.out")))
+
+
+def test_four_ensembles_give_a_node_each_back_to_slurm_and_train_on_while_an_urgent_job_has_them(slurm, tmp_path):
+    slurm.clean()
+    runs = [Run(slurm, tmp_path / name) for name in "abcd"]  # two of them share two nodes
+    for run in runs:
+        run.trains_on()
+    had = {run.job: slurm.nodes_of(run.job) for run in runs}
+    urgent = slurm.submit("#!/bin/sh\nsleep 5\n", "--nodes=2", "--exclusive")
+    answers = []
+    for run in runs:
+        assert slurm.state(urgent) == "PENDING"
+        answers.append(json.loads(slurm.call(
+            sys.executable, "-m", "fleet", "yield", str(run.paths.root), "--nodes=1", "--within=2min",
+            f"--shrink={run.job}", "--json", PYTHONPATH=str(ROOT))))
+    asked = time.time()
+    assert slurm.wait_for(urgent).state == "COMPLETED"
+    print(f"given back after {[answer['seconds'] for answer in answers]} s; the urgent job was over after "
+          f"{time.time() - asked:.1f} s")
+    assert {node for run in runs for node in slurm.nodes_of(run.job)}.isdisjoint(slurm.nodes_of(urgent))
+    for run, answer in zip(runs, answers, strict=True):
+        assert answer["nodes"] == had[run.job][1:]
+        assert answer["keeps"] == slurm.nodes_of(run.job) == had[run.job][:1]
+        run.trains_on()
+        slurm.call("scancel", "--batch", "--signal=USR2", run.job)
+    for run in runs:
+        slurm.wait_for(run.job)
+        assert "status 75" in run.report()
+        assert len(run.epochs()) == len(set(run.epochs()))  # what was given back was saved: none was trained again
+
+
+def test_an_eviction_has_a_job_that_can_do_with_fewer_nodes_give_one_back(slurm, tmp_path):
+    slurm.clean()
+    says = f"fleet:signal=B:USR2,app_time=1,yields={tmp_path / 'a/run'}"
+    run = Run(slurm, tmp_path / "a", directives=["--exclusive", f'--comment="{says}"'])
+    plain = [slurm.submit(PLAIN, "--nodes=1", "--exclusive") for _ in range(2)]
+    run.trains_on()
+    had = slurm.nodes_of(run.job)
+    urgent = slurm.submit("#!/bin/sh\nsleep 1\n", "--nodes=1", "--exclusive")
+    _, record = evict(slurm, tmp_path, "--nodes=1", "--deadline=3", f"--for={urgent}", "--yes",
+                      f"--record={tmp_path / 'record'}")
+    assert [note["what"] for note in record] == ["begin", "yield", "shrunk", "free", "end"]
+    assert slurm.wait_for(urgent).state == "COMPLETED"
+    assert slurm.nodes_of(urgent) == had[1:]
+    assert slurm.nodes_of(run.job) == had[:1]
+    assert [slurm.state(job) for job in plain] == ["RUNNING"] * 2
+    run.trains_on()
+    assert len(run.epochs()) == len(set(run.epochs()))
+    for job in (run.job, *plain):
+        slurm.cancel(job)
