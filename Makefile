@@ -58,6 +58,7 @@ check: env
 bench: env
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/steps.py
+	$(BIN)/python benchmarks/sharing.py
 	$(BIN)/python benchmarks/planning.py
 	$(BIN)/python benchmarks/reservations.py
 	$(BIN)/python benchmarks/large.py

@@ -40,8 +40,8 @@ LOOP, TUNE = "model.fit in a loop", "Ray Tune"
 Side = Callable[[Path, int], list[float]]  # (folder, epochs) -> the best accuracy of each network
 
 
-def spec(jpegs: Path, folder: Path, epochs: int) -> dict:
-    """What a user would write: everything that may be left out is."""
+def spec(jpegs: Path, folder: Path, epochs: int, policy: str | None) -> dict:
+    """What a user would write: everything that may be left out is, but for a policy that is asked for."""
     from versus_fit import BATCH, MOMENTUM, NETWORKS, PIXELS, RATE, VALIDATION
 
     return {
@@ -51,15 +51,16 @@ def spec(jpegs: Path, folder: Path, epochs: int) -> dict:
                                 {"scale": {"mean": 0.5, "std": 0.25}}]},
         "models": [{"family": "cnn", "name": name, "args": arguments} for name, arguments in NETWORKS.items()],
         "train": {"batch": {"size": BATCH}, "converge": {"max_epochs": epochs},
-                  "optimizer": {"name": "sgd", "learning_rate": RATE, "momentum": MOMENTUM}}}
+                  "optimizer": {"name": "sgd", "learning_rate": RATE, "momentum": MOMENTUM}}} | (
+        {"schedule": {"policy": policy}} if policy else {})
 
 
-def fleet(jpegs: Path, ranks: int) -> Side:
-    """FLEET with so many ranks."""
+def fleet(jpegs: Path, ranks: int, policy: str | None = None) -> Side:
+    """FLEET with so many ranks; without a policy, the default."""
 
     def run(folder: Path, epochs: int) -> list[float]:
         path = folder / "versus.yaml"
-        path.write_text(yaml.safe_dump(spec(jpegs, folder, epochs)))
+        path.write_text(yaml.safe_dump(spec(jpegs, folder, epochs, policy)))
         _call([*mpirun(ranks), "-m", "fleet.run", str(path), "--plain"], ROOT, XDG_CACHE_HOME=str(folder / "cache"))
         return [result.val_accuracy for result in read_results(folder / "run") if result.val_accuracy is not None]
 
@@ -133,6 +134,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, nargs="+", default=[3, 10])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--ranks", type=int, nargs="+", default=[3, 7], help="of FLEET")
+    parser.add_argument("--policies", nargs="*", default=[], metavar="POLICY", help="of FLEET, beside the default")
     parser.add_argument("--without-ray", action="store_true")
     parser.add_argument("--json", action="store_true", help="print the numbers of all rounds")
     arguments = parser.parse_args()
@@ -140,6 +142,8 @@ def main() -> None:
     build.mkdir(exist_ok=True)
     jpegs = make_jpegs(arguments.jpegs, build / "versus-jpegs", 2400)
     sides: dict[str, Side] = {f"FLEET, {ranks} ranks": fleet(jpegs, ranks) for ranks in arguments.ranks}
+    sides |= {f"FLEET, {ranks} ranks, {policy}": fleet(jpegs, ranks, policy)
+              for policy in arguments.policies for ranks in arguments.ranks}
     sides[LOOP] = loop(jpegs)
     if not arguments.without_ray:
         if not can_isolate():

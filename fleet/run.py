@@ -145,6 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(world: World, request: Request, batch_left: float | None, began: float, lease: Lease | None, laps: Laps
          ) -> int:
+    from fleet.comm.roles import missing_slots
     from fleet.runtime.ahead import Ahead, Announcement, Loading
     from fleet.runtime.changes import Wishes
     from fleet.runtime.prepare import prepare
@@ -189,6 +190,8 @@ def _run(world: World, request: Request, batch_left: float | None, began: float,
     laps.end("reading")
     if world.rank == 0 and binding:
         print(f"fleet: {binding}: {BINDING_REMEDY}", file=sys.stderr, flush=True)
+    if world.rank == 0 and (missing := missing_slots(prepared.spec, prepared.roles)):
+        print(f"fleet: {missing}", file=sys.stderr, flush=True)
     for line in prepared.data.remark.splitlines() if world.rank == 0 else ():
         print(f"fleet: {line}", file=sys.stderr, flush=True)
     start_logging(prepared.paths.log(world.rank), world.rank, world.host)

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +27,7 @@ from fleet.spec import Spec, load
 from fleet.spec.resolve import with_added
 from fleet.storage.events import Commanded, EpochEnded, Event, NetworkAdded, NodesLeft, event_from_json
 from fleet.storage.lease import is_held
+from fleet.storage.network_leases import held_lease
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import read_results
 from fleet.storage.state import SCORES, EpochRecord
@@ -49,7 +50,7 @@ def command(run: str | Path, content: Mapping[str, Any], patience_s: float = PAT
         The networks that it was about.
 
     Raises:
-        UserError: no launch is at work there, it does not answer, or it refuses; the message says why.
+        UserError: no launch is at work there alone, it does not answer, or it refuses; the message says why.
     """
     return [str(network) for network in _asked(run, content, patience_s)[1].get("networks", ())]
 
@@ -59,14 +60,14 @@ def _asked(run: str | Path, content: Mapping[str, Any], patience_s: float) -> tu
     paths = RunPaths(Path(run))
     if not paths.marker.exists():
         raise UserError(f"{run} is no folder of a run")
-    _check_at_work(paths)
+    _check_takes_commands(paths)
     mailbox = Mailbox(paths.mailbox)
     name, until = mailbox.put(content), time.monotonic() + patience_s
     while (answer := mailbox.take_answer(name, 1.0)) is None:
         if is_held(paths.lease) and time.monotonic() < until:
             continue
         if mailbox.withdraw(name):
-            _check_at_work(paths)
+            _check_takes_commands(paths)
             raise UserError(f"{run}: the launch has not answered within {patience_s:.0f} s; nothing was done")
         if time.monotonic() > until + patience_s:
             raise UserError(f"{run}: the launch has taken the command and does not answer: fleet watch shows whether "
@@ -76,9 +77,14 @@ def _asked(run: str | Path, content: Mapping[str, Any], patience_s: float) -> tu
     return name, answer
 
 
-def _check_at_work(paths: RunPaths) -> None:
-    if not is_held(paths.lease):
-        raise UserError(f"{paths.root}: no launch is at work there: the run has ended, or waits for its next job")
+def _check_takes_commands(paths: RunPaths) -> None:
+    if is_held(paths.lease):
+        return
+    if held_lease(paths) is not None:
+        raise UserError(f"{paths.root}: several launches share its networks (fleet harvest), and such take no "
+                        "commands; to have nodes back, end one of their jobs (others go on with its networks); for "
+                        "anything else, start one launch alone once all of them have ended")
+    raise UserError(f"{paths.root}: no launch is at work there: the run has ended, or waits for its next job")
 
 
 def add(run: str | Path, entry: Mapping[str, Any]) -> list[str]:
@@ -225,20 +231,34 @@ def _shown(value: float) -> float | None:
 
 
 def follow(paths: RunPaths, start: int, is_over: Callable[[], bool]) -> Iterator[Event]:
-    """The events of a run as they are logged, until it is over.
+    """The events of launches that are alone as they are logged, until a run is over.
 
     Args:
         start: bytes of the log to leave out.
         is_over: asked whenever nothing is new.
     """
+    return follow_logs(lambda: [paths.events], {paths.events: start}, is_over)
+
+
+def follow_logs(logs: Callable[[], Iterable[Path]], starts: Mapping[Path, int], is_over: Callable[[], bool]
+                ) -> Iterator[Event]:
+    """The events of several logs as they are logged.
+
+    Args:
+        logs: that there are by now.
+        starts: log -> bytes to leave out; of one that is new, none.
+        is_over: asked whenever nothing is new.
+    """
+    read = dict(starts)
     while True:
         ends = is_over()  # before the look: what was logged until then is seen
-        lines = _new_lines(paths.events, start)
-        start += len(lines)
-        for line in lines.splitlines():
-            with suppress(ValueError):  # a line that a killed launch has left half written
-                if (event := event_from_json(json.loads(line))) is not None:
-                    yield event
+        for log in logs():
+            lines = _new_lines(log, read.get(log, 0))
+            read[log] = read.get(log, 0) + len(lines)
+            for line in lines.splitlines():
+                with suppress(ValueError):  # a line that a killed launch has left half written
+                    if (event := event_from_json(json.loads(line))) is not None:
+                        yield event
         if ends:
             return
         time.sleep(_LOOK_S)

@@ -1,6 +1,7 @@
 """What all tests share."""
 
 import atexit
+import gc
 import logging
 import os
 import shutil
@@ -45,6 +46,13 @@ def logging_restored():
         handler.close()
     logger.setLevel(level)
     logger.propagate, logger.handlers[:], logging.raiseExceptions = propagate, handlers, raises
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_frozen():
+    """What an engine has taken from the garbage collector is given back: Hypothesis asks it who refers to an object."""
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture

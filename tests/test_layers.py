@@ -58,7 +58,7 @@ MAY_IMPORT = {
     "scheduler.files": "scheduler.base",
     "scheduler.hulls": "",
     "scheduler.simulator": "scheduler.base",
-    "scheduler.ensemble": _FAMILY,
+    "scheduler.ensemble": f"scheduler.elastic {_FAMILY}",
     "scheduler.idle": _FAMILY,
     "scheduler.elastic": _FAMILY,
     "scheduler.reservation": _FAMILY,

@@ -11,7 +11,7 @@ from fleet.ensemble.effects import Admitted
 from fleet.ensemble.rates import traits_of
 from fleet.errors import UserError
 from fleet.runtime.inputs import settle
-from fleet.runtime.known_rates import rates_of
+from fleet.runtime.known_rates import rates_of_late
 from fleet.runtime.prepare import Prepared, check_networks, parameters_of, plan_memory, told_when_to_end
 from fleet.search.mind import Add
 from fleet.spec import NetworkSpec
@@ -21,6 +21,7 @@ from fleet.storage.events import Commanded, NetworkAdded
 from fleet.storage.identity import codes_of_all, speed_identity
 from fleet.storage.quota import Quota
 from fleet.storage.results import Results
+from scheduler.base import Network
 
 _LOOK_S = 0.1  # between two looks whether a parent is saved
 
@@ -138,9 +139,14 @@ class Admission:
         check_networks(alone, prepared.sample, prepared.data, prepared.epoch_samples, len(prepared.roles.trainers))
         layout = plan_memory(alone, prepared.data, prepared.sample, prepared.roles, 0.0)
         if layout is not None and prepared.layout is not None and layout.lookahead > prepared.layout.lookahead:
-            raise UserError(f"train.batch.size: {network.train.batch.size} is more than the stream of this launch has "
-                            "room for; a smaller one")
+            raise UserError(f"train.batch.size: {network.train.batch.bounds[1]} is more than the stream of this launch "
+                            "has room for; a smaller one")
+        self._rates_of(alone.networks[0])
         return alone.networks[0]
+
+    def _rates_of(self, network: NetworkSpec) -> Network | None:
+        prepared = self._prepared
+        return rates_of_late(network, prepared.spec, self._table, prepared.roles.cluster.whole_gpus)
 
     def _admitted(self, network: NetworkSpec, added: NetworkAdded) -> Admitted:
         prepared, sample = self._prepared, self._prepared.sample
@@ -150,5 +156,5 @@ class Admission:
         is_learned = self._learns and not added.wrong
         seen = sample.of(network.feed)
         traits = traits_of(network, key, seen.image.shape, seen.classes) if is_learned else None
-        rates = () if self._table is None else rates_of(network, prepared.spec, self._table).rates
-        return Admitted(network, added, key, traits, self._known.get(key, {}), rates)
+        return Admitted(network, added, key, traits, self._known.get(key, {}),
+                        None if added.wrong else self._rates_of(network))

@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from fleet.comm.base import World
 from fleet.ensemble.claims import Claims
@@ -30,6 +31,7 @@ from fleet.runtime.prepare import Prepared, parameters_of
 from fleet.runtime.replay import compare
 from fleet.runtime.searchers import Searchers
 from fleet.runtime.searches import calls_of, make_mind, make_searchers
+from fleet.spec import NetworkSpec
 from fleet.storage.event_log import EventLog, logged_epochs, read_events
 from fleet.storage.events import (
     Commanded,
@@ -49,12 +51,13 @@ from fleet.storage.files import STDOUT, storing
 from fleet.storage.identity import codes_of_all, speed_identity, trial_identity
 from fleet.storage.lease import Lease, check_of
 from fleet.storage.network_leases import NetworkLeases
-from fleet.storage.rate_cache import KnownRate, RateBook, alone_key, cache_path, numbers, sharing_key
+from fleet.storage.rate_cache import KnownRate, RateBook, alone_key, cache_path, numbers, sharing_key, timings
 from fleet.storage.results import NetworkResult, Results, Status, leaderboard, recover
 from fleet.terminal import print_table
 from fleet.units import counted
 from launch.environment import find_launcher
 from scheduler.ensemble.online import OnlineRates
+from scheduler.ensemble.sharing import Sharing, worth
 
 
 def meaning(status: ExitStatus, rows: Iterable[NetworkResult]) -> str:
@@ -112,6 +115,7 @@ class CoordinatorSide:
         setup = Setup(spec, prepared.roles, prepared.layout, self.results.samples, world.outlives,
                       ends_s=None if left_s is None else self._events.now() + left_s,
                       first_epoch=self.first_epoch, replayed=tuple(prepared.replayed_epochs()),
+                      replayed_batches=tuple(record.batch for record in prepared.replayed),
                       bad=frozenset(self.results.bad),
                       elsewhere=frozenset() if self._harvest is None else frozenset(self._left),
                       sharing=self._sharing(), alone=self._alone(), hosts=world.hosts)
@@ -129,7 +133,8 @@ class CoordinatorSide:
     @property
     def busy(self) -> tuple[int, ...]:
         """The trainers that can be busy at once, by what is left to train."""
-        return busy(self._survey.networks, self._prepared.roles, bool(self._prepared.spec.searches))
+        together = max(1, worth(Sharing(self._sharing()).curve))
+        return busy(self._survey.networks, self._prepared.roles, bool(self._prepared.spec.searches), together)
 
     @property
     def _left(self) -> dict[str, int]:
@@ -163,7 +168,9 @@ class CoordinatorSide:
         clerk = None if prepared.replayed or prepared.beside_others is not None else Clerk(
             Mailbox(prepared.paths.mailbox), self.results, admission,
             (event for event in self._log if isinstance(event, Commanded)))
-        return Search(mind, Searchers(searchers, calls_of(self._log)), admission, self._log, clerk)
+        patience_s = {entry.stem: entry.search.answer_within
+                      for entry in prepared.ends.searches.values() if entry.search is not None}
+        return Search(mind, Searchers(searchers, calls_of(self._log), patience_s), admission, self._log, clerk)
 
     def _make_survey(self) -> Survey:
         """The measurements that networks which are not done need, beside those that are known."""
@@ -173,19 +180,20 @@ class CoordinatorSide:
         keys = {network.name: speed_identity(network, spec.resources, prepared.sample, prepared.machine, codes)
                 for network in left}
         return Survey(left, keys, spec.profile, roles.cluster.whole_gpus, roles.whole_per_node,
-                      numbers(self._book.known))
+                      numbers(self._book.known), timings(self._book.known))
 
     def _online(self) -> OnlineRates | None:
         """What learns rates from training; None where they are given, or measured before."""
         prepared, survey = self._prepared, self._survey
-        if prepared.rates is not None or prepared.spec.profile.when == "before":
+        is_measured = prepared.spec.profile.when == "before" or any(map(_is_elastic, survey.networks))
+        if prepared.rates is not None or is_measured:
             return None
         samples = [prepared.sample.of(network.feed) for network in survey.networks]
         traits = [traits_of(network, survey.keys[network.name], sample.image.shape, sample.classes)
                   for network, sample in zip(survey.networks, samples, strict=True)]
         roles = prepared.roles
         return OnlineRates(traits, self.results.samples, roles.whole_per_node, roles.cluster.whole_gpus, survey.known,
-                           roles.slots, self._sharing())
+                           roles.slots, self._sharing(), roles.idle_slots)
 
     def _sharing(self) -> dict[int, float]:
         """What networks that share a GPU are known to train together, by their number: from a file, or earlier runs."""
@@ -200,14 +208,17 @@ class CoordinatorSide:
             case RateLearned():
                 self._book.add(self._survey.keys[event.network], event.gpus, self._found(event, "trained"))
             case RateMeasured() if event.rate > 0:
-                self._book.add(self._survey.keys[event.network], event.gpus, self._found(event, "measured"))
+                self._book.add(self._survey.keys[event.network], event.gpus, replace(
+                    self._found(event, "measured"), timed=event.timed, parameters=event.parameters))
             case RateOff() if event.corrected:
                 self._book.correct(self._survey.keys[event.network], event.gpus, self._found(event, "trained"))
                 self._book.write()
-            case SharingLearned() if self._prepared.spec.engine.learns:
+            case SharingLearned() if self._prepared.spec.engine.learns and event.speedups != Sharing(
+                    self._sharing()).curve:  # else it is what earlier runs have shown
                 for count, speedup in enumerate(event.speedups[1:], start=2):
                     self._book.add(self._sharing_key, count, KnownRate(
-                        speedup, 0.0, 1, time.time(), self._machine, "trained", f"{count} networks on one GPU"))
+                        speedup, 0.0, 1, time.time(), self._machine, "trained",
+                        f"{count} networks on one {event.device}"))
             case NetworkRetried(alone=True):
                 self._book.add(alone_key(self._survey.keys[event.network]), 1, KnownRate(
                     1.0, 0.0, 1, time.time(), self._machine, event.reason, event.network))
@@ -305,3 +316,8 @@ def _parameters(prepared: Prepared) -> dict[str, int]:
     """The parameter counts that are known without building a network."""
     counts = {network.name: parameters_of(network, prepared.sample) for network in prepared.spec.networks}
     return {name: count for name, count in counts.items() if count is not None}
+
+
+def _is_elastic(network: NetworkSpec) -> bool:
+    """Whether its rates are no number for each number of GPUs: the policy chooses its batch."""
+    return network.train.batch.is_elastic

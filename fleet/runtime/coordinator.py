@@ -37,6 +37,7 @@ from fleet.ensemble.effects import (
 from fleet.ensemble.ensemble import Decision, Ensemble
 from fleet.ensemble.history import TransitionError
 from fleet.ensemble.leaving import Offer
+from fleet.ensemble.rates import known_sharing
 from fleet.ensemble.setup import Setup
 from fleet.ensemble.survey import Survey
 from fleet.errors import ExitStatus
@@ -48,7 +49,7 @@ from fleet.runtime.interrupt import Interruption
 from fleet.runtime.laps import Laps
 from fleet.runtime.outside.clerk import Clerk
 from fleet.runtime.searchers import Searchers
-from fleet.runtime.searches import make_mind
+from fleet.runtime.searches import make_mind, outlook
 from fleet.search.mind import Mind
 from fleet.spec import Spec
 from fleet.storage.event_log import EventLog
@@ -69,6 +70,7 @@ from fleet.storage.state import EpochRecord
 from scheduler.base import Cluster, Progress, RateTable
 from scheduler.ensemble.online import OnlineRates
 from scheduler.ensemble.planning import plan
+from scheduler.ensemble.probing import probes_of_plan
 from scheduler.ensemble.rates_file import write_rates
 
 log = logging.getLogger("fleet.runtime.coordinator")
@@ -143,7 +145,7 @@ class Coordinator:
         self._world, self._setup, self._rates, self._results = world, setup, rates, results
         self._events, self._profile, self._observers = events, profile, tuple(observers)
         self._interruption, self._unlogged, self._remembered = interruption, unlogged, remembered
-        self._changes, self._laps = tuple(changes), laps
+        self._changes, self._laps, self._online = tuple(changes), laps, online
         self._policy, self._options = setup.spec.policy, setup.spec.options
         self._overheads = Overheads()
         self._fence, self._checked_s, self._harvest = fence, 0.0, harvest
@@ -180,6 +182,8 @@ class Coordinator:
             self._note(RatesGiven({network.name: network.rates for network in self._rates.models}))
         if self._remembered is not None:
             self._note(self._remembered)
+        if (known := known_sharing(self._setup)) is not None:
+            self._note(known)
         for network, record in self._unlogged:
             self._note(EpochEnded(network, record))
         for change in self._changes:
@@ -245,7 +249,9 @@ class Coordinator:
     def _ask(self, rates: RateTable, progress: Progress, cluster: Cluster) -> Decision:
         began = time.perf_counter()
         wanted = plan(self._policy, rates, progress, cluster, self._options)
-        return Decision(wanted, time.perf_counter() - began)
+        tried = frozenset() if self._online is None else probes_of_plan(
+            self._policy, rates, self._online.least, progress, cluster, self._options, wanted)
+        return Decision(wanted, time.perf_counter() - began, tried)
 
     def _offer(self, nodes: int, within_s: float) -> Offer:
         return self._ensemble.offer(nodes, within_s, self._events.now())
@@ -318,7 +324,7 @@ class Coordinator:
         if self._is_interrupted or not self._estimate_times.is_due(now):
             return
         began = time.perf_counter()
-        estimated = self._estimator.estimate(now)
+        estimated = self._estimator.estimate(now, outlook(self._search.mind))
         self._estimate_times.made(now, time.perf_counter() - began, estimated)
         if estimated is not None:
             self._note(estimated)

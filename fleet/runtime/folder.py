@@ -63,9 +63,12 @@ def check_shareable(spec: Spec, asked: str) -> None:
     Raises:
         UserError: its networks come while it goes on, to the one launch that asks for them.
     """
-    if spec.searches or spec.document.open_for is not None:
+    if spec.searches:
         raise UserError(f"{asked}: a search is of one launch, which asks for networks; start it alone, as with "
                         "fleet submit --chain, which goes on with it job after job")
+    if spec.document.open_for is not None:
+        raise UserError(f"{asked}: open_for waits for networks that are added, and launches that share those of a run "
+                        "take none; leave it out")
 
 
 def enter_folder(paths: RunPaths, lease: Lease) -> None:

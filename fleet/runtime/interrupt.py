@@ -15,7 +15,7 @@ from fleet.units import format_duration
 SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
 
 # What is kept of the walltime for finishing the step and writing checkpoints: a minute, less of a short one.
-_RESERVE_S, _RESERVE_SHARE = 60.0, 0.1
+RESERVE_S, _RESERVE_SHARE = 60.0, 0.1
 
 
 class Interruption:
@@ -65,5 +65,5 @@ class Interruption:
         """Seconds until the walltime is a reason to stop; None where it never is."""
         if self._walltime is None:
             return None
-        reserve = min(_RESERVE_S, _RESERVE_SHARE * self._walltime)
+        reserve = min(RESERVE_S, _RESERVE_SHARE * self._walltime)
         return max(0.0, self._began + self._walltime - reserve - self._clock())

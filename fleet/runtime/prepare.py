@@ -43,6 +43,7 @@ from preprocess.pipeline import Pipeline
 from preprocess.sample import ImageSpec, SampleSpec
 from preprocess.transforms import Transform
 from scheduler.base import Network, RateTable
+from scheduler.ensemble.elastic import at_best
 from scheduler.ensemble.rates_file import read_rates
 
 
@@ -288,8 +289,8 @@ def plan_memory(spec: Spec, data: DataSet, sample: SampleSpec, roles: Roles, sha
         return plan_ring(sample.image, samples, settings.window, settings.shards, roles.gpus_per_node,
                          sample.target.wire)
     most = [min(network.max_gpus or len(roles.trainers), len(roles.trainers)) for network in spec.networks]
-    largest = max((network.global_batch(gpus) for network, gpus in zip(spec.networks, most, strict=True)),
-                  default=spec.document.train.batch.size)
+    largest = max((network.largest_batch(gpus) for network, gpus in zip(spec.networks, most, strict=True)),
+                  default=spec.document.train.batch.bounds[1])
     # Networks can be as far apart as all epochs of the run: one trains its first while others come and go.
     wanted = sum(network.train.converge.max_epochs for network in spec.networks)
     there = shared_free / 2 / (samples * row_bytes(sample.image, sample.target.wire))
@@ -353,7 +354,7 @@ def _rates(spec: Spec, samples: int, roles: Roles) -> RateTable | None:
     """The rates of a file, with the bounds of the spec; None where they are to be measured."""
     if spec.schedule.rates is None:
         return None
-    table = read_rates_of(spec, spec.schedule.rates)
+    table = at_best(read_rates_of(spec, spec.schedule.rates), roles.cluster.whole_gpus)
     return dataclasses.replace(table, samples_per_epoch=samples, gpus_per_node=roles.whole_per_node)
 
 

@@ -113,7 +113,7 @@ def _replaying(spec: Spec, paths: RunPaths, name: str, trainers: int) -> tuple[S
             raise UserError(f"{name} cannot be replayed: its batch followed the GPUs (when_scaled: per_gpu), and their "
                             f"number changed ({sorted(gpus)}) or its learning rate is a schedule")
         scale = gpus.pop()
-        batch = Batch(batch.size * scale)
+        batch = Batch(batch.bounds[0] * scale)
         optimizer = dataclasses.replace(optimizer, learning_rate=optimizer.learning_rate * scale)
     converge = dataclasses.replace(network.train.converge, max_epochs=len(history), patience=None, target=None)
     train = dataclasses.replace(network.train, batch=batch, optimizer=optimizer, converge=converge)

@@ -257,7 +257,8 @@ def write_history(path: Path, history: Sequence[EpochRecord], fence: Fence | Non
     """Write a network's history as CSV, a row an epoch."""
     with replacing(path, check=check_of(fence)) as file:
         writer = csv.writer(file)
-        fields = [item.name for item in dataclasses.fields(EpochRecord) if item.name != "metrics"]
+        left_out = {"metrics", *(() if any(record.parent for record in history) else ("parent", "parent_epoch"))}
+        fields = [item.name for item in dataclasses.fields(EpochRecord) if item.name not in left_out]
         metrics = list(dict.fromkeys(name for record in history for name in record.metrics))
         writer.writerow([*fields, *metrics])
         writer.writerows([*(getattr(record, name) for name in fields), *(record.value(name) for name in metrics)]

@@ -11,6 +11,7 @@ import shutil
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -164,6 +165,12 @@ def write_json(path: Path, value: Any) -> None:
         file.write("\n")
 
 
+@cache
+def _field_names(kind: type) -> tuple[str, ...] | None:
+    """Of a dataclass; None of any other type."""
+    return tuple(field.name for field in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else None
+
+
 def as_json(value: Any) -> Any:
     """A value in the types that JSON has; NaN and infinity, which it lacks, become None.
 
@@ -174,11 +181,14 @@ def as_json(value: Any) -> Any:
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
+    kind: type = type(value)
+    if (names := _field_names(kind)) is not None:
+        return {name: as_json(getattr(value, name)) for name in names}
     if isinstance(value, Mapping):
         return {str(key): as_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
+        if set(map(type, value)) <= {float} and math.isfinite(sum(value)):  # rates of thousands of networks
+            return list(value)
         return [as_json(item) for item in value]
     if hasattr(value, "tolist"):  # numpy
         return as_json(value.tolist())

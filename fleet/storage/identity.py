@@ -50,6 +50,8 @@ def identity(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> str:
         train.pop(changeable)
     if train["batch"]["accumulate"] == 1:
         del train["batch"]["accumulate"]
+    if not network.train.batch.is_elastic:
+        del train["batch"]["learning_rate"]  # which is not read
     train["optimizer"] = {key: value for key, value in train["optimizer"].items()
                           if value is not None or key in _OPTIMIZER_BEFORE}
     train = {key: value for key, value in train.items() if key not in _LATER or value != _LATER[key]}

@@ -16,11 +16,12 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from fleet.errors import LeaseLost, StorageError, UserError
 from fleet.storage.fencing import shut_out
 from fleet.storage.files import storing
-from fleet.storage.lease import Fence, Holder, Lease, newest_generation, parse, read_generation
+from fleet.storage.lease import Fence, Holder, Lease, is_held, newest_generation, parse, read_generation
 from fleet.storage.paths import RunPaths
 
 
@@ -222,6 +223,12 @@ def holders(paths: RunPaths) -> dict[str, Holder | None]:
         if text is not None and not (parsed := parse(text)).is_free:
             found[folder.name] = parsed.holder
     return found
+
+
+def held_lease(paths: RunPaths) -> Path | None:
+    """A lease of a run that a launch has, as far as that can be seen from here: its folder's, or a network's."""
+    folders = (paths.lease, *sorted(paths.network_leases.glob("*/")))
+    return next((folder for folder in folders if is_held(folder)), None)
 
 
 def shut_networks(paths: RunPaths, lease: Lease) -> bool:

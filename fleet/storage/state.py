@@ -33,7 +33,10 @@ class EpochRecord:
         path: the chunks of the ring that were consumed (:func:`fleet.stream.order.write_path`); empty in strict order.
         accepted: the files of the network's code that were changed while this was its newest epoch, or within it, where
             somebody has said that training is to go on all the same (``--accept-changes``); separated by spaces.
+        parent, parent_epoch: of the first epoch of a network that began with the weights of another: of which, and
+            after which of its epochs.
         metrics: those that its spec asks for, by name, and with ``val_`` of validation.
+        batch: the global batch; 0 in records of earlier versions.
     """
 
     epoch: int
@@ -49,7 +52,10 @@ class EpochRecord:
     waited_s: float
     path: str = ""
     accepted: Annotated[str, OmitDefault] = ""
+    parent: Annotated[str, OmitDefault] = ""
+    parent_epoch: Annotated[int, OmitDefault] = 0
     metrics: Annotated[dict[str, float | None], OmitDefault] = field(default_factory=dict, hash=False)
+    batch: Annotated[int, OmitDefault] = 0
 
     def value(self, name: str) -> float:
         """One of its losses, accuracies or metrics; NaN where there is no such."""
@@ -76,6 +82,7 @@ class State:
         code: the files of its ``build:`` function; None in checkpoints of 0.1.0.
         generation: of the lease under which the checkpoint was written; 0 without one.
         accepted: as in its next record, of changes that were accepted before it had finished an epoch.
+        batch: as in its next record, of the epoch that it is in the middle of.
     """
 
     arrays: Mapping[str, np.ndarray] = field(repr=False)
@@ -92,6 +99,7 @@ class State:
     code: Code | None = None
     generation: int = 0
     accepted: str = ""
+    batch: int = 0
 
     def after(self, record: EpochRecord, final: str) -> State:
         """The state between an epoch that has just ended and the next one, without arrays.

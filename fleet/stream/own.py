@@ -61,6 +61,51 @@ class FromSource:
         return self._pipeline.load(indices, production, images, targets)
 
 
+class FinishedEpochs:
+    """Samples as they go into training, of the epochs that a rank has had first: as many as fit.
+
+    What differs from epoch to epoch depends on the seed, the epoch and the sample alone, and networks that a rank
+    trains one after another, or side by side with others, begin with the same epochs. To turn a small image takes
+    longer than many a network takes to learn from it.
+
+    Args:
+        pipeline: its :meth:`~preprocess.pipeline.Pipeline.finish_kept` does the rest to samples that are kept.
+        limit: bytes.
+    """
+
+    def __init__(self, pipeline: Pipeline, limit: int = 2**26) -> None:
+        self._pipeline = pipeline
+        images, targets = pipeline.empty(1)
+        size = pipeline.samples * (images.nbytes + targets.nbytes + 1)
+        self._room = limit // max(size, 1) if pipeline.is_random else 0  # otherwise nothing is left to do
+        self._epochs: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}  # inputs, targets, which are there
+
+    def finish(self, kept: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]], indices: np.ndarray, production: int,
+               images: np.ndarray, targets: np.ndarray) -> list[BadSample]:
+        """Finish samples, or take those that have been before; see :meth:`preprocess.pipeline.Pipeline.finish_kept`.
+
+        Args:
+            kept: indices -> inputs and targets, as they are kept.
+
+        Returns:
+            The samples that cannot be used, when they are found so; later they are only marked.
+        """
+        if production not in self._epochs:
+            if len(self._epochs) >= self._room:
+                return self._pipeline.finish_kept(*kept(indices), indices, production, images, targets)
+            samples = self._pipeline.samples
+            self._epochs[production] = (*self._pipeline.empty(samples), np.zeros(samples, bool))
+        whole_images, whole_targets, is_there = self._epochs[production]
+        lacking, bad = indices[~is_there[indices]], []
+        if len(lacking):
+            new_images, new_targets = self._pipeline.empty(len(lacking))
+            bad = self._pipeline.finish_kept(*kept(lacking), lacking, production, new_images, new_targets)
+            whole_images[lacking], whole_targets[lacking] = new_images, new_targets
+            is_there[lacking] = True
+        images[:], targets[:] = whole_images[indices], whole_targets[indices]
+        return bad
+
+
 class FromKept:
     """Samples that the node keeps decoded; this rank does what differs from epoch to epoch.
 
@@ -72,7 +117,7 @@ class FromKept:
         self._pipeline, self._kept, self.empty = pipeline, kept, pipeline.empty
         self._row = np.argsort(pipeline.order(0))  # they lie in the order of epoch 0
         self._is_alone = False  # whether what is not there yet will not come
-        self._stall_s = stall_s
+        self._stall_s, self._finished = stall_s, FinishedEpochs(pipeline)
 
     def await_all(self, indices: np.ndarray, stop: threading.Event) -> None:  # noqa: D102 - Samples says it
         rows, clock = self._row[indices], clock_for_set(self._kept, "training", self._stall_s)
@@ -85,11 +130,13 @@ class FromKept:
 
     def load(self, indices: np.ndarray, production: int, images: np.ndarray,  # noqa: D102
              targets: np.ndarray) -> list[BadSample]:
-        rows = self._row[indices]
-        if not self._kept.has_rows(rows):
+        if not self._kept.has_rows(self._row[indices]):
             return self._pipeline.load(indices, production, images, targets)
-        return self._pipeline.finish_kept(self._kept.images[rows], self._kept.targets[rows], indices, production,
-                                          images, targets)
+        return self._finished.finish(self._as_kept, indices, production, images, targets)
+
+    def _as_kept(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        rows = self._row[indices]
+        return self._kept.images[rows], self._kept.targets[rows]
 
 
 class FromOwnMemory:
@@ -99,6 +146,7 @@ class FromOwnMemory:
         self._pipeline, self.empty = pipeline, pipeline.empty
         self._images, self._targets = pipeline.empty_kept(pipeline.samples)
         self._is_there = np.zeros(pipeline.samples, bool)
+        self._finished = FinishedEpochs(pipeline)
 
     def await_all(self, indices: np.ndarray, stop: threading.Event) -> None:
         """A file can be read at any time."""
@@ -113,8 +161,10 @@ class FromOwnMemory:
         bad = self._pipeline.keep(lacking, new_images, new_targets)
         self._images[lacking], self._targets[lacking] = new_images, new_targets
         self._is_there[lacking] = True
-        return bad + self._pipeline.finish_kept(self._images[indices], self._targets[indices], indices, production,
-                                                images, targets)
+        return bad + self._finished.finish(self._as_kept, indices, production, images, targets)
+
+    def _as_kept(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return self._images[indices], self._targets[indices]
 
 
 # [FLEET] Fig. 4: a trainer's queue holds 10 batches.

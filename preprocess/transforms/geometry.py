@@ -284,7 +284,8 @@ def _window(image: np.ndarray, top: int, left: int, size: tuple[int, int], outsi
     bottom, right = top + size[0], left + size[1]
     if top >= 0 and left >= 0 and bottom <= height and right <= width:
         return image[top:bottom, left:right]
-    window = np.full((*size, *image.shape[2:]), outside, image.dtype)
+    shape = (*size, *image.shape[2:])
+    window = np.full(shape, outside, image.dtype) if outside else np.zeros(shape, image.dtype)
     inside = image[max(top, 0):max(bottom, 0), max(left, 0):max(right, 0)]
     y, x = max(-top, 0), max(-left, 0)
     window[y:y + inside.shape[0], x:x + inside.shape[1]] = inside

@@ -11,7 +11,7 @@ _steps = os.open(os.environ["CHAOS_STEPS"], os.O_WRONLY | os.O_APPEND | os.O_CRE
 
 
 def _note_steps():
-    step, measure = network.Training.step, trainer.measure_rate
+    step, measure = network.Training.step, trainer.time_batches
 
     def noted(self, images, labels, size, *rest):
         result = step(self, images, labels, size, *rest)
@@ -24,7 +24,7 @@ def _note_steps():
         training.measures = True
         return measure(training, *rest)
 
-    network.Training.step, trainer.measure_rate = noted, measured
+    network.Training.step, trainer.time_batches = noted, measured
 
 
 _note_steps()

@@ -69,7 +69,8 @@ def test_a_row_of_ones_own_keeps_what_it_says_and_goes_by_its_path():
 
 
 @pytest.mark.parametrize(("name", "said"), [
-    ("best", "no policy is named 'best'; one of adaptive, baseline, global, homogeneous, local, or an import path"),
+    ("best", "no policy is named 'best'; one of adaptive, baseline, elastic, global, homogeneous, local, or an import "
+             "path"),
     ("own_policies:", "policy 'own_policies:' is not an import path module:policy"),
     ("no_such_module:policy", "policy 'no_such_module:policy': cannot import 'no_such_module': ModuleNotFoundError"),
     ("broken_policies:policy", "ModuleNotFoundError: No module named 'nothing_of_this_name'"),

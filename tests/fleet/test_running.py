@@ -6,10 +6,12 @@ import threading
 import pytest
 
 from fleet import running
+from fleet.__main__ import main
 from fleet.errors import UserError
-from fleet.running import Reporter, command, follow
+from fleet.running import Reporter, ask_nodes, command, follow
 from fleet.runtime.outside.mailbox import Mailbox
-from fleet.spec import parse
+from fleet.spec import dump, parse
+from fleet.storage.event_log import EventLog
 from fleet.storage.events import Commanded, EpochEnded, NetworkAdded
 from fleet.storage.lease import Lease, Process, Times, is_held
 from fleet.storage.lines import to_json
@@ -76,6 +78,49 @@ def test_a_run_that_has_ended_refuses_and_so_does_what_is_no_run(paths, tmp_path
     with pytest.raises(UserError, match="no folder of a run"):
         command(tmp_path / "nowhere", {"do": "stop", "network": "a"})
     assert not paths.mailbox.exists()
+
+
+@pytest.fixture
+def shared(paths):
+    """A run of which a launch has a network, but not the folder; and what lets go."""
+    paths.spec.write_text(dump(parse({"models": [{"family": "softmax", "name": name} for name in "ab"]}).document))
+    around = Process()
+    lease = Lease(around, around.me, Times(renew=60))
+    lease.take(paths.network_lease("b"))
+    yield paths, lease.release
+    lease.release()
+
+
+def test_launches_that_share_a_run_take_no_commands_and_it_is_said_what_to_do_instead(shared):
+    paths, let_go = shared
+    with pytest.raises(UserError, match=r"several launches share its networks .*end one of their jobs"):
+        ask_nodes(paths.root, 1, 60.0)
+    let_go()
+    with pytest.raises(UserError, match="no launch is at work there"):
+        command(paths.root, {"do": "stop", "network": "a"})
+    assert not paths.mailbox.exists()
+
+
+def test_all_launches_that_share_a_run_are_watched_until_none_is_at_work(shared, monkeypatch, capsys):
+    paths, let_go = shared
+
+    def log(launch, network, epoch):
+        one = EventLog(RunPaths(paths.root, launch).events)
+        one.add(EpochEnded(network, record(epoch)))
+        one.close()
+
+    def work(seconds):
+        """While nobody looks, one launch goes on, and another comes."""
+        log("17", "a", 2)
+        log("18", "b", 1)
+        let_go()
+
+    log("17", "a", 1)
+
+    monkeypatch.setattr(running.time, "sleep", work)
+    assert main(["watch", str(paths.root), "--json"]) == 0
+    seen = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(one["network"], one["epoch"]) for one in seen] == [("a", 2), ("b", 1)]
 
 
 def test_a_command_that_nobody_answers_is_taken_back(held):

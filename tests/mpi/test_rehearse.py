@@ -7,6 +7,7 @@ import sys
 import pytest
 import yaml
 
+from scheduler.ensemble.policies import POLICIES
 from tests.examples import long_but_first
 from tests.mpi.conftest import ROOT
 
@@ -29,7 +30,7 @@ def test_a_spec_goes_through_all_of_its_run_on_nodes_that_are_pretended(launch, 
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert (found["networks"], found["gpus"], found["gpus_per_node"]) == (4, 4, 2)
-    assert set(found["predicted_s"]) == {"baseline", "homogeneous", "local", "global", "adaptive"}
+    assert set(found["predicted_s"]) == set(POLICIES)
     assert found["measured_s"] > 0.9 * found["lower_bound_s"] * 0.02
     assert (tmp_path / "kept" / "report.html").exists()
     assert not (tmp_path / "real").exists()

@@ -1,5 +1,7 @@
 """Samples that a rank prepares itself."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,9 +10,11 @@ from hypothesis import strategies as st
 from fleet.comm.alone import Alone
 from fleet.stream.base import split_rows
 from fleet.stream.order import Epoch, StrictOrder
-from fleet.stream.own import FromSource, OwnStream
+from fleet.stream.own import FinishedEpochs, FromSource, OwnStream
 from preprocess.base import BadSample
 from preprocess.pipeline import Pipeline
+from preprocess.probe import probe
+from preprocess.transforms import parse_transforms
 from tests.examples import examples
 from tests.fleet.one_process import Launch
 from tests.fleet.stream.streams import SEED, alone_in_the_world, expected, own_stream, pipeline
@@ -72,3 +76,37 @@ def test_samples_that_cannot_be_read_are_told_and_marked():
     bad, = told
     assert isinstance(bad, BadSample)
     assert str(bad) == "sample 5: torn file"
+
+
+class Counting(Pipeline):
+    """Counts how often each sample of each epoch is finished."""
+
+    def finish_kept(self, kept, kept_targets, indices, epoch, *arguments, **more):
+        self.finished = getattr(self, "finished", Counter())
+        self.finished.update((epoch, index) for index in indices.tolist())
+        return super().finish_kept(kept, kept_targets, indices, epoch, *arguments, **more)
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.sets(st.integers(0, 9), min_size=1)), min_size=1, max_size=12),
+       st.integers(0, 4))
+def test_networks_of_a_rank_have_samples_of_one_epoch_finished_once_where_there_is_room(asked, room):
+    alone = pipeline(10)
+    transforms = parse_transforms(["tests.sources:noise"])
+    counting = Counting(alone.source, transforms, SEED, probe(alone.source, transforms, SEED, keep=True))
+    kept, kept_targets = counting.empty_kept(10)
+    counting.keep(range(10), kept, kept_targets)
+    images, targets = counting.empty(10)
+    finished = FinishedEpochs(counting, limit=room * (images.nbytes + targets.nbytes + 10))
+    for epoch, chosen in asked:
+        indices = np.array(sorted(chosen))
+        images, targets = counting.empty(len(indices))
+        assert not finished.finish(lambda rows: (kept[rows], kept_targets[rows]), indices, epoch, images, targets)
+        wanted, labels = alone.empty(len(indices))
+        alone.load(indices, epoch, wanted, labels)
+        np.testing.assert_array_equal(images, wanted)
+        np.testing.assert_array_equal(targets, labels)
+    first = list(dict.fromkeys(epoch for epoch, _ in asked))[:room]
+    assert all(times == 1 for (epoch, _), times in counting.finished.items() if epoch in first)
+    assert all(counting.finished[epoch, index] == sum(epoch == other and index in chosen for other, chosen in asked)
+               for epoch, index in counting.finished if epoch not in first)
