@@ -19,11 +19,10 @@ settings.register_profile("fixed", derandomize=True, deadline=None, max_examples
 settings.register_profile("search", deadline=None, max_examples=examples(100))
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
-# Launches that start and end side by side would make and delete one folder of Open MPI's sessions: a listener may then
-# fail to start. So each worker has a folder of its own, with a short name, since sockets lie in there.
-if worker := os.environ.get("PYTEST_XDIST_WORKER"):
-    os.environ["TMPDIR"] = tempfile.mkdtemp(prefix=f"{worker}-")
-    atexit.register(shutil.rmtree, os.environ["TMPDIR"], ignore_errors=True)
+# Open MPI keeps files of a launch in a folder named after its process there. One that was killed leaves it, and a later
+# launch with the same process id cannot start: so no launch meets what earlier sessions have left.
+os.environ["TMPDIR"] = tempfile.mkdtemp(prefix=f"{os.environ.get('PYTEST_XDIST_WORKER', 'tests')}-")
+atexit.register(shutil.rmtree, os.environ["TMPDIR"], ignore_errors=True)
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups

@@ -186,7 +186,7 @@ class Trial:
 
     def _start(self, ranks, *arguments, program=("-m", "tests.chaos.job"), outlives=False):
         plain = {key: value for key, value in os.environ.items() if not key.startswith(("OMPI_", "PMIX_", "PRTE_"))}
-        environment = {**plain, **ON_ONE_MACHINE,
+        environment = {**plain, **ON_ONE_MACHINE, "TMPDIR": str(self.folder),  # see tests/conftest.py
                        "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(self.folder / "cache"),
                        "CHAOS_STEPS": str(self.steps)}
         with open(self.folder / "output.txt", "ab") as output:

@@ -98,7 +98,8 @@ class Slurm:
         self.folder = folder
         self.configuration = folder / "slurm.conf"
         plain = {key: value for key, value in os.environ.items() if not key.startswith(_OTHERS)}
-        self.environment = {**plain, "SLURM_CONF": str(self.configuration), **_MPI}
+        self._scratch = folder / "tmp"  # of jobs: what killed ones leave there is in the way of later process ids
+        self.environment = {**plain, "SLURM_CONF": str(self.configuration), "TMPDIR": str(self._scratch), **_MPI}
         self._servers = {}
 
     # ---- jobs ----
@@ -167,6 +168,7 @@ class Slurm:
             if node not in self._servers:
                 self._start_node(node)
         self.wait_until("all nodes are idle", self._is_idle)
+        self._empty_scratch()
 
     def node_states(self):
         """Node -> Slurm's word for it, such as idle, mixed or down; with a star where it does not answer."""
@@ -216,6 +218,7 @@ class Slurm:
         key.touch(0o600)
         key.write_bytes(secrets.token_bytes(128))
         (self.folder / "state").mkdir()
+        self._empty_scratch()
         self.configuration.write_text(_CONFIGURATION.format(folder=self.folder, ports=_free_ports(1 + len(NODES))))
         # Forced, for it would rather not run as root, nor in a folder that others cannot enter.
         self._start("munged", "munged", "--foreground", "--force", f"--key-file={key}",
@@ -241,6 +244,10 @@ class Slurm:
                 server.wait()
         for pid in self._processes():
             _kill(pid)
+
+    def _empty_scratch(self):
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        self._scratch.mkdir(exist_ok=True)
 
     def _start_node(self, node):
         (self.folder / f"spool.{node}").mkdir(exist_ok=True)

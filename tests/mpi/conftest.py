@@ -57,7 +57,7 @@ def spec(tmp_path, models, samples=60, source="numbered", **parts):
 
 
 class Launcher:
-    """Starts ranks, each launch with its own cache of rates."""
+    """Starts ranks, with a cache of rates and a folder for Open MPI's sessions of their own (see tests/conftest.py)."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -65,7 +65,7 @@ class Launcher:
     def environment(self, extra):
         # Variables of an MPI that this process may be under would confuse another one.
         plain = {key: value for key, value in os.environ.items() if not key.startswith(("OMPI_", "PMIX_", "PRTE_"))}
-        return {**plain, **ON_ONE_MACHINE,
+        return {**plain, **ON_ONE_MACHINE, "TMPDIR": str(self.folder),
                 "XDG_CACHE_HOME": str(self.folder / "cache"), "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **extra}
 
     def write(self, content):

@@ -19,10 +19,10 @@ def test_eight_networks_on_four_trainers_train_as_if_alone(launch, tmp_path):
     adam, sgd = {"name": "adam", "learning_rate": 0.01}, {"name": "sgd", "learning_rate": 0.01, "momentum": 0.9}
     models = [{"family": "cnn", "name": f"n{place}", "args": PLAIN,
                "train": {"optimizer": adam if place % 2 else sgd, "converge": {"max_epochs": epochs}}}
-              for place, epochs in enumerate([1, 1, 1, 1, 2, 2, 25, 30])]
+              for place, epochs in enumerate([1, 1, 1, 1, 2, 2, 7, 9])]
     rates = [{"name": model["name"], "rates": [100.0, 190.0, 270.0, 340.0]} for model in models]
-    (tmp_path / "rates.json").write_text(json.dumps({"samples_per_epoch": 96, "gpus_per_node": 4, "models": rates}))
-    content = spec(tmp_path, models, samples=96, source="slow", train={"batch": {"size": 16}},
+    (tmp_path / "rates.json").write_text(json.dumps({"samples_per_epoch": 384, "gpus_per_node": 4, "models": rates}))
+    content = spec(tmp_path, models, samples=384, source="slow", train={"batch": {"size": 16}},
                    resources={"engine": "keras"},
                    schedule={"policy": "adaptive", "rates": str(tmp_path / "rates.json")})
     run = launch(5, content, timeout=240)
