@@ -99,8 +99,11 @@ class Chief:
         self._tell(Produce(NO_LIMIT, NO_LIMIT, first=0, turns=roles.preprocessors))
 
     def step(self) -> bool:
-        if self._world.hear(Tag.COORDINATOR) is None:
+        message = self._world.hear(Tag.COORDINATOR)
+        if message is None:
             return False
+        if not isinstance(message, Ready):  # preprocessors say how fast they work
+            return True
         self._reading -= 1
         if not self._reading:
             self._tell(Exit())
