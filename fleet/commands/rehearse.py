@@ -260,7 +260,7 @@ def _print(told: Account, rehearsal: Rehearsal, profiling: SurveyEstimate) -> No
           f"{counted(len(told.stints), 'group')}; GPU time: "
           + ", ".join(f"{name} {share:.1%}" for name, share in told.spent.shares.items() if share >= 0.0005))
     if told.measured_s is not None:
-        per_group, per_epoch = 1000 * told.costs.regroup_s, 1000 * told.epoch_s
+        per_group, per_epoch = 1000 * told.costs.regroup_s, 1000 * told.costs.epoch_s
         print(f"It took {format_duration(told.measured_s)}, {told.ratio:.3f} times what the "
               f"simulation says ({per_group:.0f} ms to form a group, {per_epoch:.0f} ms between epochs): "
               f"{format_duration(told.measured_s / rehearsal.scale)} of the run's own time"

@@ -83,7 +83,6 @@ class Account:
         stints: who trained when on which devices.
         spent: where the time went.
         costs: what moves cost in this run, as a simulation takes them.
-        epoch_s: what passed on average between two epochs of a group that went on as it was.
         replay: the same run simulated; None where rates or epochs are missing, and of launches side by side.
         time_scale: seconds that a second of training took: not 1 where it was emulated.
         startup: (what was done, seconds) from the command to the first step of the last launch, one behind the other;
@@ -98,7 +97,6 @@ class Account:
     stints: tuple[Stint, ...]
     spent: Spent
     costs: Costs
-    epoch_s: float
     replay: Replay | None
     time_scale: float
     startup: tuple[tuple[str, float], ...] = ()
@@ -139,10 +137,10 @@ def account(log: Iterable[Logged]) -> Account | None:
         moments.sort(key=lambda moment: moment.t_s)
     devices = tuple(sorted({device for launch in launches for device in launch.start.devices}))
     stints = stints_of(records_of(moments))
-    costs, epoch_s = _costs(moments), _between_epochs(moments, is_lockstep=start.stream == "lockstep")
-    simulated = None if beside else _replay(start, moments, costs, epoch_s)
+    costs = _costs(moments, is_lockstep=start.stream == "lockstep")
+    simulated = None if beside else _replay(start, moments, costs)
     return Account(max(launch.ended_s for launch in launches), start.policy, devices if beside else start.devices,
-                   start.gpus_per_node, len(launches), stints, _spent(launches, stints), costs, epoch_s, simulated,
+                   start.gpus_per_node, len(launches), stints, _spent(launches, stints), costs, simulated,
                    start.time_scale, _startup(launches[-1]))
 
 
@@ -191,8 +189,8 @@ def _gpu_seconds(stints: Sequence[Stint], network: str, begin: float, end: float
 # ---- what moves cost ---------------------------------------------------------------------------
 
 
-def _costs(moments: Sequence[Moment]) -> Costs:
-    """What moves cost on average."""
+def _costs(moments: Sequence[Moment], is_lockstep: bool) -> Costs:
+    """What moves, and ends of epochs, cost on average."""
     forming = [gap for before, _, gap in _gaps(moments) if isinstance(before, GroupStarted)]
     stopping, deciding = [], []
     final: set[str] = set()
@@ -206,7 +204,8 @@ def _costs(moments: Sequence[Moment]) -> Costs:
                 stopping.append(stopped.checkpoint_s)
             case Planned() as plan:
                 deciding.append(plan.scheduling_s)
-    return Costs(checkpoint_s=_mean(stopping), regroup_s=_mean(forming), scheduling_s=_mean(deciding))
+    return Costs(checkpoint_s=_mean(stopping), regroup_s=_mean(forming), scheduling_s=_mean(deciding),
+                 epoch_s=_between_epochs(moments, is_lockstep))
 
 
 def _between_epochs(moments: Iterable[Moment], is_lockstep: bool) -> float:
@@ -245,7 +244,7 @@ def _mean(values: Sequence[float]) -> float:
 # ---- beside the simulation ---------------------------------------------------------------------
 
 
-def _replay(start: Started, moments: Sequence[Moment], costs: Costs, epoch_s: float) -> Replay | None:
+def _replay(start: Started, moments: Sequence[Moment], costs: Costs) -> Replay | None:
     """The run simulated, in the time of what was emulated."""
     scale = start.time_scale
     known = _told(moments) or _shown(moments, scale, len(start.devices))
@@ -260,8 +259,7 @@ def _replay(start: Started, moments: Sequence[Moment], costs: Costs, epoch_s: fl
         stream = parse_stream(start.stream)
         if supply is not None:
             stream = dataclasses.replace(stream, rate=supply * scale)
-        return replay(records, rates, start.cluster, find_policy(start.policy), options,
-                      scaled, stream, epoch_s / scale)
+        return replay(records, rates, start.cluster, find_policy(start.policy), options, scaled, stream)
     except InputError:  # no network has ended an epoch yet, or one has no rates
         return None
     except UserError:  # a policy of the user's own that is not here

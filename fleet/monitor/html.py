@@ -199,7 +199,7 @@ def _comparison(account: Account) -> str:
     rows = [["measured, from the first group to the last", f"{measured_s:.1f}", ""],
             ["simulated, with the costs below", f"{simulated_s:.1f}", f"{account.ratio:.3f}"],
             ["no schedule can be faster than", f"{bound_s:.1f}", f"{measured_s / bound_s:.3f}"]]
-    costs = [("a group that starts or changes", account.costs.regroup_s), ("between two epochs", account.epoch_s),
+    costs = [("a group that starts or changes", account.costs.regroup_s), ("between two epochs", account.costs.epoch_s),
              ("a group that stops unfinished", account.costs.checkpoint_s), ("a decision", account.costs.scheduling_s)]
     return (_table(["makespan", "seconds", "measured is times as long"], rows)
             + "<p class=note>The same networks, for as many epochs, under the same policy with the same rates; "

@@ -101,7 +101,7 @@ class Report:
         return {"name": self.name, "policy": account.policy, "seconds": account.seconds, "launches": account.launches,
                 "gpus": len(account.devices), "networks": [_record(row) for row in self.rows],
                 "spent_gpu_s": dataclasses.asdict(account.spent), "measured_s": account.measured_s,
-                "simulated_s": account.simulated_s, "costs": account.costs, "epoch_s": account.epoch_s,
+                "simulated_s": account.simulated_s, "costs": account.costs,
                 "missed_chunks": self.missed, "startup_s": dict(account.startup), **together, **kept,
                 **({"searches": [search.numbers() for search in self.searches]} if self.searches else {}),
                 **({"rungs": [rung.numbers() for rung in self.rungs]} if self.rungs else {})}

@@ -16,6 +16,7 @@ class Costs:
         regroup_s: a group that starts, grows or shrinks trains only after that time.
         scheduling_s: a decision that changes anything takes effect after that time.
         profile_s: before the first decision.
+        epoch_s: what an epoch takes beyond its samples: saving it, and asking what comes next.
 
     Raises:
         InputError: a cost is negative, or more than 1e9 s.
@@ -25,6 +26,7 @@ class Costs:
     regroup_s: float = 0.0
     scheduling_s: float = 0.0
     profile_s: float = 0.0
+    epoch_s: float = 0.0
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

@@ -74,6 +74,25 @@ def step_rate(network: Network, comm: tuple[CommTime, ...], gpus: int, batch: in
     return batch / float(compute + exchange_seconds(comm, network.params_mb, gpus)[-1])
 
 
+def epoch_rate(network: Network, comm: tuple[CommTime, ...], gpus: int, batch: int, samples: int) -> float:
+    """Samples/s over an epoch, whose last step has what is left: fewer samples, and as long an exchange.
+
+    Args:
+        network, comm, gpus, batch: as for :func:`step_rate`.
+        samples: of an epoch.
+
+    An epoch of 40 samples has a step of 32, of 1 s, and one of 8, of 0.6 s.
+
+    >>> from scheduler.base import StepTime
+    >>> net = Network("a", (), params_mb=10.0, step_s=(StepTime(4, 0.5), StepTime(16, 0.9)))
+    >>> epoch_rate(net, (CommTime(10.0, 2, 0.1),), 2, 32, 40)
+    25.0
+    """
+    steps, left = divmod(samples, batch)
+    seconds = steps * batch / step_rate(network, comm, gpus, batch)
+    return samples / (seconds + (left / step_rate(network, comm, gpus, left) if left else 0.0))
+
+
 def at_best(table: RateTable, gpus: int) -> RateTable:
     """The table with the rates that networks whose batch may change reach with the best batch on each number of GPUs.
 

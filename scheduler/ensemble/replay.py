@@ -17,7 +17,6 @@ from scheduler.base import Cluster, InputError, Options, RateTable
 from scheduler.ensemble.costs import Costs
 from scheduler.ensemble.pace import Stream
 from scheduler.ensemble.policies import Policy
-from scheduler.ensemble.rates import curve
 from scheduler.ensemble.simulation import Simulated, Stint, simulate
 
 
@@ -56,7 +55,7 @@ class Replay:
 
 
 def replay(records: Iterable[Record], rates: RateTable, cluster: Cluster, policy: Policy, options: Options,
-           costs: Costs, stream: Stream, epoch_s: float = 0.0) -> Replay:
+           costs: Costs, stream: Stream) -> Replay:
     """Simulate what a live run has recorded.
 
     Args:
@@ -64,7 +63,6 @@ def replay(records: Iterable[Record], rates: RateTable, cluster: Cluster, policy
         rates: that the run's policy was told.
         cluster, policy, options: of the run.
         costs, stream: as the run's are assumed to be.
-        epoch_s: what every epoch took beyond its samples: saving it, and asking what comes next.
 
     Returns:
         Both makespans. Networks that ended no epoch (they failed at once) are left out.
@@ -82,16 +80,8 @@ def replay(records: Iterable[Record], rates: RateTable, cluster: Cluster, policy
         raise InputError("the record has no epochs, so there is nothing to replay")
     trained = replace(rates, models=tuple(replace(network, epochs=epochs[network.name])
                                           for network in rates.models if epochs[network.name]))
-    simulated = simulate(_slowed(trained, cluster.gpus, epoch_s), cluster, policy, options, costs, stream, trained)
+    simulated = simulate(trained, cluster, policy, options, costs, stream)
     return Replay(records[-1].t_s - stints[0].start_s, stints, simulated)
-
-
-def _slowed(rates: RateTable, gpus: int, epoch_s: float) -> RateTable:
-    """The rates at which epochs take so much longer."""
-    samples = rates.samples_per_epoch
-    return replace(rates, models=tuple(
-        replace(network, rates=tuple((samples / (samples / curve(network, gpus) + epoch_s)).tolist()))
-        for network in rates.models))
 
 
 def stints_of(records: Iterable[Record]) -> tuple[Stint, ...]:

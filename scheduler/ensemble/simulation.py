@@ -13,14 +13,14 @@ networks share, each has a k-th.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, IntEnum, auto
 from functools import partial
 
 from scheduler.base import Cluster, InputError, Member, Network, Options, Progress, RateTable, Round
 from scheduler.ensemble.costs import Costs
-from scheduler.ensemble.elastic import at_best, step_rate
+from scheduler.ensemble.elastic import at_best, epoch_rate
 from scheduler.ensemble.learning import Learner, Learning
 from scheduler.ensemble.moves import Grow, Holding, Move, Shrink, Stance, Start, Stop, moves
 from scheduler.ensemble.pace import Stream
@@ -93,8 +93,8 @@ class Simulated:
 
 
 def simulate(rates: RateTable, cluster: Cluster, policy: Policy, options: Options, costs: Costs | None = None,
-             stream: Stream | None = None, told: RateTable | None = None, learning: Learning | None = None
-             ) -> Simulated:
+             stream: Stream | None = None, told: RateTable | None = None, learning: Learning | None = None,
+             arrivals: Mapping[str, float] | None = None) -> Simulated:
     """Train an ensemble on numbers.
 
     Args:
@@ -107,6 +107,7 @@ def simulate(rates: RateTable, cluster: Cluster, policy: Policy, options: Option
         stream: how the networks' paces depend on each other; the policy's unless given.
         told: the rates that the policy is told, if they are not the true ones.
         learning: how the policy comes to know rates in the run itself, instead of being told any before.
+        arrivals: network -> seconds after which the policy hears of it, where that is not at the start.
 
     Returns:
         What happened.
@@ -121,7 +122,7 @@ def simulate(rates: RateTable, cluster: Cluster, policy: Policy, options: Option
     bound = lower_bound(rates, gpus) / max(speedup(rates.sharing, count) for count in range(1, cluster.slots + 1))
     told = replace(told or rates, supply=stream.supply)
     return _Run(rates, cluster, policy, options, policy.costs if costs is None else costs, stream, told,
-                None if learning is None else Learner(rates, gpus, learning, cluster.slots)).run(bound)
+                None if learning is None else Learner(rates, gpus, learning, cluster.slots), arrivals or {}).run(bound)
 
 
 class _Kind(IntEnum):
@@ -180,13 +181,13 @@ class _Run:
     """The executor: groups on devices, in simulated time."""
 
     def __init__(self, rates: RateTable, cluster: Cluster, policy: Policy, options: Options, costs: Costs,
-                 stream: Stream, told: RateTable, learner: Learner | None) -> None:
+                 stream: Stream, told: RateTable, learner: Learner | None, arrivals: Mapping[str, float]) -> None:
         self.sim = Simulator()
         self.rates, self.cluster, self.policy, self.options = rates, cluster, policy, options
         self.costs, self.stream = costs, stream
         # A policy must not know when networks will converge.
         self.told = replace(told, models=tuple(replace(n, epochs=None) for n in told.models))
-        self.learner = learner
+        self.learner, self.arrivals = learner, arrivals
         self.samples = rates.samples_per_epoch
         self.rate_of = curves(rates, cluster.whole_gpus).rate
         self.groups = {network.name: _Group(network, row) for row, network in enumerate(rates.models)}
@@ -200,6 +201,8 @@ class _Run:
 
     def run(self, bound: float) -> Simulated:
         self.sim.after(self.costs.profile_s, _Kind.DECIDE, self._decide)
+        for moment in sorted(set(self.arrivals.values())):
+            self.sim.at(max(moment, self.costs.profile_s), _Kind.LOOK, self._ask)
         self.sim.run()
         left = [group.name for group in self.groups.values() if group.state is not _State.FINISHED]
         if left:
@@ -222,6 +225,9 @@ class _Run:
             told = replace(self.learner.told(), supply=told.supply)
             progress = replace(progress, rates_changed=self.learner.rates.has_news,
                                guessed=frozenset() if self.stream.count else self.learner.rates.guessed)
+        if self.arrivals:
+            told = replace(told, models=tuple(one for one in told.models
+                                              if self.arrivals.get(one.name, 0.0) <= self.sim.now))
         wanted = plan(self.policy, told, progress, self.cluster, self.options)
         if self.learner is not None:
             tried = probes_of_plan(self.policy, told, self.learner.rates.least, progress, self.cluster, self.options,
@@ -283,8 +289,9 @@ class _Run:
     def _rate(self, group: _Group) -> float:
         gpus = len(group.devices)
         alone = (float(self.rate_of[group.row, gpus - 1]) if group.batch is None else
-                 step_rate(self.rates.models[group.row], self.rates.comm_s, gpus, group.batch))
-        return alone * share(self.rates.sharing, group.beside)
+                 epoch_rate(self.rates.models[group.row], self.rates.comm_s, gpus, group.batch, self.samples))
+        paid = 1 / (1 / alone + self.costs.epoch_s / self.samples)  # with what passes between epochs
+        return paid * share(self.rates.sharing, group.beside)
 
     def _take_batches(self) -> None:
         """Let each group that stands before an epoch train it with the batch that is wanted now."""

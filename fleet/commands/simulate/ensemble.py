@@ -89,6 +89,7 @@ _COST_HELP = {
     "regroup_s": "seconds before a group that starts, grows or shrinks trains",
     "scheduling_s": "seconds before a decision takes effect",
     "profile_s": "seconds before the first decision",
+    "epoch_s": "seconds that an epoch takes beyond its samples",
 }
 
 

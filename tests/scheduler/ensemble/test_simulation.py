@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.base import Cluster, Delta, InputError, Member, Network, Options, RateTable, Round
+from scheduler.base import Cluster, Delta, InputError, Member, Network, Options, RateTable, Round, StepTime
 from scheduler.ensemble.costs import PAPER_COSTS, REGROUPING_COSTS, Costs
 from scheduler.ensemble.draw import convert, redraw_epochs, with_errors
 from scheduler.ensemble.learning import Learning
@@ -106,6 +106,22 @@ def test_scheduling_takes_its_time_before_every_change():
     assert found.makespan_s == pytest.approx(100 + 2 * (2 + 10))
     assert found.scheduling_s == pytest.approx(4.0)
     assert found.waiting_s_per_gpu == pytest.approx(0.0)
+
+
+def test_an_epoch_takes_so_much_more_than_its_samples_with_whatever_batch():
+    steps = (StepTime(10, 1.0), StepTime(20, 1.5))
+    elastic = RateTable(100, 1, (Network("a", (1.0,), epochs=3, params_mb=1.0, step_s=steps, batches=(10, 20)),))
+    assert run(table((2, 10), (1, 20)), 2, costs=Costs(epoch_s=0.5)).makespan_s == pytest.approx(2 * (10 + 0.5))
+    assert run(elastic, 1, "elastic", costs=Costs(epoch_s=0.5)).makespan_s == pytest.approx(3 * (5 * 1.5 + 0.5))
+
+
+def test_networks_may_arrive_while_others_train_and_the_policy_hears_of_them_then():
+    """The second comes within the first one's epoch, and has a GPU from its end on; the last, when all are free."""
+    rates = table((2, 10, 20), (1, 10, 20), (1, 50))
+    found = simulate(rates, Cluster.of(2, 2), POLICIES["elastic"], Options(), Costs(),
+                     arrivals={"n1": 3.0, "n2": 40.0})
+    assert [(stint.name, len(stint.devices), stint.start_s, stint.end_s) for stint in found.stints] == [
+        ("n0", 2, 0.0, 5.0), ("n0", 1, 5.0, 15.0), ("n1", 1, 5.0, 15.0), ("n2", 1, 40.0, 42.0)]
 
 
 def test_a_round_says_who_trained_how_many_epochs():
