@@ -12,7 +12,6 @@ import pickle
 import re
 import socket
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -114,7 +113,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if is_first(os.environ):
             print(f"fleet: {error}", file=sys.stderr)
         return int(ExitStatus.BAD_INPUT)
-    began, laps = time.monotonic(), Laps()
+    interruption, laps = Interruption(None), Laps()
+    interruption.watch()  # from the start: a rank that dies of a signal takes the others with it
     # Before MPI starts, for after that no process should be forked.
     batch_left = seconds_left(os.environ) if is_first(os.environ) else None
     with without_collecting():
@@ -127,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     laps.end("MPI")
     try:
         with _lease(world, request) as lease:
-            status = _run(world, request, batch_left, began, lease, laps)
+            status = _run(world, request, batch_left, interruption, lease, laps)
         return world.leave(status)
     except KeyboardInterrupt:
         world.end(130)
@@ -143,8 +143,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         world.abort(error)
 
 
-def _run(world: World, request: Request, batch_left: float | None, began: float, lease: Lease | None, laps: Laps
-         ) -> int:
+def _run(world: World, request: Request, batch_left: float | None, interruption: Interruption, lease: Lease | None,
+         laps: Laps) -> int:
     from fleet.comm.roles import missing_slots
     from fleet.runtime.ahead import Ahead, Announcement, Loading
     from fleet.runtime.changes import Wishes
@@ -197,8 +197,7 @@ def _run(world: World, request: Request, batch_left: float | None, began: float,
     start_logging(prepared.paths.log(world.rank), world.rank, world.host)
 
     given = request.walltime if request.walltime is not None else prepared.spec.document.walltime
-    interruption = Interruption(shortest(given, batch_left), began=began)
-    interruption.watch()
+    interruption.limit(shortest(given, batch_left))
     return Session(world, prepared, interruption, lease, loading, laps).run()
 
 

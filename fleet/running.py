@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import signal
 import subprocess
 import threading
@@ -32,7 +31,7 @@ from fleet.storage.paths import RunPaths
 from fleet.storage.results import read_results
 from fleet.storage.state import SCORES, EpochRecord
 
-PATIENCE_S = 60.0  # for the answer to a command
+PATIENCE_S = 60.0  # for the answer to a command, and for the begin of a launch
 _LOOK_S = 0.2  # between two looks at the event log
 
 
@@ -361,11 +360,18 @@ class Running:
         return True
 
     def _command(self, content: Mapping[str, Any]) -> list[str]:
-        while not is_held(self._paths.lease):  # it has just been started
-            if self.is_over:
-                raise UserError(f"{self.run}: the run has ended")
-            time.sleep(_LOOK_S)
+        if not self._has_begun():
+            raise UserError(f"{self.run}: the run has ended")
         return command(self.run, content)
+
+    def _has_begun(self, patience_s: float = math.inf) -> bool:
+        """Wait for a launch that has just been started; false where it is over, or does not begin."""
+        until = time.monotonic() + patience_s
+        while held_lease(self._paths) is None:
+            if self.is_over or time.monotonic() > until:
+                return False
+            time.sleep(_LOOK_S)
+        return not self.is_over
 
     def reports(self) -> Iterator[Report]:
         """Every epoch's end of this launch, as it happens; ends with the launch."""
@@ -392,9 +398,13 @@ class Running:
         return self._status
 
     def interrupt(self) -> None:
-        """Have the launch save everything and stop; the same command resumes it."""
-        if not self.is_over:
-            os.kill(self._process.pid, signal.SIGTERM)
+        """Have the launch save everything and stop; the same command resumes it.
+
+        One that has just been started is waited for: it would die of the signal. If it has not begun within a minute,
+        it is ended as it is, and has nothing to save.
+        """
+        # Upon SIGTERM mpirun ends its ranks at once, saved or not; SIGUSR2 it passes on, and waits for them.
+        self._process.send_signal(signal.SIGUSR2 if self._has_begun(PATIENCE_S) else signal.SIGTERM)
 
     def __enter__(self) -> Running:
         return self

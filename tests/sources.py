@@ -51,6 +51,14 @@ def numbered(path):
     return Numbered(int(path), seed=1), Numbered(20, seed=2)
 
 
+def listed_slowly(path):
+    """As :func:`numbered`; it leaves a file ``listing`` where the run's folder is to be, and takes two seconds."""
+    count, _, folder = path.partition(" ")
+    Path(folder, "listing").touch()
+    time.sleep(2)
+    return numbered(count)
+
+
 def _labelled(source, labels):
     source.labels = labels
     return source

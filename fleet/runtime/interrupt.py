@@ -24,18 +24,20 @@ class Interruption:
     Signals reach every rank; rank 0 decides, and the others only must not die of them.
 
     Args:
-        walltime: seconds that this launch may take; None for no limit.
+        walltime: seconds that this launch may take from now on; None for no limit.
         clock: seconds, from any origin; a test may give its own.
-        began: when the walltime began, by that clock; now, unless it is said.
     """
 
-    def __init__(self, walltime: float | None, clock: Callable[[], float] = time.monotonic,
-                 began: float | None = None) -> None:
+    def __init__(self, walltime: float | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._signal: int | None = None
         self._pipe: int | None = None
         self._walltime = walltime
-        self._began = clock() if began is None else began
+        self._began = clock()
+
+    def limit(self, walltime: float | None) -> None:
+        """Say how long this launch may take from its beginning on, once that is known."""
+        self._walltime = walltime
 
     def watch(self) -> None:
         """Take the signals from now on, instead of dying of them."""

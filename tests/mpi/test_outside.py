@@ -16,11 +16,11 @@ import pytest
 
 from fleet.__main__ import main
 from fleet.api import launch, mpirun
-from fleet.errors import UserError
+from fleet.errors import ExitStatus, UserError
 from fleet.runtime.replay import largest_difference
-from fleet.storage.checkpoint import newest
+from fleet.storage.checkpoint import newest, read_state
 from fleet.storage.event_log import events_of, read_run
-from fleet.storage.events import EpochEnded, GroupStarted, NetworkJudged, NodesLeft, RankLost
+from fleet.storage.events import EpochEnded, FirstStep, GroupStarted, NetworkJudged, NodesLeft, RankLost
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Status
 from fleet.units import counted
@@ -30,10 +30,10 @@ from tests.places import ROOT
 OPEN = {"open_for": "4s", "train": {"converge": {"max_epochs": 3}}}
 
 
-def waiting_spec(tmp_path, **parts):
-    """A run without networks, which waits for some."""
+def waiting_spec(tmp_path, models=(), **parts):
+    """A run without networks, or with few, which waits for more."""
     launcher = Launcher(tmp_path)
-    return launcher, launcher.write(spec(tmp_path, [], **{**OPEN, **parts}))
+    return launcher, launcher.write(spec(tmp_path, list(models), **{**OPEN, **parts}))
 
 
 def test_networks_are_added_paused_resumed_and_stopped_while_a_run_goes_on(tmp_path, capsys):
@@ -85,6 +85,31 @@ def test_what_others_added_is_there_again_when_the_run_goes_on(tmp_path):
         running.stop("late")
     rows = {row.name: row for row in running.results()}
     assert {name: row.status for name, row in rows.items()} == {"late": Status.PRUNED, "wrong": Status.FAILED}
+
+
+def test_a_launch_that_is_interrupted_as_soon_as_it_is_started_is_resumed(tmp_path):
+    launcher, path = waiting_spec(tmp_path, models=[{"family": "softmax", "name": "net"}])
+    with launch(path, 3, "--plain", environment=launcher.environment({})) as running:
+        running.interrupt()
+        assert running.wait() is ExitStatus.RESUMABLE
+    with launch(path, 3, "--plain", environment=launcher.environment({})) as running:
+        pass
+    assert [(row.name, row.status) for row in running.results()] == [("net", Status.FINISHED)]
+
+
+def test_an_interrupted_launch_has_all_the_time_that_its_step_takes(tmp_path):
+    """mpirun would end ranks within a second that do not obey a SIGTERM."""
+    (tmp_path / "rates.json").write_text(
+        '{"samples_per_epoch": 60, "gpus_per_node": 2, "models": [{"name": "net", "rates": [8.0]}]}')
+    launcher, path = waiting_spec(tmp_path, models=[{"family": "softmax", "name": "net"}],
+                                  schedule={"rates": str(tmp_path / "rates.json")},
+                                  resources={"engine": "emulated", "time_scale": 1, "preprocessors": 1})
+    with launch(path, 2, "--plain", environment=launcher.environment({})) as running:
+        events = RunPaths(running.run).events
+        wait_until(lambda: events_of(events, FirstStep))
+        running.interrupt()
+        assert running.wait() is ExitStatus.RESUMABLE
+    assert read_state(RunPaths(running.run).last("net"), with_arrays=False).position > 0
 
 
 @pytest.mark.long

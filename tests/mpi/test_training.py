@@ -122,6 +122,19 @@ def test_checkpoints_inside_an_epoch_bound_what_a_kill_costs(launch, tmp_path):
     assert replayed(launch, content, run, "one") < 1e-9
 
 
+def test_a_signal_while_the_data_is_listed_stops_the_run_before_it_trains(launch, tmp_path):
+    content = spec(tmp_path, [{"family": "softmax"}], samples=f"60 {tmp_path}", source="listed_slowly")
+    process = launch.start(3, content)
+    while not (tmp_path / "listing").exists():
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.01)
+    process.send_signal(signal.SIGUSR2)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 75, output
+    assert not events_of(RunPaths(tmp_path / "run").events, EpochEnded)
+    assert launch(3, content).status == 0
+
+
 @pytest.mark.parametrize("ranks", long_but_first(2, 1, 4))
 def test_a_signal_stops_within_a_step_and_nothing_is_trained_twice(launch, tmp_path, ranks):
     models = [{"family": "softmax", "name": "one"}]

@@ -35,9 +35,11 @@ def test_a_minute_of_the_walltime_is_kept_or_a_tenth_of_a_short_one(clock, wallt
     assert "walltime" in interruption.reason()
 
 
-def test_the_walltime_counts_from_when_it_began(clock):
+def test_the_walltime_counts_from_the_beginning_whenever_it_becomes_known(clock):
+    interruption = Interruption(None, clock)
     clock.now = 50
-    assert Interruption(100, clock, began=0).seconds_left() == 40
+    interruption.limit(100)
+    assert interruption.seconds_left() == 40
 
 
 @pytest.mark.parametrize("number", SIGNALS)
