@@ -89,7 +89,8 @@ class MPIWorld:
         self._pending.append(self.comm.isend(message, dest=rank, tag=tag))
 
     def _receive(self, tag: int) -> Any:
-        matched = self.comm.improbe(tag=tag)
+        # Open MPI looks first, and only then takes in what has come: the first look may find nothing of it.
+        matched = self.comm.improbe(tag=tag) or self.comm.improbe(tag=tag)
         return None if matched is None else matched.recv()
 
     def _is_over(self, request: MPI.Request) -> bool:

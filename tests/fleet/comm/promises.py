@@ -5,6 +5,10 @@ The same functions are called by the ranks of one process (test_base.py), and by
 """
 
 import inspect
+import shutil
+import tempfile
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -96,6 +100,29 @@ def a_message_is_heard_under_its_tag_only(world, number):
     assert world.await_message(Tag.PREPROCESSOR) == Ready(2)
     assert world.hear(Tag.TRAINER) is None
     assert world.await_message(Tag.COORDINATOR) == Ready(1)
+
+
+@promise
+def what_has_come_is_heard_at_the_first_look(world, number):
+    """Files say that it is sent once none of the others calls MPI any more, and heard after that."""
+    folder = Path(world.share(tempfile.mkdtemp() if world.rank == 0 else None))
+
+    def await_files(*names):
+        while not all((folder / name).exists() for name in names):
+            time.sleep(0.001)
+
+    if world.rank == 0:
+        await_files(*map(str, range(1, world.size)))
+        for rank in range(1, world.size):
+            world.tell(rank, Tag.TRAINER, Ready(number))
+        (folder / "sent").touch()
+    else:
+        (folder / str(world.rank)).touch()
+        await_files("sent")
+        assert world.hear(Tag.TRAINER) == Ready(number)
+    world.gather(None)
+    if world.rank == 0:
+        shutil.rmtree(folder)
 
 
 # ---- waiting -----------------------------------------------------------------------------------
