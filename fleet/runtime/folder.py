@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -44,6 +44,8 @@ def take_folder(paths: RunPaths, fresh: bool, lease: Lease | None) -> None:
         UserError: it is somebody else's, or another launch is at work there.
     """
     check_folder(paths)
+    # What is put into the mailbox once this launch has the lease is for this launch.
+    letters = list(paths.mailbox.glob("*"))
     if lease is not None:
         with writing_into(paths):
             lease.take(paths.lease, floor=newest_writer(paths))
@@ -51,7 +53,7 @@ def take_folder(paths: RunPaths, fresh: bool, lease: Lease | None) -> None:
             if shut_networks(paths, lease) or took_over:
                 shut_out(paths)
     if fresh and paths.root.exists():
-        _empty(paths)
+        _empty(paths, letters)
 
 
 def check_shareable(spec: Spec, asked: str) -> None:
@@ -128,8 +130,8 @@ def writing_into(paths: RunPaths) -> Iterator[None]:
         raise UserError(f"output: {error}") from None
 
 
-def _empty(paths: RunPaths) -> None:
-    """Delete what earlier launches have written, and nothing else."""
+def _empty(paths: RunPaths, letters: Iterable[Path]) -> None:
+    """Delete what earlier launches have written, and nothing else; of the mailbox, some letters."""
     if foreign := paths.foreign():
         shown = ", ".join(str(path.relative_to(paths.root)) for path in foreign[:5])
         more = f" and {len(foreign) - 5} more" if len(foreign) > 5 else ""
@@ -137,7 +139,10 @@ def _empty(paths: RunPaths) -> None:
                         "name another output")
     try:
         # They say whose it is, and who is in it.
-        for path in set(paths.root.iterdir()) - {paths.marker, paths.lease, paths.network_leases, paths.jobs_lease}:
+        kept = {paths.marker, paths.lease, paths.network_leases, paths.jobs_lease, paths.mailbox}
+        for letter in letters:
+            letter.unlink(missing_ok=True)
+        for path in set(paths.root.iterdir()) - kept:
             if path.is_dir():
                 shutil.rmtree(path)
             else:

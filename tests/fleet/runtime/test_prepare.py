@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from fleet.errors import StorageError, UserError
+from fleet.runtime.outside.mailbox import Mailbox
 from fleet.runtime.prepare import prepare
 from fleet.storage.checkpoint import write_state
 from fleet.storage.identity import identity
@@ -204,6 +205,22 @@ def lease():
     """One that waits for nobody for long."""
     process = Process()
     return Lease(process, process.me, Times(renew=0.05, patience=0.1, poll=0.02))
+
+
+def test_fresh_leaves_the_commands_that_come_once_the_launch_has_the_folder(asking):
+    """Whoever has started it may add networks as soon as it holds the lease."""
+    class Asked(Lease):
+        def take(self, folder, floor=0):
+            super().take(folder, floor)
+            if folder == asking.run.lease:
+                mailbox.put({"do": "add"})
+
+    asking()
+    mailbox, around = Mailbox(asking.run.mailbox), Process()
+    mailbox.put({"do": "stop"})  # for an earlier launch
+    with Asked(around, around.me, Times(renew=60)) as lease:
+        asking(fresh=True, lease=lease)
+        assert [command.content for command in mailbox.commands()] == [{"do": "add"}]
 
 
 @pytest.mark.parametrize("fresh", [False, True])
