@@ -38,7 +38,7 @@ from fleet.spec import (
     load,
     parse,
 )
-from fleet.storage.event_log import launch_status, log_mark
+from fleet.storage.event_log import first_line, launch_status, log_mark
 from fleet.storage.files import replacing
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import NetworkResult, Status, read_results
@@ -129,14 +129,14 @@ def launch(spec: str | Path, ranks: int, *arguments: str, launcher: Sequence[str
         SpecError: the spec is wrong.
     """
     events = _events(spec, arguments)
-    before = (0, 0) if "--fresh" in arguments else log_mark(events)
+    before, stale = log_mark(events), first_line(events) if "--fresh" in arguments else b""
     process, shown = start(_command(spec, ranks, arguments, launcher), EXPLAINED, log, _environment(environment))
 
     def end(status: int) -> ExitStatus:
         shown.join(PATIENCE_S)
         return _status(spec, status, events, before)
 
-    return Running(process, RunPaths(load(spec).output), before[1], end)
+    return Running(process, RunPaths(load(spec).output), 0 if stale else before[1], end, stale)
 
 
 def _command(spec: str | Path, ranks: int, arguments: Sequence[str], launcher: Sequence[str] | None) -> list[str]:

@@ -24,6 +24,7 @@ from fleet.runtime.outside.clerk import NetworkOver
 from fleet.runtime.outside.mailbox import Mailbox
 from fleet.spec import Spec, load
 from fleet.spec.resolve import with_added
+from fleet.storage.event_log import first_line
 from fleet.storage.events import Commanded, EpochEnded, Event, NetworkAdded, NodesLeft, event_from_json
 from fleet.storage.lease import is_held
 from fleet.storage.network_leases import held_lease
@@ -298,11 +299,12 @@ class Running:
         paths: of the run.
         start: the size of the event log before.
         end: says how it ended, given the status of the launcher.
+        stale: the first line of an event log that the launch deletes; empty where it deletes none.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], paths: RunPaths, start: int,
-                 end: Callable[[int], ExitStatus]) -> None:
-        self._process, self._paths, self._start, self._end = process, paths, start, end
+                 end: Callable[[int], ExitStatus], stale: bytes = b"") -> None:
+        self._process, self._paths, self._start, self._end, self._stale = process, paths, start, end, stale
         self._status: ExitStatus | None = None
         self._lock = threading.Lock()
 
@@ -375,6 +377,10 @@ class Running:
 
     def reports(self) -> Iterator[Report]:
         """Every epoch's end of this launch, as it happens; ends with the launch."""
+        while self._stale and first_line(self._paths.events) == self._stale:
+            if self.is_over:  # before it came to delete anything
+                return
+            time.sleep(_LOOK_S)
         reporter: Reporter | None = None
         for event in follow(self._paths, self._start, lambda: self.is_over):
             reporter = reporter or reporter_of(self._paths)

@@ -135,6 +135,15 @@ def log_mark(path: Path) -> tuple[int, int]:
     return stat.st_mtime_ns, stat.st_size
 
 
+def first_line(path: Path) -> bytes:
+    """Of a log; empty where there is none. No two logs have the same: it has the date of the launch."""
+    try:
+        with open(path, "rb") as file:
+            return file.readline()
+    except FileNotFoundError:
+        return b""
+
+
 def launch_status(status: int, path: Path, before: tuple[int, int]) -> int:
     """How a launch ended: as it says itself in the log, and otherwise it broke off.
 

@@ -8,7 +8,7 @@ import pytest
 from fleet import running
 from fleet.__main__ import main
 from fleet.errors import UserError
-from fleet.running import Reporter, ask_nodes, command, follow
+from fleet.running import Reporter, Running, ask_nodes, command, follow
 from fleet.runtime.outside.mailbox import Mailbox
 from fleet.spec import dump, parse
 from fleet.storage.event_log import EventLog
@@ -142,6 +142,33 @@ def test_a_report_has_the_monitored_value_and_all_metrics():
     assert [(one.network, one.number, one.epoch, one.value) for one in found] == [
         ("a", 0, 2, 0.25), ("late", 1, 2, 0.75), ("b-3", 3, 2, 0.25)]
     assert found[0].metrics == {"loss": 1.0, "accuracy": 0.5, "val_loss": 0.25, "val_accuracy": 0.75}
+
+
+class Launcher:
+    """A process that ends when it is told so."""
+
+    status = None
+
+    def poll(self):
+        return self.status
+
+
+def test_of_a_launch_that_deletes_what_an_earlier_one_has_logged_its_own_is_reported(paths, monkeypatch):
+    paths.spec.write_text(dump(parse({"models": [{"family": "softmax", "name": "a"}]}).document))
+    old, new = ([json.dumps({"t_s": t_s, **to_json(EpochEnded("a", record(epoch)))}) + "\n" for epoch in epochs]
+                for t_s, epochs in ((0.0, (1, 2, 3)), (1.0, (1, 2))))
+    paths.events.write_text("".join(old))
+    launcher = Launcher()
+
+    def go_on(seconds):
+        paths.events.write_text("".join(new))
+        launcher.status = 0
+
+    monkeypatch.setattr(running.time, "sleep", go_on)
+    one = Running(launcher, paths, 0, lambda status: status, old[0].encode())
+    assert [report.epoch for report in one.reports()] == [1, 2]
+    paths.events.write_text("".join(old))  # and where the launch is refused, before it deletes anything
+    assert list(one.reports()) == []
 
 
 def test_a_log_is_followed_line_by_whole_line_until_the_launch_is_over(paths, monkeypatch):

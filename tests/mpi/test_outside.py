@@ -112,6 +112,17 @@ def test_an_interrupted_launch_has_all_the_time_that_its_step_takes(tmp_path):
     assert read_state(RunPaths(running.run).last("net"), with_arrays=False).position > 0
 
 
+def test_a_launch_that_is_refused_says_so_whatever_the_one_before_has_logged(tmp_path):
+    launcher = Launcher(tmp_path)
+    path = launcher.write(spec(tmp_path, [{"family": "softmax"}]))
+    with launch(path, 2, "--plain", "--fresh", environment=launcher.environment({})) as running:
+        assert [report.epoch for report in running.reports()] == [1, 2, 3]
+    (tmp_path / "run" / "notes").touch()
+    with (pytest.raises(UserError, match="cannot be run"),
+          launch(path, 2, "--plain", "--fresh", environment=launcher.environment({})) as running):
+        assert list(running.reports()) == []
+
+
 @pytest.mark.long
 def test_the_example_of_a_loop_over_optuna(tmp_path, capsys, monkeypatch):
     pytest.importorskip("optuna")
