@@ -19,6 +19,7 @@ from functools import lru_cache
 from itertools import filterfalse, islice
 
 import numpy as np
+from numpy.typing import NDArray
 
 from scheduler.base import Cluster, InputError, Member, Options, Progress, RateTable, Round, counted
 from scheduler.ensemble.adaptive import group_sizes
@@ -141,9 +142,7 @@ def local(rates: RateTable, progress: Progress, cluster: Cluster, options: Optio
     free = _free(running, cluster)
     if not free:
         return Round(running)
-    waiting = left(rates.names, progress.finished).copy()
-    waiting[[rates.rows[member.name] for member in running]] = False
-    counts = flotilla(rates, waiting, len(free), options)
+    counts = flotilla(rates, _waiting(running, rates, progress), len(free), options)
     return Round((*running, *place(counts, free, cluster.gpus_per_node)))
 
 
@@ -166,10 +165,10 @@ def adaptive(rates: RateTable, progress: Progress, cluster: Cluster, options: Op
 
 def _may_begin(rates: RateTable, progress: Progress, cluster: Cluster) -> bool:
     """Whether a network waits for which there are devices: idle ones, or more than the least of others."""
-    named = {member.name for member in progress.wanted.members}
-    spare = cluster.gpus - sum(network.min_gpus for name in named if (network := rates.by_name.get(name)) is not None)
-    return spare > 0 and any(network.name not in named and network.name not in progress.finished
-                             and network.min_gpus <= spare for network in rates.models)
+    wanted = progress.wanted.members
+    spare = cluster.gpus - sum(rates.models[rates.rows[member.name]].min_gpus for member in wanted)
+    return spare > 0 and any(rates.models[row].min_gpus <= spare
+                             for row in np.flatnonzero(_waiting(wanted, rates, progress)).tolist())
 
 
 def elastic(rates: RateTable, progress: Progress, cluster: Cluster, options: Options) -> Round:
@@ -280,6 +279,13 @@ def _without_the_dead(groups: Sequence[Member], rates: RateTable, progress: Prog
     alive = (replace(member, devices=tuple(d for d in member.devices if d in usable))
              for member in groups if member.name not in progress.finished)
     return tuple(group for group in alive if group.gpus >= rates.by_name[group.name].min_gpus)
+
+
+def _waiting(groups: Sequence[Member], rates: RateTable, progress: Progress) -> NDArray[np.bool_]:
+    """Which networks are left that have none of these groups, shape (networks,)."""
+    waiting = left(rates.names, progress.finished).copy()
+    waiting[[rates.rows[member.name] for member in groups]] = False
+    return waiting
 
 
 def _free(running: tuple[Member, ...], cluster: Cluster) -> list[int]:
