@@ -481,7 +481,9 @@ class _Book:
     def close(self, policy: str, now: float, bound: float, gpus: int, profile_s: float, replans: int) -> Simulated:
         self._end_round(now)
         used = self.busy_gpu_s + self.regroup_gpu_s + self.checkpoint_gpu_s
-        waiting_s = max(0.0, now - profile_s - used / gpus)  # rounding may leave less than none
+        waiting_s = now - profile_s - used / gpus
+        if abs(waiting_s) < 1e-9 * now:  # what rounding leaves, and that may be less than nothing
+            waiting_s = 0.0
         return Simulated(policy, now, bound, waiting_s_per_gpu=waiting_s,
                          scheduling_s=self.scheduling_s, checkpoint_s=self.checkpoint_s,
                          regroup_s_per_gpu=self.regroup_gpu_s / gpus, replans=replans, rounds=tuple(self._rounds),
