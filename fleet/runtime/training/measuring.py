@@ -15,16 +15,14 @@ from fleet.runtime.training.network import Training
 from fleet.spec import Profile
 from fleet.storage.state import StepRate
 from preprocess.sample import SampleSpec
-from scheduler.base import StepTime
 
 log = logging.getLogger("fleet.runtime.training.measuring")
 
 _LEAST_STEPS = 5  # say how much their durations differ
 
 
-def time_batches(training: Training, sample: SampleSpec, profile: Profile, batches: Sequence[int]
-                 ) -> tuple[StepRate, tuple[StepTime, ...]]:
-    """The rate with the first of several batches, and the seconds of a step with each; collective over the group.
+def time_batches(training: Training, sample: SampleSpec, profile: Profile, batches: Sequence[int]) -> list[StepRate]:
+    """The rate with each of several batches, as far as they fit; collective over the group.
 
     A batch with which a step fails fits on no GPU of the group, and neither do larger ones.
 
@@ -43,7 +41,7 @@ def time_batches(training: Training, sample: SampleSpec, profile: Profile, batch
                 raise
             log.info("%s: a batch of %d does not fit: %s", training.network.name, size, failure.reason)
             break
-    return rates[0], tuple(StepTime(size, size / one.rate) for size, one in zip(batches, rates, strict=False))
+    return rates
 
 
 def measure_rate(training: Training, sample: SampleSpec, profile: Profile, size: int) -> StepRate:

@@ -245,15 +245,14 @@ class Trainer:
         """Measure samples/s of a network on a group."""
         network = order.network
         began = time.perf_counter()
-        found, reason, passing = StepRate(), "", False
-        timed: tuple[StepTime, ...] = ()
+        rates, reason, passing = [StepRate()], "", False
         parameters = 0
         training = Training(network, 0, self._sample.of(network.feed).target)
         try:
             training.group = group = self._world.group(order.ranks, order.group)
             with self._built(network, group) as training.trainable:
                 batches = order.batches or (network.global_batch(group.size),)
-                found, timed = time_batches(training, self._sample.of(network.feed), self._spec.profile, batches)
+                rates = time_batches(training, self._sample.of(network.feed), self._spec.profile, batches)
                 if order.batches and isinstance(training.trainable, Examinable):
                     parameters = training.trainable.count_parameters()
         except NetworkFailed as failure:
@@ -263,6 +262,8 @@ class Trainer:
             log.warning("%s is not measured on %d ranks: %s", network.name, len(order.ranks), strike)
             return
         if group.is_master:
-            self._tell(Measured(network.name, group.size, found, time.perf_counter() - began, reason, passing,
-                                timed if order.batches else (), parameters))
+            timed = tuple(StepTime(size, size / one.rate) for size, one in zip(order.batches, rates, strict=False)
+                          if one.rate)
+            self._tell(Measured(network.name, group.size, rates[0], time.perf_counter() - began, reason, passing, timed,
+                                parameters))
         group.free()

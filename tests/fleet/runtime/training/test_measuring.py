@@ -12,7 +12,6 @@ from fleet.runtime.training.measuring import made_up, measure_rate, time_batches
 from fleet.spec import Profile
 from fleet.storage.state import StepRate
 from preprocess.sample import ImageSpec, SampleSpec
-from scheduler.base import StepTime
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
@@ -101,8 +100,13 @@ def test_several_batches_are_timed_up_to_the_first_that_does_not_fit(monkeypatch
         return Sums(stop=stop)
 
     profile = Profile(batches=6, timed=4, seconds=60, spread=0)
-    rate, timed = time_batches(group(step), SAMPLE, profile, (10, 20, 40, 80))
-    assert rate.rate == pytest.approx(10 / 0.6)
-    assert timed == (StepTime(10, pytest.approx(0.6)), StepTime(20, pytest.approx(0.7)))
+    found = time_batches(group(step), SAMPLE, profile, (10, 20, 40, 80))
+    assert [rate.rate for rate in found] == [pytest.approx(10 / 0.6), pytest.approx(20 / 0.7)]
     with pytest.raises(NetworkFailed):
         time_batches(group(step), SAMPLE, profile, (40, 80))
+
+
+def test_a_rank_that_has_timed_nothing_when_the_master_ends_says_so():
+    """It came later than the master, and the first step took long."""
+    late = group(lambda images, labels, size, stop: Sums(stop=True), rank=1)
+    assert time_batches(late, SAMPLE, Profile(batches=6, timed=4), (10,)) == [StepRate()]
