@@ -134,7 +134,6 @@ class Ensemble:
         self._complaints = Complaints(setup, self._outbox)
         self._arrived: set[int] = set()  # the devices whose trainers have said that they are there
         self._are_ready = self._has_stepped = False  # all of them; and any group
-        self._wanted = Round()
         self._has_news = True  # whether the policy might answer otherwise than it did
         self._deciding_s = 0.0  # that the policy has taken since it last wanted something else
         self._round = 0
@@ -234,7 +233,7 @@ class Ensemble:
         self._leaving.paced(pace)
         self._rates.observe(pace.network, len(self._groups[pace.network].devices), pace.rate)
         # What a group shows inside an epoch matters at once only where devices wait for it to be shown.
-        self._has_news |= self._rates.may_grow and self._wanted.gpus < self._groups.cluster.gpus
+        self._has_news |= self._rates.may_grow and self._groups.wanted.gpus < self._groups.cluster.gpus
 
     def _has_trained(self, network: str) -> None:
         self._starts.trained(network, self._now_s)
@@ -392,7 +391,7 @@ class Ensemble:
         if self._has_news:
             self._ask_policy()
         held_back = self._groups.held_back | self._searching.awaited
-        found = self._groups.moves(self._wanted, held_back, self._leaving.groups, self._networks.alone)
+        found = self._groups.moves(held_back, self._leaving.groups, self._networks.alone)
         for move in found:
             self._make(move)
         for group in self._groups:
@@ -400,7 +399,7 @@ class Ensemble:
                 self._go_on(group)
         if starts := [move for move in found if isinstance(move, Start)]:
             self._start(starts)
-        if self._networks.has_left and not (self._groups or self._wanted.members or self._networks.away):
+        if self._networks.has_left and not (self._groups or self._groups.wanted.members or self._networks.away):
             self._give_up()
 
     def _ask_policy(self) -> None:
@@ -409,17 +408,17 @@ class Ensemble:
             running=self._groups.running(self._leaving.groups),
             epochs_done=self._networks.epochs_done,
             finished=self._networks.unavailable,
-            wanted=self._wanted, rates_changed=self._rates.has_changed or self._supply.has_changed,
+            wanted=self._groups.wanted, rates_changed=self._rates.has_changed or self._supply.has_changed,
             alone=frozenset(self._networks.alone),
             guessed=frozenset() if self._production.is_lockstep else self._rates.guessed, ahead=self._searching.ahead)
         decision = self._ask(rates, progress, self._groups.cluster) if self._networks.has_left else Decision(Round())
         self._has_news = False
-        self._rates.planned(is_new=decision.round != self._wanted, tried=decision.tried)
+        self._rates.planned(is_new=decision.round != self._groups.wanted, tried=decision.tried)
         self._deciding_s += decision.seconds
-        if decision.round != self._wanted:
-            self._wanted = self._groups.wanted = decision.round
+        if decision.round != self._groups.wanted:
+            self._groups.wanted = decision.round
             self._outbox.note(Planned(tuple(PlannedGroup(member.name, member.gpus, member.devices, member.batch or 0)
-                                            for member in self._wanted.members), self._deciding_s))
+                                            for member in self._groups.wanted.members), self._deciding_s))
             self._deciding_s = 0.0
 
     # ---- moves ----

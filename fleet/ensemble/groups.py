@@ -30,7 +30,7 @@ class Groups:
         outbox: takes what is to be done.
 
     Attributes:
-        wanted: what the policy wants, with the batches of the epochs that groups begin.
+        wanted: what the policy wants to run, with the batches of the epochs that groups begin.
     """
 
     def __init__(self, roles: Roles, outlives: bool, production: Production, outbox: Outbox) -> None:
@@ -304,17 +304,15 @@ class Groups:
         """
         return tuple(group.member for group in self if group.phase is not Phase.STRUCK and group.name not in leaving)
 
-    def moves(self, wanted: Round, held_back: Collection[str], leaving: Collection[str] = (),
-              alone: Collection[str] = ()) -> tuple[Move, ...]:
-        """The moves that bring groups nearer to what should run; see :func:`scheduler.ensemble.moves.moves`.
+    def moves(self, held_back: Collection[str], leaving: Collection[str], alone: Collection[str]) -> tuple[Move, ...]:
+        """The moves that bring groups nearer to what is wanted; see :func:`scheduler.ensemble.moves.moves`.
 
         Args:
-            wanted: what should run.
             held_back: the groups that get no orders yet.
             leaving: those that stop, whatever the policy says.
             alone: the networks that share no GPU with others.
         """
-        devices = {member.name: member.devices for member in wanted.members}
+        devices = {member.name: member.devices for member in self.wanted.members}
         as_wanted = {group.name for group in self if not group.recruits and group.devices == devices.get(group.name)}
         # Where ranks may die, one could while it leaves, and those that are new would wait for the others.
         apart = {group.name: group.holding(can_change=not self._outlives,
@@ -322,7 +320,7 @@ class Groups:
                                            is_answered=group.name not in held_back,
                                            is_leaving=group.name in leaving)
                  for group in self if group.name not in as_wanted}
-        others = tuple(member for member in wanted.members if member.name not in as_wanted)
+        others = tuple(member for member in self.wanted.members if member.name not in as_wanted)
         found = moves(apart, Round(others), self.free)
         return tuple(move for move in found if self._is_clear(move, alone)) if alone else found
 
