@@ -8,6 +8,7 @@ then each has a slot of it. Without GPUs, a core takes the place of a GPU.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -122,7 +123,7 @@ def missing_slots(spec: Spec, roles: Roles) -> str:
     empty.
     """
     asked, devices = spec.resources.per_device, roles.cluster.whole_gpus
-    wanted = min(2 if asked == "auto" else asked, -(-len(spec.networks) // devices))
+    wanted = min(2 if asked == "auto" else asked, math.ceil(spec.most_at_once / devices))
     if roles.slots >= wanted or (asked == "auto" and roles.device == "core"):  # which `auto` tries not to share
         return ""
     there = "one network" if roles.slots == 1 else f"{roles.slots} networks"

@@ -52,16 +52,16 @@ class Shared:
         return cls(roles, None if asked == "auto" else asked,
                    Sharing(setup.sharing, alone_rates(rates), roles.idle_slots) if roles.slots > 1 else None)
 
-    def told(self, curve: Sequence[float], networks: int) -> SharingLearned:
+    def told(self, curve: Sequence[float], networks: float) -> SharingLearned:
         """What is to be said of it.
 
         Args:
             curve: s(1), s(2), ... as far as it is known.
-            networks: that there are.
+            networks: that there are, or may be.
         """
         return SharingLearned(tuple(curve), self.roles.slots, self.roles.device, self._bound(curve, networks))
 
-    def _bound(self, curve: Sequence[float], networks: int) -> str:
+    def _bound(self, curve: Sequence[float], networks: float) -> str:
         pays, slots = worth(curve), self.roles.slots
         if pays < slots or networks <= slots * self.roles.cluster.whole_gpus or (pays == slots < len(curve)):
             return ""  # it does not pay, or is tried without a word; or more slots would stay empty
@@ -70,7 +70,7 @@ class Shared:
 
 def known_sharing(setup: Setup) -> SharingLearned | None:
     """What earlier runs have shown, where it says that more networks should share a GPU than may in this launch."""
-    told = Shared.of(setup, None).told(Sharing(setup.sharing).curve, len(setup.spec.networks))
+    told = Shared.of(setup, None).told(Sharing(setup.sharing).curve, setup.spec.most_at_once)
     return told if told.bound else None
 
 

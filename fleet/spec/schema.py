@@ -5,6 +5,7 @@ What a key means is said once, in its ``Field(description=...)``: the JSON Schem
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import field, replace
 from functools import cached_property
@@ -33,7 +34,7 @@ from fleet.spec.fields import (
 from fleet.spec.model import Architecture
 from fleet.spec.origin import Origin
 from fleet.spec.search import Prune, Search
-from fleet.spec.space import Grid, Space
+from fleet.spec.space import Grid, Space, size_of
 from fleet.spec.train import Train
 from fleet.units import parse_delta
 from scheduler.base import MOST_SLOTS, Options
@@ -326,6 +327,14 @@ class Spec:
     def searches(self) -> dict[int, ModelEntry]:
         """The entries whose networks are asked for while the run goes on, by their places in ``models``."""
         return {index: entry for index, entry in enumerate(self.document.models) if entry.search is not None}
+
+    @property
+    def most_at_once(self) -> float:
+        """How many networks there may be at once: those that are written down, and those that are asked for."""
+        asked = sum(min(entry.search.most, size_of(entry.space or {}),
+                        math.inf if entry.search.at_once == "auto" else entry.search.at_once)
+                    for entry in self.searches.values() if entry.search is not None)
+        return asked + sum(network.number is None for network in self.networks)
 
     @property
     def data(self) -> Data:  # noqa: D102 - the document's parts, without the detour

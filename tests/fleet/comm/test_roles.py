@@ -207,3 +207,16 @@ def test_slots_that_would_stay_empty_are_not_missed():
     two = spec(*({"family": "softmax", "name": name} for name in "ab"),
                resources={"engine": "numpy", "per_device": "auto"})
     assert missing_slots(two, roles_of(two, [0] * 3, 2)) == ""
+
+
+@pytest.mark.parametrize(("search", "said"), [
+    ({"most": 9}, "resources.per_device is 4, but ranks were started for one network on a GPU: start 6 more for 4"),
+    ({"most": 9, "at_once": 5},
+     "resources.per_device is 4, but ranks were started for one network on a GPU: start 4 more for 3"),
+    ({"most": 9, "at_once": 1}, ""),
+    ({"ask": "grid"}, "")])
+def test_networks_that_are_asked_for_use_slots_too(search, said):
+    asking = spec({"family": "softmax", "space": {"train.batch.size": [4, 8]} if "ask" in search else {
+        "train.optimizer.learning_rate": {"low": 0.01, "high": 0.1}}, "search": search},
+        resources={"engine": "numpy", "per_device": 4, "preprocessors": 1})
+    assert missing_slots(asking, roles_of(asking, [0] * 3, 2)) == said
