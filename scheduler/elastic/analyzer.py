@@ -54,7 +54,7 @@ def batches_to_time(batches: tuple[int, int], least_gpus: int, gpus: int, fits: 
     """The global batches whose steps should be timed, rising.
 
     On one GPU these are the least that it may ever hold of the range, the most, and the one in their middle; on several
-    the largest that fits.
+    the largest that fits, which is less than the range where even its least wants more GPUs.
 
     Args:
         batches: the range.
@@ -64,12 +64,12 @@ def batches_to_time(batches: tuple[int, int], least_gpus: int, gpus: int, fits: 
 
     >>> batches_to_time((64, 512), 1, 1), batches_to_time((64, 512), 1, 4, fits=100), batches_to_time((8, 8), 1, 1)
     ((64, 181, 512), (400,), (4, 6, 8))
-    >>> batches_to_time((1, 1), 1, 1)
-    (1, 2)
+    >>> batches_to_time((1, 1), 1, 1), batches_to_time((100, 128), 4, 2, fits=32)
+    ((1, 2), (64,))
     """
     least, most = (-(-batch // least_gpus) for batch in batches)
     if gpus > 1:
-        return (max(batches[0], min(batches[1], gpus * (fits or most))),)
+        return (min(batches[1], gpus * (fits or most)),)
     if least == most:  # from one time nothing follows about others
         least, most = max(1, most // 2), max(2, most)
     return tuple(sorted({least, round((least * most) ** 0.5), most}))

@@ -87,16 +87,18 @@ def measured(order, fits):
 
 
 class Measuring(Choosing):
-    """A launch on two trainers that measures its networks first: what it asked, and the rates that it found out."""
+    """A launch that measures its networks first: what it asked, and the rates that it found out."""
 
-    def __init__(self, fits=30):
-        super().__init__({"a": ((0,), 10)}, networks="a", trainers=2, measures=True,
-                         parts={"train": {"batch": {"size": [10, 30]}}, "schedule": {"policy": "elastic"}})
+    def __init__(self, fits=30, size=(10, 30), trainers=2, gpus=(1, 4)):
+        super().__init__({"a": (tuple(range(gpus[0])), size[0])}, networks="a", trainers=trainers, measures=True,
+                         gpus={"a": list(gpus)},
+                         parts={"train": {"batch": {"size": list(size)}}, "schedule": {"policy": "elastic"}})
         self.ready()
         self.orders, self.kept = [], []
-        while found := [order for order in self.read().get(1, []) if isinstance(order, Measure)]:
-            self.orders += found
-            for order in found:
+        while found := {order.ranks: order for mail in self.read().values() for order in mail
+                        if isinstance(order, Measure)}:
+            self.orders += found.values()
+            for order in found.values():
                 effects = self.hear(measured(order, fits), *(Ready(rank) for rank in order.ranks))
                 self.kept += [effect.rates for effect in effects if isinstance(effect, KeepRates)]
 
@@ -123,6 +125,14 @@ def test_a_network_of_which_one_batch_alone_fits_has_failed_and_says_why():
     told = Measuring(fits=10)
     assert told.standings["a"].outcome.is_failure
     assert "two batches or more" in told.standings["a"].outcome.reason
+
+
+def test_a_network_whose_least_batch_wants_several_gpus_is_measured_on_fewer_with_what_these_hold():
+    told = Measuring(fits=32, size=(100, 128), trainers=4, gpus=(4, 4))
+    assert [(len(order.ranks), order.batches) for order in told.orders] == [
+        (1, (25, 28, 32)), (2, (64,)), (3, (96,)), (4, (128,))]
+    assert told.kept[0].models[0].min_gpus == 4
+    assert len(told.of("GroupStarted")) == 1
 
 
 def test_an_epoch_that_begins_on_fewer_gpus_has_as_many_samples_on_each():
