@@ -78,7 +78,7 @@ class Leaving:
         """A group shows how long its steps are."""
         group = self._groups[pace.network]
         if pace.samples_per_s > 0:
-            self._step_s[pace.network] = group.network.global_batch(len(group.devices)) / pace.samples_per_s
+            self._step_s[pace.network] = group.network.largest_batch(len(group.devices)) / pace.samples_per_s
 
     def stopped(self, stopped: Stopped) -> None:
         """A group shows what its last checkpoint has taken."""

@@ -55,7 +55,7 @@ def rehearse(spec: Spec, rates: RateTable, cluster: Cluster, makespan_s: float, 
         sample: the real samples.
         scale: seconds that a second of the real run is to take; None leaves it to the size of the run.
     """
-    largest = max(network.global_batch(cluster.whole_gpus) for network in spec.networks)
+    largest = max(network.largest_batch(cluster.whole_gpus) for network in spec.networks)
     samples = min(rates.samples_per_epoch, _STEPS * largest)
     fewer = rates.samples_per_epoch / samples
     if scale is None:

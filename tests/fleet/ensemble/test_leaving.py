@@ -84,6 +84,14 @@ def test_what_a_checkpoint_takes_is_what_the_last_one_took():
     assert dict(told.offer(1, 5.0).ways) == {"c": "app"}
 
 
+def test_a_step_takes_what_it_does_with_the_largest_batch_where_the_policy_chooses():
+    told = Launch(parts={"train": {"batch": {"size": [128, 1024]}}, "schedule": {"policy": "elastic"}})
+    told.wait(100.0)
+    told.end_epoch("a", final="done")
+    told.hear(Stopped("a", 0.5))
+    assert [dict(told.offer(1, within_s).ways) for within_s in (5.0, 9.0)] == [{"c": "kill"}, {"c": "app"}]
+
+
 def test_a_node_without_groups_is_given_back_at_once():
     told = Launch({"a": [0, 1], "b": [3, 4]}, "ab")
     told.give_back()

@@ -65,6 +65,13 @@ def test_the_window_holds_as_large_a_part_of_the_data_or_the_least_that_works(da
     assert open_data(settings.source, settings.path, settings.validation, 0, settings.options).validation is not None
 
 
+def test_where_the_policy_chooses_batches_there_is_room_for_the_largest():
+    train = {**SPEC["train"], "batch": {"size": [64, 512]}}
+    settings = rehearsed(train=train, schedule={"policy": "elastic"}, data={"window": "1MB"}).document.data
+    assert settings.options["samples"] == 16 * 512
+    assert settings.window >= 512 * 8 * 8
+
+
 def test_measured_rates_are_taken_up_to_the_first_gap_and_only_if_they_are_all_there():
     spec = parse(SPEC)
     known = {"k": {1: 10.0, 2: 19.0, 4: 36.0}, "other": {1: 50.0}}
