@@ -141,10 +141,15 @@ class Admission:
         if layout is not None and prepared.layout is not None and layout.lookahead > prepared.layout.lookahead:
             raise UserError(f"train.batch.size: {network.train.batch.bounds[1]} is more than the stream of this launch "
                             "has room for; a smaller one")
-        self._rates_of(alone.networks[0])
+        self._rates_of(alone.networks[0])  # there are some
         return alone.networks[0]
 
     def _rates_of(self, network: NetworkSpec) -> Network | None:
+        """What policies are told of a network, where a file says it.
+
+        Raises:
+            UserError: it says too little.
+        """
         prepared = self._prepared
         return rates_of_late(network, prepared.spec, self._table, prepared.roles.cluster.whole_gpus)
 

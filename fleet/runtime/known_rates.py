@@ -9,7 +9,7 @@ from pathlib import Path
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec, Spec
 from fleet.storage.paths import RunPaths
-from scheduler.base import Network, RateTable
+from scheduler.base import InputError, Network, RateTable
 from scheduler.ensemble.elastic import at_best
 from scheduler.ensemble.rates import middle
 from scheduler.ensemble.rates_file import read_rates
@@ -54,11 +54,14 @@ def rates_of_late(network: NetworkSpec, spec: Spec, table: RateTable | None, gpu
         gpus: of the launch.
 
     Raises:
-        UserError: as :func:`told_of`.
+        UserError: as :func:`told_of`; or no batch fits, by what the file says.
     """
     if table is None:
         return None
-    return at_best(dataclasses.replace(table, models=(told_of(network, spec, table),)), gpus).models[0]
+    try:
+        return at_best(dataclasses.replace(table, models=(told_of(network, spec, table),)), gpus).models[0]
+    except InputError as error:  # the network has failed; the run goes on
+        raise UserError(f"{spec.schedule.rates}: {error}") from None
 
 
 def rates_of(network: NetworkSpec, spec: Spec, table: RateTable) -> Network:

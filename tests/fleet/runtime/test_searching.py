@@ -248,6 +248,21 @@ def test_a_searcher_whose_constructor_hangs_is_a_mistake_of_the_spec(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(("exchanges", "batch", "reason"), [
+    ([], [4, 16], "comm_s has no entry for 2 or more GPUs"),
+    ([{"params_mb": 1.0, "gpus": 2, "seconds": 0.1}], [16, 24], "a batch of 16 does not fit on 2 GPUs")])
+def test_a_network_of_whose_batches_a_rates_file_says_too_little_has_failed_and_says_why(
+        tmp_path, exchanges, batch, reason):
+    rates = {"samples_per_epoch": 24, "gpus_per_node": 2, "comm_s": exchanges, "models": [
+        {"name": "net", "rates": [10.0], "params_mb": 1.0,
+         "step_s": [{"batch": 2, "seconds": 0.1}, {"batch": 4, "seconds": 0.15}]}]}
+    (tmp_path / "rates.json").write_text(json.dumps(rates))
+    run = Run(tmp_path, {"most": 2}, train={"batch": {"size": batch}, "converge": {"max_epochs": 2}},
+              schedule={"policy": "elastic", "rates": str(tmp_path / "rates.json")})
+    assert run.launch() is ExitStatus.NETWORK_FAILED
+    assert [(row.status, reason in row.reason) for row in run.rows().values()] == [(Status.FAILED, True)] * 2
+
+
 def test_a_run_stays_open_for_a_while_when_it_has_nothing_to_train(tmp_path):
     run = Run(tmp_path, None, models=[], open_for=0.3)
     assert run.launch() is ExitStatus.OK
