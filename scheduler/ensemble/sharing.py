@@ -130,6 +130,9 @@ class Sharing:
         alone: speed -> {GPUs: samples/s}, of earlier runs on GPUs that were not shared.
         idle_slots: so many networks are expected to train no more together than one, as long as nothing shows
             otherwise. So it is not tried.
+
+    Attributes:
+        expected: s(1), s(2), ... of these, which nobody has shown.
     """
 
     def __init__(self, known: Mapping[int, float] | None = None,
