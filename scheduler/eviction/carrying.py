@@ -63,8 +63,8 @@ class Eviction:
         deadline_min: in minutes from the first look.
         margin_min: before the deadline in which jobs end that are stopped.
         told: jobs that save when they are told to; others save by themselves, and are stopped then.
-        yielding: jobs that can give back all their nodes but one, and go on: they are asked first, once each, the
-            largest first, for that loses nothing.
+        yielding: jobs that can give back all their nodes but one, and go on: they are asked first, once each, one in
+            a look, the largest first, for that loses nothing.
 
     Raises:
         InputError: a number is out of range.
@@ -112,9 +112,8 @@ class Eviction:
             return steps
         coming = sum(held[job] for job in (*self._saving, *self._stopped)) + sum(self._yielding.values())
         need = self.nodes - self.freed - coming
-        asked = self._ask_some(now_min, jobs, need)
-        steps += asked
-        need -= sum(step.nodes for step in asked)
+        if (asked := self._ask_one(now_min, jobs, need)) is not None:
+            return [*steps, asked]  # its answer may take long, and what the others do follows from it
         busy = self._yielding.keys() | self._saving.keys() | self._stopped.keys()
         free_to_act = [replace(job, app_time=None if job.id in self._deaf else job.app_time, sys_time=None)
                        for job in jobs if job.id not in busy]
@@ -172,9 +171,8 @@ class Eviction:
 
     # --- what to do ---
 
-    def _ask_some(self, now_min: float, jobs: Sequence[RunningJob], need: int) -> list[Step]:
-        """Have jobs that can do with fewer nodes give some back, as long as there is time to do without."""
-        steps: list[Step] = []
+    def _ask_one(self, now_min: float, jobs: Sequence[RunningJob], need: int) -> Step | None:
+        """Have the largest job that can do with fewer nodes give some back, while there is time to do without."""
         for job in sorted(jobs, key=lambda job: (-job.nodes, job.id)):
             count = min(need, job.nodes - 1)
             if job.id not in self._can_yield or count < 1 or job.id in self._saving or job.id in self._stopped:
@@ -183,9 +181,8 @@ class Eviction:
             until = now_min + (self.last_min - now_min) / 2
             if until > now_min + GRAIN:
                 self._yielding[job.id] = count
-                steps.append(Step("yield", job.id, until_min=until, said=f"{count} of {job.nodes}", nodes=count))
-                need -= count
-        return steps
+                return Step("yield", job.id, until_min=until, said=f"{count} of {job.nodes}", nodes=count)
+        return None
 
     def _plan(self, now_min: float, jobs: Sequence[RunningJob], need: int) -> list[Step]:
         begin = max([now_min, *self._saving.values()])  # one saves at a time

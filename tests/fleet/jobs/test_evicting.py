@@ -119,6 +119,23 @@ def test_a_job_that_gives_no_nodes_back_after_all_is_told_to_save(made_up, evict
     assert [what for what, _ in notes].count("refused") == 1
 
 
+def test_others_are_told_once_it_is_known_what_comes_of_the_nodes_that_a_job_was_asked_for(made_up, evict):
+    made_up.set({"1": {"nodes": 2, "comment": SAVES}, "3": YIELDS, "5": {**YIELDS, "nodes": 2, "hosts": "n4,n5"}})
+    clock, asked = Clock(), []
+
+    def give_back(run, nodes, within_s):  # it does not, and says so at the end of its time
+        asked.append((clock.now / 60, within_s / 60))
+        clock.now += within_s
+        raise UserError(f"{run}: no nodes are free")
+
+    done, _, said = evict(5, 20, clock, give_back=give_back)
+    assert done
+    assert asked == [(0.0, 9.5), (10.0, 4.5)]  # half of what is left then, and half a minute to the next look
+    saves = [line.split(" (")[0].split() for line in said if "saves, until minute" in line]
+    assert saves
+    assert all(float(line[0]) + 2 == float(line[-1]) >= 17 for line in saves)
+
+
 def test_there_is_no_time_to_give_nodes_back_where_there_is_hardly_any(made_up, evict):
     made_up.set({"3": YIELDS})
     done, notes, _ = evict(2, 0.1)
