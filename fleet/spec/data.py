@@ -9,7 +9,19 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from fleet.spec.fields import STRICT, Duration, Positive, Share, ShareOrPath, Size, Source, TransformItem, written_as
+from fleet.spec.fields import (
+    NO_FLAG,
+    STRICT,
+    Duration,
+    Positive,
+    Share,
+    ShareOrPath,
+    Size,
+    Source,
+    TransformItem,
+    Whole,
+    written_as,
+)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -21,7 +33,7 @@ class Target:
     outputs: Positive | None = Field(default=None, description=(
         "Number of classes, labels or values. Without it, as many as the data shows."))
     names: tuple[str, ...] = Field(default=(), description="Names of the classes, labels or values.")
-    ignore: int | None = Field(default=None, description="Value of the pixels of masks that count for nothing.")
+    ignore: Whole | None = Field(default=None, description="Value of the pixels of masks that count for nothing.")
 
 
 TargetSaid = Literal["class", "multilabel", "value", "mask"] | Target
@@ -71,7 +83,7 @@ class Data:
     target: TargetSaid | None = Field(default=None, description=(
         "What networks are to answer for a sample, where the source cannot tell: class (one of some), multilabel (each "
         "of some, or not), value (numbers) or mask (a class for each pixel); or a mapping that says more."))
-    folds: Annotated[int, Field(ge=2)] | None = Field(default=None, description=(
+    folds: Annotated[int, Field(ge=2), NO_FLAG] | None = Field(default=None, description=(
         "Number of folds of cross-validation, instead of `validation`. Each network stands for so many, NAME-fold0, "
         "NAME-fold1, ...: each is judged by a fold of the training samples and trains on the others."))
     transforms: tuple[TransformItem, ...] = Field(default=("decode",), description=(
@@ -84,7 +96,7 @@ class Data:
         "strict: all networks read the samples of an epoch in the same order, at most a window apart. ring: the data "
         "set is cut into shards that circulate, and each network takes those it still lacks, at its own pace. A ring "
         "is for data sets that are larger than the window."))
-    shards: Annotated[int, Field(ge=2)] = Field(default=50, description=(
+    shards: Annotated[int, Field(ge=2), NO_FLAG] = Field(default=50, description=(
         "Number of shards into which order: ring cuts the data set. A batch is drawn from a single shard."))
     cache: Literal["auto", "none", "memory", "file"] = Field(default="auto", description=(
         "auto: the first of memory, file and none that suits the data; the run says which and why. none: samples are "

@@ -79,6 +79,13 @@ def _checked(parse: Callable[[Any], object]) -> BeforeValidator:
     return BeforeValidator(check)
 
 
+def _no_flag(value: Any) -> Any:
+    """Refuse `true` and `false`, which pydantic would take for 1 and 0."""
+    if isinstance(value, bool):
+        raise ValueError("should be a number")
+    return value
+
+
 def _share_or_path(value: object) -> object:
     """A text that is written like a share is one; no path ends in a per cent sign."""
     return parse_share(value) if isinstance(value, str) and value.rstrip().endswith("%") else value
@@ -96,11 +103,15 @@ def _optimizer(name: object) -> object:
     return name
 
 
+NO_FLAG = BeforeValidator(_no_flag)  # comes after bounds: those that come after it are not in the JSON Schema
+Whole = Annotated[int, NO_FLAG]
+Real = Annotated[float, NO_FLAG]
+Positive = Annotated[int, Field(ge=1), NO_FLAG]
 Size = Annotated[int, BeforeValidator(parse_size), _written(SIZE)]
 Duration = Annotated[float, BeforeValidator(parse_duration), _written(DURATION)]
 Share = Annotated[float, BeforeValidator(parse_share), _written(SHARE, maximum=1)]
 DeltaText = Annotated[str, _checked(parse_delta), _written(DELTA)]
-ShareOrPath = Annotated[Annotated[float, Field(gt=0, lt=1)] | str, BeforeValidator(_share_or_path)]
+ShareOrPath = Annotated[Annotated[float, Field(gt=0, lt=1), NO_FLAG] | str, BeforeValidator(_share_or_path)]
 ImportPath = Annotated[str, WithJsonSchema(IMPORT_PATH)]
 Source = Annotated[str, OneOf(lambda: [{"enum": list(SOURCES)}, IMPORT_PATH])]
 PolicyName = Annotated[str, OneOf(lambda: [{"enum": list(POLICIES)}, IMPORT_PATH])]
@@ -112,4 +123,3 @@ OptimizerName = Annotated[str, BeforeValidator(_optimizer), OneOf(lambda: [
     {"title": "an optimizer of Keras", "enum": list(OPTIMIZERS)}, IMPORT_PATH])]
 Family = Annotated[str, OneOf(_families)]
 TransformItem = Annotated[str | dict[str, Any], _checked(parse_transform), WithJsonSchema(item_schema())]
-Positive = Annotated[int, Field(ge=1)]

@@ -19,6 +19,7 @@ from fleet.plugins import find_policy
 from fleet.spec.data import Data, EntryData, feed_key
 from fleet.spec.engines import ENGINES, EngineInfo, find_engine
 from fleet.spec.fields import (
+    NO_FLAG,
     STRICT,
     DeltaText,
     Duration,
@@ -62,7 +63,7 @@ class ModelEntry:
         "several networks, they are numbered."))
     args: dict[str, Any] = Field(default_factory=dict, description=(
         "Arguments of the family or function, by name: the same for all networks of the entry."))
-    count: Annotated[int, Field(ge=1, le=MOST_NETWORKS)] | None = Field(default=None, description=(
+    count: Annotated[int, Field(ge=1, le=MOST_NETWORKS), NO_FLAG] | None = Field(default=None, description=(
         "Number of networks to draw at random from `space`."))
     space: Space | None = Field(default=None, description=(
         "What differs between networks that are drawn at random, or asked for by `search`: for an argument, or a "
@@ -145,7 +146,7 @@ class Profile:
     when: Literal["online", "before"] = Field(default="online", description=(
         "online: training begins at once, by estimates that its own steps correct; no other key is read. before: every "
         "network is measured on made-up samples before any is trained (appendix B.3 of the paper)."))
-    batches: Annotated[int, Field(ge=2)] = Field(default=48, description=(
+    batches: Annotated[int, Field(ge=2), NO_FLAG] = Field(default=48, description=(
         "Number of training steps of one measurement, at most."))
     timed: Positive = Field(default=20, description=(
         "How many of these steps are timed: the last ones. Those before them warm up."))
@@ -173,15 +174,15 @@ class Resources:
     engine: EngineName = Field(default="keras", description=(
         "What trains the networks, or the import path of an engine of your own. "
         + " ".join(f"{engine.name}: {engine.help}." for engine in ENGINES.values())))
-    time_scale: Annotated[float, Field(gt=0)] = Field(default=1.0, description=(
+    time_scale: Annotated[float, Field(gt=0), NO_FLAG] = Field(default=1.0, description=(
         "Only for the engine emulated: how many seconds a second of training takes."))
-    preprocessors: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(default="auto", description=(
+    preprocessors: Annotated[int, Field(ge=0), NO_FLAG] | Literal["auto"] = Field(default="auto", description=(
         "Number of ranks that prepare samples. auto: all ranks that are not needed for GPUs; without GPUs, one in "
         "eight on each node."))
     gpus_per_node: Positive | Literal["auto"] = Field(default="auto", description=(
         "Number of GPUs on each node that train networks; without GPUs, of ranks in their place. auto: all GPUs; "
         "without GPUs, all ranks that do not prepare samples."))
-    per_device: Annotated[int, Field(ge=1, le=MOST_SLOTS)] | Literal["auto"] = Field(default=1, description=(
+    per_device: Annotated[int, Field(ge=1, le=MOST_SLOTS), NO_FLAG] | Literal["auto"] = Field(default=1, description=(
         "How many networks may share a GPU while there are more networks than GPUs; each takes a rank. A number: that "
         "many, as far as ranks were started. auto: as many as ranks were started, and as training shows to pay. "
         "Without GPUs, a core of the node takes the place of a GPU, and further ranks share the cores."))
@@ -214,7 +215,7 @@ class Document:
         "in a run that stays open for more (`open_for`)."))
     name: str = Field(default="ensemble", description=(
         "Name of the run: letters, digits, dots, dashes and underscores."))
-    seed: Annotated[int, Field(ge=0, lt=2**64)] = Field(default=0, description=(
+    seed: Annotated[int, Field(ge=0, lt=2**64), NO_FLAG] = Field(default=0, description=(
         "Seed of everything that is random: which networks are drawn, their first weights, the order of the samples "
         "and how they are augmented."))
     data: Data = Data()
@@ -230,7 +231,7 @@ class Document:
     open_for: Annotated[Duration, Field(gt=0)] | None = Field(default=None, description=(
         "How long the run waits for further networks once nothing is left to train, like 10min. Without it, the run "
         "ends then."))
-    retries: Annotated[int, Field(ge=0, le=100)] = Field(default=2, description=(
+    retries: Annotated[int, Field(ge=0, le=100), NO_FLAG] = Field(default=2, description=(
         "How often a network is tried again that failed for a reason that may pass, such as a file server that does "
         "not answer."))
     output: str = Field(default="", description=(

@@ -9,13 +9,12 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from fleet.spec.fields import Duration, written_as
+from fleet.spec.fields import NO_FLAG, Duration, Positive, written_as
 
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 MOST_ASKED = 10_000  # by one entry; more are a slip of the keyboard, as in a count
 
-Positive = Annotated[int, Field(ge=1)]
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -23,7 +22,7 @@ class Budget:
     """What the networks of a search may cost. Once it is spent, no more are asked for or promoted."""
 
     epochs: Positive | None = Field(default=None, description="Number of epochs, over all networks of the entry.")
-    gpu_hours: Annotated[float, Field(gt=0)] | None = Field(default=None, description=(
+    gpu_hours: Annotated[float, Field(gt=0), NO_FLAG] | None = Field(default=None, description=(
         "Hours of GPUs that train them, over all networks of the entry."))
 
     @model_validator(mode="after")
@@ -40,7 +39,7 @@ class Search:
     ask: str = Field(default="random", description=(
         "Who chooses from the space: random, grid (all combinations, in order), or the import path of a class of your "
         "own. Its module may stand beside the spec."))
-    most: Annotated[int, Field(ge=1, le=MOST_ASKED)] = Field(default=MOST_ASKED, description=(
+    most: Annotated[int, Field(ge=1, le=MOST_ASKED), NO_FLAG] = Field(default=MOST_ASKED, description=(
         "Largest number of networks that are asked for."))
     budget: Budget | None = Field(default=None, description=(
         "What all networks of the entry may cost together, beside `most`. What trains when it is spent goes on."))
@@ -49,7 +48,8 @@ class Search:
         "trainers, and at least two more than train, so that the next one is known before GPUs are free."))
     options: dict[str, Any] = Field(default_factory=dict, description=(
         "Further arguments of the class, by name."))
-    seed: int = Field(default=0, ge=0, description="Seed of all that is random in the choice.")
+    seed: Annotated[int, Field(ge=0), NO_FLAG] = Field(default=0, description=(
+        "Seed of all that is random in the choice."))
     answer_within: Annotated[Duration, Field(gt=0)] = Field(
         default=60.0, json_schema_extra=written_as("1min"), description=(
             "Time that one call of the class may take. Networks that train go on meanwhile; those whose epoch has "
@@ -101,7 +101,7 @@ class Prune:
         + " Where the class of a search judges as well, the stricter answer holds."))
     least: Positive = Field(default=1, description=(
         "Number of epochs that every network may train before it is judged. " + _for("least")))
-    factor: Annotated[int, Field(ge=2)] = Field(default=3, description=(
+    factor: Annotated[int, Field(ge=2), NO_FLAG] = Field(default=3, description=(
         "One in so many networks goes on at each rung, and the next rung is so many times as far. " + _for("factor")))
     mode: Literal["stop", "promote"] = Field(default="promote", description=(
         "stop: who is not among the best in the moment in which it comes to a rung is pruned. promote: it is paused, "

@@ -30,8 +30,9 @@ from pydantic import (
 from pydantic.dataclasses import dataclass as validated
 
 from fleet.errors import UserError
+from fleet.spec.fields import NO_FLAG, Whole
 
-Bound = int | FiniteFloat
+Bound = Whole | Annotated[FiniteFloat, NO_FLAG]
 Flag = Annotated[bool, Field(strict=True)]
 
 

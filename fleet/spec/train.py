@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from pydantic.dataclasses import dataclass
 
-from fleet.spec.fields import STRICT, Duration, Monitor, OptimizerName, Positive, written_as
+from fleet.spec.fields import NO_FLAG, STRICT, Duration, Monitor, OptimizerName, Positive, Real, written_as
 from fleet.spec.learning_rate import check_schedule, schedule_schema
 from fleet.spec.measures import FIELDS, UP, Measure, check_measures, check_monitor, direction_of
 from fleet.spec.optimizers import foreign, slots_of
@@ -84,85 +84,86 @@ class Optimizer:
     name: OptimizerName = Field(default="sgd", description=(
         "Which optimizer trains the network: a name of Keras, in lower case, or the import path of your own function, "
         "which is called with learning_rate and `args` and returns a keras.optimizers.Optimizer."))
-    learning_rate: Annotated[Annotated[float, Field(gt=0)] | dict[str, Any], WithJsonSchema(schedule_schema())] = Field(
+    learning_rate: Annotated[
+        Annotated[float, Field(gt=0), NO_FLAG] | dict[str, Any], WithJsonSchema(schedule_schema())] = Field(
         default=0.01, description=("The learning rate: a number, or a schedule of Keras with its arguments, like "
                            "{name: CosineDecay, initial_learning_rate: 0.1, decay_steps: 1000}."))
-    momentum: Annotated[float, Field(ge=0, lt=1)] | None = Field(default=None, description=(
+    momentum: Annotated[float, Field(ge=0, lt=1), NO_FLAG] | None = Field(default=None, description=(
         "Only for sgd, rmsprop and muon: which share of the previous step is added to the next."))
     nesterov: bool | None = Field(default=None, description=(
         "Only for sgd and muon: whether the momentum is that of Nesterov."))
-    beta_1: Annotated[float, Field(ge=0, lt=1)] | None = Field(default=None, description=(
+    beta_1: Annotated[float, Field(ge=0, lt=1), NO_FLAG] | None = Field(default=None, description=(
         "Only for the kinds of Adam, lamb and lion: decay of the running mean of the gradients."))
-    beta_2: Annotated[float, Field(ge=0, lt=1)] | None = Field(default=None, description=(
+    beta_2: Annotated[float, Field(ge=0, lt=1), NO_FLAG] | None = Field(default=None, description=(
         "Only for the kinds of Adam, lamb and lion: decay of the running mean of the squared gradients."))
-    epsilon: Annotated[float, Field(gt=0)] | None = Field(default=None, description=(
+    epsilon: Annotated[float, Field(gt=0), NO_FLAG] | None = Field(default=None, description=(
         "Not for sgd, lion, ftrl and adafactor: a small number in the denominator, for numerical stability."))
-    weight_decay: Annotated[float, Field(ge=0)] | None = Field(default=None, description=(
+    weight_decay: Annotated[float, Field(ge=0), NO_FLAG] | None = Field(default=None, description=(
         "Weight decay: each step takes this share of every weight away, times the learning rate."))
-    global_clipnorm: Annotated[float, Field(gt=0)] | None = Field(default=None, description=(
+    global_clipnorm: Annotated[float, Field(gt=0), NO_FLAG] | None = Field(default=None, description=(
         "Largest norm of all gradients together. If it is exceeded, they are scaled down to it."))
 
-    clipnorm: Annotated[float, Field(gt=0)] | None = Field(default=None, description=(
+    clipnorm: Annotated[float, Field(gt=0), NO_FLAG] | None = Field(default=None, description=(
         "Largest norm of each variable's gradient. If it is exceeded, the gradient is scaled down to it."))
-    clipvalue: Annotated[float, Field(gt=0)] | None = Field(default=None, description=(
+    clipvalue: Annotated[float, Field(gt=0), NO_FLAG] | None = Field(default=None, description=(
         "Largest absolute value of a gradient's numbers."))
     use_ema: bool | None = Field(default=None, description=(
         "Whether running means of the weights are kept, by which the network is judged and exported."))
-    ema_momentum: Annotated[float, Field(ge=0, le=1)] | None = Field(default=None, description=(
+    ema_momentum: Annotated[float, Field(ge=0, le=1), NO_FLAG] | None = Field(default=None, description=(
         "Decay of the running means of the weights."))
     ema_overwrite_frequency: Positive | None = Field(default=None, description=(
         "Number of steps after which the weights are set to these means. Without it, never in training."))
-    rho: Annotated[float, Field(ge=0, lt=1)] | None = Field(default=None, description=(
+    rho: Annotated[float, Field(ge=0, lt=1), NO_FLAG] | None = Field(default=None, description=(
         "Only for adadelta and rmsprop: decay of the running mean of the squared gradients."))
-    beta_2_decay: float | None = Field(default=None, description=(
+    beta_2_decay: Real | None = Field(default=None, description=(
         "Only for adafactor: decay rate of the second moment."))
-    epsilon_1: Annotated[float, Field(ge=0)] | None = Field(default=None, description=(
+    epsilon_1: Annotated[float, Field(ge=0), NO_FLAG] | None = Field(default=None, description=(
         "Only for adafactor: a small number that is added to squared gradients."))
-    epsilon_2: Annotated[float, Field(ge=0)] | None = Field(default=None, description=(
+    epsilon_2: Annotated[float, Field(ge=0), NO_FLAG] | None = Field(default=None, description=(
         "Only for adafactor: least scale of a parameter."))
-    clip_threshold: Annotated[float, Field(ge=0)] | None = Field(default=None, description=(
+    clip_threshold: Annotated[float, Field(ge=0), NO_FLAG] | None = Field(default=None, description=(
         "Only for adafactor: largest root mean square of an update."))
     relative_step: bool | None = Field(default=None, description=(
         "Only for adafactor: whether steps shrink by themselves."))
-    initial_accumulator_value: Annotated[float, Field(ge=0)] | None = Field(default=None, description=(
+    initial_accumulator_value: Annotated[float, Field(ge=0), NO_FLAG] | None = Field(default=None, description=(
         "Only for adagrad and ftrl: where the sums of squared gradients begin."))
     amsgrad: bool | None = Field(default=None, description=(
         "Only for adam and adamw: whether the largest second moment so far is used, as in AMSGrad."))
-    learning_rate_power: float | None = Field(default=None, description=(
+    learning_rate_power: Real | None = Field(default=None, description=(
         "Only for ftrl: power by which the learning rate falls, at most 0."))
-    l1_regularization_strength: Annotated[float, Field(ge=0)] | None = Field(default=None, description=(
+    l1_regularization_strength: Annotated[float, Field(ge=0), NO_FLAG] | None = Field(default=None, description=(
         "Only for ftrl: strength of the penalty on absolute values."))
-    l2_regularization_strength: Annotated[float, Field(ge=0)] | None = Field(default=None, description=(
+    l2_regularization_strength: Annotated[float, Field(ge=0), NO_FLAG] | None = Field(default=None, description=(
         "Only for ftrl: strength of the penalty on squares."))
-    l2_shrinkage_regularization_strength: Annotated[float, Field(ge=0)] | None = Field(default=None, description=(
-        "Only for ftrl: strength of the penalty on squares that only shrinks."))
-    beta: float | None = Field(default=None, description=(
+    l2_shrinkage_regularization_strength: Annotated[float, Field(ge=0), NO_FLAG] | None = Field(
+        default=None, description=("Only for ftrl: strength of the penalty on squares that only shrinks."))
+    beta: Real | None = Field(default=None, description=(
         "Only for ftrl: the number beta of the paper of FTRL."))
-    adam_beta_1: Annotated[float, Field(ge=0, lt=1)] | None = Field(default=None, description=(
+    adam_beta_1: Annotated[float, Field(ge=0, lt=1), NO_FLAG] | None = Field(default=None, description=(
         "Only for muon: beta_1 for what Adam trains."))
-    adam_beta_2: Annotated[float, Field(ge=0, lt=1)] | None = Field(default=None, description=(
+    adam_beta_2: Annotated[float, Field(ge=0, lt=1), NO_FLAG] | None = Field(default=None, description=(
         "Only for muon: beta_2 for what Adam trains."))
-    adam_weight_decay: Annotated[float, Field(ge=0)] | None = Field(default=None, description=(
+    adam_weight_decay: Annotated[float, Field(ge=0), NO_FLAG] | None = Field(default=None, description=(
         "Only for muon: weight decay of what Adam trains."))
     exclude_layers: tuple[str, ...] | None = Field(default=None, description=(
         "Only for muon: patterns of the paths of layers that Adam trains."))
     exclude_embeddings: bool | None = Field(default=None, description=(
         "Only for muon: whether Adam trains embeddings."))
-    muon_a: float | None = Field(default=None, description=(
+    muon_a: Real | None = Field(default=None, description=(
         "Only for muon: coefficient a of the iteration."))
-    muon_b: float | None = Field(default=None, description=(
+    muon_b: Real | None = Field(default=None, description=(
         "Only for muon: coefficient b of the iteration."))
-    muon_c: float | None = Field(default=None, description=(
+    muon_c: Real | None = Field(default=None, description=(
         "Only for muon: coefficient c of the iteration."))
-    adam_lr_ratio: Annotated[float, Field(ge=0)] | None = Field(default=None, description=(
+    adam_lr_ratio: Annotated[float, Field(ge=0), NO_FLAG] | None = Field(default=None, description=(
         "Only for muon: learning rate of what Adam trains, as a multiple."))
     ns_steps: Positive | None = Field(default=None, description=(
         "Only for muon: number of steps of the iteration."))
-    rms_rate: float | None = Field(default=None, description=(
+    rms_rate: Real | None = Field(default=None, description=(
         "Only for muon: factor that brings updates to the size of those of Adam."))
     centered: bool | None = Field(default=None, description=(
         "Only for rmsprop: whether gradients are divided by an estimate of their variance."))
-    warmup_steps: Annotated[int, Field(ge=0)] | None = Field(default=None, description=(
+    warmup_steps: Annotated[int, Field(ge=0), NO_FLAG] | None = Field(default=None, description=(
         "Only for schedulefreeadamw: number of steps in which the learning rate rises to its value."))
     args: dict[str, Any] | None = Field(default=None, description=(
         "Only for a function of your own: its further arguments, by name."))
@@ -204,9 +205,9 @@ class Converge:
         "val_ before it that of the validation data. Without it, val_accuracy for classes and val_loss for all else. "
         "Of epochs with equal values, the one with the least loss is the best: of validation, or of training without "
         "validation data."))
-    min_delta: Annotated[float, Field(ge=0)] = Field(default=0.0, description=(
+    min_delta: Annotated[float, Field(ge=0), NO_FLAG] = Field(default=0.0, description=(
         "How much better than its best value so far `monitor` must be to count as an improvement."))
-    target: float | None = Field(default=None, description="Value of `monitor` that is good enough to end training.")
+    target: Real | None = Field(default=None, description="Value of `monitor` that is good enough to end training.")
     direction: Literal["max", "min"] | None = Field(default=None, description=(
         "Whether `monitor` is better when it is larger (max) or smaller (min). Only a metric of your own needs it."))
 
@@ -238,7 +239,7 @@ class Train:
         "your own functions of (targets, outputs), which give a number for each sample; with parameters, like {AUC: "
         "{curve: PR, name: auc_pr}}, where `name` is that of the column. Outputs are then probabilities, except of "
         "value."))
-    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.0, description=(
+    label_smoothing: Annotated[float, Field(ge=0, lt=1), NO_FLAG] = Field(default=0.0, description=(
         "Share of a class, or label, that the loss spreads over all of them. Only for class, multilabel and mask."))
     class_weights: Literal["balanced"] | ByClass | None = Field(default=None, description=(
         "How much the samples, or the pixels, of each class count in the loss of training: a number from 0 for names "

@@ -257,6 +257,26 @@ def test_all_mistakes_are_named_at_once_with_line_and_key_and_what_would_be_righ
         assert in_right in right
 
 
+@pytest.mark.parametrize(("key", "right"), [
+    ("resources.per_device", "should be a number, or input should be 'auto'"),
+    ("resources.preprocessors", "should be a number, or input should be 'auto'"),
+    ("train.batch.size", "should be a number, or input should be a list"),
+    ("train.converge.patience", "should be a number"), ("seed", "should be a number"),
+    ("train.optimizer.learning_rate", "should be a number, or input should be a mapping"),
+    ("train.converge.target", "should be a number")])
+def test_true_is_no_number(key, right, file):
+    first, *others = key.split(".")
+    text = "".join(f"{'  ' * depth}{part}:\n" for depth, part in enumerate((first, *others)))[:-1] + " true\n"
+    found = mistakes(text + "models: [{family: resnet}]\n", file)
+    assert [(one.line, one.key, one.wrong, one.right) for one in found] == [(len(others) + 1, key, "True", right)]
+
+
+def test_a_range_of_a_space_goes_from_no_truth_to_a_number(file):
+    space = "models: [{family: resnet, count: 2, space: {width: {low: true, high: 9, integer: true}}}]\n"
+    (found,) = mistakes(space, file)
+    assert (found.key, found.wrong) == ("models[0].space.width.low", "True")
+
+
 def test_the_error_is_a_line_for_each_mistake(file):
     file.write_text(WRONG)
     with pytest.raises(SpecError) as caught:
