@@ -61,7 +61,7 @@ def _print(report: Report) -> None:
         print(search.words)
     if report.rungs:
         print_table(*table_of_rungs(report.rungs), title="What was pruned when")
-    print(f"{format_duration(account.seconds)} on {counted(len(account.devices), 'GPU')}: "
+    print(f"{format_duration(account.seconds)} on {counted(account.gpus, 'GPU')}: "
           + ", ".join(f"{name} {share:.1%}" for name, share in account.spent.shares.items()))
     if report.samples:
         print(report.samples)

@@ -8,9 +8,12 @@ that were at work at the same time are side by side.
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from fleet.errors import UserError
 from fleet.monitor.overheads import Overheads
@@ -42,7 +45,7 @@ from scheduler.ensemble.simulation import Stint
 
 @dataclass(frozen=True)
 class Spent:
-    """Where GPU-seconds went; they add up to those of the whole run.
+    """Where GPU-seconds went; they add up to those of the whole run. Networks on one GPU have equal parts of it.
 
     Attributes:
         training: steps, and validation.
@@ -50,8 +53,8 @@ class Spent:
         checkpointing: training blocked by a checkpoint.
         moving: groups that have their devices and do not train: they start, change, wait for orders between
             epochs, export a network, or did what a kill undid.
-        waiting: devices without a group.
-        scheduling, profiling: all devices wait for these.
+        waiting: GPUs without a group, on any of their slots.
+        scheduling, profiling: all GPUs wait for these.
     """
 
     training: float
@@ -78,7 +81,8 @@ class Account:
         seconds: in which there was a launch.
         policy: of the last launch.
         devices: that the last launch had, or all that were side by side.
-        gpus_per_node: of it.
+        gpus: how many whole ones these are.
+        gpus_per_node, slots: whole GPUs of a node, and devices that share one, in the last launch.
         launches: how many there were.
         stints: who trained when on which devices.
         spent: where the time went.
@@ -92,7 +96,9 @@ class Account:
     seconds: float
     policy: str
     devices: tuple[int, ...]
+    gpus: int
     gpus_per_node: int
+    slots: int
     launches: int
     stints: tuple[Stint, ...]
     spent: Spent
@@ -135,13 +141,15 @@ def account(log: Iterable[Logged]) -> Account | None:
     moments = [moment for launch in launches for moment in launch.moments]
     if beside:
         moments.sort(key=lambda moment: moment.t_s)
-    devices = tuple(sorted({device for launch in launches for device in launch.start.devices}))
+    shown = launches if beside else launches[-1:]
+    devices = tuple(sorted({device for launch in shown for device in launch.start.devices}))
+    gpus = len({gpu for launch in shown for gpu in launch.gpus})
     stints = stints_of(records_of(moments))
     costs = _costs(moments, is_lockstep=start.stream == "lockstep")
     simulated = None if beside else _replay(start, moments, costs)
-    return Account(max(launch.ended_s for launch in launches), start.policy, devices if beside else start.devices,
-                   start.gpus_per_node, len(launches), stints, _spent(launches, stints), costs, simulated,
-                   start.time_scale, _startup(launches[-1]))
+    return Account(max(launch.ended_s for launch in launches), start.policy, devices, gpus,
+                   start.gpus_per_node // start.slots, start.slots, len(launches), stints, _spent(launches, stints),
+                   costs, simulated, start.time_scale, _startup(launches[-1]))
 
 
 def _startup(launch: Launch) -> tuple[tuple[str, float], ...]:
@@ -163,27 +171,64 @@ def _startup(launch: Launch) -> tuple[tuple[str, float], ...]:
 def _spent(launches: Sequence[Launch], stints: Sequence[Stint]) -> Spent:
     scheduling = profiling = checkpointing = training = data = 0.0
     for launch in launches:
-        devices = len(launch.start.devices)
+        gpus = len(launch.gpus)
         overheads = Overheads(moment.event for moment in launch.moments if not isinstance(moment.event, Killed))
-        scheduling += overheads.scheduling_s * devices
-        profiling += overheads.profiling_s * devices
+        scheduling += overheads.scheduling_s * gpus
+        profiling += overheads.profiling_s * gpus
         checkpointing += overheads.checkpointing_s
+    had = _had(launches, stints)
     for moment in (moment for launch in launches for moment in launch.moments):
         if isinstance(moment.event, EpochEnded):
             took, waited = moment.event.record.seconds, moment.event.record.waited_s
-            held = _gpu_seconds(stints, moment.event.network, moment.t_s - took, moment.t_s)
+            held = sum(part.gpu_seconds(moment.t_s - took, moment.t_s) for part in had.get(moment.event.network, ()))
             training += held * (took - waited) / max(took, 1e-9)
             data += held * waited / max(took, 1e-9)
-    held = sum((stint.end_s - stint.start_s) * len(stint.devices) for stint in stints)
+    held = sum(part.gpu_seconds() for parts in had.values() for part in parts)
     moving = max(0.0, held - training - data - checkpointing)
     waiting = max(0.0, sum(launch.gpu_seconds for launch in launches) - held - scheduling - profiling)
     return Spent(training, data, checkpointing, moving, waiting, scheduling, profiling)
 
 
-def _gpu_seconds(stints: Sequence[Stint], network: str, begin: float, end: float) -> float:
-    """What a network had of its devices in some time, though it may have changed them."""
-    return sum(max(0.0, min(end, stint.end_s) - max(begin, stint.start_s)) * len(stint.devices)
-               for stint in stints if stint.name == network)
+@dataclass(frozen=True)
+class _Part:
+    """What a network had of a GPU, from one moment to another."""
+
+    share: float
+    start_s: float
+    end_s: float
+
+    def gpu_seconds(self, begin: float = -math.inf, end: float = math.inf) -> float:
+        """What lies between two moments."""
+        return self.share * max(0.0, min(end, self.end_s) - max(begin, self.start_s))
+
+
+def _launch_of(stint: Stint, launches: Sequence[Launch]) -> int:
+    """The place of the launch in which a network had its devices."""
+    for place in reversed(range(len(launches))):
+        launch = launches[place]
+        if launch.moments[0].t_s <= stint.start_s <= launch.ended_s and launch.devices.issuperset(stint.devices):
+            return place
+    raise InputError(f"at {stint.start_s} s: {stint.name} on devices {list(stint.devices)}, which no launch had then")
+
+
+def _had(launches: Sequence[Launch], stints: Iterable[Stint]) -> Mapping[str, Sequence[_Part]]:
+    """What each network had of all GPUs: of one that several shared, equal parts."""
+    tenants: defaultdict[tuple[int, int], list[Stint]] = defaultdict(list)
+    for stint in stints:
+        place = _launch_of(stint, launches)
+        for device in stint.devices:
+            tenants[place, launches[place].gpu(device)].append(stint)
+    had: defaultdict[str, list[_Part]] = defaultdict(list)
+    for sharing in tenants.values():
+        times = sorted({time for stint in sharing for time in (stint.start_s, stint.end_s)})
+        now, coming = list[Stint](), deque(sharing)  # in order of their start
+        for begin, end in pairwise(times):
+            now = [stint for stint in now if stint.end_s > begin]
+            while coming and coming[0].start_s <= begin:
+                now.append(coming.popleft())
+            for stint in now:
+                had[stint.name].append(_Part(1 / len(now), begin, end))
+    return had
 
 
 # ---- what moves cost ---------------------------------------------------------------------------

@@ -49,7 +49,8 @@ def render(report: Report) -> str:
         "<h2>How they learned</h2>", _curves(report, colours),
         *(part for search in report.searches for part in _search(search, account.seconds)), *_rungs(report),
         "<h2>Who had which GPU</h2>",
-        "<p class=note>A bar for every network on every GPU it had. A dark edge shows where a group was formed.</p>",
+        f"<p class=note>A bar for every network on every {'GPU' if account.slots == 1 else 'slot of a GPU'} it had. "
+        "A dark edge shows where a group was formed.</p>",
         timeline(account.stints, account.devices, 1.0, longest, colours),
         "<h2>Where the time went</h2>", _shares(account.spent), _note(report.samples), _note(report.input),
         _missed(report),
@@ -92,9 +93,10 @@ def _summary(report: Report) -> str:
     finished = sum(row.status is Status.FINISHED for row in report.rows)
     failed = sum(row.status is Status.FAILED for row in report.rows)
     launches = f", {account.launches} launches" if account.launches > 1 else ""
+    shared = f", up to {counted(account.slots, 'network')} on each" if account.slots > 1 else ""
     facts = [(f"{finished} of {len(report.rows)}", "networks finished" + (f", {failed} failed" if failed else "")),
              (format_duration(account.seconds), f"in all{launches}"),
-             (f"{len(account.devices)}", f"GPUs, {account.gpus_per_node} per node"), (account.policy, "policy"),
+             (f"{account.gpus}", f"GPUs, {account.gpus_per_node} per node{shared}"), (account.policy, "policy"),
              (f"{account.spent.shares['training']:.1%}", "of the GPU time in training")]
     return ("<div class=facts>" + "".join(f"<div><b>{escape(value)}</b><span>{escape(what)}</span></div>"
                                           for value, what in facts) + "</div>")

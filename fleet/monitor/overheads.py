@@ -6,6 +6,7 @@ log. So the last line of a run and its report agree.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from fleet.storage.events import (
@@ -15,12 +16,16 @@ from fleet.storage.events import (
     GroupChanged,
     GroupStarted,
     GroupStopped,
+    GroupStruck,
+    NetworkFailed,
+    NetworkRetried,
     Planned,
     Profiled,
     RoundStarted,
     Started,
 )
 from fleet.units import counted, format_duration
+from scheduler.base import Cluster
 
 
 class Overheads:
@@ -36,8 +41,9 @@ class Overheads:
     def __init__(self, events: Iterable[Event] = ()) -> None:
         self.rounds = 0
         self.profiling_s = self.scheduling_s = self.checkpointing_s = self.regrouping_s = 0.0
-        self._trainers = 0
-        self._gpus: dict[str, int] = {}  # of the networks that train
+        self._cluster = Cluster((), 1)
+        self._devices: dict[str, tuple[int, ...]] = {}  # of the networks that train
+        self._tenants = Counter[int]()  # GPU -> how many of them
         for event in events:
             self.add(event)
 
@@ -45,7 +51,7 @@ class Overheads:
         """Count an event in; they come in the order in which they happen."""
         match event:
             case Started():
-                self._trainers = event.trainers
+                self._cluster = event.cluster
             case Profiled():
                 self.profiling_s += event.seconds
             case Planned():
@@ -53,14 +59,27 @@ class Overheads:
             case RoundStarted():
                 self.rounds = event.round
             case GroupStarted():
-                self._gpus[event.network] = len(event.devices)
+                self._train(event.network, event.devices)
             case GroupChanged():
-                self._gpus[event.network] = len(event.devices)
-                self.regrouping_s += event.seconds * len(event.devices)
+                self._train(event.network, event.devices)
+                self.regrouping_s += event.seconds * self._gpus(event.network)
             case EpochEnded():
-                self.checkpointing_s += event.blocked_s * event.record.gpus
+                self.checkpointing_s += event.blocked_s * self._gpus(event.network)
             case GroupStopped():
-                self.checkpointing_s += event.checkpoint_s * self._gpus.get(event.network, 0)
+                self.checkpointing_s += event.checkpoint_s * self._gpus(event.network)
+                self._train(event.network, ())
+            case NetworkFailed() | NetworkRetried() | GroupStruck():
+                self._train(event.network, ())
+
+    def _train(self, network: str, devices: tuple[int, ...]) -> None:
+        """A network has these devices from now on."""
+        self._tenants.subtract(map(self._cluster.gpu, self._devices.pop(network, ())))
+        self._tenants.update(map(self._cluster.gpu, devices))
+        self._devices[network] = devices
+
+    def _gpus(self, network: str) -> float:
+        """How many GPUs a network has; those that share one have equal parts of it."""
+        return sum(1 / self._tenants[self._cluster.gpu(device)] for device in self._devices.get(network, ()))
 
     def ended(self, status: int, seconds: float) -> Ended:
         """The event that ends the launch.
@@ -79,7 +98,7 @@ class Overheads:
             seconds: since it began.
         """
         total = max(seconds, 1e-9)
-        gpu_seconds = total * max(self._trainers, 1)
+        gpu_seconds = total * max(self._cluster.whole_gpus, 1)
         return (f"{format_duration(total)} in {counted(self.rounds, 'round')}; "
                 f"profiling {self.profiling_s / total:.1%}, scheduling {self.scheduling_s / total:.3%}, "
                 f"checkpointing {self.checkpointing_s / gpu_seconds:.2%}, "

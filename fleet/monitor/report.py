@@ -99,7 +99,7 @@ class Report:
         kept = {name: dataclasses.asdict(said) for name, said in (("cache", self.cache), ("supply", self.supply))
                 if said is not None}
         return {"name": self.name, "policy": account.policy, "seconds": account.seconds, "launches": account.launches,
-                "gpus": len(account.devices), "networks": [_record(row) for row in self.rows],
+                "gpus": account.gpus, "networks": [_record(row) for row in self.rows],
                 "spent_gpu_s": dataclasses.asdict(account.spent), "measured_s": account.measured_s,
                 "simulated_s": account.simulated_s, "costs": account.costs,
                 "missed_chunks": self.missed, "startup_s": dict(account.startup), **together, **kept,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import count, pairwise, takewhile
 from typing import TypeAlias
 
@@ -62,17 +64,32 @@ class Launch:
         """When its last moment was, on the run's clock."""
         return self.moments[-1].t_s
 
+    @cached_property
+    def devices(self) -> frozenset[int]:
+        """Where its trainers are."""
+        return frozenset(self.start.devices)
+
+    @cached_property
+    def gpus(self) -> frozenset[int]:
+        """Its GPUs, or what takes their place; one with several slots counts once."""
+        return frozenset(map(self.gpu, self.devices))
+
+    def gpu(self, device: int) -> int:
+        """The GPU of a device, by the number of its first slot."""
+        place = device % self.start.gpus_per_node
+        return device - place + place % (self.start.gpus_per_node // self.start.slots)
+
     @property
     def gpu_seconds(self) -> float:
-        """The time of all its devices."""
-        return (self.ended_s - self.moments[0].t_s) * len(self.start.devices)
+        """The time of all its GPUs."""
+        return (self.ended_s - self.moments[0].t_s) * len(self.gpus)
 
 
 def launches_of(log: Iterable[Logged]) -> list[Launch]:
     """The launches of a run; a log that begins in the middle of one begins with the next.
 
     They stand one behind the other. Those that were at work at the same time, by their dates, stand side by side, and
-    the devices of each are numbered after those that others had at the time.
+    the nodes of each are numbered after those that others had at the time.
 
     A launch that was killed says neither that its groups are gone nor which epochs it saved last. The next one begins
     by logging these epochs; here they stand where they happened, at the end of the launch before.
@@ -114,10 +131,12 @@ def _side_by_side(launches: Sequence[Launch]) -> list[Launch]:
     return placed
 
 
-def _moved(launch: Launch, by_s: float, taken: Collection[int]) -> Launch:
-    """A launch at another time, on devices that are not taken."""
-    free = (device for device in count() if device not in taken)
-    devices = dict(zip(launch.start.devices, free, strict=False)) if taken else {}
+def _moved(launch: Launch, by_s: float, taken: AbstractSet[int]) -> Launch:
+    """A launch at another time, on nodes of which no device is taken."""
+    size = launch.start.gpus_per_node
+    free = (node for node in count() if taken.isdisjoint(range(node * size, (node + 1) * size)))
+    nodes = dict(zip(sorted({device // size for device in launch.start.devices}), free, strict=False))
+    devices = {device: nodes[device // size] * size + device % size for device in launch.start.devices} if taken else {}
 
     def numbered(event: Event | Killed) -> Event | Killed:
         match event:

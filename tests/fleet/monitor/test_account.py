@@ -165,6 +165,29 @@ def test_a_group_that_changed_has_a_bar_for_each_shape():
     assert told.spent.training == pytest.approx(9.9 + 2 + 2 * 4)  # the second epoch: 2 s on one device, 4 s on two
 
 
+def test_networks_that_share_a_gpu_have_equal_parts_of_it_and_slots_that_nobody_has_are_no_gpus():
+    start = replace(START, trainers=6, gpus_per_node=6, devices=tuple(range(6)), slots=3)  # of two GPUs
+    log = [Logged(0.0, start), Logged(0.0, GroupStarted("a", (0,), 0, 1)),
+           Logged(10.0, GroupStarted("b<1>", (2,), 0, 1)),
+           epoch(20.0, "a", 1, 20.0), Logged(20.0, GroupStopped("a", 0.0)),
+           epoch(26.0, "b<1>", 1, 16.0, waited=4.0), Logged(26.0, GroupStopped("b<1>", 0.0))]
+    told = account(log)
+    assert (told.devices, told.gpus, told.gpus_per_node, told.slots) == ((0, 1, 2, 3, 4, 5), 2, 2, 3)
+    assert told.spent.training + told.spent.data == pytest.approx(26)  # of the first GPU, which always had one of them
+    assert told.spent.data == pytest.approx((5 + 6) * 4 / 16)
+    assert told.spent.waiting == pytest.approx(26)  # the second GPU
+    assert sum(asdict(told.spent).values()) == pytest.approx(2 * 26 + 0.5 * 0.25 + 0.25)
+
+
+def test_launches_side_by_side_have_slots_of_gpus_of_their_own():
+    shared = replace(START, trainers=3, gpus_per_node=4, devices=(0, 1, 2), slots=2)
+    told = account([*at(1000.0, *of_one("a", 1.0, 21.0)), Logged(0.0, replace(shared, date=1005.0)),
+                    Logged(1.0, GroupStarted("b<1>", (2,), 0, 1)), epoch(11.0, "b<1>", 1, 9.0)])
+    assert (told.devices, told.gpus) == ((0, 1, 4, 5, 6), 4)
+    assert [stint.devices for stint in told.stints] == [(0,), (6,)]
+    assert told.spent.training == pytest.approx(19 + 9)
+
+
 @pytest.mark.parametrize("log", [[], LOG[:1], LOG[:4]])
 def test_a_run_that_has_hardly_begun_has_nothing_to_simulate(log):
     told = account(log)

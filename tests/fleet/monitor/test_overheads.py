@@ -1,5 +1,7 @@
 """What a launch spent beside training."""
 
+from dataclasses import replace
+
 import pytest
 
 from fleet.monitor.overheads import Overheads
@@ -29,6 +31,15 @@ def test_blocked_groups_count_with_all_their_gpus():
     spent = Overheads(events)
     assert spent.regrouping_s == pytest.approx(2.0 * 3)
     assert spent.checkpointing_s == pytest.approx(0.5 + 0.25 * 3 + 1.0 * 3)
+
+
+def test_networks_that_share_a_gpu_block_their_part_of_it():
+    spent = Overheads([replace(STARTED, slots=2),  # of two GPUs
+                       GroupStarted("a", (0,), 0, 1), GroupStarted("b", (2,), 0, 1),
+                       EpochEnded("a", record(1, gpus=1), blocked_s=0.5), GroupStopped("b", checkpoint_s=1.0),
+                       GroupStopped("a", checkpoint_s=1.0)])
+    assert spent.checkpointing_s == pytest.approx(0.5 / 2 + 1.0 / 2 + 1.0)
+    assert "checkpointing 0.88%" in spent.summary(100.0)
 
 
 def test_what_all_wait_for_counts_once():
