@@ -44,7 +44,7 @@ def library(paths):
 def test_the_best_that_are_finished_are_joined(paths):
     rows = [row("a"), row("f", Status.FAILED), row("b"), row("w", Status.WAITING)]
     assert top(rows, 2) == {"a": 1, "b": 1}
-    with pytest.raises(UserError, match="--top 3: only 2 networks finished"):
+    with pytest.raises(UserError, match="--top 3: only 2 networks finished, and no others.*: --top 2 joins all"):
         top(rows, 3)
     with pytest.raises(UserError, match="no network has finished yet"):
         top(rows[3:], 1)
