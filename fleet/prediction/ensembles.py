@@ -84,7 +84,8 @@ def top(rows: Sequence[NetworkResult], count: int) -> dict[str, int]:
     finished = [row.name for row in rows if row.status is Status.FINISHED and not row.folds]
     if count > len(finished):
         raise UserError(f"--top {count}: only {counted(len(finished), 'network')} finished, and no others are "
-                        f"exported: --top {len(finished)} joins all there are" if finished else "no network has finished yet")
+                        f"exported: --top {len(finished)} joins all there are"
+                        if finished else "no network has finished yet")
     return dict.fromkeys(finished[:count], 1)
 
 
