@@ -10,11 +10,13 @@ networks of one epoch, and does all that follows. Their rates are given, or (--s
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -71,7 +73,7 @@ def cpu_of_an_epoch(networks: int, policy: str = "baseline", speeds: int = 0) ->
     """Seconds of CPU for each epoch's end in a run of so many networks of one epoch.
 
     Args:
-        speeds: how many different ones there are, from 1 to 10, where they are to be learned.
+        speeds: how many different ones there are, where they are to be learned; 0 where rates are given.
     """
     spec = parse({"models": [{"family": "softmax", "name": "net", "count": networks, "space": {
         "train.optimizer.learning_rate": {"low": 1e-5, "high": 0.1, "log": True}}}],
@@ -117,7 +119,9 @@ def main() -> None:
     known = f"{arguments.speeds} speeds that are learned" if arguments.speeds else "rates that are given"
     for policy in arguments.policy:
         for networks in arguments.networks:
-            spent_ms = 1000 * cpu_of_an_epoch(networks, policy, arguments.speeds)
+            # In a process of its own, as in a run: what is remembered of equal rates would have to be told apart.
+            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as alone:
+                spent_ms = 1000 * alone.submit(cpu_of_an_epoch, networks, policy, arguments.speeds).result()
             print(f"{networks} networks of one epoch, {policy}, {known}: {spent_ms:.2f} ms of CPU per epoch's end")
 
 
