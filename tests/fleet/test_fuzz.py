@@ -28,6 +28,7 @@ from PIL import Image
 from fleet import run as fleet_run
 from fleet.__main__ import COMMANDS, main
 from fleet.runtime import session
+from fleet.runtime.interrupt import Interruption
 from fleet.runtime.laps import Laps
 from tests.examples import examples
 from tests.fleet.logs import LOG, as_lines, as_text
@@ -203,7 +204,7 @@ def train(path):
     """``fleet.run`` up to where it would train."""
     request = fleet_run.parse_arguments([path])
     with fleet_run._lease(OneRank(), request) as lease:
-        return fleet_run._run(OneRank(), request, None, 0.0, lease, Laps())
+        return fleet_run._run(OneRank(), request, None, Interruption(None), lease, Laps())
 
 
 def is_told(status, out, err, most_lines=30):
