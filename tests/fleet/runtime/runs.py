@@ -22,6 +22,17 @@ class Interruption:
         return None
 
 
+class Signal(Interruption):
+    """Comes when a test says so."""
+
+    def __init__(self):
+        super().__init__()
+        self.has_come = False
+
+    def reason(self):
+        return "SIGTERM came" if self.has_come else ""
+
+
 def launch(path, ranks, after=None, **more):
     prepared = prepare(str(path), [0] * ranks, None, plain=True, **more)
     statuses = {}

@@ -64,7 +64,7 @@ from scheduler.base import Member, Round
 from scheduler.ensemble.policies import POLICIES, Policy
 from tests.examples import examples, long_but_first
 from tests.fleet.one_process import Launch
-from tests.fleet.runtime.runs import Interruption
+from tests.fleet.runtime.runs import Interruption, Signal
 from tests.sources import Numbered
 
 
@@ -858,17 +858,6 @@ def test_a_run_that_is_interrupted_goes_on_and_nothing_is_trained_twice(folders,
     runner.check_epochs()
 
 
-class Moment(Interruption):
-    """A signal that comes when a test says so."""
-
-    def __init__(self):
-        super().__init__()
-        self.has_come = False
-
-    def reason(self):
-        return "SIGTERM came" if self.has_come else ""
-
-
 def counting(function, calls):
     """The same function, which does something in some of its calls: number -> what."""
     numbers = itertools.count(1)
@@ -882,7 +871,7 @@ def counting(function, calls):
 
 @pytest.mark.parametrize("checkpoint", [{}, {"every": "0.001s"}], ids=["between", "within"])
 def test_an_epoch_that_was_interrupted_took_as_long_as_all_of_its_pieces(folders, monkeypatch, checkpoint):
-    signal = Moment()
+    signal = Signal()
     monkeypatch.setattr(SoftmaxRegression, "step", counting(SoftmaxRegression.step, {
         1: lambda: time.sleep(0.3), 2: lambda: setattr(signal, "has_come", True)}))
     runner = shaky(folders(), failures=0, retries=0, data={"path": "24"}, policy="baseline", checkpoint=checkpoint)
@@ -898,7 +887,7 @@ def test_an_epoch_that_was_interrupted_took_as_long_as_all_of_its_pieces(folders
 
 @pytest.mark.parametrize("gpus", [1, 2])
 def test_an_epoch_whose_judgement_was_interrupted_is_judged_again_and_not_trained(folders, monkeypatch, gpus):
-    signal, steps = Moment(), []
+    signal, steps = Signal(), []
     monkeypatch.setattr(SoftmaxRegression, "evaluate", counting(SoftmaxRegression.evaluate, {
         2: lambda: setattr(signal, "has_come", True)}))
     runner = shaky(folders(), failures=0, retries=0, epochs=2, gpus=gpus, policy="baseline")

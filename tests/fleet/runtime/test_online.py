@@ -29,22 +29,11 @@ from fleet.storage.rate_cache import RateBook, cache_path, read_cache
 from scheduler.ensemble.policies import POLICIES
 from tests.examples import long_but_first
 from tests.fleet.one_process import Launch
-from tests.fleet.runtime.runs import Interruption
+from tests.fleet.runtime.runs import Interruption, Signal
 
 STEP_S = 0.001  # of every step, by the clocks
 BATCHES = {"small": 4, "large": 8}
 RATES = {name: batch / STEP_S for name, batch in BATCHES.items()}
-
-
-class Signal(Interruption):
-    """Comes when a rate has been learned."""
-
-    def __init__(self):
-        super().__init__()
-        self.has_come = False
-
-    def reason(self):
-        return "SIGTERM came" if self.has_come else ""
 
 
 @pytest.fixture(autouse=True)
