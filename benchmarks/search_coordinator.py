@@ -27,6 +27,7 @@ from fleet.ensemble.survey import Survey
 from fleet.monitor.view import make_view
 from fleet.runtime.coordinator import Coordinator
 from fleet.runtime.interrupt import Interruption
+from fleet.runtime.known_rates import Profile
 from fleet.spec import parse
 from fleet.storage.event_log import EventLog
 from fleet.storage.paths import RunPaths
@@ -92,7 +93,7 @@ def cpu_of_an_epoch(networks: int, policy: str = "baseline", speeds: int = 0) ->
         survey = Survey([], keys, spec.profile, TRAINERS, TRAINERS, {})
         coordinator = Coordinator(
             world, Setup(spec, roles, None, samples=60, outlives=False), survey, None if speeds else rates,
-            Results(spec, paths, 60), log, paths.profile, [make_view(spec, True, {})], Interruption(None),
+            Results(spec, paths, 60), log, Profile(paths.profile), [make_view(spec, True, {})], Interruption(None),
             online=online)
         coordinator.start()
         began = time.process_time()

@@ -167,7 +167,8 @@ class RateTable:
         """The table with a further network."""
         table = replace(self, models=(*self.models, network))
         # Where many come, one by one, that is quicker than to begin anew.
-        vars(table).update(by_name={**self.by_name, network.name: network}, names=(*self.names, network.name))
+        vars(table).update(by_name={**self.by_name, network.name: network}, names=(*self.names, network.name),
+                           rows={**self.rows, network.name: len(self.models)})
         return table
 
 

@@ -413,7 +413,7 @@ class Ensemble:
             guessed=frozenset() if self._production.is_lockstep else self._rates.guessed, ahead=self._searching.ahead)
         decision = self._ask(rates, progress, self._groups.cluster) if self._networks.has_left else Decision(Round())
         self._has_news = False
-        self._rates.planned(is_new=decision.round != self._groups.wanted, tried=decision.tried)
+        self._rates.planned(decision.round != self._groups.wanted, decision.tried, self._networks.is_over)
         self._deciding_s += decision.seconds
         if decision.round != self._groups.wanted:
             self._groups.wanted = decision.round

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
@@ -169,12 +169,13 @@ class Rates:
         if off := self._check.compare(name, gpus, shown, expected):
             self._outbox.note(off)
 
-    def planned(self, is_new: bool, tried: Tried = frozenset()) -> None:
+    def planned(self, is_new: bool, tried: Tried, is_over: Callable[[str], bool]) -> None:
         """The policy has answered by the table.
 
         Args:
             is_new: whether it wants something else than before.
             tried: the networks and numbers of GPUs whose rates the answer only tries.
+            is_over: whether nobody asks for the rates of a network any more.
         """
         self._planned_by = self._curve
 
@@ -229,7 +230,8 @@ class LearnedRates(Rates):
         super().__init__(None, keys, check, outbox, replace(shared, learned=online.sharing))
         self._online, self._known = online, known
         self._told_steps: dict[tuple[str, int], int] = {}  # key and GPUs -> the steps that it was learned from
-        self._noted: RateTable | None = None
+        self._table: RateTable | None = None  # by which the present plan was made
+        self._noted: dict[str, tuple[float, ...]] = {}  # network -> the rates that were last said of it
 
     def add(self, admitted: Admitted) -> None:  # noqa: D102
         if admitted.traits is not None:
@@ -274,15 +276,22 @@ class LearnedRates(Rates):
             self._told_steps[key, gpus] = max(1, shown.steps)
             self._outbox.note(RateLearned(name, gpus, shown.rate, shown.spread, shown.steps))
 
-    def planned(self, is_new: bool, tried: Tried = frozenset()) -> None:  # noqa: D102
-        super().planned(is_new)
+    def planned(self, is_new: bool, tried: Tried, is_over: Callable[[str], bool]) -> None:  # noqa: D102
+        super().planned(is_new, tried, is_over)
         if is_new or self._online.has_news:
             self._online.planned(tried)
-            if self.table != self._noted:
-                self._noted = self.table
-                self._outbox.note(RatesEstimated({network.name: network.rates for network in self.table.models},
-                                                 len(self._keys) - len(self._online.guessed)))
-                self.keep()
+            if (table := self.table) is not self._table:
+                self._table = table
+                self._tell(is_over)
+
+    def _tell(self, is_over: Callable[[str], bool]) -> None:
+        """Say by which rates it was planned, where they are others than before."""
+        new = {network.name: network.rates for network in self.table.models
+               if self._noted.get(network.name) != network.rates and not is_over(network.name)}
+        if new:
+            self._noted |= new
+            self._outbox.note(RatesEstimated(new, len(self._keys) - len(self._online.guessed)))
+            self.keep()
 
     def keep(self) -> None:  # noqa: D102
         if self.are_absolute:

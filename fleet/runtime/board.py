@@ -24,6 +24,7 @@ from fleet.runtime.ahead import busy
 from fleet.runtime.coordinator import Coordinator, Observer, Search
 from fleet.runtime.harvest import Harvest
 from fleet.runtime.interrupt import Interruption
+from fleet.runtime.known_rates import Profile
 from fleet.runtime.laps import Laps
 from fleet.runtime.outside.clerk import Clerk
 from fleet.runtime.outside.mailbox import Mailbox
@@ -122,7 +123,7 @@ class CoordinatorSide:
         online = self._online()
         observers: list[Observer] = [self._view, TensorBoardObserver(paths), self]
         self.coordinator = Coordinator(world, setup, self._survey, prepared.rates, self.results, self._events,
-                                       paths.profile, observers, interruption, unlogged, self._remembered(),
+                                       Profile(paths.profile), observers, interruption, unlogged, self._remembered(),
                                        (prepared.cache.event(prepared.roles.shared), *prepared.changes,
                                         *self._damaged()), prepared.fence, online, self._harvest,
                                        self._search(online is not None), laps)

@@ -12,7 +12,6 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Protocol
 
 from fleet.comm.base import World
@@ -46,6 +45,7 @@ from fleet.monitor.overheads import Overheads
 from fleet.runtime.admission import Admission
 from fleet.runtime.harvest import Harvest
 from fleet.runtime.interrupt import Interruption
+from fleet.runtime.known_rates import Profile
 from fleet.runtime.laps import Laps
 from fleet.runtime.outside.clerk import Clerk
 from fleet.runtime.searchers import Searchers
@@ -63,7 +63,6 @@ from fleet.storage.events import (
     ScheduleOptions,
     Started,
 )
-from fleet.storage.files import write_json
 from fleet.storage.lease import Fence
 from fleet.storage.results import Results, look_up
 from fleet.storage.state import EpochRecord
@@ -71,7 +70,6 @@ from scheduler.base import Cluster, Progress, RateTable
 from scheduler.ensemble.online import OnlineRates
 from scheduler.ensemble.planning import plan
 from scheduler.ensemble.probing import probes_of_plan
-from scheduler.ensemble.rates_file import write_rates
 
 log = logging.getLogger("fleet.runtime.coordinator")
 
@@ -121,7 +119,7 @@ class Coordinator:
         online: learns them from training, instead of measuring before it.
         results: of the networks, as far as earlier launches of this run have come.
         events: the log; its clock is the one by which is decided.
-        profile: the file where measured rates are written.
+        profile: where rates are written that are found out.
         interruption: says when to stop before the end.
         unlogged: epochs of earlier launches that are in checkpoints and not in the event log.
         remembered: the rates of earlier launches that are used.
@@ -137,7 +135,7 @@ class Coordinator:
     """
 
     def __init__(self, world: World, setup: Setup, survey: Survey, rates: RateTable | None, results: Results,
-                 events: EventLog, profile: Path, observers: Sequence[Observer], interruption: Interruption,
+                 events: EventLog, profile: Profile, observers: Sequence[Observer], interruption: Interruption,
                  unlogged: Sequence[tuple[str, EpochRecord]] = (), remembered: RatesRemembered | None = None,
                  changes: Sequence[Event] = (), fence: Fence | None = None,
                  online: OnlineRates | None = None, harvest: Harvest | None = None,
@@ -195,6 +193,7 @@ class Coordinator:
             return False
         self._check_lease()
         self._results.write_if_due()
+        self._profile.write_if_due()
         if not self._is_interrupted and (reason := self._interruption.reason()):
             self._is_interrupted = True
             self._handle(EndAsked(reason))
@@ -285,7 +284,7 @@ class Coordinator:
             case KeepParameters(network, parameters):
                 self._results.count(network, parameters)
             case KeepRates(rates):
-                write_json(self._profile, write_rates(rates))
+                self._profile.keep(rates)
             case ReadCheckpoint(network):
                 standing, state = look_up(self._results, self._results.networks[network])
                 self._handle(CheckpointRead(network, standing, 0 if state is None else state.position))
@@ -298,6 +297,7 @@ class Coordinator:
             case Fail(error):
                 raise error
             case Finish(status, is_cut):
+                self._profile.write()
                 self.status, self.is_cut = status, is_cut
 
     def _admit(self) -> None:

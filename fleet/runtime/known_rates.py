@@ -1,4 +1,7 @@
-"""Rates that need not be measured: those of a file that a spec names. For the cache: what decides speed here."""
+"""Rates that need not be measured: those of a file that a spec names. What a run leaves for such a file, as well.
+
+For the cache: what decides speed here.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,12 @@ from pathlib import Path
 
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec, Spec
+from fleet.storage.files import Pacing, write_json
 from fleet.storage.paths import RunPaths
 from scheduler.base import InputError, Network, RateTable
 from scheduler.ensemble.elastic import at_best
 from scheduler.ensemble.rates import middle
-from scheduler.ensemble.rates_file import read_rates
+from scheduler.ensemble.rates_file import read_rates, write_rates
 
 
 def read_rates_of(spec: Spec, path: str | Path) -> RateTable:
@@ -90,6 +94,39 @@ def rates_file(spec: Spec, given: str | None) -> str | None:
     """The rates file to go by: one that is given, that the spec names, or the profile that a run of it has left."""
     profile = RunPaths(spec.output).profile
     return given or spec.schedule.rates or (str(profile) if profile.exists() else None)
+
+
+class Profile:
+    """The file of the rates that a run has found out. They may be those of thousands of networks, and change often.
+
+    Args:
+        path: of the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._pacing = path, Pacing()
+        self._rates: RateTable | None = None  # that are not written yet
+
+    def keep(self, rates: RateTable) -> None:
+        """There are other rates."""
+        self._rates = rates
+        self.write_if_due()
+
+    def write_if_due(self) -> None:
+        """Write them, if that has waited long enough."""
+        if self._pacing.is_due(changes=self._rates is not None):
+            self.write()
+
+    def write(self) -> None:
+        """Write the newest rates, if they are not written yet.
+
+        Raises:
+            StorageError: the disk is full, ...
+        """
+        if self._rates is not None:
+            with self._pacing.writing():
+                write_json(self._path, write_rates(self._rates))
+            self._rates = None
 
 
 def check_remeasuring(spec: Spec, replays: bool = False) -> None:

@@ -56,8 +56,10 @@ def code_of(target: str, beside: Path = Path()) -> Code:
         Nothing if the module cannot be found or read.
     """
     name, colon, _ = target.partition(":")
+    if not colon:
+        return {}
     importlib.invalidate_caches()
-    root = _root(name.partition(".")[0], beside) if colon else None
+    root = _root(name.partition(".")[0], beside)
     if root is None:
         return {}
     is_installed = _is_installed(root)

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and clear messages when the file system refuses to write them."""
+"""Files that are written whole or not at all, how often, and clear messages when the file system refuses to."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import math
 import os
 import shutil
 import socket
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -163,6 +164,44 @@ def write_json(path: Path, value: Any) -> None:
     with replacing(path) as file:
         json.dump(value, file, indent=1)
         file.write("\n")
+
+
+class Pacing:
+    """When a file is written anew that may be long: often enough to be looked at, and for little of rank 0's time.
+
+    It may take a twentieth of a millisecond for each change, or a five-hundredth of the time, but is written once a
+    minute at least.
+
+    Args:
+        clock: seconds.
+
+    >>> times = iter([0.0, 0.01, 1.0, 1.0, 9.0])
+    >>> pacing = Pacing(lambda: next(times))
+    >>> with pacing.writing():  # takes 10 ms
+    ...     pass
+    >>> pacing.is_due(changes=1), pacing.is_due(changes=200), pacing.is_due(changes=1)
+    (False, True, True)
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._cost_s, self._at_s = 0.0, -math.inf
+
+    def is_due(self, changes: int) -> bool:
+        """Whether it should be written now, after so many changes."""
+        passed_s = self._clock() - self._at_s
+        return changes > 0 and (changes * _CHANGE_S >= self._cost_s or passed_s >= min(_MOST_S, _SHARE * self._cost_s))
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """A context in which it is written."""
+        began_s = self._clock()
+        yield
+        self._at_s = self._clock()
+        self._cost_s = self._at_s - began_s
+
+
+_CHANGE_S, _SHARE, _MOST_S = 0.00005, 500, 60.0
 
 
 @cache

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import io
 import json
 import math
 import re
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -20,7 +20,7 @@ from fleet.errors import UserError
 from fleet.spec import NetworkSpec, Spec
 from fleet.storage.checkpoint import CheckpointLookup, newest
 from fleet.storage.exports import is_exported
-from fleet.storage.files import replacing, storing, write_json
+from fleet.storage.files import Pacing, replacing, storing, write_json
 from fleet.storage.paths import RunPaths
 from fleet.storage.state import SCORES, Judged, Outcome, Standing, State, convergence
 from fleet.storage.tested import read_tested, write_tested
@@ -81,42 +81,6 @@ class NetworkResult:
         return getattr(self, name) if name in _VALUES else self.metrics.get(name, math.nan)
 
 
-class Pacing:
-    """When a file is written anew that may be long: often enough to be looked at, and for little of rank 0's time.
-
-    It may take a fifth of a millisecond for each change, or a five-hundredth of the time, but is written once a minute
-    at least.
-
-    Args:
-        clock: seconds.
-
-    >>> times = iter([0.0, 0.01, 1.0, 1.0, 9.0])
-    >>> pacing = Pacing(lambda: next(times))
-    >>> with pacing.writing():  # takes 10 ms
-    ...     pass
-    >>> pacing.is_due(changes=1), pacing.is_due(changes=50), pacing.is_due(changes=1)
-    (False, True, True)
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._cost_s, self._at_s = 0.0, -math.inf
-
-    def is_due(self, changes: int) -> bool:
-        """Whether it should be written now, after so many changes."""
-        passed_s = self._clock() - self._at_s
-        return changes > 0 and (changes * _CHANGE_S >= self._cost_s or passed_s >= min(_MOST_S, _SHARE * self._cost_s))
-
-    @contextmanager
-    def writing(self) -> Iterator[None]:
-        """A context in which it is written."""
-        began_s = self._clock()
-        yield
-        self._at_s = self._clock()
-        self._cost_s = self._at_s - began_s
-
-
-_CHANGE_S, _SHARE, _MOST_S = 0.0002, 500, 60.0
 _FEW = 100  # networks, of which the table is written at every change
 
 
@@ -150,7 +114,9 @@ class Results:
     test: str = ""
     pacing: Pacing = field(default_factory=Pacing)
     _changes: int = 0  # since the table was written
-    _rows: dict[str, tuple[Standing, int | None, NetworkResult]] = field(default_factory=dict)  # as they were last
+    # Of each network as it was last: what its row comes from, the row, and its line. There may be thousands.
+    _rows: dict[str, tuple[Standing, int | None, NetworkResult]] = field(default_factory=dict)
+    _lines: dict[str, tuple[NetworkResult, _Columns, str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.networks = dict(self.spec.by_name)
@@ -266,18 +232,45 @@ class Results:
         """Write ``results.csv``."""
         with self.pacing.writing(), replacing(self.paths.results, check=self.check) as file:
             self._changes = 0
-            writer = csv.writer(file)
             rows = self.rows()
-            metrics = list(dict.fromkeys(name for row in rows for name in row.metrics))
-            columns = [*_COLUMNS, *(_OF_FOLDS if any(row.folds for row in rows) else ()),
-                       *(_OF_CHILDREN if any(row.parent for row in rows) else ())]
-            writer.writerow([*columns, *metrics])
-            for row in rows:
-                values = {name: getattr(row, name) for name in columns}
-                if not math.isnan(row.loss) and math.isnan(row.accuracy):  # it means nothing for such targets
-                    values |= {name: "" for name in _COLUMNS if name.endswith("accuracy") and math.isnan(values[name])}
-                writer.writerow([*(json.dumps(value) if isinstance(value, dict) else value
-                                   for value in values.values()), *(row.metrics.get(name, "") for name in metrics)])
+            columns = _Columns.of(rows)
+            file.write(_line([*columns.names, *columns.metrics]))
+            file.writelines(self._line(row, columns) for row in rows)
+
+    def _line(self, row: NetworkResult, columns: _Columns) -> str:
+        before = self._lines.get(row.name)
+        if before is None or before[0] is not row or before[1] != columns:
+            self._lines[row.name] = before = (row, columns, _line(columns.cells(row)))
+        return before[2]
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """The columns of a table: those that all have or some need, and metrics."""
+
+    names: tuple[str, ...]
+    metrics: tuple[str, ...]
+
+    @classmethod
+    def of(cls, rows: Sequence[NetworkResult]) -> _Columns:
+        """Those that rows need."""
+        return cls((*_COLUMNS, *(_OF_FOLDS if any(row.folds for row in rows) else ()),
+                    *(_OF_CHILDREN if any(row.parent for row in rows) else ())),
+                   tuple(dict.fromkeys(name for row in rows for name in row.metrics)))
+
+    def cells(self, row: NetworkResult) -> list[Any]:
+        """What a row has in them."""
+        values = {name: getattr(row, name) for name in self.names}
+        if not math.isnan(row.loss) and math.isnan(row.accuracy):  # it means nothing for such targets
+            values |= {name: "" for name in self.names if name.endswith("accuracy") and math.isnan(values[name])}
+        return [*(json.dumps(value) if isinstance(value, dict) else value for value in values.values()),
+                *(row.metrics.get(name, "") for name in self.metrics)]
+
+
+def _line(cells: Sequence[Any]) -> str:
+    text = io.StringIO()
+    csv.writer(text).writerow(cells)
+    return text.getvalue()
 
 
 _OF_FOLDS, _OF_CHILDREN = ("folds", "deviation"), ("parent", "parent_epoch")  # where there are any

@@ -37,16 +37,12 @@ class _Rows:
 class Gone(set[str]):
     """The networks that get no devices: a set of names that knows which rows of a table are in it.
 
-    It also remembers how many of the first in an order are.
     A policy would otherwise look at all networks, and pass over all that have finished, at each epoch's end.
     Names come by :meth:`add` and leave by :meth:`discard`.
     """
 
     def __init__(self, names: Sequence[str] = ()) -> None:
         super().__init__(names)
-        self._order: Sequence[int] = ()
-        self._names: Sequence[str] = ()
-        self._leading = 0
         self._rows = _Rows()
         self._left = np.zeros(0, np.bool_)  # of these rows, which are not in the set
 
@@ -60,7 +56,6 @@ class Gone(set[str]):
         """Take a name out, if it is there."""
         if name in self:
             super().discard(name)
-            self._leading = 0
             if (row := self._rows.of.get(name)) is not None:
                 self._left[row] = True
 
@@ -74,23 +69,6 @@ class Gone(set[str]):
             more = np.array([name not in self for name in table[known:]], np.bool_)
             self._left = np.concatenate([self._left[:known], more])
         return self._left
-
-    def leading(self, order: Sequence[int], names: Sequence[str]) -> int:
-        """How many of the first names are in the set.
-
-        Args:
-            order: places in ``names``. It is not looked through again as long as it is the same object.
-
-        >>> gone = Gone(["a", "c"])
-        >>> gone.leading([2, 0, 1], "abc")
-        2
-        """
-        if order is not self._order or (names is not self._names and names != self._names):
-            self._order, self._leading = order, 0
-        self._names = names
-        while self._leading < len(order) and names[order[self._leading]] in self:
-            self._leading += 1
-        return self._leading
 
 
 class Values(dict[str, float]):

@@ -20,8 +20,9 @@ No network is planned on more than twice the GPUs on which it has been seen (Qia
 code): what is further away is a guess. It may be twice the largest size of any network for one that has not been seen,
 and for all as soon as some have been seen at two sizes.
 
-To estimate all anew takes time in proportion to their number. So of more than a hundred networks the table is made anew
-after some observations, not after each (:data:`RENEWED`), and only then do these call for another plan.
+To estimate all anew takes time in proportion to their number. So networks of which the same is known are estimated once
+(:class:`Kind`); and of more than a hundred networks the table is made anew after some observations, not after each
+(:data:`RENEWED`), and only then do these call for another plan.
 """
 
 from __future__ import annotations
@@ -68,6 +69,17 @@ class Traits:
     operations: float | None = None
     min_gpus: int = 1
     max_gpus: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """Networks of which the same is known, so that they have the same rates; what it has is as in :class:`Traits`."""
+
+    key: str
+    family: str
+    operations: float | None
+    min_gpus: int
+    max_gpus: int | None
 
 
 @dataclass(frozen=True)
@@ -164,6 +176,8 @@ class OnlineRates:
         self._estimate: _Estimate | None = None  # by which the table was made
         self._unread = 0  # observations since then
         self._of_key: dict[str, list[str]] = {}  # the names of networks
+        self._kinds: dict[tuple[str, str, float | None, int, int | None], Kind] = {}
+        self._kind_of: dict[str, Kind] = {}  # of networks
         self._guessed: set[str] = set()
         for network in networks:
             self._take_in(network)
@@ -186,10 +200,12 @@ class OnlineRates:
         if self._table is None or self._estimate is None or len(self._networks) < 2 * RENEWED:
             self._table = None
         else:
-            self._table = self._table.with_network(self._estimate.late(network))
+            self._table = self._table.with_network(self._estimate.late(network.name, self._kind_of[network.name]))
 
     def _take_in(self, network: Traits) -> None:
         self._of_key.setdefault(network.key, []).append(network.name)
+        known = network.key, network.family, network.operations, network.min_gpus, network.max_gpus
+        self._kind_of[network.name] = self._kinds.setdefault(known, Kind(*known))
         if not self.is_known(network.name):
             self._guessed.add(network.name)
 
@@ -224,7 +240,7 @@ class OnlineRates:
             self.is_off |= differ(self._told_sharing, self._curve, OFF)
             self.is_answered |= is_first and (name, gpus) in self._tried
             most = told.max_gpus or self._gpus
-            self.may_grow |= is_first and gpus >= most < self._most(self._networks[name], self._is_sure)
+            self.may_grow |= is_first and gpus >= most < self._most(self._kind_of[name], self._is_sure)
             self.may_grow |= len(self._curve) > len(self._told_sharing)
 
     def _alone(self, observed: Observation) -> Observation:
@@ -283,16 +299,15 @@ class OnlineRates:
         """The rates of a network as in the table, but beyond what was seen at the lower end of what they may be."""
         told = self.table().by_name[name]
         assert self._estimate is not None
-        return self._estimate.curve(self._networks[name], told.max_gpus or self._gpus, is_high=False)
+        return self._estimate.curve(self._kind_of[name], told.max_gpus or self._gpus, is_high=False)
 
     def seen(self) -> RateTable:
         """The rates of the networks that are known, each on as many GPUs as was seen, and estimated only between."""
-        by_key = {key: max([*self._known.get(key, ()), *self._seen.get(key, ())], default=0) for key in self._of_key}
-        largest = {name: by_key[network.key] for name, network in self._networks.items()}
-        table = self.table()
+        largest = {key: max([*self._known.get(key, ()), *self._seen.get(key, ())], default=0) for key in self._of_key}
+        table, kinds = self.table(), self._kind_of
         return replace(table, models=tuple(
-            replace(network, rates=network.rates[:most], max_gpus=self._networks[network.name].max_gpus)
-            for network in table.models if (most := largest[network.name])))
+            Network(network.name, network.rates[:most], min_gpus=network.min_gpus, max_gpus=kind.max_gpus)
+            for network in table.models if (most := largest[(kind := kinds[network.name]).key])))
 
     def lose(self, gpus: int) -> None:
         """The cluster has become smaller."""
@@ -303,15 +318,15 @@ class OnlineRates:
         """Whether enough networks have been seen at two sizes to say how well all others scale."""
         return sum(len(seen) > 1 for seen in self._seen.values()) >= POOLED
 
-    def _most(self, network: Traits, is_sure: bool) -> int:
+    def _most(self, kind: Kind, is_sure: bool) -> int:
         """The most GPUs that a network may be planned on now: one as long as nothing has been seen.
 
         Thought twice as fast on two, the first networks would each have had two, and others none.
         """
-        sizes = self._known.get(network.key, {}).keys() | self._seen.get(network.key, {}).keys()
+        sizes = self._known.get(kind.key, {}).keys() | self._seen.get(kind.key, {}).keys()
         largest = self._largest if is_sure else max(sizes, default=self._largest)
-        most = min(max(1, REACH * largest), network.max_gpus or self._gpus, self._gpus)
-        return max(most, network.min_gpus)
+        most = min(max(1, REACH * largest), kind.max_gpus or self._gpus, self._gpus)
+        return max(most, kind.min_gpus)
 
     def points(self, key: str) -> dict[int, Observation]:
         """GPUs -> rate, of what is known of networks of a key: seen in training, or else by an earlier run."""
@@ -335,48 +350,47 @@ class _Estimate:
 
     def __init__(self, rates: OnlineRates) -> None:
         self._rates = rates
-        self._networks = list(rates._networks.values())
-        self._points = {key: rates.points(key) for key in {network.key for network in self._networks}}
+        self._points = {key: rates.points(key) for key in rates._of_key}
         errors = [max(one.error, _PLAIN_ERROR) ** 2 for points in self._points.values() for one in points.values()]
         lines = {key: Line.through(sorted(points), [points[gpus].rate for gpus in sorted(points)])
                  for key, points in self._points.items() if len(points) > 1}
         self._slopes = shrunk(lines, least_noise=float(np.mean(errors)) if errors else 0.0)
         self._common = (float(np.mean([line.slope for line in lines.values()])) if lines else 0.0,
                         math.sqrt(self._slopes.true))
-        self._base, self._offset, self._single = self._singles()
-        self._curves: dict[tuple[str, float, int], tuple[float, ...]] = {}  # of equal networks there are many
+        self._base = self._base_of_unknown()
+        self._offset = self._offset_of_families()
 
     def table(self) -> RateTable:
         rates, is_sure = self._rates, self._rates._is_sure
+        told = {kind: self._told(kind, is_sure) for kind in rates._kinds.values()}
         return RateTable(rates._samples, rates._gpus_per_node, tuple(
-            self._told(network, rates._most(network, is_sure)) for network in self._networks), sharing=rates._curve)
+            Network(name, curve, min_gpus=kind.min_gpus, max_gpus=most)
+            for name, kind in rates._kind_of.items() for curve, most in (told[kind],)), sharing=rates._curve)
 
-    def late(self, network: Traits) -> Network:
+    def late(self, name: str, kind: Kind) -> Network:
         """A network that came after the estimate, by what was known then."""
-        rates = self._rates
-        self._points.setdefault(network.key, rates.points(network.key))
-        base = -math.log(network.operations) if network.operations else self._base
-        self._single[network.name] = base + self._offset(network.family)
-        return self._told(network, rates._most(network, rates._is_sure))
+        self._points.setdefault(kind.key, self._rates.points(kind.key))
+        curve, most = self._told(kind, self._rates._is_sure)
+        return Network(name, curve, min_gpus=kind.min_gpus, max_gpus=most)
 
-    def _told(self, network: Traits, most: int) -> Network:
-        like = network.key, self._single[network.name], most
-        if (curve := self._curves.get(like)) is None:
-            self._curves[like] = curve = self.curve(network, most)
-        return Network(network.name, curve, min_gpus=network.min_gpus, max_gpus=most)
+    def _told(self, kind: Kind, is_sure: bool) -> tuple[tuple[float, ...], int]:
+        """The rates of a network, and the most GPUs that it may be planned on."""
+        most = self._rates._most(kind, is_sure)
+        return self.curve(kind, most), most
 
     def _slope(self, key: str, deviations: float = 1.0) -> float:
         """By how much the logarithm of the efficiency falls with a further GPU, seen as well as can be."""
         mean, deviation = self._slopes.of.get(key, self._common)
         return min(0.0, mean + deviations * deviation)
 
-    def curve(self, network: Traits, most: int, is_high: bool = True) -> tuple[float, ...]:
+    def curve(self, kind: Kind, most: int, is_high: bool = True) -> tuple[float, ...]:
         """Samples/s on 1..most GPUs, beyond those that were seen at the upper or the lower end of what they may be."""
-        points, slope = self._points[network.key], self._slope(network.key)
-        beyond = slope if is_high else self._slope(network.key, -1.0)
+        points, slope = self._points[kind.key], self._slope(kind.key)
+        beyond = slope if is_high else self._slope(kind.key, -1.0)
         count = np.arange(1, most + 1)
         if not points:
-            return tuple((count * np.exp(self._single[network.name] + slope * (count - 1))).tolist())
+            single = self._base_of(kind) + self._offset(kind.family)
+            return tuple((count * np.exp(single + slope * (count - 1))).tolist())
         sizes = np.array(sorted(points))
         logs = np.log([points[int(size)].rate / size for size in sizes])
         inside = np.clip(count, sizes[0], sizes[-1])
@@ -388,31 +402,24 @@ class _Estimate:
 
     # ---- on one GPU ----
 
-    def _singles(self) -> tuple[float, Callable[[str], float], dict[str, float]]:
-        """The logarithm of the rate on one GPU, by the prior.
+    def _base_of_unknown(self) -> float:
+        """What stands for minus the logarithm of the operations that nobody knows: its mean over networks."""
+        known = [-math.log(kind.operations) for kind in self._rates._kind_of.values() if kind.operations]
+        return float(np.mean(known)) if known else -math.log(NOMINAL)
 
-        Returns:
-            That of a network of unknown operations, without what its family adds; what a family adds; and by network.
-        """
-        mean, base = self._bases()
+    def _base_of(self, kind: Kind) -> float:
+        return -math.log(kind.operations) if kind.operations else self._base
+
+    def _offset_of_families(self) -> Callable[[str], float]:
+        """What a family adds to the logarithm of the rate on one GPU, at the lower end of what that may be."""
         residuals: dict[str, dict[str, float]] = {}  # family -> key -> how far what was seen is above the base
-        for network in self._networks:
-            if points := self._points[network.key]:
+        for kind in self._rates._kinds.values():
+            if points := self._points[kind.key]:
                 size = min(points)
-                single = math.log(points[size].rate / size) - self._slope(network.key) * (size - 1)
-                residuals.setdefault(network.family, {})[network.key] = single - base[network.name]
+                single = math.log(points[size].rate / size) - self._slope(kind.key) * (size - 1)
+                residuals.setdefault(kind.family, {})[kind.key] = single - self._base_of(kind)
         machine, families, scatter = _offsets({family: list(found.values()) for family, found in residuals.items()})
-
-        def offset(family: str) -> float:
-            return families.get(family, machine) - scatter
-
-        return mean, offset, {network.name: base[network.name] + offset(network.family) for network in self._networks}
-
-    def _bases(self) -> tuple[float, dict[str, float]]:
-        """Network -> minus the logarithm of its operations; and before it the mean, for those that are not known."""
-        known = {network.name: -math.log(network.operations) for network in self._networks if network.operations}
-        mean = float(np.mean(list(known.values()))) if known else -math.log(NOMINAL)
-        return mean, {network.name: known.get(network.name, mean) for network in self._networks}
+        return lambda family: families.get(family, machine) - scatter
 
 
 def _offsets(residuals: Mapping[str, Sequence[float]]) -> tuple[float, dict[str, float], float]:

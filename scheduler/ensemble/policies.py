@@ -16,7 +16,6 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import filterfalse, islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +23,7 @@ from numpy.typing import NDArray
 from scheduler.base import Cluster, InputError, Member, Options, Progress, RateTable, Round, counted
 from scheduler.ensemble.adaptive import group_sizes
 from scheduler.ensemble.costs import PAPER_COSTS, REGROUPING_COSTS, Costs
-from scheduler.ensemble.crowd import Gone, left
+from scheduler.ensemble.crowd import left
 from scheduler.ensemble.elastic import elastic_round
 from scheduler.ensemble.flotilla import flotilla
 from scheduler.ensemble.pace import FREE, LOCKSTEP, Stream
@@ -298,21 +297,18 @@ def _one_each(rates: RateTable, running: tuple[Member, ...], progress: Progress,
     free, started = _free(running, cluster), []
     if not free:
         return ()
-    taken, finished, order = {member.name for member in running}, progress.finished, _order(seed, len(rates.names))
-    first = finished.leading(order, rates.names) if isinstance(finished, Gone) else 0
-    in_order = map(rates.names.__getitem__, islice(order, first, None))
-    for name in filterfalse(finished.__contains__, in_order):
-        least = rates.by_name[name].min_gpus
-        if least <= len(free) and name not in taken:
-            started.append(Member(name, tuple(free[:least])))
-            del free[:least]
+    order = _order(seed, len(rates.names))
+    for row in order[np.flatnonzero(_waiting(running, rates, progress)[order])]:
+        network = rates.models[row]
+        if network.min_gpus <= len(free):
+            started.append(Member(network.name, tuple(free[:network.min_gpus])))
+            del free[:network.min_gpus]
             if not free:
                 break
     return tuple(started)
 
 
 @lru_cache(maxsize=4)
-def _order(seed: int, networks: int) -> list[int]:
-    """The rows of networks in a random order."""
-    order: list[int] = np.random.default_rng(seed).permutation(networks).tolist()
-    return order
+def _order(seed: int, networks: int) -> NDArray[np.int64]:
+    """The rows of networks in a random order, shape (networks,)."""
+    return np.random.default_rng(seed).permutation(networks)

@@ -186,7 +186,7 @@ class RatesEstimated:
     """The rates by which the next plan was made, where they are learned in training: shown, remembered or guessed.
 
     Attributes:
-        rates: network -> samples/s on 1, 2, ... GPUs.
+        rates: network -> samples/s on 1, 2, ... GPUs, of all that are not over and whose rates are others than before.
         seen: how many networks training or an earlier run has shown; without any, rates only compare networks.
     """
 

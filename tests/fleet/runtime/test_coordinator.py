@@ -12,6 +12,7 @@ from fleet.ensemble.survey import Survey
 from fleet.errors import ExitStatus, InfrastructureError
 from fleet.runtime.coordinator import Coordinator
 from fleet.runtime.interrupt import Interruption
+from fleet.runtime.known_rates import Profile
 from fleet.storage.checkpoint import write_state
 from fleet.storage.event_log import EventLog, read_events
 from fleet.storage.events import GroupStruck
@@ -61,8 +62,8 @@ class Launch:
         setup = Setup(content, roles, None, samples=60, outlives=True, **rest)
         self.coordinator = Coordinator(
             self.world, setup, Survey([], {}, content.profile, 2, 2, {}),
-            RateTable(60, 2, (Network("a", (10.0,)),)), self.results, self.log, self.paths.profile, [self.watcher],
-            Interruption(None))
+            RateTable(60, 2, (Network("a", (10.0,)),)), self.results, self.log, Profile(self.paths.profile),
+            [self.watcher], Interruption(None))
         self.coordinator.start()
 
     def hear(self, *words):

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from fleet.errors import UserError
 from fleet.storage.checkpoint import write_history, write_state
-from fleet.storage.files import replacing
+from fleet.storage.files import Pacing, replacing
 from fleet.storage.paths import RunPaths
-from fleet.storage.results import Pacing, Results, Status, leaderboard, read_results, recover
+from fleet.storage.results import Results, Status, leaderboard, read_results, recover
 from fleet.storage.state import Judged, Outcome, Standing, State
 from tests.examples import examples
 from tests.fleet.histories import history, record, spec
@@ -89,8 +89,8 @@ def test_a_table_is_written_as_often_as_it_costs_little_and_never_later_than_aft
     assert pacing.is_due(changes=1)  # there is none yet
     with pacing.writing():
         now[0] += 0.15  # as of 10,000 networks
-    assert not pacing.is_due(changes=749)
-    assert pacing.is_due(changes=751)
+    assert not pacing.is_due(changes=2999)
+    assert pacing.is_due(changes=3001)
     now[0] += 59.0
     assert not pacing.is_due(changes=1)
     now[0] += 1.1

@@ -21,22 +21,6 @@ from tests.scheduler.strategies import ensembles
 NAMES = [f"n{number}" for number in range(30)]
 
 
-@given(st.lists(st.tuples(st.sampled_from(["add", "discard", "look", "another"]), st.integers(0, 29)), max_size=60))
-@settings(max_examples=examples(80), deadline=None)
-def test_those_that_are_skipped_are_those_that_are_gone_whoever_comes_back(steps):
-    gone, order = Gone(), list(range(30))
-    for do, number in steps:
-        match do:
-            case "add":
-                gone.add(NAMES[order[number]])
-            case "discard":
-                gone.discard(NAMES[number])
-            case "another":
-                order = order[number:] + order[:number]
-        others = [place for place, row in enumerate(order) if NAMES[row] not in gone]
-        assert gone.leading(order, NAMES) == (others[0] if others else 30)
-
-
 @given(st.lists(st.tuples(st.sampled_from(["add", "discard", "grow", "another"]), st.integers(0, 29)), max_size=60))
 @settings(max_examples=examples(80), deadline=None)
 def test_the_rows_that_are_left_are_those_that_are_not_gone_however_the_table_grows(steps):
