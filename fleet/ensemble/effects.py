@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -177,9 +177,13 @@ class KeepParameters:
 
 @dataclass(frozen=True)
 class KeepRates:
-    """Write down the rates by which groups are formed: they have been measured."""
+    """Write down the rates that were found out, in time.
 
-    rates: RateTable
+    Attributes:
+        rates: gives them as they are by then; of thousands of networks that is some work.
+    """
+
+    rates: Callable[[], RateTable] = field(compare=False)
 
 
 @dataclass(frozen=True)

@@ -210,7 +210,8 @@ class MeasuredRates(Rates):
         self._given = at_best(self._survey.table(samples), self._survey.devices)
         self._outbox.note(Profiled(self._survey.measured, now_s - (self._began_s or 0.0),
                                    {network.name: network.rates for network in self._given.models}))
-        self._outbox.add(KeepRates(self._given))
+        given = self._given
+        self._outbox.add(KeepRates(lambda: given))
         late, self._late = self._late, []
         for admitted in late:
             self.add(admitted)
@@ -295,7 +296,7 @@ class LearnedRates(Rates):
 
     def keep(self) -> None:  # noqa: D102
         if self.are_absolute:
-            self._outbox.add(KeepRates(self._online.seen()))
+            self._outbox.add(KeepRates(self._online.seen))
 
     def lose(self, devices: int) -> None:  # noqa: D102
         self._online.lose(devices)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from fleet.errors import UserError
@@ -105,10 +106,14 @@ class Profile:
 
     def __init__(self, path: Path) -> None:
         self._path, self._pacing = path, Pacing()
-        self._rates: RateTable | None = None  # that are not written yet
+        self._rates: Callable[[], RateTable] | None = None  # that are not written yet
 
-    def keep(self, rates: RateTable) -> None:
-        """There are other rates."""
+    def keep(self, rates: Callable[[], RateTable]) -> None:
+        """There are other rates.
+
+        Args:
+            rates: gives them when they are written.
+        """
         self._rates = rates
         self.write_if_due()
 
@@ -125,7 +130,7 @@ class Profile:
         """
         if self._rates is not None:
             with self._pacing.writing():
-                write_json(self._path, write_rates(self._rates))
+                write_json(self._path, write_rates(self._rates()))
             self._rates = None
 
 

@@ -100,7 +100,7 @@ class Measuring(Choosing):
             self.orders += found.values()
             for order in found.values():
                 effects = self.hear(measured(order, fits), *(Ready(rank) for rank in order.ranks))
-                self.kept += [effect.rates for effect in effects if isinstance(effect, KeepRates)]
+                self.kept += [effect.rates() for effect in effects if isinstance(effect, KeepRates)]
 
 
 def test_step_times_and_exchange_times_are_measured_before_anything_trains():

@@ -404,7 +404,7 @@ def test_rates_that_are_known_are_kept_with_the_bounds_of_their_groups():
     told = Told({"a": [0]}, networks="a", measures=True, trainers=1)
     told.ready()
     kept = [effect for effect in told.hear(Measured("a", 1, StepRate(10.0), 1.0, "")) if isinstance(effect, KeepRates)]
-    assert [(network.rates, network.max_gpus) for network in kept[0].rates.models] == [((10.0,), 4)]
+    assert [(network.rates, network.max_gpus) for network in kept[0].rates().models] == [((10.0,), 4)]
 
 
 def test_a_group_that_trains_at_another_rate_than_was_measured_is_told_of():

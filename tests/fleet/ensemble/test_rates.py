@@ -106,12 +106,12 @@ def test_what_is_known_is_written_down_once_it_is_known_of_all():
     told = Told(ONE_EACH, trainers=2, learns={}).begin()
     kept = []
     for name, rate in (("a", 50.0), ("b", 80.0)):
-        kept += [effect.rates for effect in told.end_epoch(name, rate=StepRate(rate, **SURE))
+        kept += [effect.rates() for effect in told.end_epoch(name, rate=StepRate(rate, **SURE))
                  if isinstance(effect, do.KeepRates)]
     told.end_epoch("a", final="2 epochs")
     told.end_epoch("b", final="2 epochs")
     found = told.hear(Stopped("a", 0.0), Stopped("b", 0.0))
-    kept += [effect.rates for effect in found if isinstance(effect, do.KeepRates)]
+    kept += [effect.rates() for effect in found if isinstance(effect, do.KeepRates)]
     assert kept
     assert {network.name: network.rates for network in kept[-1].models} == {"a": (50.0,), "b": (80.0,)}
 
