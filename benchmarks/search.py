@@ -212,7 +212,7 @@ def main() -> None:
         print(f"  {name}: {statistics.median(one.total for one in found[name]):.1f} GPU hours", file=sys.stderr)
     if not arguments.without_ray:
         found["Ray Tune, asha"] = ray_asha(arguments.seeds)
-    cpu_ms = 1000 * cpu_of_an_epoch(arguments.networks)
+    cpu_ms = cpu_of_an_epoch(arguments.networks).ms
     if arguments.json:
         print_json({"searches": {name: [asdict(one) for one in spent] for name, spent in found.items()},
                     "coordinator_ms": cpu_ms})

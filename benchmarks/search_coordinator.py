@@ -3,8 +3,12 @@
 A coordinator with its log, its results and its live view hears what sixteen trainers would say, each of which trains
 networks of one epoch, and does all that follows. Their rates are given, or (--speeds) learned from training.
 
+With --search, networks are asked for one by one, and the rule prunes them: the coordinator is that of a run, with all
+that rank 0 has beside it (the searcher, the admission of networks, TensorBoard's files, the cache of rates).
+
     python benchmarks/search_coordinator.py --networks 300 1000 10000
     python benchmarks/search_coordinator.py --networks 300 1000 10000 --policy adaptive --speeds 20
+    python benchmarks/search_coordinator.py --networks 300 1000 10000 --search none asha --epochs 9
 """
 
 from __future__ import annotations
@@ -12,22 +16,29 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import random
+import resource
 import tempfile
 import time
-from collections import deque
-from collections.abc import Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import redirect_stdout
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from fleet.comm.messages import EpochDone, Exit, GoOn, Joined, Message, Ready, Start, Stop, Stopped, Tag
-from fleet.comm.roles import assign
+from fleet.api import write_spec
+from fleet.comm.messages import EpochDone, Exit, GoOn, Joined, Message, Ready, Start, Stop, Stopped, Tag, Throughput
+from fleet.comm.roles import Roles, assign
 from fleet.ensemble.ensemble import Setup
 from fleet.ensemble.survey import Survey
 from fleet.monitor.view import make_view
+from fleet.runtime.board import CoordinatorSide
 from fleet.runtime.coordinator import Coordinator
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.known_rates import Profile
+from fleet.runtime.prepare import prepare
 from fleet.spec import parse
 from fleet.storage.event_log import EventLog
 from fleet.storage.paths import RunPaths
@@ -37,18 +48,42 @@ from scheduler.base import Network, RateTable
 from scheduler.ensemble.online import OnlineRates, Traits
 from scheduler.ensemble.policies import POLICIES
 
-TRAINERS = 16
+TRAINERS, SAMPLES, PER_NODE = 16, 60, 17
+SPACE = {"train.optimizer.learning_rate": {"low": 1e-5, "high": 0.1, "log": True}}
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What it took.
+
+    Attributes:
+        ms: of CPU, for each epoch's end.
+        epochs: how many ended.
+        memory_mb: of rank 0, at most.
+    """
+
+    ms: float
+    epochs: int
+    memory_mb: float
 
 
 class Trainers:
-    """Rank 0's view of ranks that answer at once: :class:`fleet.comm.base.World`, as far as a coordinator needs it."""
+    """Rank 0's view of ranks that answer at once: :class:`fleet.comm.base.World`, as far as a coordinator needs it.
 
-    outlives, lost = False, frozenset[int]()
+    Args:
+        roles: of the ranks.
+        epochs: of each network.
+        rate: of a network, in samples/s.
+    """
 
-    def __init__(self, traits: Mapping[str, Traits]) -> None:
-        self._said: deque[Message] = deque(Ready(rank) for rank in range(1, TRAINERS + 1))
+    outlives, lost, hosts = False, frozenset[int](), ()
+
+    def __init__(self, roles: Roles, epochs: int, rate: Callable[[str], float]) -> None:
+        self._said: deque[Message] = deque(Ready(rank) for rank in roles.trainers)
+        self._said += [Throughput(rank, 1e9) for rank in roles.preprocessors]
         self._trains: dict[int, str] = {}
-        self._traits = traits
+        self._done: Counter[str] = Counter()  # epochs, by network
+        self._most, self._rate = epochs, rate
         self.epochs = 0
 
     def hear(self, tag: Tag) -> Message | None:
@@ -56,54 +91,97 @@ class Trainers:
 
     def tell(self, rank: int, tag: Tag, message: Message) -> None:
         match message:
-            case Start(network=network):
+            case Start(network=network, stream_epoch=epoch):
                 self._trains[rank] = network.name
-                accuracy = 0.3 + self.epochs % 997 / 2000
-                record = EpochRecord(1, self.epochs, 1.0, 0.5, 1.0, accuracy, 0.1, 60, 1, 1.0, 0.0)
-                self.epochs += 1
-                rate = 1e6 / (self._traits[network.name].operations or 1.0) * (1 + 0.1 * (self.epochs % 7 - 3) / 3)
-                self._said += [Joined(network.name),
-                               EpochDone(network.name, record, 0.0, "1 epoch", 0, StepRate(rate, 0.05, 10))]
+                self._said.append(Joined(network.name))
+                self._end_epoch(network.name, epoch)
+            case GoOn(stream_epoch=epoch):
+                self._end_epoch(self._trains[rank], epoch)
             case Stop():
                 self._said += [Stopped(self._trains[rank], 0.0), Ready(rank)]
-            case GoOn() | Exit():
+            case Exit():
                 pass
 
+    def _end_epoch(self, name: str, stream_epoch: int) -> None:
+        self.epochs += 1
+        self._done[name] += 1
+        done = self._done[name]
+        accuracy = 0.2 + 0.7 * random.Random(name).random() * (1 - 0.7**done)
+        rate = self._rate(name) * (1 + 0.1 * (self.epochs % 7 - 3) / 3)
+        record = EpochRecord(done, stream_epoch, 1.0, 0.5, 1.0, accuracy, 0.1, SAMPLES, 1, 1.0, 0.0)
+        self._said.append(EpochDone(name, record, 0.0, f"{done} epochs" if done == self._most else "", 0,
+                                    StepRate(rate, 0.05, 10)))
 
-def cpu_of_an_epoch(networks: int, policy: str = "baseline", speeds: int = 0) -> float:
-    """Seconds of CPU for each epoch's end in a run of so many networks of one epoch.
+
+def cpu_of_an_epoch(networks: int, policy: str = "baseline", speeds: int = 0) -> Spent:
+    """An epoch's end in a run of so many networks of one epoch.
 
     Args:
         speeds: how many different ones there are, where they are to be learned; 0 where rates are given.
     """
-    spec = parse({"models": [{"family": "softmax", "name": "net", "count": networks, "space": {
-        "train.optimizer.learning_rate": {"low": 1e-5, "high": 0.1, "log": True}}}],
-        "resources": {"engine": "numpy"}, "train": {"converge": {"max_epochs": 1}}, "schedule": {"policy": policy}})
+    spec = parse({"models": [{"family": "softmax", "name": "net", "count": networks, "space": SPACE}],
+                  "resources": {"engine": "numpy"}, "train": {"converge": {"max_epochs": 1}},
+                  "schedule": {"policy": policy}})
     traits = {network.name: Traits(network.name, str(number % max(speeds, 1)), "softmax",
                                    1e4 * 10 ** (number % max(speeds, 1) / max(speeds, 1)), max_gpus=1)
               for number, network in enumerate(spec.networks)}
-    rates = RateTable(60, TRAINERS, tuple(Network(network.name, (60.0,)) for network in spec.networks))
-    online = OnlineRates(list(traits.values()), 60, TRAINERS, TRAINERS) if speeds else None
-    with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+    rates = RateTable(SAMPLES, TRAINERS, tuple(Network(network.name, (60.0,)) for network in spec.networks))
+    online = OnlineRates(list(traits.values()), SAMPLES, TRAINERS, TRAINERS) if speeds else None
+    with tempfile.TemporaryDirectory() as folder, _unseen():
         paths = RunPaths(Path(folder))
         log = EventLog(paths.events)
         roles = assign((0,) * (TRAINERS + 1), None, None, own_preprocessing=True)
-        world = Trainers(traits)
+        world = Trainers(roles, 1, lambda name: 1e6 / (traits[name].operations or 1.0))
         keys = {name: one.key for name, one in traits.items()}
         survey = Survey([], keys, spec.profile, TRAINERS, TRAINERS, {})
         coordinator = Coordinator(
-            world, Setup(spec, roles, None, samples=60, outlives=False), survey, None if speeds else rates,
-            Results(spec, paths, 60), log, Profile(paths.profile), [make_view(spec, True, {})], Interruption(None),
-            online=online)
-        coordinator.start()
-        began = time.process_time()
-        for _ in _until_over(coordinator):
-            pass
-        spent = time.process_time() - began
+            world, Setup(spec, roles, None, samples=SAMPLES, outlives=False), survey, None if speeds else rates,
+            Results(spec, paths, SAMPLES), log, Profile(paths.profile), [make_view(spec, True, {})],
+            Interruption(None), online=online)
+        spent = _coordinate(coordinator, world)
         coordinator.stop()
         log.close()
-    assert world.epochs == networks
-    return spent / networks
+    assert spent.epochs == networks
+    return spent
+
+
+def cpu_of_a_search(networks: int, rule: str, epochs: int, policy: str) -> Spent:
+    """An epoch's end in a search that asks for so many networks at random.
+
+    Args:
+        rule: that prunes them.
+        epochs: of each network, at most.
+    """
+    with tempfile.TemporaryDirectory() as folder, _unseen():
+        os.environ["FLEET_CACHE"] = folder
+        spec: dict[str, Any] = {
+            "output": f"{folder}/run", "prune": {"rule": rule}, "schedule": {"policy": policy},
+            "data": {"source": "builtin:noise", "options": {"samples": SAMPLES}, "validation": None, "transforms": []},
+            "models": [{"family": "softmax", "gpus": 1, "space": SPACE, "search": {"most": networks}}],
+            "train": {"batch": {"size": SAMPLES}, "converge": {"max_epochs": epochs, "monitor": "accuracy"}},
+            "resources": {"engine": "numpy", "preprocessors": "auto"}}
+        if not POLICIES[policy].own_samples:
+            spec["data"]["cache"] = "memory"
+        path = Path(folder) / "spec.yaml"
+        write_spec(spec, path)
+        prepared = prepare(str(path), [0] * PER_NODE, None, plain=True)
+        world = Trainers(prepared.roles, epochs, lambda name: 100.0)
+        side = CoordinatorSide(world, prepared, Interruption(None))
+        spent = _coordinate(side.coordinator, world)
+        side.close()
+    return spent
+
+
+def _coordinate(coordinator: Coordinator, world: Trainers) -> Spent:
+    """Let a coordinator do all that it has to."""
+    coordinator.start()
+    began = time.process_time()
+    for has_heard in _until_over(coordinator):
+        if not has_heard:
+            time.sleep(0.001)  # as a rank that waits for others: a searcher may be thinking
+    spent_s = time.process_time() - began
+    return Spent(1000 * spent_s / world.epochs, world.epochs,
+                 resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 
 def _until_over(coordinator: Coordinator) -> Iterator[bool]:
@@ -111,19 +189,38 @@ def _until_over(coordinator: Coordinator) -> Iterator[bool]:
         yield coordinator.step()
 
 
+@contextmanager
+def _unseen() -> Iterator[None]:
+    """A context whose output nobody sees."""
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+        yield
+
+
+def alone(measure: Callable[..., Spent], *arguments: Any) -> Spent:
+    """Measure in a process of its own, as in a run: what is remembered of equal rates would have to be told apart."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        return process.submit(measure, *arguments).result()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", type=int, nargs="+", default=[300, 1000, 10_000])
     parser.add_argument("--policy", nargs="+", default=["baseline"], choices=list(POLICIES))
     parser.add_argument("--speeds", type=int, default=0, help="learn rates, of so many different networks")
-    arguments = parser.parse_args()
-    known = f"{arguments.speeds} speeds that are learned" if arguments.speeds else "rates that are given"
-    for policy in arguments.policy:
-        for networks in arguments.networks:
-            # In a process of its own, as in a run: what is remembered of equal rates would have to be told apart.
-            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as alone:
-                spent_ms = 1000 * alone.submit(cpu_of_an_epoch, networks, policy, arguments.speeds).result()
-            print(f"{networks} networks of one epoch, {policy}, {known}: {spent_ms:.2f} ms of CPU per epoch's end")
+    parser.add_argument("--search", nargs="+", default=[], metavar="RULE", help="ask for networks, and prune them")
+    parser.add_argument("--epochs", type=int, default=1, help="of each network of a search, at most")
+    args = parser.parse_args()
+    known = f"{args.speeds} speeds that are learned" if args.speeds else "rates that are given"
+    for policy in args.policy:
+        for networks in args.networks:
+            for rule in args.search:
+                spent = alone(cpu_of_a_search, networks, rule, args.epochs, policy)
+                print(f"search of {networks} networks of {args.epochs} epochs, {policy}, {rule}: {spent.ms:.2f} ms of "
+                      f"CPU per epoch's end, of {spent.epochs}; {spent.memory_mb:.0f} MB", flush=True)
+            if not args.search:
+                spent = alone(cpu_of_an_epoch, networks, policy, args.speeds)
+                print(f"{networks} networks of one epoch, {policy}, {known}: {spent.ms:.2f} ms of CPU per epoch's end",
+                      flush=True)
 
 
 if __name__ == "__main__":

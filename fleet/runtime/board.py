@@ -204,7 +204,7 @@ class CoordinatorSide:
         return numbers(self._book.known).get(self._sharing_key, {})
 
     def on_event(self, event: Event) -> None:
-        """Keep what was measured, or learned, as soon as it is, whatever becomes of this launch."""
+        """Keep what was measured, or learned, soon after that, whatever becomes of this launch."""
         match event:
             case RateLearned():
                 self._book.add(self._survey.keys[event.network], event.gpus, self._found(event, "trained"))
@@ -224,8 +224,10 @@ class CoordinatorSide:
                 self._book.add(alone_key(self._survey.keys[event.network]), 1, KnownRate(
                     1.0, 0.0, 1, time.time(), self._machine, event.reason, event.network))
                 self._book.write()
-            case Profiled() | RatesEstimated():
+            case Profiled():
                 self._book.write()
+            case RatesEstimated():
+                self._book.write_if_due()
 
     def _found(self, event: RateMeasured | RateLearned | RateOff, how: str) -> KnownRate:
         """A rate of this launch, for later ones."""

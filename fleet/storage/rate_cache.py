@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from fleet.errors import StorageError
-from fleet.storage.files import write_json
+from fleet.storage.files import Pacing, write_json
 from scheduler.base import StepTime
 from scheduler.elastic.analyzer import Timed
 
@@ -103,21 +103,33 @@ class RateBook:
         self.known: KnownRates = {} if remeasure else read_cache(path)
         self._new: dict[str, dict[int, KnownRate]] = {}
         self._in_doubt: set[str] = set()  # keys of which the cache has a rate that proved wrong
+        self._pacing, self._changes = Pacing(), 0  # since it was written
 
     def add(self, key: str, gpus: int, rate: KnownRate) -> None:
         """A rate was measured, or learned."""
         self._new.setdefault(key, {})[gpus] = rate
+        self._changes += 1
 
     def correct(self, key: str, gpus: int, rate: KnownRate) -> None:
         """A rate proved wrong; so the others of its network are in doubt: only what training showed is kept."""
         self._in_doubt.add(key)
         trained = {size: one for size, one in self._new.get(key, {}).items() if one.how == rate.how}
         self._new[key] = {**trained, gpus: rate}
+        self._changes += 1
+
+    def write_if_due(self) -> None:
+        """Keep what was found out, if that has waited long enough: it may be the rates of thousands of networks."""
+        if self._pacing.is_due(self._changes):
+            self.write()
 
     def write(self) -> None:
         """Keep what was found out for later runs, beside what others have kept meanwhile; a cache may fail silently."""
-        if not self._new:
-            return
+        if self._changes:
+            with self._pacing.writing():
+                self._write()
+            self._changes = 0
+
+    def _write(self) -> None:
         kept = read_cache(self.path)
         for key, rates in self._new.items():
             kept[key] = {**({} if self._remeasure or key in self._in_doubt else kept.get(key, {})), **rates}

@@ -245,6 +245,8 @@ class OnlineRates:
 
     def _alone(self, observed: Observation) -> Observation:
         """What the group would show on GPUs of its own."""
+        if observed.beside == 1:
+            return observed
         return replace(observed, rate=observed.rate / share(self._curve, observed.beside), beside=1)
 
     @property
@@ -369,7 +371,8 @@ class _Estimate:
 
     def late(self, name: str, kind: Kind) -> Network:
         """A network that came after the estimate, by what was known then."""
-        self._points.setdefault(kind.key, self._rates.points(kind.key))
+        if kind.key not in self._points:
+            self._points[kind.key] = self._rates.points(kind.key)
         curve, most = self._told(kind, self._rates._is_sure)
         return Network(name, curve, min_gpus=kind.min_gpus, max_gpus=most)
 
