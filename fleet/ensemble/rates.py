@@ -282,12 +282,13 @@ class LearnedRates(Rates):
         if is_new or self._online.has_news:
             self._online.planned(tried)
             if (table := self.table) is not self._table:
-                self._table = table
-                self._tell(is_over)
+                before, self._table = () if self._table is None else self._table.models, table
+                same = len(before) if table.models[:len(before)] == before else 0  # networks have come, one by one
+                self._tell(table.models[same:], is_over)
 
-    def _tell(self, is_over: Callable[[str], bool]) -> None:
+    def _tell(self, networks: Sequence[Network], is_over: Callable[[str], bool]) -> None:
         """Say by which rates it was planned, where they are others than before."""
-        new = {network.name: network.rates for network in self.table.models
+        new = {network.name: network.rates for network in networks
                if self._noted.get(network.name) != network.rates and not is_over(network.name)}
         if new:
             self._noted |= new

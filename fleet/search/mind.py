@@ -157,7 +157,7 @@ class Mind:
                  monitor: str, trainers: int, obeys: bool = True) -> None:
         self.is_open = False
         self._entries = {entry.name: entry for entry in entries}
-        self._talks = {entry.name: Conversation(entry.space, entry.settings.most, entry.resumes and obeys)
+        self._talks = {entry.name: Conversation(entry.space, entry.settings.limit, entry.resumes and obeys)
                        for entry in entries}
         self._lives = {name: _Life(name) for name in networks}
         self._judge, self._rule, self._obeys, self._trainers = judge, rule, obeys, trainers
@@ -216,7 +216,7 @@ class Mind:
         settings, talk = self._entries[entry].settings, self._talks[entry]
         if talk.is_closed or self._is_spent(entry):
             return 0, 0.0
-        networks = min(settings.most, size_of(self._entries[entry].space)) - talk.number
+        networks = min(settings.limit, size_of(self._entries[entry].space)) - talk.number
         budget, epochs, trained = settings.budget, math.inf, self._epochs[entry]
         if budget is not None and budget.epochs is not None:
             epochs = budget.epochs - trained

@@ -332,7 +332,7 @@ class Spec:
     @property
     def most_at_once(self) -> float:
         """How many networks there may be at once: those that are written down, and those that are asked for."""
-        asked = sum(min(entry.search.most, size_of(entry.space or {}),
+        asked = sum(min(entry.search.limit, size_of(entry.space or {}),
                         math.inf if entry.search.at_once == "auto" else entry.search.at_once)
                     for entry in self.searches.values() if entry.search is not None)
         return asked + sum(network.number is None for network in self.networks)

@@ -39,8 +39,9 @@ class Search:
     ask: str = Field(default="random", description=(
         "Who chooses from the space: random, grid (all combinations, in order), or the import path of a class of your "
         "own. Its module may stand beside the spec."))
-    most: Annotated[int, Field(ge=1, le=MOST_ASKED), NO_FLAG] = Field(default=MOST_ASKED, description=(
-        "Largest number of networks that are asked for."))
+    most: Annotated[int, Field(ge=1, le=MOST_ASKED), NO_FLAG] | None = Field(default=None, description=(
+        f"Largest number of networks that are asked for; {MOST_ASKED} where it is not given. It must be, or `budget`, "
+        "but for grid, which ends."))
     budget: Budget | None = Field(default=None, description=(
         "What all networks of the entry may cost together, beside `most`. What trains when it is spent goes on."))
     at_once: Positive | Literal["auto"] = Field(default="auto", description=(
@@ -57,9 +58,14 @@ class Search:
 
     @model_validator(mode="after")
     def _ends(self) -> Search:
-        if self.most == MOST_ASKED and self.budget is None and self.ask != "grid":
+        if self.most is None and self.budget is None and self.ask != "grid":
             raise ValueError("needs an end: `most:` networks, or a `budget:`")
         return self
+
+    @property
+    def limit(self) -> int:
+        """How many networks are asked for at most."""
+        return MOST_ASKED if self.most is None else self.most
 
 
 @plain_dataclass(frozen=True)

@@ -128,14 +128,41 @@ def last_useful(network: Network, gpus: int) -> int:
     return min(last, network.max_gpus or gpus, gpus)
 
 
+class _Kinds:
+    """The kinds of the networks of the table that was asked about last.
+
+    Networks may come to it one by one, and there may be thousands.
+    """
+
+    def __init__(self) -> None:
+        self._models: tuple[Network, ...] = ()
+        self._known: dict[tuple[tuple[float, ...], int, int | None], int] = {}
+        self._first: list[int] = []  # row of each kind
+        self._of_rows = np.zeros(0, np.int64)
+
+    def of(self, models: tuple[Network, ...]) -> tuple[list[int], NDArray[np.int64]]:
+        """See :func:`kinds`."""
+        start = len(self._models)
+        if models[:start] != self._models:
+            start, self._known, self._first = 0, {}, []
+        further = []
+        for row, network in enumerate(models[start:], start):
+            kind = self._known.setdefault((network.rates, network.min_gpus, network.max_gpus), len(self._first))
+            if kind == len(self._first):
+                self._first.append(row)
+            further.append(kind)
+        self._of_rows = np.concatenate([self._of_rows[:start], np.array(further, np.int64)])
+        self._models = models
+        return self._first.copy(), self._of_rows
+
+
+_KINDS = _Kinds()
+
+
 @lru_cache(maxsize=16)
 def kinds(table: RateTable) -> tuple[list[int], NDArray[np.int64]]:
     """The first row of each kind of networks, which differ in more than their names; and of each row its kind."""
-    known: dict[tuple[tuple[float, ...], int, int | None], int] = {}
-    kind = [known.setdefault((network.rates, network.min_gpus, network.max_gpus), len(known))
-            for network in table.models]
-    of_rows = np.array(kind, dtype=np.int64)
-    return np.unique(of_rows, return_index=True)[1].tolist(), of_rows
+    return _KINDS.of(table.models)
 
 
 @lru_cache(maxsize=64)
