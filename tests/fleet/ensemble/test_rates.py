@@ -102,6 +102,16 @@ def test_a_remembered_rate_that_is_off_is_told_of_and_corrected():
     assert told.of("RateOff") == [RateOff("a", 1, 100.0, 60.0, 0.05, 100, corrected=True)]
 
 
+def test_only_rates_that_are_others_than_before_are_said_and_none_of_a_network_that_is_over():
+    told = Told(ONE_EACH, trainers=2, learns={"a": {1: 10.0}, "b": {1: 10.0}}).begin()
+    assert [set(said.rates) for said in told.of("RatesEstimated")] == [{"a", "b"}]
+    told.end_epoch("a", rate=StepRate(20.0, **SURE))  # twice as fast as was thought
+    assert [{name: rates[0] for name, rates in said.rates.items()} for said in told.of("RatesEstimated")][1:] == [
+        {"a": 20.0}]
+    told.end_epoch("b", rate=StepRate(40.0, **SURE), final="1 epoch")
+    assert "b" not in {name for said in told.of("RatesEstimated")[1:] for name in said.rates}
+
+
 def test_what_is_known_is_written_down_once_it_is_known_of_all():
     told = Told(ONE_EACH, trainers=2, learns={}).begin()
     kept = []

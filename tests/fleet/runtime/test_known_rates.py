@@ -5,7 +5,9 @@ import json
 import pytest
 
 from fleet.errors import UserError
-from fleet.runtime.known_rates import read_rates_of
+from fleet.runtime.known_rates import Profile, read_rates_of
+from scheduler.base import Network, RateTable
+from scheduler.ensemble.rates_file import read_rates
 from tests.fleet.histories import spec
 
 
@@ -17,3 +19,24 @@ def test_rates_of_a_file_get_the_bounds_of_the_spec(tmp_path):
     assert [(one.name, one.rates, one.max_gpus) for one in read_rates_of(made, path).models] == [("a", (5.0, 9.0), 2)]
     with pytest.raises(UserError, match="has no rates of c"):
         read_rates_of(spec({"family": "softmax", "name": "c"}), path)
+
+
+def test_a_profile_is_written_at_once_and_then_now_and_then_and_in_the_end_it_holds_the_newest_rates(tmp_path):
+    path, asked = tmp_path / "profile.json", []
+    profile = Profile(path)
+
+    def rates(rate):
+        asked.append(rate)
+        return RateTable(60, 1, (Network("a", (rate,)),))
+
+    def written():
+        return read_rates(path).models[0].rates
+
+    for rate in (1.0, 2.0, 3.0):
+        profile.keep(lambda rate=rate: rates(rate))
+    assert (written(), asked) == ((1.0,), [1.0])  # a file takes longer than the time that a change may take
+    profile.write()
+    assert (written(), asked) == ((3.0,), [1.0, 3.0])
+    path.unlink()
+    profile.write()
+    assert not path.exists()  # nothing is new

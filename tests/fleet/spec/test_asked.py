@@ -41,3 +41,16 @@ def test_a_part_of_a_list_may_be_asked_for_that_the_entry_leaves_to_its_family()
 def test_a_value_that_no_network_can_have_is_said(member, says):
     with pytest.raises(UserError, match=says):
         asked_network(parse(SPEC), 1, 0, member)
+
+
+@pytest.mark.parametrize(("search", "limit"), [
+    ({"most": 10_000}, 10_000), ({"most": 3}, 3), ({"budget": {"epochs": 5}}, 10_000), ({"ask": "grid"}, 10_000)])
+def test_a_search_that_ends_asks_for_so_many_networks_at_most(search, limit):
+    entry = {"family": "softmax", "space": {"train.optimizer.learning_rate": [0.1, 0.2]}, "search": search}
+    assert parse({"models": [entry]}).searches[0].search.limit == limit
+
+
+def test_a_search_without_an_end_is_refused():
+    entry = {"family": "softmax", "space": {"train.optimizer.learning_rate": {"low": 0.1, "high": 0.2}}, "search": {}}
+    with pytest.raises(UserError, match="needs an end: `most:` networks, or a `budget:`"):
+        parse({"models": [entry]})

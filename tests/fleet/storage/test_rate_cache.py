@@ -87,6 +87,20 @@ def test_who_finds_out_nothing_writes_nothing(path):
     assert not path.exists()
 
 
+def test_what_is_not_new_is_not_written_again(path):
+    book = RateBook(path)
+    book.add("a", 1, ONE)
+    book.write_if_due()
+    assert numbers(read_cache(path)) == {"a": {1: 238.0}}
+    path.unlink()
+    book.write_if_due()
+    book.write()
+    assert not path.exists()
+    book.add("b", 1, of(5.0))
+    book.write()
+    assert numbers(read_cache(path)) == {"a": {1: 238.0}, "b": {1: 5.0}}
+
+
 @pytest.mark.parametrize("text", [
     "", "[1]", "null", '{"a": 1}', '{"a": {"x": 1}}', '{"a": {"1": "fast"}}', "{", "\ud800", '{"a": {"1": 238.0}}',
     '{"a": {"1": {"rate": 3}}}', "[" * 100_000])

@@ -98,6 +98,15 @@ def test_a_table_is_written_as_often_as_it_costs_little_and_never_later_than_aft
     assert not pacing.is_due(changes=0)
 
 
+def test_a_line_that_was_written_before_is_that_of_the_table_as_it_is_now(results):
+    results.keep("a", Standing((record(1, val_accuracy=0.5),)))
+    results.keep("b", Standing((record(1, val_accuracy=0.6, metrics={"top_5": 0.9}),)))  # all have a column more
+    results.keep("a", Standing((record(1, val_accuracy=0.5), record(2, val_accuracy=0.7))))
+    results.count("c", 7)
+    assert [(row.name, row.epochs, row.parameters, row.metrics) for row in read_results(results.paths.root)] == [
+        ("a", 2, 51, {}), ("b", 1, None, {"top_5": 0.9}), ("c", 0, 7, {})]
+
+
 def test_bad_samples_are_listed(results):
     results.add_bad("one.png", "torn, at byte 7")
     results.add_bad("two.png", "empty")

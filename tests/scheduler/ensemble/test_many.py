@@ -14,7 +14,7 @@ from scheduler.ensemble.adaptive import HOLDER_BONUS, _sizes, _until_rungs, grou
 from scheduler.ensemble.crowd import Gone, Values, left, rising, values_of
 from scheduler.ensemble.online import RENEWED, Observation, OnlineRates, Traits
 from scheduler.ensemble.policies import POLICIES
-from scheduler.ensemble.rates import bent_curves, curve, curves, rate
+from scheduler.ensemble.rates import bent_curves, curve, curves, kinds, rate
 from tests.examples import examples
 from tests.scheduler.strategies import ensembles
 
@@ -199,6 +199,27 @@ def test_equal_tables_hash_alike_however_they_came_about(rates):
     for network in networks[1:]:
         grown = grown.with_network(network)
     assert (grown, hash(grown)) == (RateTable(1, 1, networks), hash(RateTable(1, 1, networks)))
+
+
+@given(st.lists(st.tuples(st.sampled_from(["come", "change", "anew"]), st.integers(0, 2)), max_size=20))
+@settings(max_examples=examples(40), deadline=None)
+def test_kinds_are_those_of_the_networks_however_the_table_grows(steps):
+    table = RateTable(1, 1, (Network("first", (1.0,)),))
+    for place, (do, like) in enumerate(steps):
+        network = Network(f"n{place}", (float(like),), max_gpus=1 + like % 2)
+        match do:
+            case "come":
+                table = table.with_network(network)
+            case "change":
+                table = replace(table, models=(network, *table.models[1:]))
+            case "anew":
+                table = RateTable(1, 1, (network,))
+        rows, kind = kinds(table)
+        assert table.rows == {one.name: row for row, one in enumerate(table.models)}
+        for network, number in zip(table.models, kind, strict=True):
+            first = table.models[rows[number]]
+            assert (first.rates, first.max_gpus) == (network.rates, network.max_gpus)
+        assert len(rows) == len({(one.rates, one.max_gpus) for one in table.models})
 
 
 # ---- learned -----------------------------------------------------------------------------------
