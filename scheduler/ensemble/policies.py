@@ -263,11 +263,16 @@ def _alive(rates: RateTable, progress: Progress, cluster: Cluster) -> tuple[Memb
 
 
 def _formed(rates: RateTable, progress: Progress, cluster: Cluster) -> tuple[Member, ...]:
-    """The running groups, and those of the last answer that still wait for their devices."""
+    """The running groups, and those of the last answer that still wait for their devices.
+
+    They wait no longer where the group that lets go of them is that of a network which has just been let go on: it
+    keeps them.
+    """
     running = _alive(rates, progress, cluster)
-    begun = {member.name for member in running}
+    begun, held = {member.name for member in running}, {device for member in running for device in member.devices}
     answered = _without_the_dead(progress.wanted.members, rates, progress, cluster)
-    return (*running, *(member for member in answered if member.name not in begun))
+    return (*running, *(member for member in answered
+                        if member.name not in begun and held.isdisjoint(member.devices)))
 
 
 def _without_the_dead(groups: Sequence[Member], rates: RateTable, progress: Progress, cluster: Cluster

@@ -258,6 +258,20 @@ class TestGlobal:
         assert self.decide(finished=frozenset({"n0", "n2"})).counts == {"n1": 8}
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+@runs
+@given(data=st.data())
+def test_no_device_is_given_twice_where_a_network_goes_on_while_its_group_still_lets_go(policy, data):
+    rates = table(*[(10.0,)] * 6, max_gpus=1)
+    devices = st.permutations(range(3)).map(lambda order: order[:data.draw(st.integers(0, 3))])
+    running = [Member(name, (device,)) for name, device in zip(["n0", "n1", "n2"], data.draw(devices), strict=False)]
+    wanted = [Member(name, (device,)) for name, device in zip(["n3", "n4", "n0"], data.draw(devices), strict=False)]
+    progress = Progress(tuple(running), finished=frozenset(data.draw(st.sets(st.sampled_from(rates.names)))),
+                        wanted=Round(tuple(wanted)))
+    cluster = Cluster.of(3, 3)
+    check_round(POLICIES[policy].decide(rates, progress, cluster, Options()), rates, progress, cluster)
+
+
 def test_local_leaves_running_groups_alone_and_fills_just_the_free_devices():
     rates = table((40.0, 80.0), (20.0, 40.0), (20.0, 39.0), (5.0,))
     running = (Member("n0", (0, 1)),)
