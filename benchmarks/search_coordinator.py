@@ -108,7 +108,7 @@ class Trainers:
         done = self._done[name]
         accuracy = 0.2 + 0.7 * random.Random(name).random() * (1 - 0.7**done)
         rate = self._rate(name) * (1 + 0.1 * (self.epochs % 7 - 3) / 3)
-        record = EpochRecord(done, stream_epoch, 1.0, 0.5, 1.0, accuracy, 0.1, SAMPLES, 1, 1.0, 0.0)
+        record = EpochRecord(done, stream_epoch, 1.0, accuracy, 1.0, accuracy, 0.1, SAMPLES, 1, 1.0, 0.0)
         self._said.append(EpochDone(name, record, 0.0, f"{done} epochs" if done == self._most else "", 0,
                                     StepRate(rate, 0.05, 10)))
 

@@ -147,6 +147,12 @@ def _read_fields(kind: type, record: Mapping[str, Any]) -> Any:
     return kind(**values)  # TypeError where one is missing that has no default
 
 
+@cache
+def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """What a type is made of: a log may have hundreds of thousands of lines."""
+    return get_origin(hint), get_args(hint)
+
+
 def _read(hint: Any, value: Any) -> Any:
     """A value of JSON as a field of that type wants it.
 
@@ -155,7 +161,7 @@ def _read(hint: Any, value: Any) -> Any:
     """
     if hint is Any:
         return value
-    origin, arguments = get_origin(hint), get_args(hint)
+    origin, arguments = _parts(hint)
     if origin in (Union, UnionType):
         return None if value is None and NoneType in arguments else _read(arguments[0], value)
     if origin is tuple and isinstance(value, list):
