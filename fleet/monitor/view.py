@@ -138,7 +138,7 @@ def describe(event: Event, max_epochs: Mapping[str, int]) -> str:
         case NetworkAdded() if not event.wrong:
             values = ", ".join(f"{name} {_value(value)}" for name, value in event.values.items())
             parent = f" from {event.parent}" if event.parent else ""
-            return f"{event.network} is new{parent}: {values}"
+            return f"{event.network} is new{parent}" + (f": {values}" if values else "")
         case NetworkJudged():
             return _describe_judged(event)
         case Interrupted():

@@ -176,6 +176,7 @@ EVENTS = [
     (NetworkAdded("net-7", "net", 7, {"rate": 0.012345678, "width": 16}, (1, None), 9),
      "net-7 is new: rate 0.01235, width 16"),
     (NetworkAdded("net-8", "net", 8, {"width": 16}, (1, None), 9, parent="net-7"), "net-8 is new from net-7: width 16"),
+    (NetworkAdded("cnn", "", -1, {}, (1, None), 9), "cnn is new"),
     (NetworkAdded("net-9", "net", 9, {"width": 0}, (1, None), 9, wrong="too narrow"), ""),
     (NetworkJudged("a", 3, "pause", ("asha",)), "a is paused after 3 epochs: asha"),
     (NetworkJudged("a", 1, "stop", ("asha", "searcher")), "a is pruned after 1 epoch: asha and searcher"),
