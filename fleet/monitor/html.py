@@ -206,7 +206,8 @@ def _comparison(account: Account) -> str:
     """What the run took and what it should have taken, and the costs that were simulated."""
     measured_s, simulated_s, replay = account.measured_s, account.simulated_s, account.replay
     if measured_s is None or simulated_s is None or replay is None:
-        return "<p class=note>No network has ended an epoch, so there is nothing to simulate.</p>"
+        return ("<p class=note>There is nothing to simulate: no network has ended an epoch, or some came while the run "
+                "went on, and a simulation knows only those of its beginning.</p>")
     bound_s = replay.simulated.lower_bound_s * account.time_scale
     rows = [["measured, from the first group to the last", f"{measured_s:.1f}", ""],
             ["simulated, with the costs below", f"{simulated_s:.1f}", f"{account.ratio:.3f}"],

@@ -121,6 +121,7 @@ def test_the_search_as_json(searched):
 
 def test_the_page_has_a_picture_of_each(searched):
     page = render(read_report(searched))
+    assert "some came while the run went on, and a simulation knows only those of its beginning" in page
     pictures = [ElementTree.fromstring(f"<svg{text}</svg>") for text in re.findall(r"<svg(.*?)</svg>", page, re.S)]
     titles = [picture[0].text or "" for picture in pictures]
     for said in ("best val_accuracy so far, over seconds", f"val_accuracy against {RATE}",
