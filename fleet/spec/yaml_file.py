@@ -47,8 +47,12 @@ _YAML_KEYS = {"tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"}
 _NO_TEXT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")  # what no file name and no terminal takes
 
 
-def read_yaml(path: Path) -> tuple[dict[str, Any], dict[tuple, int]]:
+def read_yaml(path: Path, keys: str = "keys such as `models:` and `data:` at the top level"
+              ) -> tuple[dict[str, Any], dict[tuple, int]]:
     """The mapping that a YAML file holds, and the line of each key path.
+
+    Args:
+        keys: what it should hold, for whoever has written something else.
 
     Raises:
         SpecError: there is no such file, or it holds something else.
@@ -60,17 +64,16 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], dict[tuple, int]]:
                         ) from None
     except UnicodeDecodeError:
         raise SpecError([SpecMistake(str(path), None, "", "is not UTF-8 text", "a YAML file")]) from None
-    return _read_yaml(text, str(path))
+    return _read_yaml(text, str(path), keys)
 
 
-def _read_yaml(text: str, file: str) -> tuple[dict[str, Any], dict[tuple, int]]:
+def _read_yaml(text: str, file: str, keys: str) -> tuple[dict[str, Any], dict[tuple, int]]:
     try:
         node = yaml.compose(text, Loader=_Loader)
     except (yaml.YAMLError, RecursionError) as error:
         raise SpecError([_no_yaml(file, error)]) from None
     if not isinstance(node, yaml.MappingNode):
-        raise SpecError([SpecMistake(file, 1, "", "is not a mapping",
-                                     "keys such as `models:` and `data:` at the top level")])
+        raise SpecError([SpecMistake(file, 1, "", "is not a mapping", keys)])
     lines: dict[tuple, int] = {}
     mistakes: list[SpecMistake] = []
     for count, (where, line, wrong, right) in enumerate(_walk(node, ())):

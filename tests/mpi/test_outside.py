@@ -49,6 +49,9 @@ def test_networks_are_added_paused_resumed_and_stopped_while_a_run_goes_on(tmp_p
         assert shown.getvalue().split() == ["softmax-0", "softmax-1"]
         assert main(["add", str(run), str(tmp_path / "wrong.yaml")]) == 2
         assert "did you mean softmax" in capsys.readouterr().err
+        (tmp_path / "wrong.yaml").write_text("[{family: softmax}]")
+        assert main(["add", str(run), str(tmp_path / "wrong.yaml")]) == 2
+        assert "the keys of one entry of `models:`" in capsys.readouterr().err
         assert main(["pause", str(run), "nobody"]) == 2
         others = set()
         for report in running.reports():

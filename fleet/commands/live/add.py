@@ -26,7 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Add the networks of an entry, and print their names."""
-    content, _ = read_yaml(args.entry)
+    content, _ = read_yaml(args.entry, "the keys of one entry of `models:`, such as `family:` and `args:`")
     networks = add(args.run, content)
     if args.json:
         print_json({"networks": networks})
