@@ -43,7 +43,7 @@ class Search:
         f"Largest number of networks that are asked for; {MOST_ASKED} where it is not given. It must be, or `budget`, "
         "but for grid, which ends."))
     budget: Budget | None = Field(default=None, description=(
-        "What all networks of the entry may cost together, beside `most`. What trains when it is spent goes on."))
+        "What all networks of the entry may cost together, beside `most`. What was asked for by then goes on."))
     at_once: Positive | Literal["auto"] = Field(default="auto", description=(
         "How many networks of the entry there may be that are neither done nor paused. auto: as many as there are "
         "trainers, and at least two more than train, so that the next one is known before GPUs are free."))
