@@ -21,7 +21,7 @@ from fleet.monitor.report import MISSED, Report, read_report
 from fleet.monitor.searched import table_of_found, table_of_rungs
 from fleet.prediction.ensembles import TOGETHER, table_of
 from fleet.storage.paths import RunPaths
-from fleet.storage.results import leaderboard, shown
+from fleet.storage.results import leaderboard
 from fleet.terminal import print_table
 from fleet.units import counted, format_duration
 
@@ -52,10 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _print(report: Report) -> None:
     account = report.account
-    few, others = shown(report.rows)
-    print_table(*leaderboard(few), title=f"{report.name}: the best network first")
-    if others:
-        print(f"And {others}.")
+    print_table(*leaderboard(report.rows), title=f"{report.name}: the best network first")
     if report.ensembles:
         print_table(*table_of(report.ensembles), title="The best networks together")
         print(TOGETHER)

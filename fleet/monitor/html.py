@@ -16,7 +16,7 @@ from fleet.monitor.svg_search import STATUS_COLOURS, best_chart, descent_chart, 
 from fleet.prediction.ensembles import TOGETHER, table_of
 from fleet.storage.files import replacing
 from fleet.storage.paths import RunPaths
-from fleet.storage.results import Status, leaderboard, shown
+from fleet.storage.results import Status, leaderboard
 from fleet.units import counted, format_duration
 
 # The parts of the GPU time in the order of the bar: each one's name for people and its colour.
@@ -24,9 +24,6 @@ _SPENT = {"training": ("training", "#4e79a7"), "data": ("waiting for data", "#f2
           "waiting": ("waiting for work", "#bab0ac"), "checkpointing": ("checkpointing", "#e15759"),
           "moving": ("starting and regrouping", "#76b7b2"), "scheduling": ("scheduling", "#edc948"),
           "profiling": ("profiling", "#b07aa1")}
-
-
-_DRAWN = 1000  # curves; more would only be a grey area, and slow to look at
 
 
 def write_report(paths: RunPaths, report: Report) -> None:
@@ -47,7 +44,7 @@ def render(report: Report) -> str:
     longest = max(account.seconds, account.simulated_s or 0.0)
     body = [
         f"<h1>{escape(report.name)}</h1>", _summary(report),
-        "<h2>Leaderboard</h2>", *_leaderboard(report),
+        "<h2>Leaderboard</h2>", _table(*leaderboard(report.rows)),
         *_together(report),
         "<h2>How they learned</h2>", _curves(report, colours),
         *(part for search in report.searches for part in _search(search, account.seconds)), *_rungs(report),
@@ -129,11 +126,6 @@ def _legend(items: Iterable[tuple[str, str]]) -> str:
                                           for name, colour in items) + "</div>"
 
 
-def _leaderboard(report: Report) -> list[str]:
-    few, others = shown(report.rows)
-    return [_table(*leaderboard(few)), _note(f"and {others}." if others else "")]
-
-
 def _together(report: Report) -> list[str]:
     """How good the best networks are together; nothing where that was not found out."""
     if not report.ensembles:
@@ -167,12 +159,10 @@ def _rungs(report: Report) -> list[str]:
 
 def _curves(report: Report, colours: Mapping[str, str]) -> str:
     grey = "" if len(report.losses) <= NAMED else f" The best {NAMED} networks are in colour."
-    best = "" if len(report.losses) <= _DRAWN else f" Only the best {_DRAWN} of {len(report.losses)} are drawn."
-    return (f"<p class=note>One point per epoch.{grey}{best}</p><div class=row>"
-            + line_chart("training loss", report.losses[:_DRAWN], colours)
-            + (line_chart("validation loss", report.val_losses[:_DRAWN], colours) if report.val_losses else
-               line_chart("accuracy (on validation data, if there are any)", report.accuracies[:_DRAWN], colours))
-            + "</div>"
+    return (f"<p class=note>One point per epoch.{grey}</p><div class=row>"
+            + line_chart("training loss", report.losses, colours)
+            + (line_chart("validation loss", report.val_losses, colours) if report.val_losses else
+               line_chart("accuracy (on validation data, if there are any)", report.accuracies, colours)) + "</div>"
             + _legend((curve.name, colours.get(curve.name, "grey")) for curve in report.losses[:NAMED]))
 
 

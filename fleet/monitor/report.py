@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -131,8 +130,7 @@ def read_report(paths: RunPaths) -> Report:
         raise UserError(f"{place} is damaged: {one_line(error)}") from error
     if found is None:
         raise UserError(f"{place} has no launch, so there is nothing to report")
-    by_name = _histories(log)
-    histories = [(row.name, by_name[row.name]) for row in rows if row.name in by_name]
+    histories = [(row.name, history) for row in rows if (history := _history(log, row.name))]
     judged = [(name, history) for name, history in histories if not all(math.isnan(_accuracy(one)) for one in history)]
     moments = [moment for launch in launches_of(log) for moment in launch.moments]
     return Report(paths.root.resolve().name, tuple(rows), account=found,
@@ -166,13 +164,11 @@ def _searches(paths: RunPaths, moments: Sequence[Moment], rows: Sequence[Network
     return searches_of(load(str(paths.spec)), moments, rows)
 
 
-def _histories(log: Iterable[Logged]) -> dict[str, list[EpochRecord]]:
-    """The epochs of each network, in order; one that was trained again takes the place of the first."""
-    records: dict[str, dict[int, EpochRecord]] = defaultdict(dict)
-    for _, event in log:
-        if isinstance(event, EpochEnded):
-            records[event.network][event.record.epoch] = event.record
-    return {name: [of_network[epoch] for epoch in sorted(of_network)] for name, of_network in records.items()}
+def _history(log: Iterable[Logged], network: str) -> list[EpochRecord]:
+    """The epochs of a network, in order; one that was trained again takes the place of the first."""
+    records = {event.record.epoch: event.record for _, event in log
+               if isinstance(event, EpochEnded) and event.network == network}
+    return [records[epoch] for epoch in sorted(records)]
 
 
 def _curve(name: str, history: Sequence[EpochRecord], value: Callable[[EpochRecord], float]) -> Curve:

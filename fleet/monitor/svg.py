@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 
 from fleet.monitor.report import Curve
@@ -124,28 +124,8 @@ def timeline(stints: Sequence[Stint], devices: Sequence[int], scale: float, seco
     """
     rows = _Rows({device: index for index, device in enumerate(sorted(devices))},
                  row=max(3.0, min(16.0, 420 / max(len(devices), 1))), per_second=(WIDTH - 40) / max(seconds, 1e-9))
-    bars = [_bar(_together(some), rows, scale, colours.get(some[0].name, "#888"))
-            for some in _told_apart(stints, rows, scale)]
+    bars = [_bar(stint, rows, scale, colours.get(stint.name, "#888")) for stint in stints]
     return picture(WIDTH, rows.height + rows.bottom, [*_axes(rows, seconds), *bars])
-
-
-def _told_apart(stints: Sequence[Stint], rows: _Rows, scale: float) -> Iterable[Sequence[Stint]]:
-    """The stints that can be told apart: those that begin and end in the same pixel of the same devices are one."""
-    found: dict[Hashable, list[Stint]] = {}
-    for place, stint in enumerate(stints):
-        first, last = (int(rows.across(at_s * scale)) for at_s in (stint.start_s, stint.end_s))
-        found.setdefault((stint.devices, first) if first == last else place, []).append(stint)
-    return found.values()
-
-
-def _together(stints: Sequence[Stint]) -> Stint:
-    """One stint for several that nobody could tell apart."""
-    if len(stints) == 1:
-        return stints[0]
-    names = len({stint.name for stint in stints})
-    return replace(stints[0], name=stints[0].name if names == 1 else counted(names, "network"),
-                   start_s=min(stint.start_s for stint in stints), end_s=max(stint.end_s for stint in stints),
-                   epochs=sum(stint.epochs for stint in stints))
 
 
 def _axes(rows: _Rows, seconds: float) -> Iterator[str]:

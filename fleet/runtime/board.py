@@ -53,7 +53,7 @@ from fleet.storage.identity import codes_of_all, speed_identity, trial_identity
 from fleet.storage.lease import Lease, check_of
 from fleet.storage.network_leases import NetworkLeases
 from fleet.storage.rate_cache import KnownRate, RateBook, alone_key, cache_path, numbers, sharing_key, timings
-from fleet.storage.results import NetworkResult, Results, Status, leaderboard, recover, shown
+from fleet.storage.results import NetworkResult, Results, Status, leaderboard, recover
 from fleet.terminal import print_table
 from fleet.units import counted
 from launch.environment import find_launcher
@@ -286,10 +286,7 @@ class CoordinatorSide:
 
     def _print(self) -> None:
         rows = self.results.rows()
-        few, others = shown(rows)
-        print_table(*leaderboard(few), title=f"{self._prepared.spec.document.name}: the best network first")
-        if others:
-            print(f"And {others}.")
+        print_table(*leaderboard(rows), title=f"{self._prepared.spec.document.name}: the best network first")
         if together := self._joined(rows):
             print_table(*table_of(together), title="The best networks together")
         print(self.coordinator.summary())
@@ -299,12 +296,12 @@ class CoordinatorSide:
             print(compare(self._prepared.replayed, replayed, network.train.deterministic))
         if self.results.bad:
             print(f"{counted(len(self.results.bad), 'sample')} could not be read: {self._prepared.paths.bad_samples}")
-        page = "report.html shows it"
+        shown = "report.html shows it"
         try:
             write_report(self._prepared.paths, read_report(self._prepared.paths))
         except UserError as error:  # a log that was damaged is no reason to fail after all else went well
-            page = f"without a report, because {error}"
-        print(f"Everything is in {self._prepared.paths.root}; {page}.", flush=True)
+            shown = f"without a report, because {error}"
+        print(f"Everything is in {self._prepared.paths.root}; {shown}.", flush=True)
 
 
     def _joined(self, rows: Sequence[NetworkResult]) -> list[EnsembleResult]:

@@ -406,24 +406,6 @@ def _parse_row(row: dict[str, str]) -> NetworkResult:
         row.get("parent", ""), int(row.get("parent_epoch", 0)))
 
 
-def shown(rows: Sequence[NetworkResult]) -> tuple[Sequence[NetworkResult], str]:
-    """The rows of a table that people look at, and what is to be said of the others; nothing where those are all.
-
-    Of thousands these are the best ones, and of those that failed some of which one can see why.
-    """
-    if len(rows) <= _SHOWN:
-        return rows, ""
-    best, rest = rows[:_SHOWN - _SHOWN_FAILED], rows[_SHOWN - _SHOWN_FAILED:]
-    failed = [row for row in rest if row.status is Status.FAILED]
-    some = failed[:_SHOWN_FAILED]
-    others = f"{len(rest) - len(some)} other networks" + (
-        f", {len(failed) - len(some)} of which failed" if len(failed) > len(some) else "")
-    return [*best, *some], f"{others}: results.csv has all {len(rows)}"
-
-
-_SHOWN, _SHOWN_FAILED = 100, 10
-
-
 def leaderboard(rows: Sequence[NetworkResult]) -> tuple[list[str], list[list[Any]]]:
     """Headers and rows of the final table."""
     def shown(row: NetworkResult, name: str) -> str:

@@ -69,11 +69,3 @@ def test_ticks_are_round_and_span_the_values(low, high):
     assert last >= high
     assert last > first
     assert 1 <= round((last - first) / step) <= 8
-
-
-def test_what_begins_and_ends_in_one_pixel_is_one_bar_that_says_how_many_it_stands_for():
-    many = [Stint(f"n{number}", (0,), number / 1000, (number + 1) / 1000, 1) for number in range(500)]
-    alone = Stint("long", (0,), 0.5, 900.0, 9)
-    picture = timeline([*many, alone], [0], 1.0, 1000.0, {"n0": "red", "long": "blue"})
-    assert "500 networks: 1 GPU, 500 epochs, 0.0 to 0.5 s" in picture
-    assert len(drawn(picture, "rect", fill="red")) == len(drawn(picture, "rect", fill="blue")) == 1

@@ -2,7 +2,6 @@
 
 import csv
 import math
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +11,7 @@ from fleet.errors import UserError
 from fleet.storage.checkpoint import write_history, write_state
 from fleet.storage.files import Pacing, replacing
 from fleet.storage.paths import RunPaths
-from fleet.storage.results import Results, Status, leaderboard, read_results, recover, shown
+from fleet.storage.results import Results, Status, leaderboard, read_results, recover
 from fleet.storage.state import Judged, Outcome, Standing, State
 from tests.examples import examples
 from tests.fleet.histories import history, record, spec
@@ -263,19 +262,3 @@ def test_the_final_table_shortens_long_reasons_and_leaves_out_what_is_not_there(
     by_name = {row[0]: dict(zip(headers, row, strict=True)) for row in rows}
     assert by_name["a"]["why"] == "x" * 47 + "..."
     assert (by_name["b"]["val acc"], by_name["b"]["best"], by_name["b"]["params"]) == ("", "", None)
-
-
-@pytest.mark.parametrize(("networks", "failed", "first", "last", "others"), [
-    (100, 3, 97, 3, ""),
-    (101, 0, 90, 0, "11 other networks: results.csv has all 101"),
-    (300, 4, 90, 4, "206 other networks: results.csv has all 300"),
-    (300, 12, 90, 10, "200 other networks, 2 of which failed: results.csv has all 300"),
-    (300, 300, 90, 10, "200 other networks, 200 of which failed: results.csv has all 300"),
-])
-def test_of_hundreds_the_best_are_shown_and_some_that_failed(results, networks, failed, first, last, others):
-    fine, bad = (replace(results.rows()[0], status=status) for status in (Status.FINISHED, Status.FAILED))
-    rows = [replace(fine if place < networks - failed else bad, name=f"n{place}") for place in range(networks)]
-    few, said = shown(rows)
-    assert list(few[:first]) == rows[:first]
-    assert [row.status for row in few[first:]] == [Status.FAILED] * last
-    assert (len(few), said) == (first + last, others)
