@@ -546,7 +546,7 @@ class Ensemble:
         for group in self._groups:
             if group.stands_still:
                 self._groups.stop(group, self._networks.is_final(group.name))
-        if self._groups.are_all_idle and not self._networks.has_fallen:
+        if self._groups.are_all_idle and not self._networks.fallen:
             self._end()
 
     def _status(self) -> ExitStatus:

@@ -111,9 +111,9 @@ class Networks:
         (self._unavailable.add if gone else self._unavailable.discard)(name)
 
     @property
-    def has_fallen(self) -> bool:
-        """Whether a checkpoint is still being read."""
-        return bool(self._fallen)
+    def fallen(self) -> AbstractSet[str]:
+        """The networks whose checkpoints are still being read; a view."""
+        return self._fallen
 
     @property
     def epochs_done(self) -> Mapping[str, float]:
@@ -206,7 +206,7 @@ class Networks:
         """A standing that was read from a checkpoint, with what no checkpoint knows: that it is paused, or pruned."""
         before = self._standings[name]
         if _is_pruned(before):
-            return _pruned(standing.history)
+            return standing if standing.is_finished else _pruned(standing.history)
         return replace(standing, is_paused=before.is_paused and standing.outcome is None)
 
     def _keep(self, name: str, standing: Standing) -> None:
@@ -233,7 +233,7 @@ class Networks:
 
     def rest(self, name: str, now_s: float) -> None:
         """Try a network again in a while."""
-        if self.is_over(name):  # it was done, and has failed in its export
+        if self.is_final(name):  # it was done, and has failed in its export
             self._keep(name, Standing(self.history(name)))
         self._resting[name] = now_s + _REST_S * 2 ** (self._failures[name] - 1)
         self._sort(name)

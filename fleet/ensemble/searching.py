@@ -159,11 +159,12 @@ class Searching:
         Args:
             training: the networks that have a group.
         """
-        if not self._has_heard:
+        if not self._has_heard and not self._mind.has_untold:
             return False
         self._has_heard = False
         decided, self._decided = self._decided, []
-        decided += self._mind.decide(Counter(map(self._mind.entry, training)))
+        groups = frozenset(training)
+        decided += self._mind.decide(Counter(map(self._mind.entry, groups)), groups | self._networks.fallen)
         has_news = False
         for decision in decided:
             has_news |= self._follow(decision)

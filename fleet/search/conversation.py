@@ -243,7 +243,9 @@ def _text(member: Member) -> str:
 
 
 def _same(one: Call, other: Call) -> bool:
-    """Whether two calls are one, also where their value is NaN."""
+    """Whether two calls are one, also where their value is NaN, or a log says that a network has ended otherwise."""
+    if isinstance(one, Tell) and isinstance(other, Tell):
+        return one.number == other.number
     if isinstance(one, Report) and isinstance(other, Report):
         return (one.number, one.epoch) == (other.number, other.epoch)
     return one == other

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from fleet.search.calls import Call, Nonsense, Resume, as_call, as_event
 from fleet.search.conversation import Asked, Conversation, Judged, Resumed
+from fleet.search.life import Life
 from fleet.search.pruning import Halving, Judge
 from fleet.search.rungs import natural
 from fleet.search.searcher import End, Mode, Verdict
@@ -97,46 +98,6 @@ class Rule:
 Decision: TypeAlias = Note | Consult | Add | Rule
 
 
-# ---- networks ----------------------------------------------------------------------------------
-
-
-@dataclass
-class _Life:
-    """A network, as far as a search must know it.
-
-    Attributes:
-        entry, number: empty for a network that was in the spec.
-        values: the monitored one of each epoch that the rule has heard of.
-        best: the best monitored value so far, NaN before there is one.
-        verdict: of the rule, on the newest of them.
-        acted: the epoch up to which it is known that verdicts have been acted on, where that changed anything.
-        is_resumed: whether an earlier launch heard from the searcher that it goes on, and broke off.
-        waits: for the searcher's answer about its newest epoch.
-        holders: who has paused it.
-        end: once it is over.
-    """
-
-    name: str
-    entry: str = ""
-    number: int = -1
-    values: list[float] = field(default_factory=list)
-    best: float = math.nan
-    verdict: Verdict = Verdict.GO_ON
-    acted: int = 0
-    is_resumed: bool = False
-    waits: bool = False
-    holders: set[str] = field(default_factory=set)
-    end: End | None = None
-
-    @property
-    def judged(self) -> int:
-        return len(self.values)
-
-    @property
-    def is_alive(self) -> bool:
-        return self.end is None and not self.holders
-
-
 class Mind:
     """See the module.
 
@@ -159,7 +120,7 @@ class Mind:
         self._entries = {entry.name: entry for entry in entries}
         self._talks = {entry.name: Conversation(entry.space, entry.settings.limit, entry.resumes and obeys)
                        for entry in entries}
-        self._lives = {name: _Life(name) for name in networks}
+        self._lives = {name: Life(name) for name in networks}
         self._judge, self._rule, self._obeys, self._trainers = judge, rule, obeys, trainers
         self._watched = {"": (monitor, _sign(mode)),
                          **{entry.name: (entry.monitor, _sign(entry.mode)) for entry in entries}}
@@ -169,6 +130,8 @@ class Mind:
         self._living: set[str] = set()  # networks of any entry
         self._paused: set[str] = set()
         self._awaited: set[str] = set()
+        self._untold: dict[str, None] = {}  # networks that were dropped, in order; each may yet end its last epoch
+        self._finished: set[str] = set()  # in earlier launches, also after they were dropped
         for life in self._lives.values():
             self._sort(life)
         self._out: Consult | None = None
@@ -196,6 +159,11 @@ class Mind:
         return frozenset(self._awaited)
 
     @property
+    def has_untold(self) -> bool:
+        """Whether networks were dropped of which no searcher was told yet, since they may finish all the same."""
+        return bool(self._untold)
+
+    @property
     def has_failed(self) -> bool:
         """Whether a searcher is called no more."""
         return any(talk.failure for talk in self._talks.values())
@@ -203,7 +171,7 @@ class Mind:
     @property
     def is_over(self) -> bool:
         """Whether nothing can follow any more, once all networks are over."""
-        return self._out is None and all(
+        return self._out is None and not self._untold and all(
             talk.next(self._wants(name, 0)) is None for name, talk in self._talks.items())
 
     @property
@@ -258,6 +226,13 @@ class Mind:
         Returns:
             What follows; first of all the networks that were asked for.
         """
+        log = list(log)
+        for event in log:
+            if isinstance(event, NetworkFinished):
+                self._finished.add(event.network)
+            elif isinstance(event, NetworkJudged) and event.verdict == Verdict.STOP:
+                self._finished.discard(event.network)
+        self._finished |= {name for name, standing in standings.items() if standing.is_finished}
         judged, went_on = None, set[str]()  # the last line, if it is a judgement, and who has gone on in that moment
         for event in log:
             self._recall(event)
@@ -282,26 +257,31 @@ class Mind:
                     self._lives[event.network].end = End.FAILED if follows.wrong else None
                 elif isinstance(follows, Resumed):
                     self._lives[self._entries[event.entry].network(follows.number)].is_resumed = True
-            case EpochEnded() if event.network in self._lives and self._lives[event.network].end is None:
+            case EpochEnded() if event.network in self._lives and (
+                    self._lives[event.network].end is None or event.network in self._finished):
                 life = self._lives[event.network]
                 if self._count(life, event.record, is_done=False) and life.entry:
                     self._talks[life.entry].report(life.number, event.record.epoch, life.values[-1])
             case NetworkFinished() if event.network in self._lives:
+                self._lives[event.network].end = None  # also if it was dropped in its last epoch
+                self._untold.pop(event.network, None)
                 self._recall_judged(self._lives[event.network], Verdict.GO_ON, (), event.epochs)
             case NetworkJudged() if event.network in self._lives:
                 self._recall_judged(self._lives[event.network], Verdict(event.verdict), event.by, event.epochs)
 
-    def _recall_judged(self, life: _Life, verdict: Verdict, by: tuple[str, ...], epochs: int) -> None:
+    def _recall_judged(self, life: Life, verdict: Verdict, by: tuple[str, ...], epochs: int) -> None:
         if by != (USER,):  # that is no answer to what was said of an epoch
             life.verdict, life.acted, life.is_resumed = Verdict.GO_ON, epochs, False
         life.holders = set(by) if verdict is Verdict.PAUSE else set()
         if verdict is Verdict.STOP:
-            self.network_over(life.name, End.PRUNED)
+            self._drop(life)
+            if life.name not in self._finished:
+                self._tell_dropped(())
         elif self._rule not in life.holders:
             self._judge.let_go_on(life.name)
         self._sort(life)
 
-    def _take_up(self, life: _Life, standing: Standing) -> None:
+    def _take_up(self, life: Life, standing: Standing) -> None:
         """See to it that what an earlier launch knew of a network, and did not act on, is acted on."""
         is_done = standing.outcome is not None
         talk = self._talks.get(life.entry)
@@ -309,8 +289,7 @@ class Mind:
             for epoch, value in enumerate(life.values, 1):
                 talk.report(life.number, epoch, value)
         if life.end is not None or is_done:
-            has_failed = standing.outcome is not None and standing.outcome.is_failure
-            self.network_over(life.name, life.end or (End.FAILED if has_failed else End.FINISHED))
+            self.network_over(life.name, End.FINISHED if standing.is_finished else life.end or End.FAILED)
         elif life.is_resumed:
             self._let_go_on(life, _SEARCHER)
         elif life.acted < life.judged:
@@ -321,18 +300,20 @@ class Mind:
     def epoch_ended(self, name: str, record: EpochRecord, is_done: bool) -> None:
         """A network has ended an epoch; one that it trained again is judged no more.
 
+        Of one that was dropped meanwhile only its last epoch counts, with which it has finished all the same.
+
         Args:
             is_done: whether there is nothing left to train.
         """
         life = self._lives[name]
-        if life.end is not None or not self._count(life, record, is_done):
+        if (life.end is not None and not is_done) or not self._count(life, record, is_done):
             return
         if (talk := self._talks.get(life.entry)) is not None:
             talk.report(life.number, record.epoch, life.values[-1])
         if not is_done:
             self._await_or_resolve(life)
 
-    def _await_or_resolve(self, life: _Life) -> None:
+    def _await_or_resolve(self, life: Life) -> None:
         """Wait for what the searcher says of a network's newest epoch, unless it has said so, or never will."""
         talk = self._talks.get(life.entry)
         life.waits = talk is not None and talk.awaits(life.number)
@@ -341,7 +322,7 @@ class Mind:
             said = None if talk is None else talk.verdict(life.number, life.judged)
             self._resolve(life, said or Verdict.GO_ON)
 
-    def _count(self, life: _Life, record: EpochRecord, is_done: bool) -> bool:
+    def _count(self, life: Life, record: EpochRecord, is_done: bool) -> bool:
         """Take an epoch into account; returns whether it is new."""
         if record.epoch != life.judged + 1:
             return False
@@ -360,14 +341,28 @@ class Mind:
     def network_over(self, name: str, end: End) -> None:
         """A network has finished or failed."""
         life = self._lives[name]
+        self._end(life, end)
+        self._untold.pop(name, None)
+        if life.entry:
+            self._talks[life.entry].tell(life.number, end, self._known_best(life))
+
+    def _end(self, life: Life, end: End) -> None:
         life.end, life.waits = end, False
         life.holders.clear()
         self._sort(life)
         if end is End.FINISHED:
-            self._judge.let_go_on(name)
-        self._judge.leave(name)
-        if life.entry:
-            self._talks[life.entry].tell(life.number, end, self._known_best(life))
+            self._judge.let_go_on(life.name)
+        self._judge.leave(life.name)
+
+    def _drop(self, life: Life) -> None:
+        """A network is dropped; its searcher is told when it can no longer finish all the same."""
+        self._end(life, End.PRUNED)
+        self._untold[life.name] = None
+
+    def _tell_dropped(self, busy: Collection[str]) -> None:
+        """Tell searchers of what was dropped, but of networks that may be in their last epoch."""
+        for name in [name for name in self._untold if name not in busy]:
+            self.network_over(name, End.PRUNED)
 
     def answered(self, entry: str, call: Call, answer: object) -> None:
         """A searcher has answered what it was asked; see :func:`fleet.search.calls.make`."""
@@ -392,7 +387,7 @@ class Mind:
 
     def add(self, name: str) -> None:
         """A network has come that no searcher has asked for."""
-        self._lives[name] = life = _Life(name)
+        self._lives[name] = life = Life(name)
         self._sort(life)
 
     def rule(self, name: str, verdict: Verdict) -> None:
@@ -421,11 +416,11 @@ class Mind:
     def _add(self, entry: str, asked: Asked) -> None:
         name = self._entries[entry].network(asked.number)
         parent = None if asked.parent is None else self._entries[entry].network(asked.parent)
-        self._lives[name] = life = _Life(name, entry, asked.number)
+        self._lives[name] = life = Life(name, entry, asked.number)
         self._sort(life)
         self._decided.append(Add(name, entry, asked.number, asked.values, parent, asked.wrong))
 
-    def _hear_verdict(self, life: _Life, epoch: int, verdict: Verdict) -> None:
+    def _hear_verdict(self, life: Life, epoch: int, verdict: Verdict) -> None:
         if not life.waits or epoch != life.judged:
             return
         life.waits = False
@@ -434,7 +429,7 @@ class Mind:
 
     # ---- verdicts ----
 
-    def _resolve(self, life: _Life, said: Verdict) -> None:
+    def _resolve(self, life: Life, said: Verdict) -> None:
         """Act on what the rule and the searcher say of a network's newest epoch."""
         said = said if self._obeys else Verdict.GO_ON
         final = life.verdict.stricter(said)
@@ -447,11 +442,11 @@ class Mind:
             self._judged(life, final, tuple(sorted(life.holders)) if len(life.holders) > len(by) else by)
         life.verdict = Verdict.GO_ON
 
-    def _stop(self, life: _Life, by: tuple[str, ...], left: int = 0) -> None:
+    def _stop(self, life: Life, by: tuple[str, ...], left: int = 0) -> None:
         self._judged(life, Verdict.STOP, by, left)
-        self.network_over(life.name, End.PRUNED)
+        self._drop(life)
 
-    def _let_go_on(self, life: _Life, holder: str, left: int = 0) -> None:
+    def _let_go_on(self, life: Life, holder: str, left: int = 0) -> None:
         if holder == self._rule:
             self._judge.let_go_on(life.name)
         if holder not in life.holders:
@@ -463,21 +458,24 @@ class Mind:
         else:
             self._judged(life, Verdict.GO_ON, (holder,), left)
 
-    def _judged(self, life: _Life, verdict: Verdict, by: tuple[str, ...], left: int = 0) -> None:
+    def _judged(self, life: Life, verdict: Verdict, by: tuple[str, ...], left: int = 0) -> None:
         self._note(NetworkJudged(life.name, life.judged, verdict.value, by, left))
         self._decided.append(Rule(life.name, verdict, by))
 
     # ---- decide ----
 
-    def decide(self, training: Mapping[str, int] | None = None) -> list[Decision]:
+    def decide(self, training: Mapping[str, int] | None = None, busy: Collection[str] = ()) -> list[Decision]:
         """What follows from all that was heard.
 
         Args:
             training: entry -> how many of its networks have a group.
+            busy: the networks of which another epoch may be heard, though they may have been dropped.
         """
+        self._tell_dropped(busy)
         self._promote(training or {})
         self._consult(training or {})
         while self._out is None and self._settle():
+            self._tell_dropped(busy)
             self._consult(training or {})
         return self._taken()
 
@@ -546,7 +544,8 @@ class Mind:
         talk = self._talks[entry]
         if talk.is_closed or self._is_spent(entry):
             return False
-        return talk.may_ask or bool(self._alive[entry])
+        alive = bool(self._alive[entry]) or any(self._lives[name].entry == entry for name in self._untold)
+        return talk.may_ask or alive
 
     def _drop_paused(self) -> bool:
         """Nothing is alive, and nothing can go on: what was paused is dropped."""
@@ -557,7 +556,7 @@ class Mind:
 
     # ---- small things ----
 
-    def _sort(self, life: _Life) -> None:
+    def _sort(self, life: Life) -> None:
         """Have a network in the sets where it belongs."""
         for names, belongs in ((self._alive[life.entry], life.is_alive), (self._living, life.is_alive),
                                (self._awaited, life.waits),
@@ -567,7 +566,7 @@ class Mind:
             else:
                 names.discard(life.name)
 
-    def _known_best(self, life: _Life) -> float | None:
+    def _known_best(self, life: Life) -> float | None:
         return life.best if math.isfinite(life.best) else None
 
     def _note(self, event: Event) -> None:

@@ -178,6 +178,11 @@ class Standing:
     tested: Judged | None = None
     is_paused: bool = False
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether it has trained to its end: it has neither failed nor was it dropped before."""
+        return self.outcome is not None and not (self.outcome.is_failure or self.outcome.is_pruned)
+
 
 @dataclass(frozen=True)
 class StepRate:

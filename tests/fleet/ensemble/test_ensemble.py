@@ -30,13 +30,32 @@ from fleet.comm.messages import (
     Stopped,
     Throughput,
 )
-from fleet.ensemble.effects import CheckpointRead, EndAsked, Fail, Finish, KeepRates, RanksDied, ReadCheckpoint
+from fleet.ensemble.effects import (
+    CheckpointRead,
+    Consult,
+    Consulted,
+    EndAsked,
+    Fail,
+    Finish,
+    KeepRates,
+    RanksDied,
+    ReadCheckpoint,
+    Ruled,
+)
 from fleet.ensemble.history import TransitionError
 from fleet.errors import ExitStatus, InfrastructureError, UserError
 from fleet.runtime.searches import make_mind
+from fleet.search.calls import Report, Tell
+from fleet.search.mind import Entry, Mind
+from fleet.search.pruning import make_judge
+from fleet.search.searcher import Verdict
+from fleet.spec.search import Prune
+from fleet.spec.space import Range
+from fleet.storage import events
 from fleet.storage.state import Outcome, Standing, StepRate
 from tests.fleet.ensemble.told import Told, layout
 from tests.fleet.histories import history, record
+from tests.fleet.search.launches import LEARNING_RATE, search_of
 
 
 def kinds(effects):
@@ -128,6 +147,52 @@ def test_the_policy_is_told_how_far_each_network_is_from_its_next_rung(prune, ah
     for expected in ahead:
         assert told.asked[-1].ahead == expected
         told.end_epoch("a")
+
+
+class Searched(Told):
+    """A searcher has asked for the one network."""
+
+    def mind(self):
+        space = {LEARNING_RATE: Range(1e-5, 0.1)}
+        mind = Mind([Entry("net", search_of(most=1), space, "maximize", "val_accuracy")], [],
+                    make_judge(Prune(), 9, 0), "searcher", "maximize", "val_accuracy", trainers=1)
+        mind.restore([events.Searched("net", "ask", 0, answer={LEARNING_RATE: 0.01}, network="net-0")], {})
+        return mind
+
+    def say(self):
+        """Answer all that the searcher is called for; returns the calls."""
+        calls, effects = [], self.effects
+        while consults := [effect for effect in effects if isinstance(effect, Consult)]:
+            calls += [consult.call for consult in consults]
+            effects = self.hear(*(Consulted(consult.entry, consult.call, Verdict.GO_ON) for consult in consults))
+        return calls
+
+
+@pytest.mark.parametrize(("last", "calls", "end"), [
+    (lambda told: told.end_epoch("net-0", final="1 epoch"), [Report(0, 1, 0.5), Tell(0, "finished", 0.5)], "finished"),
+    (lambda told: told.end_epoch("net-0"), [], "pruned"),
+    (lambda told: told.hear(Converged("net-0", "no better")), [Tell(0, "finished", None)], "finished")],
+    ids=["the last", "not the last", "converged"])
+def test_who_is_dropped_in_an_epoch_has_finished_for_everybody_if_that_was_its_last(last, calls, end):
+    told = Searched({"net-0": [0]}, networks=["net-0"]).begin()
+    told.hear(Ruled("net-0", Verdict.STOP))
+    assert told.say() == []
+    last(told)
+    assert told.say() == calls
+    assert told.standings["net-0"].is_finished == bool(told.of("NetworkFinished")) == (end == "finished")
+    told.hear(Stopped("net-0", 0.0))
+    assert [call.outcome for call in told.say()] == ([] if calls else [end])
+    assert told.ensemble.status is ExitStatus.OK
+
+
+def test_who_is_dropped_and_struck_in_its_last_epoch_is_what_its_checkpoint_says():
+    told = Searched({"net-0": [0]}, networks=["net-0"], outlives=True).begin()
+    told.hear(Ruled("net-0", Verdict.STOP))
+    told.hear(RanksDied((1,)))
+    assert told.say() == []
+    told.hear(CheckpointRead("net-0", Standing((record(1),), Outcome("1 epoch")), 0))
+    assert [type(call) for call in told.say()] == [Report, Tell]
+    assert told.standings["net-0"].is_finished
 
 
 @pytest.mark.parametrize(("failure", "status"), [(None, ExitStatus.OK), ("NaN", ExitStatus.NETWORK_FAILED)])

@@ -1,9 +1,9 @@
 """What becomes of the networks of a run."""
 
-from fleet.comm.messages import EpochDone
-from fleet.ensemble.effects import Keep, Outbox
+from fleet.comm.messages import EpochDone, Failed
+from fleet.ensemble.effects import CheckpointRead, Keep, Outbox
 from fleet.ensemble.networks import Networks
-from fleet.storage.state import Standing
+from fleet.storage.state import Outcome, Standing
 from tests.fleet.histories import record, spec
 
 
@@ -16,3 +16,24 @@ def test_a_network_that_is_dropped_within_an_epoch_ends_that_and_says_after_how_
     assert [(standing.outcome.reason, standing.outcome.is_pruned) for standing in kept] == [
         ("pruned after 1 epoch", True), ("pruned after 2 epochs", True)]
     assert networks.history("a") == (record(1), record(2))
+
+
+def test_a_network_that_is_dropped_in_its_last_epoch_has_finished_also_by_its_checkpoint():
+    outbox, done = Outbox(), Standing((record(1), record(2)), Outcome("2 epochs"))
+    networks = Networks(spec({"family": "softmax", "name": "a"}).networks, {"a": Standing((record(1),))}, 0, outbox)
+    networks.prune("a")
+    networks.strike("a")
+    networks.take_up(CheckpointRead("a", done, 0))
+    assert [effect.standing for effect in outbox.take() if isinstance(effect, Keep)][-1] == done
+    assert networks.is_final("a")
+
+
+def test_a_network_that_was_dropped_and_fails_for_a_while_stays_dropped():
+    outbox = Outbox()
+    networks = Networks(spec({"family": "softmax", "name": "a"}).networks, {"a": Standing((record(1),))}, 1, outbox)
+    networks.prune("a")
+    assert networks.may_retry(Failed("a", "a disk is full", "", may_pass=True))
+    networks.rest("a", 0.0)
+    networks.wake(1e6)
+    assert networks.is_over("a")
+    assert not networks.is_final("a")

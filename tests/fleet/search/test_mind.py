@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.search.calls import Ask, Report, Resume
+from fleet.search.calls import Ask, Report, Resume, Tell
 from fleet.search.mind import Consult, Entry, Mind
 from fleet.search.pruning import make_judge
-from fleet.search.searcher import End
+from fleet.search.searcher import End, Verdict
 from fleet.spec.search import Budget, Prune
 from fleet.spec.space import Range
 from fleet.storage.events import EpochEnded, NetworkJudged, Searched, SearchFailed
@@ -288,3 +288,54 @@ def test_a_searcher_that_was_mended_is_asked_again_by_the_next_launch():
     launch = Launch(disk, search_of(most=2), SPACE, searcher=mended).run()
     assert launch.outcomes == {"net-0": (9, End.FINISHED), "net-1": (9, End.FINISHED)}
     assert ("finished", 0, pytest.approx(launch.mind._lives["net-0"].best)) in mended.told
+
+
+# ---- those that are dropped in their last epoch --------------------------------------------------
+
+
+class Late(Launch):
+    """Somebody outside drops every network with an even number while it is in its last epoch."""
+
+    def train(self, name):
+        if self.done(name) == self.epochs - 1 and int(name[4:]) % 2 == 0:
+            if name not in self.mind.pruned:
+                self.mind.rule(name, Verdict.STOP)
+            self.do(self.mind.decide(busy={name}))
+        super().train(name)
+
+
+def outcomes_told(disk):
+    return {event.number: event.outcome for event in disk.of(Searched) if event.call == "tell"}
+
+
+def test_who_is_dropped_in_its_last_epoch_has_finished_for_its_searcher_as_well():
+    launch, disk, _ = run_struck([], search_of(most=4), SPACE, kind=Late)
+    assert set(launch.outcomes.values()) == {(9, End.FINISHED)}
+    assert outcomes_told(disk) == dict.fromkeys(range(4), "finished")
+    assert {event.network for event in disk.of(NetworkJudged)} == {"net-0", "net-2"}
+    assert len([event for event in disk.of(Searched) if event.call == "report"]) == 36
+
+
+@pytest.mark.parametrize("ask", ["random", CAREFUL])
+def test_so_it_is_wherever_the_launch_was_broken_off(ask):
+    search = search_of(ask, most=2)
+    _, whole, _ = run_struck([], search, SPACE, kind=Late)
+    for steps in range(len(whole.lines) + 20):
+        launch, disk, differences = run_struck([steps], search, SPACE, kind=Late)
+        ends = {int(name[4:]): end.value for name, (_, end) in launch.outcomes.items()}
+        assert outcomes_told(disk) == ends
+        assert Counter(event.number for event in disk.of(Searched) if event.call == "tell") == Counter(list(ends))
+        assert all(end == "finished" or launch.outcomes[f"net-{number}"][0] < 9 for number, end in ends.items())
+        assert not differences
+
+
+def test_who_is_dropped_and_lets_go_unfinished_is_told_of_then():
+    launch = Launch(Disk(), search_of(most=1), SPACE)
+    launch.do(launch.mind.decide())
+    launch.consult()
+    launch.do(launch.mind.decide())
+    launch.mind.rule("net-0", Verdict.STOP)
+    launch.do(launch.mind.decide(busy={"net-0"}))
+    assert (launch.asked_for, launch.mind.is_over) == (None, False)
+    launch.do(launch.mind.decide())
+    assert launch.asked_for.call == Tell(0, "pruned", None)
