@@ -17,11 +17,10 @@ from pathlib import Path
 from fleet.commands.options import add_json, print_json
 from fleet.errors import ExitStatus, StorageError
 from fleet.monitor.html import write_report
-from fleet.monitor.report import MISSED, Report, read_report
+from fleet.monitor.report import MISSED, Report, best_rows, read_report
 from fleet.monitor.searched import table_of_found, table_of_rungs
 from fleet.prediction.ensembles import TOGETHER, table_of
 from fleet.storage.paths import RunPaths
-from fleet.storage.results import leaderboard
 from fleet.terminal import print_table
 from fleet.units import counted, format_duration
 
@@ -52,7 +51,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _print(report: Report) -> None:
     account = report.account
-    print_table(*leaderboard(report.rows), title=f"{report.name}: the best network first")
+    headers, rows, left_out = best_rows(report.rows)
+    print_table(headers, rows, title=f"{report.name}: the best network first")
+    if left_out:
+        print(left_out)
     if report.ensembles:
         print_table(*table_of(report.ensembles), title="The best networks together")
         print(TOGETHER)

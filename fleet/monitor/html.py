@@ -9,14 +9,22 @@ from html import escape
 from typing import Any
 
 from fleet.monitor.account import Account, Spent
-from fleet.monitor.report import MISSED, Report
+from fleet.monitor.report import MISSED, Report, best_rows
 from fleet.monitor.searched import SearchReport, table_of_found, table_of_rungs
-from fleet.monitor.svg import NAMED, colour, line_chart, share_bar, timeline
-from fleet.monitor.svg_search import STATUS_COLOURS, best_chart, descent_chart, parameter_charts
+from fleet.monitor.svg import DRAWN, NAMED, colour, is_crowded, line_chart, share_bar, timeline
+from fleet.monitor.svg_search import (
+    CROWDED,
+    LINES,
+    STATUS_COLOURS,
+    THINNED,
+    best_chart,
+    descent_chart,
+    parameter_charts,
+)
 from fleet.prediction.ensembles import TOGETHER, table_of
 from fleet.storage.files import replacing
 from fleet.storage.paths import RunPaths
-from fleet.storage.results import Status, leaderboard
+from fleet.storage.results import Status
 from fleet.units import counted, format_duration
 
 # The parts of the GPU time in the order of the bar: each one's name for people and its colour.
@@ -24,6 +32,8 @@ _SPENT = {"training": ("training", "#4e79a7"), "data": ("waiting for data", "#f2
           "waiting": ("waiting for work", "#bab0ac"), "checkpointing": ("checkpointing", "#e15759"),
           "moving": ("starting and regrouping", "#76b7b2"), "scheduling": ("scheduling", "#edc948"),
           "profiling": ("profiling", "#b07aa1")}
+
+_CROWD = " A grey bar stands for networks that would be too narrow to be seen; it is paler where there were pauses."
 
 
 def write_report(paths: RunPaths, report: Report) -> None:
@@ -44,13 +54,13 @@ def render(report: Report) -> str:
     longest = max(account.seconds, account.simulated_s or 0.0)
     body = [
         f"<h1>{escape(report.name)}</h1>", _summary(report),
-        "<h2>Leaderboard</h2>", _table(*leaderboard(report.rows)),
+        "<h2>Leaderboard</h2>", *_leaderboard(report),
         *_together(report),
         "<h2>How they learned</h2>", _curves(report, colours),
         *(part for search in report.searches for part in _search(search, account.seconds)), *_rungs(report),
         "<h2>Who had which GPU</h2>",
         f"<p class=note>A bar for every network on every {'GPU' if account.slots == 1 else 'slot of a GPU'} it had. "
-        "A dark edge shows where a group was formed.</p>",
+        f"A dark edge shows where a group was formed.{_CROWD if is_crowded(account.stints) else ''}</p>",
         timeline(account.stints, account.devices, 1.0, longest, colours),
         "<h2>Where the time went</h2>", _shares(account.spent), _note(report.samples), _note(report.input),
         _missed(report),
@@ -102,6 +112,11 @@ def _summary(report: Report) -> str:
                                           for value, what in facts) + "</div>")
 
 
+def _leaderboard(report: Report) -> list[str]:
+    headers, rows, left_out = best_rows(report.rows)
+    return [_table(headers, rows), _note(left_out)]
+
+
 def _table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     numeric = [all(_is_number(row[column]) for row in rows) for column in range(len(headers))]
 
@@ -140,11 +155,14 @@ def _search(search: SearchReport, seconds: float) -> list[str]:
     if not search.found:
         return [title, "<p class=note>No network of it has a value yet.</p>"]
     family = descent_chart(search)
+    few = "" if len(search.tried) <= LINES else (
+        f" Of {len(search.tried)} networks, the best {LINES} are drawn, their ancestors included.")
     descent = ["<p class=note>Which network began with whose weights, over the epochs that were trained before. The "
-               "best network and its ancestors are blue.</p>", family] if family else []
+               f"best network and its ancestors are blue.{few}</p>", family] if family else []
     return [title, f"<p class=note>{escape(search.words)}</p>",
             f"<div class=row>{best_chart(search, seconds)}{_table(*table_of_found(search))}</div>",
-            "<p class=note>What each network came to at its best epoch, against what it was given:</p>",
+            "<p class=note>What each network came to at its best epoch, against what it was given"
+            f"{THINNED if len(search.tried) > CROWDED else ''}:</p>",
             f"<div class=row>{''.join(parameter_charts(search))}</div>",
             _legend((str(status), fill) for status, fill in STATUS_COLOURS.items()
                     if any(one.status is status for one in search.tried)), *descent]
@@ -159,6 +177,9 @@ def _rungs(report: Report) -> list[str]:
 
 def _curves(report: Report, colours: Mapping[str, str]) -> str:
     grey = "" if len(report.losses) <= NAMED else f" The best {NAMED} networks are in colour."
+    if len(report.losses) > DRAWN:
+        grey += (f" Of the other {len(report.losses) - NAMED}, {DRAWN - NAMED} are drawn, evenly from the best to the "
+                 "worst.")
     return (f"<p class=note>One point per epoch.{grey}</p><div class=row>"
             + line_chart("training loss", report.losses, colours)
             + (line_chart("validation loss", report.val_losses, colours) if report.val_losses else

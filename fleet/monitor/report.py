@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,13 +28,15 @@ from fleet.storage.events import (
     SupplyFound,
 )
 from fleet.storage.paths import RunPaths
-from fleet.storage.results import NetworkResult, read_results
+from fleet.storage.results import NetworkResult, leaderboard, read_results
 from fleet.storage.state import EpochRecord
 
 _SHUFFLES = {
     "network": "Each network shuffles by its own epochs, so no schedule changes what it learns from.",
     "stream": "Samples pass by in a stream that networks share, and a network's shuffle is that of the stream's epochs "
               "which it met. They are recorded in its history, and a replay repeats them."}
+
+SHOWN = 200  # networks that a table for people has at most
 
 # What is said of the chunks that were missed.
 MISSED = "{chunks} of the ring could not be taken by a group that lacked them: one of its nodes had let them go"
@@ -107,6 +110,18 @@ class Report:
                 **({"rungs": [rung.numbers() for rung in self.rungs]} if self.rungs else {})}
 
 
+def best_rows(rows: Sequence[NetworkResult]) -> tuple[list[str], list[list[Any]], str]:
+    """The table of results for people: headers, rows, and what is said of networks that it leaves out.
+
+    Nobody reads thousands of rows: the best networks are there, and the others are in ``results.csv``.
+    """
+    headers, lines = leaderboard(rows)
+    counts = Counter(str(row.status) for row in rows[SHOWN:])
+    left_out = ", ".join(f"{number} {status}" for status, number in counts.items())
+    said = f"These are the best {SHOWN} of {len(rows)} networks. All are in results.csv; left out here: {left_out}."
+    return headers, lines[:SHOWN], said if counts else ""
+
+
 def _record(row: NetworkResult) -> dict[str, Any]:
     """A row of the table, with metrics where its spec asks for some."""
     record = dataclasses.asdict(row)
@@ -130,7 +145,8 @@ def read_report(paths: RunPaths) -> Report:
         raise UserError(f"{place} is damaged: {one_line(error)}") from error
     if found is None:
         raise UserError(f"{place} has no launch, so there is nothing to report")
-    histories = [(row.name, history) for row in rows if (history := _history(log, row.name))]
+    of_each = _histories(log)
+    histories = [(row.name, of_each[row.name]) for row in rows if row.name in of_each]
     judged = [(name, history) for name, history in histories if not all(math.isnan(_accuracy(one)) for one in history)]
     moments = [moment for launch in launches_of(log) for moment in launch.moments]
     return Report(paths.root.resolve().name, tuple(rows), account=found,
@@ -164,11 +180,13 @@ def _searches(paths: RunPaths, moments: Sequence[Moment], rows: Sequence[Network
     return searches_of(load(str(paths.spec)), moments, rows)
 
 
-def _history(log: Iterable[Logged], network: str) -> list[EpochRecord]:
-    """The epochs of a network, in order; one that was trained again takes the place of the first."""
-    records = {event.record.epoch: event.record for _, event in log
-               if isinstance(event, EpochEnded) and event.network == network}
-    return [records[epoch] for epoch in sorted(records)]
+def _histories(log: Iterable[Logged]) -> dict[str, list[EpochRecord]]:
+    """The epochs of each network, in order; one that was trained again takes the place of the first."""
+    records: defaultdict[str, dict[int, EpochRecord]] = defaultdict(dict)
+    for _, event in log:
+        if isinstance(event, EpochEnded):
+            records[event.network][event.record.epoch] = event.record
+    return {name: [own[epoch] for epoch in sorted(own)] for name, own in records.items()}
 
 
 def _curve(name: str, history: Sequence[EpochRecord], value: Callable[[EpochRecord], float]) -> Curve:

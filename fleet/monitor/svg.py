@@ -13,6 +13,9 @@ from scheduler.ensemble.simulation import Stint
 
 NAMED = 10  # networks whose curves have a colour and a name; the others are grey
 
+DRAWN = 200  # curves of a chart, at most: of more the best, and others evenly down to the worst
+_BARS = 6000  # of a timeline, at most, but for those that are wide; then narrow ones are drawn as one
+
 WIDTH = 960  # of what spans the page, in pixels
 
 
@@ -48,9 +51,12 @@ class _Frame:
 def line_chart(title: str, curves: Sequence[Curve], colours: Mapping[str, str]) -> str:
     """Curves over epochs, the best network's first; the first few are in colour and lie on top.
 
+    Of many curves only :data:`DRAWN` are.
+
     Args:
         colours: of the networks.
     """
+    curves = _drawn(curves)
     values = [value for curve in curves for value in curve.values if math.isfinite(value)]
     if not values:
         return ""
@@ -60,6 +66,14 @@ def line_chart(title: str, curves: Sequence[Curve], colours: Mapping[str, str]) 
                    1.8 if place < NAMED else 1) for place, curve in enumerate(curves)]
     return picture(frame.width, frame.height, [f'<text x="{frame.left}" y="14">{escape(title)}</text>',
                                                 *_grid(frame, step), *reversed(lines)])
+
+
+def _drawn(curves: Sequence[Curve]) -> Sequence[Curve]:
+    """The first few curves, and others that are evenly spread, with the last."""
+    if len(curves) <= DRAWN:
+        return curves
+    others, many = DRAWN - NAMED, len(curves) - NAMED
+    return [*curves[:NAMED], *(curves[NAMED + (many * place - 1) // others] for place in range(1, others + 1))]
 
 
 def _grid(frame: _Frame, step: float) -> Iterator[str]:
@@ -124,7 +138,9 @@ def timeline(stints: Sequence[Stint], devices: Sequence[int], scale: float, seco
     """
     rows = _Rows({device: index for index, device in enumerate(sorted(devices))},
                  row=max(3.0, min(16.0, 420 / max(len(devices), 1))), per_second=(WIDTH - 40) / max(seconds, 1e-9))
-    bars = [_bar(stint, rows, scale, colours.get(stint.name, "#888")) for stint in stints]
+    wide, crowds = _crowds(stints, rows, scale)
+    bars = [_bar(stint, rows, scale, colours.get(stint.name, "#888")) for stint in wide]
+    bars += [_crowd(crowd, device, rows, scale) for device, crowd in crowds]
     return picture(WIDTH, rows.height + rows.bottom, [*_axes(rows, seconds), *bars])
 
 
@@ -155,6 +171,46 @@ def _bar(stint: Stint, rows: _Rows, scale: float, fill: str) -> str:
     said = (f"{stint.name}: {counted(len(stint.devices), 'GPU')}, {_epochs(stint.epochs)}, "
             f"{stint.start_s * scale:.1f} to {stint.end_s * scale:.1f} s")
     return f"<g><title>{escape(said)}</title>{''.join(bars + edges)}{_name(stint, rows, x, end)}</g>"
+
+
+def is_crowded(stints: Sequence[Stint]) -> bool:
+    """Whether a timeline would have too many bars if each stint had its own."""
+    return sum(len(stint.devices) for stint in stints) > _BARS
+
+
+def _crowds(stints: Sequence[Stint], rows: _Rows, scale: float
+            ) -> tuple[Sequence[Stint], list[tuple[int, list[Stint]]]]:
+    """The stints that are drawn one by one, and (device, stints) that are too narrow for that, as one bar each.
+
+    There are crowds only where there would be too many bars. The width of a crowd follows from how many there may be.
+    """
+    if not is_crowded(stints):
+        return stints, []
+    most_s = WIDTH * len(rows.places) / _BARS / rows.per_second / scale
+    wide, crowds, latest = list[Stint](), list[tuple[int, list[Stint]]](), dict[int, list[Stint]]()
+    for stint in stints:  # in the order of their starts
+        if stint.end_s - stint.start_s >= most_s:
+            wide.append(stint)
+            continue
+        for device in stint.devices:
+            if device in latest and stint.end_s - latest[device][0].start_s <= most_s:
+                latest[device].append(stint)
+            elif device in rows.places:
+                latest[device] = [stint]
+                crowds.append((device, latest[device]))
+    return wide, crowds
+
+
+def _crowd(crowd: Sequence[Stint], device: int, rows: _Rows, scale: float) -> str:
+    """One grey bar for several stints on a device, the paler the longer it was idle between them."""
+    begin_s, end_s = crowd[0].start_s, crowd[-1].end_s
+    busy = sum(stint.end_s - stint.start_s for stint in crowd) / max(end_s - begin_s, 1e-9)
+    x, end = rows.across(begin_s * scale), rows.across(end_s * scale)
+    who = crowd[0].name if len(crowd) == 1 else counted(len(crowd), "network")
+    said = f"{who}: {begin_s * scale:.1f} to {end_s * scale:.1f} s"
+    return (f'<rect x="{x:.2f}" y="{rows.down(device):.1f}" width="{max(end - x, 0.3):.2f}" '
+            f'height="{rows.row - 0.6:.1f}" fill="#7d8fa3" fill-opacity="{min(1.0, max(0.2, busy)):.2f}">'
+            f"<title>{escape(said)}</title></rect>")
 
 
 def _name(stint: Stint, rows: _Rows, x: float, end: float) -> str:

@@ -18,6 +18,11 @@ from fleet.storage.results import Status
 # The colour of a network by how far it is; failed ones have no value to show.
 STATUS_COLOURS = {Status.FINISHED: "#4e79a7", Status.PRUNED: "#e0955b", Status.PAUSED: "#edc948",
                   Status.TRAINING: "#59a14f"}
+CROWDED = 1000  # points from which on some of a chart are left out
+THINNED = "; of points that would lie on each other only the best is there"
+LINES = 200  # of descent that are drawn, at most
+_APART = 6  # pixels between two points of one colour where there are many
+
 _MARKS = 6  # at most, of choices and of powers of ten
 _LONGEST = 14  # letters of a mark
 
@@ -172,7 +177,8 @@ def parameter_charts(search: SearchReport) -> list[str]:
 def _parameter_chart(search: SearchReport, key: str, y: Axis, valued: Sequence[Tried]) -> str:
     chart = _Chart(f"{search.monitor} against {key}", axis_of(search.space, key), y, width=WIDTH // 3)
     points = []
-    for one in sorted(valued, key=lambda one: one.status is Status.FINISHED):  # these lie on top
+    drawn = _apart(search, key, chart, valued) if len(valued) > CROWDED else valued
+    for one in sorted(drawn, key=lambda one: one.status is Status.FINISHED):  # these lie on top
         across, down = chart.x.share(one.values.get(key)), chart.y.share(one.value)
         if across is not None and down is not None:
             said = f"{one.network}, {one.status}: {key} {_text(one.values[key])}, {search.monitor} {one.value:.4g}"
@@ -180,6 +186,17 @@ def _parameter_chart(search: SearchReport, key: str, y: Axis, valued: Sequence[T
                           f'fill="{STATUS_COLOURS.get(one.status, "#888")}" fill-opacity=".8">'
                           f"<title>{escape(said)}</title></circle>")
     return chart.drawn(points)
+
+
+def _apart(search: SearchReport, key: str, chart: _Chart, valued: Sequence[Tried]) -> list[Tried]:
+    """The networks of a chart without those that would lie on a better one of the same status."""
+    best: dict[tuple[Status, int, int], Tried] = {}
+    for one in sorted(valued, key=lambda one: one.value, reverse=search.is_larger_better):
+        across, down = chart.x.share(one.values.get(key)), chart.y.share(one.value)
+        if across is not None and down is not None:
+            place = round(chart.across(across) / _APART), round(chart.down(down) / _APART)
+            best.setdefault((one.status, *place), one)
+    return list(best.values())
 
 
 # ---- who came from whom ------------------------------------------------------------------------
@@ -192,9 +209,10 @@ def descent_chart(search: SearchReport) -> str:
     """
     if not any(one.parent for one in search.tried):
         return ""
-    rows = {one.network: row for row, one in enumerate(_families(search.tried))}
+    drawn = _best_lines(search)
+    rows = {one.network: row for row, one in enumerate(_families(drawn))}
     high = max(4.0, min(16.0, 640 / len(rows)))
-    epochs = max(one.begins + one.epochs for one in search.tried)
+    epochs = max(one.begins + one.epochs for one in drawn)
     axis, foot = linear(0, max(epochs, 1)), high * len(rows)
 
     def across(epoch: float) -> float:
@@ -207,7 +225,7 @@ def descent_chart(search: SearchReport) -> str:
     parts = [f'<line class="grid" x1="{across(place):.1f}" x2="{across(place):.1f}" y1="0" y2="{foot:.1f}"/>'
              f'<text x="{across(place):.1f}" y="{foot + 16:.1f}" text-anchor="middle">{text}</text>'
              for place, text in axis.marks]
-    for one in sorted(search.tried, key=lambda one: one.network in line):
+    for one in sorted(drawn, key=lambda one: one.network in line):
         x, y, stroke = across(one.begins), down(one.network), "#4e79a7" if one.network in line else "#b9b9b9"
         rise = f'M{x:.1f} {down(one.parent):.1f}V{y:.1f}' if one.parent in rows else f"M{x:.1f} {y:.1f}"
         end = across(one.begins + one.epochs)
@@ -216,6 +234,23 @@ def descent_chart(search: SearchReport) -> str:
                      f'stroke="{stroke}" stroke-width="2"/><circle cx="{end:.1f}" cy="{y:.1f}" r="2.4" '
                      f'fill="{stroke}"/>{name}</g>')
     return picture(WIDTH, foot + 24, parts)
+
+
+def _best_lines(search: SearchReport) -> Sequence[Tried]:
+    """The networks whose descent is drawn, by their numbers: of many the best ones, each with its ancestors."""
+    if len(search.tried) <= LINES:
+        return search.tried
+    by_name, kept = {one.network: one for one in search.tried}, dict[str, Tried]()
+    sign = 1 if search.is_larger_better else -1
+    for best in sorted(search.tried, key=lambda one: sign * one.value if math.isfinite(one.value) else -math.inf,
+                       reverse=True):
+        if len(kept) >= LINES:
+            break
+        one: Tried | None = best
+        while one is not None and one.network not in kept:
+            kept[one.network] = one
+            one = by_name.get(one.parent)
+    return sorted(kept.values(), key=lambda one: one.number)
 
 
 def _origin(one: Tried, search: SearchReport) -> str:

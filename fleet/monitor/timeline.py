@@ -123,7 +123,7 @@ def _side_by_side(launches: Sequence[Launch]) -> list[Launch]:
         is_beside = 0 < launch.start.date < ends_date - _JITTER_S - _DRIFT * (ends_date - date)
         if not is_beside:
             date, ends_date, began_s = launch.start.date, 0.0, first_s + ends_s - behind_s
-        at_s = began_s + launch.start.date - date
+        at_s = began_s + (launch.start.date - date)  # a launch that stays where it is does so to the bit
         taken = {device for other in placed if other.ended_s > at_s for device in other.start.devices}
         placed.append(_moved(launch, at_s - first_s, taken if is_beside else set()))
         ends_date = max(ends_date, launch.start.date + launch.ended_s - first_s)

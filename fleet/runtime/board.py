@@ -15,7 +15,7 @@ from fleet.ensemble.setup import Setup
 from fleet.ensemble.survey import Survey
 from fleet.errors import ExitStatus, UserError
 from fleet.monitor.html import write_report
-from fleet.monitor.report import read_report
+from fleet.monitor.report import best_rows, read_report
 from fleet.monitor.tensorboard import TensorBoardObserver
 from fleet.monitor.view import make_view
 from fleet.prediction.ensembles import EnsembleResult, fed_alike, judge_ensembles, table_of, write_ensembles
@@ -53,7 +53,7 @@ from fleet.storage.identity import codes_of_all, speed_identity, trial_identity
 from fleet.storage.lease import Lease, check_of
 from fleet.storage.network_leases import NetworkLeases
 from fleet.storage.rate_cache import KnownRate, RateBook, alone_key, cache_path, numbers, sharing_key, timings
-from fleet.storage.results import NetworkResult, Results, Status, leaderboard, recover
+from fleet.storage.results import NetworkResult, Results, Status, recover
 from fleet.terminal import print_table
 from fleet.units import counted
 from launch.environment import find_launcher
@@ -286,7 +286,10 @@ class CoordinatorSide:
 
     def _print(self) -> None:
         rows = self.results.rows()
-        print_table(*leaderboard(rows), title=f"{self._prepared.spec.document.name}: the best network first")
+        headers, lines, left_out = best_rows(rows)
+        print_table(headers, lines, title=f"{self._prepared.spec.document.name}: the best network first")
+        if left_out:
+            print(left_out)
         if together := self._joined(rows):
             print_table(*table_of(together), title="The best networks together")
         print(self.coordinator.summary())

@@ -1,14 +1,18 @@
 """What there is to report of a run."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from fleet.errors import UserError
-from fleet.monitor.report import read_report
+from fleet.monitor.report import SHOWN, best_rows, read_report
+from fleet.monitor.timeline import launches_of
+from fleet.storage.event_log import Logged
 from fleet.storage.files import as_json
 from fleet.storage.paths import RunPaths
-from tests.fleet.logs import LOG, as_lines, as_text, epoch, made_up_run
+from fleet.storage.results import Status, leaderboard
+from tests.fleet.logs import LOG, START, as_lines, as_text, epoch, made_up_run
 from tests.places import ROOT
 
 
@@ -61,3 +65,19 @@ def test_a_log_whose_times_go_back_is_damaged(run):
     run.events.write_text(as_text([*LOG[:5], epoch(3.0, "a", 3, 1.0)]))
     with pytest.raises(UserError, match="is damaged"):
         read_report(run)
+
+
+def test_a_table_for_people_has_the_best_of_thousands_and_says_how_many_it_leaves_out(run):
+    waits, = (row for row in read_report(run).rows if row.status is Status.WAITING)
+    rows = [waits] * SHOWN
+    assert best_rows(rows) == (*leaderboard(rows), "")
+    headers, shown, left_out = best_rows([*rows, waits, replace(waits, status=Status.FAILED)])
+    assert (headers, shown) == leaderboard(rows)
+    assert left_out == (f"These are the best {SHOWN} of {SHOWN + 2} networks. All are in results.csv; left out here: "
+                        "1 waiting, 1 failed.")
+
+
+def test_a_launch_that_is_alone_keeps_its_times_to_the_bit():
+    start = replace(START, date=1.7e9 + 0.1)
+    launch, = launches_of([Logged(0.3, start), *LOG[1:]])
+    assert [moment.t_s for moment in launch.moments] == [0.3, *(logged.t_s for logged in LOG[1:])]

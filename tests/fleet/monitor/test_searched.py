@@ -3,13 +3,14 @@
 import json
 import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 
 import pytest
 
 from fleet.monitor.html import render
 from fleet.monitor.report import read_report
-from fleet.monitor.searched import table_of_rungs
-from fleet.monitor.svg_search import axis_of, logarithmic
+from fleet.monitor.searched import Found, SearchReport, Tried, table_of_rungs
+from fleet.monitor.svg_search import CROWDED, LINES, axis_of, descent_chart, logarithmic, parameter_charts
 from fleet.spec import load
 from fleet.spec.resolve import asked_network
 from fleet.spec.space import Range
@@ -17,7 +18,7 @@ from fleet.storage.event_log import Logged
 from fleet.storage.events import Commanded, EpochEnded, NetworkAdded, NetworkJudged, Searched
 from fleet.storage.files import as_json
 from fleet.storage.paths import RunPaths
-from fleet.storage.results import Results
+from fleet.storage.results import Results, Status
 from fleet.storage.state import EpochRecord, Outcome, Standing
 from tests.fleet.logs import START, as_text
 
@@ -177,3 +178,33 @@ def test_a_run_without_a_search_shows_what_was_added_to_it(searched):
     searched.events.write_text(as_text(added))
     [outside] = read_report(searched).searches
     assert (outside.found[-1].value, outside.space) == (0.6, {})
+
+
+def many(number, **changes):
+    """A search of so many networks, whose values and rates are spread; the better half is finished."""
+    tried = tuple(Tried(f"net-{place}", place, {RATE: 10 ** -(1 + 3 * (place * 7919 % number) / number)},
+                        Status.FINISHED if 2 * place < number else Status.PRUNED, 1, 1 - place / number, **changes)
+                  for place in range(number))
+    best = Found(1.0, "net-0", 1, 1.0)
+    return SearchReport("net", "accuracy", True, {RATE: Range(1e-4, 0.1, log=True, integer=False)}, tried, (best,))
+
+
+def titles(picture):
+    return [title.text for title in ElementTree.fromstring(picture).iter("{http://www.w3.org/2000/svg}title")]
+
+
+def test_of_thousands_of_points_those_are_left_out_that_would_lie_on_a_better_one():
+    few, = parameter_charts(many(CROWDED))
+    assert len(titles(few)) == CROWDED
+    lot, = parameter_charts(many(10_000))
+    assert 500 < len(titles(lot)) < 2500
+    assert any(title.startswith("net-0, ") for title in titles(lot))
+
+
+def test_of_thousands_of_lines_of_descent_the_best_are_drawn_with_their_ancestors():
+    search = many(10_000)
+    tried = [*search.tried[:-1], replace(search.tried[-1], network="first")]
+    tried[0] = replace(tried[0], parent="first", parent_epoch=1, begins=1)
+    drawn = titles(descent_chart(replace(search, tried=tuple(tried))))
+    assert len(drawn) == LINES
+    assert {title.partition(",")[0] for title in drawn} == {"first", *(f"net-{place}" for place in range(LINES - 1))}

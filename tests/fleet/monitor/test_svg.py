@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from fleet.monitor.report import Curve
-from fleet.monitor.svg import NAMED, line_chart, share_bar, ticks, timeline
+from fleet.monitor.svg import DRAWN, NAMED, line_chart, share_bar, ticks, timeline
 from scheduler.ensemble.simulation import Stint
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -69,3 +69,29 @@ def test_ticks_are_round_and_span_the_values(low, high):
     assert last >= high
     assert last > first
     assert 1 <= round((last - first) / step) <= 8
+
+
+def test_of_many_curves_the_best_and_others_down_to_the_worst_are_drawn():
+    curves = [Curve(f"n{place}", (1, 2), (1.0, place)) for place in range(5000)]
+    names = [title.text for title in drawn(line_chart("loss", curves, {}), "title")][::-1]
+    assert len(names) == len(set(names)) == DRAWN
+    assert names[:NAMED] == [f"n{place}" for place in range(NAMED)]
+    assert names[-1] == "n4999"
+
+
+def test_thousands_of_narrow_bars_become_few_grey_ones_that_span_the_same_time():
+    short = [Stint(f"n{number}", (number % 2,), number // 2, number // 2 + 1, 1) for number in range(10_000)]
+    long = [Stint("long", (0,), 5000.0, 6000.0, 1)]
+    picture = timeline([*short, *long], [0, 1], 1.0, 6000.0, {"long": "red"})
+    assert [float(bar.get("width")) for bar in drawn(picture, "rect", fill="red")] == [pytest.approx(920 / 6, abs=0.01)]
+    grey = drawn(picture, "rect", fill="#7d8fa3")
+    assert 2 * 920 < len(grey) < 6000
+    assert {bar.get("fill-opacity") for bar in grey} == {"1.00"}
+    assert sum(float(bar.get("width")) for bar in grey) == pytest.approx(2 * 920 * 5 / 6, rel=0.02)
+
+
+def test_a_grey_bar_is_paler_where_its_device_was_idle_and_no_bar_is_of_a_device_that_was_lost():
+    short = [Stint(f"n{number}", (number % 2,), number // 2, number // 2 + 0.5, 1) for number in range(20_000)]
+    grey = drawn(timeline(short, [0], 1.0, 10_000.0, {}), "rect", fill="#7d8fa3")
+    assert {bar.get("y") for bar in grey} == {"0.0"}
+    assert all(0.5 <= float(bar.get("fill-opacity")) < 0.8 for bar in grey[:-1])
