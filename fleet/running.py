@@ -226,6 +226,25 @@ class Reporter:
         return record.value("val_loss") if math.isnan(accuracy) else accuracy
 
 
+def meet_all(reporter: Reporter, logs: Iterable[Path]) -> None:
+    """Tell a reporter of the networks that have come to a run so far.
+
+    The other lines of a long log would take many seconds to read, and are passed over without a look into them.
+    """
+    words = [f'"{kind.word}"'.encode() for kind in (Commanded, NetworkAdded)]
+    for log in logs:
+        with suppress(FileNotFoundError), open(log, "rb") as file:  # the launch may not have come to it
+            for line in file:
+                if any(word in line for word in words):
+                    _hear_line(reporter, line)
+
+
+def _hear_line(reporter: Reporter, line: bytes) -> None:
+    with suppress(ValueError):
+        if (event := event_from_json(json.loads(line))) is not None:
+            reporter.hear(event)
+
+
 def _shown(value: float) -> float | None:
     return None if math.isnan(value) else value
 

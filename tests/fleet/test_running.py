@@ -123,6 +123,21 @@ def test_all_launches_that_share_a_run_are_watched_until_none_is_at_work(shared,
     assert [(one["network"], one["epoch"]) for one in seen] == [("a", 2), ("b", 1)]
 
 
+def test_a_reporter_meets_the_networks_of_a_log_and_passes_over_what_it_cannot_read(paths):
+    paths.spec.write_text(dump(parse({"models": [{"family": "cnn", "name": "b", "space": {"kernel": [3, 5]},
+                                                  "search": {"most": 4}}]}).document))
+    log = EventLog(paths.events)
+    log.add(Commanded("c", "add", ("late",), {"family": "cnn", "name": "late"}, 1))
+    log.add(NetworkAdded("b-3", "b", 3, {}, (1, None), 9))
+    log.close()
+    with open(paths.events, "a") as file:
+        file.write('{"event": "added", "network"')
+    reporter = running.reporter_of(paths)
+    running.meet_all(reporter, [paths.events, paths.root / "none"])
+    ends = [reporter.hear(EpochEnded(name, record(9))) for name in ("late", "b-3")]
+    assert [(one.number, one.is_last) for one in ends] == [(0, False), (3, True)]
+
+
 def test_a_command_that_nobody_answers_is_taken_back(held):
     with pytest.raises(UserError, match="has not answered within 0 s; nothing was done"):
         command(held.root, {"do": "stop", "network": "a"}, patience_s=0.1)

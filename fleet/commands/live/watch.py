@@ -16,8 +16,8 @@ from pathlib import Path
 
 from fleet.errors import ExitStatus, UserError
 from fleet.monitor.view import describe
-from fleet.running import follow_logs, reporter_of
-from fleet.storage.event_log import log_mark, read_run
+from fleet.running import follow_logs, meet_all, reporter_of
+from fleet.storage.event_log import log_mark
 from fleet.storage.files import as_json
 from fleet.storage.lease import is_held
 from fleet.storage.network_leases import held_lease
@@ -45,8 +45,7 @@ def run(args: argparse.Namespace) -> int:
         return held is None
 
     starts = {log: log_mark(log)[1] for log in paths.event_logs()}
-    for logged in read_run(paths):
-        reporter.hear(logged.event)
+    meet_all(reporter, starts)
     for event in follow_logs(paths.event_logs, starts, is_over):
         report = reporter.hear(event)
         if args.json and report is not None:

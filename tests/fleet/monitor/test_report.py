@@ -1,5 +1,6 @@
 """What there is to report of a run."""
 
+import gc
 import json
 from dataclasses import replace
 
@@ -65,6 +66,7 @@ def test_a_log_whose_times_go_back_is_damaged(run):
     run.events.write_text(as_text([*LOG[:5], epoch(3.0, "a", 3, 1.0)]))
     with pytest.raises(UserError, match="is damaged"):
         read_report(run)
+    assert gc.isenabled()
 
 
 def test_a_table_for_people_has_the_best_of_thousands_and_says_how_many_it_leaves_out(run):
