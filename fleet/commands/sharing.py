@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from fleet.runtime.known_rates import hardware
 from fleet.spec import Spec
@@ -15,7 +16,7 @@ from scheduler.ensemble.rates_file import read_rates
 from scheduler.ensemble.sharing import Sharing
 
 
-def known_sharing(spec: Spec) -> tuple[float, ...]:
+def recorded_sharing(spec: Spec) -> tuple[float, ...]:
     """What networks that share a GPU train together: as a file of rates says, as the run has shown, or earlier ones."""
     if spec.schedule.rates is not None:
         try:
@@ -32,7 +33,7 @@ def known_sharing(spec: Spec) -> tuple[float, ...]:
 def shared_cluster(spec: Spec, cluster: Cluster) -> Cluster:
     """A cluster of whole GPUs with the slots that the networks of a spec may use, if ranks are started for them."""
     asked = spec.resources.per_device
-    most = min(MOST_SLOTS, -(-len(spec.networks) // max(1, cluster.gpus)))  # more would stay empty
+    most = min(MOST_SLOTS, math.ceil(spec.most_at_once / max(1, cluster.gpus)))  # more would stay empty
     slots = most if asked == "auto" else min(asked, most)
     return cluster if slots <= 1 else Cluster.of(cluster.gpus, cluster.gpus_per_node, slots, fills=asked != "auto")
 
@@ -43,4 +44,4 @@ def with_sharing(spec: Spec, rates: RateTable) -> RateTable:
     Of what is not known, :func:`scheduler.ensemble.sharing.speedup` has a guess.
     """
     is_shared = spec.resources.per_device != 1 and len(rates.sharing) < 2
-    return dataclasses.replace(rates, sharing=known_sharing(spec) or (1.0,)) if is_shared else rates
+    return dataclasses.replace(rates, sharing=recorded_sharing(spec) or (1.0,)) if is_shared else rates

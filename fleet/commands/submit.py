@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from fleet.arguments import AUTO, duration, duration_or_auto, whole
 from fleet.comm.roles import Roles, roles_of
 from fleet.commands.options import add_json, add_spec, print_json
-from fleet.commands.sharing import known_sharing
+from fleet.commands.sharing import recorded_sharing
 from fleet.errors import ExitStatus, UserError
 from fleet.jobs.systems import find_system
 from fleet.monitor.view import told_of_sharing
@@ -260,15 +260,15 @@ def _roles(args: argparse.Namespace, spec: Spec, site: Site) -> Roles:
 
 def _slots_that_pay(args: argparse.Namespace, spec: Spec, site: Site) -> str:
     """How many networks should share a GPU where the job lets fewer; nothing where that is not so, or not known."""
-    gpus, networks = args.nodes * site.gpus, len(spec.networks)
+    gpus, networks = args.nodes * site.gpus, spec.most_at_once
     if not spec.engine.uses_gpus or not 0 < gpus < networks:
         return ""
     ranks = ranks_of(args, spec, site) or site.ranks
     slots = _roles(args, spec, site).slots
-    speedups, asked = known_sharing(spec), spec.resources.per_device
+    speedups, asked = recorded_sharing(spec), spec.resources.per_device
     pays = worth(speedups)
     # What is known may all pay; then one more may, too.
-    count = min(pays + (pays == len(speedups) == slots), -(-networks // gpus))
+    count = min(pays + (pays == len(speedups) == slots), math.ceil(networks / gpus))
     if len(speedups) < 2 or count <= slots:
         return ""
     more = "" if count <= pays else "; more may pay"

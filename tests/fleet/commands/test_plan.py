@@ -182,3 +182,16 @@ def test_the_networks_of_a_spec_share_gpus_as_it_says(plan, rates, tmp_path, slo
     _, text, _ = plan(spec, "--rates", rates, "--gpus", 2, "--gpus-per-node", 2)
     assert (f"up to {most} networks on each" in text) == (most > 1)
     assert f" {40 * [1, 1.7, 2.0][most - 1] / most:.4g} " in text
+
+
+@pytest.mark.parametrize(("at_once", "most"), [(1, 2), (5, 4), ("auto", 4)])
+def test_the_slots_that_a_plan_has_are_for_those_as_well_that_a_search_may_have_at_once(
+        plan, rates, tmp_path, at_once, most):
+    rates.write_text(json.dumps({**SHARED, "models": [{"name": f"n-{i}", "rates": [40.0, 78.0]} for i in range(2)]}))
+    spec = tmp_path / "spec.yaml"
+    spec.write_text("models:\n- {family: softmax, name: n, grid: {train.batch.size: [4, 5]}}\n"
+                    "- {family: softmax, name: s, space: {train.batch.size: [4, 5, 6, 7, 8, 9]}, "
+                    f"search: {{ask: random, most: 6, at_once: {at_once}}}}}\n"
+                    "data: {source: 'builtin:digits'}\nresources: {engine: numpy, per_device: 9}\n")
+    _, found, _ = plan(spec, "--rates", rates, "--gpus", 2, "--gpus-per-node", 2, "--json")
+    assert found["per_device"] == most

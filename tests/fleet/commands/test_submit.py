@@ -123,8 +123,8 @@ def test_a_job_that_asks_for_no_gpu_says_so(submit):
 @pytest.fixture
 def share(submit):
     """Submit nine networks for a node of 4 GPUs and 12 ranks, with slots, and what is known of them in a file."""
-    def call(slots, sharing=None, models=9):
-        models = [{"family": "softmax", "name": f"n{number}"} for number in range(models)]
+    def call(slots, sharing=None, models=9, searches=()):
+        models = [*({"family": "softmax", "name": f"n{number}"} for number in range(models)), *searches]
         table = {"samples_per_epoch": 10, "gpus_per_node": 4, "models": [{"name": "n0", "rates": [5.0]}],
                  **({} if sharing is None else {"sharing": sharing})}
         Path("rates.json").write_text(json.dumps(table))
@@ -156,6 +156,13 @@ def test_it_says_how_many_networks_on_a_gpu_would_pay_as_far_as_there_are_networ
     assert share(1, [1, 1.6, 1.9, 2.1])[2] == (
         "fleet submit: 2 networks on one GPU train 1.6 times as much as one, 3 networks 1.9 times, 4 networks 2.1 "
         "times: 4 pay. This job lets 1 share one; resources.per_device: 3 with --ranks-per-node 20 would let 3\n")
+
+
+def test_it_counts_the_networks_that_a_search_may_have_at_once(share):
+    entry = {"family": "softmax", "name": "s", "space": {"train.optimizer.learning_rate": {"low": 0.1, "high": 0.5}}}
+    for most, told in ((3, False), (8, True)):
+        searches = [{**entry, "search": {"ask": "random", "most": most}}]
+        assert ("would let 3" in share(1, [1, 1.6, 1.9, 2.1], 1, searches)[2]) == told
 
 
 @pytest.mark.parametrize(("slots", "would"), [
