@@ -1,15 +1,16 @@
-"""Networks that come while others train: whatever the policy, they are trained to their end."""
+"""Networks that come, or pause, while others train: whatever the policy, they are trained to their end."""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.comm.roles import assign
-from fleet.ensemble.effects import Admitted
+from fleet.ensemble.effects import Admitted, Ruled
 from fleet.ensemble.ensemble import Decision, Ensemble, Setup
 from fleet.ensemble.rates import traits_of
 from fleet.ensemble.survey import Survey
 from fleet.runtime.coordinator import Search
+from fleet.search.searcher import Verdict
 from fleet.storage.events import NetworkAdded
 from scheduler.base import Network, Options, RateTable
 from scheduler.ensemble.online import OnlineRates
@@ -24,23 +25,30 @@ FIRST, LATE = 2, 5
 
 
 class Joined(Ranks):
-    """Ranks of a run to which networks come, each at any time.
+    """Ranks of a run to which networks come, and whose networks somebody pauses and lets go on, each at any time.
 
     Args:
-        late: what the ensemble is told of them.
+        late: what the ensemble is told of those that come.
+        ruled: network and verdict, one after another; in the end all go on.
     """
 
-    def __init__(self, *args, late):
+    def __init__(self, *args, late, ruled):
         super().__init__(*args)
-        self.late = list(late)
+        self.late, self.ruled = list(late), [*ruled, *((name, Verdict.GO_ON) for name in self.fates)]
 
     def words(self):
         yield from super().words()
         if self.late:
             yield lambda: self.hear(self.late.pop(0))
+        elif self.ruled:
+            yield lambda: self.rule(*self.ruled.pop(0))
+
+    def rule(self, name, verdict):
+        if name not in self.over():
+            self.hear(Ruled(name, verdict))
 
 
-def launch(policy, seed, learns, kind):
+def launch(policy, seed, learns, kind, ruled=()):
     """A run of two networks, to which five others come."""
     roles = assign((0,) * 4, None if policy == "baseline" else 1, None, policy == "baseline")
     trainers = len(roles.trainers)
@@ -64,7 +72,7 @@ def launch(policy, seed, learns, kind):
     late = [Admitted(network, NetworkAdded(network.name, "", -1, {}, (1, None), 1), network.name,
                      traits(network) if learns else None) for network in everyone.networks[FIRST:]]
     fates = {network.name: Fate(2, []) for network in everyone.networks}
-    return Joined(make, setup, seed, fates, late=late)
+    return Joined(make, setup, seed, fates, late=late, ruled=ruled)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -72,6 +80,20 @@ def launch(policy, seed, learns, kind):
 @given(seed=st.integers(0, 10**6), learns=st.booleans(), kind=st.sampled_from(["whole", "lockstep", "ring"]))
 def test_networks_that_come_late_are_trained_to_their_end(policy, seed, learns, kind):
     ranks = launch(policy, seed, learns and policy != "baseline", kind)
+    ranks.run()
+    ranks.check_end()
+    ranks.check_histories()
+    ranks.repeat()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@settings(max_examples=examples(12))
+@given(seed=st.integers(0, 10**6), learns=st.booleans(), kind=st.sampled_from(["whole", "lockstep", "ring"]),
+       ruled=st.lists(st.tuples(st.sampled_from([f"n{place}" for place in range(FIRST + LATE)]),
+                                st.sampled_from([Verdict.PAUSE, Verdict.GO_ON])), min_size=6, max_size=24))
+def test_networks_that_are_paused_and_let_go_on_share_no_device_and_are_trained_to_their_end(
+        policy, seed, learns, kind, ruled):
+    ranks = launch(policy, seed, learns and policy != "baseline", kind, ruled)
     ranks.run()
     ranks.check_end()
     ranks.check_histories()
