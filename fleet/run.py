@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fleet.arguments import Parser, duration
-from fleet.engines.importing import without_collecting
+from fleet.collecting import without_collecting
 from fleet.errors import ExitStatus, FleetError, LeaseLost, StorageError, UserError, shortened
 from fleet.jobs.systems import known_systems, lease_of_process
 from fleet.runtime.interrupt import Interruption

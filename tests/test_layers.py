@@ -22,7 +22,7 @@ PACKAGES = ("fleet", "preprocess", "scheduler", "launch")
 TENSORFLOW = {"tensorflow", "keras", "horovod"}
 
 # A room is a folder, or a module that stands in none. Each may import itself, and what stands behind it here.
-_BELOW_SPEC = "fleet fleet.errors fleet.units fleet.terminal fleet.plugins preprocess scheduler"
+_BELOW_SPEC = "fleet fleet.errors fleet.collecting fleet.units fleet.terminal fleet.plugins preprocess scheduler"
 _SPEC = f"fleet.spec {_BELOW_SPEC}"
 _STORAGE = f"fleet.storage {_SPEC}"
 _COMM = f"fleet.comm {_STORAGE}"
@@ -65,6 +65,7 @@ MAY_IMPORT = {
     "scheduler.eviction": _FAMILY,
     "fleet": "",
     "fleet.errors": "",
+    "fleet.collecting": "",
     "fleet.units": "scheduler",
     "fleet.terminal": "fleet.errors fleet.units",
     "fleet.arguments": "fleet.errors fleet.units scheduler",

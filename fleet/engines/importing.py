@@ -1,23 +1,10 @@
-"""Importing large packages in less time."""
+"""Importing packages without some that they can do without."""
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-
-@contextmanager
-def without_collecting() -> Iterator[None]:
-    """A context in which nothing is collected: what is imported stays, and to look through it takes a fifth longer."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 @contextmanager

@@ -7,8 +7,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from fleet.collecting import without_collecting
 from fleet.engines.base import Engine, Joined, Setup, Slot
-from fleet.engines.importing import as_if_missing, without_collecting
+from fleet.engines.importing import as_if_missing
 from fleet.errors import FleetError, UserError
 from fleet.plugins import load_object
 from fleet.spec import NetworkSpec, Spec

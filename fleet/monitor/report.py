@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fleet.collecting import without_collecting
 from fleet.errors import UserError
 from fleet.monitor.account import Account, account
 from fleet.monitor.searched import Rung, SearchReport, rungs_of, searches_of
@@ -130,19 +129,7 @@ def _record(row: NetworkResult) -> dict[str, Any]:
     return record if row.metrics else {key: value for key, value in record.items() if key != "metrics"}
 
 
-@contextmanager
-def _without_collecting() -> Iterator[None]:
-    """A context without the garbage collector, which would look again and again at all events of a long log."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
-@_without_collecting()
+@without_collecting()
 def read_report(paths: RunPaths) -> Report:
     """Take together what a run's files say; it may still be going on.
 
