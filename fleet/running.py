@@ -355,7 +355,7 @@ class Running:
         return self._command({"do": "add", "entry": dict(entry)})
 
     def stop(self, network: str) -> bool:
-        """Drop a network at the end of its epoch: it is pruned.
+        """Drop a network at the end of its epoch: it is pruned, unless that was its last.
 
         Returns:
             False where it was over before the command came.
