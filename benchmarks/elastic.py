@@ -4,8 +4,8 @@
 
 Prints the time of one decision for 2,000 jobs on 10,000 GPUs beside the target and beside HiGHS, and the paper's
 Tables III and IV and its comparisons with jobs of one category beside our simulation of them. With --docs it also runs
-what else docs/elastic.md shows, and writes that file and its figures. Times are CPU seconds of one process, medians of
-5; the solver runs in a process of its own and is ended after the limit.
+what else docs/measured/elastic.md shows, and writes that file and its figures. Times are CPU seconds of one process,
+medians of 5; the solver runs in a process of its own and is ended after the limit.
 """
 
 from __future__ import annotations
@@ -287,7 +287,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3, help="simulations of each row of the tables (3)")
     parser.add_argument("--solver-limit", type=float, default=60.0, metavar="S", help="wall seconds (60)")
-    parser.add_argument("--docs", type=Path, metavar="FOLDER", help="write elastic.md and figures/ there")
+    parser.add_argument("--docs", type=Path, metavar="FOLDER", help="write measured/elastic.md and figures/ there")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     speed = speeds(args.solver_limit)

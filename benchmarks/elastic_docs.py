@@ -1,4 +1,4 @@
-"""Writes docs/elastic.md and its figures; called by benchmarks/elastic.py --docs.
+"""Writes docs/measured/elastic.md and its figures; called by benchmarks/elastic.py --docs.
 
 The prose is in elastic_docs.md beside this file; what is measured takes the place of the words in braces.
 """
@@ -41,7 +41,8 @@ def write(folder: Path, speed: list[Speed], load: float, reached: list[list[Reac
         rescales=table(RESCALE_HEADERS, rescales()),
         patterns=table(PATTERN_HEADERS, patterns()),
         assumed="\n".join(assumptions()))
-    (folder / "elastic.md").write_text(text, encoding="utf-8")
+    (folder / "measured").mkdir(exist_ok=True)
+    (folder / "measured/elastic.md").write_text(text, encoding="utf-8")
 
 
 # --- tables -------------------------------------------------------------------------------------

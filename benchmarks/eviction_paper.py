@@ -1,9 +1,9 @@
-"""CoSim's figures, again: fills in the measured parts of docs/eviction.md.
+"""CoSim's figures, again: fills in the measured parts of docs/measured/eviction.md.
 
     python benchmarks/eviction_paper.py [--docs docs] [--draws 20]
 
-What stands in ``DOCS/eviction.md`` between ``<!-- measured: NAME -->`` and ``<!-- end -->`` is written anew, and the
-figures in ``DOCS/figures/``; the words around stay. Five minutes.
+What stands in ``DOCS/measured/eviction.md`` between ``<!-- measured: NAME -->`` and ``<!-- end -->`` is written
+anew, and the figures in ``DOCS/figures/``; the words around stay. Five minutes.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def main() -> None:
     parser.add_argument("--docs", type=Path, default=Path("docs"))
     parser.add_argument("--draws", type=int, default=20, help="machines drawn for each number (20)")
     args = parser.parse_args()
-    page, figures = args.docs / "eviction.md", args.docs / "figures"
+    page, figures = args.docs / "measured/eviction.md", args.docs / "figures"
     page.write_text(fill(page.read_text(), {
         "speed": speed_block,
         "response": lambda: response_block(figures / "eviction-response.png"),

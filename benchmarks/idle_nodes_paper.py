@@ -1,9 +1,9 @@
-"""BFTrainer's figures and tables, again: fills in the measured parts of docs/idle-nodes.md.
+"""BFTrainer's figures and tables, again: fills in the measured parts of docs/measured/idle-nodes.md.
 
     python benchmarks/idle_nodes_paper.py --data FOLDER [--docs docs] [--solver-limit 120] [--only NAME ...]
 
 FOLDER holds the Summit trace, its node names, and the ShuffleNet and ImageNet trainers, in the formats of
-``fleet simulate idle-nodes``. What stands in ``DOCS/idle-nodes.md`` between ``<!-- measured: NAME -->`` and
+``fleet simulate idle-nodes``. What stands in ``DOCS/measured/idle-nodes.md`` between ``<!-- measured: NAME -->`` and
 ``<!-- end -->`` is written anew, and the figures in ``DOCS/figures/``; the words around stay. A quarter of an hour.
 """
 
@@ -294,7 +294,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="measure these parts anew (all)")
     args = parser.parse_args()
     data, figures = Data.read(args.data), args.docs / "figures"
-    page = args.docs / "idle-nodes.md"
+    page = args.docs / "measured/idle-nodes.md"
     page.write_text(fill(page.read_text(), {
         "targets": lambda: targets_block(data),
         "departures": lambda: departures_block(args.data),

@@ -1,11 +1,11 @@
-"""Write docs/reservations.md: Table 1, the speeds, logs of real runs, and Scenarios 1 to 4, all measured anew.
+"""Write docs/measured/reservations.md: Table 1, the speeds, logs of real runs, and Scenarios 1 to 4, all measured anew.
 
-    python benchmarks/reservations_document.py --logs FOLDER [--seeds 20] [--out docs/reservations.md]
+    python benchmarks/reservations_document.py --logs FOLDER [--seeds 20] [--out docs/measured/reservations.md]
 
     python benchmarks/reservations_document.py --speeds          only that section, on a quiet machine
 
 FOLDER holds logs of run times in seconds, ``*.log``, one number a line. Takes ten minutes of processor time; the
-figures go to ``figures/`` beside the document.
+figures go to ``../figures/`` from there. What the words mean is in docs/reservations.md.
 """
 
 from __future__ import annotations
@@ -83,19 +83,19 @@ def main() -> None:
     what.add_argument("--logs", type=Path, metavar="FOLDER")
     what.add_argument("--speeds", action="store_true")
     parser.add_argument("--seeds", type=int, default=20, help="simulations averaged in each cell (20)")
-    parser.add_argument("--out", type=Path, default=Path("docs/reservations.md"))
+    parser.add_argument("--out", type=Path, default=Path("docs/measured/reservations.md"))
     args = parser.parse_args()
     if args.speeds:
         before, _, rest = args.out.read_text(encoding="utf-8").partition("## Speed\n")
         args.out.write_text(before + speeds() + "\n\n## " + rest.partition("\n## ")[2], encoding="utf-8")
         return
-    figures = args.out.parent / "figures"
+    figures = args.out.parent.parent / "figures"
     figures.mkdir(parents=True, exist_ok=True)
     logs = {path.stem: read_runs(path) for path in sorted(args.logs.glob("*.log"))}
-    sections = [introduction(args.seeds), LIVE]
+    sections = [introduction(args.seeds)]
     for name, section in {
             "speeds": speeds, "cost by count": lambda: cost_by_count(logs, figures), "logs": lambda: real_logs(logs),
-            "assumptions": lambda: ASSUMPTIONS, "Table 1": table_1,
+            "Table 1": table_1,
             "scenario 1": lambda: section_1(args.seeds, figures), "past runs": lambda: section_past_runs(args.seeds),
             "scenario 2": lambda: section_2(args.seeds),
             "scenario 3": lambda: section_3(max(args.seeds // 4, 1), figures),
@@ -116,43 +116,13 @@ def saving(cost: float, reference: float) -> str:
 # ---------------------------------------------------------------- the sequences
 
 def introduction(seeds: int) -> str:
-    return f"""# Reservations: how long to ask for
+    return f"""# Reservations, measured
 
-This hands in a chain of jobs, each of which asks for the walltime that is expected to cost least, by what earlier jobs
-took ([operations](operations.md#what-walltime-to-ask-for)):
-
-    fleet submit photos.yaml --system slurm --walltime auto --chain
-
-`python benchmarks/reservations_document.py --logs FOLDER` writes this page and measures every number on it, but for
-those of [a real queue](#on-a-real-queue). FOLDER
-holds logs of the run times of real applications, NAME.log with one number per line; they are not part of this
-repository. (`--speeds` measures the section Speed alone, without them.) The source is Gainaru et al., Speculative
-Scheduling for Stochastic HPC Applications, ICPP 2019 (*the paper*). Targets are this project's own.
-
-A job whose run time X is uncertain asks for a walltime, is stopped if that was too short, and asks again. Let S be
-the time of its failed requests and t the one that was long enough. Then the machine is busy for T = max(S + t, (S +
-X) / (1 - zeta)), where zeta is the rate of other work that can be backfilled. `fleet reserve` finds the requests with
-the least expected T; `fleet simulate batch-queue` shows their effect on a queue. **Which requests are best for a
-queue depends on when its reservations start**:
-
-- `planned`: a reservation starts when it was planned, even if the machine is free before. Gaps take only jobs without
-  a reservation. This is the paper's section 4.3 to the letter, and its gains depend on it.
-- `planned-backfill`: the same, but a gap may also take a job whose reservation is later.
-- `work-conserving`: all waiting jobs are planned again whenever one ends. Most batch systems are closer to this. Here
-  a request that was too long costs next to nothing, a failed one costs all its time, and **shorter requests lose
-  utilisation** (Scenarios 1 to 4 have the numbers).
-
-So choose optimal requests if the time asked for is what counts, because it is charged, or because a reservation keeps
-others out for all of it. If the queue is work-conserving and only the time used counts, ask for the longest run.
-Utilisation counts only runs that complete. Responses are in hours from arrival to completion. Simulations are means
-over {seeds} seeds (Scenario 3: {max(seeds // 4, 1)}).
-
-- [On a real queue](#on-a-real-queue)
-- [Speed](#speed)
-- [What one more request saves](#what-one-more-request-saves)
-- [Logs of real runs](#logs-of-real-runs)
-- [What the paper leaves open, and what was assumed](#what-the-paper-leaves-open-and-what-was-assumed)
-- [The paper's figures](#the-papers-figures): Table 1, Fig. 4, and Scenarios 1 to 4"""
+`python benchmarks/reservations_document.py --logs FOLDER` writes this page and measures every number on it; `--speeds`
+measures the first section alone, without logs. FOLDER holds run times of real applications, NAME.log with one number a
+line; they are not part of this repository. [The method](../reservations.md) says what the words and conventions mean.
+The paper is Gainaru et al., ICPP 2019. Simulations are means over {seeds} seeds (Scenario 3: {max(seeds // 4, 1)}).
+Utilisation counts only runs that complete; responses are in hours from arrival to completion."""
 
 
 def table_1() -> str:
@@ -175,24 +145,13 @@ def _cut(value: float, digits: int) -> float:
     return math.floor(value * 10 ** digits + 1e-6) / 10 ** digits
 
 
-LARGE = """
-
-How large a law may be: TOptimal is exact on any number of values, in time linear in them. With backfill the time
-grows with their square, so beyond 4,000 different values the run times are rounded up to 4,000 of them, neighbours by
-a common factor of at most 1 + e. A sequence for the true run times, multiplied by 1 + e, serves the rounded ones in
-at most 1 + e times the time; and what is best for the rounded ones costs no more for the true ones, which are
-shorter. So the answer is at most e above the least, and `fleet reserve` prints e (0.2 to 0.4 % for run times over six
-orders of magnitude). `python benchmarks/large.py` measures logs of ten million runs."""
-
-
 def speeds() -> str:
     rows = [[speed.what, f"{speed.clock_ms:.1f}", f"{speed.processor_ms:.1f}",
              "" if speed.target_ms is None else f"{speed.target_ms:g}"] for speed in measure()]
     load = f"{os.cpu_count()} cores with a load of {os.getloadavg()[0]:.1f}"
     return ("## Speed\n\nMedians of nine calls, in milliseconds of wall-clock and of CPU time (one thread), on "
-            f"{load}. If the load is above the number of cores, wall-clock time includes waiting for others. "
-            "`python benchmarks/reservations.py` measures again.\n\n"
-            + table(["", "clock", "processor", "target"], rows) + LARGE)
+            f"{load}. If the load is above the number of cores, wall-clock time includes waiting for others.\n\n"
+            + table(["", "clock", "processor", "target"], rows))
 
 
 def cost_by_count(logs: dict[str, Any], figures: Path) -> str:
@@ -210,7 +169,7 @@ def cost_by_count(logs: dict[str, Any], figures: Path) -> str:
     rows = [[name, *(f"{cost / costs[0]:.4f}" for cost in costs)] for name, costs in curves.items()]
     return ("## What one more request saves\n\nLeast expected makespan with exactly this many requests, relative to "
             "one.\n\n"
-            "![cost by number of requests](figures/reservations-count.png)\n\n"
+            "![cost by number of requests](../figures/reservations-count.png)\n\n"
             + table(["law", *map(str, range(1, 7))], rows))
 
 
@@ -327,7 +286,7 @@ def section_1(seeds: int, figures: Path) -> str:
     return ("### Scenario 1: requests at submission\n\n100 jobs on 100 processors arrive at once. Their sizes are "
             "`full` (the whole machine), `half`, or drawn (`truncnorm`, `beta`). Gains are those of TOptimal over the "
             "better of the other two, as factors of utilisation and of response (above 1 is better).\n\n"
-            "![utilisation in Scenario 1](figures/reservations-scenario1.png)\n\n" + claims_table(claims) + "\n\n"
+            "![utilisation in Scenario 1](../figures/reservations-scenario1.png)\n\n" + claims_table(claims) + "\n\n"
             + table(["convention", "sizes", "law", *(f"utilisation, {name}" for name in names),
                      *(f"response h, {name}" for name in names)], rows))
 
@@ -455,7 +414,7 @@ def section_3(seeds: int, figures: Path) -> str:
             "8 h on average. Sequential jobs that are a hundred times shorter fill the gaps; the work rate is the "
             f"share of the machine that they need. ATOptimal asks for (by work rate, h) {sequences}; TOptimal asks for "
             f"{_listed(t_optimal(discretise(STREAMED, 200)).requests)}.\n\n"
-            "![utilisation in Scenario 3](figures/reservations-scenario3.png)\n\n" + claims_table(claims) + "\n\n"
+            "![utilisation in Scenario 3](../figures/reservations-scenario3.png)\n\n" + claims_table(claims) + "\n\n"
             + table(["convention", "work rate", *(f"utilisation, {NAMES[rule]}" for rule in rules),
                      *(f"large response h, {NAMES[rule]}" for rule in rules),
                      *(f"all h, {NAMES[rule]}" for rule in rules)], rows))
@@ -504,51 +463,6 @@ def _gain_4(found: dict[tuple[Rule, bool], Mean], speculative: bool) -> tuple[fl
     return mean.utilisation / classical.utilisation, classical.response / mean.response
 
 
-# Of another program: it needs a Slurm.
-LIVE = """## On a real queue
-
-`tests/cluster/test_walltimes.py` hands in small ensembles on a Slurm of four virtual nodes on one machine: with
-`--walltime auto`, which simulates each of them first, and again with the one request for the longest that the same
-command names. The 30 ensembles are drawn by the seeds 0 to 29: two to four emulated networks, 2 to 7 s an epoch, that
-train until their loss falls by less than a bound (0.001 to 0.3, drawn log-uniformly), for 40 epochs at most. They
-trained 5 to 28, and 13 in the median. Four jobs share a node. Once, in minutes; by one ensemble: the median, and in
-parentheses the least and the most:
-
-| requests | ensembles | jobs | asked for | expected | asked for by one | used | used by one | until all were over |
-| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
-| `--walltime auto` | 30 | 31 | 178 | 205 | 6.0 (4.0 to 10.0) | 95.1 | 2.9 (1.2 to 6.7) | 10.7 |
-| one, for the longest | 30 | 30 | 266 | 266 | 9.0 (6.0 to 13.0) | 95.8 | 3.0 (1.1 to 6.7) | 11.8 |
-
-All networks finished, no epoch was trained twice, and both ways trained the same epochs. With `auto` an ensemble
-asked for 0.67 of its single request in the median (quartiles 0.62 and 0.70, all from 0.56 to 1.11), for less in 29
-cases of 30. In the other one, seed 24, the first request was not enough. 23 % less was expected together, and 33 %
-less came true: these ensembles train for long more seldom than the simulation assumes. Nearly half of the time asked
-for was not used, even so: each job asks for a minute to start, of which seconds would have been enough here, and for
-one to save, and Slurm counts whole minutes. What was used is the same for both, and so is, but for a tenth, how long
-it took until all were over: this queue starts any job that fits. (Two cores, with other work beside: a load of 6 to
-17.)
-
-`make test-cluster` does the same with two small ensembles, and with one whose folder has a record of five runs, four
-of them short: its first request is too short, and the next job goes on."""
-
-ASSUMPTIONS = """## What the paper leaves open, and what was assumed
-
-- A job of Scenarios 1 and 2 arrives at time 0. The last ten runs of its application are drawn separately for each
-  job, and if their longest is too short it asks for the upper bound.
-- Every rule except *last ten runs* knows the law (on 200 values). On a trace or a log the law is learnt from past
-  runs.
-- In a round, jobs are ordered by failed requests, then by processors x request. A round is over when the jobs that it
-  planned have had their run; jobs that failed meanwhile fill its gaps.
-- The gap of a job lasts as long as its processors stay free, and is as wide as the processors that stay free
-  meanwhile. The job with the largest expected utilisation of its gap is tried, even if that is small. A job that was
-  tried and stopped keeps its request and its reservation.
-- Small jobs of a stream are sequential, of known length, and stop coming when the last large job is done; those that
-  have come are finished. Scenario 3 runs on 20 processors instead of 100, for speed. The large jobs take the whole
-  machine, so only the number of small ones changes with it.
-- Scenario 4: the paper says neither how many nodes its applications used nor when they arrived. Sizes drawn from the
-  beta law of Scenario 1 make the two weeks about full and give the 300 short jobs the work rate of the paper.
-- `fleet submit --walltime auto` goes on where the job before has stopped, so a request that was too short loses only
-  what a job costs. In the paper, and in all that is simulated here, a job that was stopped starts over."""
 
 if __name__ == "__main__":
     main()

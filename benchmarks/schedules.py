@@ -1,6 +1,6 @@
-"""Every policy simulated beside the paper's figures and tables: writes docs/schedules.md and a figure.
+"""Every policy simulated beside the paper's figures and tables: writes docs/measured/schedules.md and a figure.
 
-    python benchmarks/schedules.py ENSEMBLE.json --out docs/schedules.md [--seeds 20] [--few 6] [--jobs 1]
+    python benchmarks/schedules.py ENSEMBLE.json --out docs/measured/schedules.md [--seeds 20] [--few 6] [--jobs 1]
 
 ENSEMBLE.json has the keys images_per_epoch, gpus_per_node and dnns ({id, r, epochs, params_mb}). Main tables are over
 --seeds draws of the epochs, the others over --few. About 15 minutes of one core; progress goes to standard error.
@@ -335,7 +335,7 @@ def placement() -> str:
 
 
 def document(table: RateTable, seeds: int, few: int, jobs: int, figure: Path) -> str:
-    """The whole of docs/schedules.md; its figure is drawn beside it."""
+    """The whole of docs/measured/schedules.md; its figure is drawn beside it."""
     laboratory = Laboratory(table, jobs)
     main = laboratory.run(MAIN.values(), GPUS, seeds)
     draw(main, figure)
@@ -364,7 +364,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     args = parser.parse_args()
     table = convert(read_json(args.ensemble), str(args.ensemble))
-    figure = args.out.parent / "figures" / "schedules.svg"
+    figure = args.out.parent.parent / "figures" / "schedules.svg"
     figure.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(document(table, args.seeds, args.few, args.jobs, figure), encoding="utf-8")
 
