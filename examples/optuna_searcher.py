@@ -3,7 +3,12 @@
     models:
       - family: cnn
         space: {train.optimizer.learning_rate: {low: 1.0e-5, high: 0.1, log: true}}
-        search: {ask: optuna_searcher:Searcher, most: 50, options: {sampler: tpe, pruner: median}}
+        search:
+          ask: optuna_searcher:Searcher
+          most: 50
+          options: {sampler: tpe, n_startup_trials: 5, pruner: median, pruner_options: {n_warmup_steps: 2}}
+
+`pruner_options` go to the pruner, all options of another name to the sampler: those that Optuna gives each of them.
 """
 
 import math
@@ -30,9 +35,10 @@ def distribution(values):
 class Searcher:
     """Asks an Optuna study, and tells it."""
 
-    def __init__(self, space, seed, mode, sampler="tpe", pruner="none", **options):
+    def __init__(self, space, seed, mode, sampler="tpe", pruner="none", pruner_options=None, **options):
         self.space = {name: distribution(values) for name, values in space.items()}
-        self.study = optuna.create_study(study_name="fleet", direction=mode, pruner=PRUNERS[pruner](),
+        self.study = optuna.create_study(study_name="fleet", direction=mode,
+                                         pruner=PRUNERS[pruner](**pruner_options or {}),
                                          sampler=SAMPLERS[sampler](seed=seed, **options))
         self.trials, self.asked = {}, []
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from importlib import import_module
 
@@ -70,6 +71,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         parse = parser.parse_intermixed_args if getattr(module, "INTERMIXED", False) else parser.parse_args
         args = parse(rest)
+        args.command_line = shlex.join(["fleet", *words])  # for those who tell how to begin again
     except UserError as error:  # all ranks of a launch are told the same, and one of them says so
         return _complain(f"fleet {name}: {error}" if is_first(os.environ) else "", ExitStatus.BAD_INPUT)
     try:

@@ -25,21 +25,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
 
 
 class ExitStatus(IntEnum):
-    """What a command tells the shell and the batch system."""
+    """What a command tells the shell and the batch system.
+
+    ``CAN_PASS`` is said to a job that keeps the launch (``fleet job``), of what is otherwise ``INFRASTRUCTURE``: a file
+    could not be written for a reason that may pass, such as a full disk.
+    """
 
     OK = 0
     INFRASTRUCTURE = 1
     BAD_INPUT = 2
     NETWORK_FAILED = 3
+    CAN_PASS = 74
     RESUMABLE = 75
 
 
 # The statuses of which the program itself says what they mean: a launcher that calls them errors adds nothing.
-EXPLAINED = (ExitStatus.BAD_INPUT, ExitStatus.NETWORK_FAILED, ExitStatus.RESUMABLE)
+EXPLAINED = (ExitStatus.BAD_INPUT, ExitStatus.NETWORK_FAILED, ExitStatus.CAN_PASS, ExitStatus.RESUMABLE)
 
 
 class FleetError(Exception):
@@ -72,12 +76,10 @@ class SpecError(UserError):
 
     Args:
         mistakes: at least one.
-        salvaged: the parts that are right, as a :class:`fleet.spec.Spec` in which defaults stand for what is wrong;
-            None where there are none.
     """
 
-    def __init__(self, mistakes: Sequence[SpecMistake], salvaged: Any = None) -> None:
-        self.mistakes, self.salvaged = tuple(sorted(mistakes, key=lambda mistake: mistake.line or 0)), salvaged
+    def __init__(self, mistakes: Sequence[SpecMistake]) -> None:
+        self.mistakes = tuple(sorted(mistakes, key=lambda mistake: mistake.line or 0))
         count = "1 mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
         super().__init__("\n".join([f"{count} in the spec", *(f"  {mistake}" for mistake in self.mistakes)]))
 
@@ -119,7 +121,15 @@ class InfrastructureError(FleetError):
 
 
 class StorageError(InfrastructureError):
-    """A file cannot be written; the message says which, why, and what to do: no traceback would add to it."""
+    """A file cannot be written; the message says which, why, and what to do: no traceback would add to it.
+
+    Args:
+        may_pass: whether the reason may pass, by what others do: a full disk, a file system that is away.
+    """
+
+    def __init__(self, message: str, may_pass: bool = False) -> None:
+        super().__init__(message)
+        self.may_pass = may_pass
 
 
 class LeaseLost(InfrastructureError):

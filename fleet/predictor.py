@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
@@ -10,17 +12,22 @@ import numpy as np
 
 from fleet.engines.registry import join_exports
 from fleet.errors import UserError
-from fleet.prediction.ensembles import GREEDY, chosen, fed_alike, top
-from fleet.prediction.sample_file import read_sample
+from fleet.prediction.ensembles import GREEDY, Candidate, chosen, fed_alike, top
+from fleet.prediction.sample_file import read_columns, read_sample
 from fleet.spec import Spec, load
 from fleet.storage.paths import RunPaths
-from fleet.storage.results import NetworkResult, read_results
+from fleet.storage.results import read_results
 from preprocess.base import BadSample, Source
 from preprocess.pipeline import Pipeline
+from preprocess.sample import SampleSpec
 from preprocess.sources.files import NamedFiles, NamedRows
+from preprocess.sources.table import Columns, NewRows
 from preprocess.transforms import Transform, parse_transforms
 from preprocess.transforms.decoding import Decode
 
+log = logging.getLogger("fleet.predictor")
+
+_TABLES = (".csv", ".tsv", ".txt", ".parquet", ".pq")
 _AT_ONCE = 256  # inputs that are held
 
 
@@ -29,7 +36,8 @@ class Predictor:
 
     Args:
         run: the run's folder.
-        top: join so many, the best of its table of results; 1 where nothing is said.
+        top: join so many, the best of its table of results; 1 where nothing is said. In a run with folds a network is
+            the mean of those of its folds.
         select: ``greedy``: join those that go together best on the validation samples, each perhaps several times
             (Caruana et al., ICML 2004).
 
@@ -38,7 +46,8 @@ class Predictor:
             they cannot be loaded.
 
     Attributes:
-        weights: network -> its share of the mean; they add up to 1.
+        weights: network -> its share of the mean; they add up to 1. With folds, those of the folds.
+        folds: network -> those of its folds; empty in a run without folds.
         sample: what is predicted from what: the shape and the type of an input, and the kind and the names of targets.
     """
 
@@ -46,10 +55,17 @@ class Predictor:
         paths = RunPaths(Path(run))
         rows = read_results(run)
         self._spec = _spec_of(paths)
-        self._feed, rows = fed_alike(self._spec, rows)
+        self._feed, found = fed_alike(self._spec, rows)
         self.sample = read_sample(paths, self._feed)
-        members = _members(paths, rows, self.sample.target.kind, top, select)
-        self.weights = {name: times / sum(members.values()) for name, times in members.items()}
+        self._columns = _columns_of(paths, self._spec, self._feed, self.sample)
+        members = _members(paths, found, self.sample.target.kind, top, select)
+        parts = {one.row.name: [part.name for part in one.parts] for one in found if one.row.name in members}
+        self.folds = {name: tuple(parts[name]) for name in members if len(parts[name]) > 1}
+        self.weights = {part: times / sum(members.values()) / len(parts[name])
+                        for name, times in members.items() for part in parts[name]}
+        if partly := [one.lacks for one in found if one.lacks]:
+            log.warning("%s: %s%s; a network is joined once all of its folds have", paths.root, ", ".join(partly[:5]),
+                        ", ..." if len(partly) > 5 else "")
         for name in self.weights:
             if self._spec.engine.join is not None and not paths.exported(name).is_file():
                 raise UserError(f"{paths.exported(name)} is not there: {name} was not exported")
@@ -60,7 +76,19 @@ class Predictor:
     def names(self) -> tuple[str, ...]:
         """What the outputs are called: the classes, labels or values; their numbers where they have no names."""
         target = self.sample.target
-        return target.names or tuple(map(str, range(target.outputs)))
+        return target.names or self._value_names or tuple(map(str, range(target.outputs)))
+
+    @property
+    def target_column(self) -> str | None:
+        """The column of a table in which the classes stood; None where targets were something else."""
+        columns = () if self._columns is None else self._columns.targets
+        return columns[0] if self.sample.target.kind == "class" and len(columns) == 1 else None
+
+    @property
+    def _value_names(self) -> tuple[str, ...]:
+        """A single value has the name of its column."""
+        columns = () if self._columns is None else self._columns.targets
+        return columns if self.sample.target.kind == "value" and len(columns) == self.sample.target.outputs else ()
 
     def predict(self, images: np.ndarray) -> np.ndarray:
         """Predict from inputs that are prepared: as :meth:`prepare` gives them.
@@ -81,8 +109,17 @@ class Predictor:
                             f"{', '.join(map(str, self.sample.image.shape))})")
         return self._joined.predict(images)
 
+    def is_table(self, file: str | Path) -> bool:
+        """Whether a file is read as a table: one of features, or a list of files where the run has learned from one."""
+        if self._columns is None or Path(file).suffix == ".npy":
+            return False
+        return bool(self._columns.inputs and not self._columns.is_paths) or Path(file).suffix.lower() in _TABLES
+
     def predict_files(self, files: Sequence[str | Path]) -> tuple[list[str], np.ndarray]:
-        """Predict from files: images, folders of images, or ``.npy`` arrays whose rows are inputs.
+        """Predict from files: images, folders of images, tables, or ``.npy`` arrays whose rows are inputs.
+
+        The columns of a table stand in any order, beside others. A table of numbers without a header has the features
+        alone, in the order in which the run has learned from them.
 
         Returns:
             The name of each input, and what :meth:`predict` gives for all of them.
@@ -99,7 +136,7 @@ class Predictor:
         return names, np.concatenate(predicted)
 
     def prepare(self, files: Sequence[str | Path]) -> Iterator[tuple[list[str], np.ndarray]]:
-        """Read files, and do to them what the run does to its validation samples.
+        """Read files as :meth:`predict_files` does, and do to them what the run does to its validation samples.
 
         Returns:
             Names and inputs (n, ...), some at a time.
@@ -107,7 +144,7 @@ class Predictor:
         Raises:
             InputError, UserError: one cannot be read, or is no input for these networks.
         """
-        for source in _sources(files):
+        for source in self._sources(files):
             pipeline = Pipeline(source, self._transforms(source), self._spec.seed, self.sample)
             for first in range(0, len(source), _AT_ONCE):
                 part = range(first, min(first + _AT_ONCE, len(source)))
@@ -117,6 +154,18 @@ class Predictor:
                 except BadSample as error:
                     raise UserError(str(error)) from error
                 yield [source.name(index) for index in part], np.stack(images)
+
+    def _sources(self, files: Sequence[str | Path]) -> Iterator[NamedFiles | NamedRows | NewRows]:
+        """Files one after another; images that stand together are one source."""
+        for is_single, together in groupby(files, lambda file: self.is_table(file) or Path(file).suffix == ".npy"):
+            if not is_single:
+                yield NamedFiles(list(together))
+                continue
+            for file in together:
+                if self._columns is not None and self.is_table(file):
+                    yield NewRows(str(file), self._columns, self.sample.image.size)
+                else:
+                    yield NamedRows(file)
 
     def save(self, path: str | Path) -> None:
         """Write the networks as one, for use without FLEET: a ``.keras`` file that plain Keras loads.
@@ -133,7 +182,7 @@ class Predictor:
 
     def _transforms(self, source: Source) -> tuple[Transform, ...]:
         transforms = parse_transforms(self._spec.feeds[self._feed].transforms)
-        if isinstance(source, NamedRows) or (transforms and isinstance(transforms[0], Decode)):
+        if isinstance(source, NamedRows | NewRows) or (transforms and isinstance(transforms[0], Decode)):
             return transforms
         shape = self.sample.image.shape
         if len(shape) != 3 or shape[2] not in (1, 3):
@@ -142,17 +191,17 @@ class Predictor:
         return (Decode("L" if shape[2] == 1 else "RGB"), *transforms)
 
 
-def _members(paths: RunPaths, rows: Sequence[NetworkResult], kind: str, count: int | None, select: str | None
+def _members(paths: RunPaths, found: Sequence[Candidate], kind: str, count: int | None, select: str | None
              ) -> dict[str, int]:
     if select is None:
         if count is not None and count < 1:
             raise UserError(f"--top {count}: it should be at least 1")
-        return top(rows, 1 if count is None else count)
+        return top(found, 1 if count is None else count)
     if count is not None:
         raise UserError("--top and --select exclude each other")
     if select != GREEDY:
         raise UserError(f"--select {select}: it should be {GREEDY}")
-    return chosen(paths, rows, kind)
+    return chosen(paths, found, kind)
 
 
 def _spec_of(paths: RunPaths) -> Spec:
@@ -161,16 +210,18 @@ def _spec_of(paths: RunPaths) -> Spec:
     return load(str(paths.spec))
 
 
-def _sources(files: Sequence[str | Path]) -> Iterator[NamedFiles | NamedRows]:
-    """Files one after another; images that stand together are one source."""
-    images: list[str | Path] = []
-    for file in files:
-        if Path(file).suffix == ".npy":
-            if images:
-                yield NamedFiles(images)
-            images = []
-            yield NamedRows(file)
-        else:
-            images.append(file)
-    if images:
-        yield NamedFiles(images)
+def _columns_of(paths: RunPaths, spec: Spec, feed: str, sample: SampleSpec) -> Columns | None:
+    """What is where in a table of new inputs; None where networks are fed with something else.
+
+    The names of inputs are open where nobody has kept them: in a run of an earlier version, and for arrays.
+    """
+    found = read_columns(paths)
+    if found is not None or len(sample.image.shape) != 1:
+        return found
+    if spec.feeds[feed].source != "table":
+        return Columns((), False, ())
+    said = spec.feeds[feed].options
+    inputs, targets = ((one,) if isinstance(one, str) else tuple(one)
+                       for one in (said.get("inputs") or (), said.get("targets", "target")))
+    return Columns(inputs, False, targets, said.get("weights"), said.get("split"), said.get("group"),
+                   said.get("stratify"), delimiter=said.get("delimiter"))

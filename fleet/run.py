@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from fleet.arguments import Parser, duration
 from fleet.collecting import without_collecting
 from fleet.errors import ExitStatus, FleetError, LeaseLost, StorageError, UserError, shortened
-from fleet.jobs.systems import known_systems, lease_of_process
+from fleet.jobs.systems import SYSTEM_VARIABLE, known_systems, lease_of_process
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.laps import Laps
 from fleet.storage.files import storing
@@ -74,7 +74,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Request:
     parser.add_argument("--fresh-network", metavar="NAME", action="append", default=[],
                         help="delete what was trained of this network, and start it over; may be given several times")
     parser.add_argument("--accept-changes", action="store_true",
-                        help="go on from the checkpoints of networks whose build: function, or its args, have changed")
+                        help="go on from the checkpoints where the data, or a network's build: function or args, have "
+                             "changed")
     parser.add_argument("--replay", metavar="RUN",
                         help="train one network of a run alone again, on the stream epochs of its history, and "
                              "compare the losses")
@@ -137,10 +138,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (StorageError, LeaseLost) as error:  # a disk is full: where in the program that was noticed helps nobody
         logging.getLogger("fleet").critical("rank %d failed: %s", world.rank, error)
         print(f"fleet: rank {world.rank} on {world.host}: {error}", file=sys.stderr, flush=True)
-        world.end(int(ExitStatus.INFRASTRUCTURE))
+        world.end(int(_status_of(error)))
     except BaseException as error:
         logging.getLogger("fleet").critical("rank %d failed", world.rank, exc_info=True)
         world.abort(error)
+
+
+def _status_of(error: FleetError) -> ExitStatus:
+    """How a launch ends because of an error; what may pass is told to a job that keeps it, which waits for that."""
+    if isinstance(error, UserError):
+        return ExitStatus.BAD_INPUT
+    if isinstance(error, StorageError) and error.may_pass and SYSTEM_VARIABLE in os.environ:
+        return ExitStatus.CAN_PASS
+    return ExitStatus.INFRASTRUCTURE
 
 
 def _run(world: World, request: Request, batch_left: float | None, interruption: Interruption, lease: Lease | None,
@@ -173,7 +183,7 @@ def _run(world: World, request: Request, batch_left: float | None, interruption:
                                _beside_others(request), announcement.give, cores_per_node(cores, node_of))
         except FleetError as error:
             problem = str(error)
-            status = ExitStatus.BAD_INPUT if isinstance(error, UserError) else ExitStatus.INFRASTRUCTURE
+            status = _status_of(error)
         except ValueError as error:
             if type(error).__name__ != "InputError":
                 raise

@@ -19,13 +19,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from fleet.errors import ExitStatus, InfrastructureError, UserError
+from fleet.errors import ExitStatus, InfrastructureError, UserError, shortened
 from fleet.runtime.outside.clerk import NetworkOver
 from fleet.runtime.outside.mailbox import Mailbox
 from fleet.spec import Spec, load
 from fleet.spec.resolve import with_added
+from fleet.spec.schema import ModelEntry
+from fleet.spec.yaml_file import plain
 from fleet.storage.event_log import first_line
-from fleet.storage.events import Commanded, EpochEnded, Event, NetworkAdded, NodesLeft, event_from_json
+from fleet.storage.events import Commanded, EpochEnded, Event, NetworkAdded, NodesLeft, Started, event_from_json
 from fleet.storage.lease import is_held
 from fleet.storage.network_leases import held_lease
 from fleet.storage.paths import RunPaths
@@ -87,7 +89,7 @@ def _check_takes_commands(paths: RunPaths) -> None:
     raise UserError(f"{paths.root}: no launch is at work there: the run has ended, or waits for its next job")
 
 
-def add(run: str | Path, entry: Mapping[str, Any]) -> list[str]:
+def add(run: str | Path, entry: Mapping[str, Any] | ModelEntry) -> list[str]:
     """Add an entry of ``models`` to a run that is going on; returns the names of its networks once they are accepted.
 
     A network whose values are wrong is accepted, too, and fails by itself.
@@ -95,7 +97,24 @@ def add(run: str | Path, entry: Mapping[str, Any]) -> list[str]:
     Raises:
         UserError: the entry is wrong, or no launch takes it.
     """
-    return command(run, {"do": "add", "entry": dict(entry)})
+    return command(run, {"do": "add", "entry": _checked(entry)})
+
+
+def _checked(entry: Any) -> dict[str, Any]:
+    """An entry of ``models`` as it goes to the launch, which looks at what its keys say.
+
+    Raises:
+        UserError: it is none, or cannot be written down.
+    """
+    content = plain(entry)
+    if not isinstance(content, dict):
+        raise UserError("add: an entry is a mapping with the keys of one entry of `models:`, such as "
+                        f"{{'family': 'cnn'}}, not {shortened(repr(entry), 80)}")
+    try:
+        json.dumps(content, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"add: the entry holds what no YAML file could say: {error}") from None
+    return content
 
 
 @dataclass(frozen=True)
@@ -226,23 +245,24 @@ class Reporter:
         return record.value("val_loss") if math.isnan(accuracy) else accuracy
 
 
-def meet_all(reporter: Reporter, logs: Iterable[Path]) -> None:
-    """Tell a reporter of the networks that have come to a run so far.
+def meet_all(heard: Iterable[Callable[[Event], object]], logs: Iterable[Path]) -> None:
+    """Tell of the networks that have come to a run so far, and of the launches that have begun.
 
     The other lines of a long log would take many seconds to read, and are passed over without a look into them.
     """
-    words = [f'"{kind.word}"'.encode() for kind in (Commanded, NetworkAdded)]
+    words = [f'"{kind.word}"'.encode() for kind in (Started, Commanded, NetworkAdded)]
     for log in logs:
         with suppress(FileNotFoundError), open(log, "rb") as file:  # the launch may not have come to it
             for line in file:
                 if any(word in line for word in words):
-                    _hear_line(reporter, line)
+                    _hear_line(heard, line)
 
 
-def _hear_line(reporter: Reporter, line: bytes) -> None:
+def _hear_line(heard: Iterable[Callable[[Event], object]], line: bytes) -> None:
     with suppress(ValueError):
         if (event := event_from_json(json.loads(line))) is not None:
-            reporter.hear(event)
+            for hear in heard:
+                hear(event)
 
 
 def _shown(value: float) -> float | None:
@@ -337,7 +357,7 @@ class Running:
         """Whether the launch has ended."""
         return self._process.poll() is not None
 
-    def add(self, entry: Mapping[str, Any]) -> str:
+    def add(self, entry: Mapping[str, Any] | ModelEntry) -> str:
         """Add a network; returns its name once it is accepted.
 
         Args:
@@ -346,13 +366,14 @@ class Running:
         Raises:
             UserError: the entry is wrong, or the run has ended.
         """
-        if "grid" in entry or entry.get("count", 1) != 1:
+        content = _checked(entry)
+        if "grid" in content or content.get("count", 1) != 1:
             raise UserError("add takes an entry of one network; add_all takes those with `grid:` or `count:`")
-        return self.add_all(entry)[0]
+        return self.add_all(content)[0]
 
-    def add_all(self, entry: Mapping[str, Any]) -> list[str]:
+    def add_all(self, entry: Mapping[str, Any] | ModelEntry) -> list[str]:
         """Add all networks of an entry; returns their names."""
-        return self._command({"do": "add", "entry": dict(entry)})
+        return self._command({"do": "add", "entry": _checked(entry)})
 
     def stop(self, network: str) -> bool:
         """Drop a network at the end of its epoch: it is pruned, unless that was its last.
@@ -374,6 +395,8 @@ class Running:
         return self._rule("resume", network)
 
     def _rule(self, do: str, network: str) -> bool:
+        if not isinstance(network, str):
+            raise UserError(f"{do}: a network is named by text, such as 'net-3', not {shortened(repr(network), 80)}")
         try:
             self._command({"do": do, "network": network})
         except NetworkOver:

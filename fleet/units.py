@@ -7,7 +7,7 @@ things, as in ``schedule.delta``, it is refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -140,6 +140,16 @@ def parse_stream(text: str) -> Stream:
 
 
 _STREAMS = {"free": Stream(), "lockstep": Stream(1), "ring": Stream(ring=Ring())}
+
+
+def listed(names: Sequence[str]) -> str:
+    """Some names in a line.
+
+    >>> listed(["a", "b", "c", "d", "e"])
+    'a, b, c and 2 more'
+    """
+    names = list(dict.fromkeys(names))
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def format_duration(seconds: float) -> str:

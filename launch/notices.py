@@ -11,7 +11,7 @@ import os
 import re
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO
 
 _RULE = re.compile(rb"-{70,}\s*")
@@ -105,13 +105,15 @@ def run_quietly(command: Sequence[str], explained: Sequence[int], out: IO[str] |
 
 
 def start(command: Sequence[str], explained: Sequence[int], out: IO[str] | None = None,
-          environment: Mapping[str, str] | None = None) -> tuple[subprocess.Popen[bytes], threading.Thread]:
+          environment: Mapping[str, str] | None = None, hear: Callable[[bytes], None] = lambda said: None
+          ) -> tuple[subprocess.Popen[bytes], threading.Thread]:
     """Start a launch whose notices of explained statuses are not shown.
 
     Args:
         explained: see :class:`Notices`.
         out: where it prints; here, where that is None.
         environment: its variables; those of this process, where that is None.
+        hear: is told all that is shown, in a thread.
 
     Returns:
         The process, and the thread to join after it has ended: by then all that it wrote is shown.
@@ -122,16 +124,20 @@ def start(command: Sequence[str], explained: Sequence[int], out: IO[str] | None 
     process = subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.PIPE)
     assert process.stderr is not None
     thread = threading.Thread(target=_pass_on, daemon=True, args=(
-        process.stderr, 2 if out is None else out.fileno(), Notices(explained)))
+        process.stderr, 2 if out is None else out.fileno(), Notices(explained), hear))
     thread.start()
     return process, thread
 
 
-def _pass_on(source: IO[bytes], target: int, notices: Notices) -> None:
+def _pass_on(source: IO[bytes], target: int, notices: Notices, hear: Callable[[bytes], None]) -> None:
+    def show(said: bytes) -> None:
+        hear(said)
+        _write(target, said)
+
     with source:
         while data := os.read(source.fileno(), 65536):
-            _write(target, notices.feed(data))
-    _write(target, notices.close())
+            show(notices.feed(data))
+    show(notices.close())
 
 
 def _write(target: int, data: bytes) -> None:

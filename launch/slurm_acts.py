@@ -10,7 +10,8 @@ import os
 import pwd
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 
 from launch.base import InputError
 from launch.slurm_jobs import TIMES, answer, ask
@@ -19,18 +20,29 @@ HOLDING = frozenset({"RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPP
                      "RESIZING"})  # states in which a job has nodes
 REQUEUED = "requeued, held"
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"})
-_FIELDS = "%i|%u|%T|%D|%S"  # none can hold the mark
+_FIELDS = "%i|%u|%T|%D|%S|%P|%N|%r"  # none but the last can hold the mark
+_LINE = re.compile(r"([0-9][0-9_]*)\|([^|]+)\|([A-Z_]+)\|([0-9]+)([KM]?)\|([^|\s]*)"
+                   r"(?:\|([^|]*)\|([\w.,\[\]-]*)[^|]*\|(.*))?")
 
 
 @dataclass(frozen=True)
 class Standing:
-    """How a job stands: its user, Slurm's word for its state, its nodes, and when it started this time."""
+    """How a job stands: its user, Slurm's word for its state, its nodes, and when it started this time.
+
+    Args:
+        partition: of it; of one that waits there may be several.
+        listed: the names of its nodes, in Slurm's short form; empty where it has none, or that is not told.
+        reason: Slurm's word for why it waits.
+    """
 
     id: str
     user: str
     state: str
     nodes: int
     start: str
+    partition: str = field(default="", compare=False)
+    listed: str = field(default="", compare=False)
+    reason: str = field(default="", compare=False)
 
     @property
     def holds(self) -> bool:
@@ -41,6 +53,20 @@ class Standing:
     def waits(self) -> bool:
         """Whether it has none yet, or none any more, and Slurm may start it."""
         return self.state in WAITING
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it waits because somebody holds it."""
+        return self.waits and self.reason.startswith("JobHeld")
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of its nodes.
+
+        Raises:
+            InputError: Slurm does not answer.
+        """
+        return hostnames(self.listed) if self.holds and self.listed else frozenset()
 
 
 def standings(partition: str | None = None, job: str | None = None) -> dict[str, Standing]:
@@ -57,11 +83,22 @@ def standings(partition: str | None = None, job: str | None = None) -> dict[str,
         return {}
     found = {}
     for line in answer(command, done).splitlines():
-        match = re.fullmatch(r"([0-9][0-9_]*)\|([^|]+)\|([A-Z_]+)\|([0-9]+)([KM]?)\|(\S*)", line.strip())
-        if match:  # others are what wrappers print
-            id_, user, state, nodes, times, start = match.groups()
-            found[id_] = Standing(id_, user, state, int(nodes) * TIMES[times], start)
+        if match := _LINE.fullmatch(line.strip()):  # others are what wrappers print
+            id_, user, state, nodes, times, start, partition, listed, reason = match.groups(default="")
+            found[id_] = Standing(id_, user, state, int(nodes) * TIMES[times], start, partition, listed,
+                                  "" if reason == "None" else reason.strip("()"))
     return found
+
+
+@cache
+def hostnames(listed: str) -> frozenset[str]:
+    """The names of nodes that Slurm gives in its short form, such as ``n[1-3]``.
+
+    Raises:
+        InputError: Slurm does not answer.
+    """
+    command = ["scontrol", "show", "hostnames", listed]
+    return frozenset(answer(command, ask(command)).split())
 
 
 def tell_to_save(job: str, signal: str) -> None:

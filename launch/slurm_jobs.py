@@ -62,6 +62,11 @@ class SlurmJob:
     yields: str | None = None
     unread: str = ""
 
+    @property
+    def speaks(self) -> bool:
+        """Whether its comment has a word for FLEET: its scripts have, and any job that can save."""
+        return bool(self.checkpoint or self.signal or self.yields or self.unread)
+
 
 def running_jobs(partition: str | None = None) -> list[SlurmJob]:
     """Ask ``squeue`` for the jobs that run now.
@@ -72,13 +77,38 @@ def running_jobs(partition: str | None = None) -> list[SlurmJob]:
     Raises:
         InputError: there is no ``squeue``, it failed, or what it printed cannot be read.
     """
+    return parse_squeue(*_told(FIELDS, ["--states=RUNNING"],
+                               [f"--partition={partition}"] if partition is not None else []))
+
+
+def waiting_jobs() -> list[SlurmJob]:
+    """Ask ``squeue`` for the jobs that wait, each task of an array for itself.
+
+    Raises:
+        InputError: as for :func:`running_jobs`.
+    """
+    return parse_squeue(*_told(FIELDS, ["--states=PENDING", "--array"]))
+
+
+def scripts() -> dict[str, str]:
+    """The batch scripts of the jobs that run or wait, as they were handed in; by job, where Slurm knows a path.
+
+    Raises:
+        InputError: as for :func:`running_jobs`.
+    """
+    text, mark = _told(("%i", "%o"), ["--states=all", "--array"])
+    fields = text.split(mark)
+    found = ((fields[start], fields[start + 1]) for start in range(1, len(fields) - 2, 3))
+    return {job: script for job, script in found if script.startswith("/")}
+
+
+def _told(fields: Sequence[str], before: Sequence[str], after: Sequence[str] = ()) -> tuple[str, str]:
+    """What ``squeue`` prints of jobs, and the mark before, between and after the fields of each."""
     # What parts the fields is drawn anew each time: a name or a comment may hold tabs, newlines and any line that its
     # user thought of, but not this.
     mark = f"<{secrets.token_hex(8)}>"
-    command = ["squeue", "--noheader", "--states=RUNNING", f"--format={mark}{mark.join(FIELDS)}{mark}"]
-    if partition is not None:
-        command.append(f"--partition={partition}")
-    return parse_squeue(answer(command, ask(command)), mark)
+    command = ["squeue", "--noheader", *before, f"--format={mark}{mark.join(fields)}{mark}", *after]
+    return answer(command, ask(command)), mark
 
 
 def ask(command: Sequence[str]) -> subprocess.CompletedProcess[str]:

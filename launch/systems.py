@@ -46,6 +46,8 @@ class System:
             ``{name}`` and a ``{user}``; or their ids alone, where there is
         past_records: the command that tells about the jobs whose ids follow, as ``qstat -f -F json`` does.
         after: further options for a job that begins when another, ``{job}``, has ended in whatever way.
+        begin: further options for a job that begins in ``{seconds}`` at the earliest.
+        tell: the command that sends SIGUSR2 to the running ``{job}``, upon which its launch saves and ends.
         requeue: the command that puts the running ``{job}`` into the queue again; none where users cannot.
         state: the command that tells about ``{job}``.
         preempted: a regular expression for what it says of a job that is being preempted while it may still end by
@@ -84,6 +86,8 @@ class System:
     walltime: tuple[str, ...] = ()
     past: tuple[str, ...] = ()
     past_records: tuple[str, ...] = ()
+    begin: tuple[str, ...] = ()
+    tell: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         place = f"batch system {self.name}"
@@ -91,10 +95,12 @@ class System:
             check_fields(text, {""}, place)
         for text in (*self.resources, *self.gpu_resources):
             check_fields(text, COUNTS, place)
-        for text in (*self.after, *self.requeue, *self.state):
+        for text in (*self.after, *self.requeue, *self.state, *self.tell):
             check_fields(text, {"job"}, place)
         for text in self.walltime:
             check_fields(text, {"minutes"}, place)
+        for text in self.begin:
+            check_fields(text, {"seconds"}, place)
         for text in self.past:
             check_fields(text, {"name", "user"}, place)
         words = set(re.findall(r"<<(\w+)>>", self.script))
@@ -144,13 +150,14 @@ SYSTEMS = {system.name: system for system in (
            # One that waits has been put back into the queue, with no process left.
            r"JobState=(BOOT_FAIL|CANCELLED|COMPLETED|DEADLINE|FAILED|NODE_FAIL|OUT_OF_MEMORY|PENDING|PREEMPTED|REVOKED"
            r"|TIMEOUT)\b|Invalid job id", "SLURM_RESTART_COUNT", queue_commands="squeue",
-           walltime=("--time={minutes}",),
+           walltime=("--time={minutes}",), begin=("--begin=now+{seconds}",),
+           tell=("scancel", "--batch", "--signal=USR2", "{job}"),
            past=("sacct", "--allocations", "--duplicates", "--noheader", "--parsable2", "--name={name}",
                  "--user={user}", "--starttime=now-365days", "--format=JobIDRaw,State,ElapsedRaw")),
     System("lsf", "#BSUB ", "-P {}", "-q {}", _LSF_NODES, (*_LSF_NODES, '-gpu "num={gpus}"'), ("-r", "-rn"), True,
            "LSB_JOBID", ("bsub",), True, r"Job <(\d+)>", ("-w", "ended({job})"),
            state=("bjobs", "-noheader", "-o", "stat", "{job}"), over=r"\b(DONE|EXIT)\b|is not found",
-           queue_commands="bjobs", walltime=("-W", "{minutes}"),
+           queue_commands="bjobs", walltime=("-W", "{minutes}"), tell=("bkill", "-s", "USR2", "{job}"),
            past=("bjobs", "-a", "-noheader", "-J", "{name}", "-u", "{user}", "-o",
                  "jobid stat run_time delimiter='|'")),
     System("pbs", "#PBS ", "-A {}", "-q {}",
@@ -158,7 +165,8 @@ SYSTEMS = {system.name: system for system in (
            ("-l select={nodes}:mpiprocs={ranks_per_node}:ngpus={gpus}", "-l place=scatter:excl"),
            ("-r y", "-r n"), False, "PBS_JOBID", ("qsub",), False, r"^(\S+)", ("-W", "depend=afterany:{job}"),
            state=("qstat", "-f", "{job}"), over=r"job_state = [FX]\b|Unknown Job|has finished",
-           queue_commands="qstat", past=("qselect", "-x", "-N", "{name}", "-u", "{user}"),
+           queue_commands="qstat", tell=("qsig", "-s", "SIGUSR2", "{job}"),
+           past=("qselect", "-x", "-N", "{name}", "-u", "{user}"),
            past_records=("qstat", "-x", "-f", "-F", "json")),
     System("local"),
 )}
@@ -190,7 +198,8 @@ def submit(system: System, script: Path, after: str | None = None, walltime_s: f
     return found[1]
 
 
-def continue_job(system: System, job: str, script: Path, walltime_s: float | None = None) -> str:
+def continue_job(system: System, job: str, script: Path, walltime_s: float | None = None, more: Sequence[str] = ()
+                 ) -> str:
     """See to it that a running job is followed by another run of its script; returns the id of that one.
 
     It is put into the queue again, under the same id, where the system and the site let users do that, and
@@ -198,6 +207,7 @@ def continue_job(system: System, job: str, script: Path, walltime_s: float | Non
 
     Args:
         walltime_s: to ask for; then it is another job, since one that is queued again keeps its walltime.
+        more: options of another job.
 
     Raises:
         InputError: the system refused both.
@@ -209,7 +219,7 @@ def continue_job(system: System, job: str, script: Path, walltime_s: float | Non
             pass
         else:
             return job
-    return submit(system, script, after=job, walltime_s=walltime_s)
+    return submit(system, script, after=job, walltime_s=walltime_s, more=more)
 
 
 def is_preempted(system: System, job: str) -> bool:

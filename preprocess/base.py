@@ -103,6 +103,15 @@ class ClassSource(Source, Protocol):
         """The names of the classes; a label is a position in it."""
 
 
+def row_numbers(source: Source) -> np.ndarray:
+    """Where each sample lies in the table, the array or the list of files that is read, (n,) int64 from 0.
+
+    It is the number of the sample, unless a source has an attribute ``row_numbers``: one that is a part of another.
+    """
+    found = getattr(source, "row_numbers", None)
+    return np.arange(len(source)) if found is None else np.asarray(found, np.int64)
+
+
 class RandomAccess:
     """Gives a source whose samples cost the same in any order a uniformly random one.
 

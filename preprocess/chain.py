@@ -13,13 +13,14 @@ from typing import NamedTuple
 import numpy as np
 
 from preprocess.base import AUGMENT, BadImage, BadSample, InputError, Source, counted
-from preprocess.sample import wire_dtype
+from preprocess.sample import Affine, wire_dtype
 from preprocess.target import is_mask, read_mask, target_of
 from preprocess.transforms import Transform
 from preprocess.transforms.base import Mask
 from preprocess.transforms.colour import Scale
-from preprocess.transforms.decoding import Decode, Enough
-from preprocess.transforms.geometry import RandomResizedCrop, Resize
+from preprocess.transforms.decoding import Decode, decoded_whole
+from preprocess.transforms.side_by_side import SideBySide
+from preprocess.transforms.standardize import Standardize
 
 
 class Part(NamedTuple):
@@ -39,7 +40,8 @@ class Chain:
 
     Args:
         source: where samples come from.
-        transforms: what is done to them, in order. A :class:`Scale` at the end is left to the trainers.
+        transforms: what is done to them, in order. A :class:`Scale` at the end is left to the trainers, and so is a
+            :class:`Standardize`.
         seed: of the random transforms.
         fixed: how many of the first transforms are the part that is the same in every epoch; None for all before the
             first random one.
@@ -51,12 +53,12 @@ class Chain:
     def __init__(self, source: Source, transforms: Sequence[Transform], seed: int, fixed: int | None = None) -> None:
         self.source = source
         transforms, scale = split_scale(transforms)
-        self.affine = None if scale is None else scale.affine
-        self._fixed, self._varying = split_transforms(transforms, fixed)
-        # What others share of a sample is the same whatever each does to it next.
-        self._enough = _enough(transforms[1:2] if fixed is None else self._fixed[1:2])
-        self._random = _Generators(seed)
+        self.affine = affine_of(scale)
         self._target = target_of(source) if is_mask(source) else None
+        if self._target is not None:
+            transforms = decoded_whole(transforms)
+        self._fixed, self._varying = split_transforms(transforms, fixed)
+        self._random = _Generators(seed)
 
     @property
     def is_random(self) -> bool:
@@ -111,9 +113,8 @@ class Chain:
         transforms, image = self._fixed, data
         if isinstance(image, np.ndarray):
             image = _numbers(image)
-        if transforms and isinstance(transforms[0], Decode):
-            # A mask has the size of the whole image.
-            image = transforms[0].apply(image, at_least=self._enough if mask is None else None)
+        if transforms and isinstance(transforms[0], Decode | SideBySide):
+            image = transforms[0].apply(image)
             transforms = transforms[1:]
         if isinstance(image, bytes):
             raise InputError("transforms: the source holds encoded image files, so the first must be decode")
@@ -170,9 +171,14 @@ class _Generators(threading.local):
         return self.generator
 
 
-def split_scale(transforms: Sequence[Transform]) -> tuple[tuple[Transform, ...], Scale | None]:
-    """The transforms that preprocessors do, and the scale at the end, which is left to the trainers."""
-    if transforms and isinstance(transforms[-1], Scale):
+def affine_of(scale: Scale | Standardize | None) -> Affine | None:
+    """What trainers do to an image first; one that leaves it as it is, where the training samples will tell."""
+    return Affine(0.0, 1.0, 1.0) if isinstance(scale, Standardize) else None if scale is None else scale.affine
+
+
+def split_scale(transforms: Sequence[Transform]) -> tuple[tuple[Transform, ...], Scale | Standardize | None]:
+    """The transforms that preprocessors do, and what scales at the end, which is left to the trainers."""
+    if transforms and isinstance(transforms[-1], Scale | Standardize):
         return tuple(transforms[:-1]), transforms[-1]
     return tuple(transforms), None
 
@@ -185,8 +191,15 @@ def common_part(lists: Sequence[Sequence[Transform]]) -> int:
     rests = [split_scale(transforms)[0] for transforms in lists]
     if all(rest == rests[0] for rest in rests):
         return len(rests[0])
-    return next((place for place, alike in enumerate(zip(*rests, strict=False)) if alike.count(alike[0]) < len(alike)
-                 or alike[0].is_random or isinstance(alike[0], Scale)), min(map(len, rests)))
+    alike = (place for place, found in enumerate(zip(*rests, strict=False)) if found.count(found[0]) < len(found))
+    return min(next(alike, len(rests[0])), *map(fixed_part, lists))
+
+
+def fixed_part(transforms: Sequence[Transform]) -> int:
+    """How many transforms there are before the first random one or scale: what may be done once for several networks.
+    """
+    return next((place for place, transform in enumerate(transforms)
+                 if transform.is_random or isinstance(transform, Scale | Standardize)), len(transforms))
 
 
 def split_transforms(transforms: Sequence[Transform], fixed: int | None = None
@@ -197,10 +210,3 @@ def split_transforms(transforms: Sequence[Transform], fixed: int | None = None
         first = fixed
     return tuple(transforms[:first]), tuple(transforms[first:])
 
-
-def _enough(following: Sequence[Transform]) -> Enough | None:
-    """The size that a JPEG may be decoded at, because the next transform makes smaller whatever it shows of it.
-
-    A crop alone does not: from an image decoded at half its size it would show twice as much.
-    """
-    return following[0].enough if following and isinstance(following[0], Resize | RandomResizedCrop) else None

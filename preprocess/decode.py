@@ -63,6 +63,21 @@ def decode(data: bytes, mode: Mode = "RGB", at_least: Enough | None = None) -> n
     return _decode_pillow(data, mode, at_least)
 
 
+def reduction(data: bytes, at_least: Enough) -> int:
+    """By how much :func:`decode` makes an image smaller, 1, 2, 4 or 8; 1 of what it cannot decode."""
+    if data[:2] != b"\xff\xd8":  # JPEG files, and those that begin with one
+        return 1
+    try:
+        if simplejpeg is not None and b"Exif\0" not in data:
+            height, width, *_ = simplejpeg.decode_jpeg_header(data)
+        else:
+            with Image.open(io.BytesIO(data)) as image:
+                height, width = _seen(image)
+    except Exception:  # as in decode, which says what is wrong
+        return 1
+    return _draft_scale(height, width, _of_size(at_least, height, width))
+
+
 def to_array(image: Image.Image) -> np.ndarray:
     """A Pillow image as an array (height, width, channels)."""
     array = np.asarray(image)
@@ -103,17 +118,24 @@ def _decode_pillow(data: bytes, mode: Mode, at_least: Enough | None) -> np.ndarr
     try:
         with Image.open(io.BytesIO(data)) as image:
             if image.format in ("JPEG", "MPO"):
-                # Pillow's sizes are (width, height); orientations from 5 on change the two.
-                on_its_side = image.getexif().get(_ORIENTATION, 1) >= 5
-                seen = image.size if on_its_side else image.size[::-1]
-                size = _of_size(at_least, *seen)
-                image.draft("L" if mode == "L" else None, size and (size if on_its_side else size[::-1]))
+                size = _of_size(at_least, *_seen(image))
+                image.draft("L" if mode == "L" else None, size and (size if _is_on_its_side(image) else size[::-1]))
             ImageOps.exif_transpose(image, in_place=True)
             return to_array(_convert(image, mode))
     except Image.UnidentifiedImageError:
         raise BadImage("not an image file that Pillow knows") from None
     except Exception as error:  # Pillow's parsers meet damaged files with exceptions of many kinds
         raise BadImage(f"cannot be decoded: {error}") from error
+
+
+def _seen(image: Image.Image) -> tuple[int, int]:
+    """(height, width) of an image as it is seen; Pillow's sizes are (width, height)."""
+    return image.size if _is_on_its_side(image) else image.size[::-1]
+
+
+def _is_on_its_side(image: Image.Image) -> bool:
+    """Whether height and width change places when it is shown."""
+    return bool(image.getexif().get(_ORIENTATION, 1) >= 5)
 
 
 def _convert(image: Image.Image, mode: Mode) -> Image.Image:

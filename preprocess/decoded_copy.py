@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import h5py
 import numpy as np
@@ -16,9 +17,12 @@ from preprocess.chain import split_scale, split_transforms
 from preprocess.packing import Progress, write_hdf5
 from preprocess.pipeline import Pipeline
 from preprocess.sample import SampleSpec
+from preprocess.source import View
 from preprocess.sources.hdf5 import HDF5, open_file, open_hdf5
-from preprocess.target import plain_targets
+from preprocess.target import is_mask, plain_targets
 from preprocess.transforms import Transform
+
+_FORM = 2  # of the copies; those of an earlier form do not say where what they leave out was
 
 
 def decode_once(data: DataSet, transforms: Sequence[Transform], samples: Mapping[str, SampleSpec],
@@ -26,7 +30,7 @@ def decode_once(data: DataSet, transforms: Sequence[Transform], samples: Mapping
     """A copy of a data set in which all is done that is the same in every epoch; made where it is not there yet.
 
     A copy that other transforms or other samples have led to is made anew. (That a file of the same name has
-    other content is not noticed: delete the copy then.)
+    other content is not noticed here: a run deletes the copy when its data has changed.)
 
     Args:
         data: with encoded images.
@@ -44,19 +48,53 @@ def decode_once(data: DataSet, transforms: Sequence[Transform], samples: Mapping
         raise InputError("transforms: the first is random or a scale, so nothing can be done once for all epochs")
     made_from = _fingerprint(data, fixed)
     if not _is_made_from(path, made_from):
-        parts = {name: _pipeline(source, fixed, samples[name]) for name, source in data.parts().items()}
-        write_hdf5(parts, path, progress, made_from)
-    train, validation, test = open_hdf5(str(path))
-    left_out = [sample for part in (train, validation, test) if isinstance(part, HDF5)
-                for sample in part.left_out()]
-    return Decoded(DataSet(train, validation, data.classes, test), tuple(transforms[len(fixed):]), left_out)
+        write_hdf5({name: _pipeline(source, fixed, samples[name]) for name, source in data.parts().items()}, path,
+                   progress, made_from)
+    copies = dict(zip(("train", "validation", "test"), open_hdf5(str(path)), strict=True))
+    parts = {name: Copied(source, cast(HDF5, copies[name])) for name, source in data.parts().items()}
+    left_out = [sample for part in parts.values() for sample in part.left_out]
+    copy = replace(data, train=parts["train"], validation=parts.get("validation"), test=parts.get("test"))
+    return Decoded(copy, tuple(transforms[len(fixed):]), left_out)
+
+
+class Copied(View):
+    """The samples of a source as they lie in a copy.
+
+    Each keeps its number, its name and its target, and epochs have the order that they have without a copy. What could
+    not be used when the copy was made keeps its place as well, and cannot be read.
+
+    Args:
+        source: of which the copy was made.
+        copy: of it.
+
+    Attributes:
+        left_out: what cannot be read.
+    """
+
+    def __init__(self, source: Source, copy: HDF5) -> None:
+        super().__init__(source, np.arange(len(source)))
+        self._copy, self.left_out = copy, copy.left_out()
+        self._reasons = {bad.position: bad.reason for bad in self.left_out}
+        self._rows = np.cumsum([index not in self._reasons for index in range(len(source))]) - 1
+        if is_mask(source):
+            self.target = copy.target
+
+    def read(self, index: int) -> bytes | np.ndarray:
+        """What was made of the sample once; see :class:`~preprocess.base.Source`."""
+        if index in self._reasons:
+            raise BadSample(self.name(index), self._reasons[index])
+        return self._copy.read(int(self._rows[index]))
+
+    def read_target(self, index: int) -> np.ndarray:
+        """What was made of its mask."""
+        return self._copy.read_target(int(self._rows[index]))
 
 
 class Decoded(NamedTuple):
     """What :func:`decode_once` gives.
 
     Attributes:
-        data: the copy.
+        data: the copy, whose parts are :class:`Copied`.
         transforms: those that are still to be done.
         left_out: samples that could not be used, and are not in the copy.
     """
@@ -75,7 +113,7 @@ def _pipeline(source: Source, fixed: Sequence[Transform], sample: SampleSpec) ->
 def _fingerprint(data: DataSet, transforms: Sequence[Transform]) -> str:
     """A hash of what a copy depends on: the transforms, the names of the samples and their targets; masks are not read.
     """
-    found = hashlib.sha256(repr((transforms, data.classes)).encode())
+    found = hashlib.sha256(repr((_FORM, transforms, data.classes)).encode())
     for source in data.parts().values():
         targets, weights = plain_targets(source), getattr(source, "weights", None)
         for index in range(len(source)):

@@ -63,7 +63,7 @@ def write_hdf5(parts: Mapping[str, Source | Pipeline], path: str | Path,
             with target.hdf5() as file:
                 file.attrs["made_from"] = made_from
                 for name, part in parts.items():
-                    bad += _write_part(file.create_group(name), part, advance)
+                    bad += _write_part(file.create_group(name), part, advance, bool(made_from))
             with _writing(place):
                 os.fsync(plain.fileno())
                 os.replace(partial, place)
@@ -92,8 +92,12 @@ def _writing(path: Path) -> Iterator[None]:
         raise CannotWrite(error.errno, error.strerror or str(error), str(path)) from error
 
 
-def _write_part(group: h5py.Group, part: Source | Pipeline, progress: Progress) -> list[BadSample]:
-    """Write one part; samples that cannot be used leave no gap."""
+def _write_part(group: h5py.Group, part: Source | Pipeline, progress: Progress, is_copy: bool) -> list[BadSample]:
+    """Write one part; samples that cannot be used leave no gap.
+
+    Args:
+        is_copy: whether samples go by their numbers in the source, so that these must be known of what is left out.
+    """
     source = part.source if isinstance(part, Pipeline) else part
     target = target_of(source)
     kept: list[int] = []
@@ -117,6 +121,8 @@ def _write_part(group: h5py.Group, part: Source | Pipeline, progress: Progress) 
         if files is not None:
             files.resize(len(kept), axis=0)
     _write_targets(group, source, target, kept)
+    if is_copy:
+        group.create_dataset("left_out_at", data=np.setdiff1d(np.arange(len(source)), kept))
     for name, texts in (("names", [source.name(index) for index in kept]),
                         ("left_out", [sample.name for sample in bad]),
                         ("left_out_because", [sample.reason for sample in bad])):

@@ -17,7 +17,20 @@ _PASSING = {
     errno.EMFILE, errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENOTCONN,
     errno.EREMOTEIO, errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED, errno.EPIPE}
 
+# What they say to whoever writes, until others have deleted something, or the file system is back.
+_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.ESHUTDOWN}
+
 PAUSES_S = (0.1, 0.5, 2.0)  # between the tries to read a sample
+
+
+def may_pass_for_writer(error: OSError) -> bool:
+    """Whether writing a file again may help: there may be room by then, or the file system may be back."""
+    return lacks_room(error) or may_pass(error)
+
+
+def lacks_room(error: OSError) -> bool:
+    """Whether there was no room for a file, or nobody to take it: no fault of what was to be written."""
+    return error.errno in _ROOM
 
 
 def may_pass(error: BaseException | None) -> bool:

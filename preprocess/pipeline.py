@@ -13,6 +13,7 @@ from preprocess.probe import probe
 from preprocess.sample import ImageSpec, SampleSpec, wire_dtype
 from preprocess.target import TargetReader, TargetSpec
 from preprocess.transforms import Transform
+from preprocess.transforms.side_by_side import Piece
 
 
 class Pipeline:
@@ -25,11 +26,12 @@ class Pipeline:
         sample: what comes out, as :func:`preprocess.probe.probe` has found it.
         fixed: how many transforms :meth:`keep` does; None for those before the first random one.
         carried: the target of samples that :meth:`finish_kept` is given, if another pipeline has left them.
+        piece: where in such samples that is of which this one makes something.
     """
 
     def __init__(self, source: Source, transforms: Sequence[Transform], seed: int, sample: SampleSpec,
-                 fixed: int | None = None, carried: TargetSpec | None = None) -> None:
-        self.sample, self._seed = sample, seed
+                 fixed: int | None = None, carried: TargetSpec | None = None, piece: Piece | None = None) -> None:
+        self.sample, self._seed, self._piece = sample, seed, piece
         self._chain = Chain(source, transforms, seed, fixed)
         self._carried = carried or sample.kept_target
         self._shape, self._dtype = sample.image.shape, np.dtype(sample.image.dtype)
@@ -121,6 +123,7 @@ class Pipeline:
             indices: (k,) of the source.
             epoch, images, targets, training: as in :meth:`load`.
         """
+        kept = self.taken(kept)
         if not self._chain.is_random:
             images[:], targets[:] = kept, self.answered(kept_targets, indices)
             return []
@@ -143,6 +146,10 @@ class Pipeline:
             except BadSample as error:
                 bad.append(self._left_out(error, position, images, targets, self._target))
         return bad
+
+    def taken(self, kept: np.ndarray) -> np.ndarray:
+        """What is of use here of samples that another pipeline has left: (k, ...)."""
+        return kept if self._piece is None else self._piece.apply(kept)
 
     def answered(self, kept_targets: np.ndarray, indices: np.ndarray) -> np.ndarray:
         """The targets of samples that need nothing else any more: (k,) of the target's type ``wire``.

@@ -19,6 +19,7 @@ from preprocess.chain import Chain
 from preprocess.sample import ImageSpec, SampleSpec
 from preprocess.target import target_of
 from preprocess.transforms import Transform
+from preprocess.transforms.standardize import Standardize
 
 PROBES = 8  # samples that are looked at, spread over the source
 
@@ -96,6 +97,10 @@ def look(source: Source, transforms: Sequence[Transform], seed: int, fixed: int 
     chain = Chain(source, transforms, seed, fixed)
     found = _samples(chain)
     image = _alike_at_the_end(found)
+    is_picture = image.dtype == "uint8" and len(image.shape) == 3
+    if is_picture and transforms and isinstance(transforms[-1], Standardize):
+        raise InputError(f"transforms: standardize is for tables and arrays of other numbers, and samples are {image}, "
+                         "images; it should be scale")
     if chain.affine is not None:
         chain.affine.check(image.shape[-1] if image.shape else 1)
     target = replace(target_of(source), names=())

@@ -58,7 +58,7 @@ class ImageSpec:
 
 @dataclass(frozen=True)
 class Affine:
-    """(x / 255 - mean) / std as ``x * multiplier + offset``, one rounding each, on any engine.
+    """(x / unit - mean) / std as ``x * multiplier + offset``, one rounding each, on any engine.
 
     >>> Affine(mean=0.5, std=0.5).apply(np.array([[[0], [255]]], np.uint8)).ravel()
     array([-1.,  1.], dtype=float32)
@@ -66,11 +66,12 @@ class Affine:
 
     mean: float | tuple[float, ...]
     std: float | tuple[float, ...]
+    unit: float = 255.0
 
     @cached_property
     def multiplier(self) -> np.ndarray:
         """float32, a scalar or one number for each channel."""
-        return (1 / (255 * np.asarray(self.std, np.float64))).astype(np.float32)
+        return (1 / (self.unit * np.asarray(self.std, np.float64))).astype(np.float32)
 
     @cached_property
     def offset(self) -> np.ndarray:
@@ -108,6 +109,7 @@ class SampleSpec:
         affine: what the engine does to an input first; None for nothing.
         kept: an input up to the first random transform, where samples are decoded once and kept so.
         target: what a sample's target is; a class unless it is given.
+        folds: what the engine does first to an input of a network of each fold, where that differs.
         own: what networks are fed with for which more is done to it, or something else, by the key of their feed.
     """
 
@@ -116,15 +118,17 @@ class SampleSpec:
     affine: Affine | None = None
     kept: ImageSpec | None = None
     target: TargetSpec = None  # type: ignore[assignment]  # filled in below
+    folds: tuple[Affine, ...] = ()
     own: Mapping[str, SampleSpec] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         if self.target is None:
             object.__setattr__(self, "target", class_target(self.classes))
 
-    def of(self, feed: str) -> SampleSpec:
-        """What the networks of a feed are fed with: this, where no other is known."""
-        return self.own.get(feed, self)
+    def of(self, feed: str, fold: int | None = None) -> SampleSpec:
+        """What the networks of a feed are fed with, or those of a fold of it: this, where no other is known."""
+        found = self.own.get(feed, self)
+        return replace(found, affine=found.folds[fold], folds=()) if fold is not None and found.folds else found
 
     @property
     def kept_target(self) -> TargetSpec:
@@ -136,6 +140,9 @@ class SampleSpec:
 
     def identity(self) -> dict[str, Any]:
         """All of it that a network depends on, in the form that fingerprints of checkpoints are made from."""
-        affine = None if self.affine is None else {"mean": self.affine.mean, "std": self.affine.std}
+        affine: dict[str, Any] | None = None
+        if self.affine is not None:
+            unit = {} if self.affine.unit == 255 else {"unit": self.affine.unit}
+            affine = {"mean": self.affine.mean, "std": self.affine.std, **unit}
         return {"shape": self.image.shape, "dtype": self.image.dtype, "classes": self.classes, "affine": affine,
                 **self.target.identity()}

@@ -17,24 +17,22 @@ from typing import Any, cast
 import numpy as np
 
 from preprocess.base import (
-    FOLDS,
-    SPLIT,
-    TEST_SPLIT,
     ClassSource,
     DataSet,
     InputError,
     RandomAccess,
     Source,
-    counted,
     import_function,
     in_one_line,
-    rng_for,
+    row_numbers,
 )
+from preprocess.division import fold_of, groups_of, strata_of, taken
+from preprocess.fingerprint import Fingerprint, Known, Marks, marks_of, with_targets
 from preprocess.labels import checked_labels
 from preprocess.target import TargetSpec, TargetWish, target_of, told_array, twice_in
 from preprocess.target_checks import checked_target
 
-__all__ = ["SOURCES", "DataSet", "RandomAccess", "Source", "View", "open_data", "open_each", "split", "told"]
+__all__ = ["SOURCES", "DataSet", "RandomAccess", "Source", "View", "fold_of", "open_data", "open_each", "split", "told"]
 
 # name -> module:function, which takes (path, **options) and returns training samples, those for validation or None, and
 # perhaps those for testing or None; it can do without a path where that has a default
@@ -69,6 +67,7 @@ class View:
         self.source = source
         self.indices = indices
         self.places: tuple[str, ...] = getattr(source, "places", ())
+        self.row_numbers = row_numbers(source)[indices]
         self._place = np.full(len(source), -1)
         self._place[indices] = np.arange(len(indices))
         self._take_targets(source)
@@ -150,8 +149,9 @@ class Told:
     def __init__(self, source: Source, target: TargetSpec) -> None:
         self.source, self.target = source, target
         self.places: tuple[str, ...] = getattr(source, "places", ())
-        self.weights = getattr(source, "weights", None)
+        self.weights, self.row_numbers = getattr(source, "weights", None), row_numbers(source)
         self.read, self.name, self.order = source.read, source.name, source.order
+        self.masks = getattr(source, "masks", None)
 
     @property
     def targets(self) -> Any:
@@ -201,20 +201,89 @@ def open_each(source: str, path: str | None, validation: float | str | None, see
     Raises:
         InputError: as there; or they are not the same samples.
     """
+    return _open(source, path, validation, seed, options, test, targets)[0]
+
+
+def open_marked(source: str, path: str | None, validation: float | str | None, seed: int,
+                options: Mapping[str, Any] | None, test: float | str | None, targets: Sequence[TargetWish | None],
+                division: str, before: Fingerprint | None) -> tuple[tuple[DataSet, ...], Fingerprint]:
+    """The same as :func:`open_each`, with what the samples are known by; those that were known stay where they were.
+
+    Args:
+        division: how samples are divided, as settings say it.
+        before: what the data was known by, and how it was divided.
+
+    Returns:
+        The data, and its fingerprint: the folds in it are those that were known.
+
+    Raises:
+        InputError: as there; or all samples of a side have gone.
+    """
+    found, fingerprint = _open(source, path, validation, seed, options, test, targets, division, before)
+    assert fingerprint is not None
+    return found, fingerprint
+
+
+def _open(source: str, path: str | None, validation: float | str | None, seed: int, options: Mapping[str, Any] | None,
+          test: float | str | None, targets: Sequence[TargetWish | None], division: str | None = None,
+          before: Fingerprint | None = None) -> tuple[tuple[DataSet, ...], Fingerprint | None]:
     for part, where in (("validation", validation), ("test", test)):
         if source.startswith("builtin:") and isinstance(where, str):  # it would give its training data again
             raise InputError(f"data.{part}: {where}: {source} has no data elsewhere; give a share, like 10%")
     found: list[DataSet] = []
     first: Source | None = None
-    for target in targets:
+    marks: dict[str, Marks] = {}
+    known = Known()
+    for number, target in enumerate(targets):
         opener = _checking(source, _opener(source, options or {}, target))
         train, held_out, tested = opener(path)
+        if isinstance(train, ClassSource) and len(train.classes) < 2:
+            raise InputError(f"{path or source}: only one class, {train.classes[0]!r}; at least two are needed")
+        if division is not None:
+            marks |= _marks_of_train(train, path, number, marks)
         if first is None:
             first = train
+            if division is not None and before is not None:
+                known = before.sides_of(marks["train"], division, groups_of(train) is not None)
         else:
             train = _divided_like(first, train, path or source)
-        found.append(_divided((train, held_out, tested), opener, path or source, path, validation, seed, test))
-    return tuple(found)
+        found.append(_divided((train, held_out, tested), opener, path or source, path, validation, seed, test,
+                              known.sides))
+    if division is None or first is None:
+        return tuple(found), None
+    sides = np.zeros(len(first), np.int8)
+    for side, part, where in ((1, "validation", validation), (2, "test", test)):
+        if (there := found[0].parts().get(part)) is None:
+            continue
+        if (rows := _rows_in(there, first)) is None:
+            marks[part] = with_targets(_known_by(there, where if isinstance(where, str) else path), there)
+        else:
+            sides[rows] = side
+    folds = np.empty(0, np.int16) if known.folds is None else known.folds
+    return tuple(found), Fingerprint(marks, division, sides, folds)
+
+
+def _marks_of_train(train: Source, path: str | None, number: int, marks: Mapping[str, Marks]) -> dict[str, Marks]:
+    """What the samples are known by, before any are taken from them; of further targets of the same, these alone."""
+    if not number:
+        return {"train": with_targets(_known_by(train, path), train)}
+    first = marks["train"]
+    return {f"train:{number}": with_targets(Marks(first.names, unit=first.unit, by_content=first.by_content), train)}
+
+
+def _known_by(source: Source, path: str | None) -> Marks:
+    """What the samples of a source are known by, without their targets."""
+    if isinstance(source, View):
+        return _known_by(source.source, path).some(source.indices)
+    return _known_by(source.source, path) if isinstance(source, Told) else marks_of(source, path or "")
+
+
+def _rows_in(part: Source, whole: Source) -> np.ndarray | None:
+    """The places that samples of a part have in a source; None if they are none of its samples."""
+    if part is whole:
+        return np.arange(len(whole))
+    rows = _rows_in(part.source, whole) if isinstance(part, View) else None
+    return None if rows is None or not isinstance(part, View) else rows[part.indices]
 
 
 def _divided_like(first: Source, other: Source, place: str) -> View:
@@ -224,128 +293,53 @@ def _divided_like(first: Source, other: Source, place: str) -> View:
         raise InputError(f"{place}: data.target of an entry: the source has other samples, or another order of them, "
                          "for these targets, so they cannot be shared")
     view, strata = View(other, np.arange(count)), np.zeros(count, np.int64)
-    for number, members in enumerate(_strata(first)):
+    for number, members in enumerate(strata_of(first)):
         strata[members] = number
     view.strata = strata
     return view
 
 
 def _divided(opened: Opened, opener: Opener, source: str, path: str | None, validation: float | str | None, seed: int,
-             test: float | str | None) -> DataSet:
-    """Training, validation and test samples, of what a source has and what a spec says."""
+             test: float | str | None, known: np.ndarray | None) -> DataSet:
+    """Training, validation and test samples, of what a source has and what a spec says.
+
+    Args:
+        known: as of :class:`preprocess.fingerprint.Known`.
+    """
     train, held_out, tested = opened
     tested = None if tested is None else _alike(tested, train, source, "test")
-    if isinstance(train, ClassSource) and len(train.classes) < 2:
-        raise InputError(f"{source}: only one class, {train.classes[0]!r}; at least two are needed")
     if isinstance(test, str):
         tested = _alike(opener(test)[0], train, test, "test")
         held_out = None if held_out is not None and _overlap(held_out, tested) else held_out
     elif test is not None:
-        train, tested = split(train, test, seed, "test")
+        train, tested = split(train, test, seed, "test", _held_out(known, 2))
+        known = None if known is None or not isinstance(train, View) else known[train.indices]
     remark = ""
     if isinstance(validation, str):
         held_out = _alike(opener(validation)[0], train, validation)
     elif held_out is not None:
         held_out, remark = _alike(held_out, train, source), _remark_on_test_part(held_out, path)
     elif validation is not None:
-        train, held_out = split(train, validation, seed)
+        train, held_out = split(train, validation, seed, known=_held_out(known, 1))
     if tested is not None and isinstance(test, str):
         _check_apart(test, tested, {"training": train, "validation": held_out})
     return DataSet(train, held_out, target_of(train).names, tested, remark)
 
 
-def split(source: Source, fraction: float, seed: int, part: str = "validation") -> tuple[View, View]:
-    """Divide a source into two, at random, the same fraction of each class.
+def _held_out(known: np.ndarray | None, side: int) -> np.ndarray | None:
+    """Whether samples were on a side: 1, 0, or -1 of new ones."""
+    return None if known is None else np.where(known < 0, -1, known == side)
 
-    A class of two samples or more has at least one on either side. A source may say otherwise, by arrays of integers:
-    ``strata`` are divided instead of classes, and the samples of one of its ``groups`` stay together, whatever their
-    classes. Samples with other targets than classes are divided as one class.
 
-    Args:
-        source: the samples.
-        fraction: between 0 and 1, of the samples that go to the second part.
-        seed: of the choice.
-        part: what the second part is for: ``validation`` or ``test``, which are chosen independently.
+def split(source: Source, fraction: float, seed: int, part: str = "validation", known: np.ndarray | None = None
+          ) -> tuple[View, View]:
+    """Divide a source into two; see :func:`preprocess.division.taken`.
 
     Returns:
         What is left, and the fraction.
-
-    Raises:
-        InputError: the fraction is not between 0 and 1, or no class has two samples, or groups.
     """
-    if not 0 < fraction < 1:
-        raise InputError(f"{part}: {fraction} is not a fraction between 0 and 1 (nor a path)")
-    rng = rng_for(seed, TEST_SPLIT if part == "test" else SPLIT)
-    taken, groups = np.zeros(len(source), bool), _groups(source)
-    for members in _strata(source):
-        unit = np.arange(len(members)) if groups is None else np.unique(groups[members], return_inverse=True)[1]
-        sizes = np.bincount(unit)
-        order = rng.permutation(len(sizes))
-        count = int(np.searchsorted(np.cumsum(sizes[order]), max(round(fraction * len(members)), 1))) + 1
-        taken[members[np.isin(unit, order[:min(count, len(sizes) - 1)])]] = True
-    if not taken.any():
-        why = ("all samples are in one group" if groups is not None else
-               "no class has two" if isinstance(source, ClassSource) else "there is only one")
-        raise InputError(f"{part}: {fraction} of {counted(len(source), 'sample')} is none, because {why}")
-    return View(source, np.flatnonzero(~taken)), View(source, np.flatnonzero(taken))
-
-
-def fold_of(source: Source, folds: int, seed: int) -> np.ndarray:
-    """Divide a source into folds of nearly equal size, at random, each with nearly the same share of each class.
-
-    Strata and groups are those of :func:`split`.
-
-    Args:
-        folds: how many, at least 2.
-        seed: of the choice.
-
-    Returns:
-        (len(source),) int64, the fold of each sample.
-
-    Raises:
-        InputError: there are fewer samples, or groups, than folds.
-    """
-    rng, groups = rng_for(seed, FOLDS), _groups(source)
-    units = len(source) if groups is None else len(np.unique(groups))
-    if units < folds:
-        what = counted(units, "sample" if groups is None else "group")
-        raise InputError(f"data.folds: {folds} folds of {what}; there should be at least one for each")
-    if groups is not None:
-        return _folds_of_groups(groups, folds, rng)
-    fold, dealt = np.zeros(len(source), np.int64), 0
-    for members in _strata(source):  # dealt in turn, so that folds differ by one sample at most
-        fold[rng.permutation(members)] = (dealt + np.arange(len(members))) % folds
-        dealt += len(members)
-    return fold
-
-
-def _folds_of_groups(groups: np.ndarray, folds: int, rng: np.random.Generator) -> np.ndarray:
-    """The largest groups first, each to the fold that has the fewest samples."""
-    unit = np.unique(groups, return_inverse=True)[1]
-    sizes, order = np.bincount(unit), rng.permutation(unit.max() + 1)
-    fold_of_unit, held = np.zeros(len(sizes), np.int64), np.zeros(folds, np.int64)
-    for number in order[np.argsort(-sizes[order], kind="stable")]:
-        fold_of_unit[number] = smallest = int(np.argmin(held))
-        held[smallest] += sizes[number]
-    return fold_of_unit[unit]
-
-
-def _groups(source: Source) -> np.ndarray | None:
-    """The group of each sample, where some must stay together."""
-    found = getattr(source, "groups", None)
-    return None if found is None else np.asarray(found)
-
-
-def _strata(source: Source) -> list[np.ndarray]:
-    """The samples of each stratum, or of each class; all of them where groups must stay together."""
-    if _groups(source) is not None:  # a group may have samples of several classes
-        return [np.arange(len(source))]
-    strata: np.ndarray | None = getattr(source, "strata", None)
-    if strata is None:
-        if not isinstance(source, ClassSource):
-            return [np.arange(len(source))]
-        return [np.flatnonzero(source.labels == label) for label in range(len(source.classes))]
-    return [np.flatnonzero(strata == stratum) for stratum in np.unique(strata)]
+    found = taken(source, fraction, seed, part, known)
+    return View(source, np.flatnonzero(~found)), View(source, np.flatnonzero(found))
 
 
 def _overlap(one: Source, other: Source) -> bool:

@@ -1,5 +1,6 @@
 """Every example runs, and prints what stands beside it."""
 
+import csv
 import doctest
 import json
 import math
@@ -81,6 +82,37 @@ def test_values_masks_and_labels_are_learned(with_targets, name, networks, has_l
     rows = read_results(with_targets / "runs" / name)
     assert [row.status for row in rows] == [Status.FINISHED] * networks
     assert all(map(has_learned, rows)), rows
+    if name == "regression":
+        check_predicted(with_targets, "regression", rows[0].name, "diabetes.csv", "target")
+
+
+def check_predicted(folder, run, name, table, target):
+    """The rows of a table are predicted as those among them that were for validation were judged."""
+    text = printed(folder, "-m", "fleet", "predict", f"runs/{run}", table)
+    values = np.array([float(answer[target]) for answer in csv.DictReader(text.splitlines())])
+    with np.load(RunPaths(folder / "runs" / run).predictions(name, "validation")) as kept:
+        np.testing.assert_allclose(values[kept["rows"]], kept["outputs"][:, 0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.long
+def test_the_page_on_data_takes_a_table_from_start_to_end(with_targets):
+    spec = (with_targets / "wine.yaml").read_text()
+    assert spec.partition("\n\n")[2] in (ROOT / "docs/data.md").read_text(encoding="utf-8")
+    printed(with_targets, "-m", "fleet.run", "wine.yaml")
+    mean, *_ = read_results(with_targets / "runs/wine")
+    assert (mean.folds, mean.val_accuracy > 0.9) == (3, True)
+    with open(with_targets / "wine.csv", newline="") as file:
+        wines = list(csv.DictReader(file))
+    columns = [name for name in reversed(wines[0]) if name != "cultivar"]
+    with open(with_targets / "new.csv", "w", newline="") as file:
+        table = csv.DictWriter(file, ["number", *columns], extrasaction="ignore")
+        table.writeheader()
+        table.writerows(wine | {"number": row} for row, wine in enumerate(wines))
+    answers = list(csv.DictReader(printed(with_targets, "-m", "fleet", "predict", "runs/wine", "new.csv").splitlines()))
+    assert list(answers[0]) == ["row", "cultivar", "Barbera", "Barolo", "Grignolino"]
+    assert [answer["row"] for answer in answers] == [str(row) for row in range(178)]
+    right = [answer["cultivar"] == wine["cultivar"] for answer, wine in zip(answers, wines, strict=True)]
+    assert np.mean(right) > 0.95
 
 
 # ---- parts of one's own ------------------------------------------------------------------------

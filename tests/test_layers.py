@@ -39,21 +39,26 @@ MAY_IMPORT = {
     "preprocess.passing": "preprocess.base",
     "preprocess.target": "preprocess.base",
     "preprocess.target_checks": "preprocess.base preprocess.target",
+    "preprocess.fingerprint": "preprocess.base preprocess.target",
+    "preprocess.division": "preprocess.base",
     "preprocess.vectors": "",
     "preprocess.scaling": "preprocess.vectors",
     "preprocess.sample": "preprocess.base preprocess.scaling preprocess.target",
-    "preprocess.sources": "preprocess.base preprocess.files preprocess.decode preprocess.passing preprocess.target",
+    "preprocess.sources": "preprocess.base preprocess.files preprocess.decode preprocess.fingerprint "
+                          "preprocess.passing preprocess.target",
     "preprocess.transforms": "preprocess.base preprocess.decode preprocess.sample preprocess.scaling",
     "preprocess.chain": "preprocess.base preprocess.sample preprocess.target preprocess.transforms",
     "preprocess.probe": "preprocess.base preprocess.chain preprocess.sample preprocess.target preprocess.transforms",
     "preprocess.pipeline": "preprocess.base preprocess.chain preprocess.probe preprocess.sample preprocess.target "
                            "preprocess.transforms",
+    "preprocess.moments": "preprocess.base preprocess.pipeline preprocess.sample preprocess.transforms",
     "preprocess.packing": "preprocess.base preprocess.files preprocess.pipeline preprocess.sample preprocess.target",
     "preprocess.decoded_copy": "preprocess.base preprocess.chain preprocess.packing preprocess.pipeline "
-                               "preprocess.sample preprocess.sources preprocess.target preprocess.transforms",
+                               "preprocess.sample preprocess.source preprocess.sources preprocess.target "
+                               "preprocess.transforms",
     "preprocess.labels": "preprocess.base",
-    "preprocess.source": "preprocess.base preprocess.labels preprocess.sources preprocess.target "
-                         "preprocess.target_checks",
+    "preprocess.source": "preprocess.base preprocess.division preprocess.fingerprint preprocess.labels "
+                         "preprocess.sources preprocess.target preprocess.target_checks",
     "scheduler.base": "",
     "scheduler.files": "scheduler.base",
     "scheduler.hulls": "",

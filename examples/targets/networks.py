@@ -5,9 +5,9 @@ from keras import layers
 
 
 def mlp(input_shape, outputs, width=32):
-    """Values from the features of a table."""
+    """Values, or a logit for each class, from the features of a table."""
     features = keras.Input(input_shape)
-    hidden = layers.Dense(width, activation="relu")(layers.Rescaling(20.0)(features))
+    hidden = layers.Dense(width, activation="relu")(features)
     return keras.Model(features, layers.Dense(outputs)(hidden))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from fleet.errors import UserError
@@ -45,6 +45,11 @@ class Roles:
     def nodes(self) -> int:
         """How many nodes there are."""
         return max(self.node_of) + 1
+
+    @property
+    def unit(self) -> str:
+        """What networks are trained on, in a word: without GPUs and without sharing, a rank for each."""
+        return self.device if self.device == "GPU" or self.slots > 1 else "trainer"
 
     @property
     def idle_slots(self) -> int:
@@ -108,12 +113,11 @@ def roles_of(spec: Spec, node_of: Sequence[int], gpus_per_node: int | None, own_
     device = "GPU" if is_gpu else "core" if asked.gpus_per_node == "auto" else "device"
     if cores is not None:  # fewer of them only make a large group slow
         cores = max(cores, *(network.min_gpus for network in spec.networks), 1)
-    roles = assign(node_of, None if asked.preprocessors == "auto" else asked.preprocessors,
-                   gpus_per_node if asked.gpus_per_node == "auto" else asked.gpus_per_node,
-                   own_preprocessing or spec.policy.own_samples,
-                   None if asked.per_device == "auto" else asked.per_device,
-                   cores if spec.engine.learns else None)
-    return replace(roles, device=device)
+    return assign(node_of, None if asked.preprocessors == "auto" else asked.preprocessors,
+                  gpus_per_node if asked.gpus_per_node == "auto" else asked.gpus_per_node,
+                  own_preprocessing or spec.policy.own_samples,
+                  None if asked.per_device == "auto" else asked.per_device,
+                  cores if spec.engine.learns else None, device)
 
 
 def missing_slots(spec: Spec, roles: Roles) -> str:
@@ -132,7 +136,8 @@ def missing_slots(spec: Spec, roles: Roles) -> str:
 
 
 def assign(node_of: Sequence[int], preprocessors: int | None, gpus_per_node: int | None,
-           own_preprocessing: bool = False, slots: int | None = 1, cores: int | None = None) -> Roles:
+           own_preprocessing: bool = False, slots: int | None = 1, cores: int | None = None,
+           device: str = "GPU") -> Roles:
     """Split the ranks.
 
     Args:
@@ -144,6 +149,7 @@ def assign(node_of: Sequence[int], preprocessors: int | None, gpus_per_node: int
         slots: the most ranks that share a GPU; None for as many as there are.
         cores: of a node, which take the place of GPUs where there are none and slots are asked for; None where
             networks need no core to train.
+        device: what they share, in a word.
 
     Raises:
         UserError: there are fewer ranks than needed.
@@ -162,7 +168,7 @@ def assign(node_of: Sequence[int], preprocessors: int | None, gpus_per_node: int
         whole = _whole(most, gpus_per_node, slots, cores)
         each = -(-most // whole)
         return Roles(tuple(node_of), tuple(preprocessors), tuple(trainers), whole * each, each,
-                     fills=slots is not None and each > 1)
+                     fills=slots is not None and each > 1, device=device)
 
     if size == 1 or own_preprocessing:
         able = range(size) if size == 1 else range(1, size)  # with more than one, rank 0 coordinates and no more
@@ -195,7 +201,7 @@ def assign(node_of: Sequence[int], preprocessors: int | None, gpus_per_node: int
         rest = ranks[wanted:]
         if room is not None and len(rest) > room:
             raise UserError(
-                f"node {node} has {counted(len(rest), 'rank')} for {counted(gpus_per_node or 0, 'GPU')} beside "
+                f"node {node} has {counted(len(rest), 'rank')} for {counted(gpus_per_node or 0, device)} beside "
                 f"{counted(wanted, 'preprocessor')}: start {counted(room + wanted, 'rank')} there or raise "
                 "resources.preprocessors or resources.per_device")
         trainers_list += rest

@@ -2,8 +2,9 @@
 
 Every network is built as in a run, with its optimizer and learning rate schedule. It takes a training step on zeros,
 and networks of functions of your own are exported and loaded again. A process of its own does that, so a function may
-exit, crash or hang. All that is wrong is said at once, with the lines of the spec. The memory is what a GPU needs,
-estimated.
+exit, crash or hang. The keys are looked at first, then the data, then the networks; what is wrong there is said at
+once, with the lines of the spec, and nothing is built beside a mistake that is known before. The memory is what a GPU
+needs, estimated.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import argparse
 import dataclasses
 import re
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,12 +26,14 @@ from fleet.runtime.caching import Means, choose_cache
 from fleet.runtime.folder import free_disk
 from fleet.runtime.inputs import Inputs, folds_of, open_inputs, samples_of_epoch, settle
 from fleet.runtime.known_rates import read_rates_of
+from fleet.runtime.prepare import kinds_of
 from fleet.runtime.searches import make_searchers
 from fleet.spec import NetworkSpec, Spec, load
 from fleet.spec.fields import default_of
 from fleet.spec.fitting import Misfit, joined, misfits
+from fleet.spec.judging import check_comparable
 from fleet.spec.model import FAMILIES
-from fleet.spec.resolve import extremes
+from fleet.spec.resolve import extremes, variants
 from fleet.storage.event_log import last_cache
 from fleet.storage.events import CacheChosen
 from fleet.storage.paths import RunPaths
@@ -75,8 +78,8 @@ class _Found:
     """What a spec stands for, and what is wrong with it.
 
     Attributes:
-        spec: as far as it is right; None where nothing is.
-        opened: its data; None where that cannot be opened, or nobody knows which it would be.
+        spec: None where its keys are wrong.
+        opened: its data; None where something is wrong before any network is built.
         trials: of its networks, by their places.
         kept: what becomes of decoded samples, in a launch with one rank that prepares them.
     """
@@ -89,38 +92,38 @@ class _Found:
 
 
 def _check(path: str, steps: bool) -> _Found:
-    mistakes: list[SpecMistake] = []
+    """In three stages, each only where nothing is wrong in the one before: the keys, the data, the networks."""
     try:
         spec = load(path)
-        spec = dataclasses.replace(spec, networks=(*spec.networks, *extremes(spec).networks))
     except SpecError as error:
-        mistakes += error.mistakes
-        if error.salvaged is None or _is_among(mistakes, {"data", "resources", "seed"}):
-            return _Found(error.salvaged, None, {}, mistakes)
-        spec = error.salvaged
+        return _Found(None, None, {}, list(error.mistakes))
     try:
         opened = open_inputs(spec)
     except (UserError, InputError) as error:
-        return _Found(spec, None, {}, [*mistakes, _data_mistake(spec, str(error))])
+        return _Found(spec, None, {}, [_data_mistake(spec, str(error))])
     for line in opened.data.remark.splitlines():
         print(f"fleet check: {line}", file=sys.stderr)
+    written, spec = spec, dataclasses.replace(spec, networks=(*spec.networks, *extremes(spec).networks))
+    mistakes: list[SpecMistake] = []
     try:
         [spec] = settle(opened, spec)
     except UserError as error:
         mistakes.append(spec.origin.mistake(("train", "class_weights"), str(error)))
-    misfitting = [misfit for misfit in misfits(spec, opened.sample,
-                                               samples_of_epoch(opened.data, folds_of(spec, opened.data)),
-                                               opened.data.validation is not None)
-                  if not _is_among(mistakes, {".".join(map(str, misfit[1][:2]))})]  # then a default stands there
-    try:
-        make_searchers(spec)
-    except SpecError as error:
-        mistakes += error.mistakes
-    trials, refused = _tried(spec, opened, misfitting, steps)
-    tried = [_misfit(spec, trial) for trial in trials.values() if trial.problem]
-    found = [*misfitting, *(misfit for misfit in tried if not _is_among(mistakes, {".".join(map(str, misfit[1]))}))]
+    for look in (lambda: check_comparable(written, (*written.networks, *variants(written)), kinds_of(opened.sample)),
+                 lambda: make_searchers(spec)):
+        try:
+            look()
+        except SpecError as error:
+            mistakes += error.mistakes
+    every = dataclasses.replace(spec, networks=(*spec.networks, *variants(written)))
+    mistakes += joined(spec, misfits(every, opened.sample, samples_of_epoch(opened.data, folds_of(spec, opened)),
+                                     opened.data.validation is not None))
     kept, unkept = _kept(spec, opened)
-    return _Found(spec, opened, trials, [*mistakes, *unkept, *refused, *joined(spec, found)], kept)
+    if mistakes or unkept:
+        return _Found(spec, None, {}, [*mistakes, *unkept], kept)
+    trials, refused = _tried(spec, opened, steps)
+    tried = joined(spec, [_misfit(spec, trial) for trial in trials.values() if trial.problem])
+    return _Found(spec, opened, trials, [*refused, *tried], kept)
 
 
 def _kept(spec: Spec, opened: Inputs) -> tuple[CacheChosen, list[SpecMistake]]:
@@ -147,16 +150,9 @@ def _data_mistake(spec: Spec, said: str) -> SpecMistake:
     return spec.origin.mistake(where, said[found.end():])
 
 
-def _is_among(mistakes: list[SpecMistake], keys: Collection[str]) -> bool:
-    """Whether one of the mistakes is of some keys, or of one below."""
-    return any(f"{mistake.key}.".startswith(f"{key}.") for mistake in mistakes for key in keys)
-
-
-def _tried(spec: Spec, opened: Inputs, misfitting: list[Misfit], steps: bool
-           ) -> tuple[dict[int, Trial], list[SpecMistake]]:
-    """The networks that may be right, tried out; and what is wrong with the engine."""
-    unbuildable = {network.name for network, where, _, _ in misfitting if where == ("models", network.entry)}
-    places = [place for place, network in enumerate(spec.networks) if network.name not in unbuildable]
+def _tried(spec: Spec, opened: Inputs, steps: bool) -> tuple[dict[int, Trial], list[SpecMistake]]:
+    """The networks, tried out; and what is wrong with the engine."""
+    places = range(len(spec.networks))
     rates = None if spec.schedule.rates is None or not spec.engine.needs_rates else (
         read_rates_of(spec, spec.schedule.rates))
     with progress_bar(len(places), "trying networks") as advance:
@@ -218,7 +214,8 @@ def _print(path: str, found: _Found, opened: Inputs) -> None:
     if found.kept is not None:
         print(found.kept.words)
     rows = list(_rows(found.spec, found))
-    print_table(["network", "model", "parameters", "GPU memory", "batch", "optimizer", "GPUs", "epochs"],
+    device = "GPU" if found.spec.engine.uses_gpus else "device"
+    print_table(["network", "model", "parameters", f"{device} memory", "batch", "optimizer", f"{device}s", "epochs"],
                 [_row(network, trial) for network, trial in rows])
     notes: dict[str, list[str]] = {}
     for network, trial in rows:

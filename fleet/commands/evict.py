@@ -157,17 +157,23 @@ def _carry_out(args: argparse.Namespace) -> int:
         check_jobs(first.jobs, args.nodes)
     except InputError as error:
         raise UserError(f"squeue, running jobs of {whose}: {error}") from None
+    record = args.record or Path(RECORD)
+    waiting = still_held(record)
+    if held := evicting.held_by_others(first, machine, waiting):
+        print(f"{', '.join(held)}: held in the queue, and {record} does not say why; if that is left from an eviction: "
+              f"scontrol release {','.join(held)}")
     if not args.yes:
         users = {job: standing.user for job, standing in machine.seen.items()}
         print(f"{counted(len(first.jobs), 'running job')} of {whose} may be asked to make room")
         print("\n".join(evicting.lines_of(rehearse(first.jobs, eviction), users, first.signals)))
-        if waiting := still_held(args.record or Path(RECORD)):
+        if rivals := evicting.rivals(first, args.urgent, machine):
+            print(f"{', '.join(rivals)}: would be held in the queue meanwhile")
+        if waiting:
             print(f"{', '.join(waiting)}: held since an eviction that was killed; this one would release what it held")
         print("Nothing was done: --yes carries this out.")
         return ExitStatus.OK
-    record = args.record or Path(RECORD)
     diary = evicting.Diary(record, lambda text: print(text, flush=True))
-    keeping = evicting.Keeping(args.urgent, still_held(record))
+    keeping = evicting.Keeping(args.urgent, waiting)
     diary.note("begin", f"{args.nodes} nodes within {deadline:g} min, from the jobs of {whose}; noted in {record}",
                nodes=args.nodes, deadline_min=float(deadline), user=slurm_acts.myself(), whose=whose)
     with Interruption() as interruption:

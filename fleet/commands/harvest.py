@@ -17,9 +17,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from difflib import SequenceMatcher
 from pathlib import Path
 
 from fleet.arguments import duration, whole
@@ -27,9 +30,10 @@ from fleet.commands.options import add_json, print_json
 from fleet.commands.submit import add_job_options, find_site, ranks_of, system_of, times_of, trainers_of, with_gpus
 from fleet.errors import ExitStatus, UserError
 from fleet.jobs.backlog import Limits
-from fleet.jobs.harvest import Asked, Backlog, BatchQueue, CalledOff, Plan, Run, note
+from fleet.jobs.harvest import Backlog, BatchQueue, Plan, Run, call_off, is_called_off
 from fleet.run import IDLE_S
 from fleet.runtime.folder import check_folder, check_shareable, writing_into
+from fleet.runtime.prepare import told_when_to_end
 from fleet.spec import Spec, load
 from fleet.storage.files import replacing
 from fleet.storage.paths import RunPaths
@@ -97,7 +101,8 @@ def run(args: argparse.Namespace) -> int:
             job = _job(args, name, spec, found, system, of_spec, nodes)
             scripts[found.paths.harvest_script(nodes)] = render(job, system, of_spec)
     plan = Plan(tuple(runs), Limits(args.nodes_per_job, args.backlog, args.most), tuple(options),
-                QUEUES[system.queue_commands].queue_of(options) or args.queue or site.queue or None)
+                QUEUES[system.queue_commands].queue_of(options) or args.queue or site.queue or None,
+                f"cd {shlex.quote(str(Path.cwd()))} && {args.command_line}")
     if args.dry_run:
         if args.json:
             print_json({"scripts": list(scripts.values())})
@@ -112,16 +117,18 @@ def _begin(plan: Plan, system: System, scripts: dict[Path, str], as_json: bool) 
         check_folder(one.paths)
         with writing_into(one.paths):
             one.paths.jobs.mkdir(exist_ok=True)
+    replaced = _replaced(plan, scripts)
     for path, script in scripts.items():
         with replacing(path) as file:
             file.write(script)
     plan.write()
-    for one in plan.runs:
-        note(one.paths, Asked())
-    orders = Backlog(plan, BatchQueue(plan, system), os.environ).top_up()
+    plan.ask()
+    orders = Backlog(plan, BatchQueue(plan, system), os.environ).top_up(anew=bool(replaced))
+    for change in replaced:
+        print(f"fleet harvest: this replaces what was asked for before: {change}", file=sys.stderr)
     places = [str(one.paths.harvested) for one in plan.runs]
     if as_json:
-        print_json({"done": [str(order) for order in orders], "noted": places})
+        print_json({"done": [str(order) for order in orders], "noted": places, "replaced": replaced})
     else:
         print(f"{counted(len(orders), 'change')} of the queue; {', '.join(places)} will tell of all others")
         if not orders:
@@ -130,10 +137,48 @@ def _begin(plan: Plan, system: System, scripts: dict[Path, str], as_json: bool) 
     return ExitStatus.OK
 
 
+def _replaced(plan: Plan, scripts: Mapping[Path, str]) -> list[str]:
+    """What a harvest that is going on had in another way, in words: old -> new. The newest counts for all its jobs."""
+    found: dict[str, None] = {}
+    for one in plan.runs:
+        if not one.paths.harvest.exists() or is_called_off(one.paths):
+            continue
+        with suppress(UserError):  # what cannot be read is no harvest that goes on
+            found |= dict.fromkeys(_changes(Plan.read(one.paths.harvest), plan))
+        for path, script in scripts.items():
+            if path.parent == one.paths.jobs and path.exists():
+                found |= dict.fromkeys(_words_changed(path.read_text(encoding="utf-8"), script))
+    return list(found)
+
+
+def _changes(old: Plan, new: Plan) -> Iterator[str]:
+    """In which options two plans differ."""
+    for option in ("nodes_per_job", "backlog", "most"):
+        before, now = getattr(old.limits, option), getattr(new.limits, option)
+        if before != now:
+            yield f"--{option.replace('_', '-')} {before} -> {now}"
+    for what, before, now in (("runs", [str(run.root) for run in old.runs], [str(run.root) for run in new.runs]),
+                              ("options behind --", old.options, new.options)):
+        if list(before) != list(now):
+            yield f"{what}: {' '.join(before) or 'none'} -> {' '.join(now) or 'none'}"
+
+
+def _words_changed(old: str, new: str) -> Iterator[str]:
+    """Where two scripts differ, word by word.
+
+    >>> list(_words_changed("#SBATCH --time=01:00:00 x", "#SBATCH --time=02:00:00 x"))
+    ['--time=01:00:00 -> --time=02:00:00']
+    """
+    before, now = old.split(), new.split()
+    for tag, begin, end, new_begin, new_end in SequenceMatcher(None, before, now, autojunk=False).get_opcodes():
+        if tag != "equal":
+            yield f"{' '.join(before[begin:end]) or 'none'} -> {' '.join(now[new_begin:new_end]) or 'none'}"
+
+
 def _call_off(roots: Sequence[Path], system: System, as_json: bool) -> int:
     plans = [Plan.read(RunPaths(root).harvest) for root in roots]
     for root in roots:
-        note(RunPaths(root), CalledOff())
+        call_off(RunPaths(root))
     orders, left = [], []
     for root, plan in zip(roots, plans, strict=True):  # runs that are harvested together look again, which is no harm
         queue = BatchQueue(plan, system)
@@ -166,9 +211,10 @@ def _apart(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _run(args: argparse.Namespace, spec: Spec, site: Site) -> Run:
     root = spec.output.absolute()
+    epochs = {network.name: network.train.converge.max_epochs for network in told_when_to_end(spec).networks}
     ranks = ranks_of(args, spec, site) or site.ranks
     return Run(f"fleet-{zlib.crc32(str(root.resolve()).encode()):08x}", root,
-               tuple(network.name for network in spec.networks), max(1, site.gpus or ranks - 1))
+               tuple(epochs), max(1, site.gpus or ranks - 1), epochs)
 
 
 def _job(args: argparse.Namespace, path: str, spec: Spec, found: Run, system: System, site: Site, nodes: int) -> Job:

@@ -19,7 +19,7 @@ from pathlib import Path
 from fleet.arguments import count, duration, whole
 from fleet.errors import UserError
 from fleet.jobs.chain import Keeper, Limits
-from fleet.jobs.harvest import Backlog, BatchQueue, HarvestJob, Plan
+from fleet.jobs.harvest import AskedLast, HarvestJob
 from fleet.jobs.systems import find_system
 from fleet.spec import look_beside
 from fleet.storage.paths import RunPaths
@@ -65,9 +65,9 @@ def _spec_of(command: Sequence[str]) -> str:
 
 def _harvest(args: argparse.Namespace, system: System) -> int:
     """Keep a job that is one of several."""
-    job, plan = _job_id(system), Plan.read(args.harvest)
-    backlog = Backlog(plan, BatchQueue(plan, system), os.environ)
-    return HarvestJob(RunPaths(args.run, job), backlog, system, job).run(args.command)
+    job = _job_id(system)
+    return HarvestJob(RunPaths(args.run, job), AskedLast(args.harvest, system, os.environ), system, job
+                      ).run(args.command)
 
 
 def _job_id(system: System) -> str:

@@ -1,17 +1,22 @@
-"""Predict with the best networks of a run, or with the mean of several.
+"""Predict with the best network of a run, or with the mean of several.
 
   fleet predict runs/digits photo.png folder/            with the best network
   fleet predict runs/digits folder/ --top 5 --json       with the mean of the best five
   fleet predict runs/digits folder/ --select greedy      with those that go together best on the validation samples
   fleet predict runs/digits --top 5 --save five.keras    write them as one Keras model
+  fleet predict runs/wine new.csv > predicted.csv        for each row of a table
 
-Images are prepared as the run prepares its validation samples. A .npy file holds inputs as rows of an array. How good
-the networks are together, fleet report says.
+Inputs are prepared as the run prepares its validation samples. A .npy file holds inputs as rows of an array. The
+columns of a table are found by their names, and what is predicted for its rows is printed as CSV. How good the networks
+are together, fleet report says.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
+import sys
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,8 +32,8 @@ from fleet.terminal import print_table
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("run", metavar="RUN", help="folder of the run")
-    parser.add_argument("images", metavar="IMAGES", nargs="*",
-                        help="image files, folders of images, or .npy files of inputs")
+    parser.add_argument("images", metavar="INPUTS", nargs="*",
+                        help="image files, folders of images, tables (CSV or Parquet), or .npy files of inputs")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--top", type=count, metavar="K", help="join the best K networks (1)")
     which.add_argument("--select", choices=[GREEDY],
@@ -51,6 +56,8 @@ def run(args: argparse.Namespace) -> int:
             predictor.save(args.save)
         except StorageError as error:
             raise UserError(f"--save: {error}") from None
+    if any(map(predictor.is_table, args.images)):
+        return _predict_rows(predictor, args)
     found: list[dict[str, Any]] = []
     if args.images:
         names, predicted = predictor.predict_files(args.images)
@@ -60,6 +67,29 @@ def run(args: argparse.Namespace) -> int:
         print_json({"networks": predictor.weights, "names": predictor.names, "images": found})
     else:
         _print(predictor, found, args.save)
+    return ExitStatus.OK
+
+
+def _predict_rows(predictor: Predictor, args: argparse.Namespace) -> int:
+    """Print what the networks predict for the rows of tables, as a table or as one object."""
+    tables = {table: predictor.predict_files([table])[1] for table in args.images}
+    answer = partial(_ANSWERS[predictor.sample.target.kind], predictor.names)
+    if args.json:
+        print_json({"networks": predictor.weights, "names": predictor.names, "rows": [
+            {"table": table, "row": row, **answer(numbers)}
+            for table, predicted in tables.items() for row, numbers in enumerate(predicted)]})
+        return ExitStatus.OK
+    print(f"With {_joined(predictor)}:", file=sys.stderr)
+    where = ["table", "row"] if len(tables) > 1 else ["row"]
+    headers = [*where, *{"class": [predictor.target_column or "class"], "multilabel": ["labels"]}.get(
+        predictor.sample.target.kind, [])]
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow([*headers, *(f"predicted {name}" if name in headers else name for name in predictor.names)])
+    for table, predicted in tables.items():
+        for row, numbers in enumerate(predicted):
+            said = answer(numbers)
+            chosen = [said["class"]] if "class" in said else [";".join(said["labels"])] if "labels" in said else []
+            writer.writerow([*([table, row] if len(tables) > 1 else [row]), *chosen, *map(str, numbers)])
     return ExitStatus.OK
 
 
@@ -85,13 +115,23 @@ _ANSWERS = {"class": _class, "multilabel": _labels, "value": _values}
 
 
 def _print(predictor: Predictor, found: list[dict[str, Any]], saved: str | None) -> None:
-    shares = ", ".join(f"{name} {share:.0%}" for name, share in predictor.weights.items())
-    print(f"With {shares}:" if len(predictor.weights) > 1 else f"With {next(iter(predictor.weights))}:")
+    print(f"With {_joined(predictor)}:")
     if found:
         columns = [name for name in found[0] if name != "probabilities" or "class" not in found[0]]
         print_table(columns, [[_shown(row[column]) for column in columns] for row in found])
     if saved is not None:
         print(f"{saved} holds them as one network.")
+
+
+def _joined(predictor: Predictor) -> str:
+    """What is joined, in a line: the networks, and of how many folds each is the mean."""
+    weights = predictor.weights
+    shares = {name: sum(map(weights.__getitem__, parts)) for name, parts in predictor.folds.items()} or weights
+    folds = {len(parts) for parts in predictor.folds.values()}
+    if len(shares) == 1:
+        return next(iter(shares)) + "".join(f", the mean of its {count} folds" for count in folds)
+    named = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
+    return named + "".join(f", each the mean of its {count} folds" for count in folds)
 
 
 def _shown(value: Any) -> Any:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from fleet.commands.options import add_json, print_json
 from fleet.errors import ExitStatus, StorageError
+from fleet.jobs.harvested import over_of
 from fleet.monitor.html import write_report
 from fleet.monitor.report import MISSED, Report, best_rows, read_report
 from fleet.monitor.searched import table_of_found, table_of_rungs
@@ -34,11 +35,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the numbers of a report, and write it where that is allowed."""
     paths = RunPaths(args.run)
-    report = read_report(paths)
+    report, over = read_report(paths), over_of(paths)
     if args.json:
-        print_json(report.numbers())
+        print_json(report.numbers() | ({} if over is None else {"harvest": {"why": over.why, "again": over.again}}))
     else:
         _print(report)
+        if over is not None:
+            print(f"{str(over)[0].upper()}{str(over)[1:]}.")
     try:
         write_report(paths, report)
     except StorageError as error:  # a run of somebody else's may be looked at
@@ -55,15 +58,18 @@ def _print(report: Report) -> None:
     print_table(headers, rows, title=f"{report.name}: the best network first")
     if left_out:
         print(left_out)
+    if report.data:
+        print(report.data)
     if report.ensembles:
         print_table(*table_of(report.ensembles), title="The best networks together")
         print(TOGETHER)
     for search in report.searches:
-        print_table(*table_of_found(search), title=f"{search.title}: the best so far")
+        if search.tried:
+            print_table(*table_of_found(search), title=f"{search.title}: the best so far")
         print(search.words)
     if report.rungs:
         print_table(*table_of_rungs(report.rungs), title="What was pruned when")
-    print(f"{format_duration(account.seconds)} on {counted(account.gpus, 'GPU')}: "
+    print(f"{format_duration(account.seconds)} on {counted(account.gpus, account.device)}: "
           + ", ".join(f"{name} {share:.1%}" for name, share in account.spent.shares.items()))
     if report.samples:
         print(report.samples)

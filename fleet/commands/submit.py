@@ -3,12 +3,14 @@
     fleet submit photos.yaml --system slurm --nodes 2 --gpus-per-node 4 --walltime 2h --chain
     fleet submit photos.yaml --site perlmutter --account m1234 --nodes 4 --walltime 6h --chain
     fleet submit photos.yaml --site my_site.yaml --nodes 1 --walltime 30min --dry-run
+    fleet submit --end runs/photos
 
 With --walltime auto it asks for what is likely to cost least, by what past runs took, and says why.
 
 The job saves everything shortly before its walltime ends. With --chain it is then put into the queue again, or
 followed by another job, until all networks are done. The folder of the run has the script, what the jobs print, and
-jobs/stops.jsonl with every stop and its reason. `--system local` runs on this machine, now. --fresh-network,
+jobs/stops.jsonl with every stop and its reason. --end RUN ends the chain of a run: its next job is taken back, the one
+that runs saves and ends, and no other follows. `--system local` runs on this machine, now. --fresh-network,
 --accept-changes and --remeasure count for the first launch of the chain that gets so far as to start.
 """
 
@@ -29,6 +31,8 @@ from fleet.comm.roles import Roles, roles_of
 from fleet.commands.options import add_json, add_spec, print_json
 from fleet.commands.sharing import recorded_sharing
 from fleet.errors import ExitStatus, UserError
+from fleet.jobs.chain import HandedIn, note
+from fleet.jobs.ending import Chain
 from fleet.jobs.systems import find_system
 from fleet.monitor.view import told_of_sharing
 from fleet.runtime.changes import Wishes
@@ -53,7 +57,7 @@ _size = whole(1, 100_000)
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    add_spec(parser)
+    add_spec(parser, optional=True)
     parser.add_argument("--system", metavar="NAME",
                         help=f"batch system: {', '.join(SYSTEMS)}, or module:system of your own (that of the site)")
     parser.add_argument("--site", default="generic", metavar="NAME",
@@ -70,10 +74,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fresh-network", metavar="NAME", action="append", default=[],
                         help="delete what was trained of this network, and start it over; may be given several times")
     parser.add_argument("--accept-changes", action="store_true",
-                        help="go on from the checkpoints of networks whose build: function, or its args, have changed")
+                        help="go on from the checkpoints where the data, or a network's build: function or args, have "
+                             "changed")
     parser.add_argument("--remeasure", action="store_true",
                         help="measure all rates anew, and replace those that earlier runs have left in the cache")
-    parser.add_argument("--dry-run", action="store_true", help="only print the script")
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--end", type=Path, metavar="RUN",
+                         help="end the chain of a run, by its folder or its spec: its next job is taken back, and the "
+                              "one that runs saves and ends")
+    instead.add_argument("--dry-run", action="store_true", help="only print the script")
     add_json(parser)
 
 
@@ -91,7 +100,11 @@ def add_job_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the script and hand it in."""
+    """Write the script and hand it in; or end a chain."""
+    if args.end is not None:
+        return _end(args)
+    if args.spec is None:
+        raise UserError("the spec is missing: fleet submit SPEC, or --end RUN")
     spec = load(args.spec)
     site = with_gpus(args, spec, find_site(args.site))
     system = system_of(args.system, site, args.site)
@@ -112,6 +125,23 @@ def run(args: argparse.Namespace) -> int:
             print(script, end="")
         return ExitStatus.OK
     return _hand_in(script, paths, system, args.json, told)
+
+
+def _end(args: argparse.Namespace) -> int:
+    """End a chain, and say what was done."""
+    if args.spec is not None:
+        raise UserError(f"--end {args.end} goes without a spec; {args.spec} is one")
+    root = load(str(args.end)).output if args.end.suffix in (".yaml", ".yml") else args.end
+    back, told = Chain.of(RunPaths(root.absolute())).end()
+    if args.json:
+        print_json({"cancelled": back, "told": told})
+        return ExitStatus.OK
+    if back:
+        print(f"{', '.join(back)} taken back from the queue")
+    if told:
+        print(f"{', '.join(told)} told to save and to end, by SIGUSR2")
+    print(f"no further job follows; the same spec, handed in again, goes on from the checkpoints in {root}")
+    return ExitStatus.OK
 
 
 def _automatic(args: argparse.Namespace, spec: Spec, system: System, site: Site) -> Asked | None:
@@ -136,6 +166,7 @@ def _hand_in(script: str, paths: RunPaths, system: System, as_json: bool, told: 
     if not system.has_queue:
         return subprocess.run(["bash", str(paths.job_script)], check=False).returncode
     id_ = submit(system, paths.job_script)
+    note(paths, HandedIn(id_))
     if as_json:
         print_json({"job": id_, "system": system.name, "script": str(paths.job_script), "stops": str(paths.stops),
                     **told})

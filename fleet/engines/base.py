@@ -126,8 +126,8 @@ class Setup:
     """What an engine may build on, on one trainer rank.
 
     Attributes:
-        sample: what networks are fed with: shape, dtype, classes; ``sample.of(network.feed)`` where entries of a spec
-            have ``data`` of their own.
+        sample: what networks are fed with: shape, dtype, classes; ``sample.of(network.feed, network.fold)`` where
+            entries of a spec have ``data`` of their own, or folds differ.
         resources: of the spec.
         rates: of the networks, where they are known.
         index: the place of this trainer's GPU among those of its node.

@@ -61,6 +61,7 @@ class Leased:
         position: samples of the next epoch that it has consumed there.
         took_over: whether the launch before had not let go.
         unlogged: epochs that are in the checkpoint, and in no event log.
+        is_news: whether no event log says that it is over, if it is.
     """
 
     network: str
@@ -69,6 +70,7 @@ class Leased:
     position: int = 0
     took_over: bool = False
     unlogged: tuple[EpochRecord, ...] = ()
+    is_news: bool = False
 
 
 @dataclass(frozen=True)

@@ -120,9 +120,9 @@ class Leaving:
         rest = self._groups.cluster.without(self._devices(nodes)).gpus
         for name in self._networks.left:
             if (least := self._networks.specs[name].min_gpus) > rest:
-                raise UserError(f"{name} needs {counted(least, 'GPU')}, and {rest} would be left")
+                raise UserError(f"{name} needs {counted(least, self._setup.roles.unit)}, and {rest} would be left")
         if not rest:
-            raise UserError("no GPU would be left")
+            raise UserError(f"no {self._setup.roles.unit} would be left")
 
     def _ways_off(self, nodes: Iterable[int], within_s: float, now_s: float) -> Mapping[str, Action]:
         """What the groups on some nodes do so that they are off them in time."""

@@ -228,6 +228,10 @@ class Networks:
             self._outbox.note(EpochEnded(leased.network, record))
         self._outbox.note(NetworkTaken(leased.network, leased.generation, len(leased.standing.history),
                                        leased.position, leased.took_over))
+        outcome, history = leased.standing.outcome, leased.standing.history
+        if outcome is not None and leased.is_news:
+            self._outbox.note(NetworkFailed(leased.network, outcome.reason) if outcome.is_failure else
+                              NetworkFinished(leased.network, outcome.reason, len(history)))
 
     # ---- those that are away ----
 

@@ -1,16 +1,21 @@
 """Which jobs to hand in next, and which to take back, where several runs share the idle nodes of a site (pure).
 
-The nodes that are idle are shared out by :func:`scheduler.idle.allocate.allocate`, the exact optimum of [BFTrainer]'s
-objective (Liu et al., arXiv:2106.12091, Eq. 16). A run gains the samples per second of the networks that further nodes
-would train. Launches that are at work are not disturbed by further ones, so what a new one costs is its own start: of a
-gap of ``gap_s`` seconds it trains for all but ``start_s``.
+A job is for networks that no job will train otherwise: neither one that waits, nor one that runs and has room for
+more. A run of which nothing is measured gets a node before all others. The nodes that are idle then are shared out by
+:func:`scheduler.idle.allocate.allocate`, the exact optimum of [BFTrainer]'s objective (Liu et al., arXiv:2106.12091,
+Eq. 16). A run gains by a node the share of its remaining work that the node does: samples of two runs are worth
+different things, and a run is done when all of its samples are. Of the k-th node of a run that counts for a k-th, so
+that no run waits for the end of another. Launches that are at work are not disturbed by further ones, so what a new one
+costs is its own start: of a gap of ``gap_s`` seconds it trains for all but ``start_s``.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import TypeAlias
 
 from scheduler.idle.allocate import Curve, Trainer, allocate
@@ -27,12 +32,14 @@ class Limits:
         backlog: jobs that wait in the queue, at most.
         most: jobs that wait or run, at most.
         fruitless: launches in a row without an epoch after which a run is given up.
+        passing: the same of launches that were ended by what may pass, such as a full disk.
     """
 
     nodes_per_job: int = 1
     backlog: int = 2
     most: int = 32
     fruitless: int = 3
+    passing: int = 10
 
 
 @dataclass(frozen=True)
@@ -44,24 +51,32 @@ class Harvested:
         waiting: networks that are not over, and that no launch holds.
         held: networks that a launch holds.
         per_node: networks that a node trains at once.
-        rate: samples/s of a network, on average.
+        rate: samples/s of a network, on average; None where none was measured yet.
         start_s: seconds from the beginning of a launch to its first step.
         fruitless: launches in a row without an epoch.
         queued: the ids of its jobs that wait in the queue, and the nodes of each.
         running: number of its jobs that run.
         is_called_off: whether the user wants no more jobs.
+        spare: networks that the jobs which run can take beside those that they hold.
+        nodes: of the jobs that run.
+        left: samples that its networks are still to be trained on.
+        passed: launches in a row without an epoch that were ended by what may pass.
     """
 
     name: str
     waiting: int
     held: int = 0
     per_node: int = 1
-    rate: float = 1.0
+    rate: float | None = 1.0
     start_s: float = 0.0
     fruitless: int = 0
     queued: tuple[tuple[str, int], ...] = ()
     running: int = 0
     is_called_off: bool = False
+    spare: int = 0
+    nodes: int = 0
+    left: float = 1.0
+    passed: int = 0
 
     @property
     def is_over(self) -> bool:
@@ -70,8 +85,18 @@ class Harvested:
 
     @property
     def unserved(self) -> int:
-        """The networks that wait for more nodes than the jobs in the queue will have."""
-        return max(0, self.waiting - self.per_node * sum(nodes for _, nodes in self.queued))
+        """The networks that neither the jobs in the queue will train, nor those that run have room for."""
+        return max(0, self.waiting - self.spare - self.per_node * sum(nodes for _, nodes in self.queued))
+
+    @property
+    def needless(self) -> tuple[str, ...]:
+        """The jobs in the queue that would find nothing to train: those that were handed in last."""
+        found, left = [], self.waiting - self.spare
+        for job, nodes in self.queued:
+            if left <= 0:
+                found.append(job)
+            left -= self.per_node * nodes
+        return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -106,34 +131,83 @@ def decide(runs: Sequence[Harvested], idle_nodes: int, gap_s: float, limits: Lim
     >>> decide([Harvested("a", waiting=0, queued=(("17", 1),))], 3, 600.0, Limits())
     [Cancel(name='a', job='17')]
     """
-    orders: list[Order] = [Cancel(run.name, job) for run in runs if run.is_over or _is_given_up(run, limits)
-                           for job, _ in run.queued]
-    wanting = [run for run in runs if run.unserved and not _is_given_up(run, limits)]
-    queued = sum(len(run.queued) for run in runs) - len(orders)
-    present = queued + sum(run.running for run in runs)
-    room = min(limits.backlog - queued, limits.most - present)
+    orders: list[Order] = [Cancel(run.name, job) for run in runs for job in (
+        [job for job, _ in run.queued] if is_given_up(run, limits) else run.needless)]
+    wanting = [run for run in runs if run.unserved and not is_given_up(run, limits)]
+    unmeasured = [run for run in wanting if len(runs) > 1 and run.rate is None and not (run.queued or run.running)]
+    if _room(runs, orders, limits) <= 0 < len(unmeasured):
+        orders += _make_way(runs, orders)
+    room = _room(runs, orders, limits)
     if not wanting or room <= 0:
         return orders
-    whole = room * limits.nodes_per_job
     # Where no node is idle, the jobs that wait in the queue are as large as may be.
-    nodes = min(idle_nodes, whole) if idle_nodes > 0 else whole
-    counts = allocate([_trainer(run, gap_s) for run in wanting], [0] * len(wanting), nodes, gap_s)
+    nodes = min(idle_nodes or room * limits.nodes_per_job, room * limits.nodes_per_job)
+    first = [Submit(run.name, 1) for run in unmeasured[:room]]
+    served = {job.name for job in first}
+    wanting = [replace(run, queued=(("", 1),)) if run.name in served else run for run in wanting]
+    return [*orders, *first, *_shared([run for run in wanting if run.unserved], room - len(first), nodes - len(first),
+                                      gap_s, limits.nodes_per_job)]
+
+
+def _room(runs: Sequence[Harvested], orders: Sequence[Order], limits: Limits) -> int:
+    """How many jobs may be handed in once some were taken back."""
+    queued = sum(len(run.queued) for run in runs) - len(orders)
+    return min(limits.backlog - queued, limits.most - queued - sum(run.running for run in runs))
+
+
+def _make_way(runs: Sequence[Harvested], orders: Sequence[Order]) -> list[Order]:
+    """Take a job back that waits, of a run that has others, so that one can be handed in for a run that has none."""
+    taken_back = {order.job for order in orders if isinstance(order, Cancel)}
+    for run in reversed(runs):
+        left = [job for job, _ in run.queued if job not in taken_back]
+        if left and len(left) + run.running > 1:
+            return [Cancel(run.name, left[-1])]
+    return []
+
+
+def _shared(wanting: Sequence[Harvested], room: int, nodes: int, gap_s: float, largest: int) -> list[Submit]:
+    """So many jobs at most, of so many nodes at most, as the nodes are shared out."""
+    if not wanting or room <= 0 or nodes <= 0:
+        return []
+    known = [progress(run) for run in wanting if run.rate is not None]
+    usual = statistics.fmean(known) if known else 1.0  # one that is being measured may be as any other
+    gains = [usual if run.rate is None else progress(run) for run in wanting]
+    trainers = [_trainer(run, gain / max(gains), nodes, gap_s) for run, gain in zip(wanting, gains, strict=True)]
+    counts = allocate(trainers, [0] * len(wanting), nodes, gap_s)
     jobs = [Submit(run.name, size) for run, count in zip(wanting, counts, strict=True)
-            for size in _sizes(count, limits.nodes_per_job)]
-    return [*orders, *sorted(jobs, key=lambda job: -job.nodes)[:room]]
+            for size in _sizes(count, largest)]
+    return sorted(jobs, key=lambda job: -job.nodes)[:room]
 
 
-def _is_given_up(run: Harvested, limits: Limits) -> bool:
-    return run.is_called_off or run.fruitless >= limits.fruitless
+def is_given_up(run: Harvested, limits: Limits) -> bool:
+    """Whether no job is handed in for a run any more, though networks may be left."""
+    return run.is_called_off or run.fruitless >= limits.fruitless or run.passed >= limits.passing
 
 
-def _trainer(run: Harvested, gap_s: float) -> Trainer:
-    """What a run gains on further nodes."""
+def progress(run: Harvested) -> float:
+    """The share of the remaining work of a run that a node does in a second.
+
+    >>> progress(Harvested("a", waiting=2, per_node=2, rate=100.0, left=40_000.0))
+    0.005
+    """
+    assert run.rate is not None
+    return run.per_node * run.rate / run.left
+
+
+def _trainer(run: Harvested, gained: float, nodes: int, gap_s: float) -> Trainer:
+    """What a run gains on further nodes.
+
+    Args:
+        gained: by a node that trains as many networks as it can, as a share of what one of the best run gains.
+        nodes: that there are.
+    """
     most = math.ceil(run.unserved / run.per_node)
-    share = max(LEAST_SHARE, 1 - run.start_s / gap_s)
-    nodes = sorted({1, run.unserved // run.per_node, most} - {0})
-    values = tuple(min(count * run.per_node, run.unserved) * run.rate * share for count in nodes)
-    return Trainer(Curve(tuple(nodes), values), n_max=most)
+    share = gained * max(LEAST_SHARE, 1 - run.start_s / gap_s)
+    there = run.nodes + sum(count for _, count in run.queued)
+    counts = range(1, min(most, nodes) + 1)
+    values = accumulate(share * min(1.0, run.unserved / run.per_node - (count - 1)) / (there + count)
+                        for count in counts)
+    return Trainer(Curve(tuple(counts), tuple(values)), n_max=len(counts))
 
 
 def _sizes(nodes: int, largest: int) -> list[int]:

@@ -9,27 +9,24 @@ remembered between jobs.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, ClassVar
 
 from fleet.errors import ExitStatus, StorageError, UserError
+from fleet.jobs.making_room import begin_later
+from fleet.jobs.room import await_room, say
 from fleet.jobs.systems import SYSTEM_VARIABLE, lease_of_process
 from fleet.jobs.warned import WarnedLaunch
-from fleet.storage.event_log import events_of, launch_status, log_mark, read_events
-from fleet.storage.events import Interrupted, Started
-from fleet.storage.files import storing
+from fleet.storage.event_log import launch_status, log_mark, read_events
+from fleet.storage.events import Started
 from fleet.storage.lease import Lease
 from fleet.storage.lines import Flat, OmitDefault, add_dated_line, from_json, read_lines
 from fleet.storage.paths import RunPaths
 from launch.base import InputError
 from launch.systems import System, continue_job, is_preempted
-
-_PROBE_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -142,10 +139,27 @@ class Stopped:
     then: Annotated[str, OmitDefault] = ""
 
 
-_KINDS: Mapping[str, type] = {kind.word: kind for kind in (Begun, Stopped)}
+@dataclass(frozen=True)
+class HandedIn:
+    """A user has handed in the first job of a chain."""
+
+    word: ClassVar[str] = "submitted"
+    job: str
 
 
-def note(paths: RunPaths, what: Begun | Stopped) -> None:
+@dataclass(frozen=True)
+class CalledOff:
+    """A user wants the chain to end (``fleet submit --end``)."""
+
+    word: ClassVar[str] = "called_off"
+
+
+_Noted = Begun | Stopped | HandedIn | CalledOff
+_KINDS: Mapping[str, type] = {kind.word: kind for kind in (Begun, Stopped, HandedIn, CalledOff)}
+CALLED_OFF = "the chain was called off (fleet submit --end)"
+
+
+def note(paths: RunPaths, what: _Noted) -> None:
     """Add a line to the file of stops, with the time.
 
     Raises:
@@ -207,21 +221,49 @@ def _chain_before(path: Path, job: str) -> tuple[list[Stop], int]:
     stops: list[Stop] = []
     following, log_bytes = None, 0
     for noted in _noted(path):
-        if isinstance(noted, Stopped):
-            stops.append(noted.stop)
-            following = noted.next
-        elif noted.job != following:
-            stops, log_bytes = [], noted.log_bytes
+        match noted:
+            case Stopped():
+                stops.append(noted.stop)
+                following = noted.next
+            case Begun() if noted.job != following:
+                stops, log_bytes = [], noted.log_bytes
     return (stops, log_bytes) if job == following else ([], 0)
 
 
 def _unfinished(path: Path) -> str | None:
     """The job whose launch has begun, and of whose stop nothing is known."""
-    noted = _noted(path)
-    return noted[-1].job if noted and isinstance(noted[-1], Begun) else None
+    launches = [noted for noted in _noted(path) if isinstance(noted, Begun | Stopped)]
+    return launches[-1].job if launches and isinstance(launches[-1], Begun) else None
 
 
-def _noted(path: Path) -> list[Begun | Stopped]:
+def is_called_off(path: Path, job: str) -> bool:
+    """Whether a user has ended the chain that a job belongs to; one that is handed in later is another chain's."""
+    ours, is_off = set[str](), False
+    for noted in _noted(path):
+        match noted:
+            case CalledOff():
+                is_off = bool(ours)
+            case Stopped(next=following):
+                ours |= {noted.job} | ({following} if following else set())
+            case HandedIn() | Begun() if noted.job not in ours:
+                ours, is_off = {noted.job}, False
+    return is_off and job in ours
+
+
+def jobs_of(path: Path) -> tuple[set[str], str]:
+    """The jobs of which a chain knows, and what was decided at its newest stop."""
+    known, then = set[str](), ""
+    for noted in _noted(path):
+        match noted:
+            case Stopped(next=following):
+                known |= {noted.job} | ({following} if following else set())
+                then = noted.then or noted.why
+            case HandedIn() | Begun():
+                known.add(noted.job)
+    return known, then
+
+
+def _noted(path: Path) -> list[_Noted]:
     """All lines of the file of stops; damaged ones are passed over."""
     found = [from_json(line, _KINDS) for line in read_lines(path)] if path.exists() else []
     return [noted for noted in found if noted is not None]
@@ -258,6 +300,8 @@ class Keeper:
             StorageError: nothing can be noted.
             LeaseLost: another job has taken the chain over.
         """
+        self._warned.listen()
+        self._await_room()  # a disk that is full for now is no reason to lose the job
         with lease_of_process(self._environment) as lease:
             lease.take(self._paths.jobs_lease)
             return self._run(command, lease)
@@ -266,15 +310,20 @@ class Keeper:
         if (lost := _unfinished(self._paths.stops)) is not None:
             note(self._paths, Stopped(lost, Stop(None), "it ended without a word: preempted, killed, or its node died",
                                       next=self._job if lost == self._job else None))
-        self._warned.listen()
         while True:
             stops = stops_before(self._paths.stops, self._job)
+            if is_called_off(self._paths.stops, self._job):
+                say(CALLED_OFF)
+                return int(ExitStatus.RESUMABLE)
             if len(stops) >= self._limits.jobs:  # the batch system started it again by itself
-                print(f"fleet job: a job has run {_times(len(stops))} (jobs: {self._limits.jobs})", file=sys.stderr)
+                say(f"a job has run {_times(len(stops))} (jobs: {self._limits.jobs})")
                 return int(ExitStatus.RESUMABLE)
             status, goes_on = self._launch(command, stops, lease)
             if not goes_on or self._system.has_queue:
                 return status
+
+    def _await_room(self) -> StorageError | None:
+        return await_room(self._paths.jobs, lambda: self._warned.is_signalled)
 
     def _launch(self, command: Sequence[str], stops: Sequence[Stop], lease: Lease) -> tuple[int, bool]:
         """One launch: how it ended, and whether another follows."""
@@ -293,42 +342,24 @@ class Keeper:
             self._warned.warning = "a preemption"
         stop = Stop(status, bool(self._warned.warning))
         decision = decide([*stops, stop], self._limits)
-        if stop.is_failure and (refusal := self._refusal()):
-            decision = Decision(False, refusal)
+        if stop.is_failure and (refused := self._await_room()) is not None:
+            decision = Decision(False, str(refused))
         following, then = self._follow(decision, _next_request([*stops, stop], self._requests))
-        note(self._paths, Stopped(self._job, stop, self._why(status, ended), following, then))
-        print(f"fleet job: status {status}; {then}", file=sys.stderr, flush=True)
+        why = self._warned.why(status, ended, self._paths.events)
+        note(self._paths, Stopped(self._job, stop, why, following, then))
+        say(f"status {status}; {then}")
         return status, following is not None
-
-    def _refusal(self) -> str:
-        """What the file system says to a mebibyte, where it refuses: until that is mended no job would do better."""
-        probe = self._paths.jobs / ".probe.tmp"
-        try:
-            with storing(probe, _PROBE_BYTES):
-                probe.write_bytes(bytes(_PROBE_BYTES))
-        except StorageError as error:
-            return str(error)
-        finally:
-            with suppress(OSError):
-                probe.unlink(missing_ok=True)
-        return ""
 
     def _follow(self, decision: Decision, request: float | None) -> tuple[str | None, str]:
         """See to it that another launch follows; who does it, and what there is to say."""
         if not decision.goes_on:
             return None, decision.why
+        if is_called_off(self._paths.stops, self._job):
+            return None, CALLED_OFF
         if not self._system.has_queue:
             return (None, "it was told to stop") if self._warned.is_signalled else (self._job, decision.why)
         try:
-            return continue_job(self._system, self._job, self._paths.job_script, request), decision.why
+            later = begin_later(self._system, [self._paths])
+            return continue_job(self._system, self._job, self._paths.job_script, request, later), decision.why
         except (InputError, OSError) as error:
             return None, f"{decision.why}, but no further job could be submitted: {error}"
-
-    def _why(self, status: int, ended: int) -> str:
-        if status == ExitStatus.RESUMABLE:
-            interrupted = events_of(self._paths.events, Interrupted)
-            return interrupted[-1].reason if interrupted else self._warned.warning
-        if status in (ExitStatus.OK, ExitStatus.NETWORK_FAILED, ExitStatus.BAD_INPUT):
-            return "it ended"
-        warning = self._warned.warning
-        return f"it broke off: its launcher ended with status {ended}" + (warning and f" after {warning}")

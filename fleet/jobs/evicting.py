@@ -9,22 +9,24 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from fleet.errors import FleetError, UserError
 from fleet.jobs.holding import Holding, Interruption
+from fleet.jobs.making_room import MakingRoom
 from launch import slurm_acts
 from launch.base import InputError
 from launch.slurm_acts import Standing
-from launch.slurm_jobs import SlurmJob, running_jobs
+from launch.slurm_jobs import SlurmJob, running_jobs, scripts, waiting_jobs
 from scheduler.eviction.carrying import Eviction, Step
 from scheduler.eviction.plan import RunningJob
 
 LOOK_S = 0.5, 10.0  # between two looks, at least and at most: a sixtieth of the deadline
 PATIENCE_S = 300.0  # after the deadline, for jobs that end slowly, and for a Slurm that does not answer
 KEEP_S = 60.0  # for which nodes are kept free at least, where nobody says for which job
+TELL_MIN = 1.0  # between two lines that say that a job has not begun yet
 
 GiveBack = Callable[[str, int, float], Sequence[str]]
 Answer = TypeVar("Answer")
@@ -41,6 +43,8 @@ class Candidates:
         signals: upon which jobs save.
         runs: folders of the runs that give nodes back while they go on.
         standing: how all jobs stand, those included that wait.
+        patient: jobs that run or wait, and can do so later: their comments speak to FLEET, as those of its own do.
+        scripts: of the jobs, as they were handed in.
     """
 
     jobs: list[RunningJob]
@@ -48,6 +52,8 @@ class Candidates:
     signals: dict[str, str]
     runs: dict[str, str]
     standing: Mapping[str, Standing]
+    patient: frozenset[str] = frozenset()
+    scripts: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -73,17 +79,18 @@ class Machine:
         Raises:
             InputError: Slurm does not answer.
         """
-        everyone = slurm_acts.standings(self.partition)
-        standing = {id_: job for id_, job in everyone.items() if job.holds}
-        running = running_jobs(self.partition)
+        running, waiting, everyone = running_jobs(self.partition), waiting_jobs(), slurm_acts.standings()
+        standing = {id_: job for id_, job in everyone.items() if job.holds and self.partition in (None, job.partition)}
         for id_, job in standing.items():
             self.seen.setdefault(id_, job)
         same = {id_ for id_, job in standing.items() if job.start == self.seen[id_].start}
+        patient = frozenset(job.id for job in (*running, *waiting) if job.speaks)
         mine = [job for job in running if job.id in same and standing[job.id].state == "RUNNING"
                 and self.may_touch(standing[job.id].user)]
         return Candidates(self.costs(mine), {id_: standing[id_].nodes for id_ in same},
                           {job.id: job.signal for job in mine if job.signal is not None},
-                          {job.id: job.yields for job in mine if job.yields is not None}, everyone)
+                          {job.id: job.yields for job in mine if job.yields is not None}, everyone, patient,
+                          scripts() if patient else {})
 
     def may_touch(self, user: str) -> bool:
         """Whether a user's jobs may be asked."""
@@ -162,11 +169,59 @@ def carry_out(eviction: Eviction, first: Candidates, machine: Machine, diary: Di
     """
     interruption = interruption or Interruption()
     holding = Holding(diary.note, machine.may_touch, keeping.held)
-    course = _Course(eviction, machine, diary, keeping, holding, interruption)
+    room = MakingRoom()
+    course = _Course(eviction, machine, diary, keeping, holding, room, interruption, Freed(first, keeping.job))
     try:
         return course.run(first, sleep or interruption.sleep, now_s)
     finally:
+        room.end()
         holding.release()
+
+
+class Freed:
+    """Which nodes jobs have let go of, and who has these now; nothing where Slurm does not tell the names of nodes.
+
+    Args:
+        first: what the machine showed.
+        urgent: the job that is to have the nodes.
+    """
+
+    def __init__(self, first: Candidates, urgent: str | None) -> None:
+        self._urgent = urgent
+        self._had = {job: first.standing[job].names for job in first.held}  # of those that are to make room
+        self._by: dict[str, str] = {}  # node -> the job that has let go of it
+        self._owners: dict[str, Standing] = {}  # node -> the job that has it now
+
+    def look(self, found: Candidates) -> dict[str, list[str]]:
+        """The nodes that others have taken since the last look, by their jobs."""
+        for job, had in self._had.items():
+            has = found.standing[job].names if job in found.held else frozenset()
+            self._by |= dict.fromkeys(had - has, job)
+            self._had[job] = has
+        before, self._owners = self._owners, {}
+        if not self._by:
+            return {}
+        self._owners = {node: job for job in found.standing.values() if job.id != self._urgent
+                        for node in job.names & self._by.keys()}
+        taken: dict[str, list[str]] = {}
+        for node, owner in sorted(self._owners.items()):
+            if node not in before or before[node].id != owner.id:
+                taken.setdefault(owner.id, []).append(node)
+        return taken
+
+    def ask(self, job: str, nodes: Sequence[str]) -> None:
+        """A job that has taken nodes is to make room in turn."""
+        self._had[job] = frozenset(nodes)
+        for node in nodes:
+            del self._by[node], self._owners[node]
+
+    def by(self, node: str) -> str:
+        """The job that has let go of a node."""
+        return self._by[node]
+
+    def told(self) -> str:
+        """Who has nodes that were freed, in words; empty where nobody has."""
+        return ", ".join(f"job {job.id} of {job.user} has {node}" for node, job in sorted(self._owners.items()))
 
 
 @dataclass
@@ -176,6 +231,8 @@ class _Course:
     Attributes:
         free_min: since when the nodes are free.
         silence: what Slurm said instead of an answer, the last time.
+        taken_by: jobs that have taken nodes that were free, and are to make room in turn, with how many.
+        told_min: when it was said last that the urgent job has not begun.
     """
 
     eviction: Eviction
@@ -183,9 +240,16 @@ class _Course:
     diary: Diary
     keeping: Keeping
     holding: Holding
+    room: MakingRoom
     interruption: Interruption
+    freed: Freed
     free_min: float | None = None
     silence: str = ""
+    taken_by: dict[str, int] = field(default_factory=dict)
+    told_min: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.first = frozenset(self.machine.seen)
 
     def run(self, first: Candidates, sleep: Callable[[float], None], now_s: Callable[[], float]) -> bool:
         """See :func:`carry_out`."""
@@ -194,7 +258,9 @@ class _Course:
         while True:
             minute = (now_s() - start) / 60
             if found is not None:
+                self._keep_back(found)
                 self._act(minute, found)
+            self.room.touch()
             if (ended := self._end(minute)) is not None:
                 is_good, said = ended
                 self.diary.note("end", said, freed=self.eviction.freed)
@@ -214,16 +280,53 @@ class _Course:
         self.silence = ""
         return answer
 
+    def _keep_back(self, found: Candidates) -> None:
+        """Before a node becomes free: hold what waits and would take it, and have no more of that handed in."""
+        self.room.meet((found.scripts[job], found.standing[job].user) for job in found.patient
+                       if job in found.scripts and self._gives_way(job, found))
+        self.room.touch()
+        self.holding.look(found.standing, rivals(found, self.keeping.job, self.machine))
+
+    def _gives_way(self, job: str, found: Candidates) -> bool:
+        return gives_way(job, found, self.keeping.job, self.machine)
+
     def _act(self, minute: float, found: Candidates) -> None:
-        for step in self.eviction.look(minute, found.jobs, found.held):
+        taken = self.freed.look(found)
+        for job, nodes in taken.items():
+            self._take_back(job, nodes, minute, found)
+        # What a job that has come since holds is not what is to be freed, unless it was free before.
+        jobs = [replace(job, nodes=self.taken_by.get(job.id, job.nodes)) for job in found.jobs if self._counts(job.id)]
+        held = {job: self.taken_by.get(job, nodes) for job, nodes in found.held.items() if self._counts(job)}
+        held |= {job: self.taken_by[job] for job in taken if job in self.taken_by}  # also one that has begun anew
+        for step in self.eviction.look(minute, jobs, held):
             self._take(step, minute, found)
             if step.what in ("freed", "ended"):
                 self.holding.watch(step.job)
         self.holding.look(found.standing)
-        if self.eviction.is_done and self.free_min is None:
-            self.free_min = minute
-            self.diary.note("free", f"{self.eviction.freed} nodes are free after {minute:.1f} min",
-                            freed=self.eviction.freed)
+        if not self.eviction.is_done:
+            self.free_min = None
+        elif self.free_min is None:
+            self.free_min = self.told_min = minute
+            others = self.freed.told()
+            how = f"were freed after {minute:.1f} min, but {others}" if others else f"are free after {minute:.1f} min"
+            self.diary.note("free", f"{self.eviction.freed} nodes {how}", freed=self.eviction.freed)
+
+    def _counts(self, job: str) -> bool:
+        return job in self.first or job in self.taken_by
+
+    def _take_back(self, job: str, nodes: Sequence[str], minute: float, found: Candidates) -> None:
+        """A job has taken nodes that were free: say so, and have it make room in turn if it is one that can wait."""
+        user = found.standing[job].user
+        whose = ", ".join(f"{node}, which job {self.freed.by(node)} has freed" for node in nodes)
+        in_turn = (self._gives_way(job, found)
+                   and self.machine.partition in (None, found.standing[job].partition))
+        self.diary.note("taken", f"{minute:7.1f} min  job {job} of {user} has taken {whose}"
+                        + ("; it is to make room in turn" if in_turn else ""), job=job, user=user, nodes=list(nodes))
+        if in_turn:
+            self.machine.seen[job] = found.standing[job]
+            self.taken_by[job] = len(nodes)
+            self.freed.ask(job, nodes)
+            self.eviction.taken(job, len(nodes), job in found.signals)
 
     def _end(self, minute: float) -> tuple[bool, str] | None:
         """Whether it has ended well, and why it has ended; None while it goes on."""
@@ -237,10 +340,23 @@ class _Course:
         if (job := self.keeping.job) is None:
             over = max(self.eviction.deadline_min, self.free_min + KEEP_S / 60)
             return (True, f"they are kept free no longer, after {minute:.1f} min") if minute >= over else None
-        stands = self._ask(lambda: slurm_acts.standings(job=job))
+        stands = self._ask(slurm_acts.standings)
         if stands is None or (job in stands and stands[job].waits):
-            return (False, f"job {job} has not begun; {given_up}") if late else None
+            return self._waits(job, stands or {}, minute, given_up if late else "")
         return True, f"job {job} is {stands[job].state if job in stands else 'gone'} after {minute:.1f} min"
+
+    def _waits(self, job: str, stands: Mapping[str, Standing], minute: float, given_up: str) -> tuple[bool, str] | None:
+        """The urgent job has not begun: say so now and then, with what is known of why, or give it up."""
+        reason = stands[job].reason if job in stands else ""
+        others = self.freed.told()
+        why = "; ".join([*([f"Slurm says {reason}"] if reason else []), *([others] if others else [])])
+        why = f" ({why})" if why else ""
+        if given_up:
+            return False, f"job {job} has not begun{why}; {given_up}"
+        if minute >= self.told_min + TELL_MIN:
+            self.told_min = minute
+            self.diary.note("waits", f"{minute:7.1f} min  job {job} has not begun yet{why}", job=job)
+        return None
 
     def _take(self, step: Step, minute: float, found: Candidates) -> None:
         """Note a step; do it first if it is an act."""
@@ -265,6 +381,7 @@ class _Course:
     def _do(self, step: Step, minute: float, found: Candidates) -> str:
         """What was done, in words."""
         if step.what == "yield":
+            self.room.touch(60 * (step.until_min - minute))  # nobody looks until that has an end
             gone = self.machine.give_back(found.runs[step.job], step.nodes, 60 * (step.until_min - minute))
             return f"{', '.join(gone)} given back; it keeps {', '.join(slurm_acts.shrink(step.job, gone))}"
         if step.what == "stop":
@@ -274,6 +391,29 @@ class _Course:
             return "it saves by itself"
         slurm_acts.tell_to_save(step.job, signal)
         return f"signal {signal}"
+
+
+def gives_way(job: str, found: Candidates, urgent: str | None, machine: Machine) -> bool:
+    """Whether a job that comes, or waits, is to leave the nodes to others.
+
+    FLEET's own are, for they can go on later. Of other jobs it is up to the queue who is first, unless it is known for
+    which job the nodes are: then one's own wait for that.
+    """
+    user = found.standing[job].user
+    is_own = urgent is not None and user == slurm_acts.myself()
+    return job != urgent and machine.may_touch(user) and (job in found.patient or is_own)
+
+
+def rivals(found: Candidates, urgent: str | None, machine: Machine) -> list[str]:
+    """The jobs in the queue that would take the nodes, and are held."""
+    return sorted(job for job, now in found.standing.items()
+                  if now.waits and not now.is_held and gives_way(job, found, urgent, machine))
+
+
+def held_by_others(found: Candidates, machine: Machine, known: Sequence[str]) -> list[str]:
+    """Jobs of FLEET's in the queue that are held, though not by an eviction that is known of."""
+    return sorted(job for job in found.patient if job in found.standing and found.standing[job].is_held
+                  and job not in known and machine.may_touch(found.standing[job].user))
 
 
 def told(minute: float, step: Step) -> str:

@@ -2,8 +2,8 @@
 
 Each job keeps the backlog filled, when it begins, now and then, and when it ends; so no process has to stay on a login
 node. What to do is decided by :func:`fleet.jobs.backlog.decide`. What that is told of is found out here: the queue and
-the idle nodes from the batch system, the networks from the tables and the leases in the folders of the runs, and how
-fast they are, what starting takes and how long jobs are let be from the runs' own event logs.
+the idle nodes from the batch system, who holds which network from the leases in the folders of the runs, and how far
+networks are, how fast they are, what starting takes and how long jobs are let be from the logs of all launches.
 """
 
 from __future__ import annotations
@@ -12,30 +12,58 @@ import dataclasses
 import json
 import os
 import statistics
-import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections import Counter, deque
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Protocol
+from typing import Protocol
 
 from fleet.errors import ExitStatus, StorageError, UserError
-from fleet.jobs.backlog import Cancel, Harvested, Limits, Order, Submit, decide
+from fleet.jobs.backlog import Cancel, Harvested, Limits, Order, Submit, decide, is_given_up
 from fleet.jobs.chain import Stop
+from fleet.jobs.harvested import (
+    Asked,
+    Begun,
+    CalledOff,
+    Ended,
+    HandedIn,
+    Over,
+    Past,
+    TakenBack,
+    fruitless,
+    is_called_off,
+    lost,
+    newest_of_jobs,
+    note,
+    noted_of,
+    over_of,
+    passed,
+    past_of,
+)
+from fleet.jobs.making_room import begin_later
+from fleet.jobs.room import await_room, pause, refusal, say
 from fleet.jobs.systems import SYSTEM_VARIABLE, lease_of_process
 from fleet.jobs.warned import WarnedLaunch
-from fleet.storage.event_log import Logged, launch_status, log_mark, read_events, read_run
-from fleet.storage.events import EpochEnded, FirstStep, NetworkTaken, Started
+from fleet.storage.event_log import RunTail, launch_status, log_mark
+from fleet.storage.events import EpochEnded, FirstStep, Started
+from fleet.storage.events.fold import told
 from fleet.storage.files import write_json
-from fleet.storage.lines import Kind, OmitDefault, add_dated_line, from_json, read_lines
+from fleet.storage.lines import Kind
 from fleet.storage.network_leases import holders
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Status, read_results
+from fleet.storage.state import EpochRecord, Standing
 from launch.base import InputError
 from launch.queues import QUEUES, QueuedJob
 from launch.systems import System, is_preempted, submit
 
 GAP_S = 600.0  # how long nodes are taken to stay idle before anything is known of it: it counts as one gap
 _EVERY_S = 30.0  # between two looks at the queue
+_TURNS = 12  # of a few seconds each, which a job that is about to end waits for others that look
+_REST_S, _MOST_REST_S, _PATIENCE_S = 5.0, 300.0, 300.0  # where something may pass: the first pause, the longest, all
 _RATES = 50  # newest epochs of which rates are taken
 
 
@@ -48,12 +76,14 @@ class Run:
         root: its folder.
         networks: the names of all of them.
         per_node: networks that a node trains at once, until a launch has shown it.
+        epochs: of each network, at most; empty where nobody said.
     """
 
     job: str
     root: Path
     networks: tuple[str, ...]
     per_node: int
+    epochs: Mapping[str, int] = field(default_factory=dict, hash=False)
 
     @property
     def paths(self) -> RunPaths:
@@ -68,12 +98,14 @@ class Plan:
     Attributes:
         options: for the command that hands jobs in.
         partition: or queue, whose idle nodes count; None for the default one.
+        command: what begins it again, for people; empty where nobody said.
     """
 
     runs: tuple[Run, ...]
     limits: Limits
     options: tuple[str, ...] = ()
     partition: str | None = None
+    command: str = ""
 
     def write(self) -> None:
         """Write it into the folder of each run.
@@ -86,6 +118,11 @@ class Plan:
         for run in self.runs:
             write_json(run.paths.harvest, content)
 
+    def ask(self) -> None:
+        """Its user asks for it, again or for the first time."""
+        for run in self.runs:
+            note(run.paths, Asked())
+
     @classmethod
     def read(cls, path: Path) -> Plan:
         """Read what :meth:`write` wrote.
@@ -95,9 +132,11 @@ class Plan:
         """
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            runs = tuple(Run(run["job"], Path(run["root"]), tuple(run["networks"]), run["per_node"])
+            runs = tuple(Run(run["job"], Path(run["root"]), tuple(run["networks"]), run["per_node"],
+                             run.get("epochs", {}))
                          for run in content["runs"])
-            return cls(runs, Limits(**content["limits"]), tuple(content["options"]), content["partition"])
+            return cls(runs, Limits(**content["limits"]), tuple(content["options"]), content["partition"],
+                       content.get("command", ""))
         except OSError as error:
             raise UserError(f"{path} cannot be read: {error.strerror}; fleet harvest writes it") from None
         except (ValueError, LookupError, TypeError) as error:
@@ -133,176 +172,11 @@ class BatchQueue:
         return self._queue.idle_nodes(self._plan.partition)
 
     def submit(self, script: Path, nodes: int) -> str:  # noqa: D102
-        return submit(self._system, script, more=self._plan.options)
+        later = begin_later(self._system, [run.paths for run in self._plan.runs])
+        return submit(self._system, script, more=(*self._plan.options, *later))
 
     def cancel(self, job: str) -> None:  # noqa: D102
         self._queue.cancel(job)
-
-
-# ---- what is noted -----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A user has asked for the harvest: launches that came to nothing before are forgiven."""
-
-    word: ClassVar[str] = "asked"
-
-
-@dataclass(frozen=True)
-class CalledOff:
-    """A user wants no more jobs, until the harvest is asked for again."""
-
-    word: ClassVar[str] = "called_off"
-
-
-@dataclass(frozen=True)
-class HandedIn:
-    """A job was handed in."""
-
-    word: ClassVar[str] = "submitted"
-    job: str
-    nodes: int
-
-
-@dataclass(frozen=True)
-class TakenBack:
-    """A job was taken back before it began."""
-
-    word: ClassVar[str] = "cancelled"
-    job: str
-
-
-@dataclass(frozen=True)
-class Begun:
-    """A job has begun, perhaps not for the first time.
-
-    Attributes:
-        log_bytes: size of its event log by then.
-    """
-
-    word: ClassVar[str] = "begun"
-    job: str
-    log_bytes: Annotated[int, OmitDefault] = 0
-
-
-@dataclass(frozen=True)
-class Ended:
-    """The launch of a job is over; a job that is killed does not come to say so.
-
-    Attributes:
-        status: of the launch (:class:`fleet.errors.ExitStatus`).
-        warning: that came before.
-    """
-
-    word: ClassVar[str] = "ended"
-    job: str
-    status: int
-    warning: Annotated[str, OmitDefault] = ""
-
-
-_KINDS: Mapping[str, type] = {kind.word: kind for kind in (Asked, CalledOff, HandedIn, TakenBack, Begun, Ended)}
-
-
-def note(paths: RunPaths, what: Kind) -> None:
-    """Add a line to what is known of a harvest, with the time.
-
-    Raises:
-        StorageError: the disk is full, ...
-    """
-    add_dated_line(paths.harvested, what)
-
-
-def _noted(paths: RunPaths) -> list[Any]:
-    """All that is known of a harvest, in order."""
-    return [from_json(line, _KINDS) for line in read_lines(paths.harvested)] if paths.harvested.exists() else []
-
-
-def is_called_off(paths: RunPaths) -> bool:
-    """Whether no more jobs are wanted for a run."""
-    said = [one for one in _noted(paths) if isinstance(one, Asked | CalledOff)]
-    return bool(said) and isinstance(said[-1], CalledOff)
-
-
-@dataclass(frozen=True)
-class Past:
-    """A launch that is over, as its log tells it.
-
-    Attributes:
-        seconds: that it lasted.
-        taken: networks that it took.
-        epochs: that it finished.
-        status: None where it did not come to say that it ended.
-        is_warned: whether the batch system was about to end it.
-        is_forgiven: whether the harvest was asked for anew since.
-    """
-
-    seconds: float
-    taken: int
-    epochs: int
-    status: int | None
-    is_warned: bool
-    is_forgiven: bool = False
-
-    @property
-    def is_fruitless(self) -> bool | None:
-        """Whether it should have finished an epoch, and has not; None where it got no network, or was ended before."""
-        if self.epochs:
-            return False
-        ended_well = self.status in (ExitStatus.OK, ExitStatus.NETWORK_FAILED, ExitStatus.RESUMABLE)
-        return None if self.is_warned or (ended_well and not self.taken) else True
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether its nodes were taken back."""
-        return self.is_warned or self.status is None
-
-
-def past_of(paths: RunPaths, running: Sequence[str] = ()) -> list[Past]:
-    """The launches of a run that are over, in the order in which they began.
-
-    Args:
-        running: the ids of its jobs that run now.
-    """
-    noted = _noted(paths)
-    begun = [(place, one) for place, one in enumerate(noted) if isinstance(one, Begun)]
-    last = {one.job: place for place, one in begun}
-    asked = max((place for place, one in enumerate(noted) if isinstance(one, Asked)), default=-1)
-    past = []
-    for place, one in begun:
-        if one.job in running and last[one.job] == place:
-            continue
-        later = [other for other in noted[place + 1:] if isinstance(other, Begun | Ended) and other.job == one.job]
-        end = later[0] if later and isinstance(later[0], Ended) else None
-        past.append(_past(RunPaths(paths.root, one.job).events, one.log_bytes, end, place < asked))
-    return past
-
-
-def _past(log: Path, start: int, end: Ended | None, is_forgiven: bool) -> Past:
-    events: list[Logged] = []
-    for logged in read_events(log, start) if log.exists() else ():
-        if isinstance(logged.event, Started) and events:
-            break
-        events.append(logged)
-    seconds = events[-1].t_s if events else 0.0
-    return Past(seconds, sum(isinstance(logged.event, NetworkTaken) for logged in events),
-                sum(isinstance(logged.event, EpochEnded) for logged in events),
-                None if end is None else end.status, end is not None and bool(end.warning), is_forgiven)
-
-
-def fruitless(past: Sequence[Past]) -> int:
-    """How many launches in a row, to the newest, have finished no epoch."""
-    count = 0
-    for one in reversed(past):
-        if one.is_fruitless is False or one.is_forgiven:
-            break
-        count += bool(one.is_fruitless)
-    return count
-
-
-def mean_gap_s(past: Sequence[Past]) -> float:
-    """How long nodes stay idle, in seconds: what launches lasted over how many were cut off, if gaps have no memory."""
-    return (GAP_S + sum(one.seconds for one in past)) / (1 + sum(one.is_cut for one in past))
 
 
 # ---- the queue ---------------------------------------------------------------------------------
@@ -313,49 +187,130 @@ class Backlog:
 
     Args:
         environment: of this process.
+
+    Attributes:
+        command: what begins the harvest again.
     """
 
     def __init__(self, plan: Plan, queue: Queue, environment: Mapping[str, str]) -> None:
         self._plan, self._queue, self._environment = plan, queue, environment
+        self.command = plan.command
+        self._logs = {run.job: Logs(run.paths) for run in plan.runs}
 
-    def top_up(self, without: str = "") -> list[Order]:
+    def finds_work(self, root: Path, job: str) -> bool:
+        """Whether a job of a run that is about to begin would find a network to train.
+
+        Raises:
+            InputError: the batch system does not answer.
+            OSError: the file system does not.
+        """
+        run = next(run for run in self._plan.runs if run.root == root)
+        found = self._queue.jobs([run.job])
+        others = [one for one in found if one.id not in {job, *self._leaving(found)}]  # what it held, it may take again
+        return look(run, others, [], self._logs[run.job]).waiting > 0
+
+    def top_up(self, without: str = "", anew: bool = False) -> list[Order]:
         """Look at queue and runs, and hand in or take back what should be; returns what was done.
 
-        Several jobs may come to it at the same moment: one of them does it.
+        Several jobs may come to it at the same moment: one of them does it. A job that is about to end waits for the
+        others, for it may be the last.
 
         Args:
             without: the id of a job that is about to end.
+            anew: whether jobs that wait are taken back, since they were handed in with other options.
 
         Raises:
             InputError: the batch system does not answer.
             StorageError: nothing can be noted.
         """
+        for left in reversed(range(_TURNS if without else 1)):
+            try:
+                lease = lease_of_process(self._environment)
+                lease.take(self._plan.runs[0].paths.jobs_lease)
+                break
+            except UserError:  # another job is at it
+                if not left:
+                    return []
         try:
-            lease = lease_of_process(self._environment)
-            lease.take(self._plan.runs[0].paths.jobs_lease)
-        except UserError:  # another job is at it
-            return []
-        try:
-            return self._top_up(without)
+            return [*(self._take_back() if anew else []), *self._top_up(without)]
         finally:  # also where the batch system does not answer: it may answer the next job
             lease.release()
 
+    def _take_back(self) -> list[Order]:
+        orders = [Cancel(job.name, job.id) for job in self._queue.jobs([run.job for run in self._plan.runs])
+                  if not job.runs]
+        for order in orders:
+            self._carry_out(order, next(run.paths for run in self._plan.runs if run.job == order.name))
+        return list(orders)
+
     def _top_up(self, without: str) -> list[Order]:
-        jobs = [job._replace(nodes=job.nodes or self._asked_for(job.id))
-                for job in self._queue.jobs([run.job for run in self._plan.runs]) if job.id != without]
+        names = [run.job for run in self._plan.runs]
+        found = [job._replace(nodes=job.nodes or self._asked_for(job.id)) for job in self._queue.jobs(names)]
         idle = self._queue.idle_nodes()
+        self._note_lost(found)
+        jobs = [job for job in found if job.id not in {without, *self._leaving(found)}]
         past = {run.job: past_of(run.paths, [job.id for job in jobs if job.runs]) for run in self._plan.runs}
         gap_s = mean_gap_s([one for launches in past.values() for one in launches])
         taken = sum(job.nodes for job in jobs if not job.runs)
-        runs = [look(run, [job for job in jobs if job.name == run.job], past[run.job]) for run in self._plan.runs]
+        runs = [look(run, [job for job in jobs if job.name == run.job], past[run.job], self._logs[run.job])
+                for run in self._plan.runs]
         orders = decide(runs, max(0, idle - taken), gap_s, self._plan.limits)
         for order in orders:
             self._carry_out(order, next(run.paths for run in self._plan.runs if run.job == order.name))
+        if without:
+            self._note_over(runs, orders)
         return orders
+
+    def _leaving(self, jobs: Sequence[QueuedJob]) -> set[str]:
+        """The jobs that are there still, and whose launches are over."""
+        newest = {job: one for run in self._plan.runs for job, one in newest_of_jobs(run.paths).items()}
+        return {job.id for job in jobs if job.runs and isinstance(one := newest.get(job.id), Ended)
+                and one.status is not None}
+
+    def _note_lost(self, jobs: Sequence[QueuedJob]) -> None:
+        """Say of each launch that ended without a word that it did."""
+        running, waiting = ({job.id for job in jobs if job.runs is runs} for runs in (True, False))
+        for run in self._plan.runs:
+            for job, one in newest_of_jobs(run.paths).items():
+                if isinstance(one, Begun) and job not in running:
+                    note(run.paths, lost(job, job in waiting))
+
+    def _note_over(self, runs: Sequence[Harvested], orders: Sequence[Order]) -> None:
+        """Say of each run that has come to its end that it has, and why."""
+        coming = {order.name for order in orders if isinstance(order, Submit)}
+        taken_back = {order.job for order in orders if isinstance(order, Cancel)}
+        there = {seen.name for seen in runs if seen.running or {job for job, _ in seen.queued} - taken_back} | coming
+        for run, seen in zip(self._plan.runs, runs, strict=True):
+            ends = seen.is_over or is_given_up(seen, self._plan.limits) or not there
+            if ends and seen.name not in there and over_of(run.paths) is None:
+                note(run.paths, Over(self._why_over(run, seen), "" if self._is_complete(run, seen)
+                                     else self._plan.command))
+
+    def _is_complete(self, run: Run, seen: Harvested) -> bool:
+        return seen.is_over and not self._failed(run)
+
+    def _failed(self, run: Run) -> int:
+        """How many networks of a run have failed."""
+        outcomes = (standing.outcome for standing in self._logs[run.job].standings.values())
+        return sum(outcome is not None and outcome.is_failure for outcome in outcomes)
+
+    def _why_over(self, run: Run, seen: Harvested) -> str:
+        if seen.is_over:
+            failed = self._failed(run)
+            return f"all networks are done, {failed} of them failed" if failed else "all networks are done"
+        if seen.is_called_off:
+            return "it was called off (--end)"
+        last = next((one.why for one in reversed(noted_of(run.paths)) if isinstance(one, Ended) and one.why), "")
+        because = last and f"; the last: {last}"
+        if seen.fruitless >= self._plan.limits.fruitless:
+            return f"{seen.fruitless} launches in a row finished no epoch{because}"
+        if seen.passed >= self._plan.limits.passing:
+            return f"{seen.passed} launches in a row were ended by what may pass, and has not{because}"
+        return f"no job is left for the networks that are{because}"
 
     def _asked_for(self, job: str) -> int:
         """How many nodes a job was handed in for, where its batch system does not say."""
-        return next((one.nodes for run in self._plan.runs for one in _noted(run.paths)
+        return next((one.nodes for run in self._plan.runs for one in noted_of(run.paths)
                      if isinstance(one, HandedIn) and one.job == job), 1)
 
     def _carry_out(self, order: Order, paths: RunPaths) -> None:
@@ -367,33 +322,127 @@ class Backlog:
                 note(paths, TakenBack(job))
 
 
-def look(run: Run, jobs: Sequence[QueuedJob], past: Sequence[Past]) -> Harvested:
+class AskedLast(Backlog):
+    """A backlog by what was asked for last: a user may ask for something else while a job runs.
+
+    Args:
+        file: of the plan.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+
+    def __init__(self, file: Path, system: System, environment: Mapping[str, str]) -> None:
+        self._file, self._system = file, system
+        self._take(Plan.read(file), environment)
+
+    def top_up(self, without: str = "", anew: bool = False) -> list[Order]:  # noqa: D102 - Backlog says it
+        with suppress(UserError):  # it is as it was
+            if (plan := Plan.read(self._file)) != self._plan:
+                self._take(plan, self._environment)
+        return super().top_up(without, anew)
+
+    def _take(self, plan: Plan, environment: Mapping[str, str]) -> None:
+        super().__init__(plan, BatchQueue(plan, self._system), environment)
+
+
+def mean_gap_s(past: Sequence[Past]) -> float:
+    """How long nodes stay idle, in seconds: what launches lasted over how many were cut off, if gaps have no memory."""
+    return (GAP_S + sum(one.seconds for one in past)) / (1 + sum(one.is_cut for one in past))
+
+
+class Logs:
+    """What the launches of a run have logged, read as it grows.
+
+    Attributes:
+        standings: of the networks that a log tells of.
+        start: of the newest launch.
+        first_s: seconds from the beginning of each launch to its first step.
+        records: the newest epochs.
+    """
+
+    def __init__(self, paths: RunPaths) -> None:
+        self._tail = RunTail(paths)
+        self.standings: dict[str, Standing] = {}
+        self.start: Started | None = None
+        self.first_s: list[float] = []
+        self.records: deque[EpochRecord] = deque(maxlen=_RATES)
+
+    def look(self) -> None:
+        """Read what is new.
+
+        Raises:
+            OSError: the file system does not answer.
+        """
+        events = sorted(self._tail.new(), key=lambda dated: dated.at)
+        self.standings |= told(self.standings, events)
+        for _, event, t_s in events:
+            match event:
+                case Started():
+                    self.start = event
+                case FirstStep():
+                    self.first_s.append(t_s)
+                case EpochEnded(record=record) if record.seconds > 0:
+                    self.records.append(record)
+
+
+def call_off(paths: RunPaths) -> None:
+    """Hand in no more jobs for a run, until its harvest is asked for again."""
+    note(paths, CalledOff())
+
+
+def look(run: Run, jobs: Sequence[QueuedJob], past: Sequence[Past], logs: Logs | None = None) -> Harvested:
     """A run, as its folder and its jobs show it.
 
     Args:
         jobs: its own.
         past: its launches that are over.
+        logs: of its launches, as far as they were read.
     """
-    over, held = _over(run.paths) & set(run.networks), holders(run.paths)
+    logs = logs or Logs(run.paths)
+    logs.look()
+    over = {name for name, standing in logs.standings.items() if standing.outcome is not None}
+    over = (over | _in_table(run.paths)) & set(run.networks)  # of what was done long ago there may be no log
     running = {job.id for job in jobs if job.runs}
     # What a launch holds that is no more waits for another one.
-    alive = {name for name, holder in held.items()
-             if name not in over and (holder is None or not holder.job or holder.job in running)}
-    log = list(read_run(run.paths))
-    starts = [logged.event for logged in log if isinstance(logged.event, Started)]
-    first_s = [logged.t_s for logged in log if isinstance(logged.event, FirstStep)]
-    records = [logged.event.record for logged in log if isinstance(logged.event, EpochEnded)][-_RATES:]
-    rates = [record.samples / record.seconds for record in records if record.seconds > 0]
+    held = {name: holder for name, holder in holders(run.paths).items()
+            if name in run.networks and name not in over and (
+                holder is None or not holder.job or holder.job in running)}
+    by_job = Counter(holder.job for holder in held.values() if holder is not None)
+    ours = {one.job for one in noted_of(run.paths) if isinstance(one, HandedIn | Begun)}
+    at_once = partial(_at_once, run, logs.start)
+    rates = [record.samples / record.seconds for record in logs.records]
     return Harvested(
-        run.job, waiting=len(set(run.networks) - over - alive), held=len(alive),
-        per_node=max(1, starts[-1].trainers // starts[-1].nodes) if starts else run.per_node,
-        rate=statistics.fmean(rates) if rates else 1.0, start_s=statistics.median(first_s) if first_s else 0.0,
-        fruitless=fruitless(past), queued=tuple((job.id, job.nodes) for job in jobs if not job.runs),
-        running=len(running), is_called_off=is_called_off(run.paths))
+        run.job, waiting=len(set(run.networks) - over - held.keys()), held=len(held), per_node=at_once(1),
+        rate=statistics.fmean(rates) if rates else None, left=_samples_left(run, over, logs),
+        start_s=statistics.median(logs.first_s) if logs.first_s else 0.0, fruitless=fruitless(past),
+        passed=passed(past), queued=tuple((job.id, job.nodes) for job in jobs if not job.runs), running=len(running),
+        nodes=sum(job.nodes for job in jobs if job.runs),
+        spare=sum(max(0, at_once(max(1, job.nodes)) - by_job[job.id])
+                  for job in jobs if job.runs and job.id in ours),
+        is_called_off=is_called_off(run.paths))
 
 
-def _over(paths: RunPaths) -> set[str]:
-    """The networks that are done, or have failed."""
+def _at_once(run: Run, start: Started | None, nodes: int) -> int:
+    """How many networks so many nodes train at once."""
+    if start is None:
+        return run.per_node * nodes
+    largest = max((least for least, _ in start.bounds.values()), default=1)
+    return max(1, start.trainers * nodes // (start.nodes * largest))
+
+
+def _samples_left(run: Run, over: Collection[str], logs: Logs) -> float:
+    """Samples that the networks of a run are still to be trained on, at most."""
+    left = 0
+    for name in run.networks:
+        if name not in over:
+            done = len(logs.standings.get(name, Standing()).history)
+            left += max(1, run.epochs.get(name, 0) - done)
+    return float(left * max(1, logs.records[-1].samples if logs.records else 1))
+
+
+def _in_table(paths: RunPaths) -> set[str]:
+    """The networks that are done, or have failed, as the table has it."""
     try:
         return {row.name for row in read_results(paths.root) if row.status in (Status.FINISHED, Status.FAILED)}
     except UserError:  # there is no table yet
@@ -415,6 +464,7 @@ class HarvestJob:
     def __init__(self, paths: RunPaths, backlog: Backlog, system: System, job: str, every_s: float = _EVERY_S) -> None:
         self._paths, self._backlog, self._system, self._job, self._every_s = paths, backlog, system, job, every_s
         self._warned = WarnedLaunch({**os.environ, SYSTEM_VARIABLE: system.name})
+        self._was_answered = False
 
     def run(self, command: Sequence[str]) -> int:
         """Launch once, and keep the backlog filled; returns the status of the launch.
@@ -424,20 +474,90 @@ class HarvestJob:
             StorageError: nothing can be noted.
         """
         self._warned.listen()
+        if (refused := self._await_room()) is not None:
+            return self._give_up(refused, ExitStatus.CAN_PASS)
+        if isinstance(newest_of_jobs(self._paths).get(self._job), Begun):  # the batch system has put it back
+            self._note(lost(self._job, is_back=True))
+        if not self._finds_work():
+            self._note(Ended(self._job, int(ExitStatus.OK), why="it would have found no network to train"))
+            self._end()
+            return int(ExitStatus.OK)
         before = log_mark(self._paths.events)
-        note(self._paths, Begun(self._job, before[1]))
+        self._note(Begun(self._job, before[1]))
         self._top_up()
-        ended = self._warned.run(command, self._every_s, self._top_up)
+        try:
+            ended = self._warned.run(command, self._every_s, self._look)
+        except UserError as error:
+            self._note(Ended(self._job, int(ExitStatus.BAD_INPUT), why=str(error)))
+            self._end()
+            raise
         status, warning = launch_status(ended, self._paths.events, before), self._warned.warning
         if not warning and Stop(status).is_failure and is_preempted(self._system, self._job):
             warning = "a preemption"
-        note(self._paths, Ended(self._job, status, warning))
-        self._top_up(self._job)  # perhaps all others are ended at this moment, and nobody else is left to do it
+        why = self._warned.why(status, ended, self._paths.events)
+        if Stop(status).is_failure and (refused := refusal(self._paths.jobs)) is not None and refused.may_pass:
+            status = int(ExitStatus.CAN_PASS)
+        if (refused := self._await_room()) is not None:
+            return self._give_up(refused, status)
+        self._note(Ended(self._job, status, warning, why))
+        self._rest(status)
+        self._end()  # perhaps all others are ended at this moment, and nobody else is left to do it
         return status
 
-    def _top_up(self, without: str = "") -> None:
+    def _await_room(self) -> StorageError | None:
+        return await_room(self._paths.jobs, lambda: self._warned.is_signalled)
+
+    def _note(self, what: Kind) -> None:
+        """Add a line; a disk that fills up just now is waited for."""
+        try:
+            note(self._paths, what)
+        except StorageError as error:
+            if not error.may_pass or self._await_room() is not None:
+                raise
+            note(self._paths, what)
+
+    def _rest(self, status: int) -> None:
+        """Wait the longer the more launches in a row were ended by what may pass, and finished no epoch."""
+        if status == ExitStatus.CAN_PASS and (count := passed(past_of(self._paths))):
+            pause(min(_MOST_REST_S, _REST_S * 2 ** (count - 1)), lambda: self._warned.is_signalled)
+
+    def _give_up(self, refused: StorageError, status: int) -> int:
+        """Nothing can be noted, and nobody can be told but by what this job prints."""
+        say(str(Over(f"for this job, as nothing can be noted: {refused}", self._backlog.command)))
+        return int(status)
+
+    def _finds_work(self) -> bool:
+        try:
+            return self._backlog.finds_work(self._paths.root, self._job)
+        except (InputError, OSError):  # nobody can tell: the launch will find out
+            return True
+
+    def _look(self) -> None:
+        self._top_up()
+
+    def _top_up(self, without: str = "") -> str:
+        """Keep the backlog filled; returns why that cannot be done, where it cannot."""
         try:
             for order in self._backlog.top_up(without):
-                print(f"fleet job: {order}", file=sys.stderr, flush=True)
-        except (InputError, StorageError) as error:  # this launch can go on all the same
-            print(f"fleet job: the backlog is not kept filled for now: {error}", file=sys.stderr, flush=True)
+                say(str(order))
+        except (InputError, StorageError, OSError) as error:  # this launch can go on all the same
+            say(f"the backlog is not kept filled for now: {error}")
+            return str(error)
+        self._was_answered = True
+        return ""
+
+    def _end(self) -> None:
+        """See to it that others follow; where none does, say why."""
+        until, pause_s = time.monotonic() + _PATIENCE_S, _REST_S
+        while problem := self._top_up(self._job):
+            if not self._was_answered:  # ever: nothing is known of other jobs
+                return
+            if self._warned.is_signalled or time.monotonic() >= until:
+                with suppress(StorageError):
+                    note(self._paths, Over(f"its last launch could hand in no further job: {problem}",
+                                           self._backlog.command))
+                break
+            pause(pause_s, lambda: self._warned.is_signalled)
+            pause_s *= 2
+        if (over := over_of(self._paths)) is not None:
+            say(str(over))

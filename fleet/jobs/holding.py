@@ -1,8 +1,9 @@
-"""Jobs that have made room are held in the queue, so that they do not take their nodes back before the urgent one.
+"""Jobs are held in the queue, so that they do not take the nodes that become free before the urgent one.
 
-Slurm starts what fits: a job that has just been requeued may well be the first that does. So it is held, and released
-when the urgent job has begun, or its time is over; also when the eviction is broken off. An eviction that is killed at
-once cannot release anything: what it held stands in its record, and the next one with the same record releases it.
+Slurm starts what fits: a job that has just been requeued may well be the first that does, or one that FLEET has handed
+in for a harvest or a chain. So these are held, and released when the urgent job has begun, or its time is over; also
+when the eviction is broken off. An eviction that is killed at once cannot release anything: what it held stands in its
+record, and the next one with the same record releases it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Protocol
@@ -49,11 +50,14 @@ class Holding:
         """A job has made room: hold it as soon as it waits again."""
         self._watched.add(job)
 
-    def look(self, standing: Mapping[str, Standing]) -> None:
-        """Hold what waits by now."""
-        for job in sorted(self._watched.difference(self._held)):
+    def look(self, standing: Mapping[str, Standing], rivals: Collection[str] = ()) -> None:
+        """Hold what waits by now: jobs that have made room, and others that would take what becomes free.
+
+        What somebody else holds is left to them.
+        """
+        for job in sorted(self._watched.union(rivals).difference(self._held)):
             now = standing.get(job)
-            if now is not None and now.waits and self._is_allowed(now.user):
+            if now is not None and now.waits and not now.is_held and self._is_allowed(now.user):
                 self._hold(job)
 
     def put_back(self, job: str) -> str:

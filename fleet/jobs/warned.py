@@ -6,9 +6,12 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import FrameType
 
-from fleet.errors import EXPLAINED, UserError
+from fleet.errors import EXPLAINED, ExitStatus, UserError, shortened
+from fleet.storage.event_log import events_of
+from fleet.storage.events import Interrupted
 from launch.notices import PATIENCE_S, start
 
 # What batch systems send; SIGUSR2 is what launchers pass on to the ranks (mpirun ends them at once upon SIGTERM).
@@ -24,13 +27,15 @@ class WarnedLaunch:
 
     Attributes:
         warning: the latest, of the latest launch; empty where there was none.
+        words: the last that the latest launch has said of itself, on standard error.
         is_signalled: whether a warning has come from outside.
     """
 
     def __init__(self, environment: Mapping[str, str], warn_after: float | None = None) -> None:
         self._environment, self._warn_after = environment, warn_after
         self._process: subprocess.Popen | None = None
-        self.warning = ""
+        self.warning = self.words = ""
+        self._said = b""
         self.is_signalled = False
 
     def listen(self) -> None:
@@ -49,10 +54,10 @@ class WarnedLaunch:
         Raises:
             UserError: the launcher cannot be started.
         """
-        self.warning = ""
+        self.warning, self.words, self._said = "", "", b""
         timer = threading.Timer(self._warn_after or 0, self._warn, ["the walltime is nearly over"])
         try:
-            self._process, shown = start(command, EXPLAINED, environment=self._environment)
+            self._process, shown = start(command, EXPLAINED, environment=self._environment, hear=self._hear)
         except OSError as error:
             raise UserError(f"{command[0]} cannot be started: {error.strerror}") from None
         if self._warn_after is not None:
@@ -62,9 +67,34 @@ class WarnedLaunch:
                 self._process.send_signal(signal.SIGUSR2)
             status = self._wait(self._process, every_s, meanwhile)
             shown.join(PATIENCE_S)
+            self._hear(b"\n")
         finally:
             timer.cancel()
         return status if status >= 0 else 128 - status
+
+    def why(self, status: int, ended: int, log: Path) -> str:
+        """Why the latest launch ended, for people.
+
+        Args:
+            status: how it ended (:class:`fleet.errors.ExitStatus`).
+            ended: the status of its launcher.
+            log: its events.
+        """
+        if status == ExitStatus.RESUMABLE:
+            interrupted = events_of(log, Interrupted)
+            return interrupted[-1].reason if interrupted else self.warning
+        if status in (ExitStatus.OK, ExitStatus.NETWORK_FAILED):
+            return "it ended"
+        if status == ExitStatus.BAD_INPUT:
+            return self.words or "it ended"
+        after = f" after {self.warning}" if self.warning else ""
+        return f"it broke off: its launcher ended with status {ended}{after}" + (self.words and f": {self.words}")
+
+    def _hear(self, said: bytes) -> None:
+        *lines, self._said = (self._said + said).split(b"\n")
+        for line in lines:
+            if (text := line.decode(errors="replace").lstrip("\0")).startswith("fleet: "):
+                self.words = shortened(text.removeprefix("fleet: "))
 
     def _wait(self, process: subprocess.Popen, every_s: float | None, meanwhile: Callable[[], None]) -> int:
         while True:

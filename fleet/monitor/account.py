@@ -91,6 +91,7 @@ class Account:
         time_scale: seconds that a second of training took: not 1 where it was emulated.
         startup: (what was done, seconds) from the command to the first step of the last launch, one behind the other;
             empty where it has not come to a step.
+        device: what networks were trained on in the last launch, in a word, such as GPU.
     """
 
     seconds: float
@@ -106,6 +107,7 @@ class Account:
     replay: Replay | None
     time_scale: float
     startup: tuple[tuple[str, float], ...] = ()
+    device: str = "GPU"
 
     @property
     def measured_s(self) -> float | None:
@@ -149,7 +151,7 @@ def account(log: Iterable[Logged]) -> Account | None:
     simulated = None if beside else _replay(start, moments, costs)
     return Account(max(launch.ended_s for launch in launches), start.policy, devices, gpus,
                    start.gpus_per_node // start.slots, start.slots, len(launches), stints, _spent(launches, stints),
-                   costs, simulated, start.time_scale, _startup(launches[-1]))
+                   costs, simulated, start.time_scale, _startup(launches[-1]), start.device)
 
 
 def _startup(launch: Launch) -> tuple[tuple[str, float], ...]:

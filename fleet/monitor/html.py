@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from fleet.monitor.account import Account, Spent
+from fleet.monitor.account import Account
 from fleet.monitor.report import MISSED, Report, best_rows
 from fleet.monitor.searched import SearchReport, table_of_found, table_of_rungs
 from fleet.monitor.svg import DRAWN, NAMED, colour, is_crowded, line_chart, share_bar, timeline
@@ -53,20 +53,21 @@ def render(report: Report) -> str:
     colours = {name: colour(index) for index, name in enumerate(sorted({stint.name for stint in account.stints}))}
     longest = max(account.seconds, account.simulated_s or 0.0)
     body = [
-        f"<h1>{escape(report.name)}</h1>", _summary(report),
+        f"<h1>{escape(report.name)}</h1>", _summary(report), _note(report.data),
         "<h2>Leaderboard</h2>", *_leaderboard(report),
         *_together(report),
         "<h2>How they learned</h2>", _curves(report, colours),
         *(part for search in report.searches for part in _search(search, account.seconds)), *_rungs(report),
-        "<h2>Who had which GPU</h2>",
-        f"<p class=note>A bar for every network on every {'GPU' if account.slots == 1 else 'slot of a GPU'} it had. "
+        f"<h2>Who had which {account.device}</h2>",
+        f"<p class=note>A bar for every network on every {'slot of a ' * (account.slots > 1)}{account.device} it had. "
         f"A dark edge shows where a group was formed.{_CROWD if is_crowded(account.stints) else ''}</p>",
-        timeline(account.stints, account.devices, 1.0, longest, colours),
-        "<h2>Where the time went</h2>", _shares(account.spent), _note(report.samples), _note(report.input),
+        timeline(account.stints, account.devices, 1.0, longest, colours, account.device),
+        "<h2>Where the time went</h2>", _shares(account), _note(report.samples), _note(report.input),
         _missed(report),
         *_startup(account), "<h2>Beside the simulation</h2>", _comparison(account)]
     if account.replay is not None:
-        body.append(timeline(account.replay.simulated.stints, account.devices, account.time_scale, longest, colours))
+        body.append(timeline(account.replay.simulated.stints, account.devices, account.time_scale, longest, colours,
+                             account.device))
     return _PAGE.format(title=escape(report.name), style=_STYLE, body="\n".join(body))
 
 
@@ -100,14 +101,15 @@ svg .grid { stroke: #e6e6e6 } svg .axis { stroke: #aaa } svg .name { fill: #fff;
 
 def _summary(report: Report) -> str:
     account = report.account
-    finished = sum(row.status is Status.FINISHED for row in report.rows)
-    failed = sum(row.status is Status.FAILED for row in report.rows)
+    counts = report.counts
     launches = f", {account.launches} launches" if account.launches > 1 else ""
     shared = f", up to {counted(account.slots, 'network')} on each" if account.slots > 1 else ""
-    facts = [(f"{finished} of {len(report.rows)}", "networks finished" + (f", {failed} failed" if failed else "")),
+    facts = [(f"{counts['finished']} of {counts['networks']}",
+              "networks finished" + (f", {counts['failed']} failed" if counts["failed"] else "")),
              (format_duration(account.seconds), f"in all{launches}"),
-             (f"{account.gpus}", f"GPUs, {account.gpus_per_node} per node{shared}"), (account.policy, "policy"),
-             (f"{account.spent.shares['training']:.1%}", "of the GPU time in training")]
+             (f"{account.gpus}", f"{account.device}s, {account.gpus_per_node} per node{shared}"),
+             (account.policy, "policy"),
+             (f"{account.spent.shares['training']:.1%}", f"of the {account.device} time in training")]
     return ("<div class=facts>" + "".join(f"<div><b>{escape(value)}</b><span>{escape(what)}</span></div>"
                                           for value, what in facts) + "</div>")
 
@@ -152,6 +154,8 @@ def _together(report: Report) -> list[str]:
 def _search(search: SearchReport, seconds: float) -> list[str]:
     """What a search has found, where in its space, and which network came from which."""
     title = f"<h2>{escape(search.title)}</h2>"
+    if not search.tried:
+        return [title, _note(search.words)]
     if not search.found:
         return [title, "<p class=note>No network of it has a value yet.</p>"]
     family = descent_chart(search)
@@ -187,11 +191,11 @@ def _curves(report: Report, colours: Mapping[str, str]) -> str:
             + _legend((curve.name, colours.get(curve.name, "grey")) for curve in report.losses[:NAMED]))
 
 
-def _shares(spent: Spent) -> str:
+def _shares(account: Account) -> str:
     """A bar of all GPU time, and its parts in numbers."""
-    seconds, shares = dataclasses.asdict(spent), spent.shares
+    seconds, shares = dataclasses.asdict(account.spent), account.spent.shares
     return (share_bar((name, shares[part], fill) for part, (name, fill) in _SPENT.items()) + _legend(_SPENT.values())
-            + _table(["", "GPU-seconds", "share"], [[name, f"{seconds[part]:.1f}", f"{shares[part]:.2%}"]
+            + _table(["", f"{account.device}-seconds", "share"], [[name, f"{seconds[part]:.1f}", f"{shares[part]:.2%}"]
                                                     for part, (name, _) in _SPENT.items()]))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from fleet.spec.model import one_line
 from fleet.storage.event_log import Logged, read_run
 from fleet.storage.events import (
     CacheChosen,
+    DataChanged,
     EpochEnded,
     Event,
     NetworkAdded,
@@ -29,7 +30,16 @@ from fleet.storage.events import (
     SupplyFound,
 )
 from fleet.storage.paths import RunPaths
-from fleet.storage.results import NetworkResult, leaderboard, read_results
+from fleet.storage.results import (
+    SHOWN_PARAMETERS,
+    NetworkResult,
+    Status,
+    leaderboard,
+    networks_of,
+    read_results,
+    short_names,
+    varied_parameters,
+)
 from fleet.storage.state import EpochRecord
 
 _SHUFFLES = {
@@ -68,6 +78,7 @@ class Report:
         searches: of its entries, if networks were asked for.
         rungs: where networks were paused or pruned, the lowest first.
         account: of its time.
+        data_changes: each time that networks went on with data that had changed.
         missed: chunks of a ring that a group could not take, because one of its nodes had let them go.
     """
 
@@ -83,6 +94,16 @@ class Report:
     supply: SupplyFound | None = None
     searches: tuple[SearchReport, ...] = ()
     rungs: tuple[Rung, ...] = ()
+    data_changes: tuple[DataChanged, ...] = ()
+
+    @property
+    def data(self) -> str:
+        """How the data has changed; nothing where it has not."""
+        if not self.data_changes:
+            return ""
+        said = " Then: ".join(f"{'; '.join(change.changes)} ({_after(change.epochs)})." for change in self.data_changes)
+        return (f"The data has changed during the run, and that was accepted: {said} Values from before and after "
+                "cannot be compared; a network's best epoch is one after the change, if it has trained any.")
 
     @property
     def samples(self) -> str:
@@ -96,31 +117,61 @@ class Report:
         """What preprocessors gave; nothing where samples were kept, or nobody prepared them for all."""
         return "" if self.supply is None else self.supply.words
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many networks there are, and how many of them have finished and failed."""
+        networks = networks_of(self.rows)
+        return {"networks": len(networks), "finished": sum(row.status is Status.FINISHED for row in networks),
+                "failed": sum(row.status is Status.FAILED for row in networks)}
+
     def numbers(self) -> dict[str, Any]:
         """The report without its pictures."""
         account = self.account
         together = {"ensembles": [dataclasses.asdict(row) for row in self.ensembles]} if self.ensembles else {}
+        # Where rows stand for means too, nobody should have to tell them from networks to count these.
+        counts = {"counts": self.counts} if any(row.folds for row in self.rows) else {}
         kept = {name: dataclasses.asdict(said) for name, said in (("cache", self.cache), ("supply", self.supply))
                 if said is not None}
         return {"name": self.name, "policy": account.policy, "seconds": account.seconds, "launches": account.launches,
                 "gpus": account.gpus, "networks": [_record(row) for row in self.rows],
                 "spent_gpu_s": dataclasses.asdict(account.spent), "measured_s": account.measured_s,
                 "simulated_s": account.simulated_s, "costs": account.costs,
-                "missed_chunks": self.missed, "startup_s": dict(account.startup), **together, **kept,
+                "missed_chunks": self.missed, "startup_s": dict(account.startup), **counts, **together, **kept,
+                **({"data_changes": [dataclasses.asdict(change) for change in self.data_changes]}
+                   if self.data_changes else {}),
                 **({"searches": [search.numbers() for search in self.searches]} if self.searches else {}),
                 **({"rungs": [rung.numbers() for rung in self.rungs]} if self.rungs else {})}
 
 
-def best_rows(rows: Sequence[NetworkResult]) -> tuple[list[str], list[list[Any]], str]:
-    """The table of results for people: headers, rows, and what is said of networks that it leaves out.
+def _after(epochs: Mapping[str, int]) -> str:
+    """After how many epochs that was, of each network.
 
-    Nobody reads thousands of rows: the best networks are there, and the others are in ``results.csv``.
+    >>> _after({"a": 2, "b": 3, "c": 2})
+    'after epoch 2 of a, c; after epoch 3 of b'
+    """
+    names: defaultdict[int, list[str]] = defaultdict(list)
+    for name, epoch in epochs.items():
+        names[epoch].append(name)
+    return "; ".join(f"after epoch {epoch} of {', '.join(some[:5])}{' ...' if len(some) > 5 else ''}"
+                     for epoch, some in sorted(names.items()))
+
+
+def best_rows(rows: Sequence[NetworkResult]) -> tuple[list[str], list[list[Any]], str]:
+    """The table of results for people: headers, rows, and what is said of what it leaves out.
+
+    Nobody reads thousands of rows: the best networks are there, and the others are in ``results.csv``. So are drawn
+    parameters for which the table has no room.
     """
     headers, lines = leaderboard(rows)
-    counts = Counter(str(row.status) for row in rows[SHOWN:])
-    left_out = ", ".join(f"{number} {status}" for status, number in counts.items())
-    said = f"These are the best {SHOWN} of {len(rows)} networks. All are in results.csv; left out here: {left_out}."
-    return headers, lines[:SHOWN], said if counts else ""
+    said, rest = [], networks_of(rows[SHOWN:])
+    if counts := Counter(str(row.status) for row in rest):
+        left_out = ", ".join(f"{number} {status}" for status, number in counts.items())
+        total = len(networks_of(rows))
+        said.append(f"These are the best {total - len(rest)} of {total} networks. All are in results.csv; left out "
+                    f"here: {left_out}.")
+    if more := varied_parameters(rows)[SHOWN_PARAMETERS:]:
+        said.append(f"Networks also differ in {', '.join(short_names(more))}: see `drawn` in results.csv.")
+    return headers, lines[:SHOWN], " ".join(said)
 
 
 def _record(row: NetworkResult) -> dict[str, Any]:
@@ -154,6 +205,7 @@ def read_report(paths: RunPaths) -> Report:
     return Report(paths.root.resolve().name, tuple(rows), account=found,
                   searches=_searches(paths, moments, rows), rungs=rungs_of(moments, rows),
                   cache=next((event for _, event in reversed(log) if isinstance(event, CacheChosen)), None),
+                  data_changes=tuple(event for _, event in log if isinstance(event, DataChanged)),
                   supply=_supply(event for _, event in log),
                   missed=sum(event.missed for _, event in log if isinstance(event, EpochEnded)),
                   losses=tuple(_curve(name, history, _loss) for name, history in histories),

@@ -12,8 +12,8 @@ from fleet.monitor.timeline import Moment
 from fleet.spec import Spec
 from fleet.spec.space import Range, Space
 from fleet.spec.train import Converge
-from fleet.storage.events import Commanded, EpochEnded, NetworkAdded, NetworkJudged
-from fleet.storage.results import NetworkResult, Status
+from fleet.storage.events import Commanded, EpochEnded, NetworkAdded, NetworkJudged, Searched
+from fleet.storage.results import NetworkResult, Status, networks_of
 from fleet.storage.state import EpochRecord
 from fleet.units import counted
 
@@ -63,7 +63,8 @@ class SearchReport:
         is_larger_better: of that.
         space: of the entry.
         tried: its networks, in the order of their numbers.
-        found: the best so far, each time there was a better one.
+        found: the best so far, each time there was a better one; of networks that have not failed.
+        searcher: who asks, as the spec names it; empty for networks from outside.
     """
 
     entry: str
@@ -72,6 +73,7 @@ class SearchReport:
     space: Space
     tried: tuple[Tried, ...]
     found: tuple[Found, ...]
+    searcher: str = ""
 
     @property
     def title(self) -> str:
@@ -90,6 +92,9 @@ class SearchReport:
     @property
     def words(self) -> str:
         """The search in a sentence or two."""
+        if not self.tried:
+            return (f"The search of {self.entry} has no networks: whenever its searcher {self.searcher} was asked for "
+                    "one, it answered None.")
         counts = Counter(str(one.status) for one in self.tried)
         said = f"{counted(len(self.tried), 'network')}: " + ", ".join(f"{number} {status}"
                                                                       for status, number in counts.items())
@@ -152,7 +157,9 @@ def rungs_of(moments: Iterable[Moment], rows: Sequence[NetworkResult]) -> tuple[
                 pruned[named[network].epochs][network] = by
             case NetworkJudged(network, _, "pause") if network in named and named[network].status is Status.PAUSED:
                 paused[network] = named[network].epochs
-    return tuple(Rung(epochs, sum(row.epochs >= epochs for row in rows), sum(row.epochs > epochs for row in rows),
+    networks = networks_of(rows)
+    return tuple(Rung(epochs, sum(row.epochs >= epochs for row in networks),
+                      sum(row.epochs > epochs for row in networks),
                       tuple(name for name, at in paused.items() if at == epochs), pruned[epochs])
                  for epochs in sorted({*pruned, *paused.values()}))
 
@@ -167,18 +174,25 @@ def searches_of(spec: Spec, moments: Sequence[Moment], rows: Sequence[NetworkRes
     added: defaultdict[str, dict[str, NetworkAdded]] = defaultdict(dict)
     ends: defaultdict[str, list[tuple[float, int, EpochRecord]]] = defaultdict(list)
     given: dict[str, Mapping[str, Any]] = {}
+    has_named: dict[str, bool] = {}  # entry -> whether its searcher has ever answered anything but None
     for place, moment in enumerate(moments):
         match moment.event:
             case NetworkAdded(network, entry):
                 added[entry][network] = moment.event
             case EpochEnded(network, record):
                 ends[network].append((moment.t_s, place, record))
+            case Searched(entry, "ask"):
+                has_named[entry] = has_named.get(entry, False) or moment.event.answer is not None
             case Commanded(do="add", networks=names, given=one):
                 given |= dict.fromkeys(names, one)
     entries = {entry.stem: entry for entry in spec.searches.values()}
     table = {row.name: row for row in rows}
     found = [_report(entry, entries[entry].space or {}, entries[entry].train, spec, networks, ends, table)
              for entry, networks in added.items() if entry in entries]
+    found += [_report(entry, {}, {}, spec, {}, ends, table) for entry, has in has_named.items()
+              if not has and entry in entries]
+    who = {name: entry.search.ask for name, entry in entries.items() if entry.search is not None}
+    found = [replace(one, searcher=who[one.entry]) for one in found]
     if outside := added.get(""):
         values = _that_differ({name: _leaves(given.get(name, {})) for name in outside})
         numbered = {name: replace(one, number=number, values={**values[name], **one.values})
@@ -224,6 +238,7 @@ def _space_of(values: Sequence[Mapping[str, Any]]) -> Space:
 def _report(name: str, space: Space, train: Mapping[str, Any], spec: Spec, added: Mapping[str, NetworkAdded],
             ends: Mapping[str, Sequence[tuple[float, int, EpochRecord]]], table: Mapping[str, NetworkResult]
             ) -> SearchReport:
+    failed = {network for network in added if network in table and table[network].status is Status.FAILED}
     mine = sorted((t_s, place, network, record) for network in added for t_s, place, record in ends.get(network, ()))
     converge = _converge(spec, train, [record for *_, record in mine])
     found, best = list[Found](), dict[str, float]()
@@ -231,7 +246,7 @@ def _report(name: str, space: Space, train: Mapping[str, Any], spec: Spec, added
         value = record.value(converge.watched)
         if not math.isfinite(value):
             continue
-        if not found or converge.sign * value > converge.sign * found[-1].value:
+        if network not in failed and (not found or converge.sign * value > converge.sign * found[-1].value):
             found.append(Found(t_s, network, record.epoch, value))
         if network not in best or converge.sign * value > converge.sign * best[network]:
             best[network] = value

@@ -128,18 +128,19 @@ class _Rows:
 
 
 def timeline(stints: Sequence[Stint], devices: Sequence[int], scale: float, seconds: float,
-             colours: Mapping[str, str]) -> str:
+             colours: Mapping[str, str], unit: str = "GPU") -> str:
     """A bar for every network on every device it had.
 
     Args:
         scale: seconds that a second of the stints took.
         seconds: that the picture spans.
         colours: of the networks.
+        unit: what they were trained on, in a word.
     """
     rows = _Rows({device: index for index, device in enumerate(sorted(devices))},
                  row=max(3.0, min(16.0, 420 / max(len(devices), 1))), per_second=(WIDTH - 40) / max(seconds, 1e-9))
     wide, crowds = _crowds(stints, rows, scale)
-    bars = [_bar(stint, rows, scale, colours.get(stint.name, "#888")) for stint in wide]
+    bars = [_bar(stint, rows, scale, colours.get(stint.name, "#888"), unit) for stint in wide]
     bars += [_crowd(crowd, device, rows, scale) for device, crowd in crowds]
     return picture(WIDTH, rows.height + rows.bottom, [*_axes(rows, seconds), *bars])
 
@@ -159,7 +160,7 @@ def _axes(rows: _Rows, seconds: float) -> Iterator[str]:
                    f'{device}</text>')
 
 
-def _bar(stint: Stint, rows: _Rows, scale: float, fill: str) -> str:
+def _bar(stint: Stint, rows: _Rows, scale: float, fill: str, unit: str) -> str:
     """The bars of a stint, one on each device, with a darker edge where it begins and its name where there is room."""
     x, end = rows.across(stint.start_s * scale), rows.across(stint.end_s * scale)
     height = f'height="{rows.row - 0.6:.1f}"'
@@ -168,7 +169,7 @@ def _bar(stint: Stint, rows: _Rows, scale: float, fill: str) -> str:
             for device in shown]
     edges = [f'<rect x="{x:.2f}" y="{rows.down(device):.1f}" width="0.8" {height} fill="#000" fill-opacity=".35"/>'
              for device in shown]
-    said = (f"{stint.name}: {counted(len(stint.devices), 'GPU')}, {_epochs(stint.epochs)}, "
+    said = (f"{stint.name}: {counted(len(stint.devices), unit)}, {_epochs(stint.epochs)}, "
             f"{stint.start_s * scale:.1f} to {stint.end_s * scale:.1f} s")
     return f"<g><title>{escape(said)}</title>{''.join(bars + edges)}{_name(stint, rows, x, end)}</g>"
 

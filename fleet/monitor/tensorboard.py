@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 from fleet.storage.events import EpochEnded, Event
-from fleet.storage.files import storing
+from fleet.storage.files import patiently, storing
 from fleet.storage.paths import RunPaths
 from fleet.storage.state import SCORES
 
@@ -46,12 +46,15 @@ class TensorBoardObserver:
             numbers = {name: value for name, value in numbers.items() if not name.endswith("accuracy")}
         values = [self._summary.Value(tag=f"{part}/{name.removeprefix('val_')}", simple_value=numbers[name])
                   for name, part in (names | metrics).items() if name in numbers]
-        with storing(self._paths.tensorboard(event.network)):
-            self._write(event.network, self._make_event(
-                wall_time=time.time(), step=record.epoch, summary=self._summary(value=values)))
+        made = self._make_event(wall_time=time.time(), step=record.epoch, summary=self._summary(value=values))
+        patiently(lambda: self._store(event.network, made))
 
     def on_pace(self, network: str, samples: int, samples_per_s: float) -> None:
         """Do nothing: only whole epochs are written."""
+
+    def _store(self, network: str, event: Any) -> None:
+        with storing(self._paths.tensorboard(network)):
+            self._write(network, event)
 
     def _write(self, network: str, event: Any) -> None:
         # Nothing stays open: a run may have more networks than a process may have open files.

@@ -18,6 +18,7 @@ from fleet.storage.events import (
     CacheChosen,
     ChangesAccepted,
     Commanded,
+    DataChanged,
     EpochEnded,
     Estimated,
     Event,
@@ -52,7 +53,7 @@ from fleet.storage.events import (
     TooLate,
 )
 from fleet.storage.events.search import USER
-from fleet.storage.files import STDOUT, storing
+from fleet.storage.files import STDOUT, patiently, storing
 from fleet.storage.state import EpochRecord
 from fleet.terminal import terminal, terminal_width
 from fleet.units import counted, format_duration
@@ -72,14 +73,14 @@ class PlainView:
                  clock: Callable[[], float] = time.monotonic) -> None:
         self._out, self._clock, self._start = out or sys.stdout, clock, clock()
         self._max_epochs = {network.name: network.train.converge.max_epochs for network in spec.networks}
-        self._progress = Progress(self._max_epochs, epochs or {})
+        self._progress, self._narrator = Progress(self._max_epochs, epochs or {}), Narrator()
 
     def on_event(self, event: Event) -> None:
         """Say what happened."""
         if isinstance(event, NetworkAdded):
             self._max_epochs[event.network] = event.max_epochs
         self._progress.add(event, self._clock() - self._start)
-        self._print(describe(event, self._max_epochs))
+        self._print(self._narrator.tell(event, self._max_epochs))
 
     def on_pace(self, network: str, samples: int, samples_per_s: float) -> None:
         """Say how far it is, but seldom."""
@@ -87,15 +88,48 @@ class PlainView:
 
     def _print(self, line: str) -> None:
         if line:
-            with storing(STDOUT):
-                print(f"[{format_duration(self._clock() - self._start):>12}] {line}", file=self._out, flush=True)
+            line = f"[{format_duration(self._clock() - self._start):>12}] {line}\n"
+
+            def write() -> None:
+                nonlocal line
+                with storing(STDOUT):
+                    unsaid, line = line, ""  # what cannot be flushed is kept, and flushed the next time
+                    self._out.write(unsaid)
+                    self._out.flush()
+
+            patiently(write)
 
     def close(self) -> None:
         """Nothing is held."""
 
 
-def describe(event: Event, max_epochs: Mapping[str, int]) -> str:
-    """An event in a line, or nothing where it is not worth one."""
+class Narrator:
+    """Tells what happens in a launch, event by event, and what holds for all of it only once."""
+
+    def __init__(self) -> None:
+        self._device, self._has_corrected = "GPU", False
+
+    def hear(self, event: Event) -> None:
+        """Take in an event of which nothing is to be told."""
+        match event:
+            case Started():
+                self._device, self._has_corrected = event.device, False
+            case RateOff(corrected=True):
+                self._has_corrected = True
+
+    def tell(self, event: Event, max_epochs: Mapping[str, int]) -> str:
+        """An event in a line, or nothing where it is not worth one."""
+        is_known = self._has_corrected and isinstance(event, RateOff) and event.corrected
+        self.hear(event)
+        return "" if is_known else describe(event, max_epochs, self._device)
+
+
+def describe(event: Event, max_epochs: Mapping[str, int], device: str = "GPU") -> str:
+    """An event in a line, or nothing where it is not worth one.
+
+    Args:
+        device: what networks are trained on, in a word.
+    """
     match event:
         case Started():
             done = f", {len(event.finished)} of them done before" if event.finished else ""
@@ -107,7 +141,7 @@ def describe(event: Event, max_epochs: Mapping[str, int]) -> str:
         case RateMeasured():
             spread = f" ± {event.spread:.0%}" if event.spread else ""
             result = event.reason or f"{event.rate:.0f} samples/s{spread}"
-            return f"measured {event.done}/{event.total}: {event.network} on {counted(event.gpus, 'GPU')}: {result}"
+            return f"measured {event.done}/{event.total}: {event.network} on {counted(event.gpus, device)}: {result}"
         case Profiled():
             return "rates known" + (f" after {format_duration(event.seconds)}" if event.measurements
                                     else ", measured before")
@@ -146,7 +180,7 @@ def describe(event: Event, max_epochs: Mapping[str, int]) -> str:
                 return f"{event.reason}: stopping; a replay cannot be resumed, the same command starts it over"
             return f"{event.reason}: finishing the step, saving, and stopping; the same command resumes it"
         case _:
-            return _describe_trouble(event)
+            return _describe_trouble(event, device)
 
 
 def _describe_judged(event: NetworkJudged) -> str:
@@ -181,11 +215,13 @@ def _age(seconds: float) -> str:
     return format_duration(seconds) if seconds < 2 * 86400 else f"{seconds // 86400:.0f} days"
 
 
-def _describe_trouble(event: Event) -> str:
+def _describe_trouble(event: Event, device: str) -> str:
     match event:
         case RateOff():
-            kept = "the cache is corrected" if event.corrected else "correct schedule.rates"
-            return (f"WARNING: {event.network} on {counted(event.gpus, 'GPU')} trains {event.rate:.0f} samples/s, "
+            kept = ("later runs will go by the new rate, which the cache of rates has now; the same is done without a "
+                    "word wherever else this launch finds a rate wrong" if event.corrected else
+                    "correct schedule.rates")
+            return (f"WARNING: {event.network} on {counted(event.gpus, device)} trains {event.rate:.0f} samples/s, "
                     f"and was taken to train {event.expected:.0f}: {kept}")
         case NetworkFailed():
             return f"{event.network} FAILED: {event.reason}"
@@ -210,6 +246,8 @@ def _describe_trouble(event: Event) -> str:
             return f"WARNING: {event.network}: {event.warning}"
         case ChangesAccepted():
             return f"{event.network} goes on after epoch {event.epochs} with changed {' '.join(event.files)}"
+        case DataChanged():
+            return f"the data has changed, and networks go on with it: {'; '.join(event.changes)}"
         case BestLost():
             return f"WARNING: {event.network}: {event.damage}"
         case SearchFailed():
@@ -280,7 +318,7 @@ def _describe_sharing(event: SharingLearned) -> str:
 
 
 def told_of_sharing(speedups: Sequence[float], device: str = "GPU") -> str:
-    """How many networks pay on one GPU, in a line.
+    """How many networks pay on one device, in a line.
 
     Args:
         device: what they share.
@@ -291,7 +329,7 @@ def told_of_sharing(speedups: Sequence[float], device: str = "GPU") -> str:
     count = worth(speedups)
     parts = [f"{counted(number, 'network')} {speedup:.3g} times" for number, speedup in enumerate(speedups, 1)][1:]
     if not parts:
-        return "how much networks train together that share a GPU is not known"
+        return f"how much networks train together that share a {device} is not known"
     parts[0] = parts[0].replace(" networks ", f" networks on one {device} train ") + " as much as one"
     return f"{', '.join(parts)}: {count} {'pays' if count == 1 else 'pay'}"
 
@@ -299,8 +337,8 @@ def told_of_sharing(speedups: Sequence[float], device: str = "GPU") -> str:
 # What stays on the screen above the live table.
 _STAYING = (Started, RatesRemembered, RateOff, Profiled, CacheChosen, StreamStarted, NetworkAdded, NetworkJudged,
             SearchFailed, ReplayDiffered, NetworkFinished, NetworkTested, NetworkFailed, TooLate, NetworkRetried,
-            SharingLearned, SupplyFound, NetworkFellBack, ChangesAccepted, BestLost, NetworkWarned, RankLost, NodesLeft,
-            GroupStruck, Interrupted, BadSample)
+            SharingLearned, SupplyFound, NetworkFellBack, DataChanged, ChangesAccepted, BestLost, NetworkWarned,
+            RankLost, NodesLeft, GroupStruck, Interrupted, BadSample)
 
 
 @dataclass(frozen=True)
@@ -348,6 +386,7 @@ class LiveView:
                       for network in spec.networks}
         self._title = "starting: TensorFlow takes some seconds"
         self._samples, self._start = 1, time.monotonic()
+        self._narrator = Narrator()
         self._eta: Estimated | None = None
         self._eta_at = 0.0
         console = Console(file=screen, force_terminal=True, width=terminal_width(screen))
@@ -359,12 +398,12 @@ class LiveView:
         if isinstance(event, NetworkAdded):  # a new table, since another thread may go through the old one
             self._rows = {**self._rows, event.network: _Row(event.max_epochs, 0)}
         if isinstance(event, _STAYING):
-            self._live.console.print(self._describe(event), highlight=False)
+            self._print(event)
         match event:
             case Started():
                 self._samples = max(event.samples, 1)
             case RateMeasured():
-                self._title = self._describe(event)
+                self._title = self._told(event)
             case RoundStarted():
                 self._title = f"round {event.round}"
             case GroupStarted():
@@ -383,8 +422,12 @@ class LiveView:
             case NetworkFinished() | NetworkFailed() | NetworkRetried() | GroupStopped():
                 self._change(event.network, devices=())
 
-    def _describe(self, event: Event) -> str:
-        return describe(event, {name: row.most for name, row in self._rows.items()})
+    def _print(self, event: Event) -> None:
+        if line := self._told(event):
+            self._live.console.print(line, highlight=False)
+
+    def _told(self, event: Event) -> str:
+        return self._narrator.tell(event, {name: row.most for name, row in self._rows.items()})
 
     def _add_epoch(self, network: str, record: EpochRecord) -> None:
         self._change(network, epoch=record.epoch, part=0.0, loss=record.loss, val=record.val_accuracy,

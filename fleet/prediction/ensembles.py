@@ -7,13 +7,14 @@ import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
 from fleet.errors import UserError
-from fleet.prediction.kept import Predicted, read_predicted
+from fleet.prediction.kept import Predicted, joined, read_predicted
 from fleet.prediction.scores import Scores, score
 from fleet.prediction.selection import greedy
 from fleet.spec import Spec
@@ -40,7 +41,7 @@ class EnsembleResult:
 
     Attributes:
         name: ``single``, ``top K`` or ``greedy``.
-        members: how often each network is in it; the best network first.
+        members: how often each network is in it, of folds all as one; the best network first.
         samples: of validation, that could be read.
         validation: how good it is on them. They have chosen the best epochs, the best networks, and those of
             ``greedy``, so it is better here than elsewhere.
@@ -57,74 +58,119 @@ class EnsembleResult:
 # ---- which networks -----------------------------------------------------------------------------
 
 
-def fed_alike(spec: Spec, rows: Sequence[NetworkResult]) -> tuple[str, list[NetworkResult]]:
+def fed_alike(spec: Spec, rows: Sequence[NetworkResult]) -> tuple[str, list[Candidate]]:
     """What the best network of a run is fed with, and the networks that are fed with the same: these can be joined.
 
     Args:
         rows: of its table of results, the best first.
 
     Returns:
-        The key of their feed, and their rows.
+        The key of their feed, and the networks, the best first.
     """
     feeds = {network.name: network.feed for network in spec.networks}
     feeds |= {network.stem: network.feed for network in spec.networks}
     key = feeds.get(rows[0].name, "") if rows else ""  # one that a search asks for is not in the spec
-    return key, [row for row in rows if feeds.get(row.name, "") == key]
+    return key, candidates([row for row in rows if feeds.get(row.name, "") == key])
 
 
-def top(rows: Sequence[NetworkResult], count: int) -> dict[str, int]:
+@dataclass(frozen=True)
+class Candidate:
+    """A network that can be joined with others: one that was trained alone, or those of all folds as one.
+
+    Attributes:
+        row: of the network; of folds, that of their mean.
+        parts: the networks that are exported: itself, or that of each fold.
+    """
+
+    row: NetworkResult
+    parts: tuple[NetworkResult, ...]
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all of its parts are."""
+        return all(part.status is Status.FINISHED for part in self.parts)
+
+    @property
+    def lacks(self) -> str:
+        """What a network lacks of which some folds have finished; nothing of all others."""
+        finished = sum(part.status is Status.FINISHED for part in self.parts)
+        is_partly = 0 < finished < len(self.parts)
+        return f"only {finished} of the {len(self.parts)} folds of {self.row.name} have finished" if is_partly else ""
+
+
+def candidates(rows: Sequence[NetworkResult]) -> list[Candidate]:
+    """The networks of a table of results, the best first: there the row of a mean stands before those of its folds."""
+    rest = iter(rows)
+    return [Candidate(row, tuple(islice(rest, row.folds)) or (row,)) for row in rest]
+
+
+def top(found: Sequence[Candidate], count: int) -> dict[str, int]:
     """The best networks of a run that are finished, each once.
 
     Args:
-        rows: of its table of results, the best first.
+        found: of its table of results, the best first.
 
     Raises:
         UserError: fewer are finished.
     """
-    finished = [row.name for row in rows if row.status is Status.FINISHED and not row.folds]
+    finished = [one.row.name for one in found if one.is_finished]
     if count > len(finished):
-        raise UserError(f"--top {count}: only {counted(len(finished), 'network')} finished, and no others are "
-                        f"exported: --top {len(finished)} joins all there are"
-                        if finished else "no network has finished yet")
+        partly = "".join(f"; {one.lacks}" for one in found if one.lacks)
+        raise UserError((f"--top {count}: only {counted(len(finished), 'network')} finished, and no others are "
+                         f"exported: --top {len(finished)} joins all there are" if finished else
+                         "no network has finished yet") + partly)
     return dict.fromkeys(finished[:count], 1)
 
 
-def chosen(paths: RunPaths, rows: Sequence[NetworkResult], kind: str) -> dict[str, int]:
+def chosen(paths: RunPaths, found: Sequence[Candidate], kind: str) -> dict[str, int]:
     """The networks that go together best, and how often each counts; see :func:`fleet.prediction.selection.greedy`.
 
     Raises:
         UserError: nothing is kept by which they could be chosen.
     """
-    known = _comparable(paths, rows, kind)
+    known = _comparable(paths, found, kind)
     if not known:
         raise UserError(f"{paths.root}: no network has kept what it gives for validation samples, by which networks "
-                        "are chosen: name how many with --top, or run it with validation data, without folds, and "
+                        "are chosen: name how many with --top, or run it with validation data, or with folds, and "
                         "with targets that are no masks")
     return _greedy(known)
 
 
-def _comparable(paths: RunPaths, rows: Sequence[NetworkResult], kind: str) -> dict[str, Predicted]:
+def _comparable(paths: RunPaths, found: Sequence[Candidate], kind: str) -> dict[str, Predicted]:
     """What finished networks predict for the same validation samples, the best network first.
 
-    Those are left out that have kept nothing, were judged by other samples than the best one, such as those of another
-    fold, or are too many to be held at once.
+    Those are left out that have kept nothing, were judged by other samples than the best one, or are too many to be
+    held at once.
     """
     known: dict[str, Predicted] = {}
     numbers = 0
-    for row in rows:
-        if row.folds:
-            return {}
-        found = read_predicted(paths, row.name, PARTS[0], kind) if row.status is Status.FINISHED else None
-        if found is None or not found.values.size:
+    for one in found:
+        held = _held_out(paths, one, kind) if one.is_finished else None
+        if held is None or not held.values.size:
             continue
-        if known and not found.truth.is_same(next(iter(known.values())).truth):
+        if known and not held.is_of_same(next(iter(known.values()))):
             continue
-        numbers += found.values.size
+        numbers += held.values.size
         if known and numbers > _MOST_NUMBERS:
             log.warning("%s: the best %d networks alone are compared", paths.root, len(known))
             break
-        known[row.name] = found
+        known[one.row.name] = held
     return known
+
+
+def _held_out(paths: RunPaths, candidate: Candidate, kind: str) -> Predicted | None:
+    """What a network predicts for the validation samples, of folds each for its own: no part has trained on them."""
+    found = [read_predicted(paths, part.name, PARTS[0], kind) for part in candidate.parts]
+    return None if None in found else joined([one for one in found if one is not None])
+
+
+def _tested(paths: RunPaths, candidate: Candidate, kind: str) -> Predicted | None:
+    """What a network predicts for the test samples, of folds their mean."""
+    parts = [read_predicted(paths, part.name, PARTS[1], kind) for part in candidate.parts]
+    found = [one for one in parts if one is not None]
+    if len(found) < len(parts) or not all(one.is_of_same(found[0]) for one in found):
+        return None
+    return replace(found[0], values=np.mean([one.values for one in found], axis=0, dtype=np.float64))
 
 
 def _greedy(known: Mapping[str, Predicted]) -> dict[str, int]:
@@ -136,21 +182,22 @@ def _greedy(known: Mapping[str, Predicted]) -> dict[str, int]:
 # ---- how good they are --------------------------------------------------------------------------
 
 
-def judge_ensembles(paths: RunPaths, rows: Sequence[NetworkResult], kind: str) -> list[EnsembleResult]:
+def judge_ensembles(paths: RunPaths, found: Sequence[Candidate], kind: str) -> list[EnsembleResult]:
     """Score the best network, the best few, and those that :func:`chosen` names; nothing where fewer than two are kept.
 
     Args:
-        rows: of the table of results, the best first.
+        found: of the table of results, the best first.
         kind: of the targets.
     """
-    known = _comparable(paths, rows, kind)
+    known = _comparable(paths, found, kind)
     if len(known) < 2:
         return []
     names = list(known)
     wanted = {"single": dict.fromkeys(names[:1], 1)}
     wanted |= {f"top {size}": dict.fromkeys(names[:size], 1) for size in _SIZES if size <= len(names)}
     wanted[GREEDY] = _greedy(known)
-    tested = {name: found for name in names if (found := read_predicted(paths, name, PARTS[1], kind)) is not None}
+    tested = {one.row.name: test for one in found
+              if one.row.name in known and (test := _tested(paths, one, kind)) is not None}
     truth = next(iter(known.values())).truth
     return [EnsembleResult(name, members, len(truth.targets), _score(known, members),
                            _score(tested, members) if members.keys() <= tested.keys() else None)

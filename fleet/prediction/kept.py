@@ -1,14 +1,17 @@
 """What networks gave when they were exported, for the validation samples and the test samples: small files beside them.
 
 A file has ``outputs``, (n, outputs) float32: the logits, or the values, of all samples in their order; ``targets``
-(n, ...), and ``weights`` (n,) where targets travel with them. So networks can be compared and joined without their
-data, and without TensorFlow. It is of the export beside it: that takes away an earlier one before it is made.
+(n, ...), ``rows`` (n,) int64, where each sample lies in the data set (:func:`preprocess.base.row_numbers`), and
+``weights`` (n,) where targets travel with them. A file of an earlier version has no ``rows``. So networks can be
+compared and joined without their data, and without TensorFlow. It is of the export beside it: that takes away an
+earlier one before it is made.
 """
 
 from __future__ import annotations
 
 import logging
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,10 +55,17 @@ class Predicted:
     Attributes:
         values: (n, outputs) float32: probabilities of classes or labels; or values.
         truth: of these samples.
+        rows: (n,) where they lie in the data set; None where an earlier version has not kept it.
     """
 
     values: np.ndarray
     truth: Truth
+    rows: np.ndarray | None = None
+
+    def is_of_same(self, other: Predicted) -> bool:
+        """Whether both are of the same samples, as far as that is known."""
+        is_known = self.rows is not None and other.rows is not None
+        return self.truth.is_same(other.truth) and not (is_known and np.any(self.rows != other.rows))
 
 
 def is_kept(target: TargetSpec, samples: int) -> bool:
@@ -63,14 +73,18 @@ def is_kept(target: TargetSpec, samples: int) -> bool:
     return target.kind != "mask" and 0 < 4 * samples * target.outputs <= MOST_BYTES
 
 
-def keep_outputs(writer: CheckpointWriter, path: Path, found: Outputs) -> None:
+def keep_outputs(writer: CheckpointWriter, path: Path, found: Outputs, rows: np.ndarray) -> None:
     """Keep what a network gave, where ``checkpoint.quota`` has room.
+
+    Args:
+        rows: (n,) where each of the samples lies in the data set.
 
     Raises:
         StorageError: the disk is full, ...
     """
-    wanted = sum(array.nbytes for array in found.arrays.values())
-    writer.keep(path, wanted, lambda file: np.savez(file, allow_pickle=False, **found.arrays))
+    arrays = {**found.arrays, "rows": rows}
+    # Not by its argument allow_pickle: before NumPy 2.1 savez takes it for an array. None of these holds objects.
+    writer.keep(path, sum(array.nbytes for array in arrays.values()), lambda file: np.savez(file, **arrays))
 
 
 def read_predicted(paths: RunPaths, name: str, part: str, kind: str) -> Predicted | None:
@@ -84,7 +98,7 @@ def read_predicted(paths: RunPaths, name: str, part: str, kind: str) -> Predicte
     try:
         with open(path, "rb") as content, np.load(content, allow_pickle=False) as file:
             outputs, targets = file["outputs"], file["targets"]
-            weights = file.get("weights")
+            weights, rows = file.get("weights"), file.get("rows")
     except FileNotFoundError:
         return None
     except (OSError, ValueError, LookupError, TypeError, zipfile.BadZipFile) as error:
@@ -92,7 +106,24 @@ def read_predicted(paths: RunPaths, name: str, part: str, kind: str) -> Predicte
         return None
     usable = (targets if weights is None else weights) >= 0
     return Predicted(probabilities(outputs[usable], kind),
-                     Truth(kind, targets[usable], None if weights is None else weights[usable]))
+                     Truth(kind, targets[usable], None if weights is None else weights[usable]),
+                     None if rows is None else rows[usable])
+
+
+def joined(parts: Sequence[Predicted]) -> Predicted:
+    """What several networks predict, each for samples of its own, in the order of the data set where that is known."""
+    if len(parts) == 1:
+        return parts[0]
+    values, targets = (np.concatenate([getattr(one, name) for one in of])
+                       for name, of in (("values", parts), ("targets", [one.truth for one in parts])))
+    first, weights, rows = parts[0].truth, [one.truth.weights for one in parts], [one.rows for one in parts]
+    weighed = None if first.weights is None else np.concatenate([one for one in weights if one is not None])
+    if any(one is None for one in rows):
+        return Predicted(values, Truth(first.kind, targets, weighed))
+    lie = np.concatenate([one for one in rows if one is not None])
+    order = np.argsort(lie, kind="stable")
+    return Predicted(values[order], Truth(first.kind, targets[order], None if weighed is None else weighed[order]),
+                     lie[order])
 
 
 def probabilities(outputs: np.ndarray, kind: str) -> np.ndarray:

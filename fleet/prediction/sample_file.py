@@ -7,29 +7,80 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from fleet.errors import UserError
 from fleet.storage.files import write_json
 from fleet.storage.paths import RunPaths
+from preprocess.moments import Standardized
 from preprocess.sample import ImageSpec, SampleSpec
+from preprocess.sources.table import Columns
 from preprocess.target import TargetSpec
 
 
-def write_sample(paths: RunPaths, sample: SampleSpec, names: Mapping[str, tuple[str, ...]]) -> None:
+def write_sample(paths: RunPaths, sample: SampleSpec, names: Mapping[str, tuple[str, ...]],
+                 columns: Columns | None = None) -> None:
     """Keep what a sample is.
 
     Args:
         names: of the classes, labels or values of each feed; empty where they have none.
+        columns: of the table that samples are rows of, where they are.
 
     Raises:
         StorageError: the disk is full, ...
     """
     feeds = {feed: _described(sample.of(feed), known) for feed, known in names.items()}
     first = next(iter(feeds.values()))
-    write_json(paths.sample, first if len(feeds) == 1 else {**first, "feeds": feeds})
+    table = {} if columns is None else {"table": {name: getattr(columns, name) for name in _OF_TABLE}}
+    write_json(paths.sample, {**first, **({} if len(feeds) == 1 else {"feeds": feeds}), **table})
 
 
 def _described(sample: SampleSpec, names: tuple[str, ...]) -> dict[str, Any]:
     return {"image": asdict(sample.image), "target": asdict(replace(sample.target, names=names))}
+
+
+_OF_TABLE = ("inputs", "is_paths", "targets", "delimiter")
+
+
+def read_columns(paths: RunPaths) -> Columns | None:
+    """What is where in the table that a run's samples are rows of; None where they are of none, or it was not kept.
+
+    Raises:
+        UserError: what was kept is damaged.
+    """
+    try:
+        found = json.loads(paths.sample.read_text(encoding="utf-8")).get("table")
+        if found is None:
+            return None
+        return Columns(tuple(found["inputs"]), bool(found["is_paths"]), tuple(found["targets"]),
+                       delimiter=found["delimiter"])
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise UserError(f"{paths.sample} cannot be read: {error}") from error
+
+
+def write_standardized(paths: RunPaths, found: Mapping[str, Standardized]) -> None:
+    """Keep by which means and deviations the networks of each feed standardize their inputs.
+
+    Raises:
+        StorageError: the disk is full, ...
+    """
+    if found:
+        write_json(paths.standardized, {feed: asdict(one) for feed, one in found.items()})
+
+
+def read_standardized(paths: RunPaths) -> dict[str, Standardized]:
+    """What was kept; nothing where nothing was.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    try:
+        return TypeAdapter(dict[str, Standardized]).validate_json(paths.standardized.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, ValueError) as error:
+        raise UserError(f"{paths.standardized} cannot be read: {' '.join(str(error).split())}; move it away, and means "
+                        "and deviations are found anew") from error
 
 
 def read_sample(paths: RunPaths, feed: str = "") -> SampleSpec:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +12,11 @@ from fleet.ensemble.rates import traits_of
 from fleet.errors import UserError
 from fleet.runtime.inputs import settle
 from fleet.runtime.known_rates import rates_of_late
-from fleet.runtime.prepare import Prepared, check_networks, parameters_of, plan_memory, told_when_to_end
+from fleet.runtime.prepare import Prepared, check_networks, kinds_of, parameters_of, plan_memory, told_when_to_end
 from fleet.search.mind import Add
 from fleet.spec import NetworkSpec
-from fleet.spec.resolve import asked_network, refused_network, stand_in, with_added
+from fleet.spec.judging import check_comparable
+from fleet.spec.resolve import asked_network, refused_network, stand_in, variants, with_added
 from fleet.storage.checkpoint import inherit, saved_epochs
 from fleet.storage.events import Commanded, NetworkAdded
 from fleet.storage.identity import codes_of_all, speed_identity
@@ -41,6 +42,7 @@ class Admission:
         self._quota = Quota(prepared.paths, prepared.spec.checkpoint)
         self._waiting: dict[str, tuple[Add, int]] = {}  # network -> who asks, and the epoch of its parent that it needs
         self._looks_s = -math.inf  # when it is next seen whether parents are saved
+        self._judged: list[NetworkSpec] = []  # of the spec, and those that were added: judged by what others are
         self._table = None if prepared.spec.schedule.rates is None else prepared.engine_rates
 
     def ask(self, add: Add) -> None:
@@ -100,6 +102,11 @@ class Admission:
         """
         before = self._spec
         self._spec, networks = with_added(before, entry, self._results.networks)
+        try:
+            self._compare(networks)
+        except UserError:
+            self._spec = before
+            raise
         name = self._spec.document.models[-1].name
         return {**entry, **({} if name is None else {"name": name})}, len(before.document.models), networks
 
@@ -143,6 +150,19 @@ class Admission:
                             "has room for; a smaller one")
         self._rates_of(alone.networks[0])  # there are some
         return alone.networks[0]
+
+    def _compare(self, networks: Sequence[NetworkSpec]) -> None:
+        """See that networks are judged by what those of the spec are.
+
+        Raises:
+            SpecError: they are not.
+        """
+        if not self._judged:
+            spec, standing = self._prepared.spec, self._results.standing
+            self._judged = [*variants(spec), *(network for network in spec.networks if network.number is None and (
+                standing(network.name).outcome is None or standing(network.name).history))]
+        check_comparable(self._spec, (*self._judged, *networks), kinds_of(self._prepared.sample))
+        self._judged += networks
 
     def _rates_of(self, network: NetworkSpec) -> Network | None:
         """What policies are told of a network, where a file says it.

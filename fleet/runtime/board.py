@@ -33,7 +33,7 @@ from fleet.runtime.replay import compare
 from fleet.runtime.searchers import Searchers
 from fleet.runtime.searches import calls_of, make_mind, make_searchers
 from fleet.spec import NetworkSpec
-from fleet.storage.event_log import EventLog, logged_epochs, read_events
+from fleet.storage.event_log import EventLog, RunTail, logged_epochs, read_events
 from fleet.storage.events import (
     Commanded,
     Event,
@@ -48,7 +48,7 @@ from fleet.storage.events import (
     RememberedRate,
     SharingLearned,
 )
-from fleet.storage.files import STDOUT, storing
+from fleet.storage.files import STDOUT, SharedPacing, storing
 from fleet.storage.identity import codes_of_all, speed_identity, trial_identity
 from fleet.storage.lease import Lease, check_of
 from fleet.storage.network_leases import NetworkLeases
@@ -94,6 +94,7 @@ class CoordinatorSide:
                                lambda network: trial_identity(network, spec, prepared.sample, prepared.beside),
                                test="" if prepared.test() is None else str(spec.data.test),
                                check=check_of(prepared.fence))
+        tail = RunTail(paths, from_end=True)  # before: what is logged meanwhile is heard afterwards
         states = recover(self.results)
         for sample in prepared.left_out:
             self.results.add_bad(sample.name, sample.reason)
@@ -106,7 +107,7 @@ class CoordinatorSide:
         consumed = [record.stream_epoch for history in histories.values() for record in history]
         consumed += [state.stream_epoch for state in states.values()]
         self.first_epoch = 1 + max(consumed, default=-1)
-        self._harvest = self._make_harvest(lease)
+        self._harvest = self._make_harvest(lease, tail)
         # Among other launches that is seen when a network is taken: they may be about to log what they have saved.
         logged = logged_epochs(paths) if self._harvest is None else set()
         unlogged = [(name, record) for name, history in histories.items() for record in history
@@ -128,7 +129,7 @@ class CoordinatorSide:
                                         *self._damaged()), prepared.fence, online, self._harvest,
                                        self._search(online is not None), laps)
         if self._harvest is not None:
-            self.results.check = self._harvest.check
+            self.results.check, self.results.pacing = self._harvest.check, SharedPacing(paths.results)
             self._harvest.start()
 
     @property
@@ -143,14 +144,14 @@ class CoordinatorSide:
         return {name: len(standing.history) for name, standing in self.results.standings.items()
                 if standing.outcome is None}
 
-    def _make_harvest(self, lease: Lease | None) -> Harvest | None:
+    def _make_harvest(self, lease: Lease | None, tail: RunTail) -> Harvest | None:
         """The networks that this launch is to hold; None where it holds all."""
         prepared, beside = self._prepared, self._prepared.beside_others
         if beside is None or lease is None:
             return None
         largest = max((network.min_gpus for network in prepared.spec.networks), default=1)
         claims = Claims(self._left, max(1, len(prepared.roles.trainers) // largest), beside.idle_s)
-        return Harvest(prepared.paths, NetworkLeases(prepared.paths, lease), claims, self.results)
+        return Harvest(prepared.paths, NetworkLeases(prepared.paths, lease), claims, self.results, tail)
 
     def _damaged(self) -> list[NetworkFellBack]:
         """The networks that stay finished, though their newest checkpoints are damaged."""
@@ -301,7 +302,11 @@ class CoordinatorSide:
             print(f"{counted(len(self.results.bad), 'sample')} could not be read: {self._prepared.paths.bad_samples}")
         shown = "report.html shows it"
         try:
-            write_report(self._prepared.paths, read_report(self._prepared.paths))
+            report = read_report(self._prepared.paths)
+            for search in report.searches:
+                if not search.tried:
+                    print(search.words)
+            write_report(self._prepared.paths, report)
         except UserError as error:  # a log that was damaged is no reason to fail after all else went well
             shown = f"without a report, because {error}"
         print(f"Everything is in {self._prepared.paths.root}; {shown}.", flush=True)
@@ -311,8 +316,8 @@ class CoordinatorSide:
         """How good the best networks are together, once all that will finish have."""
         if self._prepared.replayed or any(row.status in (Status.WAITING, Status.TRAINING) for row in rows):
             return []
-        feed, alike = fed_alike(self._prepared.spec, rows)
-        together = judge_ensembles(self._prepared.paths, alike, self._prepared.sample.of(feed).target.kind)
+        feed, found = fed_alike(self._prepared.spec, rows)
+        together = judge_ensembles(self._prepared.paths, found, self._prepared.sample.of(feed).target.kind)
         if together:
             write_ensembles(self._prepared.paths, together)
         return together

@@ -1,4 +1,5 @@
-"""Networks that are not what they were when they were saved: refused, unless it is said what is to become of them."""
+"""Networks, or data, that are not what they were when networks were saved: refused, unless it is said what is to become
+of them."""
 
 from __future__ import annotations
 
@@ -8,16 +9,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec, Spec
 from fleet.storage.checkpoint import amend, newest
 from fleet.storage.code import Code, code_of
-from fleet.storage.events import ChangesAccepted, Event, NetworkFellBack
-from fleet.storage.files import storing
+from fleet.storage.events import ChangesAccepted, DataChanged, Event, NetworkFellBack
+from fleet.storage.files import replacing, storing
 from fleet.storage.identity import changes, identity
-from fleet.storage.lease import Fence
+from fleet.storage.lease import Fence, check_of
 from fleet.storage.paths import RunPaths
-from fleet.storage.state import State
+from fleet.storage.state import DATA, State
+from preprocess.fingerprint import Fingerprint, differences, read_fingerprint, write_fingerprint
 from preprocess.sample import SampleSpec
 
 
@@ -27,7 +31,7 @@ class Wishes:
 
     Attributes:
         fresh_networks: these start over.
-        accepts_changes: the others go on from their checkpoints.
+        accepts_changes: the others go on from their checkpoints, and with data that has changed.
     """
 
     fresh_networks: tuple[str, ...] = ()
@@ -61,27 +65,112 @@ def codes_of(spec: Spec, beside: Path) -> dict[str, Code]:
     return {target: code_of(target, beside) for target in targets}
 
 
+def known_data(paths: RunPaths, fresh_networks: Sequence[str] = ()) -> Fingerprint | None:
+    """What the data of a run was known by when networks were trained on it.
+
+    Args:
+        fresh_networks: of them nothing counts any more.
+
+    Returns:
+        None where nothing was trained, or FLEET 0.1.0 has trained it.
+    """
+    trained = {path.parent.name for path in paths.models.glob("*/*.h5")} - set(fresh_networks)
+    return read_fingerprint(paths.data) if trained else None
+
+
+def changes_of_data(spec: Spec, before: Fingerprint, now: Fingerprint) -> list[str]:
+    """What of the data has changed, in words, with the path at which each part lies; nothing if it is as it was."""
+    where = {"validation": spec.data.validation, "test": spec.data.test}
+    found = []
+    for part, words in differences(before, now).items():
+        own = where.get(part)
+        place = own if isinstance(own, str) else spec.data.path or spec.data.source
+        held_out = f" ({part})" if part in where and not isinstance(own, str) else ""
+        found.append(f"{place}{held_out}: {', '.join(words)}")
+    return list(dict.fromkeys(found))
+
+
+def check_meanwhile(paths: RunPaths, before: Fingerprint | None, again: Fingerprint | None, now: Fingerprint) -> None:
+    """Refuse data that was divided by what was known of it, if another launch has found it different since.
+
+    Args:
+        before, again: what the data was known by before it was opened, and when this launch had entered the folder.
+
+    Raises:
+        UserError: another launch has been at work between the two.
+    """
+    if again is not None and all(one is None or _divided(one) != _divided(again) for one in (before, now)):
+        raise UserError(f"{paths.root}: another launch has trained on other data in the meantime; start this one again")
+
+
+def note_data(paths: RunPaths, now: Fingerprint, folds: np.ndarray | None, rows: np.ndarray, fence: Fence | None
+              ) -> None:
+    """Keep what the data is known by, and how it is divided, where that is not what is kept already.
+
+    Args:
+        folds: of the training samples.
+        rows: their places in the fingerprint.
+    """
+    if folds is not None:
+        of_all = np.full(len(now.sides), -1, np.int16)
+        of_all[rows] = folds
+        now = replace(now, folds=of_all)
+    kept = read_fingerprint(paths.data)
+    if kept is None or _noted(kept) != _noted(now):
+        with replacing(paths.data, "wb", check=check_of(fence)) as file:
+            write_fingerprint(file, now)
+
+
+def _divided(found: Fingerprint) -> tuple[str, bytes]:
+    return found.digest, found.sides.tobytes()
+
+
+def _noted(found: Fingerprint) -> tuple[str, bytes, str, bytes]:
+    return *_divided(found), found.division, found.folds.tobytes()
+
+
+def check_replayed(paths: RunPaths, changed: Sequence[str], wishes: Wishes) -> None:
+    """Refuse to train a network of a run again on other data, unless that is asked for.
+
+    Raises:
+        UserError: the data has changed.
+    """
+    if changed and not wishes.accepts_changes:
+        raise UserError(f"--replay {paths.root}: the data has changed since networks were trained there: "
+                        f"{'; '.join(changed)}: go back to what it was, or compare all the same with --accept-changes")
+
+
+def forget_old_data(paths: RunPaths, now: Fingerprint) -> None:
+    """Delete what was made of other data than this: decoded samples, and what networks gave for samples."""
+    kept = read_fingerprint(paths.data)
+    if kept is not None and kept.digest != now.digest:
+        for path in (paths.decoded, *paths.all_predictions()):
+            with storing(path):
+                path.unlink(missing_ok=True)
+
+
 def take_up(spec: Spec, paths: RunPaths, sample: SampleSpec, codes: Mapping[str, Code], wishes: Wishes,
-            fence: Fence | None = None, are_others: bool = False) -> tuple[Event, ...]:
+            fence: Fence | None = None, are_others: bool = False, data: Sequence[str] = ()) -> tuple[Event, ...]:
     """See to it that all checkpoints of a run are of the networks that the spec names now.
 
     Args:
         codes: as :func:`codes_of` has them.
         fence: this launch's right to write.
         are_others: other launches may be at work, so nothing is written.
+        data: what has changed of the data, as :func:`changes_of_data` says it.
 
     Returns:
         What was done to networks, for the event log.
 
     Raises:
-        UserError: a network has changed, and nothing was said of it; nothing was touched.
+        UserError: a network, or the data, has changed, and nothing was said of it; nothing was touched.
     """
-    saved = [_look_at(network, spec, paths, sample, codes[network.architecture.target]) for network in spec.networks
-             if network.name not in wishes.fresh_networks]
+    saved = [_look_at(network, spec, paths, sample, codes[network.architecture.target], data)
+             for network in spec.networks if network.name not in wishes.fresh_networks]
     there = [one for one in saved if one is not None]
     changed = [one for one in there if one.changed]
     if changed and not wishes.accepts_changes:
-        raise UserError(_refusal(paths, changed))
+        raise UserError(_refusal(paths, changed, data))
     unknown = [one for one in there if one.state.code is None and codes[one.network.architecture.target]
                and not are_others]
     for one in {one.network.name: one for one in [*changed, *unknown]}.values():
@@ -89,23 +178,38 @@ def take_up(spec: Spec, paths: RunPaths, sample: SampleSpec, codes: Mapping[str,
     if unknown:
         print(_warning(unknown, codes), file=sys.stderr, flush=True)
     restarted = [name for name in wishes.fresh_networks if _start_over(paths, name)]
-    return (*(NetworkFellBack(name, "--fresh-network", epochs=0, position=0) for name in restarted),
+    epochs = {one.network.name: one.state.epoch for one in changed}
+    return (*((DataChanged(tuple(data), epochs),) if data and changed else ()),
+            *(NetworkFellBack(name, "--fresh-network", epochs=0, position=0) for name in restarted),
             *(ChangesAccepted(one.network.name, tuple(one.changed), one.state.epoch) for one in changed))
 
 
-def _look_at(network: NetworkSpec, spec: Spec, paths: RunPaths, sample: SampleSpec, code: Code) -> _Saved | None:
+def _look_at(network: NetworkSpec, spec: Spec, paths: RunPaths, sample: SampleSpec, code: Code, data: Sequence[str]
+             ) -> _Saved | None:
     state = newest(paths, network.name, with_arrays=False).state
     if state is None:
         return None
     changed = changes(network, spec, sample, code, state)
     if changed is None:
-        raise UserError(f"{paths.root} holds a checkpoint of {network.name} that was trained with other settings "
+        said = f"the data has changed: {'; '.join(data)}. And " if data else ""
+        raise UserError(f"{said}{paths.root} holds a checkpoint of {network.name} that was trained with other settings "
                         "(model, data, transforms, batch, optimizer, engine or seed): go back to them, name another "
                         f"output, or start over: this network with --fresh-network {network.name}, all with --fresh")
-    return _Saved(network, state, changed)
+    return _Saved(network, state, [*changed, *([DATA] if data else [])])
 
 
-def _refusal(paths: RunPaths, changed: Sequence[_Saved]) -> str:
+def _refusal(paths: RunPaths, changed: Sequence[_Saved], data: Sequence[str]) -> str:
+    if not data:
+        return _refusal_of_code(paths, changed)
+    others = [replace(one, changed=files) for one in changed
+              if (files := [file for file in one.changed if file != DATA])]
+    code = f". {_refusal_of_code(paths, others)}" if others else ""
+    return (f"the data is not what the networks in {paths.root} were trained on: {'; '.join(data)}: go back to what it "
+            "was, start over with --fresh, or go on from what was trained with --accept-changes, which the history "
+            f"will say{code}")
+
+
+def _refusal_of_code(paths: RunPaths, changed: Sequence[_Saved]) -> str:
     names = [one.network.name for one in changed]
     shown = ", ".join(f"{one.network.name} ({', '.join(one.changed)})" for one in changed)
     over = " ".join(f"--fresh-network {name}" for name in names)
@@ -125,7 +229,8 @@ def _amend(one: _Saved, spec: Spec, paths: RunPaths, sample: SampleSpec, code: C
     mine, key = identity(one.network, spec, sample), one.network.architecture.key
 
     def now(state: State) -> State:
-        state = replace(state, identity=mine, architecture=key, code=code)
+        state = replace(state.with_other_data() if DATA in one.changed else state, identity=mine, architecture=key,
+                        code=code)
         return state.accepting(" ".join(one.changed)) if one.changed else state
 
     amend(paths, one.network.name, now, fence)

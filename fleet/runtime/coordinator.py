@@ -175,7 +175,8 @@ class Coordinator:
             options=ScheduleOptions(options.alpha, str(options.delta), options.peak_limited, options.seed),
             bounds={network.name: (network.min_gpus, network.max_gpus) for network in spec.networks},
             time_scale=spec.resources.time_scale, date=self._events.date(),
-            before_s={} if self._laps is None else self._laps.seconds, slots=roles.slots, fills=roles.fills))
+            before_s={} if self._laps is None else self._laps.seconds, slots=roles.slots, fills=roles.fills,
+            device=roles.unit))
         if spec.schedule.rates is not None and self._rates is not None:
             self._note(RatesGiven({network.name: network.rates for network in self._rates.models}))
         if self._remembered is not None:

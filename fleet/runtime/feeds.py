@@ -1,8 +1,8 @@
 """Networks that are fed with different things from one stream: other transforms, or other targets, of the same samples.
 
 What the transforms of all networks have in common at their beginning, up to the first random one, is done once, and the
-stream carries what comes out. Each network does the rest to its own samples as it reads them; see
-docs/design/stream.md.
+stream carries what comes out. Where they differ in how a file is decoded, it carries what each of them makes, side by
+side. Each network does the rest to its own samples as it reads them; see docs/design/stream.md.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from dataclasses import dataclass, replace
 from fleet.errors import UserError
 from fleet.spec import ModelEntry, Spec
 from fleet.spec.data import feed_key
-from fleet.spec.fitting import listed
-from fleet.units import counted
+from fleet.units import counted, listed
 from preprocess.base import DataSet, InputError
-from preprocess.chain import common_part, split_scale
+from preprocess.chain import common_part, fixed_part, split_scale
 from preprocess.pipeline import Pipeline
 from preprocess.probe import Look, look
 from preprocess.sample import SampleSpec
-from preprocess.target import TargetSpec
+from preprocess.target import TargetSpec, is_mask
 from preprocess.transforms import Transform, parse_transforms
+from preprocess.transforms.decoding import Decode, decoded_whole
+from preprocess.transforms.side_by_side import Piece, SideBySide
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,9 @@ class Feed:
         data: the samples, with the targets of these networks.
         transforms: all that is done to them.
         samples: what a sample of each part is then.
-        done: how many of the transforms the stream has done.
+        done: how many of the transforms the stream has done; 0 where there is none.
         carried: the target of a sample of the stream; None where there is none, and each network prepares its own.
+        piece: where in a sample of the stream these have left what they made; None where it carries nothing else.
     """
 
     data: DataSet
@@ -41,6 +43,7 @@ class Feed:
     samples: Mapping[str, SampleSpec]
     done: int
     carried: TargetSpec | None = None
+    piece: Piece | None = None
 
     @property
     def is_done(self) -> bool:
@@ -50,59 +53,125 @@ class Feed:
     @property
     def is_carried(self) -> bool:
         """Whether the stream carries just what these networks are fed with."""
-        return self.is_done and self.samples["train"].target == self.carried
+        return self.is_done and self.piece is None and self.samples["train"].target == self.carried
 
     def pipeline(self, part: str, seed: int) -> Pipeline | None:
         """How the samples of a part are prepared for these networks; None where there is no such part."""
         source = self.data.parts().get(part)
         if source is None:
             return None
-        fixed = None if self.is_done else self.done
-        return Pipeline(source, self.transforms, seed, self.samples[part], fixed, self.carried)
+        fixed = None if self.is_done or self.carried is None else self.done
+        return Pipeline(source, self.transforms, seed, self.samples[part], fixed, self.carried, self.piece)
 
     def after_decoding(self, data: DataSet, done: int) -> Feed:
-        """The same from a copy of the data to which so many of the transforms were done."""
+        """The same from a copy of the data to which so many of the stream's transforms were done."""
+        if self.piece is not None:
+            return replace(self, data=data, transforms=(self.piece, *self.transforms[self.done:]), done=1)
         return replace(self, data=data, transforms=self.transforms[done:], done=self.done - done)
 
 
-def transforms_of(spec: Spec) -> tuple[dict[str, tuple[Transform, ...]], int]:
-    """The transforms of each feed, and how many of them all have in common."""
+@dataclass(frozen=True)
+class Shared:
+    """What is done once for all networks.
+
+    Attributes:
+        transforms: which ones; none of them random, unless all networks have the same.
+        done: how many of the transforms of each feed these are.
+        pieces: where in a sample what was made for each feed is; empty where the same was made for all.
+    """
+
+    transforms: tuple[Transform, ...]
+    done: Mapping[str, int]
+    pieces: Mapping[str, Piece]
+
+
+def transforms_of(spec: Spec, data: Mapping[str, DataSet]) -> dict[str, tuple[Transform, ...]]:
+    """The transforms of each feed of some data."""
     each = {key: parse_transforms(settings.transforms) for key, settings in spec.feeds.items()}
-    return each, common_part(list(each.values()))
+    return {key: decoded_whole(found) if is_mask(data[key].train) else found for key, found in each.items()}
 
 
-def make_feeds(spec: Spec, data: Mapping[str, DataSet], stream: Mapping[str, SampleSpec] | None) -> dict[str, Feed]:
+def shared_part(spec: Spec, data: Mapping[str, DataSet], each: Mapping[str, tuple[Transform, ...]]) -> Shared:
+    """What the feeds of a spec can share; where they share no transform, looks at a few samples.
+
+    Args:
+        data, each: the data and the transforms of each feed.
+
+    Raises:
+        UserError: what one of them makes before its first random transform differs from sample to sample.
+    """
+    lists = list(each.values())
+    done = common_part(lists)
+    if done or not all(transforms and isinstance(transforms[0], Decode) for transforms in lists):
+        return Shared(split_scale(lists[0])[0][:done], dict.fromkeys(each, done), {})
+    fixed = {key: transforms[:fixed_part(transforms)] for key, transforms in each.items()}
+    shapes = dict[tuple[Transform, ...], tuple[int, ...]]()
+    for key, transforms in fixed.items():
+        if transforms not in shapes:
+            try:
+                shapes[transforms] = look_at(data[key], transforms, spec.seed)[0]["train"].image.shape
+            except (InputError, UserError) as error:
+                raise UserError(f"{_place(spec, key)}: networks share what each makes of a file before its first "
+                                f"random transform: {str(error).removeprefix('data: ')}; {_instead(spec)}") from error
+    beside = SideBySide(tuple(shapes), tuple(shapes.values()))
+    pieces = dict(zip(shapes, beside.pieces(), strict=True))
+    return Shared((beside,), {key: len(transforms) for key, transforms in fixed.items()},
+                  {key: pieces[transforms] for key, transforms in fixed.items()})
+
+
+def look_at_shared(data: DataSet, shared: Shared, spec: Spec) -> tuple[dict[str, SampleSpec], dict[str, Look]]:
+    """What is carried to networks of which each does the rest to it.
+
+    Raises:
+        UserError: it differs from sample to sample, so that it cannot be carried.
+    """
+    try:
+        return look_at(data, shared.transforms, spec.seed)
+    except (InputError, UserError) as error:
+        raise UserError(f"data: networks share what the first {counted(len(shared.transforms), 'transform')} of all of "
+                        f"them make: {str(error).removeprefix('data: ')}, the same one in all entries; "
+                        f"{_instead(spec)}") from error
+
+
+def _instead(spec: Spec) -> str:
+    """What to do where samples cannot be shared."""
+    if spec.policy.own_samples:
+        return "or let each network prepare its own samples (data.cache: none)"
+    return "or let each network prepare its own samples (schedule.policy: baseline)"
+
+
+def make_feeds(spec: Spec, data: Mapping[str, DataSet], each: Mapping[str, tuple[Transform, ...]], shared: Shared,
+               stream: Mapping[str, SampleSpec] | None) -> dict[str, Feed]:
     """The feeds of a spec that has several, by their keys; each looks at a few samples.
 
     Args:
-        data: of each feed.
+        data, each: the data and the transforms of each feed.
+        shared: what is done for all of them.
         stream: what the stream carries of each part; None where there is none, and each network prepares its own.
 
     Raises:
         UserError: the targets cannot differ as they do.
     """
-    each, done = transforms_of(spec)
     carried = None if stream is None else stream["train"].target
     feeds = {}
     for key, transforms in each.items():
-        fixed = None if done == len(split_scale(transforms)[0]) else done
         try:
-            samples, _ = look_at(data[key], transforms, spec.seed, fixed)
+            samples, _ = look_at(data[key], transforms, spec.seed)
         except (InputError, UserError) as error:
             raise UserError(f"{_place(spec, key)}: {str(error).removeprefix('data: ')}") from error
-        feeds[key] = Feed(data[key], transforms, samples, done, carried)
+        feeds[key] = Feed(data[key], transforms, samples, shared.done[key], carried, shared.pieces.get(key))
     _check_targets(spec, feeds)
     return feeds
 
 
-def look_at(data: DataSet, transforms: tuple[Transform, ...], seed: int, fixed: int | None = None
+def look_at(data: DataSet, transforms: tuple[Transform, ...], seed: int
             ) -> tuple[dict[str, SampleSpec], dict[str, Look]]:
     """What the samples of each part are, and what a look at them has shown; see :func:`preprocess.probe.look`.
 
     Raises:
         InputError, UserError: they are not alike.
     """
-    looks = {name: look(source, transforms, seed, fixed) for name, source in data.parts().items()}
+    looks = {name: look(source, transforms, seed) for name, source in data.parts().items()}
     weighted = any(one.sample.target.weighted for one in looks.values())  # what travels is the same of all parts
     samples = {name: replace(one.sample, target=replace(one.sample.target, weighted=weighted))
                for name, one in looks.items()}
@@ -154,10 +223,15 @@ def remark(spec: Spec, feeds: Mapping[str, Feed]) -> str:
         names[network.feed].append(network.name)
     rests = "; ".join(f"{listed(names[key])}: {_named(spec.feeds[key].transforms[feed.done:]) or 'nothing more'}"
                       f", {feed.samples['train'].target}" for key, feed in feeds.items() if names[key])
-    done = next(iter(feeds.values())).done
-    shared = spec.feeds[next(iter(feeds))].transforms[:done]
     if spec.policy.own_samples:
         return f"data: entries have data of their own, and each trainer prepares its samples alone: {rests}"
+    key, first = next(iter(feeds.items()))
+    if first.piece is not None:
+        made = "; ".join(f"{listed(names[key])}: {_named(spec.feeds[key].transforms[:feed.done])}"
+                         for key, feed in feeds.items() if names[key])
+        return (f"data: read once for all {counted(len(spec.networks), 'network')}, and prepared for {made}; by each "
+                f"network for itself: {rests}")
+    shared = spec.feeds[key].transforms[:first.done]
     return (f"data: prepared once for all {counted(len(spec.networks), 'network')}: {_named(shared) or 'reading'}; by "
             f"each network for itself: {rests}")
 

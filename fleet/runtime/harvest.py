@@ -7,26 +7,35 @@ coordinator.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
 
 from fleet.comm.messages import Join, Message, Start
 from fleet.ensemble.claims import Claims, Effect, Ends, Got, Leave, LetGo, Over, Want
 from fleet.ensemble.effects import EndAsked, Leased
-from fleet.storage.event_log import logged_epochs
+from fleet.storage.event_log import RunTail, logged_epochs
+from fleet.storage.events.fold import FOUND_DONE, is_whole, told
 from fleet.storage.network_leases import NetworkLeases, Taken
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Results, take_up
 
+_EVERY_S, _SHARE = 1.0, 200  # between two looks at the logs of others, and how much longer than a look that is
+
 
 class Harvest:
-    """The networks that this launch holds.
+    """The networks that this launch holds, and what the logs of other launches tell of the others.
 
     Args:
-        results: of the run; what other launches have done with a network is looked up when it is taken.
+        results: of the run; how far a network is of which others tell is looked up when it is taken.
+        tail: of the logs, from before the results were recovered.
+        clock: seconds, from any origin.
     """
 
-    def __init__(self, paths: RunPaths, leases: NetworkLeases, claims: Claims, results: Results) -> None:
+    def __init__(self, paths: RunPaths, leases: NetworkLeases, claims: Claims, results: Results, tail: RunTail,
+                 clock: Callable[[], float] = time.monotonic) -> None:
         self._paths, self._leases, self._claims, self._results = paths, leases, claims, results
+        self._tail, self._clock, self._follow_at = tail, clock, 0.0
         self._ends = False
 
     def start(self) -> None:
@@ -44,6 +53,9 @@ class Harvest:
         Returns:
             What the ensemble is to hear.
         """
+        if (began := self._clock()) >= self._follow_at:
+            self.follow()
+            self._follow_at = (now := self._clock()) + max(_EVERY_S, _SHARE * (now - began))
         heard: list[Leased | EndAsked] = []
         effects: list[Effect] = []
         for taken in self._leases.taken():
@@ -59,6 +71,16 @@ class Harvest:
             effects += self._claims.handle(now_s, Ends())
         effects += self._claims.handle(now_s)
         return heard + self._carry_out(effects)
+
+    def follow(self) -> None:
+        """Take from the logs of other launches how far the networks are that are not held here."""
+        with suppress(OSError):  # a file server that does not answer; the next time
+            for name, standing in told(self._results.standings, self._tail.new()).items():
+                if name in self._claims.held or name not in self._results.networks:
+                    continue
+                if not is_whole(standing) or standing.outcome == FOUND_DONE:  # it was saved, and never logged
+                    standing, _ = take_up(self._results, self._results.networks[name])
+                self._results.hear(name, standing)
 
     def fenced(self, message: Message) -> Message:
         """The message, with the right to write what belongs to the network that it is about."""
@@ -79,6 +101,7 @@ class Harvest:
         for network in self._results.spec.networks:
             if network.name not in self._claims.held:
                 self._results.standings[network.name], _ = take_up(self._results, network)
+        self.follow()  # with many networks that took a while
 
     def close(self) -> None:
         """Let go of all networks."""
@@ -91,8 +114,10 @@ class Harvest:
         logged = logged_epochs(self._paths) if taken.took_over else None
         unlogged = () if logged is None else tuple(
             record for record in standing.history if (taken.name, record.epoch, record.stream_epoch) not in logged)
+        if standing.outcome is not None:
+            self.follow()  # it may just have been logged
         return Leased(taken.name, standing, taken.fence.generation, 0 if state is None else state.position,
-                      taken.took_over, unlogged)
+                      taken.took_over, unlogged, self._results.standing(taken.name).outcome is None)
 
     def _carry_out(self, effects: list[Effect]) -> list[Leased | EndAsked]:
         heard: list[Leased | EndAsked] = []

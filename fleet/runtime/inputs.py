@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Mapping
 from contextlib import suppress
@@ -12,21 +13,33 @@ from typing import Protocol
 import numpy as np
 
 from fleet.errors import UserError
-from fleet.runtime.feeds import Feed, look_at, make_feeds, remark, transforms_of
+from fleet.runtime.feeds import (
+    Feed,
+    Shared,
+    look_at,
+    look_at_shared,
+    make_feeds,
+    remark,
+    shared_part,
+    transforms_of,
+)
 from fleet.spec import Spec
 from fleet.spec.data import Target
-from fleet.spec.settling import settled
+from fleet.spec.judging import settled
 from fleet.storage.files import storing
 from fleet.terminal import progress_bar
-from fleet.units import counted
-from preprocess.base import BadSample, CannotWrite, DataSet, InputError, Source
+from preprocess.base import BadSample, CannotWrite, DataSet, Source
 from preprocess.chain import split_scale
 from preprocess.decoded_copy import decode_once
+from preprocess.fingerprint import Fingerprint
+from preprocess.moments import Standardized, standardized
+from preprocess.pipeline import Pipeline
 from preprocess.probe import Look
 from preprocess.sample import SampleSpec
-from preprocess.source import fold_of, open_each
+from preprocess.source import fold_of, open_each, open_marked
 from preprocess.target import TargetSpec, TargetWish, plain_targets, read_mask, target_of
 from preprocess.transforms import Transform
+from preprocess.transforms.standardize import Standardize
 
 
 @dataclass(frozen=True)
@@ -42,6 +55,8 @@ class Inputs:
         left_out: the samples that could not be decoded when they were, once and for all.
         feeds: what networks are fed with, by their keys, where it is not the same for all; ``data``, ``transforms`` and
             ``samples`` are then of the stream, which carries what all have in common.
+        fingerprint: what the data is known by; None where nobody has asked.
+        rows: the places of the training samples among those of ``train`` in the fingerprint, before any are taken.
     """
 
     data: DataSet
@@ -50,6 +65,8 @@ class Inputs:
     looks: Mapping[str, Look]
     left_out: tuple[BadSample, ...] = ()
     feeds: Mapping[str, Feed] = field(default_factory=dict)
+    fingerprint: Fingerprint | None = None
+    rows: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
 
     @property
     def names(self) -> dict[str, tuple[str, ...]]:
@@ -78,6 +95,25 @@ class Inputs:
         return replace(self, samples={**self.samples, **kept}, feeds=feeds)
 
 
+def open_marked_inputs(spec: Spec, before: Fingerprint | None) -> Inputs:
+    """The same as :func:`open_inputs`, with what the data is known by; samples that were known stay where they were.
+
+    Args:
+        before: what it was known by, and how it was divided; None to divide it anew.
+
+    Raises:
+        InputError, UserError: as there; or all samples of a side have gone.
+    """
+    settings = spec.data
+    shares = [where if isinstance(where, float) else None for where in (settings.validation, settings.test)]
+    division = f"validation: {shares[0]}, test: {shares[1]}, folds: {settings.folds}, seed: {spec.seed}"
+    wishes = _wishes(spec)
+    found, fingerprint = open_marked(settings.source, settings.path, *_division(spec), settings.options, settings.test,
+                                     [_wish(target) for target in wishes], division, before)
+    return replace(_look(spec, _by_feed(spec, found)), fingerprint=fingerprint,
+                   rows=np.flatnonzero(fingerprint.sides == 0))
+
+
 def open_inputs(spec: Spec) -> Inputs:
     """Open the data of a spec and look at a few of its samples, each once.
 
@@ -85,60 +121,66 @@ def open_inputs(spec: Spec) -> Inputs:
         InputError, UserError: the data is not there, or not what it should be.
     """
     settings = spec.data
-    data_of = _open_each(spec)
+    found = open_each(settings.source, settings.path, *_division(spec), settings.options, settings.test,
+                      [_wish(target) for target in _wishes(spec)])
+    return _look(spec, _by_feed(spec, found))
+
+
+def _look(spec: Spec, data_of: Mapping[str, DataSet]) -> Inputs:
+    """Look at a few samples of data that was opened, by feed."""
+    settings = spec.data
     data = next(iter(data_of.values()))
     try:
         pickle.dumps(data)  # all ranks get it from rank 0, by MPI
     except Exception as error:  # the user's classes may raise anything
         raise UserError(f"data.source: {settings.source} cannot be sent to the other ranks: {error}; it should "
                         "hold plain values, and open its files when it reads") from None
-    each, done = transforms_of(spec)
+    each = transforms_of(spec, data_of)
     transforms = next(iter(each.values()))
     if len(each) == 1:
         samples, looks = look_at(data, transforms, spec.seed)
-        return Inputs(data, transforms, samples, looks)
-    if spec.policy.own_samples:
-        if spec.data.cache == "file":
-            raise UserError("data.cache: file: with schedule.policy: baseline there is no file where entries have data "
-                            "of their own; it should be none, or another policy")
+        said = "\n".join(line for line in (data.remark, _on_standardizing(spec, each)) if line)
+        return Inputs(replace(data, remark=said), transforms, samples, looks)
+    if spec.policy.own_samples and spec.data.cache != "file":
         (samples, looks), stream = look_at(data, transforms, spec.seed), None
+        shared = Shared((), dict.fromkeys(each, 0), {})
     else:
-        transforms = split_scale(transforms)[0][:done]
-        samples, looks = _look_at_stream(data, transforms, spec)
+        shared = shared_part(spec, data_of, each)
+        transforms = shared.transforms
+        samples, looks = look_at_shared(data, shared, spec)
         stream = samples
-    feeds = make_feeds(spec, data_of, stream)
+    feeds = make_feeds(spec, data_of, each, shared, stream)
     samples = {part: replace(sample, own={key: feed.samples[part] for key, feed in feeds.items()})
                for part, sample in samples.items()}
-    said = "\n".join(line for line in (data.remark, remark(spec, feeds)) if line)
+    said = "\n".join(line for line in (data.remark, remark(spec, feeds), _on_standardizing(spec, each)) if line)
     return Inputs(replace(data, remark=said), transforms, samples, looks, feeds=feeds)
 
 
-def _look_at_stream(data: DataSet, transforms: tuple[Transform, ...], spec: Spec
-                    ) -> tuple[dict[str, SampleSpec], dict[str, Look]]:
-    """What is carried to networks of which each does the rest to it.
-
-    Raises:
-        UserError: it differs from sample to sample, so that it cannot be carried.
-    """
-    try:
-        return look_at(data, transforms, spec.seed)
-    except (InputError, UserError) as error:
-        raise UserError(f"data: networks share what the first {counted(len(transforms), 'transform')} of all of them "
-                        f"make: {str(error).removeprefix('data: ')}, the same one in all entries; or let each network "
-                        "prepare its own samples (schedule.policy: baseline)") from error
+def _on_standardizing(spec: Spec, each: Mapping[str, tuple[Transform, ...]]) -> str:
+    """What inputs are standardized by, in a line; nothing where they are not."""
+    if not any(isinstance(split_scale(transforms)[1], Standardize) for transforms in each.values()):
+        return ""
+    which = "each fold's training samples" if spec.data.folds else "the training samples"
+    return (f"data: standardize takes means and deviations from {which} before anything is trained; they are exported "
+            "with the networks")
 
 
-def _open_each(spec: Spec) -> dict[str, DataSet]:
+def _wishes(spec: Spec) -> list[Target | str | None]:
+    """The targets of all feeds, each once."""
+    targets = [feed.target for feed in spec.feeds.values()]
+    return [target for place, target in enumerate(targets) if target not in targets[:place]]
+
+
+def _division(spec: Spec) -> tuple[float | str | None, int]:
+    """What is held out for validation, and the seed of the choice."""
+    return spec.data.validation if spec.data.folds is None else None, spec.seed
+
+
+def _by_feed(spec: Spec, found: tuple[DataSet, ...]) -> dict[str, DataSet]:
     """The data of each feed: the same samples, divided in the same way."""
-    settings, wishes = spec.data, list[Target | str | None]()
-    for feed in spec.feeds.values():
-        if feed.target not in wishes:
-            wishes.append(feed.target)
-    validation = settings.validation if settings.folds is None else None
-    found = open_each(settings.source, settings.path, validation, spec.seed, settings.options, settings.test,
-                      [_wish(target) for target in wishes])
-    if settings.folds is not None:
-        found = tuple(_folded(data, settings.folds, spec.seed) for data in found)
+    wishes = _wishes(spec)
+    if spec.data.folds is not None:
+        found = tuple(_folded(data, spec.data.folds, spec.seed) for data in found)
     return {key: found[wishes.index(feed.target)] for key, feed in spec.feeds.items()}
 
 
@@ -204,14 +246,58 @@ def _folded(data: DataSet, folds: int, seed: int) -> DataSet:
     return replace(data, validation=data.train, remark=remark)
 
 
-def folds_of(spec: Spec, data: DataSet) -> np.ndarray | None:
+def folds_of(spec: Spec, opened: Inputs) -> np.ndarray | None:
     """The fold of each training sample, (samples,); None where there are no folds."""
-    return None if spec.data.folds is None else fold_of(data.train, spec.data.folds, spec.seed)
+    if spec.data.folds is None:
+        return None
+    known = None if opened.fingerprint is None or not len(opened.fingerprint.folds) else (
+        opened.fingerprint.folds[opened.rows])
+    return fold_of(opened.data.train, spec.data.folds, spec.seed, known)
 
 
 def samples_of_epoch(data: DataSet, folds: np.ndarray | None) -> int:
     """How many samples a network trains on in an epoch; of folds, those of the fewest."""
     return len(data.train) - (0 if folds is None else int(np.bincount(folds).max()))
+
+
+def standardize(inputs: Inputs, spec: Spec, before: Mapping[str, Standardized]
+                ) -> tuple[Inputs, dict[str, Standardized]]:
+    """The same with the means and deviations of the training samples, for the feeds whose transforms standardize.
+
+    Args:
+        before: what earlier launches have found, by feed; it holds as long as the spec asks for the same, also where
+            data was added since.
+
+    Returns:
+        The inputs, and what was found, by feed.
+
+    Raises:
+        InputError: no sample can be read.
+    """
+    found = dict[str, Standardized]()
+    for key, settings in spec.feeds.items():
+        feed = inputs.feeds.get(key) or Feed(inputs.data, inputs.transforms, inputs.samples, 0)
+        how = split_scale(feed.transforms)[1]
+        if not isinstance(how, Standardize):
+            continue
+        said, folds = json.dumps(settings.transforms, default=str), folds_of(spec, inputs)
+        kept, features = before.get(key), how.features(feed.samples["train"].image.shape)
+        if kept is not None and (kept.transforms, len(kept.folds), np.size(kept.affine.mean)) == (
+                said, spec.data.folds or 0, features):
+            found[key] = kept
+            continue
+        pipeline = Pipeline(feed.data.train, feed.transforms, spec.seed, feed.samples["train"])
+        with progress_bar(pipeline.samples, "means and deviations") as advance:
+            found[key] = standardized(said, pipeline, how, folds, advance)
+
+    def told(sample: SampleSpec, key: str) -> SampleSpec:
+        return replace(sample, affine=found[key].affine, folds=found[key].folds) if key in found else sample
+
+    alone = "" if inputs.feeds else next(iter(spec.feeds))
+    samples = {part: replace(sample if inputs.feeds else told(sample, alone),
+                             own={key: told(own, key) for key, own in sample.own.items()})
+               for part, sample in inputs.samples.items()}
+    return replace(inputs, samples=samples), found
 
 
 def decode(inputs: Inputs, spec: Spec, path: Path) -> Inputs:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec, Spec
-from fleet.storage.files import Pacing, write_json
+from fleet.storage.files import Pacing, patiently, write_json
 from fleet.storage.paths import RunPaths
 from scheduler.base import InputError, Network, RateTable
 from scheduler.ensemble.elastic import at_best
@@ -129,8 +129,9 @@ class Profile:
             StorageError: the disk is full, ...
         """
         if self._rates is not None:
+            rates = write_rates(self._rates())
             with self._pacing.writing():
-                write_json(self._path, write_rates(self._rates()))
+                patiently(lambda: write_json(self._path, rates))
             self._rates = None
 
 

@@ -12,20 +12,39 @@ import numpy as np
 
 from fleet.comm.roles import Roles, roles_of
 from fleet.errors import UserError
-from fleet.prediction.sample_file import write_sample
+from fleet.prediction.sample_file import read_standardized, write_sample, write_standardized
 from fleet.runtime.ahead import Ahead, ahead_of
 from fleet.runtime.caching import CacheChoice, Means, choose_cache, judging_bytes
-from fleet.runtime.changes import Wishes, codes_of, take_up
+from fleet.runtime.changes import (
+    Wishes,
+    changes_of_data,
+    check_meanwhile,
+    check_replayed,
+    codes_of,
+    forget_old_data,
+    known_data,
+    note_data,
+    take_up,
+)
 from fleet.runtime.feeds import Feed
 from fleet.runtime.folder import check_shareable, enter_folder, free_disk, take_folder, write_spec, writing_into
-from fleet.runtime.inputs import Inputs, decode, folds_of, open_inputs, samples_of_epoch, settle
+from fleet.runtime.inputs import (
+    Inputs,
+    decode,
+    folds_of,
+    open_marked_inputs,
+    samples_of_epoch,
+    settle,
+    standardize,
+)
 from fleet.runtime.known_rates import check_remeasuring, hardware, rates_of, rates_of_engine, read_rates_of
 from fleet.runtime.replay import _check_identity, _replaying
 from fleet.runtime.searches import make_searchers, with_late
 from fleet.spec import NetworkSpec, Spec, load, with_cache
 from fleet.spec.fitting import joined, misfits
+from fleet.spec.judging import check_comparable
 from fleet.spec.layers import count_for
-from fleet.spec.resolve import extremes
+from fleet.spec.resolve import extremes, variants
 from fleet.storage.code import Code
 from fleet.storage.event_log import last_cache
 from fleet.storage.events import Event
@@ -39,8 +58,10 @@ from fleet.stream.layout import Layout, plan_layout, plan_ring, row_bytes
 from fleet.stream.order import Order, RingOrder, StrictOrder, read_path
 from fleet.units import counted, format_size
 from preprocess.base import BadSample, DataSet
+from preprocess.fingerprint import Fingerprint
 from preprocess.pipeline import Pipeline
 from preprocess.sample import ImageSpec, SampleSpec
+from preprocess.sources.table import columns_of
 from preprocess.transforms import Transform
 from scheduler.base import Network, RateTable
 from scheduler.ensemble.elastic import at_best
@@ -184,6 +205,7 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
         UserError, InputError: what is wrong, and what would be right.
     """
     spec = load(path)
+    written = spec.networks
     if replay is not None or not fresh:
         spec = with_late(spec, RunPaths(spec.output if replay is None else Path(replay)).events)
     asked = spec
@@ -199,20 +221,23 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
     else:
         roles = roles_of(spec, node_of, gpus_per_node, cores=cores)
     announce(ahead_of(spec, roles, fresh))
-    opened = open_inputs(spec)
     paths = RunPaths(spec.output, beside_others.launch if beside_others is not None else "")
     means = Means(len(roles.preprocessors), roles.gpus_per_node, ranks_per_core > 1, shared_free, free_disk(paths))
     left = RunPaths(Path(str(replay))) if replayed else None if fresh else paths
+    before = None if left is None else known_data(left, wishes.fresh_networks)
+    opened = open_marked_inputs(spec, before)
     cache = choose_cache(spec if replayed else _both(spec, extremes(spec)), opened, means,
                          None if left is None else last_cache(left))
-    opened = opened.keeping(cache.cache)
+    opened, known = standardize(opened.keeping(cache.cache), spec, {} if left is None else read_standardized(left))
     data, sample = opened.data, opened.sample
     given = spec
     ends = dataclasses.replace(asked, networks=()) if replayed else extremes(asked)
     spec, asked, ends = settle(opened, with_cache(spec, cache.cache), asked, ends)
-    epoch_samples = samples_of_epoch(data, folds_of(spec, data))
+    epoch_samples = samples_of_epoch(data, folds_of(spec, opened))
+    drawn = dataclasses.replace(asked, networks=() if replayed else variants(asked))
+    check_comparable(asked, () if replayed else (*written, *drawn.networks), kinds_of(sample))
     ends = told_when_to_end(ends)
-    for some in (spec, ends):
+    for some in (spec, ends, drawn):
         check_networks(some, sample, data, epoch_samples, roles.cluster.whole_gpus)
     make_searchers(ends)  # says what is wrong with one before anything is written
     check_quota(spec, sample)
@@ -224,6 +249,7 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
     beside = Path(path).absolute().parent
     codes = codes_of(spec, beside)
     if replayed:
+        check_replayed(RunPaths(Path(str(replay))), _changed(spec, before, opened), wishes)
         _check_identity(asked.by_name[str(only)], asked, sample, RunPaths(Path(str(replay))), codes, wishes)
     if beside_others is not None and lease is not None:
         enter_folder(paths, lease)
@@ -235,18 +261,32 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
             with replacing(paths.first(str(only)), "wb") as file:
                 file.write(first.read_bytes())
     fence = None if lease is None else lease.fence
-    changes = take_up(spec, paths, sample, codes, Wishes() if replayed else wishes, fence, beside_others is not None)
+    fingerprint = opened.fingerprint
+    assert fingerprint is not None
+    if not fresh:
+        check_meanwhile(paths, before, known_data(paths, wishes.fresh_networks), fingerprint)
+    changes = take_up(spec, paths, sample, codes, Wishes() if replayed else wishes, fence, beside_others is not None,
+                      [] if fresh else _changed(spec, before, opened))
+    forget_old_data(paths, fingerprint)
     write_spec(given, paths)
-    write_sample(paths, sample, opened.names)
+    write_sample(paths, sample, opened.names, columns_of(opened.data.train))
+    write_standardized(paths, known)
     if spec.data.cache == "file":
         opened = decode(opened, spec, _decoded_path(cache, paths, left))
-        layout = plan_memory(_both(spec, ends), opened.data, sample, roles, shared_free)
+    folds = folds_of(spec, opened)
+    with writing_into(paths):
+        note_data(paths, fingerprint, folds, opened.rows, fence)
     if beside_others is not None and lease is not None:
         lease.release()
         fence = None
     return Prepared(spec, paths, opened.data, opened.transforms, sample, roles, layout, opened.left_out, rates,
                     replayed, plain, Machine(hardware(), ranks_per_core), beside, remeasure, codes, changes,
-                    fence, folds_of(spec, opened.data), cache, opened.feeds, beside_others, ends)
+                    fence, folds, cache, opened.feeds, beside_others, ends)
+
+
+def _changed(spec: Spec, before: Fingerprint | None, opened: Inputs) -> list[str]:
+    """What of the data has changed since networks were trained on it, in words."""
+    return [] if before is None or opened.fingerprint is None else changes_of_data(spec, before, opened.fingerprint)
 
 
 def _both(spec: Spec, ends: Spec) -> Spec:
@@ -316,6 +356,11 @@ def shared_bytes(spec: Spec, opened: Inputs, roles: Roles, shared_free: float) -
         return layout.window_bytes + judging_bytes(opened)
     assert sample.kept is not None
     return samples * row_bytes(sample.kept, sample.kept_target.wire) + judging_bytes(opened)
+
+
+def kinds_of(sample: SampleSpec) -> Callable[[NetworkSpec], tuple[str]]:
+    """The kind of each network's target, once the data is known (:func:`fleet.spec.judging.check_comparable`)."""
+    return lambda network: (sample.of(network.feed).target.kind,)
 
 
 def check_networks(spec: Spec, sample: SampleSpec, data: DataSet, samples: int, trainers: int) -> None:

@@ -25,6 +25,7 @@ from fleet.runtime.training.shared_gpus import SharedGpus
 from fleet.runtime.training.sources import Sources
 from fleet.runtime.training.trainer import Trainer
 from fleet.storage.lease import Lease
+from fleet.storage.paths import PARTS
 from fleet.stream.base import Stream
 from fleet.stream.failover import OutlivingStream, OutlivingValidation
 from fleet.stream.finishing import FinishingStream, FinishingValidation
@@ -41,7 +42,7 @@ from fleet.stream.tenants import Tenants
 from fleet.stream.validation import OwnValidation, PassingSamples, SharedValidation, Validation
 from fleet.stream.window import Window
 from launch.devices import memory_mib, visible_gpus
-from preprocess.base import BadSample
+from preprocess.base import BadSample, row_numbers
 from preprocess.decode import decoder_name
 from preprocess.sample import ImageSpec
 from preprocess.target import TargetSpec
@@ -206,6 +207,8 @@ class Session:
         else:
             samples = FromSource(training) if self._prepared.kept is None else FromOwnMemory(training)
         test = self._test(feed)
+        data = self._prepared.data if feed is None else feed.data
+        lies = {part: row_numbers(source) for part, source in data.parts().items() if part in PARTS}
 
         def on_bad(bad: BadSample) -> None:
             self._report(bad, training=True)
@@ -215,13 +218,14 @@ class Session:
             of_fold = None if folds is None or fold is None else folds == fold
             keeps, rows = (None, None) if of_fold is None else (~of_fold, np.flatnonzero(of_fold))
             mine = order if keeps is None else PartOrder(order, keeps)
+            lie = lies if rows is None else {**lies, PARTS[0]: lies[PARTS[0]][rows]}
             own = OwnStream(samples, mine, self._world, on_bad, self._roles.preprocessors)
             if shared.window is None:
-                return Sources(own, own, self._validation(feed, rows), test)
+                return Sources(own, own, self._validation(feed, rows), test, lie)
             window: Stream = self._window(shared.window, order, keeps)
             if feed is not None and not feed.is_carried:
                 window = FinishingStream(window, mine, training, feed.is_done, on_bad)
-            return Sources(OutlivingStream(window, own), own, self._validation(feed, rows), test)
+            return Sources(OutlivingStream(window, own), own, self._validation(feed, rows), test, lie)
 
         whole = read(None)
         return whole if folds is None else replace(whole, folds=tuple(map(read, range(self._prepared.fold_count))))

@@ -7,10 +7,10 @@ from typing import TypeAlias
 
 from fleet.errors import SpecMistake, UserError
 from fleet.spec.layers import count_for
-from fleet.spec.measures import name_of, snake
+from fleet.spec.measures import LOSSES, METRICS, unfit
 from fleet.spec.model import Softmax, check_input
 from fleet.spec.schema import NetworkSpec, Spec
-from fleet.units import format_size
+from fleet.units import format_size, listed
 from preprocess.sample import SampleSpec
 
 # More than any GPU has (2026: 432 GB): what needs that much can be trained nowhere, since each GPU holds all of it.
@@ -41,7 +41,7 @@ def _misfits(network: NetworkSpec, spec: Spec, sample: SampleSpec, samples: int,
         yield (network, spec.place_of(network, "train", "converge", "monitor"),
                f"train.converge.monitor: {monitor} needs validation data",
                "give data.validation, or monitor accuracy or loss")
-    yield from _unmeasured(network, spec, sample)
+    yield from unmeasured(network, spec, sample.target.kind)
     is_softmax = network.architecture.kind == "family" and isinstance(network.architecture.settings, Softmax)
     if sample.target.kind == "mask" and network.architecture.kind != "import" and not is_softmax:
         yield (network, ("models", network.entry), f"{network.architecture.target} gives one answer for an image, and "
@@ -62,22 +62,32 @@ def _misfits(network: NetworkSpec, spec: Spec, sample: SampleSpec, samples: int,
             yield network, ("models", network.entry), wrong, "a smaller one"
 
 
-def _unmeasured(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> Iterator[Misfit]:
-    """What of the loss and the metrics has no meaning for the targets."""
-    train, kind = network.train, sample.target.kind
+def unmeasured(network: NetworkSpec, spec: Spec, kind: str) -> Iterator[Misfit]:
+    """What of the loss and the metrics has no meaning for targets of a kind."""
+    train = network.train
     if kind == "value":
         for key, said in (("label_smoothing", train.label_smoothing), ("class_weights", train.class_weights)):
             if said:
                 yield (network, spec.place_of(network, "train", key), f"train.{key}: targets are values, not classes",
                        "leave it out")
-        named = [train.converge.monitor or "", *map(name_of, train.metrics)]
-        if any(snake(name.removeprefix("val_")) == "accuracy" for name in named):
+        if (train.converge.monitor or "").removeprefix("val_") == "accuracy":
             yield (network, spec.place_of(network, "train", "converge", "monitor"),
-                   "accuracy means nothing for targets that are values", "val_loss, or a metric such as "
-                   "mean_absolute_error")
+                   f"train.converge.monitor: {unfit('accuracy', kind)}", "val_loss, or a metric such as "
+                   "val_mean_absolute_error from train.metrics")
+    if train.loss is not None and (wrong := unfit(train.loss, kind)):
+        yield network, spec.place_of(network, "train", "loss"), f"train.loss: {wrong}", _fitting(LOSSES, kind)
+    for place, metric in enumerate(train.metrics):
+        if wrong := unfit(metric, kind):
+            yield (network, (*spec.place_of(network, "train", "metrics"), place), f"train.metrics: {wrong}",
+                   _fitting(METRICS, kind))
     if train.class_weights is not None and kind == "multilabel":
         yield (network, spec.place_of(network, "train", "class_weights"),
                "train.class_weights: a sample of multilabel targets has no single class", "weights of the source")
+
+
+def _fitting(known: Iterable[str], kind: str) -> str:
+    """The losses, or metrics, that have a meaning for targets of a kind."""
+    return "should be one of " + ", ".join(name for name in known if not unfit(name, kind))
 
 
 def too_large(parameters: int, network: NetworkSpec, spec: Spec) -> str:
@@ -101,13 +111,3 @@ def joined(spec: Spec, found: Iterable[Misfit]) -> list[SpecMistake]:
         networks.setdefault((where, wrong, right), []).append(network.name)
     return [spec.origin.mistake(where, wrong, right, name=listed(named))
             for (where, wrong, right), named in networks.items()]
-
-
-def listed(names: list[str]) -> str:
-    """Some names in a line.
-
-    >>> listed(["a", "b", "c", "d", "e"])
-    'a, b, c and 2 more'
-    """
-    names = list(dict.fromkeys(names))
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -42,6 +42,39 @@ WITH_PARAMETERS = {"categorical_generalized_cross_entropy": "q", "io_u": "target
                    "recall_at_precision": "precision", "sensitivity_at_specificity": "specificity",
                    "specificity_at_sensitivity": "sensitivity"}
 
+# What Keras takes for the parameters of losses that nobody gives.
+LOSS_DEFAULTS: dict[str, dict[str, Any]] = {
+    "binary_crossentropy": {"label_smoothing": 0.0},
+    "binary_focal_crossentropy": {"apply_class_balancing": False, "alpha": 0.25, "gamma": 2.0, "label_smoothing": 0.0},
+    "categorical_crossentropy": {"label_smoothing": 0.0},
+    "categorical_focal_crossentropy": {"alpha": 0.25, "gamma": 2.0, "label_smoothing": 0.0},
+    "huber": {"delta": 1.0},
+    "tversky": {"alpha": 0.5, "beta": 0.5}}
+
+# The loss by the kind of the target, where a spec names none.
+LOSS_OF = {"class": "categorical_crossentropy", "multilabel": "binary_crossentropy", "value": "mean_squared_error",
+           "mask": "categorical_crossentropy"}
+
+# What has no meaning for targets of a kind. Cross-entropies and overlaps are of shares from 0 to 1, and of values they
+# fall without end, or are the same whatever a network gives; the correlations of METRICS are of quantities.
+_OF_SHARES = ("binary_crossentropy", "binary_focal_crossentropy", "categorical_crossentropy",
+              "categorical_focal_crossentropy", "categorical_generalized_cross_entropy", "categorical_hinge", "dice",
+              "kl_divergence", "sparse_categorical_crossentropy", "tversky")
+_OF_CLASSES = ("accuracy", "auc", "binary_accuracy", "binary_io_u", "categorical_accuracy", "f1_score", "f_beta_score",
+               "false_negatives", "false_positives", "io_u", "mean_io_u", "one_hot_io_u", "one_hot_mean_io_u",
+               "precision", "precision_at_recall", "recall", "recall_at_precision", "sensitivity_at_specificity",
+               "sparse_categorical_accuracy", "sparse_top_k_categorical_accuracy", "specificity_at_sensitivity",
+               "top_k_categorical_accuracy", "true_negatives", "true_positives")
+_OF_QUANTITIES = ("concordance_correlation", "pearson_correlation", "r2_score")
+_SPARSE = ("sparse_categorical_accuracy", "sparse_categorical_crossentropy", "sparse_top_k_categorical_accuracy")
+_UNFIT: dict[str, frozenset[str]] = {
+    "class": frozenset(_OF_QUANTITIES), "mask": frozenset(_OF_QUANTITIES),
+    "multilabel": frozenset((*_OF_QUANTITIES, *_SPARSE)), "value": frozenset((*_OF_SHARES, *_OF_CLASSES))}
+TARGETS = {"class": "classes", "multilabel": "labels that hold or not", "value": "values", "mask": "masks"}
+
+# The least that losses can be, where it is not 0; poisson has no least.
+LEAST_LOSS = {"cosine_similarity": -1.0, "poisson": -math.inf}
+
 Measure: TypeAlias = str | dict[str, dict[str, Any]]  # a name, or one name with its parameters
 
 _SHORT = {"mse": "mean_squared_error", "mae": "mean_absolute_error", "mape": "mean_absolute_percentage_error",
@@ -86,6 +119,60 @@ def label_of(measure: Measure) -> str:
     """
     named = parameters_of(measure).get("name")
     return named if isinstance(named, str) else name_of(measure).rpartition(":")[2]
+
+
+def unfit(measure: Measure, kind: str) -> str:
+    """Why a loss or a metric of Keras has no meaning for targets of a kind; nothing where it may have one.
+
+    >>> unfit("AUC", "value"), unfit("my:loss", "value")
+    ('AUC means nothing for targets that are values', '')
+    """
+    name = name_of(measure)
+    is_unfit = ":" not in name and snake(name) in _UNFIT[kind]
+    return f"{name} means nothing for targets that are {TARGETS[kind]}" if is_unfit else ""
+
+
+def canonical(measure: Measure, defaults: Mapping[str, Mapping[str, Any]] | None = None) -> Measure:
+    """A loss or a metric as it is written in one way, without parameters that are as Keras has them.
+
+    Args:
+        defaults: name -> parameter -> what it is where nobody gives it.
+
+    >>> canonical("mse") == canonical("MeanSquaredError"), canonical({"Huber": {"delta": 1}}, LOSS_DEFAULTS)
+    (True, 'huber')
+    """
+    name = name_of(measure)
+    short = name if ":" in name else snake(name)
+    known = (defaults or {}).get(short, {})
+    given = {key: value for key, value in sorted(parameters_of(measure).items())
+             if key != "name" and (key not in known or known[key] != value)}
+    return {short: given} if given else short
+
+
+def canonical_loss(loss: Measure | None, smoothing: float, kind: str) -> Measure:
+    """What a loss measures of targets of a kind, written in one way: losses that are written alike can be compared.
+
+    >>> canonical_loss(None, 0.1, "class") == canonical_loss({"CategoricalCrossentropy": {"label_smoothing": 0.1}}, 0,
+    ...                                                      "class")
+    True
+    """
+    said = LOSS_OF[kind] if loss is None else loss
+    if snake(name_of(said)) == "sparse_categorical_crossentropy":  # the same, of classes by their numbers
+        said = {"categorical_crossentropy": parameters_of(said)}
+    given = {**parameters_of(said), **({"label_smoothing": smoothing} if smoothing else {})}
+    return canonical({name_of(said): given}, LOSS_DEFAULTS)
+
+
+def written(measure: Measure) -> str:
+    """A loss or a metric as people write it.
+
+    >>> written({"huber": {"delta": 2}}), written("mae")
+    ('{huber: {delta: 2}}', 'mae')
+    """
+    if isinstance(measure, str):
+        return measure
+    given = ", ".join(f"{key}: {value}" for key, value in parameters_of(measure).items())
+    return f"{{{name_of(measure)}: {{{given}}}}}" if given else name_of(measure)
 
 
 def check_name(measure: Measure, known: Mapping[str, Any] | tuple[str, ...], what: str) -> None:

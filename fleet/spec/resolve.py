@@ -29,13 +29,15 @@ from pydantic import (
 from fleet.errors import SpecError, SpecMistake, UserError
 from fleet.plugins import find_policy
 from fleet.spec.engines import EngineInfo, find_engine
+from fleet.spec.fitting import joined, unmeasured
+from fleet.spec.judging import check_comparable, kinds_said
 from fleet.spec.learning_rate import problem_of_whole
 from fleet.spec.mistakes import explain
 from fleet.spec.model import FAMILIES, Architecture, check_target, load_function
 from fleet.spec.origin import Origin
 from fleet.spec.schema import MOST_NETWORKS, Document, ModelEntry, NetworkSpec, Schedule, Spec
 from fleet.spec.search import RULES, Prune
-from fleet.spec.space import Member, draw, ends, grid, override
+from fleet.spec.space import Member, Range, Space, draw, ends, grid, override
 from fleet.spec.train import Train
 from fleet.spec.yaml_file import plain, read_yaml
 from fleet.units import counted
@@ -46,6 +48,9 @@ from scheduler.ensemble.policies import POLICIES, SETTINGS, default_policy
 T = TypeVar("T")
 
 _PRUNE_KEYS = {field.name for field in dataclass_fields(Prune)}
+
+# What a space may hold that decides by what a network is judged.
+_JUDGING = ("train.loss", "train.label_smoothing", "train.class_weights", "train.metrics", "train.converge")
 
 # A network's name is a folder's name.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -102,7 +107,7 @@ def _resolve(content: Any, origin: Origin) -> Spec:
             else:
                 mistakes.append(mistake(("models", index), str(problem)))
     spec = Spec(document, tuple(networks), origin)
-    mistakes += _incomplete_schedules(spec) + _unchosen_batches(spec)
+    mistakes += _incomplete_schedules(spec) + _batch_mistakes(spec)
     names = [network.name for network in networks]
     mistakes += [mistake(("models",), f"{count} networks are named {name!r}", "another `name:` for one of them")
                  for name, count in sorted(Counter(names).items()) if count > 1]
@@ -111,7 +116,12 @@ def _resolve(content: Any, origin: Origin) -> Spec:
             mistakes.append(mistake(("models", index, "search"), f"one of its networks may be named {taken[0]!r}, too",
                                     "another `name:` for the entry"))
     if mistakes:
-        raise SpecError(mistakes, salvaged=spec)
+        raise SpecError(mistakes)
+    kinds_of, everyone = kinds_said(spec), (*spec.networks, *variants(spec))
+    if unfit := joined(spec, [misfit for network in everyone if len(kinds := kinds_of(network)) == 1
+                              for misfit in unmeasured(network, spec, *kinds)]):
+        raise SpecError(unfit)
+    check_comparable(spec, everyone, kinds_of)
     return spec
 
 
@@ -193,11 +203,6 @@ def _search_problems(document: Document) -> Iterator[tuple[tuple, str, str]]:
         for key in entry.space or {}:
             if key.startswith(("train.converge.monitor", "train.converge.direction")):
                 yield ("models", index, "space", key), "networks of a search are compared by one quantity", "left out"
-    watched = {(entry.train.get("converge") or {}).get("monitor", document.train.converge.monitor)
-               for entry in document.models if isinstance(entry.train.get("converge") or {}, Mapping)}
-    if RULES[document.prune.rule].reads and len(watched) > 1:
-        yield (("prune", "rule"), f"{document.prune.rule} compares all networks, and they do not monitor the same",
-               "one train.converge.monitor, at the top")
 
 
 def _unread(document: Document, content: Mapping[str, Any]) -> Iterator[tuple[tuple, str, str]]:
@@ -232,21 +237,33 @@ def _incomplete_schedules(spec: Spec) -> list[SpecMistake]:
     return list(found)
 
 
-def _unchosen_batches(spec: Spec) -> list[SpecMistake]:
-    """The ranges of batches of which no policy would choose one, each once."""
+def _batch_mistakes(spec: Spec) -> list[SpecMistake]:
+    """The ranges of batches of which no policy would choose one, each once; or too little measured to choose one."""
+    of_searches = _tried([], extremes, spec)
+    networks = [network for network in (*spec.networks, *(of_searches.networks if of_searches is not None else ()))
+                if network.train.batch.is_elastic]
     try:
         if spec.policy.sets_batch:
-            return []
+            return _unmeasured_exchanges(spec, networks)
     except UserError:  # a mistake of its own
         return []
-    of_searches = _tried([], extremes, spec)
-    networks = (*spec.networks, *(of_searches.networks if of_searches is not None else ()))
     able = " or ".join(policy.name for policy in POLICIES.values() if policy.sets_batch)
     return list(dict.fromkeys(
         spec.origin.mistake(spec.place_of(network, "train", "batch", "size"),
                             f"the policy {spec.policy.name} chooses no batch out of {list(network.train.batch.bounds)}",
                             f"one size, or `schedule: {{policy: {able}}}`")
-        for network in networks if network.train.batch.is_elastic))
+        for network in networks))
+
+
+def _unmeasured_exchanges(spec: Spec, elastic: list[NetworkSpec]) -> list[SpecMistake]:
+    """A policy chooses batches by what GPUs take to exchange gradients, which needs two of them to be measured."""
+    wider = [network for network in elastic if network.max_gpus != 1]
+    if spec.profile.max_gpus != 1 or not wider:
+        return []
+    return [spec.origin.mistake(
+        ("profile", "max_gpus"), f"on 1 GPU no exchange of gradients is measured, without which no batch can be chosen "
+        f"for {wider[0].name}, whose `train.batch.size` is {list(wider[0].train.batch.bounds)}",
+        "2 or more, or leave it out")]
 
 
 class _MisfitError(Exception):
@@ -285,6 +302,26 @@ def extremes(spec: Spec) -> Spec:
     for index, entry in spec.searches.items():
         found += [replace(asked_network(spec, index, 0, member), name=entry.stem) for member in ends(entry.space or {})]
     return replace(spec, networks=tuple(found))
+
+
+def variants(spec: Spec) -> tuple[NetworkSpec, ...]:
+    """Networks that searches may ask for, with each of the losses, the metrics and the monitors of their spaces.
+
+    Each varies one key alone, and has the name of its entry.
+    """
+    return tuple(replace(asked_network(spec, index, 0, member), name=entry.stem)
+                 for index, entry in spec.searches.items() for member in _judged_members(entry.space or {}))
+
+
+def _judged_members(space: Space) -> list[Member]:
+    """A member of a space, and those that differ from it in one key that decides by what a network is judged."""
+    first = ends(space)[0]
+    members = [first]
+    for key, values in space.items():
+        if key.startswith(_JUDGING):
+            choices = [end[key] for end in ends({key: values})] if isinstance(values, Range) else values
+            members += [{**first, key: value} for value in choices]
+    return members
 
 
 def asked_network(spec: Spec, index: int, number: int, member: Member) -> NetworkSpec:
@@ -348,7 +385,7 @@ def _draws(document: Document, index: int, entry: ModelEntry) -> list[dict[str, 
         # Entries draw from streams of their own: adding an entry does not change another's networks.
         return draw(entry.space, entry.count, document.seed + 7919 * index)
     if entry.space is not None:
-        return ends(entry.space)
+        return [*ends(entry.space), *_judged_members(entry.space)]
     if entry.grid is not None:
         if (size := math.prod(map(len, entry.grid.values()))) > MOST_NETWORKS:
             raise UserError(f"the grid has {counted(size, 'member')}: at most {MOST_NETWORKS} networks of one entry")
@@ -536,7 +573,7 @@ def with_added(spec: Spec, content: Any, taken: Collection[str], place: int | No
         if isinstance(problem, _MisfitError) else [mistake((), str(problem))])]
     found = Spec(replace(document, models=(*document.models, entry)),
                  tuple(replace(network, entry=len(document.models)) for network in networks), Origin("entry"))
-    mistakes += _incomplete_schedules(found) + _unchosen_batches(found)
+    mistakes += _incomplete_schedules(found) + _batch_mistakes(found)
     mistakes += [mistake(("name",), f"a network of the run is named {name!r}", "another name")
                  for name in sorted({network.name for network in networks} & set(taken))]
     mistakes += [mistake(("name",), f"{network.name!r} is a name for the networks of a search", "another name")

@@ -26,6 +26,7 @@ from fleet.storage.lease import Fence, check_of
 from fleet.storage.paths import RunPaths
 from fleet.storage.state import EpochRecord, State, convergence, stream_epochs
 from fleet.storage.verified import read_verified, write_verified
+from fleet.units import counted
 
 # ---- files -------------------------------------------------------------------------------------
 
@@ -122,15 +123,24 @@ def newest(paths: RunPaths, name: str, with_arrays: bool = True) -> CheckpointLo
         try:
             state = read_state(path, with_arrays)
             history = _longer(state.history, paths.history(name)) if is_best else state.history
-            if is_best and not damage:  # a launch was killed before it had written a last one, or somebody deleted it
-                damage.append(f"{paths.last(name)} is missing")
+            # A launch was killed before it had written a last one, or somebody deleted it.
+            if path != paths.last(name) and not damage:
+                damage.append(f"{paths.last(name)} is missing{_more(state.epoch, paths.history(name))}")
             return CheckpointLookup(state, "; ".join(damage), history, path)
         except CheckpointError as error:
             if _is_lost(error):
                 damage.append(str(error))
             elif not isinstance(error.__cause__, FileNotFoundError):
                 raise
+    if not damage and (more := _more(0, paths.history(name))):
+        damage.append(f"{paths.last(name)} is missing, and no other checkpoint is left{more}")
     return CheckpointLookup(None, "; ".join(damage))
+
+
+def _more(epochs: int, path: Path) -> str:
+    """A word on the epochs that a network has trained beyond those of a checkpoint, as its table has them."""
+    told = len(read_history(path))
+    return f", though {counted(told, 'epoch')} had been saved" if told > epochs else ""
 
 
 def inherit(paths: RunPaths, name: str, parent: str, architecture: str, make_room: Callable[[Path, int], None],

@@ -2,20 +2,25 @@
 
 It is written by the coordinator alone, is only ever appended to, and says enough to replay the run in
 the simulator and to draw the report. A run that is resumed goes on in the same file. Where several launches work on a
-run at a time, each has a log of its own; :func:`read_run` reads all of them as one.
+run at a time, each has a log of its own; :func:`read_run` reads all of them as one, and :class:`RunTail` goes on
+reading while they grow.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from fleet.errors import ExitStatus
 from fleet.storage.events import CacheChosen, Ended, EpochEnded, Event, Started, event_from_json
+from fleet.storage.events.fold import Dated
 from fleet.storage.files import storing
 from fleet.storage.lines import add_line, is_finite, open_lines, read_lines, to_json
 from fleet.storage.paths import RunPaths
@@ -106,6 +111,82 @@ def _launches(path: Path) -> list[tuple[float, list[Logged]]]:
             launches.append((max(date, launches[-1][0] if launches else 0.0), []))
         launches[-1][1].append(logged)
     return launches
+
+
+@dataclass
+class _Read:
+    """How far a log has been read.
+
+    Attributes:
+        size: bytes.
+        began: when its launch began, so that its events can be dated.
+        newest: the date of its newest event.
+    """
+
+    size: int = 0
+    began: float = 0.0
+    newest: float = 0.0
+
+
+class RunTail:
+    """Reads what is new in the logs of all launches of a run, whichever they are by then.
+
+    A look costs a listing, the size of each log, and what is new; only whole lines are read.
+
+    Args:
+        paths: of the run.
+        from_end: pass over what is there now.
+    """
+
+    def __init__(self, paths: RunPaths, from_end: bool = False) -> None:
+        self._paths = paths
+        self._logs: dict[Path, _Read] = {}
+        if from_end:
+            for path in paths.event_logs():
+                self._logs[path] = _Read(path.stat().st_size)
+
+    def new(self) -> list[Dated]:
+        """The events since the last look, each with its date; those of a log in their order.
+
+        Raises:
+            OSError: the file system does not answer.
+        """
+        return [dated for path in self._paths.event_logs() for dated in self._new_of(path)]
+
+    def _new_of(self, path: Path) -> Iterator[Dated]:
+        log = self._logs.setdefault(path, _Read())
+        if path.stat().st_size == log.size:
+            return
+        with open(path, "rb") as file:
+            if log.size and not log.began:
+                log.began = _begun(file.read(log.size))
+            file.seek(log.size)
+            lines = file.read()
+        lines = lines[:lines.rfind(b"\n") + 1]
+        log.size += len(lines)
+        for line in lines.splitlines():
+            if (logged := _logged(line)) is None:
+                continue
+            if isinstance(logged.event, Started):
+                log.began = max(logged.event.date - logged.t_s, log.newest)
+            log.newest = max(log.newest, log.began + logged.t_s)
+            yield Dated(log.newest, logged.event, logged.t_s)
+
+
+def _begun(lines: bytes) -> float:
+    """When the last launch began of which some lines tell."""
+    starts = (line for line in reversed(lines.splitlines()) if b'"start"' in line)
+    logged = next((found for found in map(_logged, starts) if found and isinstance(found.event, Started)), None)
+    return logged.event.date - logged.t_s if logged and isinstance(logged.event, Started) else 0.0
+
+
+def _logged(line: bytes) -> Logged | None:
+    with suppress(ValueError, RecursionError):
+        record = json.loads(line)
+        event, t_s = event_from_json(record), record.get("t_s", 0.0)
+        if event is not None and is_finite(t_s):
+            return Logged(float(t_s), event)
+    return None
 
 
 def events_of(path: Path, kind: type[E]) -> list[E]:

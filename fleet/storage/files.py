@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import json
+import logging
 import math
 import os
 import shutil
@@ -14,10 +15,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from fleet.errors import StorageError
 from fleet.units import format_size
+from preprocess.passing import may_pass_for_writer
+
+T = TypeVar("T")
+
+log = logging.getLogger("fleet.storage.files")
+
+PATIENCE_S = 20.0  # of a launch, with a disk that is full or away: longer ones are waited for by its job
 
 # Errors that are about the name of a file rather than about the state of the disk.
 _OF_THE_NAME = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP}
@@ -45,7 +53,33 @@ def storing(path: Path, wanted: int = 0, kind: type[OSError] = OSError) -> Itera
     try:
         yield
     except kind as error:
-        raise StorageError(_explain(path, wanted, error)) from error
+        raise StorageError(_explain(path, wanted, error), may_pass_for_writer(error)) from error
+
+
+def patiently(write: Callable[[], T], patience_s: float | None = None) -> T:
+    """Write something, again and again for a while where what the file system says may pass.
+
+    Args:
+        write: does it once; it is done again as a whole.
+        patience_s: seconds from the first refusal to the last try; :data:`PATIENCE_S` for None.
+
+    Raises:
+        StorageError: that will not pass, or has not.
+    """
+    patience = PATIENCE_S if patience_s is None else patience_s
+    until, pause_s = None, 0.1
+    while True:
+        try:
+            return write()
+        except StorageError as error:
+            now = time.monotonic()
+            if not error.may_pass or (until is not None and now >= until):
+                raise
+            if until is None:
+                until = now + patience
+                log.warning("%s; this may pass, and is waited for: %.0f s at most", error, patience)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 2.0)
 
 
 def is_of_the_name(error: StorageError) -> bool:
@@ -202,6 +236,49 @@ class Pacing:
 
 
 _CHANGE_S, _SHARE, _MOST_S = 0.00005, 500, 60.0
+
+
+class SharedPacing:
+    """The same where several launches write a file: one of them does, a moment after whoever wrote it last.
+
+    Clocks of nodes differ, so what counts is when this one has seen the file change.
+
+    Args:
+        path: of the file.
+        every_s: seconds between two writings, whoever does them; longer where they take long.
+        clock: seconds.
+    """
+
+    def __init__(self, path: Path, every_s: float = 1.5, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path, self._every_s, self._clock = path, every_s, clock
+        self._seen, self._at_s, self._cost_s = 0, -math.inf, 0.0
+
+    def is_due(self, changes: int) -> bool:
+        """Whether it should be written now, after so many changes."""
+        now = self._clock()
+        if not changes or now < self._at_s + max(self._every_s, _SHARED * self._cost_s):
+            return False
+        if (seen := self._changed()) == self._seen:
+            return True
+        self._seen, self._at_s = seen, now  # by another launch, which may not have known of all
+        return False
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """A context in which it is written."""
+        began_s = self._clock()
+        yield
+        self._seen, self._at_s = self._changed(), self._clock()
+        self._cost_s = self._at_s - began_s
+
+    def _changed(self) -> int:
+        try:
+            return self._path.stat().st_mtime_ns
+        except OSError:
+            return 0
+
+
+_SHARED = 20  # times as long as a writing takes is no other, by one launch
 
 
 @cache

@@ -59,7 +59,7 @@ def identity(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> str:
                   "engine": spec.resources.engine, "source": data.source, "options": data.options,
                   "transforms": data.transforms, **target,
                   "validation": None if isinstance(data.validation, str) else data.validation,
-                  "inputs": sample.of(network.feed).identity(), **ring, **test, **fold, **divided})
+                  "inputs": sample.of(network.feed, network.fold).identity(), **ring, **test, **fold, **divided})
 
 
 # The settings of training that came after 0.1.0, whose checkpoints go on, with what they are where nobody names them.

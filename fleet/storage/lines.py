@@ -19,7 +19,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Protocol, TypeAlias, Union, get_args, get_origin, get_type_hints
 
-from fleet.storage.files import as_json, storing
+from fleet.storage.files import as_json, patiently, storing
 
 
 class Kind(Protocol):
@@ -202,9 +202,14 @@ def add_line(file: io.FileIO, path: Path, record: Any) -> None:
         StorageError: the disk is full, ...
     """
     line = (json.dumps(record, allow_nan=False) + "\n").encode()
-    with storing(path, wanted=len(line)):
-        while line:  # a disk that has just filled up takes a part, and refuses the rest
-            line = line[file.write(line):]
+
+    def write() -> None:
+        nonlocal line
+        with storing(path, wanted=len(line)):
+            while line:  # a disk that has just filled up takes a part, and refuses the rest
+                line = line[file.write(line):]
+
+    patiently(write)
 
 
 def add_dated_line(path: Path, what: Kind) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from fleet.errors import LeaseLost, StorageError, UserError
 from fleet.storage.fencing import shut_out
-from fleet.storage.files import storing
+from fleet.storage.files import patiently, storing
 from fleet.storage.lease import Fence, Holder, Lease, is_held, newest_generation, parse, read_generation
 from fleet.storage.paths import RunPaths
 
@@ -119,7 +119,7 @@ class NetworkLeases:
             self._asked.wait(pause_s)
             self._asked.clear()
             try:
-                self.look()
+                patiently(self.look)
             except StorageError as error:
                 self._error = error
                 return

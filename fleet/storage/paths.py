@@ -10,7 +10,7 @@ from pathlib import Path
 
 # All files that FLEET writes, here and for each run inside `replay`, and what a killed launch left of one (`.tmp`).
 _WRITTEN = re.compile(
-    r"(replay/[^/]+/)?(\.fleet-run|\.fleet-lock|\.fleet-(jobs-)?lease/[^/]+|\.fleet-leases/[^/]+/[^/]+|spec\.yaml|profile\.json|events\.jsonl|results\.csv|ensembles\.csv|sample\.json"
+    r"(replay/[^/]+/)?(\.fleet-run|\.fleet-lock|\.fleet-(jobs-)?lease/[^/]+|\.fleet-leases/[^/]+/[^/]+|spec\.yaml|profile\.json|events\.jsonl|results\.csv|ensembles\.csv|(sample|standardized)\.json|data\.npz"
     r"|bad_samples\.csv|report\.html|events/[^/]+\.jsonl|logs/([^/]+/)?rank-\d+\.log|decoded\.h5|models/[^/]+/(history\.csv|(first|last|previous|best)\.h5|best\.keras|(export|failure|test)\.json|(validation|test)\.npz)"
     r"|jobs/[^/]+|mailbox/[^/]+|tensorboard/[^/]+/events\.out\.tfevents\.[^/]+|(models/[^/]+/)?\.[^/]+\.tmp(\.[^/]+)?)")
 
@@ -94,9 +94,19 @@ class RunPaths:
         return self.root / "sample.json"
 
     @property
+    def data(self) -> Path:
+        """What the data is known by, and how its samples are divided (:mod:`preprocess.fingerprint`)."""
+        return self.root / "data.npz"
+
+    @property
     def report(self) -> Path:
         """The report as an HTML page."""
         return self.root / "report.html"
+
+    @property
+    def standardized(self) -> Path:
+        """The means and deviations by which networks standardize their inputs, where they do."""
+        return self.root / "standardized.json"
 
     @property
     def bad_samples(self) -> Path:
@@ -131,6 +141,11 @@ class RunPaths:
     def harvested(self) -> Path:
         """Each job of the harvest that was handed in, taken back, begun or ended: one JSON object per line."""
         return self.jobs / "harvest.jsonl"
+
+    @property
+    def making_room(self) -> Path:
+        """An empty file that is touched now and then while the run's next jobs are to wait (``fleet evict``)."""
+        return self.jobs / "making-room"
 
     @property
     def jobs_lease(self) -> Path:

@@ -8,6 +8,7 @@ import io
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -18,11 +19,12 @@ from typing import Any
 
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec, Spec
+from fleet.spec.judging import Yardstick, ranking_of
 from fleet.storage.checkpoint import CheckpointLookup, newest
 from fleet.storage.exports import is_exported
-from fleet.storage.files import Pacing, replacing, storing, write_json
+from fleet.storage.files import Pacing, SharedPacing, patiently, replacing, storing, write_json
 from fleet.storage.paths import RunPaths
-from fleet.storage.state import SCORES, Judged, Outcome, Standing, State, convergence
+from fleet.storage.state import Judged, Outcome, Standing, State, convergence, has_diverged, reason_now
 from fleet.storage.tested import read_tested, write_tested
 
 
@@ -81,6 +83,8 @@ class NetworkResult:
         return getattr(self, name) if name in _VALUES else self.metrics.get(name, math.nan)
 
 
+SHOWN_PARAMETERS = 6  # drawn ones that the final table has at most
+_LONGEST_VALUE = 20  # letters of one
 _FEW = 100  # networks, of which the table is written at every change
 
 
@@ -112,7 +116,7 @@ class Results:
     damaged: dict[str, str] = field(default_factory=dict)
     check: Callable[[], None] = lambda: None
     test: str = ""
-    pacing: Pacing = field(default_factory=Pacing)
+    pacing: Pacing | SharedPacing = field(default_factory=Pacing)
     _changes: int = 0  # since the table was written
     # Of each network as it was last: what its row comes from, the row, and its line. There may be thousands.
     _rows: dict[str, tuple[Standing, int | None, NetworkResult]] = field(default_factory=dict)
@@ -120,6 +124,7 @@ class Results:
 
     def __post_init__(self) -> None:
         self.networks = dict(self.spec.by_name)
+        self._yardsticks = {name: Yardstick.of(network.train) for name, network in self.networks.items()}
 
     def add(self, network: NetworkSpec, parameters: int | None) -> None:
         """A network has come to the run.
@@ -128,6 +133,7 @@ class Results:
             parameters: how many it has, where that is known.
         """
         self.networks[network.name] = network
+        self._yardsticks[network.name] = Yardstick.of(network.train)
         if parameters is not None:
             self.parameters[network.name] = parameters
 
@@ -137,8 +143,13 @@ class Results:
 
     def keep(self, name: str, standing: Standing) -> None:
         """Write down how far a network is now."""
-        before, outcome = self.standing(name).outcome, standing.outcome
+        patiently(lambda: self._note(name, standing))
         self.standings[name] = standing
+        self._changed()
+
+    def _note(self, name: str, standing: Standing) -> None:
+        """Write what is in files of its own."""
+        before, outcome = self.standing(name).outcome, standing.outcome
         if standing.tested is not None:
             write_tested(self.paths.tested(name), self.test, standing.history, standing.tested)
         if outcome is not None and outcome != before:
@@ -148,7 +159,11 @@ class Results:
             else:
                 with storing(self.paths.failure(name)):  # of an earlier launch
                     self.paths.failure(name).unlink(missing_ok=True)
-        self._changed()
+
+    def hear(self, name: str, standing: Standing) -> None:
+        """Another launch has brought a network so far."""
+        self.standings[name] = standing
+        self._changes += 1
 
     def count(self, name: str, parameters: int) -> None:
         """A network that was built has so many parameters."""
@@ -217,19 +232,22 @@ class Results:
         return [row for mean in means for row in (mean, *folds[mean.name])]
 
     def _ranking(self) -> Callable[[NetworkResult], tuple]:
-        """By what networks are ranked: by what is monitored, where all have the same."""
-        watched = {(network.train.converge.watched, network.train.converge.sign) for network in self.networks.values()}
-        if len(watched) == 1 and not (only := watched.pop())[0].endswith("accuracy"):
-            return lambda row: _rank_by(row, *only)
-        return _rank
+        """By what networks are ranked: what those monitor that have an epoch, or else all."""
+        begun = {yardstick for name, yardstick in self._yardsticks.items() if self.standing(name).history}
+        columns = ranking_of(begun or set(self._yardsticks.values())).columns
+        return lambda row: _rank(row, columns)
 
     def write_if_due(self) -> None:
         """Write ``results.csv`` if it has changed; of many networks not at every change."""
-        if self._changes and (len(self.networks) <= _FEW or self.pacing.is_due(self._changes)):
+        at_once = len(self.networks) <= _FEW and isinstance(self.pacing, Pacing)
+        if self._changes and (at_once or self.pacing.is_due(self._changes)):
             self.write()
 
     def write(self) -> None:
         """Write ``results.csv``."""
+        patiently(self._write)
+
+    def _write(self) -> None:
         with self.pacing.writing(), replacing(self.paths.results, check=self.check) as file:
             self._changes = 0
             rows = self.rows()
@@ -279,6 +297,11 @@ _COLUMNS = [item.name for item in dataclasses.fields(NetworkResult)
 _VALUES = ("loss", "accuracy", "val_loss", "val_accuracy", "test_loss", "test_accuracy")
 
 
+def networks_of(rows: Sequence[NetworkResult]) -> list[NetworkResult]:
+    """The rows that stand for a network each, and not for the mean of one's folds."""
+    return [row for row in rows if not row.folds]
+
+
 def mean_of_folds(name: str, rows: Sequence[NetworkResult]) -> NetworkResult:
     """The row that stands for the networks of all folds; those that have no value yet count for nothing in its mean."""
     known = {column: [value for row in rows if not math.isnan(value := row.value(column))]
@@ -297,17 +320,12 @@ def mean_of_folds(name: str, rows: Sequence[NetworkResult]) -> NetworkResult:
         deviation={column: stdev(found) for column, found in known.items() if len(found) > 1})
 
 
-def _rank_by(row: NetworkResult, monitor: str, sign: int) -> tuple:
-    """By what is monitored, where all networks have the same."""
-    value = getattr(row, monitor) if monitor in SCORES else row.metrics.get(monitor, math.nan)
-    loss = row.loss if math.isnan(row.val_loss) else row.val_loss
-    return (row.status is Status.FAILED, math.isnan(value), -sign * value, math.isnan(loss), loss, row.name)
-
-
-def _rank(row: NetworkResult) -> tuple:
-    accuracy = row.accuracy if math.isnan(row.val_accuracy) else row.val_accuracy
-    loss = row.loss if math.isnan(row.val_accuracy) else row.val_loss
-    return (row.status is Status.FAILED, math.isnan(accuracy), -accuracy, math.isnan(loss), loss, row.name)
+def _rank(row: NetworkResult, columns: Sequence[tuple[str, int]]) -> tuple:
+    """What is less is better: what failed or diverged is behind all else, and what has no value behind the others."""
+    values = [(sign, row.value(name)) for name, sign in columns]
+    keys = [(1, 0.0) if math.isnan(value) else (0, -sign * value) for sign, value in values]
+    is_lost = row.status is Status.FAILED or has_diverged(row.loss) or has_diverged(row.val_loss)
+    return (is_lost, *keys, row.name)
 
 
 def recover(results: Results) -> dict[str, State]:
@@ -356,12 +374,13 @@ def look_up(results: Results, network: NetworkSpec) -> tuple[Standing, State | N
 
 def _reason(found: CheckpointLookup, network: NetworkSpec) -> str:
     """Why a network is done, by the checkpoint that was found; nothing if it is not."""
-    verdict = convergence(found.history, network.train.converge)
+    converge, state = network.train.converge, found.state
     # Of the epochs after the best one only a table tells, if its checkpoint is all that is left. It is enough as long
     # as nobody wants to go on from there, and that epoch is the best one still.
-    state = found.state
     is_table = state is not None and state.epoch < len(found.history)
-    return "" if is_table and state is not None and state.epoch != verdict.best_epoch else verdict.reason
+    if state is None or (is_table and state.epoch != convergence(found.history, converge).best_epoch):
+        return ""
+    return reason_now(found.history, state.final, converge)
 
 
 def _failure(results: Results, network: NetworkSpec) -> str | None:
@@ -422,12 +441,44 @@ def leaderboard(rows: Sequence[NetworkResult]) -> tuple[list[str], list[list[Any
     metrics = list(dict.fromkeys(name for row in rows for name in row.metrics))
     metrics = [name for name in metrics if name.startswith(("val_", "test_")) or f"val_{name}" not in metrics]
     has_children = any(row.parent for row in rows)
+    varied = varied_parameters(rows)[:SHOWN_PARAMETERS]
     headers = ["network", "status", "epochs", "best", *values,
                *(re.sub("^(val|test)_", r"\1 ", name) for name in metrics),
-               "params", "s", *(["from"] if has_children else []), "why"]
+               *short_names(varied), "params", "s", *(["from"] if has_children else []), "why"]
     return headers, [[row.name, str(row.status), row.epochs, row.best_epoch or "",
                       *(shown(row, name) for name in (*values.values(), *metrics)),
+                      *(_brief(row.drawn.get(name)) for name in varied),
                       row.parameters, round(row.seconds, 1),
                       *([row.parent and f"{row.parent}, epoch {row.parent_epoch}"] if has_children else []),
                       row.reason if len(row.reason) <= 50 else row.reason[:47] + "..."]
                      for row in rows]
+
+
+def varied_parameters(rows: Sequence[NetworkResult]) -> list[str]:
+    """The drawn parameters in which networks differ, in the order in which they were drawn."""
+    values: dict[str, set[str]] = {}
+    for row in rows:
+        for name, value in row.drawn.items():
+            values.setdefault(name, set()).add(repr(value))
+    return [name for name, found in values.items() if len(found) > 1]
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """Names of parameters without the parts of a spec that most of them begin with, where they stay apart.
+
+    >>> short_names(["train.optimizer.learning_rate", "train.batch.size", "filters", "train.seed", "seed"])
+    ['learning_rate', 'batch.size', 'filters', 'train.seed', 'seed']
+    """
+    short = [re.sub(r"^train\.(optimizer\.)?", "", name) for name in names]
+    counts = Counter(short)
+    return [name if counts[brief] > 1 else brief for name, brief in zip(names, short, strict=True)]
+
+
+def _brief(value: Any) -> Any:
+    """A drawn value in a cell: numbers with four digits, and no more than the beginning of a long one."""
+    if isinstance(value, float):
+        return float(f"{value:.4g}")
+    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
+        return "" if value is None else value
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= _LONGEST_VALUE else text[:_LONGEST_VALUE - 3] + "..."

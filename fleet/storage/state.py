@@ -17,6 +17,7 @@ from fleet.units import counted
 Score: TypeAlias = Annotated[float, MayBeNan]  # NaN where nothing was judged, such as without validation data
 
 
+DATA = "data"  # among the files that were changed: what the data is known by
 SCORES = ("loss", "accuracy", "val_loss", "val_accuracy")  # of an epoch, whatever its metrics are
 
 
@@ -32,7 +33,8 @@ class EpochRecord:
         waited_s: of them, what the group's master waited for data.
         path: the chunks of the ring that were consumed (:func:`fleet.stream.order.write_path`); empty in strict order.
         accepted: the files of the network's code that were changed while this was its newest epoch, or within it, where
-            somebody has said that training is to go on all the same (``--accept-changes``); separated by spaces.
+            somebody has said that training is to go on all the same (``--accept-changes``); separated by spaces. The
+            word ``data`` stands among them where the data was changed.
         parent, parent_epoch: of the first epoch of a network that began with the weights of another: of which, and
             after which of its epochs.
         metrics: those that its spec asks for, by name, and with ``val_`` of validation.
@@ -56,6 +58,11 @@ class EpochRecord:
     parent_epoch: Annotated[int, OmitDefault] = 0
     metrics: Annotated[dict[str, float | None], OmitDefault] = field(default_factory=dict, hash=False)
     batch: Annotated[int, OmitDefault] = 0
+
+    @property
+    def precedes_other_data(self) -> bool:
+        """Whether epochs after this one are of other data, so that their values cannot be compared."""
+        return DATA in self.accepted.split()
 
     def value(self, name: str) -> float:
         """One of its losses, accuracies or metrics; NaN where there is no such."""
@@ -117,6 +124,11 @@ class State:
         newest = self.history[-1]
         said = " ".join(filter(None, [newest.accepted, files]))
         return replace(self, history=(*self.history[:-1], replace(newest, accepted=said)))
+
+    def with_other_data(self) -> State:
+        """The same weights at the beginning of an epoch: of the one that was under way, nobody knows what was seen."""
+        return replace(self, stream_epoch=-1, position=0, path=(), sums=(0.0, 0.0, 0.0), seconds=0.0, waited_s=0.0,
+                       batch=0)
 
     @property
     def epoch(self) -> int:
@@ -221,13 +233,17 @@ class Convergence:
 def convergence(history: Sequence[EpochRecord], converge: Converge) -> Convergence:
     """Judge a history. Early stopping has no state of its own: a resumed network stops where it would have.
 
+    Values of other data cannot be compared: once an epoch of changed data is over, those before count no more for which
+    is the best, and patience begins anew.
+
     Args:
         history: the finished epochs.
         converge: when to stop.
     """
     sign = converge.sign
-    best, best_epoch, improved, least = -math.inf, 0, 0, math.inf
-    for record in history:
+    begin = max((place for place, record in enumerate(history[:-1], start=1) if record.precedes_other_data), default=0)
+    best, best_epoch, improved, least = -math.inf, 0, begin, math.inf
+    for record in history[begin:]:
         value, loss = sign * record.value(converge.watched), judged_loss(record)
         # The first epoch is the best so far whatever it is; one that is no number gives way to any that is.
         if not best_epoch or value > best + converge.min_delta or (math.isnan(best) and not math.isnan(value)):
@@ -242,6 +258,50 @@ def convergence(history: Sequence[EpochRecord], converge: Converge) -> Convergen
     elif len(history) >= converge.max_epochs:
         reason = counted(converge.max_epochs, "epoch")
     return Convergence(best_epoch, sign * best if best_epoch else math.nan, reason, improved)
+
+
+def reason_now(history: Sequence[EpochRecord], final: str, converge: Converge) -> str:
+    """Why a network is done, now that its rule is this one; nothing if it is not.
+
+    A network that was done for some reason keeps it, as long as its rule does not let it go on: fewer epochs or less
+    patience are not why it ended.
+
+    Args:
+        history: the finished epochs.
+        final: why it was done when they were trained, or nothing.
+        converge: when to stop.
+    """
+    reason = convergence(history, converge).reason
+    return final or reason if reason else ""
+
+
+# A loss beyond it has no square in float32: neither norms of gradients nor what optimizers keep can be computed.
+LARGEST_LOSS = 1e19
+_GROWTH = 1e6  # of the loss of an epoch over that of the first one, or over 1: no training comes back from there
+
+
+def has_diverged(loss: float) -> bool:
+    """Whether a loss is so large, or infinite, that a network is lost; one that is not known is no such.
+
+    >>> has_diverged(1e28), has_diverged(3.46), has_diverged(math.nan)
+    (True, False, False)
+    """
+    return abs(loss) > LARGEST_LOSS
+
+
+def divergence(history: Sequence[EpochRecord], is_judged: bool) -> str:
+    """What shows that a network has diverged in its newest epoch; nothing where it has not.
+
+    Args:
+        history: the finished epochs, at least one.
+        is_judged: whether there were validation samples: then their loss should be a number.
+    """
+    record, first = history[-1], history[0].loss
+    if abs(record.loss) > min(LARGEST_LOSS, _GROWTH * max(abs(first), 1.0)):
+        return f"diverged: the loss became {record.loss:.4g} in epoch {record.epoch}, after {first:.4g} in the first"
+    if is_judged and not abs(record.val_loss) <= LARGEST_LOSS:
+        return f"diverged: the loss of validation became {record.val_loss:.4g} in epoch {record.epoch}"
+    return ""
 
 
 def epochs_left(history: Sequence[EpochRecord], converge: Converge) -> tuple[int, int]:

@@ -17,11 +17,12 @@ from fleet.errors import InfrastructureError
 from fleet.spec import Checkpoint, Converge
 from fleet.storage.checkpoint import best_state, permission, write_history, write_state
 from fleet.storage.exports import note_export
-from fleet.storage.files import replace_by, replacing, storing
+from fleet.storage.files import patiently, replace_by, replacing, storing
 from fleet.storage.lease import Fence, check_of
 from fleet.storage.paths import PARTS, RunPaths
 from fleet.storage.quota import Quota
 from fleet.storage.state import State
+from preprocess.passing import lacks_room
 
 log = logging.getLogger("fleet.storage.writer")
 
@@ -105,7 +106,7 @@ class CheckpointWriter:
         self._quota.make_room(exported, found.state.size)
         fresh = exported.with_name(f".{os.getpid()}.tmp.fresh{exported.suffix}")
         try:
-            write(found.state.arrays, fresh)  # what fails in here is the network's failure, and may pass
+            self._write_fresh(found.state.arrays, fresh, write)
             is_written = fresh.exists()
             replace_by(exported, lambda target: os.replace(fresh, target) if is_written else None,
                        check=permission(self.fence(name), best))
@@ -116,6 +117,20 @@ class CheckpointWriter:
         with storing(self._paths.previous(name)):  # nobody goes on from there any more
             self._paths.previous(name).unlink(missing_ok=True)
         return found.damage
+
+    def _write_fresh(self, arrays: Mapping[str, np.ndarray], path: Path,
+                     write: Callable[[Mapping[str, np.ndarray], Path], None]) -> None:
+        """Write the network itself; what fails in here is its own failure, which may pass, but for a full disk."""
+        def once() -> None:
+            try:
+                write(arrays, path)
+            except OSError as error:
+                if not lacks_room(error):
+                    raise
+                with storing(path):
+                    raise
+
+        patiently(once)
 
     def keep(self, path: Path, wanted: int, write: Callable[[IO[bytes]], None]) -> bool:
         """Write a file that can be done without; in the calling thread.
@@ -165,7 +180,7 @@ class CheckpointWriter:
             try:
                 if job is None:
                     return
-                job()
+                patiently(job)
             except Exception as error:  # it is raised where training can stop for it
                 self._error = error
             finally:

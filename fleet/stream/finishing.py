@@ -59,7 +59,7 @@ class FinishingStream:
 
     def _finished(self, batch: Batch, indices: np.ndarray, productions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if self._is_done:
-            return batch.images, self._pipeline.answered(batch.targets, indices)
+            return self._pipeline.taken(batch.images), self._pipeline.answered(batch.targets, indices)
         images, targets = self._pipeline.empty(len(indices))
         cuts = [0, *(1 + np.flatnonzero(np.diff(productions))).tolist(), len(indices)]
         for first, last in itertools.pairwise(cuts):
@@ -96,7 +96,7 @@ class FinishingValidation:
             indices = self._rows[first:first + len(kept_targets)]
             first += len(kept_targets)
             if self._is_done:
-                yield kept, self._pipeline.answered(kept_targets, indices)
+                yield self._pipeline.taken(kept), self._pipeline.answered(kept_targets, indices)
                 continue
             images, targets = self._pipeline.empty(len(indices))
             for bad in self._pipeline.finish_kept(kept, kept_targets, indices, 0, images, targets, training=False):

@@ -117,12 +117,14 @@ class Table:
             raise InputError(f"{self.place(int(empty[0]), column)}: no value{more}; fill it, or leave the row out")
 
 
-def read_table(path: str, delimiter: str | None = None) -> Table:
+def read_table(path: str, delimiter: str | None = None, names: Sequence[str] = ()) -> Table:
     """Read a table; a file that ends in ``.parquet`` or ``.pq`` is one of Parquet, any other one of CSV.
 
     Args:
         path: of the file.
         delimiter: between the cells of a CSV file; found in its first line where it is not given.
+        names: of the columns of a CSV file without a header, which has numbers in its first line. Without them, a
+            header must be there.
 
     Raises:
         InputError: no such file, no header, a row of another length, ...
@@ -131,10 +133,10 @@ def read_table(path: str, delimiter: str | None = None) -> Table:
         raise InputError(f"{path}: no such file")
     if path.lower().endswith((".parquet", ".pq")):
         return _read_parquet(path)
-    return _read_csv(path, delimiter)
+    return _read_csv(path, delimiter, names)
 
 
-def _read_csv(path: str, delimiter: str | None) -> Table:
+def _read_csv(path: str, delimiter: str | None, names: Sequence[str]) -> Table:
     if delimiter is not None and (not isinstance(delimiter, str) or len(delimiter) != 1):
         raise InputError(f"{path}: delimiter: {delimiter!r} should be a single character")
     rows: list[list[str]] = []
@@ -143,9 +145,13 @@ def _read_csv(path: str, delimiter: str | None) -> Table:
         with open(path, encoding="utf-8-sig", newline="") as file:
             first = file.readline()
             file.seek(0)
-            reader = csv.reader(file, delimiter=delimiter or _delimiter(first))
+            delimiter = delimiter or _delimiter(first)
+            reader = csv.reader(file, delimiter=delimiter)
             header = next(reader, [])
-            _check_header(path, header)
+            if names and header and all(map(_is_number, header)) and not set(names) <= set(header):
+                file.seek(0)
+                reader, header = csv.reader(file, delimiter=delimiter), _given_header(path, names, header)
+            _check_header(path, header, names)
             for cells in reader:
                 if not cells:  # an empty line
                     continue
@@ -171,7 +177,20 @@ def _delimiter(header: str) -> str:
     return max(_DELIMITERS, key=header.count)
 
 
-def _check_header(path: str, header: Sequence[str]) -> None:
+def _given_header(path: str, names: Sequence[str], first: Sequence[str]) -> list[str]:
+    """The names of the columns of a file without a header."""
+    if len(first) != len(names):
+        raise InputError(f"{path} line 1: {counted(len(first), 'number')} and no header; without the names of its "
+                         f"columns a table should have exactly {len(names)}: {listed(names)}")
+    return list(names)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Some names in a line: the first of many."""
+    return ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
+
+
+def _check_header(path: str, header: Sequence[str], names: Sequence[str]) -> None:
     if not any(name.strip() for name in header):
         raise InputError(f"{path} line 1: no header; the first line should hold the names of the columns")
     for place, name in enumerate(header):
@@ -179,7 +198,7 @@ def _check_header(path: str, header: Sequence[str]) -> None:
             raise InputError(f"{path} line 1: column {place + 1} has no name")
         if name in header[:place]:
             raise InputError(f"{path} line 1: two columns are named {name!r}: {header.index(name) + 1} and {place + 1}")
-    if all(map(_is_number, header)):
+    if all(map(_is_number, header)) and not names:
         raise InputError(f"{path} line 1: {', '.join(header[:3])} are numbers; the first line should hold the names of "
                          "the columns")
 

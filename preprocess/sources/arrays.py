@@ -19,6 +19,7 @@ import numpy as np
 
 from preprocess.base import BadImage, BadSample, InputError, Source
 from preprocess.files.npz import ArrayPlace, member_names
+from preprocess.fingerprint import Marks, described, marks_by_reading
 from preprocess.sources.image_folder import VALIDATION_NAMES
 from preprocess.sources.masks import MaskCoding, MaskOptions, Masks, plain_mask
 from preprocess.sources.targets import Targeted, flat, guess, understand
@@ -99,6 +100,10 @@ class Arrays(Targeted):
     def name(self, index: int) -> str:
         """The array and the row."""
         return f"{self._place}[{index}]"
+
+    def sample_marks(self) -> Marks:
+        """See :mod:`preprocess.fingerprint`."""
+        return replace(marks_by_reading(self, self._inputs.nbytes, "row"), facts={"inputs": described(self._inputs)})
 
     def __getstate__(self) -> dict[str, object]:
         """Without the array that is open: other ranks open it themselves."""

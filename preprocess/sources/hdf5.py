@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ import h5py
 import numpy as np
 
 from preprocess.base import BadImage, BadSample, InputError
+from preprocess.fingerprint import Marks, described, hashed, marks_by_reading
 from preprocess.passing import read_patiently
 from preprocess.sources.arrays import Opened, open_parts
 from preprocess.sources.masks import MaskCoding, MaskOptions, Masks, plain_mask
@@ -84,13 +86,20 @@ class HDF5(Targeted):
         kept = self._part["names"].asstr()[index] if "names" in self._part else index
         return f"{self.path}:{self.group}[{kept}]"
 
+    def sample_marks(self) -> Marks:
+        """See :mod:`preprocess.fingerprint`."""
+        names = hashed(self._part["names"].asstr()[:].tolist()) if "names" in self._part else None
+        found = marks_by_reading(self, os.path.getsize(self.path), "row", names)
+        return replace(found, facts={"inputs": described(self._part[self._inputs])})
+
     def left_out(self) -> list[BadSample]:
-        """What could not be used when the file was made."""
+        """What could not be used when the file was made, each with its place among all samples that there were."""
         part = self._part
-        if "left_out" not in part:
+        if "left_out_at" not in part:
             return []
-        return [BadSample(name, reason) for name, reason in zip(
-            part["left_out"].asstr()[:], part["left_out_because"].asstr()[:], strict=True)]
+        return [BadSample(name, reason, place) for name, reason, place in zip(
+            part["left_out"].asstr()[:], part["left_out_because"].asstr()[:], part["left_out_at"][:].tolist(),
+            strict=True)]
 
     def __getstate__(self) -> dict[str, object]:
         """Without the file that is open: other ranks open it themselves."""

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from preprocess.base import BadSample, InputError
+from preprocess.fingerprint import Marks, marks_by_reading
 from preprocess.passing import read_patiently
 from preprocess.sources.arrays import Opened, held_out_parts, open_parts
 from preprocess.sources.masks import MaskCoding, MaskOptions, Masks
@@ -77,6 +80,11 @@ class Rows(Targeted):
     def name(self, index: int) -> str:
         """The split and the row."""
         return f"{self._path}{f':{self._split}' if self._split else ''}[{index}]"
+
+    def sample_marks(self) -> Marks:
+        """See :mod:`preprocess.fingerprint`."""
+        nbytes = sum(file.stat().st_size for file in Path(self._path, self._split or "").glob("*.arrow"))
+        return replace(marks_by_reading(self, nbytes, "row"), facts={"inputs": ", ".join(self._inputs)})
 
     def __getstate__(self) -> dict[str, object]:
         """Without the files that are open: other ranks open them themselves."""

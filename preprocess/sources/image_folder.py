@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from preprocess.base import InputError, RandomAccess, Source
+from preprocess.fingerprint import Marks, marks_of_files
 from preprocess.passing import may_pass, read_patiently
 from preprocess.sources.masks import MaskCoding, MaskFiles, MaskOptions
 from preprocess.sources.targets import Targeted
@@ -56,6 +57,11 @@ class ImageFolder(RandomAccess):
         """The path of the file."""
         return os.path.join(self.folder, self._files[index])
 
+    def sample_marks(self) -> Marks:
+        """See :mod:`preprocess.fingerprint`."""
+        return marks_of_files(self._files, [os.path.join(self.folder, file) for file in self._files])
+
+
 class MaskedImages(Targeted):
     """The images of a folder, and the mask of each in another folder, under the same name but for the extension.
 
@@ -89,6 +95,10 @@ class MaskedImages(Targeted):
     def name(self, index: int) -> str:
         """The path of the image."""
         return self._files[index]
+
+    def sample_marks(self) -> Marks:
+        """See :mod:`preprocess.fingerprint`."""
+        return marks_of_files([os.path.relpath(file, self.places[0]) for file in self._files], self._files)
 
 
 def open_image_folder(path: str, images: str = "images", masks: str | None = None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,7 @@ from PIL import Image
 
 from preprocess.base import BadImage, BadSample, InputError
 from preprocess.files.npz import is_npy, parse_npy
+from preprocess.fingerprint import UNSEEN, looked_at, of, seen_of_files
 from preprocess.passing import read_patiently
 from preprocess.target import TargetSpec, TargetWish
 
@@ -201,6 +203,14 @@ class Masks:
         except BadImage as error:
             raise BadSample(self.name(index), str(error)) from error
 
+    def seen(self, keys: np.ndarray) -> dict[str, np.ndarray]:
+        """What some of the masks are known by; see :mod:`preprocess.fingerprint`."""
+        content, rows = np.full(len(keys), UNSEEN, np.uint64), looked_at(len(keys))
+        for row in rows.tolist():
+            with suppress(BadSample):
+                content[row] = of(self.decoded(row))
+        return {"content": content}
+
     def decoded(self, index: int) -> np.ndarray:
         """The numbers of a mask.
 
@@ -249,6 +259,9 @@ class MaskFiles(Masks):
 
     def name(self, index: int) -> str:  # noqa: D102 - Masks says it
         return self._files[index]
+
+    def seen(self, keys: np.ndarray) -> dict[str, np.ndarray]:  # noqa: D102
+        return seen_of_files(keys, self._files)
 
     def content(self, index: int) -> bytes:  # noqa: D102
         return read_patiently(lambda: _content(self._files[index]), lambda: self._files[index])

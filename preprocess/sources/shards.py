@@ -16,13 +16,14 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 from zipfile import BadZipFile
 
 import numpy as np
 
 from preprocess.base import ORDER, BadImage, BadSample, InputError, counted, rng_for
+from preprocess.fingerprint import WHOLE, Marks, hashed, marks_by_reading
 from preprocess.passing import read_patiently
 from preprocess.sources.image_folder import VALIDATION_NAMES
 from preprocess.sources.masks import MaskCoding, MaskOptions, Masks
@@ -143,6 +144,17 @@ class Shards(Targeted):
         starts = self._index.starts
         front = [np.arange(starts[shard], starts[shard + 1]) for shard in rng.permutation(len(starts) - 1)]
         return shuffle(np.concatenate(front), self._buffer, rng)
+
+    def sample_marks(self) -> Marks:
+        """Large records are known by their shards and places; see :mod:`preprocess.fingerprint`."""
+        sizes, names = self._index.sizes, None
+        if sizes.sum() > WHOLE:
+            starts = np.diff(self._index.starts)
+            shards = np.repeat(list(map(os.path.basename, self._index.shards)), starts).tolist()
+            numbers = np.concatenate(list(map(np.arange, starts))).tolist()
+            names = hashed(f"{shard}[{number}]" for shard, number in zip(shards, numbers, strict=True))
+        found = marks_by_reading(self, int(sizes.sum()), "record", names)
+        return found if names is None else replace(found, seen={**found.seen, "size": sizes.astype(np.uint64) + 1})
 
     def __getstate__(self) -> dict[str, object]:
         """Without the files that are open: in another process their descriptors mean other files, or none."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from preprocess.base import BadImage, BadSample, InputError, Source
+from preprocess.base import BadImage, BadSample, InputError, Source, counted
 from preprocess.files.npz import is_npy, parse_npy
-from preprocess.files.table import Table, read_table
+from preprocess.files.table import Table, listed, read_table
+from preprocess.fingerprint import Marks, marks_of_files, of_rows
 from preprocess.passing import read_patiently
 from preprocess.sources.arrays import Opened, held_out_parts
 from preprocess.sources.masks import MaskFiles, MaskOptions
@@ -38,6 +39,7 @@ class Columns:
         weights, split, group, stratify: a column each, or None.
         separator: between the labels of a single column of many labels.
         masks: what the options say of masks.
+        delimiter: between the cells of a CSV file, where the options say it.
     """
 
     inputs: tuple[str, ...]
@@ -49,6 +51,12 @@ class Columns:
     stratify: str | None = None
     separator: str = ";"
     masks: MaskOptions = field(default_factory=MaskOptions)
+    delimiter: str | None = None
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """The columns that are no inputs."""
+        return (*self.targets, *(name for name in (self.weights, self.split, self.group, self.stratify) if name))
 
 
 class TableRows(Targeted):
@@ -61,13 +69,18 @@ class TableRows(Targeted):
         targets: of all rows.
 
     Attributes:
+        columns: what is where.
+        row_numbers: (samples,) of the rows in the table, from 0.
         groups: (samples,) of integers; samples of one group stay together. Only with a column for it.
         strata: (samples,) of integers; each is split by itself. Only with a column for it.
     """
 
     def __init__(self, table: Table, rows: np.ndarray, columns: Columns, targets: Targets | MaskFiles) -> None:
         self._table_path, self._unit, self._lines = table.path, table.unit, table.lines[rows]
+        self.columns, self.row_numbers = columns, rows
         self.places = (f"{os.path.realpath(table.path)}:{columns.split or ''}{int(rows[0])}",)
+        used = {*columns.inputs, *columns.targets, columns.weights}
+        self._header = {"columns": ", ".join(name for name in table.columns if name in used)}
         weights = None if columns.weights is None else table.numbers(columns.weights, "a weight")[rows]
         super().__init__(targets.some(rows), weights, len(rows))
         for name, column in (("groups", columns.group), ("strata", columns.stratify)):
@@ -83,9 +96,7 @@ class FeatureRows(TableRows):
 
     def __init__(self, table: Table, rows: np.ndarray, columns: Columns, targets: Targets | MaskFiles) -> None:
         super().__init__(table, rows, columns, targets)
-        self._features = np.stack([table.numbers(name, "a feature")[rows] for name in columns.inputs], axis=1
-                                  ).astype(np.float32)
-        self.features = columns.inputs
+        self._features = _features(table, columns.inputs)[rows]
 
     def read(self, index: int) -> np.ndarray:
         """The features of a row."""
@@ -94,6 +105,11 @@ class FeatureRows(TableRows):
     def name(self, index: int) -> str:
         """The row."""
         return self._row(index)
+
+    def sample_marks(self) -> Marks:
+        """A row is known by its features, in whatever order their columns stand; see :mod:`preprocess.fingerprint`."""
+        columns = sorted(range(len(self.columns.inputs)), key=self.columns.inputs.__getitem__)
+        return Marks(of_rows(self._features[:, columns]), unit="row", by_content=True, facts=self._header)
 
 
 class FileRows(TableRows):
@@ -107,16 +123,66 @@ class FileRows(TableRows):
 
     def read(self, index: int) -> bytes | np.ndarray:
         """The bytes of the file, or its array."""
-        file = os.path.join(self.folder, self._files[index])
-        content = read_patiently(lambda: _content(file), lambda: self.name(index))
-        try:
-            return parse_npy(content) if is_npy(content) else content
-        except BadImage as error:
-            raise BadSample(self.name(index), str(error)) from error
+        return _read_file(os.path.join(self.folder, self._files[index]), self.name(index))
 
     def name(self, index: int) -> str:
         """The row and the file."""
         return f"{self._row(index)}: {self._files[index]}"
+
+    def sample_marks(self) -> Marks:
+        """A row is known by its file; see :mod:`preprocess.fingerprint`."""
+        paths = [os.path.join(self.folder, file) for file in self._files]
+        return replace(marks_of_files(list(map(os.path.normpath, self._files)), paths), facts=self._header)
+
+
+class NewRows:
+    """The rows of a table that networks are to answer for, without targets; its columns stand in any order.
+
+    Args:
+        path: of the table. One of numbers without a header has the inputs and nothing else, in their order.
+        columns: what was where in the table that networks have learned from; without names of inputs where these are
+            not known, and all columns but those for something else are inputs, in their order.
+        count: of inputs.
+
+    Raises:
+        InputError: columns are missing, or a cell is no number.
+    """
+
+    def __init__(self, path: str, columns: Columns, count: int) -> None:
+        self._path = path
+        known = columns.inputs or tuple(map(str, range(count)))
+        table = read_table(path, columns.delimiter, known)
+        names = columns.inputs or _by_position(table, columns, count)
+        if missing := [name for name in names if name not in table.columns]:
+            raise InputError(f"{path}: no column{'s' if len(missing) > 1 else ''} {listed(list(map(repr, missing)))}, "
+                             f"which the networks take; its columns: {listed(list(table.columns))}")
+        self._features = None if columns.is_paths else _features(table, names)
+        self._files = [os.path.join(os.path.dirname(path), name) for name in table.text(names[0], "paths")
+                       ] if columns.is_paths else []
+
+    def __len__(self) -> int:
+        return len(self._files if self._features is None else self._features)
+
+    def read(self, index: int) -> bytes | np.ndarray:
+        """The features of a row, or the file that it names; see :class:`~preprocess.base.Source`."""
+        return (_read_file(self._files[index], self.name(index)) if self._features is None
+                else self._features[index].copy())
+
+    def name(self, index: int) -> str:
+        """The table and the number of the row, from 0."""
+        return f"{self._path}[{index}]" + (f": {self._files[index]}" if self._files else "")
+
+    def order(self, seed: int, epoch: int) -> np.ndarray:
+        """As they stand there."""
+        return np.arange(len(self))
+
+
+def columns_of(source: Source) -> Columns | None:
+    """What was where in the table that a source is, or is a part of; None of other sources."""
+    found: Source | None = source
+    while found is not None and not isinstance(found, TableRows):
+        found = getattr(found, "source", None)
+    return None if found is None else found.columns
 
 
 def open_table(path: str, inputs: str | Sequence[str] | None = None, targets: str | Sequence[str] = "target",
@@ -145,7 +211,7 @@ def open_table(path: str, inputs: str | Sequence[str] | None = None, targets: st
     table = read_table(path, delimiter)
     names, is_paths = _inputs(table, inputs, _several(targets), (weights, split, group, stratify))
     columns = Columns(names, is_paths, _several(targets), weights, split, group, stratify, separator,
-                      MaskOptions.of(pixels, target))
+                      MaskOptions.of(pixels, target), delimiter)
     if columns.is_paths:
         _check_files(table, columns.inputs[0])
     found = _targets(table, columns, target)
@@ -177,6 +243,20 @@ def _inputs(table: Table, inputs: str | Sequence[str] | None, targets: Sequence[
         raise InputError(f"{table.path}: column {both[0]!r} is among the inputs and the targets: there would be "
                          "nothing to learn")
     return names, len(names) == 1 and table.typed(names[0], "inputs").dtype.kind == "O"
+
+
+def _by_position(table: Table, columns: Columns, count: int) -> tuple[str, ...]:
+    """The inputs of a table, where their names are not known: all columns that are for nothing else."""
+    names = tuple(name for name in table.columns if name not in columns.others)
+    if len(names) != count:
+        raise InputError(f"{table.path}: {counted(len(names), 'column')}; the networks take {count}, whose names are "
+                         "not known, so a table should have these alone, in their order")
+    return names
+
+
+def _features(table: Table, names: Sequence[str]) -> np.ndarray:
+    """Columns of numbers as features, (rows, columns) float32."""
+    return np.stack([table.numbers(name, "a feature") for name in names], axis=1).astype(np.float32)
 
 
 def _several(names: str | Sequence[str]) -> tuple[str, ...]:
@@ -254,6 +334,19 @@ def _classes(cells: Sequence[str]) -> np.ndarray:
         return np.array([int(cell) for cell in cells])
     except ValueError:
         return np.array(cells)
+
+
+def _read_file(file: str, name: str) -> bytes | np.ndarray:
+    """The bytes of a file, or its array.
+
+    Raises:
+        BadSample: it cannot be read.
+    """
+    content = read_patiently(lambda: _content(file), lambda: name)
+    try:
+        return parse_npy(content) if is_npy(content) else content
+    except BadImage as error:
+        raise BadSample(name, str(error)) from error
 
 
 def _content(file: str) -> bytes:

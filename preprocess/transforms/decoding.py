@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
 import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from preprocess.decode import Enough as Enough
-from preprocess.decode import Mode, decode, to_array
-from preprocess.transforms.base import FORBID, LeavesPixels, as_image
+from preprocess.decode import Enough, Mode, decode, reduction, to_array
+from preprocess.transforms.base import FORBID, LeavesPixels, Transform, as_image
+from preprocess.transforms.geometry import RandomResizedCrop, Resize
 
 
 @dataclass(frozen=True, config=FORBID)
@@ -28,9 +29,54 @@ class Decode(LeavesPixels):
     def apply(self, image: bytes | np.ndarray, rng: np.random.Generator | None = None, training: bool = True,
               at_least: Enough | None = None) -> np.ndarray:
         """Decode it, at a smaller size where ``at_least`` (height, width) is enough."""
-        if isinstance(image, bytes):
-            return decode(image, self.mode, at_least)
+        return decode(image, self.mode, at_least) if isinstance(image, bytes) else self._of_mode(image)
+
+    def reduction(self, image: bytes | np.ndarray) -> int:
+        """By how much it makes an image smaller: 1, 2, 4 or 8."""
+        return 1
+
+    def _of_mode(self, image: np.ndarray) -> np.ndarray:
         is_image = image.ndim == 3 and image.dtype == np.uint8
         if not is_image or image.shape[2] == (3 if self.mode == "RGB" else 1):
             return image
         return to_array(as_image(image, self).convert(self.mode))
+
+
+@dataclass(frozen=True, config=FORBID)
+class DecodeSmaller(Decode):
+    """The same where a transform follows at once that makes the image smaller, whatever it shows of it.
+
+    A JPEG is decoded at a fraction of its size that is enough for that transform. The fraction depends on the image and
+    on that one transform, and on nothing else: so a network comes to the same numbers alone and beside others, and from
+    a copy that was decoded once.
+
+    Attributes:
+        following: what follows. A crop is none of these: from an image at half its size it would show twice as much.
+    """
+
+    following: Resize | RandomResizedCrop = Field(kw_only=True)
+
+    def apply(self, image: bytes | np.ndarray, rng: np.random.Generator | None = None, training: bool = True,
+              at_least: Enough | None = None) -> np.ndarray:
+        """Decode it, at a smaller size where that is enough for what follows."""
+        return super().apply(image, at_least=self.following.enough)
+
+    def reduction(self, image: bytes | np.ndarray) -> int:
+        """See :meth:`Decode.reduction`."""
+        return reduction(image, self.following.enough) if isinstance(image, bytes) else 1
+
+
+def decoded_for_what_follows(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
+    """A whole list of transforms whose images are decoded no larger than the second one of it needs them."""
+    match transforms:
+        case [Decode(mode=mode), Resize() | RandomResizedCrop() as following, *_]:
+            return DecodeSmaller(mode, following=following), *transforms[1:]
+    return tuple(transforms)
+
+
+def decoded_whole(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
+    """The same transforms for images that have masks, which are as large as the image."""
+    match transforms:
+        case [DecodeSmaller(mode=mode), *_]:
+            return Decode(mode), *transforms[1:]
+    return tuple(transforms)

@@ -11,8 +11,9 @@ from pydantic import TypeAdapter, ValidationError
 from preprocess.base import InputError
 from preprocess.transforms.base import Transform
 from preprocess.transforms.colour import ColorJitter, RandomErasing, RandomGrayscale, Scale
-from preprocess.transforms.decoding import Decode
+from preprocess.transforms.decoding import Decode, decoded_for_what_follows
 from preprocess.transforms.geometry import CenterCrop, Flip, RandomCrop, RandomResizedCrop, Resize, Rotate
+from preprocess.transforms.standardize import Standardize
 from preprocess.transforms.user import UserTransform
 
 TRANSFORMS: dict[str, type] = {
@@ -27,6 +28,7 @@ TRANSFORMS: dict[str, type] = {
     "random_grayscale": RandomGrayscale,
     "random_erasing": RandomErasing,
     "scale": Scale,
+    "standardize": Standardize,
 }
 
 
@@ -75,10 +77,12 @@ def parse_transforms(items: object) -> tuple[Transform, ...]:
             continue
         if isinstance(transform, Decode) and index > 0:
             wrong.append(f"transforms[{index}]: decode must come first; later there is nothing to decode")
+        if isinstance(transform, Standardize) and index + 1 < len(items):
+            wrong.append(f"transforms[{index}]: standardize must come last; networks do it to what they are given")
         transforms.append(transform)
     if wrong:
         raise InputError("\n".join(wrong))
-    return tuple(transforms)
+    return decoded_for_what_follows(transforms)
 
 
 def signature(name: str) -> str:

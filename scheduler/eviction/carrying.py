@@ -4,7 +4,8 @@ by the plan.
 A plan says which jobs make room and how; here it becomes acts, one look at the machine after the other. Jobs that
 save do so one after the other, as the plan counts, the quickest first. Jobs that lose work are stopped last, for some
 job may end by itself before, and then others need not. It is planned anew with what is left of the time when a job
-ends by itself, does not obey, or is no more what it was.
+ends by itself, has saved earlier than the plan counts, does not obey, or is no more what it was, and when another has
+taken nodes that were free.
 
 These functions know neither a clock nor a batch system.
 """
@@ -72,7 +73,7 @@ class Eviction:
 
     def __init__(self, nodes: int, deadline_min: float, margin_min: float, told: Collection[str] = (),
                  yielding: Collection[str] = ()) -> None:
-        self.nodes, self.deadline_min, self.told = nodes, deadline_min, frozenset(told)
+        self.nodes, self.deadline_min, self.told = nodes, deadline_min, set(told)
         self.last_min = float(max(0, deadline_min - margin_min))  # for the first acts of jobs that lose work
         self.freed = 0
         self.actions: dict[str, Action] = {}  # of the plan, those that are not begun
@@ -107,7 +108,7 @@ class Eviction:
         if not self._has_looked:
             self._has_looked = True
             check_jobs(jobs, self.nodes)
-        steps = [*self._gone(held), *self._late(now_min, held)]
+        steps = [*self._gone(now_min, held), *self._late(now_min, held)]
         if self.is_done:
             return steps
         coming = sum(held[job] for job in (*self._saving, *self._stopped)) + sum(self._yielding.values())
@@ -134,14 +135,28 @@ class Eviction:
         self._stopped.pop(job, None)
         self._is_planned = False
 
+    def taken(self, job: str, nodes: int, is_told: bool) -> None:
+        """A job that was not there before has taken nodes that were free: it may be asked in turn.
+
+        Args:
+            nodes: of those that were free; from now on the job holds them.
+            is_told: whether it saves when it is told to.
+        """
+        self.freed -= nodes
+        self._held[job] = nodes
+        self._is_planned = False
+        if is_told:
+            self.told.add(job)
+
     # --- what has happened ---
 
-    def _gone(self, held: Mapping[str, int]) -> list[Step]:
+    def _gone(self, now_min: float, held: Mapping[str, int]) -> list[Step]:
         steps = []
         for job in self._held.keys() - held.keys():
             self.freed += self._held[job]
             as_planned = job in self._saving or job in self._stopped
-            self._saving.pop(job, None)
+            if now_min < self._saving.pop(job, now_min) - GRAIN:
+                self._is_planned = False  # there may be time for another to save that was to be stopped
             self._stopped.pop(job, None)
             self._yielding.pop(job, None)
             steps.append(Step("freed" if as_planned else "ended", job))
@@ -192,9 +207,11 @@ class Eviction:
         except InputError as error:
             told_before, self._is_short, self.actions = self._is_short, True, {}
             return [] if told_before else [Step("short", said=str(error))]
-        self._is_short, self._is_planned = False, True
+        before, self._is_short, self._is_planned = self.actions, False, True
         plan = plan_evictions(jobs, need, round(left, 6), step=round(left, 6) or 1)[-1]
         self.actions = dict(plan.actions)
+        if before == self.actions:
+            return []
         return [Step("plan", actions=dict(plan.actions), until_min=begin + plan.checkpoint_time,
                      said=f"{plan.nodes} nodes, {plan.loss / 3600:.1f} node-hours are lost")]
 

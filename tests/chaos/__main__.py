@@ -1,6 +1,7 @@
 """Faults at random moments, and what became of them: ``python -m tests.chaos --document docs/reliability.md``.
 
-Every case is repeatable by its seed: ``python -m tests.chaos --seeds 17``.
+Every case is repeatable by its seed, alone or with others: ``python -m tests.chaos --seeds 17``, of launches over one
+folder ``--beside-seeds 3 4``, of searches ``--search-seeds 5``, with TensorFlow ``--tensorflow-seeds 2``.
 """
 
 import argparse
@@ -12,7 +13,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from fleet.monitor.account import account
 from fleet.spec import load
@@ -23,21 +26,42 @@ from tests.chaos.beside import EPOCHS, LEASE_S, carry_out
 from tests.chaos.faults import FAULTS, MOST_LAUNCHES, TENSORFLOW_FAULTS, TRAINED, Case, Trial
 
 
-def main():
-    """Returns 0 when every case came to a good end."""
+class Seeds(NamedTuple):
+    """Of the cases to carry out: with the numpy engine, with TensorFlow, of launches over one folder, of searches."""
+
+    numpy: Sequence[int]
+    keras: Sequence[int]
+    beside: Sequence[int]
+    searches: Sequence[int]
+
+
+def parse(argv=None):
+    """What the command line asks for, and the seeds of the cases."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--cases", type=int, default=100, help="with the numpy engine")
     parser.add_argument("--tensorflow", type=int, default=10, help="cases with TensorFlow")
     parser.add_argument("--beside", type=int, help="cases of launches over one folder (30 for 100 of the numpy engine)")
     parser.add_argument("--searches", type=int, help="cases of searches, each killed some five times (13 for 100)")
-    parser.add_argument("--seeds", type=int, nargs="+", help="these cases of the numpy engine alone")
+    parser.add_argument("--seeds", type=int, nargs="+", help="only these cases of the numpy engine")
+    parser.add_argument("--tensorflow-seeds", type=int, nargs="+", help="only these cases with TensorFlow")
+    parser.add_argument("--beside-seeds", type=int, nargs="+", help="only these cases of launches over one folder")
+    parser.add_argument("--search-seeds", type=int, nargs="+", help="only these cases of searches")
     parser.add_argument("--minutes", type=float, help="begin no case after so long")
     parser.add_argument("--document", type=Path, help="where to write what came out")
     parser.add_argument("--run", type=Path, help="a run, such as the demo's, of which to say what checkpoints cost it")
-    arguments = parser.parse_args()
-    cases = [Case.draw(seed) for seed in arguments.seeds or range(arguments.cases)]
-    if not arguments.seeds:
-        cases += [Case.draw(seed, "keras") for seed in range(arguments.tensorflow)]
+    arguments = parser.parse_args(argv)
+    given = (arguments.seeds, arguments.tensorflow_seeds, arguments.beside_seeds, arguments.search_seeds)
+    if any(given):
+        return arguments, Seeds(*(seeds or () for seeds in given))
+    beside = round(0.3 * arguments.cases) if arguments.beside is None else arguments.beside
+    searched = math.ceil(arguments.cases / 8) if arguments.searches is None else arguments.searches
+    return arguments, Seeds(*map(range, (arguments.cases, arguments.tensorflow, beside, searched)))
+
+
+def main():
+    """Returns 0 when every case came to a good end."""
+    arguments, seeds = parse()
+    cases = [*map(Case.draw, seeds.numpy), *(Case.draw(seed, "keras") for seed in seeds.keras)]
     began, outcomes = time.monotonic(), []
     if os.geteuid() != 0:
         print("cases of a full disk are left out: only root may mount one")
@@ -47,10 +71,8 @@ def main():
             print(f"{len(cases) - len(outcomes)} cases are left out: the time is over")
             break
         outcomes.append(_carry_out(case))
-    count = round(0.3 * arguments.cases) if arguments.beside is None else arguments.beside
-    beside = [] if arguments.seeds else [_carry_out_beside(seed) for seed in range(count)]
-    count = math.ceil(arguments.cases / 8) if arguments.searches is None else arguments.searches
-    searched = [] if arguments.seeds else [_carry_out_search(seed) for seed in range(count)]
+    beside = [_carry_out_beside(seed) for seed in seeds.beside]
+    searched = [_carry_out_search(seed) for seed in seeds.searches]
     if arguments.document:
         arguments.document.write_text(document(outcomes, arguments.run, beside, searched))
     return 1 if any(outcome.broken for outcome in [*outcomes, *beside, *searched]) else 0

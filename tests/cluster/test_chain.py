@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from fleet.jobs.chain import CALLED_OFF
 from fleet.storage.event_log import events_of
 from fleet.storage.events import EpochEnded
 from fleet.storage.paths import RunPaths
@@ -146,3 +147,20 @@ def test_a_job_whose_first_node_dies_with_its_script_is_started_again_by_slurm(e
     ensemble.wait_for_end()
     assert [stop["status"] for stop in ensemble.stops()] == [None, 0], ensemble.report()
     ensemble.check(again=len(MODELS))
+
+
+def test_a_chain_that_is_ended_by_its_user_saves_and_no_job_follows_until_it_is_handed_in_again(ensemble):
+    ensemble.submit()
+    ensemble.wait_until_it_trains()
+    said = ensemble.slurm.call(sys.executable, "-m", "fleet", "submit", "--end", str(ensemble.paths.root),
+                               PYTHONPATH=str(ROOT))
+    assert f"{ensemble.job} told to save and to end" in said
+    assert ensemble.slurm.wait_for(ensemble.job).state == "FAILED"  # with 75, as a job that is stopped
+    stop, = ensemble.stops()
+    assert (stop["status"], stop["next"], stop["then"]) == (75, None, CALLED_OFF), ensemble.report()
+    with pytest.raises(AssertionError, match="none of the chain's jobs waits or runs"):
+        ensemble.slurm.call(sys.executable, "-m", "fleet", "submit", "--end", str(ensemble.paths.root),
+                            PYTHONPATH=str(ROOT))
+    ensemble.submit()
+    ensemble.wait_for_end()
+    ensemble.check()

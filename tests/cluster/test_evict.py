@@ -2,12 +2,17 @@
 
 import json
 import re
+import signal
+import subprocess
 import sys
+import time
 
 import pytest
 
+from tests.cluster.harvesting import Show
 from tests.cluster.test_chain import PLANNED, Ensemble
-from tests.mpi.conftest import ROOT
+from tests.cluster.test_harvest import emulated
+from tests.mpi.conftest import ROOT, Launcher
 
 pytestmark = pytest.mark.cluster
 DEAF = "#!/bin/sh\n#SBATCH --comment=fleet:signal=B:USR1,app_time=0.2\ntrap '' USR1\nwhile true; do sleep 1; done\n"
@@ -88,6 +93,100 @@ def test_an_ensemble_saves_a_deaf_job_is_requeued_and_an_urgent_one_starts(slurm
     assert len(ensemble.epochs()) == len(set(ensemble.epochs())) == 2 * PLANNED  # it went on, and trained none twice
     for job in (deaf, plain):
         slurm.cancel(job)
+
+
+class Harvest(Show):
+    """A harvest on all four nodes, with two more jobs in the queue; the networks would take ten minutes."""
+
+    def submit(self):
+        self.slurm.call(
+            sys.executable, "-m", "fleet", "harvest", str(Launcher(self.folder).write(self.content)), "--system=slurm",
+            "--nodes-per-job=1", "--ranks-per-node=2", "--backlog=2", "--most=8", "--idle=20s", "--walltime=1h",
+            "--warn=30s", "--", "--partition=low", PYTHONPATH=str(ROOT), XDG_CACHE_HOME=str(self.folder / "cache"),
+            **self.variables)
+
+    def jobs(self, state):
+        return self.slurm.call("squeue", "--noheader", f"--states={state}", "--format=%i").split()
+
+    def end(self):
+        self.slurm.call(sys.executable, "-m", "fleet", "harvest", str(self.folder / "spec.yaml"), "--system=slurm",
+                        "--end", PYTHONPATH=str(ROOT))
+        self.slurm.clean()
+
+
+@pytest.fixture
+def harvest(slurm, tmp_path):
+    slurm.clean()
+    show = Harvest(slurm, tmp_path, emulated(tmp_path, 8, 600))
+    show.submit()
+    slurm.wait_until("four jobs train", lambda: len(show.training()) >= 4, show.report)
+    slurm.wait_until("two wait", lambda: len(show.jobs("PENDING")) == 2, show.report)
+    yield show
+    show.end()
+
+
+def test_a_harvest_that_would_take_the_nodes_at_once_leaves_them_to_the_urgent_job(slurm, harvest, tmp_path):
+    queued = set(harvest.jobs("PENDING"))
+    urgent = slurm.submit("#!/bin/sh\nsleep 5\n", "--nodes=2", "--exclusive")  # no more urgent than they, for Slurm
+    printed, record = evict(slurm, tmp_path, "--nodes=2", "--deadline=4", f"--for={urgent}", "--yes",
+                            f"--record={tmp_path / 'record'}")
+    print(printed)
+    check_begun(slurm, record, urgent)
+    done = acts(record)
+    saved = {job for what, job in done if what == "save"}
+    assert len(saved) == 2
+    assert not {"stop", "deaf", "ended", "refused", "taken"} & {what for what, _ in done}
+    held = {job for what, job in done if what == "hold"}
+    assert queued <= held
+    assert held == {job for what, job in done if what == "release"}
+    slurm.wait_until("the harvest has all nodes again", lambda: len(harvest.jobs("RUNNING")) == 4, harvest.report)
+
+
+def test_what_an_eviction_held_that_was_killed_is_named_and_released_by_the_next(slurm, harvest, tmp_path):
+    record = tmp_path / "record"
+    urgent = slurm.submit("#!/bin/sh\nsleep 5\n", "--nodes=4", "--exclusive", "--begin=now+1hour")
+    words = (sys.executable, "-m", "fleet", "evict", "--slurm", "--carry-out", "--nodes=1", f"--for={urgent}",
+             f"--record={record}")
+    killed = subprocess.Popen([*words, "--deadline=30", "--yes"], cwd=tmp_path,
+                              env={**slurm.environment, "PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL)
+    slurm.wait_until("it holds jobs", lambda: record.exists() and '"hold"' in record.read_text())
+    time.sleep(5)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    assert "held since an eviction that was killed" in slurm.call(*words, "--deadline=1", PYTHONPATH=str(ROOT))
+    ended = subprocess.Popen([*words, "--deadline=30", "--yes"], cwd=tmp_path,
+                             env={**slurm.environment, "PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL)
+    slurm.wait_until("it has begun", lambda: record.read_text().count('"begin"') == 2)
+    time.sleep(5)
+    ended.send_signal(signal.SIGTERM)
+    assert ended.wait() == 1
+    slurm.cancel(urgent)
+    assert "JobHeldUser" not in slurm.call("squeue", "--noheader", "--format=%r")
+
+
+def test_a_successor_of_another_id_waits_until_the_urgent_job_has_begun(slurm, tmp_path):
+    slurm.clean()
+    ensembles = [Ensemble(slurm, tmp_path / name, nodes=1) for name in "abcd"]
+    site = tmp_path / "site.yaml"
+    site.write_text("base: generic\ndirectives: ['--no-requeue']\n")  # so each job is followed by another
+    for ensemble in ensembles:
+        ensemble.submit("--warn=30s", f"--site={site}")
+    for ensemble in ensembles:
+        ensemble.wait_until_it_trains(epochs=2)
+    urgent = slurm.submit("#!/bin/sh\nsleep 5\n", "--nodes=2", "--exclusive")
+    _, record = evict(slurm, tmp_path, "--nodes=2", "--deadline=4", f"--for={urgent}", "--yes",
+                      f"--record={tmp_path / 'record'}")
+    check_begun(slurm, record, urgent)
+    done = acts(record)
+    assert not {"stop", "taken"} & {what for what, _ in done}
+    saved = {job for what, job in done if what == "save"}
+    following = {stop["next"] for ensemble in ensembles for stop in ensemble.stops() if stop["next"]}
+    assert len(saved) == len(following) == 2
+    assert {job for what, job in done if what == "hold"} == following
+    for ensemble in ensembles:
+        ensemble.job = ensemble.stops()[-1]["next"] if ensemble.stops() else ensemble.job
+        ensemble.wait_for_end()
+        ensemble.check()
 
 
 def test_what_is_wrong_is_said_in_one_line(slurm, tmp_path):

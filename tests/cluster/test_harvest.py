@@ -1,13 +1,19 @@
 """A harvest on a real Slurm: jobs that come and go share the networks of a run, while others' jobs take their nodes."""
 
 import json
+import subprocess
+import sys
+import time
+from contextlib import suppress
 
 import pytest
 
-from fleet.storage.event_log import read_run
-from fleet.storage.events import NetworkTaken
+from fleet.storage.event_log import read_events, read_run
+from fleet.storage.events import EpochEnded, NetworkTaken
+from fleet.storage.lines import read_lines
+from fleet.storage.results import read_results
 from tests.cluster.harvesting import Script, Show, losses, placed
-from tests.mpi.conftest import Launcher, spec
+from tests.mpi.conftest import ROOT, Launcher, spec
 
 pytestmark = pytest.mark.cluster
 SAMPLES = 100  # of an epoch, which takes about a second
@@ -17,7 +23,9 @@ SEEDS = (1, 2, 3)  # of the full show
 def emulated(folder, networks, epochs, time_scale=1.0):
     """Networks that sleep, each at a pace of its own."""
     folder.mkdir(exist_ok=True)
-    models = [{"name": f"net{number}", "rates": [90.0 + 2 * number], "epochs": epochs} for number in range(networks)]
+    each = epochs if isinstance(epochs, list) else [epochs] * networks
+    models = [{"name": f"net{number}", "rates": [90.0 + 2 * number], "epochs": each[number]}
+              for number in range(networks)]
     rates = folder / "rates.json"
     rates.write_text(json.dumps({"samples_per_epoch": SAMPLES, "gpus_per_node": 1, "models": models}))
     return spec(folder, [{"family": "softmax", "name": model["name"]} for model in models],
@@ -59,6 +67,66 @@ def test_a_harvest_on_nodes_that_others_take_back_loses_no_network(slurm, tmp_pa
     check(show, came, networks, epochs)
     alone = tmp_path / "alone"
     check_equal(came, undisturbed(alone, emulated(alone, networks, epochs, 0.01)), 1e-9)
+
+
+def begin(show, *options):
+    """Hand in the first jobs of a show without others."""
+    show.slurm.clean()
+    show.slurm.call(sys.executable, "-m", "fleet", "harvest", str(Launcher(show.folder).write(show.content)),
+                    "--system=slurm", "--ranks-per-node=2", "--walltime=1h", *options, "--", "--partition=low",
+                    PYTHONPATH=str(ROOT), XDG_CACHE_HOME=str(show.folder / "cache"), **show.variables)
+
+
+def end(show, epochs):
+    """Wait for the end; all networks are done, and the last launch has said that the harvest is over."""
+    show.slurm.wait_until("no job is left", show._is_over, show.report)
+    assert {row.name: (str(row.status), row.epochs) for row in read_results(show.paths.root)} == {
+        f"net{number}": ("finished", each) for number, each in enumerate(epochs)}, show.report()
+    noted = list(read_lines(show.paths.harvested))
+    assert [(one["why"], one["again"]) for one in noted if one["event"] == "over"] == [("all networks are done", "")]
+    return noted
+
+
+def test_jobs_are_handed_in_for_networks_alone_that_nobody_trains(slurm, tmp_path):
+    epochs = [60, 4, 4, 4]
+    show = Show(slurm, tmp_path, emulated(tmp_path, 4, epochs))
+    begin(show, "--idle=15s")
+    noted = end(show, epochs)
+    trained = [log for log in show.paths.event_logs() if any(
+        isinstance(event, EpochEnded) for _, event in read_events(log))]
+    assert len(show.paths.event_logs()) <= len(epochs) + 3, show.report()
+    assert len(show.paths.event_logs()) - len(trained) <= 1, show.report()
+    assert sum(one["event"] == "submitted" for one in noted) <= len(epochs) + 3
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A file system of 24 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", folder], capture_output=True).returncode:
+        pytest.skip("a file system of its own cannot be mounted here")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+@pytest.mark.parametrize("full_s", [15, pytest.param(45, marks=pytest.mark.long)])
+def test_a_harvest_outlives_a_disk_that_is_full_for_a_while(slurm, tmp_path, disk, full_s):
+    epochs = [40] * 6
+    show = Show(slurm, tmp_path, {**emulated(tmp_path, 6, epochs), "output": str(disk / "run")})
+    begin(show, "--idle=15s")
+    slurm.wait_until("3 launches train", lambda: len(show.training()) >= 3, show.report)
+    ballast = disk / "ballast"
+    with suppress(OSError), open(ballast, "wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+    time.sleep(full_s)
+    ballast.unlink()
+    noted = end(show, epochs)
+    ended = [one for one in noted if one["event"] == "ended"]
+    assert all(one["why"] for one in ended), ended
+    assert sum(one["event"] == "begun" for one in noted) == sum("status" in one for one in ended)
+    print([(one["status"], one["why"]) for one in ended])
 
 
 @pytest.mark.long

@@ -7,10 +7,11 @@ import pytest
 
 from fleet import running
 from fleet.__main__ import main
-from fleet.errors import UserError
+from fleet.errors import ExitStatus, UserError
 from fleet.running import Reporter, Running, ask_nodes, command, follow
 from fleet.runtime.outside.mailbox import Mailbox
 from fleet.spec import dump, parse
+from fleet.spec.schema import ModelEntry
 from fleet.storage.event_log import EventLog
 from fleet.storage.events import Commanded, EpochEnded, NetworkAdded
 from fleet.storage.lease import Lease, Process, Times, is_held
@@ -133,7 +134,7 @@ def test_a_reporter_meets_the_networks_of_a_log_and_passes_over_what_it_cannot_r
     with open(paths.events, "a") as file:
         file.write('{"event": "added", "network"')
     reporter = running.reporter_of(paths)
-    running.meet_all(reporter, [paths.events, paths.root / "none"])
+    running.meet_all([reporter.hear], [paths.events, paths.root / "none"])
     ends = [reporter.hear(EpochEnded(name, record(9))) for name in ("late", "b-3")]
     assert [(one.number, one.is_last) for one in ends] == [(0, False), (3, True)]
 
@@ -157,6 +158,26 @@ def test_a_report_has_the_monitored_value_and_all_metrics():
     assert [(one.network, one.number, one.epoch, one.value) for one in found] == [
         ("a", 0, 2, 0.25), ("late", 1, 2, 0.75), ("b-3", 3, 2, 0.25)]
     assert found[0].metrics == {"loss": 1.0, "accuracy": 0.5, "val_loss": 0.25, "val_accuracy": 0.75}
+
+
+@pytest.mark.parametrize("entry", [[1], "cnn", None, 3, {"family": object()}, {"args": {"rate": float("nan")}}])
+def test_what_is_no_entry_is_refused_in_words(paths, entry):
+    launch = Running(Launcher(), paths, 0, ExitStatus)
+    for add in (launch.add, launch.add_all, lambda entry: running.add(paths.root, entry)):
+        with pytest.raises(UserError, match=r"^add: (an entry is a mapping|the entry holds what no YAML)"):
+            add(entry)
+
+
+def test_an_entry_may_be_one_of_the_api(held):
+    found = answering(held, {"networks": ["cnn"]})
+    running.add(held.root, ModelEntry(family="cnn", args={"filters": (8, 16)}))
+    assert found == [{"do": "add", "entry": {"family": "cnn", "args": {"filters": [8, 16]}}}]
+
+
+@pytest.mark.parametrize("do", ["stop", "pause", "resume"])
+def test_what_is_no_name_of_a_network_is_refused_in_words(paths, do):
+    with pytest.raises(UserError, match=rf"^{do}: a network is named by text, .* not \[1\]"):
+        getattr(Running(Launcher(), paths, 0, ExitStatus), do)([1])
 
 
 class Launcher:

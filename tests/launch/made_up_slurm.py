@@ -2,9 +2,9 @@
 """A made-up squeue, scancel, scontrol, sacctmgr, sacct and sbatch, by the name under which it is called.
 
 Beside it lies ``slurm.json``: ``{"jobs": {ID: {"user", "state", "nodes", "start", "elapsed", "partition", "name",
-"comment", "obeys", "requeues", "held", "hosts"}}, "owner", "levels", "says"}``. A job that obeys is gone when it is
-signalled, or waits again if that is how it obeys ("PENDING"); one that requeues is pending then. What is done to jobs
-is written to ``acts``. ``says`` has, by program, what it says and fails with.
+"comment", "obeys", "requeues", "held", "hosts", "reason", "script"}}, "owner", "levels", "says"}``. A job that obeys is
+gone when it is signalled, or waits again if that is how it obeys ("PENDING"); one that requeues is pending then. What
+is done to jobs is written to ``acts``. ``says`` has, by program, what it says and fails with.
 """
 
 import json
@@ -13,9 +13,10 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent
 DEFAULTS = {"user": "me", "state": "RUNNING", "nodes": 1, "start": "2026-11-22T10:00:00", "elapsed": "1:00:00",
-            "partition": "low", "name": "job", "comment": "(null)", "obeys": True, "requeues": True}
+            "partition": "low", "name": "job", "comment": "(null)", "obeys": True, "requeues": True,
+            "hosts": "", "reason": "None", "script": "(null)"}
 FIELDS = {"%i": "id", "%u": "user", "%T": "state", "%D": "nodes", "%S": "start", "%M": "elapsed", "%P": "partition",
-          "%j": "name", "%k": "comment"}
+          "%j": "name", "%k": "comment", "%N": "hosts", "%r": "reason", "%o": "script"}
 
 
 def option(name):
@@ -32,6 +33,7 @@ def squeue(slurm):
     if option("jobs") and option("jobs") not in jobs:
         fail("slurm_load_jobs error: Invalid job id specified")
     for id_, job in jobs.items():
+        job["reason"] = "JobHeldUser" if job.get("held") else job["reason"]
         wanted = (option("states") in ("all", job["state"]), option("jobs") in (None, id_),
                   option("partition") in (None, job["partition"]))
         if all(wanted):

@@ -12,7 +12,7 @@ import pytest
 
 from fleet.monitor.report import read_report
 from fleet.storage.event_log import events_of, read_run
-from fleet.storage.events import EpochEnded, NetworkTaken
+from fleet.storage.events import EpochEnded, NetworkFinished, NetworkTaken
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import read_results
 from tests.mpi.conftest import kill, rank_process, session_members, spec
@@ -198,6 +198,28 @@ def test_one_launch_of_five_whose_quota_is_hit_says_so_and_the_others_lose_nothi
         status, output = end(harvest.start())
         assert status == 0, output
     harvest.check(results(harvest), again=1)
+
+
+@pytest.mark.long
+def test_the_table_follows_what_all_launches_do_while_one_trains_for_long(launch, tmp_path):
+    harvest = Harvest(launch, tmp_path, samples=200, names=["a", "b", "c"])
+    harvest.content["models"][0]["train"] = {"converge": {"max_epochs": 60}}
+    launches = [harvest.start("--idle=1s") for _ in range(2)]
+    harvest.wait_until_both_train()
+    harvest.wait_until(lambda: {event.network for log in harvest.paths.event_logs()
+                                for event in events_of(log, NetworkFinished)} >= {"b", "c"})
+    time.sleep(4)
+    table = []
+    until = time.monotonic() + 4
+    while time.monotonic() < until:
+        table.append({name: (str(row.status), row.epochs) for name, row in results(harvest).items()})
+        time.sleep(0.1)
+    assert all(seen["a"][0] == "training" for seen in table), "it was over before"
+    assert {(seen["b"], seen["c"]) for seen in table} == {(("finished", EPOCHS), ("finished", EPOCHS))}
+    assert table[-1]["a"][1] > table[0]["a"][1]
+    for process in launches:
+        kill(process)
+        process.communicate()
 
 
 def _trains(harvest, process):

@@ -5,8 +5,9 @@ import threading
 import numpy as np
 
 from preprocess.base import AUGMENT
-from preprocess.chain import Chain, _Generators
+from preprocess.chain import Chain, _Generators, common_part
 from preprocess.transforms import parse_transforms
+from preprocess.transforms.decoding import decoded_whole
 from tests.preprocess.samples import Memory, pattern
 
 
@@ -44,9 +45,21 @@ def test_a_jpeg_is_decoded_small_only_for_a_transform_that_makes_it_smaller_at_o
     assert asked == [(8, 8), (4, 6), None, None, None, (16, 16)]
 
 
-def test_what_several_share_of_a_sample_does_not_depend_on_what_one_of_them_does_next(monkeypatch):
+def test_how_small_a_jpeg_is_decoded_is_a_matter_of_its_own_transforms_wherever_they_are_divided(monkeypatch):
     asked = []
     monkeypatch.setattr("preprocess.transforms.decoding.decode",
-                        lambda data, mode, at_least: asked.append(at_least) or pattern(64, 64))
-    Chain(Memory([b"a file"]), parse_transforms(["decode", {"resize": {"size": 8}}]), seed=7, fixed=1).prepare(0)
-    assert asked == [None]
+                        lambda data, mode, at_least: asked.append(at_least(64, 64)) or pattern(64, 64))
+    transforms = parse_transforms(["decode", {"resize": {"size": 8}}])
+    for fixed in (None, 1, 2):
+        Chain(Memory([b"a file"]), transforms, seed=7, fixed=fixed).prepare(0)
+    Chain(Memory([b"a file"]), transforms[:1], seed=7).prepare(0)
+    assert asked == [(8, 8)] * 4
+
+
+def test_lists_that_decode_in_different_ways_have_nothing_in_common():
+    small, tiny, plain = (parse_transforms(["decode", *more]) for more in (
+        [{"resize": {"size": 8}}], [{"resize": {"size": 4}}], [{"center_crop": {"size": [8, 8]}}]))
+    assert common_part([small, tiny]) == common_part([small, plain]) == common_part([tiny, plain[:1]]) == 0
+    assert common_part([small, small]) == common_part([small, (*small, *plain[1:])]) == 2
+    assert common_part([plain, plain[:1]]) == 1
+    assert common_part([decoded_whole(small), decoded_whole(tiny)]) == 1

@@ -1,15 +1,16 @@
 """A copy in which all is done that is the same in every epoch."""
 
+import h5py
 import numpy as np
 import pytest
 
-from preprocess.base import DataSet, InputError
+from preprocess.base import BadSample, DataSet, InputError, row_numbers
 from preprocess.decoded_copy import decode_once
 from preprocess.pipeline import Pipeline
 from preprocess.probe import probe
 from preprocess.source import open_data
 from preprocess.transforms import parse_transforms
-from tests.preprocess.samples import Memory, foreign, pattern
+from tests.preprocess.samples import Memory, foreign, pattern, smooth, write
 
 TRANSFORMS = parse_transforms(["decode", {"resize": {"size": [6, 6]}}, {"random_crop": {"size": [4, 4]}},
                                {"flip": {"horizontal": True}}, "scale"])
@@ -37,6 +38,32 @@ def test_decoding_once_gives_what_decoding_in_every_epoch_gives(data, path):
     assert (bad, left) == ([], affine)
 
 
+def test_epochs_have_the_order_that_they_have_without_a_copy(data, path):
+    copy = copied(data, TRANSFORMS, path).data
+    for epoch in range(3):
+        assert copy.train.order(7, epoch).tolist() == data.train.order(7, epoch).tolist()
+
+
+def test_a_copy_of_an_earlier_form_is_made_anew(data, path):
+    copied(data, TRANSFORMS, path)
+    with h5py.File(path, "r+") as file:
+        file.attrs["made_from"] = "0" * 64
+        del file["train/left_out_at"]
+    made = []
+    copied(data, TRANSFORMS, path, made.append)
+    assert sum(made) == 8
+
+
+@pytest.mark.parametrize("crop", [{"size": 8}, {"size": [6, 8], "scale": [0.5, 1.0]}])
+def test_a_copy_for_a_random_resized_crop_is_decoded_as_the_samples_are(crop, tmp_path, path):
+    for number in range(6):
+        write(tmp_path / "jpeg" / "ab"[number % 2] / f"{number}.jpg", smooth(96, 81))
+    data = open_data("image_folder", str(tmp_path / "jpeg"), 0.4, seed=7)
+    transforms = parse_transforms(["decode", {"random_resized_crop": crop}])
+    copy = copied(data, transforms, path)
+    assert np.array_equal(batch(copy.data, copy.transforms)[0], batch(data, transforms)[0])
+
+
 def test_the_copy_is_made_once_and_anew_when_it_would_differ(data, path, folder):
     made = []
     copied(data, TRANSFORMS, path, made.append)
@@ -62,7 +89,12 @@ def test_what_the_copy_leaves_out_is_known_each_time(data, path):
     for _ in range(2):
         copy = copied(data, TRANSFORMS, path)
         assert [(bad.name, "not an image" in bad.reason) for bad in copy.left_out] == [(name, True)]
-        assert len(copy.data.train) == 4
+        train = copy.data.train
+        assert [train.name(index) for index in range(5)] == [data.train.name(index) for index in range(5)]
+        with pytest.raises(BadSample, match="not an image"):
+            train.read(2)
+        assert np.array_equal(batch(copy.data, copy.transforms)[0], batch(data, TRANSFORMS)[0])
+        assert np.array_equal(row_numbers(train), row_numbers(data.train))
 
 
 @pytest.mark.parametrize("transforms", [[], ["scale"], [{"flip": {"horizontal": True}}]])

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from fleet.errors import ExitStatus, UserError
-from fleet.monitor.view import describe
+from fleet.monitor.view import Narrator
 from fleet.running import follow_logs, meet_all, reporter_of
 from fleet.storage.event_log import log_mark
 from fleet.storage.files import as_json
@@ -33,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print what happens until the launch has ended."""
     paths = RunPaths(args.run)
-    reporter = reporter_of(paths)
+    reporter, narrator = reporter_of(paths), Narrator()
     held = held_lease(paths)
     if held is None:
         raise UserError(f"{args.run}: no launch is at work there; fleet report shows how far it is")
@@ -45,11 +45,11 @@ def run(args: argparse.Namespace) -> int:
         return held is None
 
     starts = {log: log_mark(log)[1] for log in paths.event_logs()}
-    meet_all(reporter, starts)
+    meet_all([reporter.hear, narrator.hear], starts)
     for event in follow_logs(paths.event_logs, starts, is_over):
         report = reporter.hear(event)
         if args.json and report is not None:
             print(json.dumps(as_json(asdict(report))), flush=True)
-        elif not args.json and (text := describe(event, reporter.max_epochs)):
+        elif not args.json and (text := narrator.tell(event, reporter.max_epochs)):
             print(text, flush=True)
     return ExitStatus.OK

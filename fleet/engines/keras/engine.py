@@ -62,12 +62,13 @@ class KerasEngine:
         The graphs of a network take longer to make than its weights. They are kept for the next network, which often
         differs by its learning rate, momentum, weight decay or seed alone.
         """
-        key = _graph_key(network, group)
+        # What a network does to its inputs first is a part of its graph.
+        key = _graph_key(network, group, network.fold if self._sample.of(network.feed).folds else None)
         kept, self._kept = self._kept, None
         if kept is None or key is None or kept.key != key or not kept.network.is_closed:
             kept = None
         keras.backend.clear_session()  # names and memory of the network before this one
-        train, sample = network.train, self._sample.of(network.feed)
+        train, sample = network.train, self._sample.of(network.feed, network.fold)
         policy = keras.config.dtype_policy()
         keras.config.set_dtype_policy(train.precision)
         try:
@@ -104,15 +105,19 @@ class _Kept:
     network: KerasNetwork
 
 
-def _graph_key(network: NetworkSpec, group: Group) -> NetworkSpec | None:
-    """Networks with equal keys have equal graphs; None where code of the user's own may make others each time."""
+def _graph_key(network: NetworkSpec, group: Group, fold: int | None = None) -> NetworkSpec | None:
+    """Networks with equal keys have equal graphs; None where code of the user's own may make others each time.
+
+    Args:
+        fold: of the network, where graphs of folds differ.
+    """
     if _has_own_code(network):
         return None
     optimizer = network.train.optimizer
     if isinstance(optimizer.learning_rate, dict) and network.learning_rate_scale(group.size) != 1:
         return None  # the schedule is a part of the graph, and is scaled there
     return NetworkSpec("", network.architecture, replace(network.train, optimizer=graph_settings(optimizer)), seed=0,
-                       data=network.data)
+                       data=network.data, fold=fold)
 
 
 def _has_own_code(network: NetworkSpec) -> bool:

@@ -3,7 +3,8 @@
 A step is one ``tf.function``, or two where MPI is called in between; a rank alone takes several steps in one call of
 such a function, where it is asked to. Each rank sums the losses of its own rows and
 divides by the rows of the *global* batch; the exchange sums over the ranks; what could not be read is corrected for
-afterwards. So uneven shares are right, and a rank without rows takes part with zeros.
+afterwards. Penalties are split likewise (:mod:`fleet.engines.keras.penalties`). So uneven shares are right, and a rank
+without rows takes part with zeros.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from fleet.engines.keras.losses import LossFunctions
 from fleet.engines.keras.memory import kept_bytes
 from fleet.engines.keras.metrics import MetricSet
 from fleet.engines.keras.optimizer import ChangingRate
+from fleet.engines.keras.penalties import penalty, sums_over_rows
 from fleet.errors import CheckpointError
 from fleet.storage.files import replace_by
 from preprocess.sample import SampleSpec
@@ -61,7 +63,7 @@ class KerasNetwork:
         self._sample, self._affine, self._measures = sample, sample.affine, measures
         self._exchange, self._free = exchange_of(group), free
         self.is_closed = False
-        self._ranks = tf.Variable(float(group.size), trainable=False)  # in no graph as a number: groups change
+        self._are_sums = sums_over_rows(model, sample.image.shape)
         target = sample.target
         rows = [tf.TensorSpec((None, *sample.image.shape), sample.image.dtype),
                 tf.TensorSpec((None, *target.shape), target.dtype),
@@ -86,10 +88,11 @@ class KerasNetwork:
     def step(self, images: np.ndarray, targets: np.ndarray, size: int,  # noqa: D102 - Trainable says it
              stop: bool = False, weights: np.ndarray | None = None) -> Sums:
         rows, wish, mine = np.float32(size), np.float32(stop), _rows(images, targets, weights)
-        if isinstance(self._exchange, HostExchange):
-            return self._step_on_host(self._exchange, mine, rows, wish)
         if self.can_stride() and len(mine[1]):
             return self._take([size], [len(mine[1])], wish, mine)[0]
+        mine = _readable(mine)
+        if isinstance(self._exchange, HostExchange):
+            return self._step_on_host(self._exchange, mine, rows, wish)
         return self._step_in_graph(self._exchange, mine, rows, wish)
 
     def can_stride(self) -> bool:  # noqa: D102 - Striding says it
@@ -102,6 +105,7 @@ class KerasNetwork:
     def _take(self, rows: Sequence[int], sizes: Sequence[int], wish: np.float32, mine: Rows) -> list[Sums]:
         """Steps of a rank alone, by one graph whatever their number is: so they come to the same, bit for bit."""
         assert self._stride is not None
+        sizes, mine = _readable_of_each(sizes, mine)
         taken = self._stride(np.array(rows, np.float32), np.array(sizes, np.int32), wish, *mine)
         return [Sums.unpack(sums) for sums in taken.numpy()]
 
@@ -211,7 +215,6 @@ class KerasNetwork:
     def regroup(self, group: Group) -> None:  # noqa: D102
         self._exchange.close()
         self._exchange = self._exchange_of(group)
-        self._ranks.assign(group.size)
 
     def close(self) -> None:  # noqa: D102
         self._exchange.close()
@@ -231,7 +234,6 @@ class KerasNetwork:
         self._rate.begin_as(rate)
         self.load({name: variable.numpy() for name, variable in _named(model, optimizer)})
         self._exchange, self.is_closed = self._exchange_of(group), False
-        self._ranks.assign(group.size)
 
     @contextmanager
     def _averaged(self) -> Iterator[None]:
@@ -279,10 +281,9 @@ class KerasNetwork:
             outputs = tf.cast(self._model(self._inputs(images), training=True), tf.float32)
             losses = _counted(self._measures.losses.training(outputs, targets), valid, weights)
             loss = tf.reduce_sum(losses) / rows
-            # A penalty on weights belongs to the whole batch once: each rank brings its share of it.
-            extra = [tf.cast(extra, tf.float32) for extra in self._model.losses]
-            if extra:
-                loss += tf.add_n(extra) / self._ranks
+            if extra := self._model.losses:
+                # The share of all rows, of which those that could be read are made up for afterwards.
+                loss += penalty(extra, self._are_sums, tf.reduce_sum(tf.cast(valid, tf.float32)) / rows)
             scaled = self._optimizer.scale_loss(loss)
         variables = [variable.value for variable in self._model.trainable_variables]
         gradients = tape.gradient(scaled, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
@@ -367,6 +368,23 @@ def _named(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> list[tu
 
 def _rows(images: np.ndarray, targets: np.ndarray, weights: np.ndarray | None) -> Rows:
     return (images, targets) if weights is None else (images, targets, weights)
+
+
+def _readable(mine: Rows) -> Rows:
+    """The rows that could be read: what stands for the others is to count for nothing in penalties and statistics."""
+    valid = mine[-1] >= 0
+    return mine if valid.all() else tuple(part[valid] for part in mine)
+
+
+def _readable_of_each(sizes: Sequence[int], mine: Rows) -> tuple[Sequence[int], Rows]:
+    """The rows of several batches that could be read; of a batch of which none could, one that changes nothing."""
+    valid = mine[-1] >= 0
+    if valid.all():
+        return sizes, mine
+    firsts = np.cumsum(sizes) - sizes
+    left = np.add.reduceat(valid.astype(int), firsts)
+    valid[firsts[left == 0]] = True
+    return np.maximum(left, 1).tolist(), tuple(part[valid] for part in mine)
 
 
 def _graph_of(function: Callable[..., Any], **options: Any) -> Any:

@@ -37,7 +37,7 @@ from fleet.runtime.training.network import Training
 from fleet.runtime.training.sources import Sources
 from fleet.runtime.training.strides import strides
 from fleet.storage.paths import PARTS, RunPaths
-from fleet.storage.state import EpochRecord, Judged, State, StepRate, convergence
+from fleet.storage.state import LARGEST_LOSS, EpochRecord, Judged, State, StepRate, convergence, divergence
 from fleet.storage.writer import CheckpointWriter
 from fleet.stream.base import Stream
 from fleet.stream.order import Epoch, read_path, write_path
@@ -145,9 +145,9 @@ class TrainingLoop:
                 if batch.size == size:
                     training.steps.add(size, each)
                     training.steps.see(self._tenants.count())
-                if not math.isfinite(sums.loss):
-                    raise NetworkFailed(f"the loss became {sums.loss} in epoch {state.epoch + 1}, "
-                                        f"within the first {batch.position} samples")
+                if not abs(loss := sums.loss / max(sums.count, 1)) <= LARGEST_LOSS:
+                    raise NetworkFailed(f"diverged: the loss became {loss:.4g} in epoch {state.epoch + 1}, within the "
+                                        f"first {batch.position} samples")
                 state = dataclasses.replace(state, stream_epoch=batch.epoch.number, path=batch.epoch.path,
                                             position=batch.position, sums=(Sums.of_totals(state.sums) + sums).totals)
                 is_over, missed = batch.is_last, batch.missed
@@ -205,6 +205,8 @@ class TrainingLoop:
         state = self._clock.note(state)
         record = _record(training, state, judged)
         history = (*state.history, record)
+        if diverged := divergence(history, judged.count > 0):
+            raise NetworkFailed(diverged)
         verdict = convergence(history, training.network.train.converge)
         state = state.after(record, verdict.reason)
         if training.group.is_master:
@@ -274,7 +276,8 @@ class TrainingLoop:
             if samples is not None and can_predict(training, samples):
                 judged, found = predict(training, samples)
                 if training.group.is_master:
-                    keep_outputs(self._writer, self._paths.predictions(training.network.name, part), found)
+                    keep_outputs(self._writer, self._paths.predictions(training.network.name, part), found,
+                                 sources.rows[part])
             elif samples is not None and samples is test:
                 judged = evaluate(training, samples, lambda: False)
         if test is None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from fleet.spec import NetworkSpec
 from fleet.stream.base import Stream
 from fleet.stream.own import OwnStream
@@ -20,6 +22,7 @@ class Sources:
         own: the same samples, prepared by this rank: for the rest of an epoch that the stream has left behind.
         validation: None where there is no validation data.
         test: None where there is no test data.
+        rows: where the samples of ``validation`` and ``test`` lie in the data set, by these names.
         folds: what networks of each fold read, where there are folds; the rest is then for measuring alone.
         feeds: what networks of each feed read, by its key, where there are several; all else is then to join and leave
             the stream with.
@@ -29,6 +32,7 @@ class Sources:
     own: OwnStream
     validation: Validation | None
     test: Validation | None = None
+    rows: Mapping[str, np.ndarray] = field(default_factory=dict)
     folds: Sequence[Sources] = ()
     feeds: Mapping[str, Sources] = field(default_factory=dict)
 

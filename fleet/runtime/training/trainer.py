@@ -47,7 +47,7 @@ from fleet.storage.code import Code
 from fleet.storage.identity import identity
 from fleet.storage.lease import Fence
 from fleet.storage.paths import RunPaths
-from fleet.storage.state import State, StepRate, convergence
+from fleet.storage.state import State, StepRate, reason_now
 from fleet.storage.writer import CheckpointWriter
 from fleet.stream.stall import Stalled
 from fleet.stream.tenants import Tenants
@@ -137,7 +137,7 @@ class Trainer:
             with self._built(network, group) as training.trainable:
                 state = self._resume(training)
                 log.info("%s: goes on after epoch %d, sample %d", network.name, state.epoch, state.position)
-                over = convergence(state.history, network.train.converge).reason if not state.position else ""
+                over = "" if state.position else reason_now(state.history, state.final, network.train.converge)
                 if over:
                     self._hand_in(training, over)
                 else:

@@ -14,7 +14,16 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias, get_args
 
 from fleet.storage.events.commands import Commanded, NodesLeft
-from fleet.storage.events.launch import Ended, FirstStep, Interrupted, RanksReady, ScheduleOptions, Started, TooLate
+from fleet.storage.events.launch import (
+    DataChanged,
+    Ended,
+    FirstStep,
+    Interrupted,
+    RanksReady,
+    ScheduleOptions,
+    Started,
+    TooLate,
+)
 from fleet.storage.events.losses import BadSample, GroupStruck, RankLost
 from fleet.storage.events.networks import (
     BestLost,
@@ -61,6 +70,7 @@ __all__ = [
     "CacheChosen",
     "ChangesAccepted",
     "Commanded",
+    "DataChanged",
     "Ended",
     "EpochEnded",
     "Estimated",
@@ -112,7 +122,7 @@ Event: TypeAlias = (
     | GroupStarted | GroupChanged | EpochEnded | GroupStopped | NetworkFinished | NetworkTested | NetworkRetried
     | NetworkFailed | NetworkFellBack | ChangesAccepted | BestLost | NetworkWarned | RankLost | GroupStruck | BadSample
     | Estimated | Searched | SearchFailed | ReplayDiffered | NetworkAdded | NetworkJudged | NetworkTaken
-    | SharingLearned | SupplyFound | Commanded | NodesLeft)
+    | SharingLearned | SupplyFound | Commanded | NodesLeft | DataChanged)
 
 KINDS: Mapping[str, type] = {kind.word: kind for kind in get_args(Event)}
 

@@ -37,6 +37,7 @@ class Started:
         before_s: seconds that passed from the command to this event on rank 0, by what was done in them, in this order.
         slots: devices that share a GPU; those of a node go round by round over its GPUs.
         fills: whether they are used also where it does not pay.
+        device: what networks are trained on, in a word: GPU; without GPUs, core where ranks share them, and trainer.
     """
 
     word: ClassVar[str] = "start"
@@ -58,11 +59,26 @@ class Started:
     before_s: Annotated[Mapping[str, float], OmitDefault] = field(default_factory=dict)
     slots: Annotated[int, OmitDefault] = 1
     fills: Annotated[bool, OmitDefault] = False
+    device: Annotated[str, OmitDefault] = "GPU"
 
     @property
     def cluster(self) -> Cluster:
         """The devices, as policies know them."""
         return Cluster(self.devices, self.gpus_per_node, self.slots, self.fills)
+
+
+@dataclass(frozen=True)
+class DataChanged:
+    """The data is not what networks were trained on, and they go on all the same: somebody has said so.
+
+    Attributes:
+        changes: where, and what has changed, in words.
+        epochs: network -> how many epochs it had finished before.
+    """
+
+    word: ClassVar[str] = "data_changed"
+    changes: tuple[str, ...]
+    epochs: Mapping[str, int]
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ class SupplyFound:
         rates = f"{gives}, the fastest network could take {self.demand_samples_per_s:.0f}"
         if self.supply_samples_per_s >= self.demand_samples_per_s:
             return f"{rates}: it holds no network back"
-        return f"{rates}: no network is given GPUs that would only wait for it"
+        return f"{rates}: no network is given devices that would only wait for it"
 
 
 @dataclass(frozen=True)

@@ -108,6 +108,25 @@ def test_several_specs_share_a_harvest(harvest, tmp_path):
     assert RunPaths(tmp_path / "b").harvest_script(2).exists()
 
 
+def test_a_second_harvest_says_which_options_it_replaces_and_hands_waiting_jobs_in_anew(harvest, tmp_path):
+    harvest("a.yaml", "--system", "slurm", "--walltime", "1h", "--", "--qos=low")
+    name = Plan.read(RunPaths(tmp_path / "a").harvest).runs[0].job
+    for program, script in (("squeue", f"[ -e {tmp_path}/gone ] || echo '10 1 PD {name}'; echo '11 1 R {name}'"),
+                            ("scancel", f'echo "$*" > {tmp_path}/gone')):
+        (tmp_path / program).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / program).chmod(0o755)
+    assert "replaces" not in harvest("a.yaml", "--system", "slurm", "--walltime", "1h", "--", "--qos=low")[2]
+    assert not (tmp_path / "gone").exists()
+    status, out, err = harvest("a.yaml", "--system", "slurm", "--walltime", "2h", "--most", "4")
+    assert status == 0
+    assert err == "".join(f"fleet harvest: this replaces what was asked for before: {change}\n" for change in (
+        "--most 32 -> 4", "options behind --: --qos=low -> none", "--time=01:00:00 -> --time=02:00:00"))
+    assert (tmp_path / "gone").read_text() == "--state=PENDING 10\n"
+    assert "2 changes of the queue" in out
+    harvest("a.yaml", "--system", "slurm", "--end")
+    assert "replaces" not in harvest("a.yaml", "--system", "slurm")[2]  # what was ended is not replaced
+
+
 def test_a_dry_run_only_prints(harvest, tmp_path):
     status, out, _ = harvest("a.yaml", "--system", "slurm", "--nodes-per-job=2", "--dry-run", "--json")
     assert (status, len(json.loads(out)["scripts"])) == (0, 2)

@@ -39,6 +39,27 @@ class StandIn:
         path.write_text(json.dumps(self._weights))
 
 
+FOLDED = {"a-fold0": (0.99, 1.0), "a-fold1": (0.3, 1.0), "a-fold2": (0.3, 1.0),
+          "b-fold0": (0.6, 5.0), "b-fold1": (0.7, 2.0), "b-fold2": (0.8, 3.0)}  # accuracies and logits
+
+
+def folded_run(folder, unfinished=()):
+    """A run of two networks of three folds each; the best fold is one of the network that is worse on average."""
+    paths = RunPaths(folder / "run")
+    spec = parse({"models": [{"family": "softmax", "name": name} for name in "ab"], "data": {**DATA, "folds": 3}})
+    results, targets = Results(spec, paths, 100), np.array([0, 0, 1, 1])
+    for name, (accuracy, logit) in FOLDED.items():
+        record = EpochRecord(1, 0, 1.0, 0.5, 1.0, accuracy, 0.1, 100, 1, 1.0, 0.0)
+        results.keep(name, Standing((record,), None if name in unfinished else Outcome("1 epoch")))
+        paths.exported(name).parent.mkdir(parents=True, exist_ok=True)
+        paths.exported(name).write_text(str(logit))
+        keep(paths, name, np.stack([0 * targets, logit * (2 * targets - 1)], axis=1), targets,
+             rows=int(name[-1]) + 3 * np.arange(4))
+    paths.spec.write_text(dump(spec.document))
+    write_sample(paths, SampleSpec(ImageSpec((4, 4, 3), "uint8"), 2, target=class_target(NAMES)), {"": NAMES})
+    return paths
+
+
 def made_run(folder, target=None, data=DATA, engine="keras"):
     """A run of three networks that have finished, the best first, and what each gives for four samples."""
     paths = RunPaths(folder / "run")
@@ -91,6 +112,37 @@ def test_several_are_averaged_and_those_are_chosen_that_go_together(run, images,
     assert found["images"][0]["probability"] == pytest.approx(share)
     _, found, _ = fleet("predict", run.root, images / "white.png", "--select", "greedy", "--json")
     assert found["networks"] == {"b": 1.0}
+
+
+def share(*logits):
+    return np.mean([1 / (1 + np.exp(-logit)) for logit in logits])
+
+
+def test_with_folds_the_network_of_the_best_mean_predicts_as_the_mean_of_its_folds(tmp_path, run, images, fleet):
+    run = folded_run(tmp_path / "folded")
+    _, found, error = fleet("predict", run.root, images / "white.png", "--json")
+    assert found["networks"] == pytest.approx({f"b-fold{fold}": 1 / 3 for fold in range(3)})
+    assert found["images"][0]["probability"] == pytest.approx(share(5, 2, 3))
+    assert error == ""
+    assert "With b, the mean of its 3 folds:" in fleet("predict", run.root, images / "white.png")[1]
+
+
+def test_with_folds_so_many_networks_are_joined_each_with_all_its_folds(tmp_path, run, images, fleet):
+    run = folded_run(tmp_path / "folded")
+    _, found, _ = fleet("predict", run.root, images / "white.png", "--json", "--top", 2)
+    assert found["networks"] == pytest.approx(dict.fromkeys(FOLDED, 1 / 6))
+    assert found["images"][0]["probability"] == pytest.approx(share(5, 2, 3, 1, 1, 1))
+    assert "With b 50%, a 50%, each the mean of its 3 folds:" in fleet("predict", run.root, images, "--top", 2)[1]
+    assert "--top 3: only 2 networks finished" in fleet("predict", run.root, images, "--top", 3)[2]
+    _, found, _ = fleet("predict", run.root, images / "white.png", "--json", "--select", "greedy")
+    assert found["networks"] == pytest.approx({f"b-fold{fold}": 1 / 3 for fold in range(3)})
+
+
+def test_a_network_of_which_a_fold_is_not_finished_is_left_out(tmp_path, run, images, caplog):
+    run = folded_run(tmp_path / "folded", ["b-fold1"])
+    predictor = Predictor(run.root)
+    assert predictor.folds == {"a": ("a-fold0", "a-fold1", "a-fold2")}
+    assert "only 2 of the 3 folds of b have finished; a network is joined once all of its folds have" in caplog.text
 
 
 def test_a_table_for_people(run, images, fleet):

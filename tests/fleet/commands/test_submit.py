@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fleet.__main__ import main
+from fleet.jobs.chain import Begun, Stop, Stopped, is_called_off, note
 from fleet.storage.paths import RunPaths
 
 SPEC = "models: {models}\nname: photos\noutput: {run}\n{more}"
@@ -233,3 +234,81 @@ def test_a_folder_that_is_somebody_elses_is_left_alone(submit, tmp_path):
     assert status == 2
     assert "holds files that FLEET did not write" in error
     assert not (tmp_path / "handed_in").exists()
+
+
+# ---- the end of a chain ----
+
+RUNNING, NEXT, OTHER = "4711", "4712", "99"  # jobs; the last has the same name, and is of another run
+QUEUES = {
+    "slurm": {"sbatch": "echo 4711", "scancel": ":",
+              "squeue": "echo '4711 1 R photos'; echo '4712 1 PD photos'; echo '99 1 PD photos'"},
+    "lsf": {"bsub": "cat > /dev/null; echo 'Job <4711> is submitted to queue <spare>.'", "bkill": ":",
+            "bjobs": "echo '4711|RUN|photos'; echo '4712|PEND|photos'; echo '99|PEND|photos'"},
+    "pbs": {"qsub": "echo 4711", "qsig": ":", "qdel": ":", "qselect": "echo 4711; echo 4712; echo 99",
+            "qstat": """echo '{"Jobs": {"4711": {"Job_Name": "photos", "job_state": "R"}, "4712": {"Job_Name": "photos",
+            "job_state": "H"}, "99": {"Job_Name": "photos", "job_state": "Q"}}}'"""}}
+ENDS = {"slurm": ["scancel --batch --signal=USR2 4711", "scancel --state=PENDING 4712"],
+        "lsf": ["bkill -s USR2 4711", "bkill 4712"], "pbs": ["qsig -s SIGUSR2 4711", "qdel 4712"]}
+
+
+def end(capsys, *words):
+    status = main(["submit", "--end", "run", *words])
+    return status, *capsys.readouterr()
+
+
+def put(folder, programs):
+    for name, script in programs.items():
+        (folder / name).write_text(f'#!/bin/sh\necho "{name} $*" >> {folder}/asked\n{script}\n')
+        (folder / name).chmod(0o755)
+
+
+@pytest.mark.parametrize("system", QUEUES)
+def test_a_chain_is_ended_the_job_that_runs_saves_and_the_next_is_taken_back(submit, tmp_path, capsys, system):
+    put(tmp_path, QUEUES[system])
+    assert submit("--system", system, "--walltime", "2h", "--chain")[0] == 0
+    paths = RunPaths(tmp_path / "run")
+    note(paths, Begun(RUNNING))
+    note(paths, Stopped(RUNNING, Stop(75), "", next=NEXT))
+    note(paths, Begun(RUNNING))
+    status, out, err = end(capsys)
+    assert (status, err) == (0, "")
+    assert out == ("4712 taken back from the queue\n4711 told to save and to end, by SIGUSR2\n"
+                   "no further job follows; the same spec, handed in again, goes on from the checkpoints in run\n")
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert sorted(line for line in asked if line.split()[0] in ("scancel", "bkill", "qsig", "qdel")) == sorted(
+        ENDS[system])
+    assert is_called_off(paths.stops, RUNNING)
+    assert is_called_off(paths.stops, NEXT)
+    assert not is_called_off(paths.stops, OTHER)
+
+
+def test_a_job_that_has_not_begun_is_taken_back_and_a_chain_that_is_handed_in_again_is_not_called_off(
+        submit, tmp_path, capsys):
+    put(tmp_path, {**QUEUES["slurm"], "squeue": "echo '4711 1 PD photos'"})
+    submit("--system", "slurm", "--walltime", "2h", "--chain")
+    assert json.loads(end(capsys, "--json")[1]) == {"cancelled": [RUNNING], "told": []}
+    put(tmp_path, {"sbatch": "echo 4720"})
+    submit("--system", "slurm", "--walltime", "2h", "--chain")
+    stops = RunPaths(tmp_path / "run").stops
+    assert (is_called_off(stops, RUNNING), is_called_off(stops, "4720")) == (False, False)
+
+
+def test_where_there_is_no_chain_it_says_so(submit, tmp_path, capsys):
+    run = tmp_path / "run"
+    assert end(capsys)[::2] == (2, f"fleet submit: --end {run}: there is no chain: {run}/jobs/job.sh is "
+                                   "missing, which fleet submit writes\n")
+    put(tmp_path, {**QUEUES["slurm"], "squeue": ":"})
+    submit("--system", "slurm", "--walltime", "2h", "--chain")
+    note(RunPaths(run), Begun(RUNNING))
+    note(RunPaths(run), Stopped(RUNNING, Stop(0), "it ended", None, "all networks finished"))
+    status, _, err = end(capsys)
+    assert status == 2
+    assert err == (f"fleet submit: --end {run}: none of the chain's jobs waits or runs (4711); at its last stop it "
+                   "was decided: all networks finished\n")
+    assert not is_called_off(RunPaths(run).stops, RUNNING)
+
+
+def test_the_end_of_a_chain_goes_without_a_spec_and_all_else_with_one(submit, capsys):
+    assert submit("--end", "run")[2] == "fleet submit: --end run goes without a spec; spec.yaml is one\n"
+    assert main(["submit", "--system", "slurm"]) == 2
+    assert capsys.readouterr().err == "fleet submit: the spec is missing: fleet submit SPEC, or --end RUN\n"

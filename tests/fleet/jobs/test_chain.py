@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.jobs.chain import Begun, Limits, Stop, Stopped, decide, note, stops_before
+from fleet.jobs.chain import Begun, CalledOff, Limits, Stop, Stopped, decide, note, stops_before
 from fleet.storage.events import ScheduleOptions, Started
 from fleet.storage.lease import Lease
 from fleet.storage.lines import to_json
@@ -171,14 +171,18 @@ def test_where_the_system_does_not_warn_the_job_keeps_the_time(job):
     assert job.stops()[0]["why"] == "SIGUSR2 came"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2, signal.SIGINT])
-def test_a_signal_reaches_the_launch_as_sigusr2_and_ends_a_chain_on_this_machine(job, number):
-    process = job.start("75 75 waits", "0 0")
+def wait_until_it_logs(job):
     deadline = time.monotonic() + 30
     while not (job.root / "events.jsonl").exists():
         assert time.monotonic() < deadline
         time.sleep(0.02)
     time.sleep(0.2)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2, signal.SIGINT])
+def test_a_signal_reaches_the_launch_as_sigusr2_and_ends_a_chain_on_this_machine(job, number):
+    process = job.start("75 75 waits", "0 0")
+    wait_until_it_logs(job)
     process.send_signal(number)
     process.communicate(timeout=60)
     assert process.returncode == 75
@@ -305,3 +309,17 @@ def test_outside_of_a_job_and_without_a_launcher_it_says_what_is_wrong(job):
     ended = job("0 0", system="pbs")
     assert ended.returncode == 2
     assert "PBS_JOBID is not set" in ended.stderr_text
+
+
+def test_a_chain_that_is_called_off_while_a_job_runs_hands_in_no_other_and_its_next_job_does_nothing(job, tmp_path):
+    process = job.start("75 75 waits", system="slurm", SLURM_JOB_ID="17")
+    paths = RunPaths(job.root)
+    wait_until_it_logs(job)
+    note(paths, CalledOff())
+    process.send_signal(signal.SIGUSR2)
+    assert "the chain was called off (fleet submit --end)" in process.communicate(timeout=60)[1]
+    assert [(stop["status"], stop["next"]) for stop in job.stops()] == [(75, None)]
+    again = job("0 0", system="slurm", SLURM_JOB_ID="17")  # its batch system puts it back after a node has died
+    assert again.returncode == 75
+    assert len((job.root / "launches").read_text()) == 1
+    assert job("0 0", "0 0", system="slurm", SLURM_JOB_ID="18").returncode == 0  # handed in by a user, later

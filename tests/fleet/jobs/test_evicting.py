@@ -3,16 +3,21 @@
 import json
 import os
 import signal
+import time
+from types import SimpleNamespace
 
 import pytest
 
 from fleet.__main__ import main
 from fleet.errors import UserError
-from fleet.jobs import evicting, holding
+from fleet.jobs import evicting, holding, making_room
 from fleet.jobs.evicting import Diary, Keeping, Machine, carry_out
 from fleet.jobs.holding import Interruption, still_held
+from fleet.jobs.making_room import MakingRoom, begin_later
 from fleet.jobs.slurm_running import Site, running_jobs
+from fleet.storage.paths import RunPaths
 from launch import slurm_acts
+from launch.systems import SYSTEMS
 from scheduler.eviction.carrying import Eviction
 from tests.launch.conftest import made_up
 
@@ -265,6 +270,138 @@ def test_nodes_that_are_not_freed_are_given_up_some_minutes_after_the_deadline(m
 def test_a_record_that_cannot_be_written_ends_it_before_anything_is_done(made_up, tmp_path):
     with pytest.raises(UserError, match="no/record: No such file or directory; --record names another file"):
         Diary(tmp_path / "no/record", print).note("begin", "")
+
+
+# ---- who might take the nodes ----
+
+URGENT = {"state": "PENDING", "start": "N/A", "partition": "high"}
+OF_HARVEST = {"state": "PENDING", "start": "N/A", "comment": SAVES}
+
+
+def begin_when_free(made_up, job, nodes, hosts):
+    """What Slurm does at a look: a job that waits begins where nodes are free, unless it is held."""
+    def begin():
+        jobs = made_up.state()["jobs"]
+        taken = {name for other in jobs.values() for name in other.get("hosts", "").split(",")}
+        if jobs[job].get("state") == "PENDING" and not jobs[job].get("held") and not taken & set(hosts.split(",")):
+            made_up.change(job, state="RUNNING", start="2026-11-22T12:00:00", nodes=nodes, hosts=hosts, comment=SAVES)
+    return begin
+
+
+def test_jobs_of_a_harvest_that_wait_are_held_before_a_node_is_free_and_released_when_the_urgent_one_has_begun(
+        made_up, evict):
+    made_up.set({"1": {"nodes": 2, "comment": SAVES, "hosts": "n1,n2"}, "7": OF_HARVEST,
+                 "8": {**OF_HARVEST, "held": True}, "9": URGENT})
+    clock = Clock({1: begin_when_free(made_up, "7", 1, "n1"),
+                   3: lambda: made_up.change("9", state="RUNNING", hosts="n1,n2")})
+    done, notes, said = evict(2, 10, clock, keeping=Keeping("9"))
+    assert done
+    assert notes[0] == ("hold", "7")  # what its user holds is left to him
+    assert notes[-1] == ("release", "7")
+    assert made_up.acts == ["scontrol hold 7", "scancel --batch --signal=USR2 1", "scontrol release 7"]
+    assert "2 nodes are free after 0.5 min" in said
+
+
+def test_ones_own_jobs_wait_for_the_urgent_one_and_those_of_others_do_not(made_up, evict):
+    plain = {"state": "PENDING", "start": "N/A"}
+    made_up.set({"1": {"nodes": 2, "comment": SAVES}, "7": plain, "8": {**plain, "user": "you"}, "9": URGENT})
+    evict(2, 10, Clock({3: lambda: made_up.change("9", state="RUNNING")}), keeping=Keeping("9"))
+    assert [act for act in made_up.acts if "hold" in act] == ["scontrol hold 7"]
+
+
+def test_where_nobody_says_for_which_job_only_those_of_fleet_are_held(made_up, evict):
+    made_up.set({"1": {"nodes": 2, "comment": SAVES}, "7": OF_HARVEST, "8": {"state": "PENDING", "start": "N/A"}})
+    evict(2, 0)
+    assert [act for act in made_up.acts if "hold 7" in act or "hold 8" in act] == ["scontrol hold 7"]
+
+
+def test_it_is_said_who_has_taken_a_node_and_how_long_the_urgent_job_waits(made_up, evict):
+    made_up.set({"1": {"nodes": 2, "comment": SAVES, "hosts": "n1,n2"},
+                 "9": {**URGENT, "user": "you", "reason": "Resources"}})
+    take = {"state": "RUNNING", "user": "they", "start": "2026-11-22T12:00:00", "hosts": "n2"}
+    done, notes, said = evict(2, 10, Clock({1: lambda: made_up.change("5", **take)}), keeping=Keeping("9"))
+    assert not done
+    assert "    1.0 min  job 5 of they has taken n2, which job 1 has freed" in said
+    assert "    2.5 min  job 9 has not begun yet (Slurm says Resources; job 5 of they has n2)" in said
+    assert said[-1] == ("job 9 has not begun (Slurm says Resources; job 5 of they has n2); it is given up 5 min after "
+                        "the deadline")
+    assert 10 <= [what for what, _ in notes].count("waits") <= 15
+
+
+def test_nodes_that_are_taken_before_all_are_free_are_not_called_free(made_up, evict):
+    made_up.set({"1": {"comment": SAVES, "hosts": "n1"}, "2": {"comment": SAVES.replace("2", "3", 1), "hosts": "n2"}})
+    take = {"state": "RUNNING", "user": "they", "start": "2026-11-22T12:00:00", "hosts": "n1"}
+    _, _, said = evict(2, 10, Clock({1: lambda: made_up.change("5", **take)}))
+    assert any(line.startswith("2 nodes were freed after") and line.endswith("but job 5 of they has n1")
+               for line in said)
+
+
+def test_a_job_of_a_harvest_that_was_quicker_makes_room_in_turn(made_up, evict):
+    made_up.set({"1": {"nodes": 2, "comment": SAVES, "hosts": "n1,n2"}, "9": URGENT})
+    slips_in = {"state": "RUNNING", "start": "2026-11-22T12:00:00", "hosts": "n1", "comment": SAVES}
+    clock = Clock({1: lambda: made_up.change("5", **slips_in), 4: lambda: made_up.change("9", state="RUNNING")})
+    done, notes, said = evict(2, 10, clock, keeping=Keeping("9"))
+    assert done
+    assert [note for note in notes if note[1] == "5"] == [("taken", "5"), ("save", "5"), ("freed", "5")]
+    assert [line for line in said if "are free" in line] == ["2 nodes are free after 0.5 min",
+                                                              "2 nodes are free after 1.5 min"]
+
+
+def test_a_job_that_comes_to_other_nodes_and_ends_is_not_counted(made_up, evict):
+    made_up.set({"2": {"nodes": 2, "hosts": "n1,n2"}})
+    comes = {"state": "RUNNING", "start": "2026-11-22T12:00:00", "nodes": 2, "hosts": "n3,n4"}
+    _, notes, _ = evict(2, 10, Clock({1: lambda: made_up.change("5", **comes), 3: lambda: made_up.change("5")}))
+    assert ("stop", "2") in notes
+    assert "5" not in {job for _, job in notes}
+
+
+def test_a_job_that_saves_early_leaves_time_for_another_to_save(made_up, evict):
+    slow = "fleet:signal=USR2,app_time=4"
+    made_up.set({"1": {"nodes": 2, "comment": SAVES}, "2": {"nodes": 2, "comment": slow},
+                 "3": {"nodes": 2, "elapsed": "10:00"}})
+    done, notes, _ = evict(4, 6)
+    assert done
+    assert {note for note in notes if note[0] in ("save", "stop")} == {("save", "1"), ("save", "2")}
+    assert "scontrol requeuehold 3" not in made_up.acts
+
+
+def test_the_runs_whose_jobs_may_come_make_room_while_the_eviction_is_at_work(made_up, evict, tmp_path, monkeypatch):
+    monkeypatch.setattr(making_room.pwd, "getpwnam", lambda name: SimpleNamespace(pw_uid=os.getuid()))
+    paths = RunPaths(tmp_path / "run")
+    paths.jobs.mkdir(parents=True)
+    made_up.set({"1": {"nodes": 2, "comment": SAVES, "script": str(paths.harvest_script(1))}})
+    asked = []
+    evict(2, 0, Clock({0.5: lambda: asked.append(begin_later(SYSTEMS["slurm"], [paths]))}))
+    assert asked == [[f"--begin=now+{int(making_room.LASTS_S)}"]]
+    assert begin_later(SYSTEMS["slurm"], [paths]) == []
+
+
+def test_what_an_eviction_that_was_killed_has_left_in_a_run_gets_old(tmp_path):
+    paths = RunPaths(tmp_path)
+    paths.jobs.mkdir()
+    paths.making_room.touch()
+    assert 0 < making_room.wait_s(paths) <= making_room.LASTS_S
+    old = time.time() - making_room.LASTS_S - 1
+    os.utime(paths.making_room, (old, old))
+    assert making_room.wait_s(paths) == 0
+
+
+def test_an_operator_writes_into_no_folder_but_that_of_the_user(tmp_path, monkeypatch):
+    paths, others = RunPaths(tmp_path / "run"), tmp_path / "others"
+    others.mkdir()
+    paths.root.mkdir()
+    paths.jobs.symlink_to(others)
+    room = MakingRoom()
+    monkeypatch.setattr(making_room.pwd, "getpwnam", lambda name: SimpleNamespace(pw_uid=os.getuid()))
+    room.meet([(str(paths.job_script), "me")])
+    room.touch()
+    assert list(others.iterdir()) == []
+    paths.jobs.unlink()
+    paths.jobs.mkdir()
+    monkeypatch.setattr(making_room.pwd, "getpwnam", lambda name: SimpleNamespace(pw_uid=os.getuid() + 1))
+    room.meet([(str(paths.job_script), "you")])
+    room.touch()
+    assert list(paths.jobs.iterdir()) == []
 
 
 # ---- the command ----

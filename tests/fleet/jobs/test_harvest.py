@@ -2,14 +2,17 @@
 
 import signal
 import sys
+import threading
 
 import pytest
 
 from fleet.errors import ExitStatus, UserError
+from fleet.jobs import harvest, room
 from fleet.jobs.backlog import Limits
 from fleet.jobs.harvest import (
     GAP_S,
     Asked,
+    AskedLast,
     Backlog,
     Begun,
     CalledOff,
@@ -23,6 +26,8 @@ from fleet.jobs.harvest import (
     look,
     mean_gap_s,
     note,
+    over_of,
+    passed,
     past_of,
 )
 from fleet.spec import parse
@@ -211,3 +216,153 @@ def test_the_nodes_of_a_job_are_those_that_were_asked_for_where_the_queue_does_n
     queue.listed = [asked._replace(nodes=0)]
     more = Backlog(Plan((run,), Limits(nodes_per_job=2, backlog=2)), queue, {}).top_up()
     assert [order.nodes for order in more] == [1]  # two of three networks have a job
+
+
+def test_a_job_that_runs_goes_by_what_was_asked_for_last(run, monkeypatch):
+    queue = Queue()
+    queue.name = run.job
+    monkeypatch.setattr(harvest, "BatchQueue", lambda plan, system: queue)
+    Plan((run,), Limits(backlog=1)).write()
+    backlog = AskedLast(run.paths.harvest, SYSTEMS["slurm"], {})
+    assert len(backlog.top_up()) == 1
+    Plan((run,), Limits(backlog=3)).write()
+    assert len(backlog.top_up()) == 2
+    run.paths.harvest.write_text("{}")
+    assert backlog.top_up() == []  # it goes on by what it knows
+
+
+# ---- what can pass, and how it ends -------------------------------------------------------------
+
+
+def noted(run, *words):
+    return [line for line in read_lines(run.paths.harvested) if not words or line["event"] in words]
+
+
+def test_launches_that_a_full_disk_ended_are_forgiven_more_often_than_others(run):
+    for number in range(9):
+        launch(run, str(number), TAKEN, ends=ExitStatus.CAN_PASS)
+    past = past_of(run.paths)
+    assert (fruitless(past), passed(past)) == (0, 9)
+    queue = Queue()
+    queue.name = run.job
+    backlog = Backlog(Plan((run,), Limits()), queue, {})
+    assert len(backlog.top_up()) == 2
+    queue.listed = []
+    launch(run, "9", TAKEN, ends=ExitStatus.CAN_PASS)
+    assert backlog.top_up() == []
+    launch(run, "10", TAKEN, EPOCH, ends=ExitStatus.CAN_PASS)
+    assert passed(past_of(run.paths)) == 0
+
+
+def test_the_next_look_says_of_each_launch_that_ended_without_a_word_that_it_did(run):
+    queue = Queue()
+    queue.name = run.job
+    backlog = Backlog(Plan((run,), Limits()), queue, {})
+    for job in ("17", "18", "19"):
+        launch(run, job, TAKEN, EPOCH)
+    queue.listed = [QueuedJob("17", run.job, 1, True), QueuedJob("18", run.job, 1, False)]
+    backlog.top_up()
+    backlog.top_up()
+    assert [(line["job"], line["status"], line["why"]) for line in noted(run, "ended")] == [
+        ("18", None, "it ended without a word, and its job was put back into the queue: preempted, or its node died"),
+        ("19", None, "it ended without a word: preempted, cancelled, killed, or its node died")]
+    assert [one.is_cut for one in past_of(run.paths, ["17"])] == [True, True]
+
+
+def test_of_jobs_that_end_at_the_same_moment_one_hands_in_the_next(run):
+    queue = Queue(idle=0)
+    queue.name = run.job
+    backlog = Backlog(Plan((run,), Limits()), queue, {})
+    for job in ("17", "18", "19"):
+        note(run.paths, HandedIn(job, 1))
+        launch(run, job, TAKEN, EPOCH, ends=1)
+    queue.listed = [QueuedJob(job, run.job, 1, True) for job in ("17", "18", "19")]  # their scripts have not ended
+    assert len(backlog.top_up("17")) == 2
+    assert backlog.top_up("18") == []
+
+
+@pytest.fixture
+def job(run, signals, monkeypatch):
+    """Run one job of a harvest; what it is told to run is a line of Python."""
+    monkeypatch.setattr(room, "_LEAST_S", 0.1)
+    queue = Queue()
+    queue.name = run.job
+    plan = Plan((run,), Limits(), command="fleet harvest photos.yaml --system slurm")
+
+    def begin(program, name="17"):
+        queue.listed.append(QueuedJob(name, run.job, 1, True))
+        kept = HarvestJob(RunPaths(run.root, name), Backlog(plan, queue, {}), SYSTEMS["slurm"], name)
+        status = kept.run([sys.executable, "-c", program])
+        queue.listed = [one for one in queue.listed if one.id != name]
+        return status
+
+    begin.queue = queue
+    return begin
+
+
+def test_a_job_that_would_find_no_network_starts_no_launch(run, job, capfd):
+    spec = parse({"models": [{"family": "softmax", "name": name} for name in run.networks], "output": str(run.root)})
+    results = Results(spec, run.paths, 100)
+    for name in run.networks:
+        results.keep(name, Standing((), Outcome("2 epochs")))
+    assert job("print('trained')") == 0
+    assert "trained" not in capfd.readouterr().out
+    assert [(line["event"], line["why"]) for line in noted(run)] == [
+        ("ended", "it would have found no network to train"), ("over", "all networks are done")]
+
+
+SAYS = "import sys; print('fleet: rank 0 on n1: x.h5 cannot be written: No space left', file=sys.stderr); sys.exit(74)"
+
+
+def test_why_a_launch_ended_is_noted_and_after_what_can_pass_another_job_follows(run, job, monkeypatch):
+    monkeypatch.setattr(harvest, "_REST_S", 0.01)
+    assert job(SAYS) == ExitStatus.CAN_PASS
+    ended, = noted(run, "ended")
+    assert ended["why"] == ("it broke off: its launcher ended with status 74: rank 0 on n1: x.h5 cannot be written: No "
+                            "space left")
+    assert noted(run, "over") == []
+    assert [one.runs for one in job.queue.listed] == [False, False]
+
+
+def test_the_last_launch_says_that_the_harvest_is_over_why_and_what_begins_it_again(run, job, capfd):
+    for name in ("17", "18", "19"):
+        job("import sys; sys.exit(1)", name)
+        job.queue.listed = []
+    over, = noted(run, "over")
+    assert over["why"] == ("3 launches in a row finished no epoch; the last: it broke off: its launcher ended with "
+                           "status 1")
+    assert over["again"] == "fleet harvest photos.yaml --system slurm"
+    assert "to begin it again: fleet harvest photos.yaml --system slurm" in capfd.readouterr().err
+    assert over_of(run.paths).why == over["why"]
+    note(run.paths, Asked())
+    assert over_of(run.paths) is None
+
+
+def test_a_job_waits_for_room_on_a_full_disk_and_hands_in_the_next(full_disk, signals, monkeypatch, capfd):
+    monkeypatch.setattr(harvest, "_REST_S", 0.01)
+    monkeypatch.setattr(room, "_PROBE_BYTES", 2**14)
+    run = Run("fleet-1", full_disk / "run", ("a", "b"), 1)
+    run.paths.jobs.mkdir(parents=True)
+    queue, ballast = Queue(), full_disk / "ballast"
+    queue.name, queue.listed = run.job, [QueuedJob("17", run.job, 1, True)]
+    kept = HarvestJob(RunPaths(run.root, "17"), Backlog(Plan((run,), Limits()), queue, {}), SYSTEMS["slurm"], "17")
+    fills = f"open({str(ballast)!r}, 'wb', 0).write(bytes(1 << 20)); import sys; sys.exit(1)"
+    timer = threading.Timer(3.0, ballast.unlink)
+    timer.start()
+    assert kept.run([sys.executable, "-c", fills]) == ExitStatus.CAN_PASS
+    timer.join()
+    assert [line["event"] for line in noted(run)] == ["begun", "submitted", "ended", "submitted"]
+    assert "it is waited for" in capfd.readouterr().err
+
+
+def test_a_job_that_nobody_makes_room_for_gives_up_and_says_how_to_go_on(full_disk, signals, monkeypatch, capfd):
+    monkeypatch.setattr(room, "PATIENCE_S", 1.0)
+    (full_disk / "run" / "jobs").mkdir(parents=True)
+    (full_disk / "ballast").write_bytes(bytes(256 * 1024 - 4096 * 3))
+    run = Run("fleet-1", full_disk / "run", ("a", "b"), 1)
+    kept = HarvestJob(RunPaths(run.root, "17"), Backlog(Plan((run,), Limits(), command="fleet harvest x"), Queue(), {}),
+                      SYSTEMS["slurm"], "17")
+    assert kept.run([sys.executable, "-c", ""]) == ExitStatus.CAN_PASS
+    err = capfd.readouterr().err
+    assert "No space left on device" in err
+    assert "to begin it again: fleet harvest x" in err

@@ -3,13 +3,16 @@
 import gc
 import json
 from dataclasses import replace
+from html import escape
 
 import pytest
 
 from fleet.errors import UserError
+from fleet.monitor.html import render
 from fleet.monitor.report import SHOWN, best_rows, read_report
 from fleet.monitor.timeline import launches_of
 from fleet.storage.event_log import Logged
+from fleet.storage.events import DataChanged
 from fleet.storage.files import as_json
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Status, leaderboard
@@ -42,6 +45,18 @@ def test_an_epoch_that_was_trained_again_has_one_point_in_the_curve_and_a_lost_o
     run.events.write_text(as_text([*LOG, epoch(24.0, "a", 5, 10.0), epoch(24.0, "a", 2, 10.0)]))
     curve = read_report(run).losses[0]
     assert (curve.epochs, curve.values) == ((1, 2, 5), (1.0, 1 / 2, 1 / 5))
+
+
+def test_a_run_whose_data_has_changed_says_so(run):
+    assert "data_changes" not in read_report(run).numbers()
+    changed = DataChanged(("photos: 12 files more in class cat",), {"a": 2, "b<1>": 3, "c": 2})
+    run.events.write_text(as_text([*LOG, Logged(25.0, changed)]))
+    report = read_report(run)
+    assert report.numbers()["data_changes"] == [
+        {"changes": ("photos: 12 files more in class cat",), "epochs": {"a": 2, "b<1>": 3, "c": 2}}]
+    said = "photos: 12 files more in class cat (after epoch 2 of a, c; after epoch 3 of b<1>)"
+    assert said in report.data
+    assert escape(said) in render(report)
 
 
 def test_launches_side_by_side_are_launches_of_one_run(run):
@@ -77,6 +92,19 @@ def test_a_table_for_people_has_the_best_of_thousands_and_says_how_many_it_leave
     assert (headers, shown) == leaderboard(rows)
     assert left_out == (f"These are the best {SHOWN} of {SHOWN + 2} networks. All are in results.csv; left out here: "
                         "1 waiting, 1 failed.")
+
+
+def test_the_mean_of_folds_is_no_network(run):
+    report = read_report(run)
+    finished, = (row for row in report.rows if row.status is Status.FINISHED)
+    rows = [row for network in range(6) for row in (replace(finished, name=str(network), folds=3), *[finished] * 3)]
+    counted = replace(report, rows=tuple(rows))
+    assert counted.numbers()["counts"] == {"networks": 18, "finished": 18, "failed": 0}
+    assert "<b>18 of 18</b>" in render(counted)
+    many = rows[:4] * 60
+    said = best_rows(many)[2]
+    assert said.startswith(f"These are the best {SHOWN * 3 // 4} of 180 networks.")
+    assert said.endswith("left out here: 30 finished.")
 
 
 def test_a_launch_that_is_alone_keeps_its_times_to_the_bit():

@@ -15,7 +15,7 @@ from fleet.spec import load
 from fleet.spec.resolve import asked_network
 from fleet.spec.space import Range
 from fleet.storage.event_log import Logged
-from fleet.storage.events import Commanded, EpochEnded, NetworkAdded, NetworkJudged, Searched
+from fleet.storage.events import Commanded, EpochEnded, NetworkAdded, NetworkJudged, Searched, Started
 from fleet.storage.files import as_json
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Results, Status
@@ -208,3 +208,19 @@ def test_of_thousands_of_lines_of_descent_the_best_are_drawn_with_their_ancestor
     drawn = titles(descent_chart(replace(search, tried=tuple(tried))))
     assert len(drawn) == LINES
     assert {title.partition(",")[0] for title in drawn} == {"first", *(f"net-{place}" for place in range(LINES - 1))}
+
+
+def test_a_searcher_that_has_only_answered_none_is_named(searched):
+    asked = [Logged(float(number), Searched("net", "ask", 0, answer=None)) for number in range(3)]
+    began = [one for one in log_of_a_search() if isinstance(one.event, Started)]
+    searched.events.write_text(as_text([*began, *asked]))
+    report = read_report(searched)
+    assert [search.words for search in report.searches] == [
+        "The search of net has no networks: whenever its searcher random was asked for one, it answered None."]
+    assert report.searches[0].words in render(report)
+
+
+def test_a_searcher_whose_first_network_has_not_come_yet_has_not_answered_none(searched):
+    began = [one for one in log_of_a_search() if isinstance(one.event, Started)]
+    searched.events.write_text(as_text([*began, Logged(1.0, Searched("net", "ask", 0, answer={}))]))
+    assert not read_report(searched).searches

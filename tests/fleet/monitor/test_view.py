@@ -9,13 +9,14 @@ from typing import get_args
 import pytest
 
 from fleet.errors import StorageError
-from fleet.monitor.view import LiveView, PlainView, describe
+from fleet.monitor.view import LiveView, Narrator, PlainView, describe
 from fleet.storage.events import (
     BadSample,
     BestLost,
     CacheChosen,
     ChangesAccepted,
     Commanded,
+    DataChanged,
     Ended,
     EpochEnded,
     Estimated,
@@ -114,7 +115,8 @@ EVENTS = [
      "rates of 1 network found out 2 h 0 min to 3 days ago on node3, node7, spread up to 10%: rates.json; "
      "--remeasure measures them anew"),
     (RateOff("a", 1, 238.0, 1348.0, 0.1, 40, True),
-     "WARNING: a on 1 GPU trains 1348 samples/s, and was taken to train 238: the cache is corrected"),
+     "WARNING: a on 1 GPU trains 1348 samples/s, and was taken to train 238: later runs will go by the new rate, which "
+     "the cache of rates has now; the same is done without a word wherever else this launch finds a rate wrong"),
     (RateOff("a", 1, 238.0, 1348.0, 0.1, 40, False),
      "WARNING: a on 1 GPU trains 1348 samples/s, and was taken to train 238: correct schedule.rates"),
     (Planned((), 0.1), ""),
@@ -146,7 +148,7 @@ EVENTS = [
      "2 networks on one GPU train 1.6 times as much as one, 3 networks 1.9 times: 3 pay; this run has 1 slot on each "
      "GPU: start more ranks"),
     (SupplyFound(1190.04, 6936.0),
-     "the input gives 1190 samples/s, the fastest network could take 6936: no network is given GPUs that would only "
+     "the input gives 1190 samples/s, the fastest network could take 6936: no network is given devices that would only "
      "wait for it"),
     (SupplyFound(9000.0, 6936.0),
      "the input gives 9000 samples/s, the fastest network could take 6936: it holds no network back"),
@@ -158,6 +160,8 @@ EVENTS = [
      "WARNING: a stays finished: last.h5 is torn; its best epoch is whole"),
     (NetworkFellBack("a", "both are torn", 0, 0), "WARNING: a starts over: both are torn"),
     (ChangesAccepted("a", ("nets.py", "args"), 3), "a goes on after epoch 3 with changed nets.py args"),
+    (DataChanged(("photos: 2 files more in class cat",), {"a": 3}),
+     "the data has changed, and networks go on with it: photos: 2 files more in class cat"),
     (BestLost("a", "best.h5 is torn; epoch 3 stands in"), "WARNING: a: best.h5 is torn; epoch 3 stands in"),
     (NetworkWarned("a", "its loss is not used"), "WARNING: a: its loss is not used"),
     (RankLost(3, 2), "rank 3 has died; the others go on"),
@@ -311,3 +315,23 @@ def test_a_full_disk_under_a_batch_log_is_told_as_any_other():
     view = PlainView(spec({"family": "softmax", "name": "a"}), Full())
     with pytest.raises(StorageError, match="standard output cannot be written: No space left"):
         view.on_event(NetworkFinished("a", "9 epochs", 9))
+
+
+def test_that_rates_in_the_cache_were_wrong_is_said_once_a_launch():
+    narrator, wrong = Narrator(), RateOff("a", 1, 238.0, 1348.0, 0.1, 40, True)
+    told = [narrator.tell(event, {}) for event in (START, wrong, replace(wrong, network="b"), START, wrong)]
+    assert [bool(line) for line in told] == [True, True, False, True, True]
+
+
+def test_rates_of_a_file_are_each_told_of_that_should_be_corrected():
+    narrator, wrong = Narrator(), RateOff("a", 1, 238.0, 1348.0, 0.1, 40, False)
+    assert all(narrator.tell(replace(wrong, network=name), {}).endswith("correct schedule.rates") for name in "ab")
+
+
+@pytest.mark.parametrize("device", ["core", "trainer"])
+def test_nobody_speaks_of_gpus_where_there_are_none(device):
+    narrator = Narrator()
+    narrator.tell(replace(START, device=device), {})
+    lines = [narrator.tell(event, {"a": 9}) for event, _ in EVENTS if not isinstance(event, Started | SharingLearned)]
+    assert f"measured 2/5: a on 2 {device}s: no room" in lines
+    assert not any("GPU" in line for line in lines)

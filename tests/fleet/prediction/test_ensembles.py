@@ -8,6 +8,7 @@ import pytest
 from fleet.errors import UserError
 from fleet.prediction import ensembles
 from fleet.prediction.ensembles import (
+    candidates,
     chosen,
     judge_ensembles,
     read_ensembles,
@@ -43,17 +44,17 @@ def library(paths):
 
 def test_the_best_that_are_finished_are_joined(paths):
     rows = [row("a"), row("f", Status.FAILED), row("b"), row("w", Status.WAITING)]
-    assert top(rows, 2) == {"a": 1, "b": 1}
+    assert top(candidates(rows), 2) == {"a": 1, "b": 1}
     with pytest.raises(UserError, match="--top 3: only 2 networks finished, and no others.*: --top 2 joins all"):
-        top(rows, 3)
+        top(candidates(rows), 3)
     with pytest.raises(UserError, match="no network has finished yet"):
-        top(rows[3:], 1)
+        top(candidates(rows[3:]), 1)
 
 
 def test_networks_are_chosen_by_what_they_have_kept(paths):
     rows = library(paths)
-    assert set(chosen(paths, rows, "class")) == {"a", "c"}
-    found = {one.name: one for one in judge_ensembles(paths, rows, "class")}
+    assert set(chosen(paths, candidates(rows), "class")) == {"a", "c"}
+    found = {one.name: one for one in judge_ensembles(paths, candidates(rows), "class")}
     assert list(found) == ["single", "top 2", "top 3", "greedy"]
     assert found["single"].validation.accuracy == 6 / 8
     assert found["greedy"].validation.accuracy > 6 / 8
@@ -62,20 +63,97 @@ def test_networks_are_chosen_by_what_they_have_kept(paths):
 
 def test_without_anything_kept_nothing_can_be_chosen(paths):
     with pytest.raises(UserError, match="no network has kept what it gives"):
-        chosen(paths, [row("a")], "class")
-    assert judge_ensembles(paths, [row("a")], "class") == []
+        chosen(paths, candidates([row("a")]), "class")
+    assert judge_ensembles(paths, candidates([row("a")]), "class") == []
 
 
 def test_networks_that_were_judged_by_other_samples_are_left_out(paths):
     rows = library(paths)
     outputs, targets = logits(range(8))
     keep(paths, "c", outputs, (targets + 1) % 3)
-    assert "c" not in chosen(paths, rows, "class")
+    assert "c" not in chosen(paths, candidates(rows), "class")
 
 
-def test_networks_of_folds_are_not_compared(paths):
+def folded(name, *statuses):
+    """The rows of a network of three folds, its mean first."""
+    parts = [row(f"{name}-fold{fold}", status) for fold, status in enumerate(statuses or [Status.FINISHED] * 3)]
+    return [row(name, folds=len(parts)), *parts]
+
+
+def keep_folds(paths, name, outputs, targets):
+    """Each sample is held out by one fold; row 7 could not be read."""
+    for fold in range(3):
+        rows = np.arange(fold, len(targets), 3)
+        keep(paths, f"{name}-fold{fold}", outputs[rows], np.where(rows == 7, -1, targets[rows]), rows=rows)
+
+
+def test_the_networks_of_all_folds_count_as_one(paths):
+    rows = [*folded("b"), *folded("a")]
+    assert top(candidates(rows), 1) == {"b": 1}
+    assert top(candidates(rows), 2) == {"b": 1, "a": 1}
+    assert [part.name for part in candidates(rows)[0].parts] == ["b-fold0", "b-fold1", "b-fold2"]
+    with pytest.raises(UserError, match="--top 3: only 2 networks finished"):
+        top(candidates(rows), 3)
+
+
+def test_a_network_of_which_some_folds_are_not_finished_is_left_out_and_named(paths):
+    rows = [*folded("b", Status.FINISHED, Status.TRAINING, Status.FINISHED), *folded("a")]
+    assert top(candidates(rows), 1) == {"a": 1}
+    with pytest.raises(UserError, match="only 1 network finished.*; only 2 of the 3 folds of b have finished"):
+        top(candidates(rows), 2)
+    with pytest.raises(UserError, match="no network has finished yet; only 2 of the 3 folds of b have finished"):
+        top(candidates(rows[:4]), 1)
+
+
+def test_networks_of_folds_are_chosen_by_what_each_fold_predicts_for_the_samples_it_was_held_out(paths):
+    for name, right in {"a": range(6), "b": range(5), "c": range(3, 8)}.items():
+        keep_folds(paths, name, *logits(right))
+    found = candidates([*folded("a"), *folded("b"), *folded("c")])
+    assert set(chosen(paths, found, "class")) == {"a", "c"}
+    judged = {one.name: one for one in judge_ensembles(paths, found, "class")}
+    assert list(judged) == ["single", "top 2", "top 3", "greedy"]
+    assert (judged["single"].members, judged["single"].samples) == ({"a": 1}, 7)  # each sample once
+    assert judged["single"].validation.accuracy == 6 / 7
+    assert judged["greedy"].validation.accuracy > 6 / 7
+
+
+def test_on_the_test_data_folds_are_judged_by_their_mean(paths):
+    targets = np.array([0, 1])
+    for name in "ab":
+        keep_folds(paths, name, *logits(range(8)))
+        for fold, logit in enumerate([-1.0, 2.0, 2.0]):
+            keep(paths, f"{name}-fold{fold}", np.array([[logit, 0.0], [0.0, logit]]), targets, part="test")
+    judged = judge_ensembles(paths, candidates([*folded("a"), *folded("b")]), "class")
+    share = np.mean([1 / (1 + np.exp(-logit)) for logit in (-1, 2, 2)])
+    assert judged[0].test.log_loss == pytest.approx(-np.log(share))
+    assert judged[0].test.accuracy == 1
+
+
+def test_what_is_kept_says_which_rows_it_is_of_and_nothing_else(paths):
+    outputs, targets = logits(range(4))
+    targets[2] = -1
+    keep(paths, "a", outputs, targets, rows=np.arange(8) * 10)
+    with np.load(paths.predictions("a", "validation")) as file:
+        assert set(file) == {"outputs", "targets", "rows"}
+        assert file["rows"].tolist() == [0, 10, 20, 30, 40, 50, 60, 70]
+    assert read_predicted(paths, "a", "validation", "class").rows.tolist() == [0, 10, 30, 40, 50, 60, 70]
+
+
+def test_a_file_of_an_earlier_version_without_rows_is_read(paths):
     rows = library(paths)
-    assert judge_ensembles(paths, [row("all", folds=3), *rows], "class") == []
+    for name in "ab":
+        path = paths.predictions(name, "validation")
+        with np.load(path) as file:
+            arrays = {key: file[key] for key in ("outputs", "targets")}
+        np.savez(path, **arrays, allow_pickle=False)  # as it was: with a stray array
+    assert read_predicted(paths, "a", "validation", "class").rows is None
+    assert set(chosen(paths, candidates(rows), "class")) == {"a", "c"}
+
+
+def test_networks_that_were_judged_by_other_rows_are_left_out(paths):
+    rows = library(paths)
+    keep(paths, "c", *logits(range(3, 8)), rows=np.arange(8) + 1)
+    assert "c" not in chosen(paths, candidates(rows), "class")
 
 
 def test_samples_that_could_not_be_read_count_for_nothing(paths):
@@ -90,13 +168,13 @@ def test_a_damaged_file_is_as_none(paths):
     kept = paths.predictions("a", "validation")
     kept.write_bytes(kept.read_bytes()[:-30])
     assert read_predicted(paths, "a", "validation", "class") is None
-    assert "a" not in chosen(paths, rows, "class")
+    assert "a" not in chosen(paths, candidates(rows), "class")
 
 
 def test_as_many_are_compared_as_can_be_held_the_best_first(paths, monkeypatch):
     rows = library(paths)
     monkeypatch.setattr(ensembles, "_MOST_NUMBERS", 2 * 8 * 3)
-    assert set(chosen(paths, rows, "class")) <= {"a", "b"}
+    assert set(chosen(paths, candidates(rows), "class")) <= {"a", "b"}
 
 
 def test_values_are_averaged_and_judged_by_their_error(paths):
@@ -104,8 +182,8 @@ def test_values_are_averaged_and_judged_by_their_error(paths):
     for name, error in {"a": 1.0, "b": -1.0, "c": 5.0}.items():
         keep(paths, name, targets + error, targets, np.ones(6, np.float32))
     rows = [row("a"), row("b"), row("c")]
-    assert chosen(paths, rows, "value") == {"a": 1, "b": 1}
-    greedy = judge_ensembles(paths, rows, "value")[-1].validation
+    assert chosen(paths, candidates(rows), "value") == {"a": 1, "b": 1}
+    greedy = judge_ensembles(paths, candidates(rows), "value")[-1].validation
     assert greedy.squared_error == 0
     assert math.isnan(greedy.accuracy)
 
@@ -114,7 +192,7 @@ def test_the_table_reads_back_as_it_was_written(paths):
     rows = library(paths)
     for name, right in {"a": range(6), "b": range(5), "c": range(3, 8)}.items():
         keep(paths, name, *logits(right, rows=9), part="test")
-    found = judge_ensembles(paths, rows, "class")
+    found = judge_ensembles(paths, candidates(rows), "class")
     write_ensembles(paths, found)
     read = read_ensembles(paths.root)
     assert [(one.name, one.members, one.samples, one.validation.accuracy, one.test.log_loss) for one in read] == [

@@ -165,6 +165,20 @@ def test_any_metric_may_be_monitored(tmp_path):
     assert read_results(prepared.paths.root)[0].reason.startswith("val_mae reached")
 
 
+@pytest.mark.parametrize("epochs", [1, 4])
+def test_a_network_that_diverges_has_failed_says_so_and_is_not_the_best(tmp_path, epochs):
+    models = [{"family": "softmax", "name": name, "train": {"optimizer": {"learning_rate": rate}}}
+              for name, rate in (("good", 0.01), ("lost", 200.0))]
+    path = write(tmp_path, "value", models, converge={"max_epochs": epochs})
+    status, prepared = launch(path, 2)
+    assert status is ExitStatus.NETWORK_FAILED
+    good, lost = read_results(prepared.paths.root)
+    assert (good.name, str(good.status)) == ("good", "finished")
+    assert (lost.name, str(lost.status)) == ("lost", "failed")
+    assert lost.reason.startswith("diverged: the loss became ")
+    assert launch(path, 2)[0] is ExitStatus.NETWORK_FAILED  # and it is not tried again
+
+
 def test_classes_have_the_same_table_as_ever(tmp_path):
     _, prepared = launch(write(tmp_path, "class"), 2)
     header = prepared.paths.results.read_text().splitlines()[0]

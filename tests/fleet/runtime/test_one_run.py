@@ -60,6 +60,7 @@ from fleet.storage.writer import CheckpointWriter
 from fleet.stream.base import split_rows
 from fleet.stream.filler import WindowFiller
 from fleet.stream.order import Epoch, Itinerary, read_path
+from preprocess.base import row_numbers
 from scheduler.base import Member, Round
 from scheduler.ensemble.policies import POLICIES, Policy
 from tests.examples import examples, long_but_first
@@ -239,6 +240,7 @@ class Runner:
             outputs = trainable.predict(images, labels)[1]
             np.testing.assert_allclose(kept.values, probabilities(outputs[usable], "class"), rtol=1e-6)
             np.testing.assert_array_equal(kept.truth.targets, labels[usable])
+            np.testing.assert_array_equal(kept.rows, row_numbers(evaluation.source)[rows][usable])
 
     def check_epochs(self):
         """Every epoch of every history was the whole data set, in order, each sample once; and trained as alone."""
@@ -914,6 +916,23 @@ def test_a_finished_network_with_a_damaged_checkpoint_is_not_trained_again(folde
     assert (runner.history("n0"), str(runner.results()["n0"])) == (before, row)
     assert len(runner.events(EpochEnded)) == 3
     assert [event.finished for event in runner.events(NetworkFellBack)] == [True] * (where != -1)  # nobody reads those
+
+
+def test_a_network_whose_newest_checkpoint_was_deleted_says_from_which_epoch_it_goes_on(folders, monkeypatch, capsys):
+    signal = Signal()
+    monkeypatch.setattr(SoftmaxRegression, "step", counting(SoftmaxRegression.step, {
+        2 * 3 + 1: lambda: setattr(signal, "has_come", True)}))  # in the third epoch, and two are saved
+    runner = shaky(folders(), failures=0, retries=0, epochs=3, policy="baseline")
+    assert runner.launch(signal) is ExitStatus.RESUMABLE
+    runner.prepared.paths.last("n0").unlink()
+    runner.forget_what_was_not_saved()
+    left = len(runner.history("n0"))
+    assert runner.launch() is ExitStatus.OK
+    event, = runner.events(NetworkFellBack)
+    assert (event.network, event.epochs) == ("n0", left)
+    assert event.damage.startswith(f"{runner.prepared.paths.last('n0')} is missing")
+    assert "WARNING: n0 goes on after epoch" in capsys.readouterr().out
+    runner.check_epochs()
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")

@@ -8,12 +8,14 @@ import pytest
 import yaml
 
 from fleet.errors import StorageError, UserError
+from fleet.runtime.admission import Admission
 from fleet.runtime.outside.mailbox import Mailbox
 from fleet.runtime.prepare import prepare
 from fleet.storage.checkpoint import write_state
 from fleet.storage.identity import identity
 from fleet.storage.lease import Lease, Process, Times
 from fleet.storage.paths import RunPaths
+from fleet.storage.results import Results
 from fleet.storage.state import State
 from preprocess.base import CannotWrite, InputError
 from tests.fleet.histories import history, record
@@ -198,7 +200,8 @@ def test_fresh_deletes_what_earlier_launches_have_written(asking):
     RunPaths(asking.run.replay("a")).last("a").parent.mkdir(parents=True)
     RunPaths(asking.run.replay("a")).last("a").touch()
     asking(fresh=True)
-    assert sorted(path.name for path in asking.run.root.rglob("*")) == [".fleet-run", "sample.json", "spec.yaml"]
+    assert sorted(path.name for path in asking.run.root.rglob("*")) == [
+        ".fleet-run", "data.npz", "sample.json", "spec.yaml"]
 
 
 def lease():
@@ -323,3 +326,28 @@ def test_a_replay_with_other_settings_than_the_runs_is_refused(asking, gpus):
     asking.content["train"]["batch"] = {"size": 4}
     assert "was trained there with other settings than this spec" in asking.refused(
         replay=str(asking.run.root), only="a")
+
+
+def of_values(asking):
+    asking.content["data"] = {"source": "tests.fleet.runtime.test_kinds:made", "path": "value", "transforms": []}
+    asking.content["models"][0]["train"] = {"loss": "huber"}
+    asking.content["models"].append({"family": "softmax", "name": "b"})
+
+
+def test_networks_whose_losses_cannot_be_compared_are_refused_once_the_data_says_what_they_are(asking):
+    of_values(asking)
+    assert "val_loss is not the same for all networks, so they cannot be compared by it: huber for a" in (
+        asking.refused())
+    asking.content["train"] |= {"metrics": ["mae"], "converge": {"monitor": "val_mae"}}
+    assert asking().spec.networks[0].train.converge.monitor == "val_mae"
+
+
+def test_a_network_that_is_added_is_judged_by_what_the_others_are(asking):
+    of_values(asking)
+    asking.content["models"] = asking.content["models"][:1]
+    prepared = asking()
+    admission = Admission(prepared, Results(prepared.spec, prepared.paths, 60), {}, learns=False)
+    with pytest.raises(UserError, match="val_loss is not the same for all networks.*huber for a.*mean_absolute_error"):
+        admission.given({"family": "softmax", "name": "c", "train": {"loss": "mae"}})
+    assert [one.name for one in admission.given({"family": "softmax", "name": "c", "train": {"loss": "huber"}})[2]] == [
+        "c"]

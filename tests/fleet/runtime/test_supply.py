@@ -41,4 +41,4 @@ def test_one_wide_network_does_not_run_alone_on_an_input_that_cannot_feed_it(tmp
     assert 0 < found[0].supply_samples_per_s <= 1000
     report = read_report(prepared.paths)
     assert report.supply == found[-1]
-    assert "no network is given GPUs that would only wait for it" in report.input
+    assert "no network is given devices that would only wait for it" in report.input

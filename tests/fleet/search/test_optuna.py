@@ -17,6 +17,8 @@ pytest.importorskip("optuna")
 SPACE = {LEARNING_RATE: Range(1e-5, 0.1, log=True), "blocks.0": Range(2, 20, integer=True)}
 KINDS = {"tpe, median": ({"sampler": "tpe", "pruner": "median"}, Prune()),
          "tpe, asha of Optuna": ({"sampler": "tpe", "pruner": "asha"}, Prune()),
+         "tpe and median with options": ({"sampler": "tpe", "n_startup_trials": 4, "pruner": "median",
+                                          "pruner_options": {"n_startup_trials": 2, "n_warmup_steps": 1}}, Prune()),
          "cmaes, hyperband of Optuna": ({"sampler": "cmaes", "pruner": "hyperband"}, Prune()),
          "tpe, asha of FLEET": ({"sampler": "tpe"}, Prune(rule="asha")),
          "random, median of FLEET": ({"sampler": "random"}, Prune(rule="median", others=3))}
@@ -77,3 +79,13 @@ def test_a_value_that_is_no_number_ends_a_trial_of_optuna():
     launch, _, _ = run_struck([], search, SPACE, value=lambda name, epoch: math.nan)
     assert set(launch.outcomes.values()) == {(1, End.PRUNED)}
     assert not launch.mind.has_failed
+
+
+def test_options_of_the_pruner_are_the_pruners():
+    def pruned(**options):
+        search = search_of("optuna_searcher:Searcher", most=12, seed=3, options={
+            "sampler": "random", "pruner": "median", **options})
+        launch, _, _ = run_struck([], search, SPACE, kind=Learning)
+        return sum(end is End.PRUNED for _, end in launch.outcomes.values())
+
+    assert pruned(pruner_options={"n_startup_trials": 100}) == 0 < pruned(pruner_options={"n_startup_trials": 2})

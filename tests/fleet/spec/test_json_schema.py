@@ -85,7 +85,8 @@ def test_where_there_is_a_choice_the_names_are_offered(key, names):
 
 def test_transforms_and_learning_rate_schedules_are_offered_with_their_arguments():
     bare, _, mapping = KEYS["data.transforms"]["items"]["anyOf"]
-    assert bare["enum"] == ["decode", "random_grayscale", "random_erasing", "scale"]  # others need parameters
+    assert bare["enum"] == [
+        "decode", "random_grayscale", "random_erasing", "scale", "standardize"]  # others need parameters
     assert set(mapping["properties"]) == set(TRANSFORMS)
     _, *schedules = KEYS["train.optimizer.learning_rate"]["anyOf"]
     assert [one["properties"]["name"]["const"] for one in schedules] == list(SCHEDULES)

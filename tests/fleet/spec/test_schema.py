@@ -126,6 +126,11 @@ def test_a_range_of_batches_is_for_a_policy_that_chooses():
     assert (network.global_batch(3), network.largest_batch(3)) == (64, 512)
 
 
+def test_networks_of_one_gpu_need_no_exchange_to_be_measured():
+    parse({"models": [{"family": "softmax", "gpus": 1}], "train": {"batch": {"size": [64, 512]}},
+           "schedule": {"policy": "elastic"}, "profile": {"max_gpus": 1}})
+
+
 ELASTIC = "schedule: {policy: elastic}\n"
 
 
@@ -143,6 +148,8 @@ ELASTIC = "schedule: {policy: elastic}\n"
      "[512, 64] should be [least, most]"),
     (ELASTIC + "models: [{family: softmax}]\ntrain: {batch: {size: [8, 64], when_scaled: per_gpu}}", 3, "train.batch",
      "should be one of them"),
+    (ELASTIC + "models: [{family: softmax}]\ntrain: {batch: {size: [8, 64]}}\nprofile: {max_gpus: 1}", 4,
+     "profile.max_gpus", "whose `train.batch.size` is [8, 64]; 2 or more, or leave it out"),
 ])
 def test_what_is_wrong_with_a_range_of_batches(file, text, line, key, says):
     found = mistakes(text, file)

@@ -27,7 +27,7 @@ from fleet.storage.checkpoint import (
     write_state,
 )
 from fleet.storage.paths import RunPaths
-from fleet.storage.state import State, convergence, epochs_left
+from fleet.storage.state import Convergence, State, convergence, epochs_left
 from fleet.storage.verified import write_verified
 from fleet.storage.writer import CheckpointWriter
 from tests.examples import examples
@@ -85,6 +85,18 @@ def test_of_epochs_that_are_as_good_the_one_of_least_loss_is_the_best():
     assert convergence(tied, Converge()).best_epoch == 3
     # A loss that falls is no better accuracy, for which patience waits.
     assert convergence(tied[:3], Converge(patience=2)).reason == "no better val_accuracy for 2 epochs"
+
+
+def test_epochs_before_the_data_has_changed_are_no_measure_of_those_after():
+    """Until one after the change is over, they are all that there is."""
+    before = (*history(0.6, 0.9), record(3, val_accuracy=0.8, accepted="a.py data"))
+    assert convergence(before, Converge()).best_epoch == 2
+    after = (*before, record(4, val_accuracy=0.3))
+    assert convergence(after, Converge(patience=2)) == Convergence(4, 0.3, "", 4)
+    assert convergence(after, Converge(target=0.85)).reason == ""
+    longer = (*after, record(5, val_accuracy=0.2), record(6, val_accuracy=0.1))
+    assert convergence(longer, Converge(patience=2)).reason == "no better val_accuracy for 2 epochs"
+    assert convergence(longer, Converge(max_epochs=6)).reason == "6 epochs"
 
 
 @pytest.mark.parametrize(("val_accuracy", "best_epoch"), [(math.nan, 2), (0.5, 1)])
@@ -406,9 +418,29 @@ def test_the_best_epoch_is_gone_on_from_where_somebody_deleted_what_is_newer(sav
     saved.previous("net").unlink()
     found = newest(saved, "net")
     assert (found.state.epoch, found.history) == (2, history(0.5, 0.7, 0.6))
-    assert found.damage == f"{saved.last('net')} is missing"
+    assert found.damage == f"{saved.last('net')} is missing, though 3 epochs had been saved"
     promote_previous(saved, "net", found)
     assert (newest(saved, "net").state.epoch, newest(saved, "net").damage) == (2, "")
+
+
+def test_a_network_that_goes_on_from_an_older_epoch_says_that_its_newest_checkpoint_is_gone(saved):
+    saved.last("net").unlink()
+    found = newest(saved, "net")
+    assert (found.state.epoch, found.path) == (2, saved.previous("net"))
+    assert found.damage == f"{saved.last('net')} is missing, though 3 epochs had been saved"
+    promote_previous(saved, "net", found)
+    assert (newest(saved, "net").state.epoch, newest(saved, "net").damage) == (2, "")
+
+
+def test_a_network_that_starts_over_because_all_its_checkpoints_are_gone_says_so(saved):
+    for path in (saved.last("net"), saved.previous("net"), saved.best("net")):
+        path.unlink()
+    found = newest(saved, "net")
+    assert found.state is None
+    assert "no other checkpoint is left, though 3 epochs had been saved" in found.damage
+    promote_previous(saved, "net", found)
+    assert newest(saved, "net").damage == ""
+    assert newest(saved, "another").damage == ""  # that has trained nothing
 
 
 @pytest.mark.parametrize("table", [b"", b"epoch,loss\n1,0.5\n", b"\xff\n", None])

@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.errors import UserError
+from fleet.monitor.report import best_rows
 from fleet.storage.checkpoint import write_history, write_state
 from fleet.storage.files import Pacing, replacing
 from fleet.storage.paths import RunPaths
-from fleet.storage.results import Results, Status, leaderboard, read_results, recover
-from fleet.storage.state import Judged, Outcome, Standing, State
+from fleet.storage.results import NetworkResult, Results, Status, leaderboard, read_results, recover
+from fleet.storage.state import Judged, Outcome, Standing, State, divergence
 from tests.examples import examples
 from tests.fleet.histories import history, record, spec
 
@@ -56,6 +57,51 @@ def test_of_networks_that_are_as_good_the_one_of_least_loss_is_first(results):
     for name, loss in [("a", math.nan), ("b", 33.7), ("c", 2.4)]:
         results.keep(name, Standing((record(1, val_accuracy=0.9, val_loss=loss),)))
     assert names(results) == ["c", "b", "a"]
+
+
+def ranked(tmp_path, monitor, rows, **trains):
+    """The names of networks with one epoch each, in the order of the table."""
+    models = [{"family": "softmax", "name": name, "train": trains.get(name, {})} for name in rows]
+    direction = {"direction": "max"} if "own" in monitor else {}
+    train = {"metrics": ["mae", "my_metrics:own", "binary_accuracy"], "converge": {"monitor": monitor, **direction}}
+    results = Results(spec(*models, train=train), RunPaths(tmp_path), samples=60)
+    for name, (metrics, scores) in rows.items():
+        results.keep(name, Standing((record(1, metrics=metrics, **scores),)))
+    return names(results)
+
+
+@pytest.mark.parametrize(("monitor", "expected"), [("val_mae", "cab"), ("val_own", "bac"), ("accuracy", "acb"),
+                                                   ("val_binary_accuracy", "cba")])
+def test_what_is_monitored_ranks_whatever_the_losses_are(tmp_path, monitor, expected):
+    rows = {"a": ({"val_mae": 2.0, "val_own": 2.0, "val_binary_accuracy": 0.1}, {"val_loss": 0.2, "accuracy": 0.9}),
+            "b": ({"val_mae": 3.0, "val_own": 3.0, "val_binary_accuracy": 0.2}, {"val_loss": 0.1, "accuracy": 0.1}),
+            "c": ({"val_mae": 1.0, "val_own": 1.0, "val_binary_accuracy": 0.3}, {"val_loss": 0.3, "accuracy": 0.5})}
+    assert "".join(ranked(tmp_path, monitor, rows, a={"loss": "huber"})) == expected
+
+
+def test_no_loss_that_is_another_breaks_a_tie(tmp_path):
+    rows = {name: ({"val_mae": 1.0}, {"val_loss": loss}) for name, loss in (("a", 0.3), ("b", 0.1), ("c", -3805.0))}
+    assert ranked(tmp_path, "val_mae", rows, c={"loss": "huber"}) == ["a", "b", "c"]
+    assert ranked(tmp_path, "val_mae", rows) == ["c", "b", "a"]
+
+
+def test_what_diverged_in_a_run_of_before_is_behind_all_that_did_not_fail(results):
+    for name, accuracy, loss in [("a", 0.9, 1e28), ("b", 0.1, 2.0), ("c", 0.95, math.inf)]:
+        results.keep(name, Standing((record(1, val_accuracy=accuracy, val_loss=loss),)))
+    assert names(results)[0] == "b"
+
+
+@pytest.mark.parametrize(("losses", "val_loss", "said"), [
+    ([2.0, 2e6 + 1], 1.0, "the loss became 2e+06 in epoch 2, after 2 in the first"),
+    ([2.0, 1.9e6], 1.0, ""), ([1e-6, 1.0], 1.0, ""), ([1e28], 1.0, "the loss became 1e+28 in epoch 1"),
+    ([1e15, 2e18], 1.0, ""), ([1.0], math.nan, "the loss of validation became nan in epoch 1"),
+    ([1.0], -1e28, "the loss of validation became -1e+28"), ([1.0], 1e9, "")])
+def test_a_loss_that_no_training_comes_back_from_shows_that_a_network_diverged(losses, val_loss, said):
+    records = [record(epoch, loss=loss, val_loss=val_loss) for epoch, loss in enumerate(losses, 1)]
+    found = divergence(records, is_judged=True)
+    assert said in found if said else not found
+    if math.isnan(val_loss):
+        assert not divergence(records, is_judged=False)
 
 
 def test_without_validation_data_the_training_itself_ranks(results):
@@ -193,6 +239,17 @@ def test_a_longer_training_is_judged_anew(tmp_path):
     assert longer.standing("a").outcome is None
 
 
+@pytest.mark.parametrize("rule", [{"max_epochs": 2}, {"max_epochs": 9, "patience": 1},
+                                  {"max_epochs": 9, "patience": 1, "monitor": "val_loss"},
+                                  {"max_epochs": 9, "target": 0.5}])
+def test_a_network_that_was_done_stays_so_for_the_reason_of_then(tmp_path, rule):
+    """Fewer epochs, less patience, or another rule that does not let it go on."""
+    results = Results(spec(*MODELS, train={"converge": rule}), RunPaths(tmp_path), 60)
+    left(results, "a", history(0.7, 0.6, 0.5), final="no better val_accuracy for 2 epochs")
+    recover(results)
+    assert results.standing("a").outcome == Outcome("no better val_accuracy for 2 epochs")
+
+
 def test_a_network_in_the_middle_of_an_epoch_is_not_finished(results):
     left(results, "a", history(0.5, 0.6, 0.7), position=16, stream_epoch=3)
     assert recover(results)["a"].position == 16
@@ -262,3 +319,27 @@ def test_the_final_table_shortens_long_reasons_and_leaves_out_what_is_not_there(
     by_name = {row[0]: dict(zip(headers, row, strict=True)) for row in rows}
     assert by_name["a"]["why"] == "x" * 47 + "..."
     assert (by_name["b"]["val acc"], by_name["b"]["best"], by_name["b"]["params"]) == ("", "", None)
+
+
+def row(name, **drawn):
+    return NetworkResult(name, Status.FINISHED, "1 epoch", None, 1, 1, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 1.0, drawn)
+
+
+def test_the_final_table_has_the_drawn_parameters_in_which_networks_differ():
+    headers, rows = leaderboard([
+        row("net-0", **{"train.optimizer.learning_rate": 0.0123456, "filters": [8, 16], "units": 3, "same": 1}),
+        row("net-1", **{"train.optimizer.learning_rate": 0.5, "filters": [8] * 20, "units": 4, "same": 1}),
+        row("plain")])
+    shown = headers.index("learning_rate"), headers.index("filters"), headers.index("units")
+    assert [[row[column] for column in shown] for row in rows] == [
+        [0.01235, "[8, 16]", 3], [0.5, "[8, 8, 8, 8, 8, 8...", 4], ["", "", ""]]
+    assert "same" not in headers
+
+
+def test_the_table_has_no_more_parameters_than_it_has_room_for():
+    drawn = [{"train.batch.size": number, "kernel": -number, **{f"p{place}": number for place in range(6)}}
+             for number in (1, 2)]
+    rows = [row(f"net-{number}", **values) for number, values in enumerate(drawn)]
+    headers, _, left_out = best_rows(rows)
+    assert headers[-9:-3] == ["batch.size", "kernel", "p0", "p1", "p2", "p3"]
+    assert left_out == "Networks also differ in p4, p5: see `drawn` in results.csv."

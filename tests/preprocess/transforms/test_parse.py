@@ -86,7 +86,7 @@ def test_the_schema_of_an_item_names_all_transforms_and_their_parameters():
     bare, path, mapping = item_schema()["anyOf"]
     assert set(mapping["properties"]) == set(TRANSFORMS)
     assert mapping["properties"]["random_crop"]["required"] == ["size"]
-    assert bare["enum"] == ["decode", "random_grayscale", "random_erasing", "scale"]
+    assert bare["enum"] == ["decode", "random_grayscale", "random_erasing", "scale", "standardize"]
     assert re.search(path["pattern"], "module:function")
 
 

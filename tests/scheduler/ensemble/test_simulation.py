@@ -269,7 +269,7 @@ def test_online_rates_cost_adaptive_little_though_the_first_guess_is_wrong_by_a_
     rates, cluster = redraw_epochs(calibrated, seed=gpus), Cluster.of(gpus, 4)
     exact, learned = (simulate(rates, cluster, POLICIES["adaptive"], Options(), learning=learning).makespan_s
                       for learning in (None, Learning(math.log(2), error=0.05, seed=gpus)))
-    assert learned < 1.02 * exact  # one draw; docs/schedules.md has the means
+    assert learned < 1.02 * exact  # one draw; docs/measured/schedules.md has the means
 
 
 @needs_ensemble

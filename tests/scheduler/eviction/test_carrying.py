@@ -105,3 +105,23 @@ def test_where_all_obey_the_nodes_are_free_in_time_at_the_loss_of_the_plan(machi
     lost = sum(job.loss for job in jobs if ("stop", job.id) in {(step.what, step.job) for _, step in steps})
     assert eviction.freed >= nodes
     assert lost == plan_evictions(jobs, nodes, deadline, deadline or 1)[-1].loss
+
+
+def test_when_a_job_saves_early_another_may_save_instead_of_being_stopped():
+    eviction = Eviction(4, 6, margin_min=1, told={"quick", "slow"})
+    assert look(eviction, 0, QUICK, SLOW, CHEAP) == [("save", "quick")]  # and cheap would be stopped: 2 + 4 > 5 min
+    assert eviction.actions == {"cheap": "kill"}
+    assert look(eviction, 0.5, SLOW, CHEAP) == [("freed", "quick"), ("save", "slow")]
+    assert look(eviction, 4.5, CHEAP) == [("freed", "slow")]
+    assert eviction.is_done
+
+
+def test_a_job_that_has_taken_free_nodes_makes_room_in_turn():
+    eviction = Eviction(2, 10, margin_min=1, told={"quick"})
+    assert look(eviction, 0, QUICK) == [("save", "quick")]
+    assert look(eviction, 2) == [("freed", "quick")]
+    eviction.taken("slow", 2, is_told=True)
+    assert not eviction.is_done
+    assert look(eviction, 3, SLOW) == [("save", "slow")]
+    assert look(eviction, 5) == [("freed", "slow")]
+    assert eviction.is_done

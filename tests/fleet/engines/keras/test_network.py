@@ -259,3 +259,20 @@ def test_steps_are_taken_one_by_one_where_they_are_compiled_for_their_size(engin
     trainable = engine.build(network(xla=True), OneRank())
     assert not trainable.can_stride()
     assert trainable.step(*batch, 12).count == 12
+
+
+def test_a_network_of_a_fold_does_not_take_the_graphs_of_another_that_does_something_else_to_its_inputs(
+        batch, monkeypatch):
+    from fleet.engines.keras.engine import KerasEngine
+
+    monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "1")
+    affines = Affine(0.5, 0.5), Affine(10.0, 20.0, 1.0)
+    engine, found = KerasEngine(replace(SAMPLE, folds=affines), "mpi", 0, 1), []
+    for fold in (0, 1):
+        built = engine.build(replace(network(), fold=fold), OneRank())
+        found.append(built.evaluate(*batch).loss)
+        built.close()
+        alone = KerasEngine(replace(SAMPLE, affine=affines[fold]), "mpi", 0, 1).build(network(), OneRank())
+        assert found[fold] == pytest.approx(alone.evaluate(*batch).loss, rel=1e-6)
+        alone.close()
+    assert found[0] != found[1]

@@ -1,0 +1,71 @@
+"""Penalties: what the layers of a model add to the loss, as parts that ranks add up to that of the whole batch.
+
+Keras adds each penalty once to the mean loss of a batch. A function of weights, as regularizers of kernels are, is the
+same on every rank that computes it. A mean over rows, as the penalties of activities are, is that of a rank's own rows.
+Of both a rank brings the share of the batch's rows that it has: the shares add up to 1, and a rank without rows, which
+computes nothing, lacks nowhere. A sum over rows is the sum of what ranks have. Only a layer of the user's own can add
+one, by ``add_loss``, and nothing tells it from a mean; so it is found out.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from fleet.errors import NetworkWarning
+
+_ROWS, _COPIES = 4, 4  # of made-up inputs; a sum over rows grows with the copies, a mean stays
+_NOISE = 0.3  # by which dropout may change what is added
+_SMALL = 0.01  # what is added to weights, so that no penalty is 0 by its first weights
+
+
+def sums_over_rows(model: keras.Model, shape: tuple[int, ...]) -> tuple[bool, ...]:
+    """Which of a model's losses are sums over the rows of a batch; the others are means, or of weights alone.
+
+    The model is called on made-up inputs, and on copies of them; its variables stay as they are. Where all layers are
+    of Keras, none is.
+
+    Args:
+        shape: of an input.
+    """
+    if all(type(layer).__module__.startswith("keras.") for layer in model._flatten_layers()):
+        return ()
+    random = np.random.default_rng(0)
+    inputs = random.random((_ROWS, *shape), np.float32)
+    weights = [(variable, variable + _SMALL * random.standard_normal(variable.shape).astype(variable.dtype))
+               for variable in model.trainable_variables]
+    try:
+        once, often = (_losses(model, weights, rows) for rows in (inputs, np.concatenate([inputs] * _COPIES)))
+    except Exception:  # of the user's own code; what cannot be called says so in the first step
+        return ()
+    from_mean, from_sum = abs(often - once), abs(often - _COPIES * once)
+    if np.any(np.minimum(from_mean, from_sum) > _NOISE * abs(once)):
+        warnings.warn("a layer adds a loss that is neither a mean over the rows of a batch nor a sum: it is taken for "
+                      "what it is nearer to, and depends on how a group splits batches", NetworkWarning, stacklevel=2)
+    return tuple((from_sum < from_mean).tolist())
+
+
+def _losses(model: keras.Model, weights: Sequence[tuple[Any, Any]], inputs: np.ndarray) -> np.ndarray:
+    with keras.StatelessScope(state_mapping=weights, collect_losses=True):
+        model(tf.constant(inputs), training=True)
+        return np.array([float(tf.reduce_sum(tf.cast(loss, tf.float32))) for loss in model.losses])
+
+
+def penalty(losses: Sequence[tf.Tensor], are_sums: Sequence[bool], share: tf.Tensor) -> tf.Tensor:
+    """What a rank brings of a model's losses.
+
+    Args:
+        losses: of the model after a call, of any shapes, whose numbers Keras adds up.
+        are_sums: which of them are sums over rows; those that it does not have are not.
+        share: of the batch's rows, that this rank has.
+    """
+    total = tf.constant(0.0)
+    for loss, is_sum in zip(losses, itertools.chain(are_sums, itertools.repeat(False)), strict=False):
+        total += tf.reduce_sum(tf.cast(loss, tf.float32)) * (1.0 if is_sum else share)
+    return total

@@ -1,0 +1,234 @@
+"""What is noted of a harvest: its jobs, from what each was handed in to why its launch ended, and what follows of it.
+
+Nothing else is remembered between the jobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from fleet.errors import ExitStatus
+from fleet.storage.event_log import Logged, read_events
+from fleet.storage.events import EpochEnded, NetworkTaken, Started
+from fleet.storage.lines import Kind, OmitDefault, add_dated_line, from_json, read_lines
+from fleet.storage.paths import RunPaths
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A user has asked for the harvest: launches that came to nothing before are forgiven."""
+
+    word: ClassVar[str] = "asked"
+
+
+@dataclass(frozen=True)
+class CalledOff:
+    """A user wants no more jobs, until the harvest is asked for again."""
+
+    word: ClassVar[str] = "called_off"
+
+
+@dataclass(frozen=True)
+class HandedIn:
+    """A job was handed in."""
+
+    word: ClassVar[str] = "submitted"
+    job: str
+    nodes: int
+
+
+@dataclass(frozen=True)
+class TakenBack:
+    """A job was taken back before it began."""
+
+    word: ClassVar[str] = "cancelled"
+    job: str
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A job has begun, perhaps not for the first time.
+
+    Attributes:
+        log_bytes: size of its event log by then.
+    """
+
+    word: ClassVar[str] = "begun"
+    job: str
+    log_bytes: Annotated[int, OmitDefault] = 0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The launch of a job is over; of a job that was killed, another one says so.
+
+    Attributes:
+        status: of the launch (:class:`fleet.errors.ExitStatus`); None where it ended without a word.
+        warning: that came before.
+        why: it ended.
+    """
+
+    word: ClassVar[str] = "ended"
+    job: str
+    status: int | None
+    warning: Annotated[str, OmitDefault] = ""
+    why: Annotated[str, OmitDefault] = ""
+
+
+@dataclass(frozen=True)
+class Over:
+    """No job is left, and none will be handed in.
+
+    Attributes:
+        why: in words.
+        again: what begins it again; empty where nothing is left to do.
+    """
+
+    word: ClassVar[str] = "over"
+    why: str
+    again: str = ""
+
+    def __str__(self) -> str:
+        return f"the harvest is over: {self.why}" + (self.again and f"; to begin it again: {self.again}")
+
+
+_KINDS: Mapping[str, type] = {
+    kind.word: kind for kind in (Asked, CalledOff, HandedIn, TakenBack, Begun, Ended, Over)}
+
+
+def note(paths: RunPaths, what: Kind) -> None:
+    """Add a line to what is known of a harvest, with the time.
+
+    Raises:
+        StorageError: the disk is full, ...
+    """
+    add_dated_line(paths.harvested, what)
+
+
+def noted_of(paths: RunPaths) -> list[Any]:
+    """All that is known of a harvest, in order."""
+    return [from_json(line, _KINDS) for line in read_lines(paths.harvested)] if paths.harvested.exists() else []
+
+
+def is_called_off(paths: RunPaths) -> bool:
+    """Whether no more jobs are wanted for a run."""
+    said = [one for one in noted_of(paths) if isinstance(one, Asked | CalledOff)]
+    return bool(said) and isinstance(said[-1], CalledOff)
+
+
+def over_of(paths: RunPaths) -> Over | None:
+    """That the harvest of a run is over, and why; None where it goes on, or there is none."""
+    said = [one for one in noted_of(paths) if isinstance(one, Asked | HandedIn | Begun | Over)]
+    return said[-1] if said and isinstance(said[-1], Over) else None
+
+
+@dataclass(frozen=True)
+class Past:
+    """A launch that is over, as its log tells it.
+
+    Attributes:
+        seconds: that it lasted.
+        taken: networks that it took.
+        epochs: that it finished.
+        status: None where it did not come to say that it ended.
+        is_warned: whether the batch system was about to end it.
+        is_forgiven: whether the harvest was asked for anew since.
+    """
+
+    seconds: float
+    taken: int
+    epochs: int
+    status: int | None
+    is_warned: bool
+    is_forgiven: bool = False
+
+    @property
+    def is_fruitless(self) -> bool | None:
+        """Whether it should have finished an epoch, and has not; None where it got no network, or was ended before."""
+        if self.epochs:
+            return False
+        if self.has_passed:
+            return None
+        ended_well = self.status in (ExitStatus.OK, ExitStatus.NETWORK_FAILED, ExitStatus.RESUMABLE)
+        return None if self.is_warned or (ended_well and not self.taken) else True
+
+    @property
+    def has_passed(self) -> bool:
+        """Whether what ended it may pass, and it has finished no epoch before."""
+        return self.status == ExitStatus.CAN_PASS and not self.epochs
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether its nodes were taken back."""
+        return self.is_warned or self.status is None
+
+
+def past_of(paths: RunPaths, running: Sequence[str] = ()) -> list[Past]:
+    """The launches of a run that are over, in the order in which they began.
+
+    Args:
+        running: the ids of its jobs that run now.
+    """
+    noted = noted_of(paths)
+    begun = [(place, one) for place, one in enumerate(noted) if isinstance(one, Begun)]
+    last = {one.job: place for place, one in begun}
+    asked = max((place for place, one in enumerate(noted) if isinstance(one, Asked)), default=-1)
+    past = []
+    for place, one in begun:
+        later = [other for other in noted[place + 1:] if isinstance(other, Begun | Ended) and other.job == one.job]
+        end = later[0] if later and isinstance(later[0], Ended) else None
+        if end is None and one.job in running and last[one.job] == place:
+            continue
+        past.append(_past(RunPaths(paths.root, one.job).events, one.log_bytes, end, place < asked))
+    return past
+
+
+def _past(log: Path, start: int, end: Ended | None, is_forgiven: bool) -> Past:
+    events: list[Logged] = []
+    for logged in read_events(log, start) if log.exists() else ():
+        if isinstance(logged.event, Started) and events:
+            break
+        events.append(logged)
+    seconds = events[-1].t_s if events else 0.0
+    return Past(seconds, sum(isinstance(logged.event, NetworkTaken) for logged in events),
+                sum(isinstance(logged.event, EpochEnded) for logged in events),
+                None if end is None else end.status, end is not None and bool(end.warning), is_forgiven)
+
+
+def fruitless(past: Sequence[Past]) -> int:
+    """How many launches in a row, to the newest, have finished no epoch."""
+    count = 0
+    for one in reversed(past):
+        if one.is_fruitless is False or one.is_forgiven:
+            break
+        count += bool(one.is_fruitless)
+    return count
+
+
+def passed(past: Sequence[Past]) -> int:
+    """How many launches in a row, to the newest, were ended by what may pass, and have finished no epoch."""
+    count = 0
+    for one in reversed(past):
+        if one.epochs or one.is_forgiven:
+            break
+        count += one.has_passed
+    return count
+
+
+def newest_of_jobs(paths: RunPaths) -> dict[str, Begun | Ended]:
+    """Job of a run -> whether its newest launch is over: such a job is about to end, if it is there still."""
+    return {one.job: one for one in noted_of(paths) if isinstance(one, Begun | Ended)}
+
+
+def lost(job: str, is_back: bool) -> Ended:
+    """The end of a launch that did not come to say why it ended.
+
+    Args:
+        is_back: whether its job waits in the queue again, or runs anew.
+    """
+    return Ended(job, None, why="it ended without a word, and its job was put back into the queue: preempted, or its "
+                                "node died" if is_back else
+                                "it ended without a word: preempted, cancelled, killed, or its node died")

@@ -1,0 +1,213 @@
+"""``fleet predict`` of the rows of tables, on runs whose networks are joined by a stand-in for Keras."""
+
+import csv
+import io
+import json
+import os
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fleet import predictor
+from fleet.api import Predictor
+from fleet.prediction.kept import probabilities
+from fleet.prediction.sample_file import write_sample
+from fleet.spec import dump, parse
+from fleet.storage.paths import RunPaths
+from fleet.storage.results import Results
+from fleet.storage.state import EpochRecord, Outcome, Standing
+from preprocess.sample import ImageSpec, SampleSpec
+from preprocess.source import open_data
+from preprocess.sources.table import columns_of
+from preprocess.target import target_of
+
+TRAINED = [["age", "height", "fit", "name", "score"], [30, 1.5, "true", "x", 2.5], [40, 1.25, "false", "y", 3.5],
+           [50, 1.75, "true", "x", 4.5]]
+FEATURES = [[30, 1.5, 1], [40, 1.25, 0], [50, 1.75, 1]]
+
+
+class StandIn:
+    """A network whose outputs are its first features."""
+
+    def __init__(self, target):
+        self._target = target
+
+    def predict(self, inputs):
+        found = inputs.reshape(len(inputs), -1).astype(np.float32)[:, :self._target.outputs]
+        return probabilities(found, self._target.kind)
+
+
+def write(path, rows, **more):
+    with open(path, "w", newline="") as file:
+        csv.writer(file, **more).writerows(rows)
+    return path
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """A run that has learned from a table, or from something else."""
+    def made(rows=TRAINED, inputs=("age", "height", "fit"), targets="score", target=None, source="table",
+             transforms=(), kept=True, **options):
+        paths = RunPaths(tmp_path / "run")
+        data = {"source": source, "path": str(write(tmp_path / "trained.csv", rows)), "transforms": list(transforms),
+                "options": {**({"inputs": inputs} if inputs else {}), "targets": targets, **options}}
+        if target is not None:
+            data["target"] = target
+        spec = parse({"models": [{"family": "softmax", "name": "net"}], "data": data})
+        train = open_data("table", data["path"], None, 0, data["options"]).train
+        shape = (4, 4, 3) if transforms else (len(columns_of(train).inputs),)
+        sample = SampleSpec(ImageSpec(shape, "uint8" if transforms else "float32"), target_of(train).outputs,
+                            target=target_of(train))
+        results = Results(spec, paths, 3)
+        results.keep("net", Standing((EpochRecord(1, 0, 1.0, 0.5, 1.0, 0.5, 0.1, 3, 1, 1.0, 0.0),), Outcome("1 epoch")))
+        paths.exported("net").parent.mkdir(parents=True)
+        paths.exported("net").write_text("")
+        paths.spec.write_text(dump(spec.document))
+        write_sample(paths, sample, {"": train.classes}, columns_of(train) if kept else None)
+        monkeypatch.setattr(predictor, "join_exports", lambda spec, files, weights, kind: StandIn(sample.target))
+        return paths.root
+
+    return made
+
+
+def predicted(fleet, run, *words):
+    """The rows that are printed, without their header, and that."""
+    status, text, said = fleet("predict", run, *words)
+    assert (status, said) == (0, "With net:\n")
+    header, *rows = csv.reader(io.StringIO(text))
+    return header, rows
+
+
+def test_columns_are_found_by_their_names_in_any_order_beside_others(made, tmp_path, fleet):
+    run = made()
+    os.remove(tmp_path / "trained.csv")  # it is not needed any more
+    new = write(tmp_path / "new.csv", [["id", "fit", "score", "height", "age", "remark"],
+                                       ["p7", "false", "", 1.5, 33, ""], ["p8", "true", "", 1.25, 44.5, "old"]])
+    assert predicted(fleet, run, new) == (["row", "score"], [["0", "33.0"], ["1", "44.5"]])
+    prepared = [images for _, images in Predictor(run).prepare([new])]
+    assert np.concatenate(prepared).tolist() == [[33, 1.5, 0], [44.5, 1.25, 1]]
+
+
+def test_all_missing_columns_are_named_at_once(made, tmp_path, fleet):
+    new = write(tmp_path / "new.csv", [["Age", "fit", "score"], [1, 1, 1]])
+    status, _, error = fleet("predict", made(), new)
+    assert (status, error) == (2, f"fleet predict: {new}: no columns 'age', 'height', which the networks take; its "
+                                  "columns: Age, fit, score\n")
+
+
+@pytest.mark.parametrize(("cell", "wrong"), [("", "line 3, column 'age': no value"), ("NA", "no value"),
+                                             ("old", "'old' is no number"), ("inf", "is not finite")])
+def test_a_cell_that_training_refuses_is_refused(made, tmp_path, fleet, cell, wrong):
+    new = write(tmp_path / "new.csv", [["age", "height", "fit"], [30, 1.5, 1], [cell, 1.5, 1]])
+    status, out, error = fleet("predict", made(), new)
+    assert (status, out) == (2, None)
+    assert wrong in error
+
+
+def test_numbers_without_a_header_are_features_by_their_position(made, tmp_path, fleet):
+    run = made()
+    assert predicted(fleet, run, write(tmp_path / "new.csv", FEATURES))[1] == [["0", "30.0"], ["1", "40.0"],
+                                                                               ["2", "50.0"]]
+    status, _, error = fleet("predict", run, write(tmp_path / "new.csv", [[*row, 7] for row in FEATURES]))
+    assert status == 2
+    assert "4 numbers and no header; without the names of its columns a table should have exactly 3: age," in error
+
+
+def test_names_that_are_numbers_are_a_header(made, tmp_path, fleet):
+    run = made([["0", "1", "score"], [1, 2, 0.5], [3, 4, 1.5]], inputs=None)
+    new = write(tmp_path / "new.csv", [["1", "0"], [20, 10]])
+    assert predicted(fleet, run, new)[1] == [["0", "10.0"]]
+    assert predicted(fleet, run, write(tmp_path / "new.csv", [[20, 10]]))[1] == [["0", "20.0"]]
+
+
+def test_other_delimiters_and_parquet_files_are_read(made, tmp_path, fleet):
+    run = made()
+    rows = [["fit", "height", "age"], [0, 1.5, 33]]
+    assert predicted(fleet, run, write(tmp_path / "new.tsv", rows, delimiter="\t"))[1] == [["0", "33.0"]]
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table({"fit": [True], "age": [33], "height": [1.5]}), tmp_path / "new.parquet")
+    assert predicted(fleet, run, tmp_path / "new.parquet")[1] == [["0", "33.0"]]
+
+
+def test_classes_have_their_name_in_the_column_of_the_target_and_their_probabilities(made, tmp_path, fleet):
+    run = made(inputs=["age", "height"], targets="name")
+    new = write(tmp_path / "new.csv", [["height", "age"], [0, 0], [2, 1]])
+    header, rows = predicted(fleet, run, new)
+    assert header == ["row", "name", "x", "y"]
+    assert [row[:2] for row in rows] == [["0", "x"], ["1", "y"]]
+    assert [float(cell) for cell in rows[1][2:]] == pytest.approx([1 / (1 + np.e), np.e / (1 + np.e)])
+    assert rows[0][2:] == ["0.5", "0.5"]
+
+
+def test_a_class_may_be_called_as_another_column_is(made, tmp_path, fleet):
+    run = made([["a", "b", "row"], [1, 2, "row"], [3, 4, "column"]], inputs=["a", "b"], targets="row")
+    header, _ = predicted(fleet, run, write(tmp_path / "new.csv", [["a", "b"], [0, 1]]))
+    assert header == ["row", "row", "column", "predicted row"]
+
+
+def test_labels_and_several_values_have_a_column_each(made, tmp_path, fleet):
+    new = write(tmp_path / "new.csv", [["a", "b"], [5, -5], [5, 5]])
+    labels = [["a", "b", "red", "round"], [1, 2, 1, 0], [3, 4, 1, 1]]
+    header, rows = predicted(fleet, made(labels, ["a", "b"], ["red", "round"]), new)
+    assert header == ["row", "labels", "red", "round"]
+    assert [row[1] for row in rows] == ["red", "red;round"]
+
+
+def test_values_are_one_object_as_json(made, tmp_path, fleet):
+    values = [["a", "b", "x", "y"], [1, 2, 1.5, 0], [3, 4, 1, 1.5]]
+    run, new = made(values, ["a", "b"], ["y", "x"]), write(tmp_path / "new.csv", [["b", "a"], [5, 0.5], [7, 8]])
+    assert predicted(fleet, run, new) == (["row", "y", "x"], [["0", "0.5", "5.0"], ["1", "8.0", "7.0"]])
+    status, found, _ = fleet("predict", run, new, "--json")
+    assert status == 0
+    assert found == {"networks": {"net": 1.0}, "names": ["y", "x"], "rows": [
+        {"table": str(new), "row": 0, "values": {"y": 0.5, "x": 5.0}},
+        {"table": str(new), "row": 1, "values": {"y": 8.0, "x": 7.0}}]}
+
+
+def test_rows_of_several_tables_say_of_which_they_are(made, tmp_path, fleet):
+    one, other = (write(tmp_path / f"{name}.csv", FEATURES[:rows]) for name, rows in (("one", 1), ("other", 2)))
+    header, rows = predicted(fleet, made(), one, other)
+    assert header == ["table", "row", "score"]
+    assert [row[:2] for row in rows] == [[str(one), "0"], [str(other), "0"], [str(other), "1"]]
+
+
+def test_rows_have_names_in_python(made, tmp_path):
+    new = write(tmp_path / "new.csv", FEATURES)
+    names, values = Predictor(made()).predict_files([new])
+    assert names == [f"{new}[{row}]" for row in range(3)]
+    assert values.tolist() == [[30], [40], [50]]
+
+
+def test_a_run_of_an_earlier_version_has_the_names_that_its_spec_says(made, tmp_path, fleet):
+    new = write(tmp_path / "new.csv", [["fit", "score", "height", "age"], [0, 1, 1.5, 33]])
+    assert predicted(fleet, made(kept=False), new) == (["row", "score"], [["0", "33.0"]])
+
+
+def test_without_names_columns_go_by_their_position(made, tmp_path, fleet):
+    run = made([row[:3] + row[4:] for row in TRAINED], None, kept=False)
+    rows = [["score", "a", "b", "c"], [1, 33, 1.5, 0]]
+    assert predicted(fleet, run, write(tmp_path / "new.csv", rows))[1] == [["0", "33.0"]]
+    assert predicted(fleet, run, write(tmp_path / "new.csv", FEATURES[:1]))[1] == [["0", "30.0"]]
+    status, _, error = fleet("predict", run, write(tmp_path / "new.csv", [[*row, 0] for row in rows[:1]] + [[1] * 5]))
+    assert status == 2
+    assert "4 columns; the networks take 3, whose names are not known" in error
+
+
+def test_a_table_may_list_the_files_to_predict_from(made, tmp_path, fleet):
+    for name, colour in (("a", "white"), ("b", "black")):
+        Image.new("RGB", (8, 8), colour).save(tmp_path / f"{name}.png")
+    run = made([["file", "red", "green"], ["a.png", 0.5, 1.5], ["b.png", 1.5, 2.5]], None, ["red", "green"],
+               transforms=["decode", {"resize": {"size": [4, 4]}}])
+    new = write(tmp_path / "new.csv", [["day", "file"], [1, "b.png"], [2, "a.png"]])
+    assert predicted(fleet, run, new) == (["row", "red", "green"], [["0", "0.0", "0.0"], ["1", "255.0", "255.0"]])
+    status, found, _ = fleet("predict", run, tmp_path / "a.png", "--json")  # files are named one by one as well
+    assert (status, found["images"][0]["values"]) == (0, {"red": 255.0, "green": 255.0})
+    write(new, [["file"], ["c.png"]])
+    assert "c.png" in fleet("predict", run, new)[2]
+
+
+def test_what_is_kept_of_a_table_is_plain(made):
+    run = made()
+    assert json.loads(RunPaths(run).sample.read_text())["table"] == {
+        "inputs": ["age", "height", "fit"], "is_paths": False, "targets": ["score"], "delimiter": None}

@@ -1,0 +1,172 @@
+"""A network comes to the same numbers alone and beside others, whatever becomes of decoded samples."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+from fleet.errors import ExitStatus, UserError
+from fleet.runtime.feeds import Feed
+from fleet.runtime.inputs import decode, open_inputs
+from fleet.runtime.replay import largest_difference
+from fleet.spec import load
+from fleet.storage.checkpoint import newest
+from tests.fleet.runtime.runs import launch
+from tests.preprocess.samples import encode, pattern, smooth
+
+SIDE = 128
+ENTRIES = {
+    "small": ["decode", {"resize": {"size": [8, 8]}}, {"flip": {"horizontal": True}}],
+    "large": ["decode", {"resize": {"size": [24, 24]}}, "scale"],
+    "random": ["decode", {"random_resized_crop": {"size": 12, "scale": [0.5, 1.0]}}],
+    "cropped": ["decode", {"center_crop": {"size": [96, 96]}}, {"resize": {"size": [12, 12]}}],
+    "whole": ["decode"],
+    "grey": [{"decode": {"mode": "L"}}, {"resize": {"size": [8, 8]}}],
+}
+CACHES = ("none", "memory", "file")
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch, tmp_path):
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def photos(folder, kind="RGB", size=(SIDE, SIDE), count=12):
+    """Folders of JPEG files of two classes."""
+    for number in range(count):
+        image = Image.fromarray(smooth(*size) // 2 + pattern(*size, seed=number) // 2).convert(kind)
+        place = folder / "ab"[number % 2] / f"{number}.jpg"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(encode(image, "JPEG", quality=90))
+    return folder
+
+
+def spec(path, names, folder, cache="none", policy="adaptive", **data):
+    """A spec of a network for each entry that is named."""
+    path.mkdir(parents=True, exist_ok=True)
+    document = {
+        "seed": 5, "output": str(path / "run"), "schedule": {"policy": policy},
+        "data": {"path": str(folder), "validation": None if "folds" in data else 0.25, "cache": cache, "max_bad": 0.2,
+                 **data},
+        "models": [{"family": "softmax", "name": name, "data": {"transforms": ENTRIES[name]}} for name in names],
+        "train": {"batch": {"size": 3}, "optimizer": {"name": "sgd", "learning_rate": 1e-6},
+                  "converge": {"max_epochs": 3}},
+        "profile": {"batches": 4, "timed": 2, "max_gpus": 1},
+        "resources": {"engine": "numpy", "preprocessors": 0 if policy == "baseline" else 1}}
+    (path / "spec.yaml").write_text(yaml.safe_dump(document))
+    return path / "spec.yaml"
+
+
+def fed(path, epoch=2):
+    """What networks are fed with, (name, part) -> inputs and targets: by way of the stream as by themselves."""
+    asked = load(path)
+    inputs, found = open_inputs(asked).keeping(asked.data.cache), {}
+    if asked.data.cache == "file":
+        inputs = decode(inputs, asked, path.parent / "decoded.h5")
+    stream = Feed(inputs.data, inputs.transforms, inputs.samples, 0)
+    for part in ("train", "validation"):
+        shared, is_training = stream.pipeline(part, asked.seed), part == "train"
+        rows = np.arange(shared.samples)
+        for network in asked.networks:
+            feed = inputs.feeds.get(network.feed, stream)
+            mine = feed.pipeline(part, asked.seed)
+            found[network.name, part] = images, targets = _loaded(mine, rows, epoch, is_training)
+            if feed is stream or feed.is_carried:
+                continue
+            if asked.data.cache == "memory" and is_training:
+                kept = shared.empty_kept(len(rows))
+                assert not shared.keep(rows, *kept)
+            else:
+                kept = _loaded(shared, rows, epoch, is_training)
+            finished = mine.empty(len(rows))
+            assert not mine.finish_kept(*kept, rows, epoch, *finished, is_training)
+            assert np.array_equal(finished[0], images)
+            assert np.array_equal(finished[1], targets)
+    return found
+
+
+def _loaded(pipeline, rows, epoch, training):
+    images, targets = pipeline.empty(len(rows))
+    assert not pipeline.load(rows, epoch, images, targets, training)
+    return images, targets
+
+
+@pytest.mark.parametrize(("kind", "size", "decoder"), [
+    ("RGB", (128, 128), "simplejpeg"), ("L", (131, 117), "Pillow"), ("CMYK", (131, 117), "simplejpeg")])
+def test_samples_are_the_same_whoever_else_is_fed_and_whatever_is_kept(kind, size, decoder, tmp_path, monkeypatch):
+    if decoder == "Pillow":
+        monkeypatch.setattr("preprocess.decode.simplejpeg", None)
+    folder = photos(tmp_path / "photos", kind, size)
+    together = [([name], cache) for name in ENTRIES for cache in ("memory", "file")]
+    together += [(names, cache) for names in pairwise([*ENTRIES, "small"]) for cache in CACHES]
+    alone = {}
+    for name in ENTRIES:
+        alone |= fed(spec(tmp_path / name, [name], folder))
+    for names, cache in [*(together if kind == "RGB" else ()), *((tuple(ENTRIES), cache) for cache in CACHES)]:
+        path = spec(tmp_path / "-".join([*names, cache]), names, folder, cache)
+        for key, (images, targets) in fed(path).items():
+            assert np.array_equal(images, alone[key][0]), (names, cache, key)
+            assert np.array_equal(targets, alone[key][1])
+
+
+def test_each_image_is_decoded_once_for_all_that_want_it_at_one_size(tmp_path, monkeypatch):
+    from preprocess.transforms import decoding
+
+    folder, sizes = photos(tmp_path / "photos"), []
+
+    def noting(*arguments):
+        image = decoder(*arguments)
+        sizes.append(image.shape[0])
+        return image
+
+    decoder = decoding.decode
+    inputs = open_inputs(load(spec(tmp_path / "run", ["small", "large", "whole", "cropped"], folder)))
+    monkeypatch.setattr(decoding, "decode", noting)
+    Feed(inputs.data, inputs.transforms, inputs.samples, 0).pipeline("train", 5).prepare(0)
+    assert sorted(sizes) == [16, 32, 128]
+    assert inputs.data.remark.startswith(
+        "data: read once for all 4 networks, and prepared for whole: decode; small: decode, resize; large: decode, "
+        "resize; cropped: decode, center_crop, resize; by each network for itself: whole: nothing more, 2 classes; ")
+
+
+def test_what_differs_in_size_before_the_first_random_transform_is_refused(tmp_path):
+    folder = photos(tmp_path / "photos")
+    photos(folder, size=(SIDE, SIDE + 8), count=4)
+    for cache, policy, instead in (("none", "adaptive", "schedule.policy: baseline"),
+                                   ("file", "baseline", "data.cache: none")):
+        with pytest.raises(UserError, match=rf"models\[1\].data: .* add a resize or a crop; .* \({instead}\)"):
+            open_inputs(load(spec(tmp_path / cache, ["small", "random"], folder, cache, policy)))
+
+
+@pytest.mark.parametrize("names", [["large"], ["random"], ["small", "large", "random"]])
+def test_under_baseline_a_network_comes_to_one_result(names, tmp_path):
+    folder = photos(tmp_path / "photos")
+    (folder / "a" / "broken.jpg").write_bytes(b"no image")
+    found = {}
+    for cache in CACHES:
+        path = spec(tmp_path / cache, names, folder, cache, "baseline")
+        status, prepared = launch(path, 2)
+        assert status is ExitStatus.OK
+        for name in names:
+            history = newest(prepared.paths, name, with_arrays=False).history
+            found.setdefault(name, []).append([(one.loss, one.accuracy, one.val_loss, one.samples) for one in history])
+    for name in names:
+        assert found[name][0] == found[name][1] == found[name][2]
+
+
+@pytest.mark.parametrize("data", [{"cache": "none"}, {"cache": "memory"}, {"cache": "file"},
+                                  {"order": "ring", "shards": 3}, {"folds": 2}])
+def test_of_a_shared_stream_a_network_comes_to_what_it_comes_to_alone(data, tmp_path):
+    folder, names = photos(tmp_path / "photos"), ["small", "large", "random"]
+    status, together = launch(spec(tmp_path / "together", names, folder, **data), 3)
+    assert status is ExitStatus.OK
+    for network in together.spec.networks:
+        name = network.name.partition("-")[0]
+        _, alone = launch(spec(tmp_path / network.name, [name], folder, **data), 2, replay=str(together.paths.root),
+                          only=network.name)
+        assert not alone.feeds
+        assert largest_difference(*(newest(one.paths, network.name, with_arrays=False).history
+                                    for one in (together, alone))) == 0

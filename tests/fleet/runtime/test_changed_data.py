@@ -1,0 +1,290 @@
+"""Data that has changed since networks were trained on it: before anything is trained."""
+
+import csv
+import os
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+from fleet.errors import UserError
+from fleet.runtime.changes import Wishes
+from fleet.runtime.prepare import prepare
+from fleet.storage.checkpoint import newest, write_history, write_state
+from fleet.storage.events import DataChanged
+from fleet.storage.identity import identity
+from fleet.storage.paths import RunPaths
+from fleet.storage.state import State
+from preprocess.source import View
+from tests.fleet.histories import history
+
+ACCEPT = Wishes(accepts_changes=True)
+
+
+class Run:
+    """A run of two networks, in a folder with its data."""
+
+    def __init__(self, folder, data, **more):
+        self.folder, self.paths = folder, RunPaths(folder / "run")
+        self.content = {"models": [{"family": "softmax", "name": name} for name in "ab"],
+                        "train": {"batch": {"size": 2}, **more}, "resources": {"engine": "numpy"},
+                        "output": str(self.paths.root), "data": data}
+
+    def prepare(self, wishes=Wishes(), **options):
+        (self.folder / "spec.yaml").write_text(yaml.safe_dump(self.content))
+        return prepare(str(self.folder / "spec.yaml"), (0, 0, 0), None, wishes=wishes, **options)
+
+    def leave_checkpoints(self, epochs=history(0.5, 0.6), **more):
+        """As an earlier launch has left them."""
+        prepared = self.prepare()
+        for network in prepared.spec.networks:
+            state = State({"weights": np.ones(3)}, identity(network, prepared.spec, prepared.sample), epochs,
+                          architecture=network.architecture.key, code={})
+            for path in (self.paths.last, self.paths.previous, self.paths.best):
+                write_state(path(network.name), replace(state, **more))
+            write_history(self.paths.history(network.name), epochs)
+        return prepared
+
+    def refused(self, *arguments, **options):
+        before = {path: path.read_bytes() for path in self.paths.root.rglob("*") if path.is_file()}
+        with pytest.raises(UserError) as caught:
+            self.prepare(*arguments, **options)
+        assert {path: path.read_bytes() for path in self.paths.root.rglob("*") if path.is_file()} == before
+        message = str(caught.value)
+        assert "\n" not in message
+        return message
+
+
+def table(path, rows, columns=("a", "b", "target")):
+    with open(path, "w", newline="") as file:
+        csv.writer(file).writerows([columns, *rows])
+
+
+def rows(count, scale=1):
+    return [(number / 7, number * number, scale * (number % 5 + 0.5)) for number in range(count)]
+
+
+@pytest.fixture
+def tabular(tmp_path):
+    table(tmp_path / "x.csv", rows(60))
+    run = Run(tmp_path, {"source": "table", "path": str(tmp_path / "x.csv"), "validation": 0.2, "transforms": []},
+              converge={"monitor": "val_loss"})
+    run.leave_checkpoints()
+    return run
+
+
+def images(folder, classes, count=6, start=0):
+    for number, name in enumerate(classes):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for image in range(start, start + count):
+            Image.fromarray(np.full((4, 4), 40 * number + image, np.uint8)).save(folder / name / f"{image:03}.bmp")
+
+
+@pytest.fixture
+def pictured(tmp_path):
+    images(tmp_path / "photos", ("cat", "dog"))
+    run = Run(tmp_path, {"source": "image_folder", "path": str(tmp_path / "photos"), "validation": 0.25,
+                         "transforms": ["decode"]})
+    run.leave_checkpoints()
+    return run
+
+
+def sides(prepared):
+    """What the samples of both sides are: names of files, or their inputs."""
+    def known(view):
+        assert isinstance(view, View)
+        found = [view.read(index) for index in range(len(view))]
+        return sorted(one if isinstance(one, bytes) else one.tobytes() for one in found)
+
+    return known(prepared.data.train), known(prepared.data.validation)
+
+
+def test_data_that_is_as_it_was_goes_on_wherever_it_lies_and_however_it_is_spelled(pictured, monkeypatch):
+    before = sides(pictured.prepare())
+    shutil.copytree(pictured.folder / "photos", pictured.folder / "moved")
+    shutil.rmtree(pictured.folder / "photos")
+    for file in (pictured.folder / "moved").rglob("*.bmp"):
+        os.utime(file, (1, 1))
+    monkeypatch.chdir(pictured.folder)
+    pictured.content["data"]["path"] = "moved"
+    prepared = pictured.prepare()
+    assert (sides(prepared), prepared.changes) == (before, ())
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    (lambda path: table(path, rows(60, scale=10)), "targets of 60 of 60 rows differ"),
+    (lambda path: table(path, [(b, a, y) for a, b, y in rows(60)], ("b", "a", "target")),
+     "columns: a, b, target -> b, a, target"),
+    (lambda path: table(path, rows(60), ("b", "a", "target")), "columns: a, b, target -> b, a, target"),
+    (lambda path: table(path, rows(61)), "1 row more"),
+    (lambda path: table(path, rows(59)), "1 row fewer"),
+    (lambda path: table(path, rows(60)[::-1]), "another order of rows"),
+    (lambda path: table(path, [*rows(59), (0.25, 3481, 4.5)]), "content of 1 of 60 rows differs")])
+def test_a_table_that_has_changed_is_refused_with_its_path_what_has_changed_and_the_ways_on(tabular, change, words):
+    path = tabular.folder / "x.csv"
+    change(path)
+    message = tabular.refused()
+    assert f"{path}: {words}" in message
+    assert all(way in message for way in ("--accept-changes", "--fresh"))
+    tabular.prepare(fresh=True)
+    tabular.prepare()
+
+
+def test_what_is_in_no_column_of_use_may_change(tabular):
+    tabular.content["data"]["options"] = {"inputs": ["a", "b"]}
+    tabular.prepare(fresh=True)
+    tabular.leave_checkpoints()
+    table(tabular.folder / "x.csv", [(*row, "new") for row in rows(60)], ("a", "b", "target", "remark"))
+    assert tabular.prepare().changes == ()
+
+
+def resized(folder):
+    (folder / "cat" / "000.bmp").write_bytes((folder / "cat" / "000.bmp").read_bytes() + b"more")
+
+
+def repainted(folder):
+    content = bytearray((folder / "cat" / "000.bmp").read_bytes())
+    content[-1] ^= 1
+    (folder / "cat" / "000.bmp").write_bytes(content)
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    (lambda folder: images(folder, ("cat",), 12, 6), "12 files more in class cat"),
+    (lambda folder: (folder / "dog" / "003.bmp").unlink(), "1 file fewer in class dog"),
+    (lambda folder: (folder / "dog" / "003.bmp").rename(folder / "dog" / "9.bmp"),
+     "1 file more and 1 fewer in class dog"),
+    (lambda folder: (folder / "cat").rename(folder / "bee"), "classes: cat, dog -> bee, dog"),
+    (resized, "content of 1 of 12 files differs"), (repainted, "content of 1 of 12 files differs")])
+def test_a_folder_of_images_that_has_changed_is_refused(pictured, change, words):
+    change(pictured.folder / "photos")
+    message = pictured.refused()
+    assert f"{pictured.folder / 'photos'}: {words}" in message
+    assert "--accept-changes" in message
+
+
+def test_accepted_data_goes_on_and_stands_in_the_history_and_the_log_and_is_not_asked_about_again(tabular):
+    table(tabular.folder / "x.csv", rows(60, scale=10))
+    prepared = tabular.prepare(ACCEPT)
+    event = prepared.changes[0]
+    assert isinstance(event, DataChanged)
+    assert (event.changes, event.epochs) == (
+        (f"{tabular.folder / 'x.csv'}: targets of 60 of 60 rows differ",), {"a": 2, "b": 2})
+    assert [(change.network, change.files, change.epochs) for change in prepared.changes[1:]] == [
+        ("a", ("data",), 2), ("b", ("data",), 2)]
+    with open(tabular.paths.history("a"), newline="") as file:
+        assert [row["accepted"] for row in csv.DictReader(file)] == ["", "data"]
+    assert tabular.prepare().changes == ()
+    table(tabular.folder / "x.csv", rows(60))
+    assert "targets of 60 of 60 rows differ" in tabular.refused()
+
+
+def test_an_epoch_that_was_under_way_begins_anew_with_accepted_data(tabular):
+    tabular.prepare(fresh=True)
+    tabular.leave_checkpoints(position=8, stream_epoch=2)
+    table(tabular.folder / "x.csv", rows(61))
+    tabular.prepare(ACCEPT)
+    state = newest(tabular.paths, "a").state
+    assert (state.epoch, state.position, state.stream_epoch) == (2, 0, -1)
+
+
+def test_samples_keep_their_sides_when_rows_are_added_wherever_they_come(tabular):
+    trained, judged = map(set, sides(tabular.prepare()))
+    new = [(-1 - number, 0.5, 1.5) for number in range(20)]
+    table(tabular.folder / "x.csv", [*new[:3], *rows(60)[:30], *new[3:], *rows(60)[30:]])
+    after = tabular.prepare(ACCEPT)
+    for _ in range(2):
+        now_trained, now_judged = map(set, sides(after))
+        assert trained <= now_trained
+        assert judged <= now_judged
+        assert (len(now_trained), len(now_judged)) == (len(trained) + 16, len(judged) + 4)
+        after = tabular.prepare()
+
+
+def test_images_keep_their_sides_when_some_come_and_some_go(pictured):
+    trained, judged = map(set, sides(pictured.prepare()))
+    folder = pictured.folder / "photos"
+    (folder / "cat" / "000.bmp").unlink()
+    images(folder, ("cat", "dog"), 8, 100)
+    now_trained, now_judged = map(set, sides(pictured.prepare(ACCEPT)))
+    assert not trained & now_judged
+    assert not judged & now_trained
+    assert len(now_judged - judged) == 4
+
+
+def test_a_network_that_starts_over_alone_does_not_make_others_go_on_with_changed_data(tabular):
+    table(tabular.folder / "x.csv", rows(61))
+    assert "1 row more" in tabular.refused(Wishes(("a",)))
+    assert tabular.prepare(Wishes(("a", "b"))).changes[0].damage == "--fresh-network"
+    tabular.prepare()
+
+
+def test_what_nothing_was_trained_on_may_change(tabular):
+    tabular.prepare(fresh=True)
+    table(tabular.folder / "x.csv", rows(61))
+    tabular.prepare()
+
+
+def test_a_run_that_has_no_fingerprint_goes_on_and_has_one_from_then_on(tabular):
+    tabular.paths.data.unlink()
+    assert tabular.prepare().changes == ()
+    table(tabular.folder / "x.csv", rows(61))
+    assert "1 row more" in tabular.refused()
+
+
+def test_validation_and_test_data_of_their_own_are_looked_at_too(tmp_path):
+    for name, count in (("x", 60), ("v", 20), ("t", 20)):
+        table(tmp_path / f"{name}.csv", rows(count))
+    run = Run(tmp_path, {"source": "table", "path": str(tmp_path / "x.csv"), "validation": str(tmp_path / "v.csv"),
+                         "test": str(tmp_path / "t.csv"), "transforms": []}, converge={"monitor": "val_loss"})
+    run.leave_checkpoints()
+    run.prepare()
+    table(tmp_path / "v.csv", rows(21))
+    table(tmp_path / "t.csv", rows(20, scale=2))
+    message = run.refused()
+    assert f"{tmp_path / 'v.csv'}: 1 row more; {tmp_path / 't.csv'}: targets of 20 of 20 rows differ:" in message
+
+
+def test_folds_stay_what_they_were(tabular):
+    tabular.content["data"] |= {"validation": None, "folds": 3}
+    tabular.prepare(fresh=True)
+
+    def of_folds(prepared):
+        train = prepared.data.train
+        return [{train.read(row).tobytes() for row in np.flatnonzero(prepared.folds == fold)} for fold in range(3)]
+
+    before = of_folds(tabular.leave_checkpoints())
+    table(tabular.folder / "x.csv", [(-1 - number, 0.5, 1.5) for number in range(9)] + rows(60))
+    now = of_folds(tabular.prepare(ACCEPT))
+    assert all(old < new for old, new in zip(before, now, strict=True))
+    assert [len(new) for new in now] == [23] * 3
+    assert of_folds(tabular.prepare()) == now
+
+
+def test_a_network_is_not_replayed_on_other_data_unless_it_is_asked_for(tabular):
+    table(tabular.folder / "x.csv", rows(60, scale=10))
+    options = {"replay": str(tabular.paths.root), "only": "a"}
+    assert "targets of 60 of 60 rows differ" in tabular.refused(**options)
+    assert tabular.prepare(ACCEPT, **options).changes == ()
+
+
+def test_decoded_samples_of_other_data_are_made_anew(pictured):
+    pictured.content["data"]["cache"] = "file"
+    pictured.prepare(fresh=True)
+    pictured.leave_checkpoints()
+    repainted(pictured.folder / "photos")  # the last pixel of a black image
+
+    def repainted_ones(prepared):
+        return sum(source.read(index).sum() in (1, 3) for source in prepared.data.parts().values()
+                   for index in range(len(source)))
+
+    assert repainted_ones(pictured.prepare(ACCEPT)) == 1
+
+
+def test_what_can_be_said_of_a_source_of_ones_own_from_outside_is_compared(tmp_path):
+    run = Run(tmp_path, {"source": "tests.sources:numbered", "path": "60", "transforms": []})
+    run.leave_checkpoints()
+    run.content["data"]["path"] = "63"
+    assert "63: 1 sample more in class a, 1 sample more in class b, 1 sample more in class c:" in run.refused()

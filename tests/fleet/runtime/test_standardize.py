@@ -1,0 +1,110 @@
+"""Whole runs whose networks standardize their inputs by what they train on."""
+
+import numpy as np
+import pytest
+import yaml
+
+from fleet.errors import ExitStatus
+from fleet.runtime.inputs import open_inputs, standardize
+from fleet.spec import load
+from fleet.storage.checkpoint import newest
+from tests.fleet.runtime.runs import launch, launch_in_parts
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch, tmp_path):
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def table(path, rows=60, more=0.0):
+    """A table with columns of very different sizes."""
+    random = np.random.default_rng(0)
+    columns = random.normal(size=(rows, 3)) * [1, 1e-3, 1e3] + [0, 3, -1e4]
+    lines = [f"{a},{b},{c},{a + 1e3 * (b - 3)}" for a, b, c in columns]
+    lines += [f"{more},{more},{more},1"] * bool(more)
+    path.write_text("\n".join(["a,b,c,y", *lines]) + "\n")
+    return path
+
+
+def write(folder, ranks=1, models=({"family": "softmax", "name": "one", "gpus": 1},), standardize="standardize", **data):
+    folder.mkdir(exist_ok=True)
+    path = folder / "table.csv"
+    content = {
+        "seed": 5, "output": str(folder / "run"), "models": list(models),
+        "data": {"source": "table", "path": str(path if path.exists() else table(path)), "options": {"targets": "y"},
+                 "target": "value", "transforms": [standardize], **data},
+        "train": {"batch": {"size": 8}, "optimizer": {"name": "sgd", "learning_rate": 0.05},
+                  "converge": {"max_epochs": 12}},
+        "profile": {"batches": 4, "timed": 2, "max_gpus": 1},
+        "resources": {"engine": "numpy", "preprocessors": min(1, ranks - 1)}}
+    (folder / "spec.yaml").write_text(yaml.safe_dump(content))
+    return folder / "spec.yaml"
+
+
+def history(prepared, name="one"):
+    return [(one.loss, one.val_loss) for one in newest(prepared.paths, name, with_arrays=False).history]
+
+
+def test_a_network_learns_from_columns_of_any_size_and_alike_with_any_cache(tmp_path):
+    found = []
+    for cache, ranks in (("none", 1), ("memory", 1), ("none", 2), ("memory", 3)):
+        status, prepared = launch(write(tmp_path / f"{cache}{ranks}", ranks, cache=cache), ranks)
+        assert status is ExitStatus.OK
+        found.append(history(prepared))
+    assert found[0][-1][1] < 0.01
+    assert all(one == found[0] for one in found)
+    assert "standardize takes means and deviations from the training samples" in prepared.data.remark
+
+
+def test_each_fold_has_the_means_of_what_it_trains_on(tmp_path):
+    status, prepared = launch(write(tmp_path, folds=3), 1)
+    assert status is ExitStatus.OK
+    folds, source = prepared.folds, prepared.data.train
+    rows = np.stack([source.read(index) for index in range(len(source))]).astype(np.float64)
+    for network in prepared.spec.networks:
+        affine = prepared.sample.of(network.feed, network.fold).affine
+        np.testing.assert_allclose(affine.mean, rows[folds != network.fold].mean(axis=0), rtol=1e-12)
+        assert history(prepared, network.name)[-1][1] < 0.02
+    assert len({prepared.sample.of("", fold).affine for fold in range(3)}) == 3
+
+
+def test_entries_may_standardize_or_not_and_share_what_comes_before(tmp_path):
+    models = [{"family": "softmax", "name": "one", "gpus": 1},
+              {"family": "softmax", "name": "raw", "gpus": 1, "data": {"transforms": []},
+               "train": {"optimizer": {"learning_rate": 1e-12}}}]
+    status, prepared = launch(write(tmp_path / "both", 2, models), 2)
+    assert status is ExitStatus.OK
+    assert [prepared.sample.of(network.feed).affine is None for network in prepared.spec.networks] == [False, True]
+    _, alone = launch(write(tmp_path / "alone", 2), 2)
+    assert history(prepared) == history(alone)
+
+
+def test_later_launches_and_replays_take_the_numbers_that_a_run_began_with(tmp_path, monkeypatch):
+    _, whole = launch(write(tmp_path / "whole"), 1)
+    parts = launch_in_parts(write(tmp_path / "parts"), 1, looks=20)
+    assert history(parts) == history(whole)
+    assert parts.paths.foreign() == []
+    monkeypatch.setattr("fleet.runtime.inputs.standardized", None)  # would be called
+    _, again = launch(write(tmp_path / "again"), 1, replay=str(whole.paths.root), only="one")
+    assert history(again) == history(whole)
+    assert launch(write(tmp_path / "whole"), 1)[1].sample == whole.sample
+
+
+def test_what_a_run_began_with_holds_where_data_was_added_and_not_for_other_transforms(tmp_path):
+    def found(before, **said):
+        spec = load(write(tmp_path, **said))
+        return standardize(open_inputs(spec), spec, before)[1]
+
+    first = found({})
+    table(tmp_path / "table.csv", more=1e5)
+    assert found({}) != first
+    assert found(first) == first
+    for said in ({"standardize": {"standardize": {"per": "array"}}}, {"folds": 2}):
+        assert found(first, **said) == found({}, **said)
+
+
+def test_a_look_at_the_data_finds_nothing_out(tmp_path):
+    opened = open_inputs(load(write(tmp_path, folds=2)))
+    assert opened.sample.affine.mean == 0
+    assert "each fold's training samples" in opened.data.remark

@@ -1,0 +1,100 @@
+"""What the logs of several launches say together of each network."""
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleet.storage.event_log import EventLog, RunTail
+from fleet.storage.events import (
+    EpochEnded,
+    GroupStarted,
+    NetworkFailed,
+    NetworkFellBack,
+    NetworkFinished,
+    NetworkTaken,
+    NetworkTested,
+)
+from fleet.storage.events.fold import FOUND_DONE, Dated, is_whole, told
+from fleet.storage.paths import RunPaths
+from fleet.storage.state import Judged, Outcome, Standing
+from tests.examples import examples
+from tests.fleet.histories import record
+from tests.fleet.logs import START
+
+
+def dated(*events):
+    """Events, one a second."""
+    return [Dated(float(number), event) for number, event in enumerate(events)]
+
+
+def epochs(standing):
+    return [one.epoch for one in standing.history]
+
+
+STORY = (START, NetworkTaken("a", 1, 0, 0), EpochEnded("a", record(1)), EpochEnded("a", record(2)),
+         NetworkTaken("b", 2, 0, 0), EpochEnded("b", record(1)), NetworkFailed("b", "loss is NaN"),
+         EpochEnded("a", record(3)), NetworkFinished("a", "3 epochs", 3), NetworkTested("a", 0.5, 0.9, 10, 1.0),
+         NetworkTaken("a", 3, 3, 0))  # by one that looked whether it was done
+
+
+def test_a_network_is_as_far_as_the_newest_word_of_it_says():
+    found = told({}, dated(*STORY))
+    assert (epochs(found["a"]), found["a"].outcome) == ([1, 2, 3], Outcome("3 epochs"))
+    assert found["a"].tested == Judged(0.5, 0.9, 10)
+    assert (epochs(found["b"]), found["b"].outcome) == ([1], Outcome("loss is NaN", is_failure=True))
+    assert told(found, dated(GroupStarted("b", (0,), 0, 1)))["b"].outcome is None  # it is tried again
+    assert told(found, dated(NetworkTaken("b", 4, 1, 5))) == {}
+
+
+def test_what_was_logged_and_not_saved_is_trained_again():
+    found = told({}, dated(*STORY[:4]))
+    assert epochs(told(found, dated(NetworkTaken("a", 5, 1, 0, took_over=True)))["a"]) == [1]
+    assert epochs(told(found, dated(NetworkFellBack("a", "torn", 0, 0)))["a"]) == []
+    assert epochs(told(found, dated(EpochEnded("a", record(2, loss=0.5))))["a"]) == [1, 2]
+
+
+def test_a_launch_that_begins_says_what_it_found_done():
+    found = told({"a": Standing(outcome=Outcome("3 epochs"))}, dated(replace(START, finished=("a", "c"))))
+    assert found == {"c": Standing(outcome=FOUND_DONE)}
+
+
+def test_epochs_that_no_log_tells_of_are_missed():
+    assert is_whole(Standing((record(1), record(2))))
+    assert not is_whole(told({}, dated(EpochEnded("a", record(2))))["a"])
+
+
+@settings(max_examples=examples(50), deadline=None)
+@given(st.permutations(dated(*STORY)), st.integers(0, len(STORY)))
+def test_the_order_in_which_logs_are_read_does_not_matter_nor_in_how_many_goes(events, cut):
+    whole = told({}, dated(*STORY))
+    assert told({}, events) == whole
+    first = told({}, dated(*STORY)[:cut])
+    assert first | told(first, dated(*STORY)[cut:]) == whole
+
+
+def write(paths, date, *events):
+    """A launch that logs an event a second."""
+    times = iter([0.0, *map(float, range(len(events) + 1))])
+    log = EventLog(paths.events, clock=lambda: next(times))
+    for event in (replace(START, date=date), *events):
+        log.add(event)
+    log.close()
+
+
+def test_logs_are_read_as_they_grow_each_line_once_and_only_whole_ones(tmp_path):
+    first, second = RunPaths(tmp_path, "1"), RunPaths(tmp_path, "2")
+    write(first, 1000.0, EpochEnded("a", record(1)))
+    whole, late = RunTail(first), RunTail(first, from_end=True)
+    assert [one.at for one in whole.new()] == [1000.0, 1001.0]
+    assert (whole.new(), late.new()) == ([], [])
+    with open(first.events, "a") as file:
+        file.write('{"t_s": 7.0, "event": "final", "network": "a", ')
+        file.flush()
+        assert (whole.new(), late.new()) == ([], [])
+        file.write('"reason": "1 epoch", "epochs": 1}\nnonsense\n')
+    write(second, 1004.0, EpochEnded("b", record(1)))
+    expected = [(1007.0, NetworkFinished("a", "1 epoch", 1)), (1004.0, replace(START, date=1004.0)),
+                (1005.0, EpochEnded("b", record(1)))]
+    assert [one[:2] for one in whole.new()] == expected
+    assert [one[:2] for one in late.new()] == expected

@@ -1,0 +1,306 @@
+"""What data is known by: the same wherever it lies, another where it has changed; and sides that samples keep."""
+
+import io
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from preprocess import fingerprint
+from preprocess.base import InputError, RandomAccess
+from preprocess.fingerprint import (
+    Fingerprint,
+    Marks,
+    differences,
+    found_again,
+    hashed,
+    read_fingerprint,
+    write_fingerprint,
+)
+from preprocess.source import fold_of, open_marked, split
+from tests.preprocess.records import labelled, write_records, write_tar
+
+
+class Listed(RandomAccess):
+    """Samples that stand in a list: (name, class)."""
+
+    samples = ()
+
+    def __init__(self, by_content, groups):
+        names, labels = zip(*self.samples, strict=True)
+        self.names, self.labels, self.classes = names, np.array(labels), ("a", "b", "c")
+        self._by_content = by_content
+        if groups:
+            self.groups = np.array([len(name) and ord(name[0]) % 5 for name in names])
+
+    def read(self, index):
+        return np.full((2, 2, 1), index, np.uint8)
+
+    def name(self, index):
+        return self.names[index]
+
+    def sample_marks(self):
+        return Marks(hashed(self.names), by_content=self._by_content)
+
+
+def listed(path, by_content=False, groups=False):
+    return Listed(by_content, groups)
+
+
+def opened(samples, before, validation=0.2, test=None, **options):
+    Listed.samples = samples
+    (data,), found = open_marked(f"{__name__}:listed", "x", validation, 3, options, test, (None,), "as ever", before)
+    return data, found
+
+
+def named(part):
+    return {part.name(index) for index in range(len(part))}
+
+
+NAMES = st.lists(st.text("abcdefgh", min_size=1, max_size=6), min_size=60, max_size=90, unique=True)
+
+
+@given(NAMES, st.data(), st.booleans(), st.booleans())
+def test_no_sample_changes_sides_whatever_comes_and_goes(names, draw, by_content, groups):
+    """Of those that are known by their inputs a new one may stand for one that has gone, which harms nobody."""
+    samples = [(name, ord(name[-1]) % 3) for name in names]
+    options = {"by_content": by_content, "groups": groups, "test": 0.2}
+    began = draw.draw(st.integers(40, len(samples)))
+    old, before = opened(samples[:began], None, **options)
+    gone = draw.draw(st.sets(st.integers(0, began - 1), max_size=10))
+    now = draw.draw(st.permutations([sample for place, sample in enumerate(samples) if place not in gone]))
+    try:
+        new, after = opened(now, before, **options)
+    except InputError as error:  # all groups that were held out have gone, say
+        assert "start over with --fresh" in str(error)  # noqa: PT017
+        return
+    for part, other in ((one, two) for one in new.parts() for two in new.parts() if one != two):
+        assert named(old.parts()[part]).isdisjoint(named(new.parts()[other]))
+    if groups:
+        assert {*new.train.groups}.isdisjoint(new.validation.groups)
+    again, _ = opened(now, after, **options)
+    assert {part: named(source) for part, source in again.parts().items()} == {
+        part: named(source) for part, source in new.parts().items()}
+
+
+@given(NAMES, st.integers(40, 60), st.sampled_from([0.1, 0.2, 0.5]))
+def test_new_samples_are_divided_among_themselves_in_the_share_that_is_asked_for(names, began, share):
+    samples = [(name, ord(name[-1]) % 3) for name in names]
+    old, before = opened(samples[:began], None, share)
+    new, _ = opened(samples, before, share)
+    assert len(new.validation) - len(old.validation) == round(share * (len(names) - began))
+
+
+@given(NAMES, st.integers(2, 5))
+def test_a_sample_stays_in_its_fold_and_new_ones_make_folds_even(names, folds):
+    Listed.samples = samples = [(name, ord(name[-1]) % 3) for name in names]
+    source = listed("")
+    known = np.full(len(samples), -1)
+    Listed.samples = samples[:40]
+    known[:40] = fold_of(listed(""), folds, 1)
+    found = fold_of(source, folds, 1, known)
+    assert found[:40].tolist() == known[:40].tolist()
+    sizes = np.bincount(found, minlength=folds)
+    assert sizes.max() - sizes.min() <= 2
+    assert fold_of(source, folds, 1, np.full(len(samples), -1)).tolist() == fold_of(source, folds, 1).tolist()
+
+
+def test_all_samples_of_a_side_may_not_go():
+    samples = [(f"{number}", 0) for number in range(10)]
+    old, before = opened(samples, None)
+    with pytest.raises(InputError, match="none is left for validation: all that were have gone; start over with"):
+        opened([sample for sample in samples if sample[0] not in named(old.validation)], before)
+
+
+def test_other_settings_divide_anew():
+    samples = [(f"{number}", number % 3) for number in range(30)]
+    Listed.samples = samples
+    _, before = opened(samples, None)
+    (data,), _ = open_marked(f"{__name__}:listed", "x", 0.5, 4, {}, None, (None,), "otherwise", before)
+    expected, _ = split(listed(""), 0.5, 4)
+    assert named(data.train) == named(expected)
+
+
+def marks(*names, **more):
+    return Marks(hashed(names), by_content=True, unit="row", **more)
+
+
+@pytest.mark.parametrize(("now", "place"), [
+    ("abcd", [0, 1, 2, 3]), ("xabcd", [-1, 0, 1, 2, 3]), ("abxd", [0, 1, 2, 3]), ("abxyd", [0, 1, -1, -1, 3]),
+    ("dcba", [3, 2, 1, 0]), ("aabcd", [0, 0, 1, 2, 3]), ("wxyz", [0, 1, 2, 3]), ("ad", [0, 3])])
+def test_rows_that_are_known_by_their_inputs_are_found_again(now, place):
+    """An edited one stands where it stood, and a second one like it belongs with the first."""
+    assert found_again(marks(*"abcd"), marks(*now)).tolist() == place
+
+
+def test_a_second_row_that_is_like_one_of_before_is_one_more():
+    words = differences(Fingerprint({"train": marks(*"abc")}), Fingerprint({"train": marks(*"abca")}))
+    assert words == {"train": ["1 row more"]}
+
+
+def test_a_fingerprint_is_read_as_it_was_written(tmp_path):
+    samples = [(f"{number}", number % 3) for number in range(12)]
+    _, found = opened(samples, None)
+    with open(tmp_path / "data.npz", "wb") as file:
+        write_fingerprint(file, found)
+    again = read_fingerprint(tmp_path / "data.npz")
+    assert (again.digest, again.division, again.sides.tolist()) == (found.digest, "as ever", found.sides.tolist())
+    assert differences(found, again) == {}
+    (tmp_path / "data.npz").write_bytes((tmp_path / "data.npz").read_bytes()[:-30])
+    assert read_fingerprint(tmp_path / "data.npz") is None
+    assert read_fingerprint(tmp_path / "other.npz") is None
+
+
+# ---- the sources -------------------------------------------------------------------------------
+
+IMAGES = np.arange(10 * 16, dtype=np.uint8).reshape(10, 4, 4, 1)
+LABELS = np.arange(10) % 2
+
+
+def write_npz(folder, images, labels):
+    np.savez(folder / "x.npz", x=images, y=labels)
+    return "npz", folder / "x.npz"
+
+
+def write_npy(folder, images, labels):
+    np.save(folder / "x.npy", images)
+    np.save(folder / "y.npy", labels)
+    return "npy", folder
+
+
+def write_hdf5(folder, images, labels):
+    with h5py.File(folder / "x.h5", "w") as file:
+        file["images"], file["labels"] = images, labels
+    return "hdf5", folder / "x.h5"
+
+
+def as_file(image):
+    file = io.BytesIO()
+    np.save(file, image)
+    return file.getvalue()
+
+
+def write_shard(folder, images, labels):
+    write_tar(folder / "x.tar", [(f"{number}.{key}", content) for number, (image, label) in
+                                 enumerate(zip(images, labels, strict=True))
+                                 for key, content in (("npy", as_file(image)), ("cls", str(label).encode()))])
+    return "webdataset", folder / "x.tar"
+
+
+def write_tfrecord(folder, images, labels):
+    write_records(folder / "x.tfrecord", *(labelled(as_file(image), int(label))
+                                           for image, label in zip(images, labels, strict=True)))
+    return "tfrecord", folder / "x.tfrecord"
+
+
+def write_huggingface(folder, images, labels):
+    datasets = pytest.importorskip("datasets")
+    rows = {"image": images.tolist(), "label": labels.tolist()}
+    datasets.Dataset.from_dict(rows).save_to_disk(folder / "x")
+    return "huggingface", folder / "x"
+
+
+def write_masks(folder, images, labels):
+    for name, arrays in (("images", images), ("masks", labels[:, None, None] * (images[..., 0] > 50))):
+        (folder / name).mkdir()
+        for number, array in enumerate(arrays):
+            path = folder / name / f"{number}.npy"
+            path.write_bytes(as_file(array))
+            if name == "images":
+                path.rename(path.with_suffix(".png"))  # which nobody decodes here
+    return "image_folder", folder
+
+
+SOURCES = [write_npz, write_npy, write_hdf5, write_shard, write_tfrecord, write_huggingface]
+
+
+def taken(write, folder, images=IMAGES, labels=LABELS):
+    folder.mkdir()
+    source, path = write(folder, images, labels)
+    return open_marked(source, str(path), None, 0, {}, None, (None,), "", None)[1]
+
+
+@pytest.mark.parametrize("is_large", [False, True], ids=["small", "large"])
+@pytest.mark.parametrize("write", SOURCES)
+def test_the_same_data_elsewhere_is_the_same_and_other_data_is_not(tmp_path, monkeypatch, write, is_large):
+    if is_large:
+        for module in (fingerprint, __import__("preprocess.sources.shards", fromlist=["WHOLE"])):
+            monkeypatch.setattr(module, "WHOLE", 0)
+    before = taken(write, tmp_path / "before")
+    assert taken(write, tmp_path / "moved").digest == before.digest
+
+    def words(folder, *data):
+        return differences(before, taken(write, tmp_path / folder, *data)).get("train", [])
+
+    other = IMAGES.copy()
+    other[4, 2, 2] += 1
+    unit, = {part.unit for part in before.parts.values()}
+    assert words("repainted", other) == [f"content of 1 of 10 {unit}s differs"]
+    assert words("turned", IMAGES, 1 - LABELS) == [f"classes of 10 of 10 {unit}s differ"]
+    assert words("longer", np.concatenate([IMAGES, IMAGES[:1] + 99]), np.append(LABELS, 1)) == [
+        f"1 {unit} more in class 1"]
+    inserted = words("inserted", np.insert(IMAGES, 5, 99, axis=0), np.insert(LABELS, 5, 1))
+    assert (f"1 {unit} more in class 1" in inserted) or is_large  # these are known by their places
+
+
+def test_masks_are_looked_at(tmp_path):
+    before = taken(write_masks, tmp_path / "before")
+    labels = LABELS.copy()
+    labels[5] = 0
+    after = taken(write_masks, tmp_path / "after", labels=labels)
+    assert differences(before, after) == {"train": ["masks of 1 of 10 files differ"]}
+
+
+def test_of_many_files_some_are_looked_at_and_these_stay_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr(fingerprint, "FILES", 0)
+    monkeypatch.setattr(fingerprint, "LOOKED_AT", 5)
+    monkeypatch.setattr(fingerprint, "SIZED", 8)
+    paths = [tmp_path / f"{number}" for number in range(20)]
+    for path in paths:
+        path.write_bytes(b"abc")
+    names = [path.name for path in paths]
+    first = fingerprint.seen_of_files(hashed(names), list(map(str, paths)))
+    assert [(seen != fingerprint.UNSEEN).sum() for seen in first.values()] == [8, 5]
+    assert [seen.tolist() for seen in fingerprint.seen_of_files(hashed(names), list(map(str, paths))).values()] == [
+        seen.tolist() for seen in first.values()]
+
+
+class Own:
+    """A source that says itself what it is known by."""
+
+    version = 1
+
+    def fingerprint(self):
+        return f"version {self.version}"
+
+    def __len__(self):
+        return 4
+
+    labels, classes = [0, 1, 0, 1], ["a", "b"]
+
+    def read(self, index):
+        return np.zeros((2, 2, 1), np.uint8)
+
+    def name(self, index):
+        return f"x/{index}"
+
+    def order(self, seed, epoch):
+        return np.arange(4)
+
+
+def own(path):
+    return Own()
+
+
+def test_a_source_of_ones_own_may_say_what_it_is_known_by(monkeypatch):
+    def now(path="x"):
+        return open_marked(f"{__name__}:own", path, None, 0, {}, None, (None,), "", None)[1]
+
+    before = now()
+    monkeypatch.setattr(Own, "version", 2)
+    assert differences(before, now()) == {"train": ["fingerprint: version 1 -> version 2"]}
+    monkeypatch.setattr(Own, "name", lambda self, index: f"elsewhere/{index}")
+    monkeypatch.setattr(Own, "version", 1)
+    assert now("elsewhere").digest == before.digest

@@ -1,0 +1,73 @@
+"""Means and deviations of training samples."""
+
+import numpy as np
+import pytest
+
+from preprocess.base import InputError
+from preprocess.moments import Moments, standardized
+from preprocess.pipeline import Pipeline
+from preprocess.transforms import parse_transforms
+from tests.preprocess.samples import Memory, pattern
+
+
+def found(samples, item="standardize", folds=None, before=()):
+    transforms = parse_transforms([*before, item])
+    return standardized("", Pipeline.probed(Memory(samples), transforms, 7), transforms[-1], folds)
+
+
+def table(rows=2500):
+    random = np.random.default_rng(0)
+    numbers = random.normal(size=(rows, 5)) * [1, 1e-3, 1e4, 0, 5] + [0, 3, -1e6, 0.1, 2000]
+    return numbers.astype(np.float32)
+
+
+def test_they_are_those_of_scikit_learn():
+    scaler = pytest.importorskip("sklearn.preprocessing").StandardScaler().fit(table().astype(np.float64))
+    affine = found(list(table())).affine
+    np.testing.assert_allclose(affine.mean, scaler.mean_, rtol=1e-12)
+    np.testing.assert_allclose(affine.std, scaler.scale_, rtol=1e-12)
+    assert affine.std[3] == 1  # always the same
+    np.testing.assert_allclose(affine.apply(table())[:, :2], scaler.transform(table())[:, :2], atol=1e-3)
+    assert not affine.apply(table())[:, 3].any()
+
+
+def test_blocks_come_to_what_all_rows_come_to():
+    rows = table(40)
+    parts = Moments.of(rows[:1]) + Moments.of(rows[1:30]) + Moments.of(rows[30:])
+    np.testing.assert_allclose(parts.affine().std, Moments.of(rows).affine().std, rtol=1e-12)
+
+
+def test_what_cannot_be_read_is_left_out():
+    samples = list(table(20))
+    samples[3] = None
+    samples[5] = np.full(5, np.nan, np.float32)
+    assert found(samples) == found([sample for index, sample in enumerate(samples) if index not in (3, 5)])
+
+
+def test_a_fold_is_standardized_by_the_samples_that_it_trains_on():
+    samples, folds = table(30), np.arange(30) % 3
+    for fold, affine in enumerate(found(list(samples), folds=folds).folds):
+        rows = samples[folds != fold].astype(np.float64)
+        np.testing.assert_allclose(affine.mean, rows.mean(axis=0), rtol=1e-12)
+        np.testing.assert_allclose(affine.std[:3], rows.std(axis=0)[:3], rtol=1e-9)
+
+
+@pytest.mark.parametrize(("item", "axes"), [("standardize", (0, 1)), ({"standardize": {"per": "array"}}, (0, 1, 2))])
+def test_of_signals_there_is_one_mean_for_each_channel_or_one_in_all(item, axes):
+    signals = np.random.default_rng(0).normal(3, 2, (20, 50, 4)).astype(np.float32)
+    affine = found(list(signals), item).affine
+    np.testing.assert_allclose(affine.mean, np.atleast_1d(signals.mean(axes, np.float64)), rtol=1e-12)
+    np.testing.assert_allclose(affine.std, np.atleast_1d(signals.std(axes, np.float64)), rtol=1e-12)
+
+
+def test_random_transforms_do_not_count():
+    volumes = list(np.random.default_rng(0).normal(size=(9, 6, 6, 2)).astype(np.float32))
+    inside = [volume[1:5, 1:5] for volume in volumes]
+    assert found(volumes, before=[{"random_crop": {"size": [4, 4]}}]) == found(inside)
+
+
+def test_images_and_other_places_are_refused():
+    with pytest.raises(InputError, match=r"standardize is for tables .* samples are 4 x 4 x 3 uint8, .* be scale"):
+        found([pattern(4, 4)] * 3)
+    with pytest.raises(InputError, match=r"transforms\[0\]: standardize must come last"):
+        parse_transforms(["standardize", {"flip": {"horizontal": True}}])
