@@ -26,14 +26,14 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fleet.api import run, write_spec
+from fleet.domain.events import EpochEnded, FirstStep
+from fleet.domain.network import EpochRecord
 from fleet.runtime.replay import largest_difference
 from fleet.storage.checkpoint import read_state
 from fleet.storage.event_log import read_events
-from fleet.storage.events import EpochEnded, FirstStep
 from fleet.storage.files import write_json
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import read_results
-from fleet.storage.state import EpochRecord
 
 LEARNING_RATE = 0.01  # with the least batch
 

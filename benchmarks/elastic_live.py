@@ -31,9 +31,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fleet.api import launch, write_spec
+from fleet.domain.events import NetworkAdded, NetworkFinished
 from fleet.monitor.account import account
 from fleet.storage.event_log import read_events, read_run
-from fleet.storage.events import NetworkAdded, NetworkFinished
 from fleet.storage.files import write_json
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Status

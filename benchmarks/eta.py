@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from fleet.domain.events import Ended, EpochEnded, GroupStarted, Started
+from fleet.domain.network import EpochRecord
 from fleet.monitor.eta import EstimateTimes, Estimator
 from fleet.spec import load
 from fleet.storage.event_log import Logged, read_events
-from fleet.storage.events import Ended, EpochEnded, GroupStarted, Started
 from fleet.storage.paths import RunPaths
-from fleet.storage.state import EpochRecord
 
 
 class Said(NamedTuple):

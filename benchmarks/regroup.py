@@ -22,11 +22,11 @@ import numpy as np
 
 from fleet.comm.base import Group, World
 from fleet.comm.mpi import start_mpi
+from fleet.domain.network import State
 from fleet.engines.base import Engine, Trainable
 from fleet.engines.registry import make_engine
 from fleet.spec import Spec, parse
 from fleet.storage.checkpoint import read_state, write_state
-from fleet.storage.state import State
 from fleet.terminal import print_table
 from preprocess.sample import Affine, ImageSpec, SampleSpec
 

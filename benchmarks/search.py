@@ -33,6 +33,7 @@ from search_curves import EPOCHS, GPUS, NETWORKS, SPACE, Search, Spent, drawn, s
 from versus import install_ray
 
 from fleet.commands.options import print_json
+from fleet.domain.network import EpochRecord
 from fleet.search.calls import make
 from fleet.search.mind import Add, Consult, Entry, Mind, Rule
 from fleet.search.pruning import make_judge
@@ -40,7 +41,6 @@ from fleet.search.searcher import End, Searcher, Verdict, make_searcher
 from fleet.spec.search import Prune
 from fleet.spec.search import Search as Settings
 from fleet.spec.space import Member, Range, Space
-from fleet.storage.state import EpochRecord
 from fleet.terminal import print_table
 
 ROOT, HERE = Path(__file__).parents[1], Path(__file__).parent

@@ -31,6 +31,7 @@ from typing import Any
 from fleet.api import write_spec
 from fleet.comm.messages import EpochDone, Exit, GoOn, Joined, Message, Ready, Start, Stop, Stopped, Tag, Throughput
 from fleet.comm.roles import Roles, assign
+from fleet.domain.network import EpochRecord, StepRate
 from fleet.ensemble.ensemble import Setup
 from fleet.ensemble.survey import Survey
 from fleet.monitor.view import make_view
@@ -43,7 +44,6 @@ from fleet.spec import parse
 from fleet.storage.event_log import EventLog
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Results
-from fleet.storage.state import EpochRecord, StepRate
 from scheduler.base import Network, RateTable
 from scheduler.ensemble.online import OnlineRates, Traits
 from scheduler.ensemble.policies import POLICIES

@@ -32,10 +32,10 @@ import yaml
 
 from fleet.api import mpirun
 from fleet.commands.options import print_json
+from fleet.domain.events import EpochEnded, GroupStarted, GroupStopped, Started
+from fleet.domain.network import EpochRecord
 from fleet.storage.event_log import Logged, read_events
-from fleet.storage.events import EpochEnded, GroupStarted, GroupStopped, Started
 from fleet.storage.paths import RunPaths
-from fleet.storage.state import EpochRecord
 from fleet.terminal import print_table
 from launch.devices import visible_gpus
 from launch.mps import CONTROL

@@ -45,8 +45,8 @@ from stream_ranks import MEMORY, Job, Outcome
 
 from fleet.api import mpirun
 from fleet.commands.options import print_json
+from fleet.domain.events import StreamStarted
 from fleet.storage.event_log import events_of
-from fleet.storage.events import StreamStarted
 from fleet.storage.paths import RunPaths
 from fleet.terminal import print_table
 from preprocess.sources.image_folder import ImageFolder

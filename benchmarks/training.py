@@ -22,8 +22,8 @@ import yaml
 
 from fleet.api import mpirun
 from fleet.commands.options import print_json
+from fleet.domain.events import EpochEnded, GroupStarted, GroupStopped
 from fleet.storage.event_log import Logged, read_events
-from fleet.storage.events import EpochEnded, GroupStarted, GroupStopped
 from fleet.storage.paths import RunPaths
 from fleet.terminal import print_table
 

@@ -19,6 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from fleet.domain.events import Commanded, EpochEnded, Event, NetworkAdded, NodesLeft, Started, event_from_json
+from fleet.domain.network import SCORES, EpochRecord
 from fleet.errors import ExitStatus, InfrastructureError, UserError, shortened
 from fleet.runtime.outside.clerk import NetworkOver
 from fleet.runtime.outside.mailbox import Mailbox
@@ -27,12 +29,10 @@ from fleet.spec.resolve import with_added
 from fleet.spec.schema import ModelEntry
 from fleet.spec.yaml_file import plain
 from fleet.storage.event_log import first_line
-from fleet.storage.events import Commanded, EpochEnded, Event, NetworkAdded, NodesLeft, Started, event_from_json
 from fleet.storage.lease import is_held
 from fleet.storage.network_leases import held_lease
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import read_results
-from fleet.storage.state import SCORES, EpochRecord
 
 PATIENCE_S = 60.0  # for the answer to a command, and for the begin of a launch
 _LOOK_S = 0.2  # between two looks at the event log

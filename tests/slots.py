@@ -2,8 +2,8 @@
 
 from collections import Counter
 
+from fleet.domain.events import GroupChanged, GroupStarted, GroupStopped, NetworkRetried, Started
 from fleet.storage.event_log import events_of, read_events
-from fleet.storage.events import GroupChanged, GroupStarted, GroupStopped, NetworkRetried, Started
 
 
 def most_on_a_gpu(path):

@@ -24,7 +24,8 @@ TENSORFLOW = {"tensorflow", "keras", "horovod"}
 # A room is a folder, or a module that stands in none. Each may import itself, and what stands behind it here.
 _BELOW_SPEC = "fleet fleet.errors fleet.collecting fleet.units fleet.terminal fleet.plugins preprocess scheduler"
 _SPEC = f"fleet.spec {_BELOW_SPEC}"
-_STORAGE = f"fleet.storage {_SPEC}"
+_DOMAIN = f"fleet.domain {_SPEC}"
+_STORAGE = f"fleet.storage {_DOMAIN}"
 _COMM = f"fleet.comm {_STORAGE}"
 _RUNTIME = (f"fleet.ensemble fleet.search fleet.stream fleet.engines fleet.monitor fleet.prediction {_COMM} "
             "launch")
@@ -76,7 +77,8 @@ MAY_IMPORT = {
     "fleet.arguments": "fleet.errors fleet.units scheduler",
     "fleet.plugins": "fleet.errors preprocess scheduler",
     "fleet.spec": _BELOW_SPEC,
-    "fleet.storage": _SPEC,
+    "fleet.domain": _SPEC,
+    "fleet.storage": _DOMAIN,
     "fleet.comm": _STORAGE,
     "fleet.prediction": _STORAGE,
     "fleet.engines": _COMM,
@@ -249,7 +251,7 @@ def test_every_folder_says_what_it_is_and_what_it_may_import():
 
 # What decides in a launch hears of the time, of ranks and of files, and looks at none of them.
 PURE = {"fleet.ensemble", "fleet.search", "fleet.comm.messages", "fleet.comm.roles", "fleet.errors", "fleet.spec",
-        "fleet.storage.events", "fleet.storage.state", "fleet.stream.layout", "fleet.units", "scheduler"}
+        "fleet.domain.events", "fleet.domain.network", "fleet.stream.layout", "fleet.units", "scheduler"}
 PURE_ELSEWHERE = {"__future__", "collections", "dataclasses", "enum", "itertools", "typing"}
 
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import NamedTuple, TypeAlias
 
+from fleet.domain.network import EpochRecord, Judged, StepRate
 from fleet.spec import NetworkSpec
 from fleet.storage.lease import Fence
-from fleet.storage.state import EpochRecord, Judged, StepRate
 from scheduler.base import StepTime
 
 

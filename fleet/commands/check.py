@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleet.commands.options import add_json, add_spec, print_json
+from fleet.domain.events import CacheChosen
 from fleet.engines.registry import parameters_of
 from fleet.engines.trial import Trial
 from fleet.errors import ExitStatus, SpecError, SpecMistake, UserError
@@ -35,7 +36,6 @@ from fleet.spec.judging import check_comparable
 from fleet.spec.model import FAMILIES
 from fleet.spec.resolve import extremes, variants
 from fleet.storage.event_log import last_cache
-from fleet.storage.events import CacheChosen
 from fleet.storage.paths import RunPaths
 from fleet.terminal import print_table, progress_bar
 from fleet.units import format_size

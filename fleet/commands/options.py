@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from fleet.arguments import count, delta, number, seed, share
+from fleet.domain.record import as_json
 from fleet.errors import UserError
-from fleet.storage.files import as_json
 from fleet.units import counted
 from scheduler.base import Cluster, Options
 from scheduler.ensemble.policies import POLICIES, Policy

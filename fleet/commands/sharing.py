@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from fleet.domain.events import SharingLearned
 from fleet.runtime.known_rates import hardware
 from fleet.spec import Spec
 from fleet.storage.event_log import read_run
-from fleet.storage.events import SharingLearned
 from fleet.storage.paths import RunPaths
 from fleet.storage.rate_cache import cache_path, numbers, read_cache, sharing_key
 from scheduler.base import MOST_SLOTS, Cluster, InputError, RateTable

@@ -166,8 +166,8 @@ def _left(known: Known, past: Past) -> Known:
 
 def _start_s(paths: RunPaths) -> float:
     """How long ranks took to be ready, as the last launch tells."""
+    from fleet.domain.events import RanksReady
     from fleet.storage.event_log import read_events
-    from fleet.storage.events import RanksReady
 
     found = read_events(paths.events) if paths.events.exists() else ()
     times = [at for at, event in found if isinstance(event, RanksReady)]

@@ -68,7 +68,7 @@ class Sums:
 
     @property
     def totals(self) -> tuple[float, ...]:
-        """Loss, correct, count and more: what :class:`fleet.storage.state.State` keeps of an epoch so far."""
+        """Loss, correct, count and more: what :class:`fleet.domain.network.State` keeps of an epoch so far."""
         return self.loss, self.correct, self.count, *self.more
 
     @classmethod

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from fleet.comm.messages import Bad, Warned
+from fleet.domain.events import BadSample, NetworkWarned
 from fleet.ensemble.effects import Fail, Outbox
 from fleet.ensemble.setup import Setup
 from fleet.errors import UserError
-from fleet.storage.events import BadSample, NetworkWarned
 
 
 class Complaints:

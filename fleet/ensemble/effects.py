@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fleet.comm.messages import Message, Tag
+from fleet.domain.events import Event, NetworkAdded
+from fleet.domain.network import EpochRecord, Standing
 from fleet.errors import ExitStatus, FleetError
 from fleet.search.calls import Call
 from fleet.search.mind import Add
 from fleet.search.searcher import Verdict
 from fleet.spec import NetworkSpec
-from fleet.storage.events import Event, NetworkAdded
-from fleet.storage.state import EpochRecord, Standing
 from scheduler.base import Network, RateTable
 from scheduler.ensemble.online import Traits
 

@@ -35,6 +35,22 @@ from fleet.comm.messages import (
     Throughput,
     Warned,
 )
+from fleet.domain.events import (
+    BestLost,
+    FirstStep,
+    GroupChanged,
+    GroupStarted,
+    GroupStopped,
+    Interrupted,
+    Planned,
+    PlannedGroup,
+    RankLost,
+    RanksReady,
+    RateMeasured,
+    RoundStarted,
+    TooLate,
+)
+from fleet.domain.network import Standing
 from fleet.ensemble.building import DEAF_S, Building, Buildings
 from fleet.ensemble.complaints import Complaints
 from fleet.ensemble.effects import (
@@ -71,22 +87,6 @@ from fleet.errors import ExitStatus, InfrastructureError, UserError
 from fleet.search.mind import Decision as MindDecision
 from fleet.search.mind import Mind
 from fleet.search.searcher import End
-from fleet.storage.events import (
-    BestLost,
-    FirstStep,
-    GroupChanged,
-    GroupStarted,
-    GroupStopped,
-    Interrupted,
-    Planned,
-    PlannedGroup,
-    RankLost,
-    RanksReady,
-    RateMeasured,
-    RoundStarted,
-    TooLate,
-)
-from fleet.storage.state import Standing
 from fleet.units import counted, format_duration
 from scheduler.base import Progress, RateTable, Round
 from scheduler.ensemble.moves import Dismiss, Grow, Move, Recruit, Shrink, Start, Stop

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from fleet.comm.messages import Leave, Pace, Stopped, Tag
+from fleet.domain.events import NodesLeft
 from fleet.ensemble.effects import NodesAsked, Outbox
 from fleet.ensemble.group import Group, Phase
 from fleet.ensemble.groups import Groups
 from fleet.ensemble.networks import Networks
 from fleet.ensemble.setup import Setup
 from fleet.errors import UserError
-from fleet.storage.events import NodesLeft
 from fleet.units import counted
 from scheduler.base import InputError
 from scheduler.eviction.plan import Action, RunningJob, groups_to_stop

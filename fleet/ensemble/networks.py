@@ -8,11 +8,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from fleet.comm.messages import EpochDone, Failed, FellBack, Measured
-from fleet.ensemble.effects import CheckpointRead, Keep, Leased, Outbox, ReadCheckpoint
-from fleet.ensemble.history import Impossible
-from fleet.errors import ExitStatus
-from fleet.spec import NetworkSpec
-from fleet.storage.events import (
+from fleet.domain.events import (
     EpochEnded,
     GroupStruck,
     NetworkFailed,
@@ -22,7 +18,11 @@ from fleet.storage.events import (
     NetworkTaken,
     NetworkTested,
 )
-from fleet.storage.state import EpochRecord, Judged, Outcome, Standing
+from fleet.domain.network import EpochRecord, Judged, Outcome, Standing
+from fleet.ensemble.effects import CheckpointRead, Keep, Leased, Outbox, ReadCheckpoint
+from fleet.ensemble.history import Impossible
+from fleet.errors import ExitStatus
+from fleet.spec import NetworkSpec
 from fleet.units import counted
 from scheduler.ensemble.crowd import Gone
 

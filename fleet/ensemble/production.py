@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
 from fleet.comm.messages import NO_LIMIT, Prepared, Produce, Throughput
+from fleet.domain.events import StreamStarted
+from fleet.domain.network import EpochRecord
 from fleet.ensemble.history import Impossible
-from fleet.storage.events import StreamStarted
-from fleet.storage.state import EpochRecord
 from fleet.stream.layout import Layout
 from scheduler.base import RateTable
 from scheduler.ensemble.rates import preprocessors_needed

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fleet.storage.events import RateOff
-from fleet.storage.state import StepRate
+from fleet.domain.events import RateOff
+from fleet.domain.network import StepRate
 from scheduler.ensemble.online import Observation, is_off
 
 

@@ -7,6 +7,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from fleet.comm.roles import Roles
+from fleet.domain.events import Profiled, RateLearned, RatesEstimated, SharingLearned
+from fleet.domain.network import StepRate
 from fleet.ensemble.effects import Admitted, KeepRates, Outbox
 from fleet.ensemble.rate_check import RateCheck
 from fleet.ensemble.setup import Setup
@@ -14,8 +16,6 @@ from fleet.ensemble.survey import Survey
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec
 from fleet.spec.layers import count_operations
-from fleet.storage.events import Profiled, RateLearned, RatesEstimated, SharingLearned
-from fleet.storage.state import StepRate
 from scheduler.base import Network, RateTable
 from scheduler.ensemble.elastic import at_best
 from scheduler.ensemble.online import OFF, Observation, OnlineRates, Traits

@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from fleet.comm.messages import EpochDone
+from fleet.domain.events import ReplayDiffered
+from fleet.domain.network import EpochRecord
 from fleet.ensemble import effects
 from fleet.ensemble.effects import Admitted, Consulted, ConsultFailed, Outbox, Ruled
 from fleet.ensemble.networks import Networks
 from fleet.search.mind import Add, Consult, Decision, Mind, Note, Rule
 from fleet.search.searcher import End, Verdict
-from fleet.storage.events import ReplayDiffered
-from fleet.storage.state import EpochRecord
 from scheduler.ensemble.crowd import Values
 
 

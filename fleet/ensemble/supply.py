@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from fleet.domain.events import SupplyFound
 from fleet.ensemble.effects import Outbox
 from fleet.ensemble.production import Production
 from fleet.ensemble.rates import Rates
-from fleet.storage.events import SupplyFound
 from scheduler.base import Cluster, RateTable
 from scheduler.ensemble.online import OFF
 from scheduler.ensemble.planning import reaches

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from fleet.comm.messages import Measured
+from fleet.domain.network import Outcome, StepRate
 from fleet.spec import NetworkSpec, Profile
-from fleet.storage.state import Outcome, StepRate
 from scheduler.base import CommTime, InputError, Network, RateTable
 from scheduler.elastic.analyzer import Timed, analysed, batches_to_time, joined
 from scheduler.ensemble.elastic import at_best

@@ -15,15 +15,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, ClassVar
 
+from fleet.domain.events import Started
+from fleet.domain.record import Flat, OmitDefault, from_json
 from fleet.errors import ExitStatus, StorageError, UserError
 from fleet.jobs.making_room import begin_later
 from fleet.jobs.room import await_room, say
 from fleet.jobs.systems import SYSTEM_VARIABLE, lease_of_process
 from fleet.jobs.warned import WarnedLaunch
 from fleet.storage.event_log import launch_status, log_mark, read_events
-from fleet.storage.events import Started
 from fleet.storage.lease import Lease
-from fleet.storage.lines import Flat, OmitDefault, add_dated_line, from_json, read_lines
+from fleet.storage.lines import add_dated_line, read_lines
 from fleet.storage.paths import RunPaths
 from launch.base import InputError
 from launch.systems import System, continue_job, is_preempted

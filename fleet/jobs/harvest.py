@@ -21,6 +21,10 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from fleet.domain.events import EpochEnded, FirstStep, Started
+from fleet.domain.events.fold import told
+from fleet.domain.network import EpochRecord, Standing
+from fleet.domain.record import Kind
 from fleet.errors import ExitStatus, StorageError, UserError
 from fleet.jobs.backlog import Cancel, Harvested, Limits, Order, Submit, decide, is_given_up
 from fleet.jobs.chain import Stop
@@ -48,14 +52,10 @@ from fleet.jobs.room import await_room, pause, refusal, say
 from fleet.jobs.systems import SYSTEM_VARIABLE, lease_of_process
 from fleet.jobs.warned import WarnedLaunch
 from fleet.storage.event_log import RunTail, launch_status, log_mark
-from fleet.storage.events import EpochEnded, FirstStep, Started
-from fleet.storage.events.fold import told
 from fleet.storage.files import write_json
-from fleet.storage.lines import Kind
 from fleet.storage.network_leases import holders
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Status, read_results
-from fleet.storage.state import EpochRecord, Standing
 from launch.base import InputError
 from launch.queues import QUEUES, QueuedJob
 from launch.systems import System, is_preempted, submit

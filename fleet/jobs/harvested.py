@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
+from fleet.domain.events import EpochEnded, NetworkTaken, Started
+from fleet.domain.record import Kind, OmitDefault, from_json
 from fleet.errors import ExitStatus
 from fleet.storage.event_log import Logged, read_events
-from fleet.storage.events import EpochEnded, NetworkTaken, Started
-from fleet.storage.lines import Kind, OmitDefault, add_dated_line, from_json, read_lines
+from fleet.storage.lines import add_dated_line, read_lines
 from fleet.storage.paths import RunPaths
 
 

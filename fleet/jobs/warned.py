@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
+from fleet.domain.events import Interrupted
 from fleet.errors import EXPLAINED, ExitStatus, UserError, shortened
 from fleet.storage.event_log import events_of
-from fleet.storage.events import Interrupted
 from launch.notices import PATIENCE_S, start
 
 # What batch systems send; SIGUSR2 is what launchers pass on to the ranks (mpirun ends them at once upon SIGTERM).

@@ -15,12 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from fleet.errors import UserError
-from fleet.monitor.overheads import Overheads
-from fleet.monitor.timeline import Killed, Launch, LetGo, Moment, are_side_by_side, launches_of, records_of
-from fleet.plugins import find_policy
-from fleet.storage.event_log import Logged
-from fleet.storage.events import (
+from fleet.domain.events import (
     EpochEnded,
     FirstStep,
     GroupChanged,
@@ -36,6 +31,11 @@ from fleet.storage.events import (
     StreamStarted,
     SupplyFound,
 )
+from fleet.errors import UserError
+from fleet.monitor.overheads import Overheads
+from fleet.monitor.timeline import Killed, Launch, LetGo, Moment, are_side_by_side, launches_of, records_of
+from fleet.plugins import find_policy
+from fleet.storage.event_log import Logged
 from fleet.units import parse_delta, parse_stream
 from scheduler.base import Delta, InputError, Network, Options, RateTable
 from scheduler.ensemble.costs import Costs

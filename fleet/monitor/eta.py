@@ -20,9 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
-from fleet.errors import UserError
-from fleet.spec import NetworkSpec, Spec
-from fleet.storage.events import (
+from fleet.domain.events import (
     EpochEnded,
     Estimated,
     Event,
@@ -46,7 +44,9 @@ from fleet.storage.events import (
     StreamStarted,
     SupplyFound,
 )
-from fleet.storage.state import EpochRecord, epochs_left
+from fleet.domain.network import EpochRecord, epochs_left
+from fleet.errors import UserError
+from fleet.spec import NetworkSpec, Spec
 from fleet.units import parse_stream
 from scheduler.base import Cluster, InputError, Network, RateTable
 from scheduler.ensemble.costs import Costs

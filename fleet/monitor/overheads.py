@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from fleet.storage.events import (
+from fleet.domain.events import (
     Ended,
     EpochEnded,
     Event,

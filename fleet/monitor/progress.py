@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from fleet.storage.events import (
+from fleet.domain.events import (
     EpochEnded,
     Event,
     GroupStarted,

@@ -10,15 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleet.collecting import without_collecting
-from fleet.errors import UserError
-from fleet.monitor.account import Account, account
-from fleet.monitor.searched import Rung, SearchReport, rungs_of, searches_of
-from fleet.monitor.timeline import Moment, launches_of
-from fleet.prediction.ensembles import EnsembleResult, read_ensembles
-from fleet.spec import load
-from fleet.spec.model import one_line
-from fleet.storage.event_log import Logged, read_run
-from fleet.storage.events import (
+from fleet.domain.events import (
     CacheChosen,
     DataChanged,
     EpochEnded,
@@ -29,6 +21,15 @@ from fleet.storage.events import (
     StreamStarted,
     SupplyFound,
 )
+from fleet.domain.network import EpochRecord
+from fleet.errors import UserError
+from fleet.monitor.account import Account, account
+from fleet.monitor.searched import Rung, SearchReport, rungs_of, searches_of
+from fleet.monitor.timeline import Moment, launches_of
+from fleet.prediction.ensembles import EnsembleResult, read_ensembles
+from fleet.spec import load
+from fleet.spec.model import one_line
+from fleet.storage.event_log import Logged, read_run
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import (
     SHOWN_PARAMETERS,
@@ -40,7 +41,6 @@ from fleet.storage.results import (
     short_names,
     varied_parameters,
 )
-from fleet.storage.state import EpochRecord
 
 _SHUFFLES = {
     "network": "Each network shuffles by its own epochs, so no schedule changes what it learns from.",

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fleet.domain.events import Commanded, EpochEnded, NetworkAdded, NetworkJudged, Searched
+from fleet.domain.network import EpochRecord
 from fleet.monitor.timeline import Moment
 from fleet.spec import Spec
 from fleet.spec.space import Range, Space
 from fleet.spec.train import Converge
-from fleet.storage.events import Commanded, EpochEnded, NetworkAdded, NetworkJudged, Searched
 from fleet.storage.results import NetworkResult, Status, networks_of
-from fleet.storage.state import EpochRecord
 from fleet.units import counted
 
 _SHOWN = 12  # rows and names that a table shows

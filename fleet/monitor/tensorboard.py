@@ -12,10 +12,10 @@ import socket
 import time
 from typing import Any
 
-from fleet.storage.events import EpochEnded, Event
+from fleet.domain.events import EpochEnded, Event
+from fleet.domain.network import SCORES
 from fleet.storage.files import patiently, storing
 from fleet.storage.paths import RunPaths
-from fleet.storage.state import SCORES
 
 
 class TensorBoardObserver:

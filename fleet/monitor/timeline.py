@@ -9,8 +9,7 @@ from functools import cached_property
 from itertools import count, pairwise, takewhile
 from typing import TypeAlias
 
-from fleet.storage.event_log import Logged
-from fleet.storage.events import (
+from fleet.domain.events import (
     EpochEnded,
     Event,
     GroupChanged,
@@ -21,6 +20,7 @@ from fleet.storage.events import (
     NetworkRetried,
     Started,
 )
+from fleet.storage.event_log import Logged
 from scheduler.ensemble.replay import Record
 
 

@@ -10,9 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
-from fleet.monitor.progress import Progress
-from fleet.spec import Spec
-from fleet.storage.events import (
+from fleet.domain.events import (
     BadSample,
     BestLost,
     CacheChosen,
@@ -52,9 +50,11 @@ from fleet.storage.events import (
     SupplyFound,
     TooLate,
 )
-from fleet.storage.events.search import USER
+from fleet.domain.events.search import USER
+from fleet.domain.network import EpochRecord
+from fleet.monitor.progress import Progress
+from fleet.spec import Spec
 from fleet.storage.files import STDOUT, patiently, storing
-from fleet.storage.state import EpochRecord
 from fleet.terminal import terminal, terminal_width
 from fleet.units import counted, format_duration
 from scheduler.ensemble.policies import POLICIES

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
+from fleet.domain.events import Commanded, NetworkAdded
 from fleet.ensemble.effects import Admitted
 from fleet.ensemble.rates import traits_of
 from fleet.errors import UserError
@@ -18,7 +19,6 @@ from fleet.spec import NetworkSpec
 from fleet.spec.judging import check_comparable
 from fleet.spec.resolve import asked_network, refused_network, stand_in, variants, with_added
 from fleet.storage.checkpoint import inherit, saved_epochs
-from fleet.storage.events import Commanded, NetworkAdded
 from fleet.storage.identity import codes_of_all, speed_identity
 from fleet.storage.quota import Quota
 from fleet.storage.results import Results

@@ -9,6 +9,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from fleet.comm.base import World
+from fleet.domain.events import (
+    Commanded,
+    Event,
+    NetworkFellBack,
+    NetworkRetried,
+    Profiled,
+    RateLearned,
+    RateMeasured,
+    RateOff,
+    RatesEstimated,
+    RatesRemembered,
+    RememberedRate,
+    SharingLearned,
+)
 from fleet.ensemble.claims import Claims
 from fleet.ensemble.rates import traits_of
 from fleet.ensemble.setup import Setup
@@ -34,20 +48,6 @@ from fleet.runtime.searchers import Searchers
 from fleet.runtime.searches import calls_of, make_mind, make_searchers
 from fleet.spec import NetworkSpec
 from fleet.storage.event_log import EventLog, RunTail, logged_epochs, read_events
-from fleet.storage.events import (
-    Commanded,
-    Event,
-    NetworkFellBack,
-    NetworkRetried,
-    Profiled,
-    RateLearned,
-    RateMeasured,
-    RateOff,
-    RatesEstimated,
-    RatesRemembered,
-    RememberedRate,
-    SharingLearned,
-)
 from fleet.storage.files import STDOUT, SharedPacing, storing
 from fleet.storage.identity import codes_of_all, speed_identity, trial_identity
 from fleet.storage.lease import Lease, check_of

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from fleet.domain.events import CacheChosen
 from fleet.errors import UserError
 from fleet.runtime.feeds import have_one_target
 from fleet.runtime.inputs import Inputs
 from fleet.spec import Spec
 from fleet.spec.layers import count_for
-from fleet.storage.events import CacheChosen
 from fleet.storage.sizes import folder_bytes
 from fleet.stream.layout import row_bytes
 from fleet.units import counted, format_size

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import numpy as np
 
+from fleet.domain.events import ChangesAccepted, DataChanged, Event, NetworkFellBack
+from fleet.domain.network import DATA, Code, State
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec, Spec
 from fleet.storage.checkpoint import amend, newest
-from fleet.storage.code import Code, code_of
-from fleet.storage.events import ChangesAccepted, DataChanged, Event, NetworkFellBack
+from fleet.storage.code import code_of
 from fleet.storage.files import replacing, storing
 from fleet.storage.identity import changes, identity
 from fleet.storage.lease import Fence, check_of
 from fleet.storage.paths import RunPaths
-from fleet.storage.state import DATA, State
 from preprocess.fingerprint import Fingerprint, differences, read_fingerprint, write_fingerprint
 from preprocess.sample import SampleSpec
 

@@ -16,6 +16,17 @@ from typing import Protocol
 
 from fleet.comm.base import World
 from fleet.comm.messages import Pace, Tag
+from fleet.domain.events import (
+    BadSample,
+    EpochEnded,
+    Event,
+    GroupStarted,
+    RatesGiven,
+    RatesRemembered,
+    ScheduleOptions,
+    Started,
+)
+from fleet.domain.network import EpochRecord
 from fleet.ensemble.effects import (
     Admit,
     CheckpointRead,
@@ -53,19 +64,8 @@ from fleet.runtime.searches import make_mind, outlook
 from fleet.search.mind import Mind
 from fleet.spec import Spec
 from fleet.storage.event_log import EventLog
-from fleet.storage.events import (
-    BadSample,
-    EpochEnded,
-    Event,
-    GroupStarted,
-    RatesGiven,
-    RatesRemembered,
-    ScheduleOptions,
-    Started,
-)
 from fleet.storage.lease import Fence
 from fleet.storage.results import Results, look_up
-from fleet.storage.state import EpochRecord
 from scheduler.base import Cluster, Progress, RateTable
 from scheduler.ensemble.online import OnlineRates
 from scheduler.ensemble.planning import plan

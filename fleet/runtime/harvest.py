@@ -12,10 +12,10 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 
 from fleet.comm.messages import Join, Message, Start
+from fleet.domain.events.fold import FOUND_DONE, is_whole, told
 from fleet.ensemble.claims import Claims, Effect, Ends, Got, Leave, LetGo, Over, Want
 from fleet.ensemble.effects import EndAsked, Leased
 from fleet.storage.event_log import RunTail, logged_epochs
-from fleet.storage.events.fold import FOUND_DONE, is_whole, told
 from fleet.storage.network_leases import NetworkLeases, Taken
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Results, take_up

@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from fleet.comm.roles import Roles, roles_of
+from fleet.domain.events import Event
+from fleet.domain.network import Code, EpochRecord
 from fleet.errors import UserError
 from fleet.prediction.sample_file import read_standardized, write_sample, write_standardized
 from fleet.runtime.ahead import Ahead, ahead_of
@@ -45,15 +47,12 @@ from fleet.spec.fitting import joined, misfits
 from fleet.spec.judging import check_comparable
 from fleet.spec.layers import count_for
 from fleet.spec.resolve import extremes, variants
-from fleet.storage.code import Code
 from fleet.storage.event_log import last_cache
-from fleet.storage.events import Event
 from fleet.storage.files import replacing
 from fleet.storage.identity import Machine
 from fleet.storage.lease import Fence, Lease
 from fleet.storage.paths import RunPaths
 from fleet.storage.sizes import check_quota
-from fleet.storage.state import EpochRecord
 from fleet.stream.layout import Layout, plan_layout, plan_ring, row_bytes
 from fleet.stream.order import Order, RingOrder, StrictOrder, read_path
 from fleet.units import counted, format_size

@@ -6,14 +6,13 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
+from fleet.domain.network import SCORES, Code, EpochRecord, State
 from fleet.errors import UserError
 from fleet.runtime.changes import Wishes
 from fleet.spec import Batch, NetworkSpec, Spec, with_output
 from fleet.storage.checkpoint import newest
-from fleet.storage.code import Code
 from fleet.storage.identity import changes
 from fleet.storage.paths import RunPaths
-from fleet.storage.state import SCORES, EpochRecord, State
 from fleet.units import counted
 from preprocess.sample import SampleSpec
 

@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
+from fleet.domain.events import Searched
 from fleet.ensemble.effects import Consulted, ConsultFailed
 from fleet.search.calls import Call, make, replay
 from fleet.search.searcher import Searcher
 from fleet.spec.model import one_line
-from fleet.storage.events import Searched
 from fleet.units import format_duration
 
 _PATIENCE_S = 60.0  # for one call, where nobody has said how long

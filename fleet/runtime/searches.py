@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from fleet.domain.events import Commanded, Event, NetworkAdded, Searched
 from fleet.errors import SpecError, UserError
 from fleet.monitor.eta import Coming, Outlook
 from fleet.search.mind import Entry, Mind
@@ -20,7 +21,6 @@ from fleet.spec.resolve import asked_network, refused_network, stand_in, with_ad
 from fleet.spec.search import Prune, Search
 from fleet.spec.space import Space
 from fleet.storage.event_log import events_of
-from fleet.storage.events import Commanded, Event, NetworkAdded, Searched
 from fleet.units import format_duration
 
 

@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from fleet.domain.events import Searched
 from fleet.errors import UserError
 from fleet.search.searcher import Resuming, Searcher, Verdict
-from fleet.storage.events import Searched
 
 
 @dataclass(frozen=True)

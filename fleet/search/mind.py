@@ -12,6 +12,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from fleet.domain.events import EpochEnded, Event, NetworkFinished, NetworkJudged, Searched, SearchFailed
+from fleet.domain.events.search import USER
+from fleet.domain.network import EpochRecord, Standing
 from fleet.search.calls import Call, Nonsense, Resume, as_call, as_event
 from fleet.search.conversation import Asked, Conversation, Judged, Resumed
 from fleet.search.life import Life
@@ -20,9 +23,6 @@ from fleet.search.rungs import natural
 from fleet.search.searcher import End, Mode, Verdict
 from fleet.spec.search import Search
 from fleet.spec.space import Member, Space, size_of
-from fleet.storage.events import EpochEnded, Event, NetworkFinished, NetworkJudged, Searched, SearchFailed
-from fleet.storage.events.search import USER
-from fleet.storage.state import EpochRecord, Standing
 
 _SEARCHER, _END = "searcher", "end"
 

@@ -19,12 +19,12 @@ from typing import get_type_hints
 
 import numpy as np
 
+from fleet.domain.network import EpochRecord, State, convergence, stream_epochs
 from fleet.errors import CheckpointError, DamagedError, LeaseLost, UserError
 from fleet.spec import Converge
 from fleet.storage.files import replacing, storing
 from fleet.storage.lease import Fence, check_of
 from fleet.storage.paths import RunPaths
-from fleet.storage.state import EpochRecord, State, convergence, stream_epochs
 from fleet.storage.verified import read_verified, write_verified
 from fleet.units import counted
 

@@ -12,12 +12,11 @@ import importlib.machinery
 import importlib.util
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
 
-Code: TypeAlias = Mapping[str, str]  # file, relative to the folder where its module was found -> hash of its text
+from fleet.domain.network import Code
 
 _OURS = frozenset({"fleet", "preprocess", "scheduler", "launch"})
 _INSTALLED = frozenset({"site-packages", "dist-packages"})

@@ -18,11 +18,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from fleet.domain.events import CacheChosen, Ended, EpochEnded, Event, Started, event_from_json
+from fleet.domain.events.fold import Dated
+from fleet.domain.record import is_finite, to_json
 from fleet.errors import ExitStatus
-from fleet.storage.events import CacheChosen, Ended, EpochEnded, Event, Started, event_from_json
-from fleet.storage.events.fold import Dated
 from fleet.storage.files import storing
-from fleet.storage.lines import add_line, is_finite, open_lines, read_lines, to_json
+from fleet.storage.lines import add_line, open_lines, read_lines
 from fleet.storage.paths import RunPaths
 
 E = TypeVar("E")

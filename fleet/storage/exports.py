@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 
+from fleet.domain.network import State, stream_epochs
 from fleet.errors import CheckpointError
 from fleet.storage.checkpoint import read_state
 from fleet.storage.files import replacing
 from fleet.storage.lease import Fence, check_of
 from fleet.storage.paths import RunPaths
-from fleet.storage.state import State, stream_epochs
 
 
 def note_export(paths: RunPaths, name: str, exported: State, fence: Fence | None = None) -> None:

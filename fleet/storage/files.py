@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import json
 import logging
@@ -11,9 +10,8 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -279,33 +277,3 @@ class SharedPacing:
 
 
 _SHARED = 20  # times as long as a writing takes is no other, by one launch
-
-
-@cache
-def _field_names(kind: type) -> tuple[str, ...] | None:
-    """Of a dataclass; None of any other type."""
-    return tuple(field.name for field in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else None
-
-
-def as_json(value: Any) -> Any:
-    """A value in the types that JSON has; NaN and infinity, which it lacks, become None.
-
-    >>> as_json({1: (float("nan"), 2.0)})
-    {'1': [None, 2.0]}
-    """
-    if value is None or isinstance(value, str | int):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    kind: type = type(value)
-    if (names := _field_names(kind)) is not None:
-        return {name: as_json(getattr(value, name)) for name in names}
-    if isinstance(value, Mapping):
-        return {str(key): as_json(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        if set(map(type, value)) <= {float} and math.isfinite(sum(value)):  # rates of thousands of networks
-            return list(value)
-        return [as_json(item) for item in value]
-    if hasattr(value, "tolist"):  # numpy
-        return as_json(value.tolist())
-    return value

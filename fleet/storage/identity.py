@@ -11,10 +11,10 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from fleet.domain.network import Code, State
 from fleet.spec import NetworkSpec, Resources, Spec, Train
 from fleet.spec.model import Architecture
-from fleet.storage.code import Code, changed_files, code_of
-from fleet.storage.state import State
+from fleet.storage.code import changed_files, code_of
 from preprocess.sample import SampleSpec
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from fleet.domain.network import Judged, Outcome, Standing, State, convergence, has_diverged, reason_now
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec, Spec
 from fleet.spec.judging import Yardstick, ranking_of
@@ -24,7 +25,6 @@ from fleet.storage.checkpoint import CheckpointLookup, newest
 from fleet.storage.exports import is_exported
 from fleet.storage.files import Pacing, SharedPacing, patiently, replacing, storing, write_json
 from fleet.storage.paths import RunPaths
-from fleet.storage.state import Judged, Outcome, Standing, State, convergence, has_diverged, reason_now
 from fleet.storage.tested import read_tested, write_tested
 
 

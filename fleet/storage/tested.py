@@ -8,8 +8,9 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from fleet.storage.files import as_json, write_json
-from fleet.storage.state import EpochRecord, Judged, stream_epochs
+from fleet.domain.network import EpochRecord, Judged, stream_epochs
+from fleet.domain.record import as_json
+from fleet.storage.files import write_json
 
 
 def write_tested(path: Path, test: str, history: Sequence[EpochRecord], tested: Judged) -> None:

@@ -13,6 +13,7 @@ from typing import IO
 
 import numpy as np
 
+from fleet.domain.network import State
 from fleet.errors import InfrastructureError
 from fleet.spec import Checkpoint, Converge
 from fleet.storage.checkpoint import best_state, permission, write_history, write_state
@@ -21,7 +22,6 @@ from fleet.storage.files import patiently, replace_by, replacing, storing
 from fleet.storage.lease import Fence, check_of
 from fleet.storage.paths import PARTS, RunPaths
 from fleet.storage.quota import Quota
-from fleet.storage.state import State
 from preprocess.passing import lacks_room
 
 log = logging.getLogger("fleet.storage.writer")

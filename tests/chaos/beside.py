@@ -14,8 +14,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fleet.domain.events import EpochEnded
 from fleet.storage.event_log import read_run
-from fleet.storage.events import EpochEnded
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import read_results
 from tests.chaos.faults import Broken

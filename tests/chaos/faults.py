@@ -18,11 +18,11 @@ import yaml
 from PIL import Image
 
 from fleet.api import mpirun
+from fleet.domain.events import Ended, EpochEnded, GroupStarted, GroupStruck
 from fleet.errors import CheckpointError
 from fleet.runtime.replay import largest_difference
 from fleet.storage.checkpoint import newest, read_state
 from fleet.storage.event_log import events_of, read_events
-from fleet.storage.events import Ended, EpochEnded, GroupStarted, GroupStruck
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import read_results
 from tests.places import ON_ONE_MACHINE, ROOT

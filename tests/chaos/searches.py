@@ -15,13 +15,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fleet.runtime.searches import calls_of
-from fleet.search.calls import replay
-from fleet.search.pruning import make_judge
-from fleet.search.searcher import Verdict, make_searcher
-from fleet.spec import load
-from fleet.storage.event_log import events_of
-from fleet.storage.events import (
+from fleet.domain.events import (
     Ended,
     EpochEnded,
     NetworkFinished,
@@ -30,6 +24,12 @@ from fleet.storage.events import (
     Searched,
     SearchFailed,
 )
+from fleet.runtime.searches import calls_of
+from fleet.search.calls import replay
+from fleet.search.pruning import make_judge
+from fleet.search.searcher import Verdict, make_searcher
+from fleet.spec import load
+from fleet.storage.event_log import events_of
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import read_results
 from tests.chaos.faults import Broken

@@ -20,9 +20,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fleet.domain.events import EpochEnded, FirstStep
 from fleet.monitor.timeline import launches_of, records_of
 from fleet.storage.event_log import read_events, read_run
-from fleet.storage.events import EpochEnded, FirstStep
 from fleet.storage.lines import read_lines
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import read_results

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
+from fleet.domain.events import EpochEnded
 from fleet.jobs.chain import CALLED_OFF
 from fleet.storage.event_log import events_of
-from fleet.storage.events import EpochEnded
 from fleet.storage.paths import RunPaths
 from tests.mpi.conftest import ROOT, Launch, Launcher, spec
 from tests.mpi.test_training import replayed

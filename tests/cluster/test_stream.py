@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fleet.api import mpirun
-from fleet.storage.events import GroupStarted, Started
+from fleet.domain.events import GroupStarted, Started
 from fleet.storage.paths import RunPaths
 from tests.mpi.conftest import ROOT, Launch, Launcher, read_lines, spec
 from tests.mpi.test_stream import DATA, KEPT, MODELS, RING, check

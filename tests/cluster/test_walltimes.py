@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import pytest
 import yaml
 
+from fleet.domain.events import EpochEnded
 from fleet.jobs.chain import past_of
 from fleet.storage.event_log import events_of
-from fleet.storage.events import EpochEnded
 from fleet.storage.lines import read_lines
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import read_results

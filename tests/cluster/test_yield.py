@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from fleet.domain.events import EpochEnded
 from fleet.storage.event_log import events_of
-from fleet.storage.events import EpochEnded
 from fleet.storage.paths import RunPaths
 from tests.cluster.test_evict import PLAIN, evict
 from tests.mpi.conftest import ROOT, Launcher, spec

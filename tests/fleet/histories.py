@@ -1,7 +1,7 @@
 """Made-up histories of networks, and what stands around them."""
 
+from fleet.domain.network import EpochRecord
 from fleet.spec import parse
-from fleet.storage.state import EpochRecord
 from preprocess.sample import ImageSpec, SampleSpec
 
 

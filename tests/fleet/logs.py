@@ -2,9 +2,7 @@
 
 import json
 
-from fleet.spec import parse
-from fleet.storage.event_log import Logged
-from fleet.storage.events import (
+from fleet.domain.events import (
     Ended,
     EpochEnded,
     GroupStarted,
@@ -15,10 +13,12 @@ from fleet.storage.events import (
     ScheduleOptions,
     Started,
 )
-from fleet.storage.lines import to_json
+from fleet.domain.network import EpochRecord, Outcome, Standing
+from fleet.domain.record import to_json
+from fleet.spec import parse
+from fleet.storage.event_log import Logged
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Results
-from fleet.storage.state import EpochRecord, Outcome, Standing
 
 START = Started(
     networks=2, trainers=2, preprocessors=1, nodes=1, gpus_per_node=2, policy="baseline", finished=(),

@@ -8,10 +8,10 @@ import yaml
 
 from fleet import api
 from fleet.api import Document, ModelEntry, Optimizer, Train, load, mpirun, run, write_spec
+from fleet.domain.events import Ended
 from fleet.errors import ExitStatus, InfrastructureError, SpecError, UserError
 from fleet.spec.space import Range
 from fleet.storage.event_log import EventLog
-from fleet.storage.events import Ended
 from fleet.storage.paths import RunPaths
 
 DOCUMENT = Document(

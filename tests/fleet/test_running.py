@@ -7,15 +7,15 @@ import pytest
 
 from fleet import running
 from fleet.__main__ import main
+from fleet.domain.events import Commanded, EpochEnded, NetworkAdded
+from fleet.domain.record import to_json
 from fleet.errors import ExitStatus, UserError
 from fleet.running import Reporter, Running, ask_nodes, command, follow
 from fleet.runtime.outside.mailbox import Mailbox
 from fleet.spec import dump, parse
 from fleet.spec.schema import ModelEntry
 from fleet.storage.event_log import EventLog
-from fleet.storage.events import Commanded, EpochEnded, NetworkAdded
 from fleet.storage.lease import Lease, Process, Times, is_held
-from fleet.storage.lines import to_json
 from fleet.storage.paths import RunPaths
 from tests.fleet.histories import record
 

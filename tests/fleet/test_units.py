@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fleet.domain.network import EpochRecord, convergence
 from fleet.spec import Converge
-from fleet.storage.state import EpochRecord, convergence
 from fleet.units import (
     DELTA,
     DURATION,

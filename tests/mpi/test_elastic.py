@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
+from fleet.domain.events import EpochEnded, FirstStep, Planned, RateMeasured
 from fleet.storage.event_log import read_events
-from fleet.storage.events import EpochEnded, FirstStep, Planned, RateMeasured
 from fleet.storage.paths import RunPaths
 from scheduler.base import Cluster, Options
 from scheduler.ensemble.costs import Costs

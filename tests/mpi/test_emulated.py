@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from fleet.domain.events import EpochEnded, GroupChanged, GroupStarted, SharingLearned, Started
 from fleet.storage.checkpoint import read_state
 from fleet.storage.event_log import read_events
-from fleet.storage.events import EpochEnded, GroupChanged, GroupStarted, SharingLearned, Started
 from scheduler.ensemble.policies import POLICIES
 from scheduler.ensemble.rates import rate
 from scheduler.ensemble.rates_file import parse_rates

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
+from fleet.domain.events import EpochEnded, GroupStarted, NetworkWarned
 from fleet.storage.event_log import events_of
-from fleet.storage.events import EpochEnded, GroupStarted, NetworkWarned
 from fleet.storage.paths import RunPaths
 from tests.examples import long_but_first
 from tests.mpi.conftest import ROOT, await_end, rank_process, spec

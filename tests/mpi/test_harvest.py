@@ -10,9 +10,9 @@ from datetime import datetime
 
 import pytest
 
+from fleet.domain.events import EpochEnded, NetworkFinished, NetworkTaken
 from fleet.monitor.report import read_report
 from fleet.storage.event_log import events_of, read_run
-from fleet.storage.events import EpochEnded, NetworkFinished, NetworkTaken
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import read_results
 from tests.mpi.conftest import kill, rank_process, session_members, spec

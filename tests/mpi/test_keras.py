@@ -7,8 +7,8 @@ from itertools import product
 import numpy as np
 import pytest
 
+from fleet.domain.events import CacheChosen, RatesEstimated
 from fleet.runtime.replay import largest_difference
-from fleet.storage.events import CacheChosen, RatesEstimated
 from fleet.storage.paths import RunPaths
 from scheduler.ensemble.policies import POLICIES
 from tests.mpi.conftest import spec

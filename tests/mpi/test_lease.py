@@ -6,8 +6,8 @@ import time
 
 import pytest
 
+from fleet.domain.events import EpochEnded
 from fleet.storage.event_log import events_of
-from fleet.storage.events import EpochEnded
 from fleet.storage.paths import RunPaths
 from tests.mpi.conftest import rank_process, session_members, spec
 

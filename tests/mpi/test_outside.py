@@ -16,11 +16,11 @@ import pytest
 
 from fleet.__main__ import main
 from fleet.api import launch, mpirun
+from fleet.domain.events import EpochEnded, FirstStep, GroupStarted, NetworkJudged, NodesLeft, RankLost
 from fleet.errors import ExitStatus, UserError
 from fleet.runtime.replay import largest_difference
 from fleet.storage.checkpoint import newest, read_state
 from fleet.storage.event_log import events_of, read_run
-from fleet.storage.events import EpochEnded, FirstStep, GroupStarted, NetworkJudged, NodesLeft, RankLost
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Status
 from fleet.units import counted

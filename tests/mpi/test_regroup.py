@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fleet.storage.events import GroupChanged, GroupStarted
+from fleet.domain.events import GroupChanged, GroupStarted
 from tests.examples import long_but_first
 from tests.mpi.conftest import ROOT, spec
 from tests.mpi.test_training import replayed

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from fleet.domain.events import GroupChanged
 from fleet.runtime.replay import largest_difference
-from fleet.storage.events import GroupChanged
 from fleet.storage.paths import RunPaths
 from tests.mpi.conftest import ROOT, spec
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet.storage.events import GroupStarted, Started
+from fleet.domain.events import GroupStarted, Started
 from fleet.stream.order import Epoch, RingOrder, StrictOrder, read_path
 from preprocess.pipeline import Pipeline
 from preprocess.transforms import parse_transforms

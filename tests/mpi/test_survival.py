@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fleet.storage.events import EpochEnded, GroupStruck, RankLost
+from fleet.domain.events import EpochEnded, GroupStruck, RankLost
 from fleet.stream.order import read_path
 from tests.mpi.conftest import ROOT, spec
 from tests.mpi.test_training import replayed

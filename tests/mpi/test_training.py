@@ -6,10 +6,7 @@ import time
 
 import pytest
 
-from fleet.runtime.replay import largest_difference
-from fleet.storage.checkpoint import read_state
-from fleet.storage.event_log import events_of
-from fleet.storage.events import (
+from fleet.domain.events import (
     Ended,
     EpochEnded,
     FirstStep,
@@ -22,6 +19,9 @@ from fleet.storage.events import (
     RoundStarted,
     Started,
 )
+from fleet.runtime.replay import largest_difference
+from fleet.storage.checkpoint import read_state
+from fleet.storage.event_log import events_of
 from fleet.storage.paths import RunPaths
 from tests.examples import long_but_first
 from tests.mpi.conftest import kill, spec

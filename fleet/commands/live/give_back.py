@@ -16,10 +16,10 @@ from pathlib import Path
 
 from fleet.arguments import count, duration
 from fleet.commands.options import add_json, print_json
+from fleet.domain.events import NodesLeft
 from fleet.errors import ExitStatus, InfrastructureError
 from fleet.running import ask_nodes, await_nodes
 from fleet.storage.event_log import log_mark
-from fleet.storage.events import NodesLeft
 from fleet.storage.paths import RunPaths
 from launch.base import InputError
 from launch.slurm_acts import shrink

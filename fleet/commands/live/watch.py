@@ -14,11 +14,11 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+from fleet.domain.record import as_json
 from fleet.errors import ExitStatus, UserError
 from fleet.monitor.view import Narrator
 from fleet.running import follow_logs, meet_all, reporter_of
 from fleet.storage.event_log import log_mark
-from fleet.storage.files import as_json
 from fleet.storage.lease import is_held
 from fleet.storage.network_leases import held_lease
 from fleet.storage.paths import RunPaths

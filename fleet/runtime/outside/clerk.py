@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from fleet.domain.events import Commanded, Event
 from fleet.ensemble.effects import Admitted, Heard, NodesAsked, Ruled
 from fleet.errors import UserError
 from fleet.runtime.admission import Admission
 from fleet.runtime.outside.mailbox import Command, Mailbox
 from fleet.search.searcher import Verdict
-from fleet.storage.events import Commanded, Event
 from fleet.storage.results import Results
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 
 from fleet.comm.messages import Message, Pace
+from fleet.domain.network import State, StepRate
 from fleet.runtime.training.sources import Sources
-from fleet.storage.state import State, StepRate
 from fleet.storage.writer import CheckpointWriter
 
 _PACE_EVERY_S = 1.0

@@ -27,6 +27,7 @@ from fleet.comm.messages import (
     Stopped,
     Tag,
 )
+from fleet.domain.network import LARGEST_LOSS, EpochRecord, Judged, State, StepRate, convergence, divergence
 from fleet.engines.base import Arrays, Scoring, Sums
 from fleet.errors import InfrastructureError
 from fleet.prediction.kept import keep_outputs
@@ -37,7 +38,6 @@ from fleet.runtime.training.network import Training
 from fleet.runtime.training.sources import Sources
 from fleet.runtime.training.strides import strides
 from fleet.storage.paths import PARTS, RunPaths
-from fleet.storage.state import LARGEST_LOSS, EpochRecord, Judged, State, StepRate, convergence, divergence
 from fleet.storage.writer import CheckpointWriter
 from fleet.stream.base import Stream
 from fleet.stream.order import Epoch, read_path, write_path

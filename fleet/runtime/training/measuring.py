@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fleet.domain.network import StepRate
 from fleet.runtime.training.all_or_none import NetworkFailed
 from fleet.runtime.training.clocks import StepClock
 from fleet.runtime.training.network import Training
 from fleet.spec import Profile
-from fleet.storage.state import StepRate
 from preprocess.sample import SampleSpec
 
 log = logging.getLogger("fleet.runtime.training.measuring")

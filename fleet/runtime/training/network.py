@@ -10,11 +10,11 @@ from typing import TypeVar
 import numpy as np
 
 from fleet.comm.base import Group
+from fleet.domain.network import State
 from fleet.engines.base import Rescaling, Striding, Sums, Trainable
 from fleet.runtime.training.all_or_none import NetworkFailed, agree, all_or_none
 from fleet.runtime.training.clocks import StepClock
 from fleet.spec import NetworkSpec
-from fleet.storage.state import State
 from preprocess.target import TargetSpec, class_target
 
 T = TypeVar("T")

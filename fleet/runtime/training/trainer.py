@@ -33,6 +33,7 @@ from fleet.comm.messages import (
     Tag,
     Warned,
 )
+from fleet.domain.network import Code, State, StepRate, reason_now
 from fleet.engines.base import Engine, Examinable, Trainable, network_warnings
 from fleet.errors import GroupStruck, InfrastructureError
 from fleet.runtime.training.all_or_none import NetworkFailed, all_or_none
@@ -43,11 +44,9 @@ from fleet.runtime.training.network import Training
 from fleet.runtime.training.sources import Sources
 from fleet.spec import NetworkSpec, Spec
 from fleet.storage.checkpoint import CheckpointLookup, inherited, newest, promote_previous, read_state
-from fleet.storage.code import Code
 from fleet.storage.identity import identity
 from fleet.storage.lease import Fence
 from fleet.storage.paths import RunPaths
-from fleet.storage.state import State, StepRate, reason_now
 from fleet.storage.writer import CheckpointWriter
 from fleet.stream.stall import Stalled
 from fleet.stream.tenants import Tenants

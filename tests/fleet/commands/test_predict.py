@@ -8,13 +8,13 @@ from PIL import Image
 
 from fleet import predictor
 from fleet.api import Predictor
+from fleet.domain.network import EpochRecord, Outcome, Standing
 from fleet.errors import UserError
 from fleet.prediction.kept import probabilities
 from fleet.prediction.sample_file import read_sample, write_sample
 from fleet.spec import dump, parse
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Results
-from fleet.storage.state import EpochRecord, Outcome, Standing
 from preprocess.sample import ImageSpec, SampleSpec
 from preprocess.target import TargetSpec, class_target
 from tests.fleet.prediction.kept import keep

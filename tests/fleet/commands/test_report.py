@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from fleet.__main__ import main
-from fleet.storage.events import EpochEnded
+from fleet.domain.events import EpochEnded
 from tests.fleet.logs import LOG, as_text, made_up_run
 
 

@@ -15,9 +15,9 @@ from fleet.comm.messages import (
     Start,
     Stopped,
 )
+from fleet.domain.network import StepRate
 from fleet.ensemble.effects import KeepRates
 from fleet.ensemble.ensemble import Decision
-from fleet.storage.state import StepRate
 from scheduler.base import CommTime, Member, Round, StepTime
 from tests.fleet.ensemble.told import Told
 

@@ -30,6 +30,8 @@ from fleet.comm.messages import (
     Stopped,
     Throughput,
 )
+from fleet.domain import events
+from fleet.domain.network import Outcome, Standing, StepRate
 from fleet.ensemble.effects import (
     CheckpointRead,
     Consult,
@@ -51,8 +53,6 @@ from fleet.search.pruning import make_judge
 from fleet.search.searcher import Verdict
 from fleet.spec.search import Prune
 from fleet.spec.space import Range
-from fleet.storage import events
-from fleet.storage.state import Outcome, Standing, StepRate
 from tests.fleet.ensemble.told import Told, layout
 from tests.fleet.histories import history, record
 from tests.fleet.search.launches import LEARNING_RATE, search_of

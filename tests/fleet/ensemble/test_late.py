@@ -5,13 +5,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.comm.roles import assign
+from fleet.domain.events import NetworkAdded
 from fleet.ensemble.effects import Admitted, Ruled
 from fleet.ensemble.ensemble import Decision, Ensemble, Setup
 from fleet.ensemble.rates import traits_of
 from fleet.ensemble.survey import Survey
 from fleet.runtime.coordinator import Search
 from fleet.search.searcher import Verdict
-from fleet.storage.events import NetworkAdded
 from scheduler.base import Network, Options, RateTable
 from scheduler.ensemble.online import OnlineRates
 from scheduler.ensemble.planning import plan

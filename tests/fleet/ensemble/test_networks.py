@@ -1,9 +1,9 @@
 """What becomes of the networks of a run."""
 
 from fleet.comm.messages import EpochDone, Failed
+from fleet.domain.network import Outcome, Standing
 from fleet.ensemble.effects import CheckpointRead, Keep, Outbox
 from fleet.ensemble.networks import Networks
-from fleet.storage.state import Outcome, Standing
 from tests.fleet.histories import record, spec
 
 

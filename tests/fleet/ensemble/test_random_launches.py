@@ -7,14 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.comm.roles import assign
+from fleet.domain.events import NodesLeft
+from fleet.domain.network import Standing
 from fleet.ensemble.effects import NodesAsked
 from fleet.ensemble.ensemble import Decision, Ensemble, Setup
 from fleet.ensemble.rates import traits_of
 from fleet.ensemble.survey import Survey
 from fleet.errors import ExitStatus
 from fleet.runtime.coordinator import Search
-from fleet.storage.events import NodesLeft
-from fleet.storage.state import Standing
 from fleet.stream.layout import Layout
 from preprocess.sample import ImageSpec
 from scheduler.base import Member, Network, Options, RateTable, Round

@@ -2,9 +2,9 @@
 
 import pytest
 
+from fleet.domain.events import RateOff
+from fleet.domain.network import StepRate
 from fleet.ensemble.rate_check import RateCheck
-from fleet.storage.events import RateOff
-from fleet.storage.state import StepRate
 
 
 @pytest.mark.parametrize(("rate", "is_off"), [(238.0, True), (1000.0, True), (1012.0, False), (1684.0, False),

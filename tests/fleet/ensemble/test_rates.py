@@ -3,11 +3,11 @@
 import pytest
 
 from fleet.comm.messages import Measure, Pace, Ready, Start, Stopped, Throughput
+from fleet.domain.events import FirstStep, RanksReady, RateLearned, RateOff
+from fleet.domain.network import StepRate
 from fleet.ensemble import effects as do
 from fleet.ensemble.effects import RanksDied
 from fleet.ensemble.rates import traits_of
-from fleet.storage.events import FirstStep, RanksReady, RateLearned, RateOff
-from fleet.storage.state import StepRate
 from scheduler.ensemble.rates import rate as rate_of
 from tests.fleet.ensemble.told import Told, layout
 from tests.fleet.histories import spec

@@ -6,8 +6,8 @@ import pytest
 
 from fleet.comm.messages import Failed, Joined, Measure, Pace, Ready, Start, Stop, Stopped
 from fleet.comm.roles import assign
+from fleet.domain.network import StepRate
 from fleet.ensemble.rates import known_sharing
-from fleet.storage.state import StepRate
 from tests.fleet.ensemble.told import Told
 
 

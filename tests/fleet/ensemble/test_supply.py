@@ -5,10 +5,10 @@ import math
 import pytest
 
 from fleet.comm.messages import Prepared, Ready, Start, Stop, Stopped, Throughput
+from fleet.domain.events import SupplyFound
+from fleet.domain.network import StepRate
 from fleet.ensemble.effects import RanksDied
 from fleet.ensemble.ensemble import Decision
-from fleet.storage.events import SupplyFound
-from fleet.storage.state import StepRate
 from scheduler.base import Network, Options, RateTable
 from scheduler.ensemble.planning import plan
 from scheduler.ensemble.policies import POLICIES

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fleet.domain.network import Outcome
 from fleet.ensemble.survey import Survey, Task
 from fleet.spec import NetworkSpec, Profile
 from fleet.spec.train import Batch
-from fleet.storage.state import Outcome
 from scheduler.base import StepTime
 from scheduler.elastic.analyzer import Timed
 from tests.examples import examples

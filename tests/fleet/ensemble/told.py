@@ -4,12 +4,12 @@ from collections import defaultdict
 
 from fleet.comm.messages import EpochDone, Joined, Ready, Tag
 from fleet.comm.roles import assign
+from fleet.domain.network import Standing, StepRate
 from fleet.ensemble import effects as do
 from fleet.ensemble.ensemble import Decision, Ensemble, Setup
 from fleet.ensemble.rates import traits_of
 from fleet.ensemble.survey import Survey
 from fleet.runtime.coordinator import Search
-from fleet.storage.state import Standing, StepRate
 from fleet.stream.layout import Layout
 from preprocess.sample import ImageSpec
 from scheduler.base import Member, Network, RateTable, Round

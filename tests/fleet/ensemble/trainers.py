@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from random import Random
 
 from fleet.comm import messages as m
+from fleet.domain.events import Interrupted
+from fleet.domain.network import Outcome, Standing, StepRate
 from fleet.ensemble import effects as do
 from fleet.ensemble.ensemble import Ensemble
 from fleet.errors import ExitStatus, UserError
-from fleet.storage.events import Interrupted
-from fleet.storage.state import Outcome, Standing, StepRate
 from tests.fleet.histories import record
 
 MOST_STEPS = 20_000

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleet.domain.events import ScheduleOptions, Started
+from fleet.domain.record import to_json
 from fleet.jobs.chain import Begun, CalledOff, Limits, Stop, Stopped, decide, note, stops_before
-from fleet.storage.events import ScheduleOptions, Started
 from fleet.storage.lease import Lease
-from fleet.storage.lines import to_json
 from fleet.storage.paths import RunPaths
 from tests.mpi.conftest import ROOT
 

@@ -6,6 +6,8 @@ import threading
 
 import pytest
 
+from fleet.domain.events import EpochEnded, FirstStep, NetworkTaken
+from fleet.domain.network import Outcome, Standing
 from fleet.errors import ExitStatus, UserError
 from fleet.jobs import harvest, room
 from fleet.jobs.backlog import Limits
@@ -32,11 +34,9 @@ from fleet.jobs.harvest import (
 )
 from fleet.spec import parse
 from fleet.storage.event_log import EventLog
-from fleet.storage.events import EpochEnded, FirstStep, NetworkTaken
 from fleet.storage.lines import read_lines
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Results
-from fleet.storage.state import Outcome, Standing
 from launch.base import InputError
 from launch.queues import QUEUES, QueuedJob
 from launch.systems import SYSTEMS

@@ -9,17 +9,17 @@ from dataclasses import replace
 
 import pytest
 
+from fleet.domain.events import Ended as LogEnded
+from fleet.domain.events import EpochEnded, FirstStep, NetworkFailed, NetworkFinished, NetworkTaken
+from fleet.domain.network import Outcome, Standing
 from fleet.ensemble.claims import Claims, Got, Leave, LetGo, Over, Want
 from fleet.jobs.backlog import Limits
 from fleet.jobs.harvest import Backlog, Begun, Ended, Plan, Run, note
 from fleet.spec import parse
 from fleet.storage.event_log import EventLog
-from fleet.storage.events import Ended as LogEnded
-from fleet.storage.events import EpochEnded, FirstStep, NetworkFailed, NetworkFinished, NetworkTaken
 from fleet.storage.lease import Holder, create_generation
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Results
-from fleet.storage.state import Outcome, Standing
 from launch.queues import QueuedJob
 from tests.fleet.histories import record
 from tests.fleet.logs import START

@@ -4,9 +4,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from fleet.monitor.account import account
-from fleet.storage.event_log import Logged
-from fleet.storage.events import (
+from fleet.domain.events import (
     FirstStep,
     GroupChanged,
     GroupStarted,
@@ -17,6 +15,8 @@ from fleet.storage.events import (
     StreamStarted,
     SupplyFound,
 )
+from fleet.monitor.account import account
+from fleet.storage.event_log import Logged
 from tests.fleet.logs import LOG, START, epoch, with_rates
 
 

@@ -5,9 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from fleet.monitor import eta
-from fleet.monitor.eta import Coming, EstimateTimes, Estimator, Outlook
-from fleet.storage.events import (
+from fleet.domain.events import (
     EpochEnded,
     Estimated,
     GroupStarted,
@@ -21,6 +19,8 @@ from fleet.storage.events import (
     ScheduleOptions,
     Started,
 )
+from fleet.monitor import eta
+from fleet.monitor.eta import Coming, EstimateTimes, Estimator, Outlook
 from scheduler.ensemble.simulation import simulate
 from tests.fleet.histories import record, spec
 

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from fleet.monitor.overheads import Overheads
-from fleet.storage.events import (
+from fleet.domain.events import (
     Ended,
     EpochEnded,
     GroupChanged,
@@ -17,6 +16,7 @@ from fleet.storage.events import (
     ScheduleOptions,
     Started,
 )
+from fleet.monitor.overheads import Overheads
 from tests.fleet.histories import record
 
 STARTED = Started(2, trainers=4, preprocessors=1, nodes=1, gpus_per_node=4, policy="global", finished=(),

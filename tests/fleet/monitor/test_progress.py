@@ -3,10 +3,10 @@
 import io
 from dataclasses import replace
 
+from fleet.domain.events import EpochEnded, GroupStarted, GroupStopped, GroupStruck
+from fleet.domain.network import EpochRecord
 from fleet.monitor.progress import FIRST_S, LONGEST_S, Progress
 from fleet.monitor.view import PlainView
-from fleet.storage.events import EpochEnded, GroupStarted, GroupStopped, GroupStruck
-from fleet.storage.state import EpochRecord
 from tests.fleet.histories import spec
 from tests.fleet.logs import START
 

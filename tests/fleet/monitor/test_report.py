@@ -7,13 +7,13 @@ from html import escape
 
 import pytest
 
+from fleet.domain.events import DataChanged
+from fleet.domain.record import as_json
 from fleet.errors import UserError
 from fleet.monitor.html import render
 from fleet.monitor.report import SHOWN, best_rows, read_report
 from fleet.monitor.timeline import launches_of
 from fleet.storage.event_log import Logged
-from fleet.storage.events import DataChanged
-from fleet.storage.files import as_json
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Status, leaderboard
 from tests.fleet.logs import LOG, START, as_lines, as_text, epoch, made_up_run

@@ -7,6 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from fleet.domain.events import Commanded, EpochEnded, NetworkAdded, NetworkJudged, Searched, Started
+from fleet.domain.network import EpochRecord, Outcome, Standing
+from fleet.domain.record import as_json
 from fleet.monitor.html import render
 from fleet.monitor.report import read_report
 from fleet.monitor.searched import Found, SearchReport, Tried, table_of_rungs
@@ -15,11 +18,8 @@ from fleet.spec import load
 from fleet.spec.resolve import asked_network
 from fleet.spec.space import Range
 from fleet.storage.event_log import Logged
-from fleet.storage.events import Commanded, EpochEnded, NetworkAdded, NetworkJudged, Searched, Started
-from fleet.storage.files import as_json
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Results, Status
-from fleet.storage.state import EpochRecord, Outcome, Standing
 from tests.fleet.logs import START, as_text
 
 RATE = "train.optimizer.learning_rate"

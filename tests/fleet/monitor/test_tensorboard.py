@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from fleet.domain.events import EpochEnded
 from fleet.monitor.tensorboard import TensorBoardObserver
-from fleet.storage.events import EpochEnded
 from fleet.storage.paths import RunPaths
 from tests.fleet.histories import record
 

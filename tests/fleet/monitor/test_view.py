@@ -8,9 +8,7 @@ from typing import get_args
 
 import pytest
 
-from fleet.errors import StorageError
-from fleet.monitor.view import LiveView, Narrator, PlainView, describe
-from fleet.storage.events import (
+from fleet.domain.events import (
     BadSample,
     BestLost,
     CacheChosen,
@@ -59,7 +57,9 @@ from fleet.storage.events import (
     SupplyFound,
     TooLate,
 )
-from fleet.storage.state import EpochRecord
+from fleet.domain.network import EpochRecord
+from fleet.errors import StorageError
+from fleet.monitor.view import LiveView, Narrator, PlainView, describe
 from tests.fleet.histories import spec
 
 EPOCH = EpochEnded("a", EpochRecord(2, 7, loss=0.5, accuracy=0.75, val_loss=0.25, val_accuracy=0.875,

@@ -7,12 +7,12 @@ import threading
 import pytest
 
 from fleet.comm.roles import assign
+from fleet.domain.network import Outcome, Standing
 from fleet.runtime import ahead
 from fleet.runtime.ahead import Ahead, Announcement, Loading, ahead_of, busy
 from fleet.spec import parse
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Results
-from fleet.storage.state import Outcome, Standing
 
 ROLES = assign([0, 0, 0, 0], 1, None)  # trainers 1, 2, 3
 

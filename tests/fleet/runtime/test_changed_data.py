@@ -10,14 +10,14 @@ import pytest
 import yaml
 from PIL import Image
 
+from fleet.domain.events import DataChanged
+from fleet.domain.network import State
 from fleet.errors import UserError
 from fleet.runtime.changes import Wishes
 from fleet.runtime.prepare import prepare
 from fleet.storage.checkpoint import newest, write_history, write_state
-from fleet.storage.events import DataChanged
 from fleet.storage.identity import identity
 from fleet.storage.paths import RunPaths
-from fleet.storage.state import State
 from preprocess.source import View
 from tests.fleet.histories import history
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import yaml
 
+from fleet.domain.network import State
 from fleet.errors import UserError
 from fleet.runtime.changes import Wishes
 from fleet.runtime.prepare import prepare
 from fleet.storage.checkpoint import newest, read_state, write_history, write_state
 from fleet.storage.identity import identity
 from fleet.storage.paths import RunPaths
-from fleet.storage.state import State
 from tests.fleet.histories import history, record
 
 FIRST = "import layers\ndef build(input_shape, classes, **args): return layers.small\n"

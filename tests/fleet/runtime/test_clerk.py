@@ -4,16 +4,16 @@ from types import SimpleNamespace
 
 import pytest
 
+from fleet.domain.events import Commanded
+from fleet.domain.network import Outcome, Standing
 from fleet.ensemble.effects import NodesAsked, Ruled
 from fleet.ensemble.leaving import Offer
 from fleet.errors import UserError
 from fleet.runtime.outside.clerk import Clerk
 from fleet.runtime.outside.mailbox import Mailbox
 from fleet.search.searcher import Verdict
-from fleet.storage.events import Commanded
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Results
-from fleet.storage.state import Outcome, Standing
 from tests.fleet.histories import spec
 
 

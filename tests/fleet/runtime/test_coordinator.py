@@ -6,6 +6,8 @@ import pytest
 
 from fleet.comm.messages import EpochDone, Exit, Joined, Pace, Ready, Start, Stopped, Tag
 from fleet.comm.roles import assign
+from fleet.domain.events import GroupStruck
+from fleet.domain.network import State
 from fleet.ensemble.ensemble import Setup
 from fleet.ensemble.history import TransitionError
 from fleet.ensemble.survey import Survey
@@ -15,10 +17,8 @@ from fleet.runtime.interrupt import Interruption
 from fleet.runtime.known_rates import Profile
 from fleet.storage.checkpoint import write_state
 from fleet.storage.event_log import EventLog, read_events
-from fleet.storage.events import GroupStruck
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Results, read_results
-from fleet.storage.state import State
 from scheduler.base import Network, RateTable
 from tests.fleet.histories import history, record, spec
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import yaml
 
+from fleet.domain.events import NetworkTested
 from fleet.errors import ExitStatus, UserError
 from fleet.runtime.prepare import prepare
 from fleet.runtime.replay import compare, largest_difference
 from fleet.storage.checkpoint import newest
 from fleet.storage.event_log import events_of
-from fleet.storage.events import NetworkTested
 from fleet.storage.results import leaderboard, read_results
 from preprocess.base import BadSample, InputError, RandomAccess
 from preprocess.target import TargetSpec

@@ -23,19 +23,7 @@ from hypothesis import strategies as st
 from fleet.comm.alone import Alone
 from fleet.comm.messages import Join, Start
 from fleet.comm.roles import assign
-from fleet.engines.softmax import NumpyEngine, SoftmaxRegression
-from fleet.ensemble import networks
-from fleet.errors import DamagedError, ExitStatus, StorageError, UserError
-from fleet.prediction.ensembles import read_ensembles
-from fleet.prediction.kept import probabilities, read_predicted
-from fleet.runtime import session as fleet_session
-from fleet.runtime.prepare import prepare
-from fleet.runtime.session import Session
-from fleet.runtime.training import evaluation, trainer
-from fleet.runtime.training.clocks import StepClock
-from fleet.storage.checkpoint import best_state, newest, read_state, write_state
-from fleet.storage.event_log import events_of, logged_epochs, read_events
-from fleet.storage.events import (
+from fleet.domain.events import (
     Ended,
     EpochEnded,
     FirstStep,
@@ -54,6 +42,18 @@ from fleet.storage.events import (
     RatesRemembered,
     RoundStarted,
 )
+from fleet.engines.softmax import NumpyEngine, SoftmaxRegression
+from fleet.ensemble import networks
+from fleet.errors import DamagedError, ExitStatus, StorageError, UserError
+from fleet.prediction.ensembles import read_ensembles
+from fleet.prediction.kept import probabilities, read_predicted
+from fleet.runtime import session as fleet_session
+from fleet.runtime.prepare import prepare
+from fleet.runtime.session import Session
+from fleet.runtime.training import evaluation, trainer
+from fleet.runtime.training.clocks import StepClock
+from fleet.storage.checkpoint import best_state, newest, read_state, write_state
+from fleet.storage.event_log import events_of, logged_epochs, read_events
 from fleet.storage.rate_cache import RateBook, cache_path, read_cache
 from fleet.storage.results import Results, Status, leaderboard, read_results, recover
 from fleet.storage.writer import CheckpointWriter

@@ -5,13 +5,7 @@ import json
 import pytest
 import yaml
 
-from fleet.errors import ExitStatus
-from fleet.runtime import coordinator
-from fleet.runtime.prepare import prepare
-from fleet.runtime.session import Session
-from fleet.runtime.training.clocks import StepClock
-from fleet.storage.event_log import events_of, read_events
-from fleet.storage.events import (
+from fleet.domain.events import (
     Ended,
     EpochEnded,
     FirstStep,
@@ -25,6 +19,12 @@ from fleet.storage.events import (
     RatesRemembered,
     Started,
 )
+from fleet.errors import ExitStatus
+from fleet.runtime import coordinator
+from fleet.runtime.prepare import prepare
+from fleet.runtime.session import Session
+from fleet.runtime.training.clocks import StepClock
+from fleet.storage.event_log import events_of, read_events
 from fleet.storage.rate_cache import RateBook, cache_path, read_cache
 from scheduler.ensemble.policies import POLICIES
 from tests.examples import long_but_first

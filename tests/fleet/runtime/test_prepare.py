@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import yaml
 
+from fleet.domain.network import State
 from fleet.errors import StorageError, UserError
 from fleet.runtime.admission import Admission
 from fleet.runtime.outside.mailbox import Mailbox
@@ -16,7 +17,6 @@ from fleet.storage.identity import identity
 from fleet.storage.lease import Lease, Process, Times
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Results
-from fleet.storage.state import State
 from preprocess.base import CannotWrite, InputError
 from tests.fleet.histories import history, record
 from tests.sources import Numbered, reads

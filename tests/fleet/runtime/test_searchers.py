@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from fleet.domain.events import Searched
 from fleet.ensemble.effects import Consulted, ConsultFailed
 from fleet.runtime.searchers import Searchers
 from fleet.search.calls import Ask, Report, Tell
-from fleet.storage.events import Searched
 
 
 class Slow:

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import yaml
 
+from fleet.domain.events import Ended, Estimated, NetworkAdded, ReplayDiffered, Searched, SearchFailed
+from fleet.domain.network import Standing, State
 from fleet.errors import ExitStatus, SpecError
 from fleet.runtime.admission import Admission
 from fleet.runtime.prepare import prepare
@@ -18,9 +20,7 @@ from fleet.runtime.session import Session
 from fleet.search.mind import Add
 from fleet.storage.checkpoint import newest, read_history, read_state, write_state
 from fleet.storage.event_log import events_of
-from fleet.storage.events import Ended, Estimated, NetworkAdded, ReplayDiffered, Searched, SearchFailed
 from fleet.storage.results import Results, Status, read_results
-from fleet.storage.state import Standing, State
 from scheduler.ensemble.policies import POLICIES
 from tests.examples import long_but_first
 from tests.fleet.histories import record

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from fleet.domain.events import CacheChosen, Ended
 from fleet.errors import ExitStatus
 from fleet.runtime import session
 from fleet.runtime.prepare import prepare
 from fleet.runtime.session import Session
 from fleet.storage.checkpoint import read_state
 from fleet.storage.event_log import events_of
-from fleet.storage.events import CacheChosen, Ended
 from tests.fleet.one_process import Launch
 from tests.fleet.runtime.runs import Interruption
 from tests.sources import Numbered, _Slowly, reads

@@ -27,7 +27,8 @@ def table(path, rows=60, more=0.0):
     return path
 
 
-def write(folder, ranks=1, models=({"family": "softmax", "name": "one", "gpus": 1},), standardize="standardize", **data):
+def write(folder, ranks=1, models=({"family": "softmax", "name": "one", "gpus": 1},), standardize="standardize",
+          **data):
     folder.mkdir(exist_ok=True)
     path = folder / "table.csv"
     content = {

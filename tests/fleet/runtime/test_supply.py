@@ -4,11 +4,11 @@ import json
 
 import yaml
 
+from fleet.domain.events import GroupStarted, RoundStarted, SupplyFound
 from fleet.errors import ExitStatus
 from fleet.monitor.report import read_report
 from fleet.runtime.preprocessor import Preprocessor
 from fleet.storage.event_log import events_of
-from fleet.storage.events import GroupStarted, RoundStarted, SupplyFound
 from fleet.stream import filler
 from tests.fleet.runtime.runs import launch
 

@@ -9,14 +9,14 @@ import random
 import zlib
 from dataclasses import dataclass, field
 
+from fleet.domain.events import EpochEnded, NetworkFinished, Searched, event_from_json
+from fleet.domain.network import EpochRecord, Outcome, Standing
+from fleet.domain.record import to_json
 from fleet.search.calls import make, replay
 from fleet.search.mind import Add, Consult, Entry, Mind, Note, Rule
 from fleet.search.pruning import make_judge
 from fleet.search.searcher import End, Resuming, make_searcher
 from fleet.spec.search import Prune, Search
-from fleet.storage.events import EpochEnded, NetworkFinished, Searched, event_from_json
-from fleet.storage.lines import to_json
-from fleet.storage.state import EpochRecord, Outcome, Standing
 
 LEARNING_RATE = "train.optimizer.learning_rate"
 

@@ -7,11 +7,11 @@ import sys
 import pytest
 import yaml
 
+from fleet.domain.events import NetworkJudged
 from fleet.search.searcher import End
 from fleet.spec import parse
 from fleet.spec.resolve import asked_network
 from fleet.spec.space import Range, ends
-from fleet.storage.events import NetworkJudged
 from tests.fleet.search.launches import LEARNING_RATE, Launch, run_struck, search_of
 from tests.places import ROOT
 

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fleet.domain.events import EpochEnded, NetworkJudged, Searched, SearchFailed
 from fleet.search.calls import Ask, Report, Resume, Tell
 from fleet.search.mind import Consult, Entry, Mind
 from fleet.search.pruning import make_judge
 from fleet.search.searcher import End, Verdict
 from fleet.spec.search import Budget, Prune
 from fleet.spec.space import Range
-from fleet.storage.events import EpochEnded, NetworkJudged, Searched, SearchFailed
 from tests.examples import examples
 from tests.fleet.search.launches import LEARNING_RATE, Disk, Launch, run_struck, search_of
 from tests.fleet.search.searchers import Scripted

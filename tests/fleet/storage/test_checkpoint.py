@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from fleet.domain.network import Convergence, State, convergence, epochs_left
 from fleet.errors import CheckpointError, InfrastructureError, StorageError
 from fleet.spec import Checkpoint, Converge
 from fleet.storage import checkpoint
@@ -27,7 +28,6 @@ from fleet.storage.checkpoint import (
     write_state,
 )
 from fleet.storage.paths import RunPaths
-from fleet.storage.state import Convergence, State, convergence, epochs_left
 from fleet.storage.verified import write_verified
 from fleet.storage.writer import CheckpointWriter
 from tests.examples import examples

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from fleet.domain.events import BadSample, Ended, EpochEnded, RankLost
 from fleet.errors import ExitStatus
 from fleet.storage.event_log import EventLog, events_of, launch_status, log_mark, logged_epochs, read_events, read_run
-from fleet.storage.events import BadSample, Ended, EpochEnded, RankLost
 from fleet.storage.paths import RunPaths
 from tests.fleet.histories import record
 from tests.fleet.logs import START

@@ -2,10 +2,10 @@
 
 import pytest
 
+from fleet.domain.network import State
 from fleet.spec import Checkpoint, Converge
 from fleet.storage.exports import is_exported
 from fleet.storage.paths import RunPaths
-from fleet.storage.state import State
 from fleet.storage.writer import CheckpointWriter
 from tests.fleet.histories import history
 

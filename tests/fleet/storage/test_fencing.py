@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fleet.domain.network import State
 from fleet.errors import LeaseLost
 from fleet.spec import Checkpoint
 from fleet.storage import checkpoint, files
 from fleet.storage.checkpoint import newest, read_state, write_history, write_state
 from fleet.storage.fencing import newest_writer, shut_out
 from fleet.storage.paths import RunPaths
-from fleet.storage.state import State
 from fleet.storage.writer import CheckpointWriter
 from tests.examples import examples
 from tests.fleet.histories import history

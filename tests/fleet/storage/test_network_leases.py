@@ -5,12 +5,12 @@ import time
 
 import pytest
 
+from fleet.domain.network import State
 from fleet.errors import LeaseLost, StorageError, UserError
 from fleet.storage.checkpoint import newest, write_state
 from fleet.storage.lease import Holder, Lease, Times
 from fleet.storage.network_leases import NetworkLeases, holders, shut_networks
 from fleet.storage.paths import RunPaths
-from fleet.storage.state import State
 from tests.fleet.histories import history
 from tests.fleet.storage.test_lease import Told, hold, make
 

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
+from fleet.domain.network import State
 from fleet.errors import StorageError
 from fleet.spec import Checkpoint
 from fleet.storage.checkpoint import inherit, write_state
 from fleet.storage.paths import RunPaths
 from fleet.storage.quota import Quota
-from fleet.storage.state import State
 from tests.fleet.histories import record
 
 

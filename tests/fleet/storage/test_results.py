@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fleet.domain.network import Judged, Outcome, Standing, State, divergence
 from fleet.errors import UserError
 from fleet.monitor.report import best_rows
 from fleet.storage.checkpoint import write_history, write_state
 from fleet.storage.files import Pacing, replacing
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import NetworkResult, Results, Status, leaderboard, read_results, recover
-from fleet.storage.state import Judged, Outcome, Standing, State, divergence
 from tests.examples import examples
 from tests.fleet.histories import history, record, spec
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.comm.messages import Pace
+from fleet.domain.network import State, StepRate
 from fleet.runtime.training import clocks
 from fleet.runtime.training.clocks import EpochClock, PaceReport, StepClock
-from fleet.storage.state import State, StepRate
 from scheduler.ensemble.sharing import Sharing
 from tests.examples import examples
 

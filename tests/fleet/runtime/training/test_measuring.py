@@ -5,12 +5,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from fleet.domain.network import StepRate
 from fleet.engines.base import Sums
 from fleet.runtime.training import measuring
 from fleet.runtime.training.all_or_none import NetworkFailed
 from fleet.runtime.training.measuring import made_up, measure_rate, time_batches
 from fleet.spec import Profile
-from fleet.storage.state import StepRate
 from preprocess.sample import ImageSpec, SampleSpec
 
 

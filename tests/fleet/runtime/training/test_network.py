@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from fleet.domain.network import State
 from fleet.engines.softmax import NumpyEngine
 from fleet.runtime.training.all_or_none import NetworkFailed
 from fleet.runtime.training.network import Training
-from fleet.storage.state import State
 from tests.fleet.histories import SAMPLE, spec
 from tests.fleet.one_process import Launch
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
-from fleet.storage.lines import OmitDefault
+from fleet.domain.record import OmitDefault
 
 
 @dataclass(frozen=True)

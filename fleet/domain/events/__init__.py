@@ -1,11 +1,11 @@
 """What can happen in a run: one class for each kind of event.
 
 The coordinator makes events, the event log stores them, and observers are shown them. ``word`` is the kind's name in
-the log and the fields are its keys; :mod:`fleet.storage.lines` says how they are written. Seconds are those of the
+the log and the fields are its keys; :mod:`fleet.domain.record` says how they are written. Seconds are those of the
 clock, also in a rehearsal, where they are a fraction of the real run's. A device is the number of a trainer, counted
 over all nodes. The epochs of a network are counted from 1, those of the stream from 0.
 
-It imports :mod:`fleet.storage.lines` and :mod:`fleet.storage.state`.
+It imports :mod:`fleet.domain.record` and :mod:`fleet.domain.network`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias, get_args
 
-from fleet.storage.events.commands import Commanded, NodesLeft
-from fleet.storage.events.launch import (
+from fleet.domain.events.commands import Commanded, NodesLeft
+from fleet.domain.events.launch import (
     DataChanged,
     Ended,
     FirstStep,
@@ -24,8 +24,8 @@ from fleet.storage.events.launch import (
     Started,
     TooLate,
 )
-from fleet.storage.events.losses import BadSample, GroupStruck, RankLost
-from fleet.storage.events.networks import (
+from fleet.domain.events.losses import BadSample, GroupStruck, RankLost
+from fleet.domain.events.networks import (
     BestLost,
     ChangesAccepted,
     NetworkFailed,
@@ -36,7 +36,7 @@ from fleet.storage.events.networks import (
     NetworkTested,
     NetworkWarned,
 )
-from fleet.storage.events.rates import (
+from fleet.domain.events.rates import (
     Profiled,
     RateLearned,
     RateMeasured,
@@ -48,8 +48,8 @@ from fleet.storage.events.rates import (
     SharingLearned,
     SupplyFound,
 )
-from fleet.storage.events.search import NetworkAdded, NetworkJudged, ReplayDiffered, Searched, SearchFailed
-from fleet.storage.events.training import (
+from fleet.domain.events.search import NetworkAdded, NetworkJudged, ReplayDiffered, Searched, SearchFailed
+from fleet.domain.events.training import (
     CacheChosen,
     EpochEnded,
     Estimated,
@@ -61,7 +61,7 @@ from fleet.storage.events.training import (
     RoundStarted,
     StreamStarted,
 )
-from fleet.storage.lines import from_json
+from fleet.domain.record import from_json
 
 __all__ = [
     "KINDS",

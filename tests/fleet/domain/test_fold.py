@@ -5,8 +5,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.storage.event_log import EventLog, RunTail
-from fleet.storage.events import (
+from fleet.domain.events import (
     EpochEnded,
     GroupStarted,
     NetworkFailed,
@@ -15,9 +14,10 @@ from fleet.storage.events import (
     NetworkTaken,
     NetworkTested,
 )
-from fleet.storage.events.fold import FOUND_DONE, Dated, is_whole, told
+from fleet.domain.events.fold import FOUND_DONE, Dated, is_whole, told
+from fleet.domain.network import Judged, Outcome, Standing
+from fleet.storage.event_log import EventLog, RunTail
 from fleet.storage.paths import RunPaths
-from fleet.storage.state import Judged, Outcome, Standing
 from tests.examples import examples
 from tests.fleet.histories import record
 from tests.fleet.logs import START

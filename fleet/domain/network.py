@@ -9,11 +9,11 @@ from typing import Annotated, TypeAlias
 
 import numpy as np
 
+from fleet.domain.record import MayBeNan, OmitDefault
 from fleet.spec import Converge
-from fleet.storage.code import Code
-from fleet.storage.lines import MayBeNan, OmitDefault
 from fleet.units import counted
 
+Code: TypeAlias = Mapping[str, str]  # file, relative to the folder where its module was found -> hash of its text
 Score: TypeAlias = Annotated[float, MayBeNan]  # NaN where nothing was judged, such as without validation data
 
 

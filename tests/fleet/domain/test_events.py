@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.storage import events
-from fleet.storage.events import KINDS, Event, Profiled, RankLost, RateMeasured, event_from_json
-from fleet.storage.lines import to_json
+from fleet.domain import events
+from fleet.domain.events import KINDS, Event, Profiled, RankLost, RateMeasured, event_from_json
+from fleet.domain.record import to_json
 from tests.places import ROOT
 
 KIND_CLASSES = get_args(Event)

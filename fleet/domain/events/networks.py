@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
-from fleet.storage.lines import Micro, OmitDefault
-from fleet.storage.state import Score
+from fleet.domain.network import Score
+from fleet.domain.record import Micro, OmitDefault
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from fleet.storage.lines import MayBeNan, OmitDefault
+from fleet.domain.record import MayBeNan, OmitDefault
 
 USER = "user"  # who judges from outside
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from fleet.storage.lines import Flat, Micro, OmitDefault, Tenths
-from fleet.storage.state import EpochRecord
+from fleet.domain.network import EpochRecord
+from fleet.domain.record import Flat, Micro, OmitDefault, Tenths
 
 
 @dataclass(frozen=True)

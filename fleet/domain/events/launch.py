@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
-from fleet.storage.lines import Micro, Milli, OmitDefault
+from fleet.domain.record import Micro, Milli, OmitDefault
 from scheduler.base import Cluster
 
 

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from fleet.storage.events.launch import Started
-from fleet.storage.events.losses import GroupStruck
-from fleet.storage.events.networks import (
+from fleet.domain.events.launch import Started
+from fleet.domain.events.losses import GroupStruck
+from fleet.domain.events.networks import (
     NetworkFailed,
     NetworkFellBack,
     NetworkFinished,
@@ -20,8 +20,8 @@ from fleet.storage.events.networks import (
     NetworkTaken,
     NetworkTested,
 )
-from fleet.storage.events.training import EpochEnded, GroupStarted
-from fleet.storage.state import EpochRecord, Judged, Outcome, Standing
+from fleet.domain.events.training import EpochEnded, GroupStarted
+from fleet.domain.network import EpochRecord, Judged, Outcome, Standing
 
 FOUND_DONE = Outcome("a launch has found it done")  # whatever has become of it: no log says so
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from fleet.storage.lines import Milli, OmitDefault, Places, Tenths
+from fleet.domain.record import Milli, OmitDefault, Places, Tenths
 from scheduler.base import StepTime
 
 
