@@ -1,7 +1,7 @@
 """How good estimates of a run's end were: python -m benchmarks.eta RUN...
 
 Each RUN is the folder of a run whose last launch came to its end. The events of that launch are read, what an estimator
-would have said is put beside what came true. The tables of docs/operations.md come from here.
+would have said is put beside what came true. The table of docs/measured/benchmarks.md comes from here.
 """
 
 from __future__ import annotations

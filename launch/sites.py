@@ -1,6 +1,21 @@
 """The machines that are known by name, and those that users describe.
 
-Where the facts come from, and what is assumed, is said in docs/operations.md.
+None of the named machines was at hand. What is assumed of them:
+
+- Summit: cores are numbered by hardware thread, 0-83 and 88-171; the last core of each socket belongs to the system
+  (OLCF, *ERF CPU indexing*); GPUs 0-2 are on the first socket. The machine is retired; it stands for its kind of node.
+- Frontier: the order of dies over L3 regions, and the first core of each region, which is left to the system, are those
+  of the OLCF guide (and of LUMI-G, which has the same nodes). Low-noise mode is on, as it is by default.
+- Perlmutter, Polaris: GPU 0 is nearest to the last NUMA domain, GPU 3 to the first (NERSC; ALCF, *Using GPUs on
+  Polaris*).
+- Aurora: cores 0 and 52 belong to the system; CPU lists and ``ZE_FLAT_DEVICE_HIERARCHY=FLAT``, which makes each tile a
+  device, are those of ALCF's *Running jobs on Aurora*. TensorFlow there is Intel's extension.
+- File systems such as ``home:eagle`` (Polaris) and ``home:flare`` (Aurora) are those of the documents' examples. Name
+  others in a file with ``base: polaris``.
+- ``srun``, ``jsrun`` and PALS pass SIGUSR2 on to the ranks and return a rank's 75. If one does not, the launch breaks
+  off after the warning: another job follows, and up to an epoch of each network is trained again.
+- LSF counts the warning in minutes. Nodes where jobs run may submit jobs; where that is forbidden the chain ends, and
+  ``stops.jsonl`` says so.
 """
 
 from __future__ import annotations
