@@ -30,9 +30,9 @@ from fleet.commands.options import print_json
 from fleet.terminal import print_table
 from scheduler.elastic.allocate import Curve, Optimizer, allocate, dynamic_programme
 from scheduler.elastic.autoscaler import Autoscaling
-from scheduler.elastic.jobs import generate
 from scheduler.elastic.milp import integer_programme
-from scheduler.elastic.simulation import Outcome, simulate
+from scheduler.simulation.autoscale import Outcome, simulate
+from scheduler.simulation.elastic_jobs import generate
 
 # --- How fast -----------------------------------------------------------------------------------
 

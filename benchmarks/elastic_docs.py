@@ -16,9 +16,9 @@ from elastic import COMPARED_HEADERS, SPEED_HEADERS, TABLE_HEADERS, Compared, Re
 from fleet.commands.simulate.autoscale import draw_counts, moments
 from scheduler.elastic.allocate import scaling
 from scheduler.elastic.autoscaler import Autoscaling
-from scheduler.elastic.jobs import CATEGORIES, PATTERNS, Workload, generate, workload
-from scheduler.elastic.simulation import Outcome, simulate
 from scheduler.files import read_json
+from scheduler.simulation.autoscale import Outcome, simulate
+from scheduler.simulation.elastic_jobs import CATEGORIES, PATTERNS, Workload, generate, workload
 
 # A quarter of Table IV's cluster, so that the page is made in minutes.
 GPUS, MINUTES = 100, 480.0

@@ -40,14 +40,14 @@ from fleet.storage.results import Status
 from scheduler.base import Cluster, CommTime, Network, Options, RateTable, StepTime
 from scheduler.elastic.allocate import exchange_seconds
 from scheduler.elastic.autoscaler import Autoscaling
-from scheduler.elastic.jobs import PATTERNS, Category, generate, workload
-from scheduler.elastic.simulation import ElasticJob
-from scheduler.elastic.simulation import simulate as simulate_jobs
 from scheduler.ensemble.costs import Costs
 from scheduler.ensemble.elastic import curve_of, step_rate
 from scheduler.ensemble.policies import POLICIES
 from scheduler.ensemble.rates_file import write_rates
-from scheduler.ensemble.simulation import simulate
+from scheduler.simulation.autoscale import ElasticJob
+from scheduler.simulation.autoscale import simulate as simulate_jobs
+from scheduler.simulation.elastic_jobs import PATTERNS, Category, generate, workload
+from scheduler.simulation.ensemble import simulate
 
 SAMPLES = 4096  # of an epoch: some of the largest batches, and a minute and three quarters on one GPU
 RATE = 40.0  # samples/s of every category on one GPU with the largest batch that it holds

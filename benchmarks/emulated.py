@@ -24,9 +24,9 @@ from fleet.monitor.account import Account
 from fleet.monitor.report import read_report
 from fleet.storage.files import write_json
 from fleet.storage.paths import RunPaths
-from scheduler.ensemble.draw import generate
 from scheduler.ensemble.policies import POLICIES
 from scheduler.ensemble.rates_file import write_rates
+from scheduler.simulation.draw import generate
 
 BATCH = 100
 

@@ -25,9 +25,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from fleet.commands.options import print_json
 from fleet.terminal import print_table
 from scheduler.eviction import plan as eviction
-from scheduler.eviction.baselines import algorithm_1, greedy
 from scheduler.eviction.plan import Plan, RunningJob, Spectrum, plan_evictions
-from scheduler.eviction.theta import STORAGE, BatchJob, theta_like
+from scheduler.simulation.greedy import algorithm_1, greedy
+from scheduler.simulation.theta import STORAGE, BatchJob, theta_like
 
 
 @dataclass(frozen=True)

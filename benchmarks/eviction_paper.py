@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 
 from benchmarks import eviction as speed
 from benchmarks.document import fill, picture, table
-from scheduler.eviction.baselines import branch_and_bound, greedy
 from scheduler.eviction.plan import RunningJob, plan_evictions
-from scheduler.eviction.simulation import simulate
-from scheduler.eviction.theta import STORAGE, BatchJob, theta_like
+from scheduler.simulation.eviction import simulate
+from scheduler.simulation.greedy import branch_and_bound, greedy
+from scheduler.simulation.theta import STORAGE, BatchJob, theta_like
 
 SCENARIOS = (12, 16, 24)  # jobs
 NODES = (512, 1024, 2048)  # to free

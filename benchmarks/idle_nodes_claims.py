@@ -24,8 +24,8 @@ from benchmarks.idle_nodes import Data
 from fleet.commands.options import print_json
 from fleet.terminal import print_table
 from scheduler.idle.allocate import Counts, FloatArray, Trainer, allocate, equal, equal_as_published
-from scheduler.idle.replay import Policy, Replayed, Settings, efficiency, replay
-from scheduler.idle.trace import Job, Trace
+from scheduler.simulation.idle_nodes import Policy, Replayed, Settings, efficiency, replay
+from scheduler.simulation.idle_trace import Job, Trace
 
 IMAGENET = "trainers_imagenet_imgps_1001.json"
 HOLDS, FAILS, PARTLY = "holds", "**does not hold**", "in part"

@@ -25,8 +25,8 @@ from benchmarks.document import fill, table
 from benchmarks.idle_nodes import Data, decisions, efficiencies, two_weeks
 from benchmarks.idle_nodes_claims import IMAGENET, block
 from scheduler.idle.allocate import equal_as_published, place_in_order
-from scheduler.idle.replay import Settings, Summary, efficiency, replay, static_outcome
-from scheduler.idle.trace import Job, Trace
+from scheduler.simulation.idle_nodes import Settings, Summary, efficiency, replay, static_outcome
+from scheduler.simulation.idle_trace import Job, Trace
 
 PUBLISHED = Settings()  # decisions at changes of the trace only, nodes by index, T = 120 s, ten at a time
 SHARED = Settings(policy=equal_as_published)

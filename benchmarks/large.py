@@ -87,7 +87,7 @@ FIRST_CALL = ("import time; from scheduler.reservation.requests import t_optimal
               "law = discretise(make_law('truncnorm', mu=8, sigma=2, low=0, high=20), 10**6); "
               "start = time.perf_counter(), time.process_time(); t_optimal(law); "
               "print(time.perf_counter() - start[0], time.process_time() - start[1])")
-READ = "from scheduler.idle.trace import read_events; read_events('idle.csv')"
+READ = "from scheduler.simulation.idle_trace import read_events; read_events('idle.csv')"
 TASKS = (
     Task("TOptimal, 10^6 points: first call of a process", 0.15, (sys.executable, "-c", FIRST_CALL)),
     Task("reserve --log, 10^7 lines", 10, (*FLEET, "reserve", "--log", "runs.txt"), runs(LINES, 4)),

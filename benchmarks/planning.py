@@ -23,9 +23,9 @@ from fleet.commands.options import print_json
 from fleet.terminal import print_table
 from scheduler.base import Cluster, Delta, Options, Progress
 from scheduler.ensemble import rates, waterfill
-from scheduler.ensemble.draw import generate
 from scheduler.ensemble.policies import POLICIES
-from scheduler.ensemble.simulation import simulate
+from scheduler.simulation.draw import generate
+from scheduler.simulation.ensemble import simulate
 
 TARGET_S = 1.0
 REPETITIONS = 5

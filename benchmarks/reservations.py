@@ -23,9 +23,9 @@ import numpy as np
 
 from fleet.terminal import print_table
 from scheduler.reservation.laws import discretise, make_law
-from scheduler.reservation.queue import Convention, simulate
 from scheduler.reservation.requests import at_optimal, t_optimal
-from scheduler.reservation.workload import Rule, Sizes, draw_jobs
+from scheduler.simulation.batch_queue import Convention, simulate
+from scheduler.simulation.workload import Rule, Sizes, draw_jobs
 
 LAW = make_law("truncnorm", mu=8, sigma=2, low=0, high=20)
 REPEATS = 9

@@ -42,7 +42,6 @@ from reservations_scenarios import (  # beside this file
 
 from scheduler.reservation.laws import discretise, empirical, make_law
 from scheduler.reservation.log import read_runs
-from scheduler.reservation.queue import Convention
 from scheduler.reservation.requests import (
     RequestSequence,
     at_optimal,
@@ -52,7 +51,8 @@ from scheduler.reservation.requests import (
     requests_from_runs,
     t_optimal,
 )
-from scheduler.reservation.workload import Rule, Sizes
+from scheduler.simulation.batch_queue import Convention
+from scheduler.simulation.workload import Rule, Sizes
 
 TABLE_1 = make_law("truncnorm", mu=8, sigma=2, low=0, high=20)
 PUBLISHED = {0.0: "10.8, 13.4, 15.4, 17.1, 18.7, 20.0", 0.1: "10.86, 13.91, 18.69, 20.0", 0.5: "13.04, 20.0",

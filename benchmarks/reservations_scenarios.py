@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from scheduler.reservation.laws import Law, make_law
-from scheduler.reservation.queue import Convention, Job, Schedule, Stream, simulate
-from scheduler.reservation.workload import Rule, Sizes, draw_jobs, small_stream
+from scheduler.simulation.batch_queue import Convention, Job, Schedule, Stream, simulate
+from scheduler.simulation.workload import Rule, Sizes, draw_jobs, small_stream
 
 PROCESSORS = 100
 LAWS = {

@@ -22,14 +22,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from scheduler.base import Cluster, Delta, Options, RateTable
 from scheduler.ensemble.costs import PAPER_COSTS, REGROUPING_COSTS, Costs
-from scheduler.ensemble.draw import convert, redraw_epochs, with_errors
-from scheduler.ensemble.learning import Learning
 from scheduler.ensemble.pace import FREE, LOCKSTEP, Ring, Stream
 from scheduler.ensemble.placement import greedy, place, score
 from scheduler.ensemble.policies import POLICIES
 from scheduler.ensemble.rates import curve, steadied
-from scheduler.ensemble.simulation import Simulated, simulate
 from scheduler.files import read_json
+from scheduler.simulation.draw import convert, redraw_epochs, with_errors
+from scheduler.simulation.ensemble import Simulated, simulate
+from scheduler.simulation.learning import Learning
 
 GPUS = (20, 40, 60, 80, 100, 120, 140, 160)
 FEW_GPUS = (20, 60, 100, 160)

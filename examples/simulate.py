@@ -4,9 +4,9 @@
 """
 
 from scheduler.base import Cluster, Options
-from scheduler.ensemble.draw import generate
 from scheduler.ensemble.policies import POLICIES
-from scheduler.ensemble.simulation import simulate
+from scheduler.simulation.draw import generate
+from scheduler.simulation.ensemble import simulate
 
 ensemble = generate(networks=30, seed=1)  # rates and epochs like those of the paper's networks
 cluster = Cluster.of(gpus=16, gpus_per_node=4)

@@ -33,7 +33,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "yield": ("fleet.commands.live.give_back", "have a run that is going on give nodes back, and train on"),
     "predict": ("fleet.commands.predict", "predict with the best networks of a run, alone or together"),
     "plan": ("fleet.commands.plan", "show which networks train first, on which GPUs"),
-    "ensemble": ("fleet.commands.ensemble", "draw or convert an ensemble to simulate"),
+    "ensemble": ("fleet.commands.simulate.draw", "draw or convert an ensemble to simulate"),
     "simulate ensemble": ("fleet.commands.simulate.ensemble", "simulate how long an ensemble trains under a policy"),
     "simulate idle-nodes": ("fleet.commands.simulate.idle_nodes", "simulate trainers on nodes that come and go"),
     "simulate autoscale": ("fleet.commands.simulate.autoscale", "simulate elastic jobs that arrive over time"),

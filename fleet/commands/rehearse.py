@@ -29,13 +29,14 @@ from typing import IO, TYPE_CHECKING, Any
 from fleet.arguments import count, positive
 from fleet.commands.options import add_json, add_spec, print_json, told_of_gpus
 from fleet.commands.rates import cached, known_rates_of
+from fleet.commands.show import print_policies
 from fleet.errors import ExitStatus, FleetError, InfrastructureError, UserError
 from fleet.terminal import print_table
 from fleet.units import counted, format_duration
 from scheduler.base import Cluster, RateTable
 from scheduler.ensemble.costs import Costs
 from scheduler.ensemble.policies import POLICIES
-from scheduler.ensemble.simulation import Simulated, simulate
+from scheduler.simulation.ensemble import Simulated, simulate
 
 if TYPE_CHECKING:
     from fleet.ensemble.survey_estimate import SurveyEstimate
@@ -231,13 +232,11 @@ def _tail(log: IO[str]) -> str:
 
 def _announce(spec: Spec, cluster: Cluster, origin: str, outcomes: list[Simulated], rehearsal: Rehearsal,
               profiling: SurveyEstimate) -> None:
-    from fleet.commands.simulate.ensemble import print_all
-
     policy = spec.schedule.policy
     planned = next(outcome for outcome in outcomes if outcome.policy == policy)
     print(f"{counted(len(spec.networks), 'network')}, {counted(rehearsal.rates.samples_per_epoch, 'sample')} an epoch; "
           f"{told_of_gpus(cluster)}; rates: {origin}")
-    print_all(outcomes)
+    print_policies(outcomes)
     print_table(["round", "start", "takes", "networks on GPUs"],
                 [[number, format_duration(one.start_s), format_duration(one.end_s - one.start_s),
                   ", ".join(f"{member.name} {member.gpus}" for member in one.members[:8])

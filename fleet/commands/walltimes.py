@@ -24,10 +24,10 @@ from launch.past_jobs import past_runs
 from launch.sites import Site
 from launch.systems import System
 from scheduler.base import Cluster, RateTable
-from scheduler.ensemble.simulation import simulate
 from scheduler.reservation.continued import Chain, best_chain, expected
 from scheduler.reservation.laws import Discrete, empirical
 from scheduler.reservation.requests import FEWEST_RUNS, SAFETY
+from scheduler.simulation.ensemble import simulate
 
 if TYPE_CHECKING:
     from fleet.spec.train import Converge

@@ -39,8 +39,8 @@ from fleet.storage.event_log import Logged
 from fleet.units import parse_delta, parse_stream
 from scheduler.base import Delta, InputError, Network, Options, RateTable
 from scheduler.ensemble.costs import Costs
-from scheduler.ensemble.replay import Replay, replay, stints_of
-from scheduler.ensemble.simulation import Stint
+from scheduler.simulation.as_it_ran import Replay, replay, stints_of
+from scheduler.simulation.ensemble import Stint
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ from scheduler.ensemble.costs import Costs
 from scheduler.ensemble.pace import Stream
 from scheduler.ensemble.rates import rate
 from scheduler.ensemble.sharing import speedup
-from scheduler.ensemble.simulation import simulate
+from scheduler.simulation.ensemble import simulate
 
 _EPOCHS = 300  # that are simulated at most; of more, several are taken for one
 _WAITING = 150  # networks that wait and are simulated at most, or one for each device

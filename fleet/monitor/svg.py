@@ -9,7 +9,7 @@ from html import escape
 
 from fleet.monitor.report import Curve
 from fleet.units import counted
-from scheduler.ensemble.simulation import Stint
+from scheduler.simulation.ensemble import Stint
 
 NAMED = 10  # networks whose curves have a colour and a name; the others are grey
 

@@ -21,7 +21,7 @@ from fleet.domain.events import (
     Started,
 )
 from fleet.storage.event_log import Logged
-from scheduler.ensemble.replay import Record
+from scheduler.simulation.as_it_ran import Record
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""Jobs whose GPUs and batch follow the load ([ELASTIC]); imports base, files and simulator."""
+"""Jobs whose GPUs and batch follow the load ([ELASTIC]); imports base, files and hulls."""

@@ -1,1 +1,1 @@
-"""Which networks train together, on which GPUs ([FLEET]); imports base, files and simulator."""
+"""Which networks train together, on which GPUs ([FLEET]); imports base, files and hulls."""

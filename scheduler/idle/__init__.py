@@ -1,1 +1,1 @@
-"""Trainers on nodes that come and go ([BFTrainer]); imports base, files and simulator."""
+"""Trainers on nodes that come and go ([BFTrainer]); imports base, files and hulls."""

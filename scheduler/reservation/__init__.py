@@ -1,1 +1,1 @@
-"""Which walltimes to ask for ([SPEC]); imports base, files and simulator."""
+"""Which walltimes to ask for ([SPEC]); imports base, files and hulls."""

@@ -27,8 +27,8 @@ from fleet.storage.lines import read_lines
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import read_results
 from scheduler.idle.allocate import Curve, Trainer
-from scheduler.idle.replay import Settings, replay
-from scheduler.idle.trace import Job, Trace
+from scheduler.simulation.idle_nodes import Settings, replay
+from scheduler.simulation.idle_trace import Job, Trace
 from tests.cluster.slurm import NODES
 from tests.mpi.conftest import ROOT, Launcher
 

@@ -13,7 +13,7 @@ from scheduler.base import Cluster, Options
 from scheduler.ensemble.costs import Costs
 from scheduler.ensemble.policies import POLICIES
 from scheduler.ensemble.rates_file import parse_rates
-from scheduler.ensemble.simulation import simulate
+from scheduler.simulation.ensemble import simulate
 from tests.mpi.conftest import kill, rank_process, spec
 from tests.mpi.test_building import wait_for
 from tests.mpi.test_training import replayed

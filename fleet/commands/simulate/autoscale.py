@@ -27,8 +27,8 @@ from fleet.commands.plots import add_plot, drawn
 from fleet.errors import ExitStatus, UserError
 from fleet.terminal import bar, print_table
 from scheduler.elastic.autoscaler import Autoscaling
-from scheduler.elastic.jobs import ELASTIC, PATTERNS, POLICIES, generate, job_record, read_jobs
-from scheduler.elastic.simulation import ElasticJob, Outcome, simulate
+from scheduler.simulation.autoscale import ElasticJob, Outcome, simulate
+from scheduler.simulation.elastic_jobs import ELASTIC, PATTERNS, POLICIES, generate, job_record, read_jobs
 
 # What --json prints of an outcome.
 PRINTED = ("sjs_efficiency", "drop_ratio", "mean_completion_min", "completed", "completion_min")

@@ -24,11 +24,11 @@ from fleet.commands.options import add_json, add_law_parameters, add_seed, law_o
 from fleet.errors import ExitStatus, UserError
 from fleet.terminal import print_table
 from fleet.units import counted
-from scheduler.reservation.fit import fit_laws
 from scheduler.reservation.laws import LAWS, Law
-from scheduler.reservation.queue import Convention, Schedule, simulate
-from scheduler.reservation.swf import Trace, read_swf, write_swf
-from scheduler.reservation.workload import Rule, Sizes, draw_jobs, jobs_from_trace, schedule_to_trace, small_stream
+from scheduler.simulation.batch_queue import Convention, Schedule, simulate
+from scheduler.simulation.fit import fit_laws
+from scheduler.simulation.swf import Trace, read_swf, write_swf
+from scheduler.simulation.workload import Rule, Sizes, draw_jobs, jobs_from_trace, schedule_to_trace, small_stream
 
 HOUR_S = 3600.0
 MOST_RUNS = 10_000

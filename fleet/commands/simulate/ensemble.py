@@ -22,26 +22,26 @@ import argparse
 import colorsys
 import dataclasses
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fleet.arguments import number, positive, share, stream, whole
 from fleet.commands.options import add_cluster, add_json, add_options, add_policy, cluster_of, options_of, print_json
 from fleet.commands.plots import add_plot, drawn
+from fleet.commands.show import print_policies
 from fleet.errors import ExitStatus, UserError
 from fleet.plugins import find_policy
 from fleet.terminal import bar, print_table
 from fleet.units import counted
 from scheduler.base import MOST_SLOTS, Cluster, Options, RateTable
 from scheduler.ensemble.costs import Costs
-from scheduler.ensemble.draw import redraw_epochs, with_errors
-from scheduler.ensemble.learning import Learning
 from scheduler.ensemble.pace import Stream
-from scheduler.ensemble.policies import POLICIES, REFERENCE, Policy
+from scheduler.ensemble.policies import POLICIES, Policy
 from scheduler.ensemble.rates import as_printed, steadied
 from scheduler.ensemble.rates_file import read_rates
-from scheduler.ensemble.simulation import Simulated, simulate
+from scheduler.simulation.draw import redraw_epochs, with_errors
+from scheduler.simulation.ensemble import Simulated, simulate
+from scheduler.simulation.learning import Learning
 
 ALL = "all"  # the policies that have a name
 
@@ -121,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
         records = [_record(outcome) for outcome in outcomes]
         print_json({"policies": records} if args.policy == ALL else records[0])
     elif args.policy == ALL:
-        print_all(outcomes)
+        print_policies(outcomes)
     else:
         _print(outcomes[0], cluster)
     return ExitStatus.OK
@@ -177,16 +177,6 @@ def _stream(args: argparse.Namespace, policy: Policy) -> Stream:
 
 def _record(outcome: Simulated) -> dict[str, Any]:
     return {name: getattr(outcome, name) for name in PRINTED}
-
-
-def print_all(outcomes: Sequence[Simulated]) -> None:
-    """Print the policies side by side, the reference among them."""
-    reference = next(outcome for outcome in outcomes if outcome.policy == REFERENCE.name).makespan_s
-    print_table(["policy", "makespan, s", "x bound", "speed-up", "waiting/GPU, s", "checkpoints, s", "rounds", ""],
-                [[outcome.policy, round(outcome.makespan_s), outcome.makespan_s / outcome.lower_bound_s,
-                  reference / outcome.makespan_s, round(outcome.waiting_s_per_gpu), round(outcome.checkpoint_s),
-                  len(outcome.rounds), bar(reference / outcome.makespan_s, 4.0, 20)] for outcome in outcomes])
-    print(f"No schedule can be faster than {outcomes[0].lower_bound_s:.0f} s; speed-up is over {REFERENCE.name}.")
 
 
 def _print(outcome: Simulated, cluster: Cluster) -> None:

@@ -18,10 +18,10 @@ from fleet.errors import ExitStatus
 from fleet.terminal import print_table
 from fleet.units import counted
 from scheduler.base import LEAST, MOST
-from scheduler.eviction.baselines import greedy
 from scheduler.eviction.plan import Plan, RunningJob, plan_evictions
-from scheduler.eviction.simulation import Outcome, simulate
-from scheduler.eviction.theta import NODES, STORAGE, theta_like
+from scheduler.simulation.eviction import Outcome, simulate
+from scheduler.simulation.greedy import greedy
+from scheduler.simulation.theta import NODES, STORAGE, theta_like
 
 MOST_DRAWS = 10_000
 

@@ -19,8 +19,8 @@ from fleet.commands.plots import add_plot, drawn
 from fleet.errors import ExitStatus, UserError
 from fleet.terminal import Pace, print_table
 from scheduler.idle.allocate import name_order
-from scheduler.idle.replay import PLACEMENTS, POLICIES, Replayed, Settings, Summary, replay, summarise
-from scheduler.idle.trace import (
+from scheduler.simulation.idle_nodes import PLACEMENTS, POLICIES, Replayed, Settings, Summary, replay, summarise
+from scheduler.simulation.idle_trace import (
     OBJECTIVES,
     Trace,
     read_events,

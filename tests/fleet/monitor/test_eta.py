@@ -21,7 +21,7 @@ from fleet.domain.events import (
 )
 from fleet.monitor import eta
 from fleet.monitor.eta import Coming, EstimateTimes, Estimator, Outlook
-from scheduler.ensemble.simulation import simulate
+from scheduler.simulation.ensemble import simulate
 from tests.fleet.histories import record, spec
 
 START = Started(2, 2, 1, 1, 2, "baseline", (), 0, 600, (0, 1), "free", ScheduleOptions(0.8, "15%", True, 0),

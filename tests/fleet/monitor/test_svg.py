@@ -7,7 +7,7 @@ import pytest
 
 from fleet.monitor.report import Curve
 from fleet.monitor.svg import DRAWN, NAMED, line_chart, share_bar, ticks, timeline
-from scheduler.ensemble.simulation import Stint
+from scheduler.simulation.ensemble import Stint
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -11,7 +11,7 @@ from scheduler.elastic.allocate import BatchRange, scaling
 from scheduler.ensemble.costs import Costs
 from scheduler.ensemble.elastic import at_best, curve_of, step_rate
 from scheduler.ensemble.policies import POLICIES, check_round
-from scheduler.ensemble.simulation import simulate
+from scheduler.simulation.ensemble import simulate
 from tests.examples import examples
 
 STEPS = (StepTime(16, 0.1), StepTime(32, 0.145))

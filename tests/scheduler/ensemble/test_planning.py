@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from scheduler.base import Cluster, InputError, Member, Network, Options, Progress, RateTable, Round
 from scheduler.ensemble.costs import Costs
-from scheduler.ensemble.learning import Learning
 from scheduler.ensemble.pace import LOCKSTEP, Ring, Stream
 from scheduler.ensemble.planning import apart, networks_per_gpu, plan, supplied
 from scheduler.ensemble.policies import POLICIES
 from scheduler.ensemble.rates import rate
-from scheduler.ensemble.simulation import simulate
+from scheduler.simulation.ensemble import simulate
+from scheduler.simulation.learning import Learning
 from tests.examples import examples
 from tests.scheduler.strategies import ensembles
 

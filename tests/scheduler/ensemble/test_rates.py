@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.base import InputError, Network, RateTable
-from scheduler.ensemble.draw import with_errors
 from scheduler.ensemble.rates import (
     as_printed,
     bent_curves,
@@ -19,6 +18,7 @@ from scheduler.ensemble.rates import (
     steadied,
     useful_curves,
 )
+from scheduler.simulation.draw import with_errors
 from tests.examples import examples
 from tests.scheduler.strategies import ensembles
 

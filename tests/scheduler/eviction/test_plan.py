@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from scheduler.base import InputError
 from scheduler.eviction import plan as eviction
-from scheduler.eviction.baselines import algorithm_1, branch_and_bound, greedy
 from scheduler.eviction.plan import Plan, RunningJob, Spectrum, groups_to_stop, plan_evictions, round_up
+from scheduler.simulation.greedy import algorithm_1, branch_and_bound, greedy
 from tests.examples import examples
 
 LOSS, TIME, FREE_KILLS, SYSTEM, STOPPED, NODES = range(6)  # what a plan is judged by, in this order, and its nodes

@@ -3,7 +3,7 @@
 
 import pytest
 
-from scheduler.reservation.swf import read_swf
+from scheduler.simulation.swf import read_swf
 
 LAW = "--distribution truncnorm --mu 8 --sigma 2 --low 6 --high 16"
 KEYS = {"requests", "convention", "speculative", "processors", "jobs", "runs", "utilisation", "lost",

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from scheduler.base import Cluster, Delta, InputError, Member, Network, Options, RateTable, Round, StepTime
 from scheduler.ensemble.costs import PAPER_COSTS, REGROUPING_COSTS, Costs
-from scheduler.ensemble.draw import convert, redraw_epochs, with_errors
-from scheduler.ensemble.learning import Learning
 from scheduler.ensemble.pace import Ring, Stream
 from scheduler.ensemble.policies import POLICIES, Policy
 from scheduler.ensemble.rates import steadied
-from scheduler.ensemble.simulation import simulate
 from scheduler.ensemble.waterfill import lower_bound
 from scheduler.files import read_json
+from scheduler.simulation.draw import convert, redraw_epochs, with_errors
+from scheduler.simulation.ensemble import simulate
+from scheduler.simulation.learning import Learning
 from tests.examples import examples
 from tests.places import SHARED
 from tests.scheduler.strategies import ensembles

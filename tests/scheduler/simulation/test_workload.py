@@ -5,10 +5,10 @@ import pytest
 
 from scheduler.base import InputError
 from scheduler.reservation.laws import Discrete, make_law
-from scheduler.reservation.queue import Job, simulate
 from scheduler.reservation.requests import t_optimal
-from scheduler.reservation.swf import SwfJob, Trace, read_swf, write_swf
-from scheduler.reservation.workload import (
+from scheduler.simulation.batch_queue import Job, simulate
+from scheduler.simulation.swf import SwfJob, Trace, read_swf, write_swf
+from scheduler.simulation.workload import (
     Rule,
     Sizes,
     draw_jobs,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from scheduler.base import InputError
 from scheduler.reservation.laws import Discrete, empirical
-from scheduler.reservation.queue import AuditError, Convention, Job, Run, Schedule, Stream, audit, simulate
+from scheduler.simulation.batch_queue import AuditError, Convention, Job, Run, Schedule, Stream, audit, simulate
 from tests.examples import examples
 
 PLANNED, BACKFILL, CONSERVING = Convention

@@ -21,7 +21,6 @@ from functools import partial
 from scheduler.base import Cluster, InputError, Member, Network, Options, Progress, RateTable, Round
 from scheduler.ensemble.costs import Costs
 from scheduler.ensemble.elastic import at_best, epoch_rate
-from scheduler.ensemble.learning import Learner, Learning
 from scheduler.ensemble.moves import Grow, Holding, Move, Shrink, Stance, Start, Stop, moves
 from scheduler.ensemble.pace import Stream
 from scheduler.ensemble.planning import plan
@@ -30,7 +29,8 @@ from scheduler.ensemble.probing import probes_of_plan
 from scheduler.ensemble.rates import curves
 from scheduler.ensemble.sharing import share, speedup
 from scheduler.ensemble.waterfill import lower_bound
-from scheduler.simulator import Event, Simulator
+from scheduler.simulation.kernel import Event, Simulator
+from scheduler.simulation.learning import Learner, Learning
 
 
 @dataclass(frozen=True)

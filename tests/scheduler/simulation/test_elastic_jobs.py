@@ -7,7 +7,7 @@ import pytest
 
 from scheduler.base import InputError
 from scheduler.elastic.allocate import scaling
-from scheduler.elastic.jobs import generate, job_record, read_jobs, workload
+from scheduler.simulation.elastic_jobs import generate, job_record, read_jobs, workload
 
 JOB = {"arrival_min": 0, "length_min": 30, "scaling": [1, 1.5]}
 

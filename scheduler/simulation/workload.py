@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from scheduler.base import MOST, InputError, check_range
 from scheduler.reservation.laws import Discrete, Law, discretise, empirical, make_law
-from scheduler.reservation.queue import Job, Run, Schedule, Stream
 from scheduler.reservation.requests import optimal_requests, too_few
-from scheduler.reservation.swf import SwfJob, Trace
+from scheduler.simulation.batch_queue import Job, Run, Schedule, Stream
+from scheduler.simulation.swf import SwfJob, Trace
 
 RECENT = 10  # runs that the rule ``recent`` looks back on; [SPEC] section 5.3 finds 10 best
 HISTORY = 200  # latest runs of an application that its law is learnt from

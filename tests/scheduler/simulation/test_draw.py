@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scheduler.base import InputError, Network, RateTable
-from scheduler.ensemble.draw import RATES, SIZES_MB, convert, generate, redraw_epochs, with_errors
+from scheduler.simulation.draw import RATES, SIZES_MB, convert, generate, redraw_epochs, with_errors
 
 TABLE = {"images_per_epoch": 30606, "gpus_per_node": 4, "note": "synthetic",
          "dnns": [{"id": 0, "base": "ResNet-50", "params_mb": 582.0, "epochs": 23, "r": [30.8, 60.7]},

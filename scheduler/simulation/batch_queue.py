@@ -34,10 +34,10 @@ from itertools import pairwise
 import numpy as np
 
 from scheduler.base import InputError, counted
-from scheduler.reservation.availability import Availability
 from scheduler.reservation.laws import Discrete
 from scheduler.reservation.requests import SAFETY
-from scheduler.simulator import Event, Simulator
+from scheduler.simulation.availability import Availability
+from scheduler.simulation.kernel import Event, Simulator
 
 DEPTH = 256  # so many waiting jobs are looked at: the best ones for a plan, the first small ones for a gap
 

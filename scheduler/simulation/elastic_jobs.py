@@ -24,8 +24,8 @@ import numpy as np
 
 from scheduler.base import CommTime, InputError, Network, StepTime, is_number
 from scheduler.elastic.allocate import BatchRange, Curve, scaling
-from scheduler.elastic.simulation import ElasticJob
 from scheduler.files import read_json
+from scheduler.simulation.autoscale import ElasticJob
 
 CATEGORIES = Path(__file__).parents[1] / "data" / "elastic_categories.json"
 LONGEST_MIN = 1e8  # of an arrival or a job: two centuries

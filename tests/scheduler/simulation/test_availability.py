@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.reservation.availability import Availability
+from scheduler.simulation.availability import Availability
 
 HORIZON = 40
 spans = st.tuples(st.integers(0, 20), st.integers(1, 15), st.integers(1, 4))

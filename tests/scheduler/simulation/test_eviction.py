@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.base import InputError
-from scheduler.eviction.baselines import greedy
 from scheduler.eviction.plan import plan_evictions
 from scheduler.eviction.running_jobs import Checkpointing, FileSystem
-from scheduler.eviction.simulation import ON_DEMAND, Use, audit, simulate
-from scheduler.eviction.theta import NODES, STORAGE, BatchJob, theta_like
+from scheduler.simulation.eviction import ON_DEMAND, Use, audit, simulate
+from scheduler.simulation.greedy import greedy
+from scheduler.simulation.theta import NODES, STORAGE, BatchJob, theta_like
 from tests.examples import examples
 
 SLOW = FileSystem(aggregate_gbps=1, node_gbps=1)  # a GB takes a second

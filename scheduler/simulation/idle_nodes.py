@@ -46,8 +46,8 @@ from scheduler.idle.allocate import (
     place_by_index,
     place_in_order,
 )
-from scheduler.idle.trace import Heard, Job, Trace, with_objective
-from scheduler.simulator import Event, Simulator
+from scheduler.simulation.idle_trace import Heard, Job, Trace, with_objective
+from scheduler.simulation.kernel import Event, Simulator
 
 Policy = Callable[[Sequence[Trainer], Sequence[int], int, float], Counts]
 Placement = Callable[[IntArray, Mapping[int, int]], IntArray]

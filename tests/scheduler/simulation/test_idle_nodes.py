@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from scheduler.base import InputError
 from scheduler.idle.allocate import BUSY, FREE, Curve, Trainer, name_order, place_by_index, place_in_order
-from scheduler.idle.replay import (
+from scheduler.simulation.idle_nodes import (
     PLACEMENTS,
     POLICIES,
     Settings,
@@ -18,7 +18,7 @@ from scheduler.idle.replay import (
     static_outcome,
     summarise,
 )
-from scheduler.idle.trace import Job, Trace, read_events, read_node_names, read_trainers
+from scheduler.simulation.idle_trace import Job, Trace, read_events, read_node_names, read_trainers
 from tests.places import SHARED
 
 SUMMIT = SHARED / "idle_nodes"

@@ -17,7 +17,7 @@ from scheduler.base import Cluster, InputError, Options, RateTable
 from scheduler.ensemble.costs import Costs
 from scheduler.ensemble.pace import Stream
 from scheduler.ensemble.policies import Policy
-from scheduler.ensemble.simulation import Simulated, Stint, simulate
+from scheduler.simulation.ensemble import Simulated, Stint, simulate
 
 
 @dataclass(frozen=True)

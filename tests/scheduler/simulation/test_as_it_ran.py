@@ -6,8 +6,8 @@ from scheduler.base import Cluster, InputError, Network, Options, RateTable
 from scheduler.ensemble.costs import Costs
 from scheduler.ensemble.pace import Stream
 from scheduler.ensemble.policies import REFERENCE
-from scheduler.ensemble.replay import Record, replay, stints_of
-from scheduler.ensemble.simulation import Stint
+from scheduler.simulation.as_it_ran import Record, replay, stints_of
+from scheduler.simulation.ensemble import Stint
 
 RATES = RateTable(100, 2, (Network("a", (10.0,)), Network("b", (20.0,)), Network("c", (5.0,))))
 

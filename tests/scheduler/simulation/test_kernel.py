@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler.simulator import Simulator
+from scheduler.simulation.kernel import Simulator
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
     outcome = simulate(jobs, Autoscaling(gpus=400, interval_min=0))
 
-The event kernel is :mod:`scheduler.simulator`; all decisions are
+The event kernel is :mod:`scheduler.simulation.kernel`; all decisions are
 :func:`scheduler.elastic.autoscaler.decide`'s. A job progresses at its scaling factor:
 one of length 30 min on a factor of 1.5 ends after 20. A finished run is
 audited: :func:`audit` works out anew, from who held how many GPUs when, that
@@ -21,7 +21,7 @@ from itertools import pairwise
 
 from scheduler.elastic.allocate import Curve, Optimizer
 from scheduler.elastic.autoscaler import Autoscaling, decide, next_decision
-from scheduler.simulator import Event, Simulator
+from scheduler.simulation.kernel import Event, Simulator
 
 # Two moments closer than this (min) are one: what rounding does to the end of a job.
 SAME_MOMENT = 1e-7

@@ -19,9 +19,9 @@ from fleet.commands.options import add_seed, print_json
 from fleet.errors import ExitStatus, StorageError, UserError
 from fleet.storage.files import write_json
 from fleet.units import counted
-from scheduler.ensemble.draw import convert, generate
 from scheduler.ensemble.rates_file import write_rates
 from scheduler.files import read_json
+from scheduler.simulation.draw import convert, generate
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

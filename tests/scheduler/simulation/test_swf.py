@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scheduler.base import InputError
-from scheduler.reservation.swf import COLUMNS, INTEGERS, SwfJob, Trace, read_swf, write_swf
+from scheduler.simulation.swf import COLUMNS, INTEGERS, SwfJob, Trace, read_swf, write_swf
 from tests.examples import examples
 
 LINE = "1 0 5 3600 4 -1 -1 4 7200 -1 1 3 1 9 -1 -1 -1 -1"

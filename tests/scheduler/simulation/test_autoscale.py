@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from scheduler.elastic.allocate import Curve
 from scheduler.elastic.autoscaler import Autoscaling
-from scheduler.elastic.simulation import ElasticJob, Holding, audit, simulate
+from scheduler.simulation.autoscale import ElasticJob, Holding, audit, simulate
 from tests.examples import examples
 
 RISING = Curve((1.0, 1.5))

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.base import InputError
-from scheduler.idle import trace as idle_trace
 from scheduler.idle.allocate import Curve
-from scheduler.idle.trace import Trace, read_events, read_node_names, read_trainers, with_objective
+from scheduler.simulation import idle_trace
+from scheduler.simulation.idle_trace import Trace, read_events, read_node_names, read_trainers, with_objective
 from tests.places import SHARED
 
 SUMMIT = SHARED / "idle_nodes"

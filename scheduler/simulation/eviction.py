@@ -23,8 +23,8 @@ from functools import partial
 from scheduler.base import InputError, counted
 from scheduler.eviction.plan import Action
 from scheduler.eviction.running_jobs import FileSystem
-from scheduler.eviction.theta import BatchJob
-from scheduler.simulator import Event, Simulator
+from scheduler.simulation.kernel import Event, Simulator
+from scheduler.simulation.theta import BatchJob
 
 ON_DEMAND = "on-demand"
 SAME_MIN = 1e-6  # closer moments are one
