@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from scheduler.elastic.allocate import Curve
 from scheduler.elastic.autoscaler import Autoscaling
-from scheduler.simulation.autoscale import ElasticJob, Holding, audit, simulate
+from scheduler.simulation.autoscale import ElasticJob, Holding
 from tests.examples import examples
+from tests.scheduler.simulation.audits import BrokenRuleError, audit_autoscaled
+from tests.scheduler.simulation.audits import autoscaled as simulate
 
 RISING = Curve((1.0, 1.5))
 EVENTS = Autoscaling(gpus=2, interval_min=0)
@@ -109,7 +111,7 @@ def test_decisions_are_counted_by_method():
     assert sum(simulate(jobs(0, 10), EVENTS).decisions.values()) == 4
 
 
-# --- under the audit, which every simulation runs ---
+# --- under the audit, which every simulation here runs ---
 
 curves = st.lists(st.sampled_from([0.0, 0.5, 1.0, 1.7, 2.3, 3.1]), min_size=1, max_size=4).filter(any).map(
     lambda factors: Curve(tuple(factors)))
@@ -159,25 +161,25 @@ def tampered(outcome, place, **changes):
 def test_the_audit_finds_what_is_wrong(change, message):
     some = jobs(0, 10)
     outcome = simulate(some, EVENTS)
-    with pytest.raises(RuntimeError, match=message):
-        audit(change(outcome), some, EVENTS)
+    with pytest.raises(BrokenRuleError, match=message):
+        audit_autoscaled(change(outcome), some, EVENTS)
 
 
 def test_the_audit_knows_when_decisions_are_due_and_sizes_are_kept():
     some = jobs(0, 10)
     outcome = simulate(some, EVENTS)
-    with pytest.raises(RuntimeError, match="between two decisions"):
-        audit(outcome, some, replace(EVENTS, interval_min=7.0))
-    with pytest.raises(RuntimeError, match="grows too soon"):
-        audit(outcome, some, replace(EVENTS, hold_min=20.0))
-    with pytest.raises(RuntimeError, match="cannot run"):
-        audit(outcome, jobs(0, 10, curve=Curve((1.0, 0.0))), EVENTS)
+    with pytest.raises(BrokenRuleError, match="between two decisions"):
+        audit_autoscaled(outcome, some, replace(EVENTS, interval_min=7.0))
+    with pytest.raises(BrokenRuleError, match="grows too soon"):
+        audit_autoscaled(outcome, some, replace(EVENTS, hold_min=20.0))
+    with pytest.raises(BrokenRuleError, match="cannot run"):
+        audit_autoscaled(outcome, jobs(0, 10, curve=Curve((1.0, 0.0))), EVENTS)
 
 
 def test_the_audit_finds_a_job_that_shrinks_too_soon_though_none_starts():
     some = jobs(0, curve=Curve((1.0, 0.5)))
     shrunk = replace(simulate(some, EVENTS), completion_min=(35.0,),
                      holdings=(Holding(0, 2, 0.0, 0.0, 10.0), Holding(0, 1, 10.0, 10.0, 35.0)))
-    audit(shrunk, some, EVENTS)
-    with pytest.raises(RuntimeError, match=r"resized too soon, at \[10.0\] min"):
-        audit(shrunk, some, replace(EVENTS, hold_min=20.0))
+    audit_autoscaled(shrunk, some, EVENTS)
+    with pytest.raises(BrokenRuleError, match=r"resized too soon, at \[10.0\] min"):
+        audit_autoscaled(shrunk, some, replace(EVENTS, hold_min=20.0))

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from scheduler.base import InputError
 from scheduler.reservation.laws import Discrete, empirical
-from scheduler.simulation.batch_queue import AuditError, Convention, Job, Run, Schedule, Stream, audit, simulate
+from scheduler.simulation.batch_queue import Convention, Job, Run, Schedule, Stream
 from tests.examples import examples
+from tests.scheduler.simulation.audits import BrokenRuleError, audit_queued
+from tests.scheduler.simulation.audits import queued as simulate
 
 PLANNED, BACKFILL, CONSERVING = Convention
 LAW = Discrete([1, 4, 8], [0.5, 0.25, 0.25])
@@ -188,8 +190,8 @@ def test_small_jobs_wait_for_a_gap_and_go_in_the_order_of_arrival():
 ])
 def test_the_audit_finds_a_schedule_that_breaks_a_rule(runs, message):
     made = (Job(0, 2, 3, (4,)), Job(1, 2, 2, (4,)))
-    with pytest.raises(AuditError, match=message):
-        audit(Schedule(3, made, tuple(runs)))
+    with pytest.raises(BrokenRuleError, match=message):
+        audit_queued(Schedule(3, made, tuple(runs)))
 
 
 @pytest.mark.parametrize(("made", "processors", "message"), [

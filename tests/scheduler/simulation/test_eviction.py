@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 from scheduler.base import InputError
 from scheduler.eviction.plan import plan_evictions
 from scheduler.eviction.running_jobs import Checkpointing, FileSystem
-from scheduler.simulation.eviction import ON_DEMAND, Use, audit, simulate
+from scheduler.simulation.eviction import ON_DEMAND, Use
 from scheduler.simulation.greedy import greedy
 from scheduler.simulation.theta import NODES, STORAGE, BatchJob, theta_like
 from tests.examples import examples
+from tests.scheduler.simulation.audits import BrokenRuleError, audit_evicted
+from tests.scheduler.simulation.audits import evicted as simulate
 
 SLOW = FileSystem(aggregate_gbps=1, node_gbps=1)  # a GB takes a second
 
@@ -100,8 +102,8 @@ def test_a_plan_that_cannot_be_carried_out_is_refused(actions, nodes, message):
 def test_the_audit_sees_what_it_is_for(spoil, message):
     jobs, actions = [job("a", 2), job("b", 3)], {"a": "kill"}
     outcome = simulate(jobs, actions, nodes=2, length_min=10, storage=SLOW)
-    with pytest.raises(RuntimeError, match=message):
-        audit(replace(outcome, uses=tuple(spoil(outcome.uses))), jobs, actions, nodes=2)
+    with pytest.raises(BrokenRuleError, match=message):
+        audit_evicted(replace(outcome, uses=tuple(spoil(outcome.uses))), jobs, actions, nodes=2)
 
 
 # ---------------------------------------------------------------- drawn machines

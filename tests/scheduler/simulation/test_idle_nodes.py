@@ -14,12 +14,13 @@ from scheduler.simulation.idle_nodes import (
     POLICIES,
     Settings,
     efficiency,
-    replay,
     static_outcome,
     summarise,
 )
 from scheduler.simulation.idle_trace import Job, Trace, read_events, read_node_names, read_trainers
 from tests.places import SHARED
+from tests.scheduler.simulation.audits import BrokenRuleError
+from tests.scheduler.simulation.audits import replayed as replay
 
 SUMMIT = SHARED / "idle_nodes"
 needs_summit = pytest.mark.skipif(not SUMMIT.exists(), reason="the Summit trace is not here")
@@ -191,7 +192,7 @@ def stolen(owner, counts):
 @pytest.mark.parametrize("placement", [shared, migrating, stolen])
 def test_the_audit_finds_a_placement_that_breaks_the_rules(placement):
     nodes = trace(100, (0, [0, 1, 2], []), (50, [3], [0]))
-    with pytest.raises(AssertionError, match="the replay broke its own rules"):
+    with pytest.raises(BrokenRuleError):
         replay(nodes, [job(n_max=1), job(n_max=1)], Settings(placement=placement))
 
 
@@ -199,7 +200,7 @@ def test_the_audit_finds_a_placement_that_breaks_the_rules(placement):
 def test_the_audit_finds_a_policy_that_gives_too_much_or_breaks_bounds(counts):
     """Of two idle nodes; the first trainer runs on at most two, the second on at least two."""
     jobs = [job(), job(n_min=2)]
-    with pytest.raises((AssertionError, InputError, IndexError)):
+    with pytest.raises(BrokenRuleError):
         replay(trace(100, (0, [0, 1], [])), jobs, Settings(policy=lambda *_: counts))
 
 
