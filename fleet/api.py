@@ -42,6 +42,7 @@ from fleet.storage.event_log import first_line, launch_status, log_mark
 from fleet.storage.files import replacing
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import NetworkResult, Status, read_results
+from launch.leftovers import remove_leftovers
 from launch.notices import PATIENCE_S, run_quietly, start
 
 __all__ = ["Batch", "Checkpoint", "Converge", "Data", "Document", "EnsembleResult", "ExitStatus", "FleetError",
@@ -134,6 +135,7 @@ def launch(spec: str | Path, ranks: int, *arguments: str, launcher: Sequence[str
 
     def end(status: int) -> ExitStatus:
         shown.join(PATIENCE_S)
+        remove_leftovers()
         return _status(spec, status, events, before)
 
     return Running(process, RunPaths(load(spec).output), 0 if stale else before[1], end, stale)

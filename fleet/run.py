@@ -29,7 +29,8 @@ from fleet.storage.lease import Lease
 from fleet.units import format_duration
 from launch.binding import BINDING_REMEDY, binding_problem, cores_per_node, my_cores, ranks_per_core
 from launch.devices import gpus_per_node, visible_gpus
-from launch.environment import is_first
+from launch.environment import is_first, local_rank
+from launch.leftovers import remove_leftovers, take_own_folder
 from launch.memory import free_shared_memory
 from launch.systems import this_job
 from launch.walltime import seconds_left
@@ -125,6 +126,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     logging.getLogger("fleet").addHandler(logging.NullHandler())  # until this rank's file is known
     world = start_mpi()
+    if not local_rank(os.environ):
+        remove_leftovers()
+    take_own_folder()
     laps.end("MPI")
     try:
         with _lease(world, request) as lease:

@@ -14,6 +14,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO
 
+from launch.leftovers import remove_leftovers
+
 _RULE = re.compile(rb"-{70,}\s*")
 _STATUS = re.compile(rb"Exit code: +(\d+)\s*$|Errorcode: (\d+)\s*$", re.MULTILINE)
 # How boxes begin that tell of a status; the last one of an abort that the one before has told of.
@@ -102,6 +104,7 @@ def run_quietly(command: Sequence[str], explained: Sequence[int], out: IO[str] |
         raise
     finally:
         shown.join(PATIENCE_S)
+        remove_leftovers()
 
 
 def start(command: Sequence[str], explained: Sequence[int], out: IO[str] | None = None,

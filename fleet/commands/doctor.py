@@ -24,7 +24,7 @@ from fleet.comm.base import World
 from fleet.comm.roles import Roles, assign, roles_of
 from fleet.commands.options import add_json, add_spec, print_json
 from fleet.engines.registry import parameters_of
-from fleet.errors import ExitStatus, LeaseLost, UserError
+from fleet.errors import ExitStatus, LeaseLost, UserError, shortened
 from fleet.jobs.findings import (
     THREAD_VARIABLES,
     Disk,
@@ -48,9 +48,11 @@ from fleet.storage.event_log import last_cache
 from fleet.storage.lease import Fence, Process, create_generation, mark_taken, parse, read_generation
 from fleet.storage.paths import RunPaths
 from fleet.storage.sizes import folder_bytes
+from fleet.units import counted
 from launch.binding import cores_per_node, my_cores
 from launch.devices import gpus_per_node, visible_gpus
 from launch.environment import find_launcher, launched_ranks, local_rank
+from launch.leftovers import remove_leftovers
 from launch.memory import free_shared_memory
 from preprocess.base import DataSet, InputError
 from preprocess.sample import SampleSpec
@@ -95,6 +97,7 @@ def _examine(world: MPIWorld, args: argparse.Namespace) -> int:
             raise UserError(problem)
         return int(ExitStatus.BAD_INPUT)
     node_of = world.node_of()
+    left = world.gather(remove_leftovers() if node_of.index(node_of[world.rank]) == world.rank else [])
     facts = world.gather(_facts(world, node_of, spec, None if opened is None else opened.data, problem))
     trials = world.gather(None if spec is None else _try_lease(world, node_of, spec))
     if world.rank == 0:
@@ -109,6 +112,10 @@ def _examine(world: MPIWorld, args: argparse.Namespace) -> int:
             findings += check_lease([trial for trial in trials if trial is not None])
             if kept:
                 print(f"fleet doctor: {kept}", file=sys.stderr)
+        for fact, paths in zip(facts, left, strict=True):
+            if paths:
+                print(f"fleet doctor: processes that are dead had left {counted(len(paths), 'file or folder')} on "
+                      f"{fact.host}, which are removed now: {shortened(', '.join(map(str, paths)))}", file=sys.stderr)
         _show(findings, f"ranks: {world.size}, nodes: {max(node_of) + 1}", args.json)
     status = ExitStatus.INFRASTRUCTURE if world.share(findings) else ExitStatus.OK
     world.finish()

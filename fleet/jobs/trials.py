@@ -81,10 +81,10 @@ def try_networks(spec: Spec, sample: SampleSpec, networks: Sequence[int], rates:
 class _Process:
     """The process that tries; what it prints goes to a file."""
 
-    def __init__(self, request: Request, log: IO[bytes]) -> None:
+    def __init__(self, request: Request, log: IO[bytes], temporary: str) -> None:
         self._log = log
         # GPUs of the node where people check their specs are for others; its modules are those of this process.
-        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "PYTHONUNBUFFERED": "1",
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "PYTHONUNBUFFERED": "1", "TMPDIR": temporary,
                        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
         self.popen = subprocess.Popen([sys.executable, "-m", "fleet.engines.trial"], stdin=subprocess.PIPE,
                                       stdout=subprocess.PIPE, stderr=log, env=environment)
@@ -137,8 +137,8 @@ class _Process:
 
 @contextmanager
 def _process(request: Request) -> Iterator[_Process]:
-    with tempfile.TemporaryFile() as log:
-        process = _Process(request, log)
+    with tempfile.TemporaryFile() as log, tempfile.TemporaryDirectory(prefix="fleet-check-") as temporary:
+        process = _Process(request, log, temporary)  # what it leaves there, as it is ended, goes with the folder
         try:
             yield process
         finally:

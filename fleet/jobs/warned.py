@@ -12,6 +12,7 @@ from types import FrameType
 from fleet.domain.events import Interrupted
 from fleet.errors import EXPLAINED, ExitStatus, UserError, shortened
 from fleet.storage.event_log import events_of
+from launch.leftovers import remove_leftovers
 from launch.notices import PATIENCE_S, start
 
 # What batch systems send; SIGUSR2 is what launchers pass on to the ranks (mpirun ends them at once upon SIGTERM).
@@ -70,6 +71,7 @@ class WarnedLaunch:
             self._hear(b"\n")
         finally:
             timer.cancel()
+            remove_leftovers()
         return status if status >= 0 else 128 - status
 
     def why(self, status: int, ended: int, log: Path) -> str:

@@ -5,14 +5,16 @@ import os
 import re
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
 from fleet.domain.events import EpochEnded, GroupStarted, NetworkWarned
 from fleet.storage.event_log import events_of
 from fleet.storage.paths import RunPaths
+from tests.cluster.slurm import shared_memory
 from tests.examples import long_but_first
-from tests.mpi.conftest import ROOT, await_end, rank_process, spec
+from tests.mpi.conftest import ROOT, await_end, kill, rank_process, spec
 
 GOOD = {"family": "softmax", "name": "good"}
 
@@ -189,3 +191,25 @@ def test_rates_without_one_of_the_networks_are_refused(launch, tmp_path):
     run = launch(2, spec(tmp_path, [GOOD], schedule={"rates": str(tmp_path / "rates.json")}))
     assert run.status == 2
     assert "has no rates of good" in run.output
+
+
+def test_what_a_launch_leaves_whose_launcher_is_killed_goes_with_the_next(launch, tmp_path):
+    content = spec(tmp_path, [GOOD], train={"converge": {"max_epochs": 100_000}})
+    process = launch.start(2, content)
+    deadline = time.monotonic() + 60
+    while not events_of(RunPaths(tmp_path / "run").events, GroupStarted):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    files = [Path(file) for rank in range(2) for file in shared_memory(rank_process(process.pid, rank))
+             if Path(file).exists()]
+    assert files
+    assert list(tmp_path.glob("fleet.*"))
+    kill(process)
+    process.communicate()
+    assert list(tmp_path.glob("ompi.*"))
+    for file in files:
+        os.utime(file, (0, 0))
+    doctor = launch(2, content, program=("-m", "fleet", "doctor"))  # as a run does, without a word
+    assert "fleet doctor: processes that are dead had left" in doctor.output
+    assert not any(file.exists() for file in files)
+    assert not [*tmp_path.glob("ompi.*"), *tmp_path.glob("fleet.*"), *tmp_path.glob("__autograph*")]

@@ -1,0 +1,114 @@
+"""What processes that are dead have left on this node, and a folder for what those that live need for a while.
+
+Open MPI's launchers and daemons make folders named after their process, and remove them unless they are killed. Its
+ranks share memory in files that they unlink as they finalize MPI. TensorFlow writes the functions that it has generated
+into files, and removes them when Python ends by itself. So each rank has a folder of its own for temporary files, and
+whoever comes next on a node takes away what is left of the dead: the launch that begins there, or the job whose launch
+has ended. Names say of which node and which process all of that is; what another user owns is left alone.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from launch.memory import SHARED
+
+_LEAST_AGE_S = 10.0  # of memory that no process maps, and of an empty folder: somebody may be about to use it
+_OF_A_LAUNCHER = re.compile(r"(?:ompi|prted|prterun)\.(\d+)")
+
+
+def take_own_folder() -> None:
+    """From now on this process has a folder of its own for temporary files, which goes when Python ends."""
+    owner = os.getpid()
+    folder = Path(tempfile.gettempdir(), f"fleet.{_host(os.environ)}.{owner}")
+    shutil.rmtree(folder, ignore_errors=True)  # of an earlier process of the same number
+    try:
+        folder.mkdir(mode=0o700)
+    except OSError:  # the disk is full: who needs a temporary file will say so
+        return
+    tempfile.tempdir = os.environ["TMPDIR"] = str(folder)
+
+    def remove() -> None:
+        if os.getpid() == owner:  # no process that was forked
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
+
+
+def remove_leftovers(temporary: Path | None = None, shared: Path = Path(SHARED)) -> list[Path]:
+    """Take away what dead processes of this user have left on this node; returns what that was.
+
+    Args:
+        temporary: where temporary files are, if not where this process has them.
+        shared: where memory that processes share has its names.
+    """
+    host, temporary = _host(os.environ), temporary or Path(tempfile.gettempdir())
+    found = [*_folders(temporary, host), *_segments(shared, host)]
+    for path in found:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with suppress(OSError):
+                path.unlink()
+    return [path for path in found if not path.exists()]
+
+
+def _host(environment: Mapping[str, str]) -> str:
+    """The name of this node, as Open MPI's files have it: Slurm may have given it another than its own."""
+    return (environment.get("SLURMD_NODENAME") or socket.gethostname()).partition(".")[0]
+
+
+def _folders(temporary: Path, host: str) -> Iterator[Path]:
+    """Folders of dead launchers and ranks."""
+    ours = re.compile(rf"fleet\.{re.escape(host)}\.(\d+)")
+    for entry in _own(temporary):
+        if found := ours.fullmatch(entry.name) or _OF_A_LAUNCHER.fullmatch(entry.name):
+            is_here = found.re is ours or os.path.exists(f"{entry.path}/pmix.{host}.tool")
+            if is_here and not os.path.exists(f"/proc/{found[1]}"):
+                yield Path(entry.path)
+        elif entry.name == f"ompi.{host}.{os.getuid()}":  # what ranks leave that outlive their launcher: empty folders
+            if not any(files or _age_s(Path(folder)) < _LEAST_AGE_S for folder, _, files in os.walk(entry.path)):
+                yield Path(entry.path)
+
+
+def _segments(shared: Path, host: str) -> Iterator[Path]:
+    """Memory that ranks have shared, and that no process maps any more."""
+    beginnings = (f"sm_segment.{host}.{os.getuid()}.", f"fleet-{os.getuid()}-")
+    named = [Path(entry.path) for entry in _own(shared) if entry.name.startswith(beginnings)]
+    old = [path for path in named if _age_s(path) > _LEAST_AGE_S]
+    mapped = _mapped(str(shared)) if old else set()
+    return (path for path in old if str(path) not in mapped)
+
+
+def _own(folder: Path) -> Iterator[os.DirEntry[str]]:
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(OSError):
+                if entry.stat(follow_symlinks=False).st_uid == os.getuid():
+                    yield entry
+
+
+def _age_s(path: Path) -> float:
+    try:
+        return time.time() - path.stat().st_mtime
+    except OSError:  # it has gone just now
+        return 0.0
+
+
+def _mapped(folder: str) -> set[str]:
+    """The files of a folder that processes of this user map."""
+    found = set[str]()
+    for process in os.scandir("/proc"):
+        if process.name.isdecimal():
+            with suppress(OSError), open(f"{process.path}/maps", encoding="utf-8", errors="replace") as maps:
+                found.update(line[line.index(folder):].rstrip("\n") for line in maps if folder in line)
+    return found
