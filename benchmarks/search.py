@@ -38,7 +38,7 @@ from fleet.search.calls import make
 from fleet.search.mind import Add, Consult, Entry, Mind, Rule
 from fleet.search.pruning import make_judge
 from fleet.search.searcher import End, Searcher, Verdict, make_searcher
-from fleet.spec.search import Prune
+from fleet.spec.search import Prune, find_rule
 from fleet.spec.search import Search as Settings
 from fleet.spec.space import Member, Range, Space
 from fleet.terminal import print_table
@@ -73,7 +73,7 @@ class InFleet:
         self._searcher = searcher
         entry = Entry(ENTRY, settings, RANGES, "maximize", "val_accuracy")
         self._mind = Mind([entry], [], make_judge(prune, EPOCHS, seed=0), prune.rule, "maximize",
-                          "val_accuracy", GPUS, obeys=prune.rule != "none")
+                          "val_accuracy", GPUS, obeys=find_rule(prune.rule).obeys)
         self._values: dict[str, Mapping[str, float]] = {}
         self._ready: list[str] = []  # that wait for a GPU
         self._held: set[str] = set()  # paused or pruned

@@ -159,8 +159,9 @@ def test_parts_of_ones_own_train_together_in_a_job_of_ones_own_batch_system(own,
     start = json.loads(paths.events.read_text().splitlines()[0])
     assert (start["policy"], start["samples"]) == ("my_policy:POLICY", 360)
     stops = [json.loads(line) for line in paths.stops.read_text().splitlines()]
-    assert [(stop["event"], stop["job"]) for stop in stops] == [("begun", "17"), ("stopped", "17")]
-    assert (stops[1]["status"], stops[1]["then"]) == (0, "all networks finished")
+    assert [(stop["event"], stop["job"]) for stop in stops] == [
+        ("submitted", "17"), ("begun", "17"), ("stopped", "17")]
+    assert (stops[-1]["status"], stops[-1]["then"]) == (0, "all networks finished")
 
 
 def test_a_policy_of_ones_own_is_simulated_and_starts_the_slowest_network_first(own):
@@ -169,6 +170,20 @@ def test_a_policy_of_ones_own_is_simulated_and_starts_the_slowest_network_first(
     simulated = json.loads(printed(own, "-m", "fleet", "simulate", "ensemble", "rates.json", "--gpus", "1", "--policy",
                                    "my_policy:POLICY", "--json"))
     assert [one["members"][0]["name"] for one in simulated["rounds"]] == ["slow", "mean", "fast"]
+
+
+def test_the_rule_of_ones_own_drops_who_falls_behind(own):
+    (own / "rule.yaml").write_text("""
+data: {source: 'builtin:digits'}
+models:
+- {family: softmax, space: {train.optimizer.learning_rate: [1.0e-5, 1.0e-12]}, search: {ask: grid, at_once: 1}}
+train: {converge: {max_epochs: 3}}
+prune: {rule: 'my_rule:RULE', least: 2}
+resources: {engine: numpy}
+""")
+    printed(own, "-m", "fleet.run", "rule.yaml")
+    assert [(row.status, row.epochs) for row in read_results(own / "runs/ensemble")] == [
+        (Status.FINISHED, 3), (Status.PRUNED, 2)]
 
 
 def test_the_transform_of_ones_own_covers_a_square_in_training_alone(monkeypatch):

@@ -1,19 +1,20 @@
-"""A policy, an engine or a batch system is known by its row: its name is compared nowhere else."""
+"""A policy, a rule of pruning, an engine or a batch system is known by its row: its name is compared nowhere else."""
 
 import ast
 
 import pytest
 
 from fleet.spec.engines import ENGINES
+from fleet.spec.search import RULES
 from launch.systems import SYSTEMS
 from scheduler.ensemble.policies import POLICIES
 from tests.places import ROOT
 
 PACKAGES = ("fleet", "preprocess", "scheduler", "launch")
-NAMES = {*POLICIES, *ENGINES, *SYSTEMS}
+NAMES = {*POLICIES, *ENGINES, *SYSTEMS, *(name for name, rule in RULES.items() if rule.reads)}  # `none` is also a word
 
 # Where a name stands once, in its row. Nothing else may tell one row from another by its name: there is no exception.
-REGISTRIES = {"scheduler/ensemble/policies.py", "fleet/spec/engines.py", "launch/systems.py"}
+REGISTRIES = {"scheduler/ensemble/policies.py", "fleet/spec/engines.py", "fleet/spec/search.py", "launch/systems.py"}
 
 
 def compared(text):

@@ -6,7 +6,8 @@ import math
 import queue
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from fleet.search.pruning import make_judge
 from fleet.search.searcher import Mode, Resuming, Searcher, make_searcher
 from fleet.spec import ModelEntry, NetworkSpec, Spec
 from fleet.spec.resolve import asked_network, refused_network, stand_in, with_added
-from fleet.spec.search import Prune, Search
+from fleet.spec.search import Prune, Search, find_rule
 from fleet.spec.space import Space
 from fleet.storage.event_log import events_of
 from fleet.units import format_duration
@@ -71,17 +72,26 @@ def make_searchers(ends: Spec) -> dict[str, Searcher]:
         ends: the spec, with the networks that stand for those of its searches.
 
     Raises:
-        SpecError: one cannot be made; the message says which, and why.
+        SpecError: one cannot be made, or the rule of pruning; the message says which, and why.
     """
     searchers = {}
+    with _said_at(ends, ("prune", "rule")):
+        make_judge(ends.document.prune, 1, ends.seed)
     for index, entry in _searched(ends).items():
         assert entry.search is not None
-        try:
+        with _said_at(ends, ("models", index, "search", "ask")):
             searchers[entry.stem] = _made(entry.search, entry.space or {}, _mode(_one_of(ends, index)))
-        except UserError as error:
-            wrong, _, right = str(error).partition("; ")
-            raise SpecError([ends.origin.mistake(("models", index, "search", "ask"), wrong, right)]) from error
     return searchers
+
+
+@contextmanager
+def _said_at(spec: Spec, place: tuple) -> Iterator[None]:
+    """A context in which what is wrong with a part of the user's own is a mistake at its place in the spec."""
+    try:
+        yield
+    except UserError as error:
+        wrong, _, right = str(error).partition("; ")
+        raise SpecError([spec.origin.mistake(place, wrong, right)]) from error
 
 
 def _made(search: Search, space: Space, mode: Mode) -> Searcher:
@@ -130,7 +140,7 @@ def make_mind(spec: Spec, ends: Spec, searchers: Mapping[str, Searcher], trainer
                 make_judge(prune, most_epochs, spec.seed), prune.rule,
                 _mode(everyone[0]) if everyone else "maximize",
                 everyone[0].train.converge.watched if everyone else "val_accuracy", trainers,
-                obeys=prune.rule != "none")
+                obeys=find_rule(prune.rule).obeys)
 
 
 def outlook(mind: Mind) -> Outlook:

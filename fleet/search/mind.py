@@ -18,7 +18,7 @@ from fleet.domain.network import EpochRecord, Standing
 from fleet.search.calls import Call, Nonsense, Resume, as_call, as_event
 from fleet.search.conversation import Asked, Conversation, Judged, Resumed
 from fleet.search.life import Life
-from fleet.search.pruning import Halving, Judge
+from fleet.search.pruning import Judge
 from fleet.search.rungs import natural
 from fleet.search.searcher import End, Mode, Verdict
 from fleet.spec.search import Search
@@ -204,7 +204,7 @@ class Mind:
     @property
     def has_rungs(self) -> bool:
         """Whether networks come to rungs at which they are judged."""
-        return isinstance(self._judge, Halving)
+        return self._judge.expected(1) is not None
 
     def next_rung(self, name: str, epochs: int) -> int | None:
         """The epochs after which a network that has ended so many is judged next; None where there are no rungs."""

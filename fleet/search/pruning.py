@@ -10,13 +10,15 @@ import math
 import zlib
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
-from typing import Protocol
+from collections.abc import Collection, Sequence
+from importlib import import_module
+from typing import Any, Protocol
 
+from fleet.errors import UserError
+from fleet.plugins import load_object
 from fleet.search.rungs import Bracket, Settled, natural, settle_all
 from fleet.search.searcher import Verdict
-from fleet.spec.search import Prune
+from fleet.spec.search import Prune, find_rule
 
 
 class Judge(Protocol):
@@ -49,7 +51,14 @@ class Judge(Protocol):
 
 
 class Unjudged:
-    """Lets every network go on."""
+    """Lets every network go on; also what a rule of a user's own begins with, which then says what it does otherwise.
+
+    Args:
+        prune, most_epochs, seed: as :func:`make_judge` has them.
+    """
+
+    def __init__(self, prune: Prune, most_epochs: int, seed: int) -> None:
+        pass
 
     def add(self, name: str, epochs: int, score: float, is_done: bool = False) -> Verdict:
         """See :class:`Judge`."""
@@ -209,38 +218,93 @@ class Halving:
         return sum(share * bracket.expected(most) for bracket, share in self._brackets) / shares
 
 
-# ---- one row each ------------------------------------------------------------------------------
+# ---- what the rows of rules name ---------------------------------------------------------------
 
 
-def _unjudged(prune: Prune, most_epochs: int, seed: int) -> Judge:
-    return Unjudged()
-
-
-def _median(prune: Prune, most_epochs: int, seed: int) -> Judge:
+def make_median(prune: Prune, most_epochs: int, seed: int) -> Median:
+    """The rule ``median``."""
     return Median(prune.least, prune.others, prune.order == "rungs")
+
+
+def make_asha(prune: Prune, most_epochs: int, seed: int) -> Halving:
+    """The rule ``asha``."""
+    return Halving([(_bracket(prune, prune.least), 1)], seed)
+
+
+def make_hyperband(prune: Prune, most_epochs: int, seed: int) -> Halving:
+    """Brackets s = 0, 1, ... that begin at ``least * factor**s``, with as many networks as Hyperband gives each.
+
+    Li et al., Hyperband, JMLR 18 (2018), algorithm 1, in which they are counted the other way round.
+    """
+    last = int(math.log(max(1.0, most_epochs / prune.least), prune.factor) + 1e-9)
+    return Halving([(_bracket(prune, prune.least * prune.factor**s),
+                     math.ceil((last + 1) / (last - s + 1) * prune.factor**(last - s))) for s in range(last + 1)], seed)
 
 
 def _bracket(prune: Prune, least: int) -> Bracket:
     return Bracket(least, prune.factor, prune.mode == "promote", prune.order == "rungs")
 
 
-def _asha(prune: Prune, most_epochs: int, seed: int) -> Judge:
-    return Halving([(_bracket(prune, prune.least), 1)], seed)
+# ---- rules of users ----------------------------------------------------------------------------
 
 
-def _hyperband(prune: Prune, most_epochs: int, seed: int) -> Judge:
-    """Brackets s = 0, 1, ... that begin at ``least * factor**s``, with as many networks as Hyperband gives each.
+class _LookedAt:
+    """A rule of a user's own, whose answers are looked at before they are carried out."""
 
-    Li et al., Hyperband, JMLR 18 (2018), algorithm 1, in which they are counted the other way round.
-    """
-    last = int(math.log(max(1.0, most_epochs / prune.least), prune.factor) + 1e-9)
-    begin = partial(_bracket, prune)
-    return Halving([(begin(prune.least * prune.factor**s),
-                     math.ceil((last + 1) / (last - s + 1) * prune.factor**(last - s))) for s in range(last + 1)], seed)
+    def __init__(self, name: str, judge: Judge) -> None:
+        self._name, self._judge = name, judge
+        self._waiting: set[str] = set()
 
+    def add(self, name: str, epochs: int, score: float, is_done: bool = False) -> Verdict:
+        """See :class:`Judge`."""
+        answer = self._asked("add", name, epochs, score, is_done)
+        if answer not in list(Verdict):
+            raise UserError(f"the rule {self._name} answered {answer!r} to an epoch of {name}; it should be a Verdict")
+        if answer == Verdict.PAUSE:
+            self._waiting.add(name)
+        return Verdict(answer)
 
-JUDGES: Mapping[str, Callable[[Prune, int, int], Judge]] = {
-    "asha": _asha, "hyperband": _hyperband, "median": _median, "searcher": _unjudged, "none": _unjudged}
+    def promotable(self) -> str | None:
+        """See :class:`Judge`."""
+        found: str | None = self._asked("promotable")
+        return None if found is None else self._waits(found)
+
+    def let_go_on(self, name: str) -> None:
+        """See :class:`Judge`."""
+        self._waiting.discard(name)
+        self._asked("let_go_on", name)
+
+    def leave(self, name: str) -> None:
+        """See :class:`Judge`."""
+        self._waiting.discard(name)
+        self._asked("leave", name)
+
+    def settle(self, alive: Collection[str]) -> Settled:
+        """See :class:`Judge`."""
+        go_on, stop = self._asked("settle", alive)
+        return Settled(tuple(map(self._waits, go_on)), tuple(map(self._waits, stop)))
+
+    def next_rung(self, name: str, epochs: int) -> int | None:
+        """See :class:`Judge`."""
+        found: int | None = self._asked("next_rung", name, epochs)
+        return found
+
+    def expected(self, most: int) -> float | None:
+        """See :class:`Judge`."""
+        found: float | None = self._asked("expected", most)
+        return found
+
+    def _waits(self, name: str) -> str:
+        if name not in self._waiting:
+            raise UserError(f"the rule {self._name} decides on {name!r}, which it has not paused")
+        return name
+
+    def _asked(self, method: str, *arguments: object) -> Any:
+        try:
+            return getattr(self._judge, method)(*arguments)
+        except Exception as error:  # the user's class may raise anything
+            what = " ".join(f"{type(error).__name__}: {error}".split())
+            raise UserError(f"the rule {self._name} failed in {method}: {what}") from error
 
 
 def make_judge(prune: Prune, most_epochs: int, seed: int) -> Judge:
@@ -250,5 +314,24 @@ def make_judge(prune: Prune, most_epochs: int, seed: int) -> Judge:
         prune: of the spec.
         most_epochs: that a network may train; it decides how many brackets ``hyperband`` has.
         seed: of what is drawn.
+
+    Raises:
+        UserError: one of the user's own cannot be made, or lacks a method.
     """
-    return JUDGES[prune.rule](prune, most_epochs, seed)
+    rule = find_rule(prune.rule)
+    if isinstance(rule.make, str) and rule.make.startswith("."):
+        module, _, name = rule.make.partition(":")
+        ours: Judge = getattr(import_module(module, "fleet.search"), name)(prune, most_epochs, seed)
+        return ours
+    make = load_object(rule.make, "rule") if isinstance(rule.make, str) else rule.make
+    try:
+        judge = make(prune, most_epochs, seed)
+    except Exception as error:  # the user's class may raise anything
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(f"the rule {prune.rule} cannot be made of (prune, most_epochs, seed): {what}") from error
+    if lacks := [method for method in _METHODS if not callable(getattr(judge, method, None))]:
+        raise UserError(f"the rule {prune.rule} has no method {', '.join(lacks)}; see fleet.search.pruning.Judge")
+    return _LookedAt(prune.rule, judge)
+
+
+_METHODS = ("add", "promotable", "let_go_on", "leave", "settle", "next_rung", "expected")

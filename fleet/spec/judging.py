@@ -23,7 +23,7 @@ from fleet.spec.measures import (
 )
 from fleet.spec.origin import line_of
 from fleet.spec.schema import NetworkSpec, Spec
-from fleet.spec.search import RULES
+from fleet.spec.search import find_rule
 from fleet.spec.train import Train
 from fleet.units import listed
 from preprocess.target import KINDS, TargetSpec
@@ -188,7 +188,7 @@ class _Comparison:
             return
         rule = self.spec.document.prune.rule
         differ = self._told(monitors, "monitor")
-        if RULES[rule].reads:
+        if find_rule(rule).compares:
             yield self.spec.origin.mistake(("prune", "rule"), f"{rule} compares all networks, and they do not monitor "
                                            f"the same: {differ}", "one train.converge.monitor, at the top")
         elif self.kind == "value" and len(losses := self._by(self.groups, self._loss)) > 1:

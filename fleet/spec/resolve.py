@@ -36,7 +36,7 @@ from fleet.spec.mistakes import explain
 from fleet.spec.model import FAMILIES, Architecture, check_target, load_function
 from fleet.spec.origin import Origin
 from fleet.spec.schema import MOST_NETWORKS, Document, ModelEntry, NetworkSpec, Schedule, Spec
-from fleet.spec.search import RULES, Prune
+from fleet.spec.search import Prune, find_rule
 from fleet.spec.space import Member, Range, Space, draw, ends, grid, override
 from fleet.spec.train import Train
 from fleet.spec.yaml_file import plain, read_yaml
@@ -169,24 +169,28 @@ def _problems(document: Document) -> Iterator[tuple[tuple, str, str]]:
     if source not in SOURCES and ":" not in source:
         yield ("data", "source"), f"no source is named {source!r}", (
             f"one of {', '.join(SOURCES)}, or an import path module:function")
-    try:
-        find_policy(document.schedule.policy)
-    except UserError as error:
-        wrong, _, right = str(error).partition("; ")
-        yield ("schedule", "policy"), wrong, right
     rates = document.schedule.rates
-    try:
-        if find_engine(document.resources.engine).needs_rates and rates is None:
-            yield (("resources", "engine"), f"{document.resources.engine} networks train at rates that are known",
-                   "`schedule: {rates: FILE}`")
-    except UserError as error:
-        wrong, _, right = str(error).partition("; ")
-        yield ("resources", "engine"), wrong, right
+    yield from _not_found(("schedule", "policy"), find_policy, document.schedule.policy)
+    yield from _not_found(("prune", "rule"), find_rule, document.prune.rule)
+    yield from _not_found(("resources", "engine"), find_engine, document.resources.engine)
+    engine = _known_engine(document)
+    if engine is not None and engine.needs_rates and rates is None:
+        yield (("resources", "engine"), f"{document.resources.engine} networks train at rates that are known",
+               "`schedule: {rates: FILE}`")
     if not document.models and document.open_for is None:
         yield ("models",), "[]", "at least 1 item, or a run that stays open for more (`open_for: 10min`)"
     yield from _search_problems(document)
     if rates is not None and not os.path.isfile(rates):  # Path would raise, for a name too long
         yield ("schedule", "rates"), f"no file {rates}", "a rates file, such as the profile.json of a run"
+
+
+def _not_found(where: tuple, find: Callable[[str], object], name: str) -> Iterator[tuple[tuple, str, str]]:
+    """What is wrong with a name, or an import path, of a table."""
+    try:
+        find(name)
+    except UserError as error:
+        wrong, _, right = str(error).partition("; ")
+        yield where, wrong, right
 
 
 def _search_problems(document: Document) -> Iterator[tuple[tuple, str, str]]:
@@ -210,11 +214,7 @@ def _unread(document: Document, content: Mapping[str, Any]) -> Iterator[tuple[tu
     data, schedule = content.get("data"), content.get("schedule")
     if document.data.folds is not None and isinstance(data, Mapping) and data.get("validation") is not None:
         yield ("data", "validation"), "folds hold out their own validation samples", "left out, or data.test"
-    prune, rule = content.get("prune"), RULES[document.prune.rule]
-    for name in prune if isinstance(prune, Mapping) else ():
-        if name != "rule" and name in _PRUNE_KEYS and name not in rule.reads:
-            yield ("prune", name), f"{document.prune.rule} does not read {name}", (
-                f"it reads {', '.join(rule.reads)}" if rule.reads else "left out")
+    yield from _unread_by_the_rule(document.prune.rule, content.get("prune"))
     try:
         policy = find_policy(document.schedule.policy)
     except UserError:  # a mistake of its own
@@ -225,6 +225,16 @@ def _unread(document: Document, content: Mapping[str, Any]) -> Iterator[tuple[tu
     for name in settings:
         if isinstance(schedule, Mapping) and name in schedule and name not in policy.reads:
             yield ("schedule", name), f"{policy.name} does not read {name}", policy.reads_of(settings)
+
+
+def _unread_by_the_rule(name: str, prune: Any) -> Iterator[tuple[tuple, str, str]]:
+    try:
+        reads = find_rule(name).reads
+    except UserError:  # a mistake of its own
+        return
+    for key in prune if isinstance(prune, Mapping) else ():
+        if key != "rule" and key in _PRUNE_KEYS and key not in reads:
+            yield ("prune", key), f"{name} does not read {key}", f"it reads {', '.join(reads)}" if reads else "left out"
 
 
 def _incomplete_schedules(spec: Spec) -> list[SpecMistake]:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass as plain_dataclass
+from dataclasses import fields as dataclass_fields
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from fleet.spec.fields import NO_FLAG, Duration, Positive, written_as
+from fleet.errors import UserError
+from fleet.plugins import load_object
+from fleet.spec.fields import IMPORT_PATH, NO_FLAG, Duration, OneOf, Positive, written_as
 
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 MOST_ASKED = 10_000  # by one entry; more are a slip of the keyboard, as in a count
-
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -69,28 +72,42 @@ class Search:
 
 
 @plain_dataclass(frozen=True)
-class Rule:
-    """A rule of pruning, as far as a spec must know it.
+class PruningRule:
+    """A rule by which networks are paused and dropped, and all that others must know of it.
 
-    Attributes:
+    Args:
+        name: as specs call it.
+        make: makes the rule of a run from (:class:`Prune`, the most epochs that a network may train, a seed): a class
+            or function that gives a :class:`fleet.search.pruning.Judge`, or its import path. In the table the path is
+            relative to :mod:`fleet.search`, and begins with a dot.
         help: what it does, in a sentence without a full stop.
         reads: the keys of `prune` that mean something to it.
+        compares: whether it compares networks, so that all must monitor the same.
+        obeys: whether what the class of a search answers is done as well.
     """
 
-    help: str
+    name: str
+    make: str | Callable[[Prune, int, int], Any]
+    help: str = ""
     reads: tuple[str, ...] = ()
+    compares: bool = True
+    obeys: bool = True
 
 
-RULES: Mapping[str, Rule] = {
-    "asha": Rule("at least · factor^k epochs only the best 1/factor of those that have come there go on",
-                 ("least", "factor", "mode", "order")),
-    "hyperband": Rule("asha in several brackets, each of which begins to judge later than the one before",
-                      ("least", "factor", "mode", "order")),
-    "median": Rule("those that are worse than the median of the others after as many epochs are pruned",
-                   ("least", "others", "order")),
-    "searcher": Rule("only the class of a search judges its networks"),
-    "none": Rule("nothing is pruned, whatever the class of a search answers"),
-}
+RULES: Mapping[str, PruningRule] = {rule.name: rule for rule in (
+    PruningRule("asha", ".pruning:make_asha",
+                "at least · factor^k epochs only the best 1/factor of those that have come there go on",
+                ("least", "factor", "mode", "order")),
+    PruningRule("hyperband", ".pruning:make_hyperband",
+                "asha in several brackets, each of which begins to judge later than the one before",
+                ("least", "factor", "mode", "order")),
+    PruningRule("median", ".pruning:make_median",
+                "those that are worse than the median of the others after as many epochs are pruned",
+                ("least", "others", "order")),
+    PruningRule("searcher", ".pruning:Unjudged", "only the class of a search judges its networks", compares=False),
+    PruningRule("none", ".pruning:Unjudged", "nothing is pruned, whatever the class of a search answers",
+                compares=False, obeys=False),
+)}
 
 
 def _for(setting: str) -> str:
@@ -98,12 +115,16 @@ def _for(setting: str) -> str:
     return f"Only for {' and '.join(name for name, rule in RULES.items() if setting in rule.reads)}."
 
 
+RuleName = Annotated[str, OneOf(lambda: [{"enum": list(RULES)}, IMPORT_PATH])]
+
+
 @dataclass(frozen=True, config=_STRICT)
 class Prune:
     """By which rule networks are paused or dropped before they are done: all networks of the run."""
 
-    rule: Literal["asha", "hyperband", "median", "searcher", "none"] = Field(default="searcher", description=(
-        " ".join(f"{name}: {rule.help}." for name, rule in RULES.items())
+    rule: RuleName = Field(default="searcher", description=(
+        "The rule, or the import path of your own. "
+        + " ".join(f"{name}: {rule.help}." for name, rule in RULES.items())
         + " Where the class of a search judges as well, the stricter answer holds."))
     least: Positive = Field(default=1, description=(
         "Number of epochs that every network may train before it is judged. " + _for("least")))
@@ -117,3 +138,31 @@ class Prune:
         "do not depend on who was faster. " + _for("order")))
     others: Positive = Field(default=5, description=(
         "Number of other networks that must have come as far before one is judged. " + _for("others")))
+
+
+_KEYS = tuple(field.name for field in dataclass_fields(Prune) if field.name != "rule")
+
+
+def find_rule(name: str) -> PruningRule:
+    """The rule of a name, or of an import path ``module:rule``.
+
+    Returns:
+        The rule, under that name. A class or a function of a user's own reads all keys.
+
+    Raises:
+        UserError: there is none.
+
+    >>> find_rule("median").reads
+    ('least', 'others', 'order')
+    """
+    if name in RULES:
+        return RULES[name]
+    if ":" not in name:
+        raise UserError(f"no rule is named {name!r}; one of {', '.join(RULES)}, or an import path module:rule")
+    found = load_object(name, "rule")
+    if isinstance(found, PruningRule):
+        return replace(found, name=name)
+    if not callable(found):
+        raise UserError(f"rule {name!r} is of type {type(found).__name__}; it should be a PruningRule, or a class that "
+                        "is made of (prune, most_epochs, seed)")
+    return PruningRule(name, found, reads=_KEYS)

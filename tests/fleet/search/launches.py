@@ -16,7 +16,7 @@ from fleet.search.calls import make, replay
 from fleet.search.mind import Add, Consult, Entry, Mind, Note, Rule
 from fleet.search.pruning import make_judge
 from fleet.search.searcher import End, Resuming, make_searcher
-from fleet.spec.search import Prune, Search
+from fleet.spec.search import Prune, Search, find_rule
 
 LEARNING_RATE = "train.optimizer.learning_rate"
 
@@ -67,7 +67,7 @@ class Launch:
         self.entry = Entry("net", search, space, "maximize", "val_accuracy",
                            isinstance(self.searcher, Resuming))
         self.mind = Mind([self.entry], fixed, make_judge(prune, epochs, seed=0), prune.rule, "maximize", "val_accuracy",
-                         trainers, obeys=prune.rule != "none")
+                         trainers, obeys=find_rule(prune.rule).obeys)
         self.alive = set(fixed)
         self.added, self.ends, self.calls = {}, {}, []
         self.difference = replay(self.searcher, disk.of(Searched))

@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.search.pruning import JUDGES, Median, make_judge
+from fleet.errors import SpecError, UserError
+from fleet.search.pruning import Halving, Median, Unjudged, make_judge
 from fleet.search.searcher import Verdict
-from fleet.spec.search import RULES, Prune
+from fleet.spec import parse
+from fleet.spec.search import RULES, Prune, PruningRule, find_rule
 
 GO_ON, PAUSE, STOP = Verdict
 SCORE = st.one_of(st.integers(-3, 3).map(float), st.just(-math.inf))
@@ -94,8 +96,10 @@ def test_there_are_as_many_brackets_as_fit(most, count):
 # ---- all rules ---------------------------------------------------------------------------------
 
 
-def test_each_rule_that_a_spec_may_name_has_a_judge():
-    assert JUDGES.keys() == RULES.keys()
+@pytest.mark.parametrize(("rule", "kind"), [("asha", Halving), ("hyperband", Halving), ("median", Median),
+                                            ("searcher", Unjudged), ("none", Unjudged)])
+def test_the_row_of_a_rule_leads_to_its_judge(rule, kind):
+    assert isinstance(make_judge(Prune(rule=rule), 9, 0), kind)
 
 
 @pytest.mark.parametrize("rule", ["searcher", "none"])
@@ -121,3 +125,81 @@ def test_a_judge_that_is_told_the_same_is_as_far(rule, mode, order, told):
         return answers, judge.settle(())
 
     assert tell_all() == tell_all()
+
+
+# ---- rules of users ----------------------------------------------------------------------------
+
+
+class Pausing(Unjudged):
+    """Pauses all networks, and lets go on whom it is told to."""
+
+    promoted = None
+
+    def add(self, name, epochs, score, is_done=False):
+        if name == "raises":
+            raise KeyError("no such\nnetwork")
+        return {"stops": "stop", "odd": "perhaps"}.get(name, PAUSE)
+
+    def promotable(self):
+        return self.promoted
+
+    def settle(self, alive):
+        return ("settled",), ()
+
+
+class Lacking:
+    def __init__(self, *_):
+        """It judges nothing."""
+
+
+RULE = PruningRule("pausing", Pausing, reads=("least",), obeys=False)
+HERE = "tests.fleet.search.test_pruning"
+
+
+def test_a_rule_of_a_users_own_is_known_by_its_path_and_reads_what_its_row_says():
+    assert find_rule(f"{HERE}:RULE") == PruningRule(f"{HERE}:RULE", Pausing, reads=("least",), obeys=False)
+    assert find_rule(f"{HERE}:Pausing").reads == ("least", "factor", "mode", "order", "others")
+    assert make_judge(Prune(rule=f"{HERE}:RULE"), 9, 0).add("stops", 1, 0.0) is STOP
+
+
+@pytest.mark.parametrize(("prune", "key", "wrong"), [
+    ({"rule": "median", "factor": 3}, "prune.factor", "median does not read factor"),
+    ({"rule": f"{HERE}:RULE", "factor": 3}, "prune.factor", f"{HERE}:RULE does not read factor"),
+    ({"rule": "ashes", "factor": 3}, "prune.rule", "no rule is named 'ashes'")])
+def test_a_spec_that_names_no_rule_or_a_key_that_a_rule_does_not_read_has_a_mistake(prune, key, wrong):
+    with pytest.raises(SpecError) as caught:
+        parse({"models": [{"family": "softmax"}], "prune": prune})
+    assert [(mistake.key, mistake.wrong) for mistake in caught.value.mistakes] == [(key, wrong)]
+
+
+@pytest.mark.parametrize(("rule", "said"), [("ashes", "no rule is named 'ashes'; one of asha, "),
+                                            (f"{HERE}:HERE", "is of type str; it should be a PruningRule")])
+def test_what_is_no_rule_is_refused(rule, said):
+    with pytest.raises(UserError, match=said):
+        find_rule(rule)
+
+
+@pytest.mark.parametrize(("rule", "said"), [("Lacking", "has no method add, promotable, let_go_on, "),
+                                            ("is_worse_than_the_median", "cannot be made of .*TypeError")])
+def test_a_rule_that_cannot_be_made_or_lacks_a_method_is_refused(rule, said):
+    with pytest.raises(UserError, match=f"the rule {HERE}:{rule} {said}"):
+        make_judge(Prune(rule=f"{HERE}:{rule}"), 9, 0)
+
+
+@pytest.mark.parametrize(("ask", "said"), [
+    (lambda judge: judge.add("odd", 1, 0.0), "answered 'perhaps' to an epoch of odd"),
+    (lambda judge: judge.add("raises", 1, 0.0), "failed in add: KeyError: 'no such"),
+    (lambda judge: judge.settle(()), "decides on 'settled', which it has not paused")])
+def test_an_answer_that_cannot_be_carried_out_is_refused_with_the_name_of_the_rule(ask, said):
+    with pytest.raises(UserError, match=f"the rule {HERE}:RULE {said}"):
+        ask(make_judge(Prune(rule=f"{HERE}:RULE"), 9, 0))
+
+
+def test_a_network_that_a_rule_has_let_go_on_is_not_let_go_on_again(monkeypatch):
+    monkeypatch.setattr(Pausing, "promoted", "net")
+    judge = make_judge(Prune(rule=f"{HERE}:RULE"), 9, 0)
+    assert judge.add("net", 1, 0.0) is PAUSE
+    assert judge.promotable() == "net"
+    judge.let_go_on("net")
+    with pytest.raises(UserError, match="which it has not paused"):
+        judge.promotable()

@@ -1,0 +1,20 @@
+"""A rule of pruning of one's own: who falls too far behind the best one is dropped."""
+
+from fleet.search.pruning import Unjudged
+from fleet.search.searcher import Verdict
+from fleet.spec.search import PruningRule
+
+GAP = 0.2  # of what is monitored
+
+
+class Gap(Unjudged):
+    def __init__(self, prune, most_epochs, seed):
+        self.least, self.best = prune.least, {}  # the best score after so many epochs
+
+    def add(self, name, epochs, score, is_done=False):
+        self.best[epochs] = max(score, self.best.get(epochs, score))
+        is_behind = epochs >= self.least and score < self.best[epochs] - GAP
+        return Verdict.STOP if is_behind and not is_done else Verdict.GO_ON
+
+
+RULE = PruningRule("gap", Gap, reads=("least",))
