@@ -20,6 +20,7 @@ import importlib.util
 import inspect
 import json
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, cached_property
 from pathlib import Path
@@ -199,6 +200,73 @@ def load_function(path: str) -> Callable[..., Any]:
         return import_function(path, "model function")
     except InputError as error:
         raise UserError(" ".join(str(error).split())) from error  # the user's module may raise several lines
+
+
+def check_import(path: str) -> None:
+    """Refuse an import path that leads nowhere.
+
+    Its module is imported only where there is no other way to tell, for that may import TensorFlow.
+
+    Raises:
+        UserError: there is no such module or function, or what must be imported to know raises.
+    """
+    module, _, function = path.partition(":")
+    if not module or not function.isidentifier():
+        raise UserError(f"{path!r} should be written module:function")
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))  # as `python -m` does; a console script does not
+    try:
+        found = importlib.util.find_spec(module)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the packages around the module are imported, and may raise anything
+        if not isinstance(error, ModuleNotFoundError) or not f"{module}.".startswith(f"{error.name}."):
+            load_function(path)  # says what
+            return
+        found = None
+    if found is None:
+        raise UserError(f"build: {path}: no module {module!r} is found from {Path.cwd()}; "
+                        "it should stand there, or beside the spec, or be installed")
+    if found.origin and found.origin.endswith(".py"):
+        names = _top_level_names(Path(found.origin))
+        if names is not None and function not in names and not _is_made_by_importing(path):
+            close = difflib.get_close_matches(function, sorted(names), n=3)
+            hint = f"; near it: {', '.join(close)}" if close else ""
+            raise UserError(f"build: {path}: {found.origin} has no function {function!r}{hint}")
+
+
+def _is_made_by_importing(path: str) -> bool:
+    """Whether a module has a function that does not stand in its file.
+
+    Raises:
+        UserError: importing it raises: so nobody knows which functions it would have.
+    """
+    try:
+        load_function(path)
+    except UserError:
+        if path.partition(":")[0] not in sys.modules:
+            raise
+        return False
+    return True
+
+
+def _top_level_names(file: Path) -> set[str] | None:
+    """The names that a module binds, or None where only running it would tell."""
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return None
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.ImportFrom | ast.Import):
+            if any(alias.name == "*" for alias in node.names):
+                return None
+            names.update((alias.asname or alias.name).split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return names
 
 
 def call_of(function: Callable[..., Any], architecture: Architecture, input_shape: tuple[int, ...], outputs: int

@@ -5,9 +5,6 @@
 
 from __future__ import annotations
 
-import ast
-import difflib
-import importlib.util
 import itertools
 import math
 import os
@@ -33,7 +30,7 @@ from fleet.spec.fitting import joined, unmeasured
 from fleet.spec.judging import check_comparable, kinds_said
 from fleet.spec.learning_rate import problem_of_whole
 from fleet.spec.mistakes import explain
-from fleet.spec.model import FAMILIES, Architecture, check_target, load_function
+from fleet.spec.model import FAMILIES, Architecture, check_import, check_target
 from fleet.spec.origin import Origin
 from fleet.spec.schema import MOST_NETWORKS, Document, ModelEntry, NetworkSpec, Schedule, Spec
 from fleet.spec.search import Prune, find_rule
@@ -474,73 +471,6 @@ def _architecture(entry: ModelEntry, drawn: Mapping[str, Any], engine: EngineInf
         return Architecture(target, args)
     except ValidationError as error:
         raise _MisfitError("args", FAMILIES[target], args, error) from None
-
-
-def check_import(path: str) -> None:
-    """Refuse an import path that leads nowhere.
-
-    Its module is imported only where there is no other way to tell, for that may import TensorFlow.
-
-    Raises:
-        UserError: there is no such module or function, or what must be imported to know raises.
-    """
-    module, _, function = path.partition(":")
-    if not module or not function.isidentifier():
-        raise UserError(f"{path!r} should be written module:function")
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))  # as `python -m` does; a console script does not
-    try:
-        found = importlib.util.find_spec(module)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # the packages around the module are imported, and may raise anything
-        if not isinstance(error, ModuleNotFoundError) or not f"{module}.".startswith(f"{error.name}."):
-            load_function(path)  # says what
-            return
-        found = None
-    if found is None:
-        raise UserError(f"build: {path}: no module {module!r} is found from {Path.cwd()}; "
-                        "it should stand there, or beside the spec, or be installed")
-    if found.origin and found.origin.endswith(".py"):
-        names = _top_level_names(Path(found.origin))
-        if names is not None and function not in names and not _is_made_by_importing(path):
-            close = difflib.get_close_matches(function, sorted(names), n=3)
-            hint = f"; near it: {', '.join(close)}" if close else ""
-            raise UserError(f"build: {path}: {found.origin} has no function {function!r}{hint}")
-
-
-def _is_made_by_importing(path: str) -> bool:
-    """Whether a module has a function that does not stand in its file.
-
-    Raises:
-        UserError: importing it raises: so nobody knows which functions it would have.
-    """
-    try:
-        load_function(path)
-    except UserError:
-        if path.partition(":")[0] not in sys.modules:
-            raise
-        return False
-    return True
-
-
-def _top_level_names(file: Path) -> set[str] | None:
-    """The names that a module binds, or None where only running it would tell."""
-    try:
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, ValueError):
-        return None
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
-            names.add(node.name)
-        elif isinstance(node, ast.ImportFrom | ast.Import):
-            if any(alias.name == "*" for alias in node.names):
-                return None
-            names.update((alias.asname or alias.name).split(".")[0] for alias in node.names)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
-    return names
 
 
 # ---- entries that come while a run goes on -----------------------------------------------------
