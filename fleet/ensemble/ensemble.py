@@ -385,7 +385,8 @@ class Ensemble:
             self._has_news |= self._searching.idle(self._now_s)
             if self._networks.are_over and not self._searching.is_open:
                 self._end()
-            return
+            if not self._networks.has_left:
+                return
         self._searching.idle_since_s = None
         self._has_news |= self._networks.wake(self._now_s)
         if self._has_news:

@@ -1,9 +1,12 @@
 """Networks that come, or pause, while others train: whatever the policy, they are trained to their end."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fleet.comm.messages import Ready, Start, Stopped
 from fleet.comm.roles import assign
 from fleet.domain.events import NetworkAdded
 from fleet.ensemble.effects import Admitted, Ruled
@@ -11,6 +14,7 @@ from fleet.ensemble.ensemble import Decision, Ensemble, Setup
 from fleet.ensemble.rates import traits_of
 from fleet.ensemble.survey import Survey
 from fleet.runtime.coordinator import Search
+from fleet.runtime.searches import make_mind
 from fleet.search.searcher import Verdict
 from scheduler.base import Network, Options, RateTable
 from scheduler.ensemble.online import OnlineRates
@@ -18,6 +22,7 @@ from scheduler.ensemble.planning import plan
 from scheduler.ensemble.policies import POLICIES
 from tests.examples import examples
 from tests.fleet.ensemble.test_random_launches import SAMPLES, layout
+from tests.fleet.ensemble.told import Told
 from tests.fleet.ensemble.trainers import Fate, Ranks
 from tests.fleet.histories import spec
 
@@ -98,3 +103,24 @@ def test_networks_that_are_paused_and_let_go_on_share_no_device_and_are_trained_
     ranks.check_end()
     ranks.check_histories()
     ranks.repeat()
+
+
+class Judged(Told):
+    """A run that judges its networks after each epoch, the best half of those that wait."""
+
+    def mind(self):
+        return make_mind(self.setup.spec, replace(self.setup.spec, networks=()), {}, trainers=2)
+
+
+def test_a_network_that_goes_on_when_the_run_waits_for_others_no_longer_is_trained():
+    told = Judged({"a": [0], "b": [1]}, trainers=2, parts={
+        "open_for": 50, "prune": {"rule": "asha", "order": "rungs", "least": 1, "factor": 2}}).begin()
+    for network, rank in (("a", 1), ("b", 2)):
+        told.end_epoch(network)
+        told.hear(Stopped(network, 0.0), Ready(rank))
+    told.read()
+    told.hear(None)
+    told.hear(None, after=50.0)
+    assert [(event.network, event.verdict) for event in told.of("NetworkJudged")[-2:]] == [
+        ("b", "stop"), ("a", "go_on")]
+    assert [type(order) for order in told.read()[1]] == [Start]

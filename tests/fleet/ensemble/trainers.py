@@ -15,6 +15,7 @@ from fleet.domain.network import Outcome, Standing, StepRate
 from fleet.ensemble import effects as do
 from fleet.ensemble.ensemble import Ensemble
 from fleet.errors import ExitStatus, UserError
+from scheduler.base import StepTime
 from tests.fleet.histories import record
 
 MOST_STEPS = 20_000
@@ -60,7 +61,7 @@ class Team:
     is_inside: bool = False
     cannot: bool = False
     is_struck: bool = False
-    is_regrouped: bool = False
+    batches: tuple = ()
 
     @property
     def master(self):
@@ -131,11 +132,14 @@ class Ranks:
         elif actions:
             self.random.choice(actions)()
         else:  # only time can help
-            before = len(self.heard)
-            self.now += 1000.0
-            self.hear(None)
-            if not any(effects for *_, effects in self.heard[before:]):
-                raise Stuck(self.where())
+            self.let_time_pass()
+
+    def let_time_pass(self):
+        before = len(self.heard)
+        self.now += 1000.0
+        self.hear(None)
+        if not any(effects for *_, effects in self.heard[before:]):
+            raise Stuck(self.where())
 
     def ask_nodes(self, count, within_s):
         """Somebody wants nodes back; the launch may not be able to do without them."""
@@ -173,15 +177,18 @@ class Ranks:
         self.hear(do.RanksDied(died))
 
     def hear(self, word):
+        self.about_to_hear(word)
+        effects = self.ensemble.handle(self.now, word)
+        self.heard.append((self.now, word, effects))
+        for effect in effects:
+            self.carry_out(effect)
+
+    def about_to_hear(self, word):
         if isinstance(word, m.Ready) and word.rank not in self.dead:
             assert word.rank not in self.waiting
             self.waiting.add(word.rank)
         if isinstance(word, m.Stopped | m.Failed):
             self.disown(word.network)
-        effects = self.ensemble.handle(self.now, word)
-        self.heard.append((self.now, word, effects))
-        for effect in effects:
-            self.carry_out(effect)
 
     # ---- what the ensemble wants ----
 
@@ -276,7 +283,8 @@ class Ranks:
         elif isinstance(order, m.Start):
             self.come(rank, order.group, Team(order.network.name, order.ranks, epoch=order.stream_epoch))
         elif isinstance(order, m.Measure):
-            self.come(rank, order.group, Team(order.network.name, order.ranks, state="measures"))
+            self.come(rank, order.group, Team(order.network.name, order.ranks, state="measures",
+                                              batches=order.batches))
         elif isinstance(order, m.Join):
             self.recruit[rank] = (order.network.name, False)
         elif isinstance(order, m.Regroup):
@@ -345,9 +353,11 @@ class Ranks:
             yield lambda: self.follow(team)
 
     def measured(self, team):
-        fails = self.fails(team)
-        rate, reason = (0.0, "it failed") if fails is not None else (10.0 * len(team.ranks), "")
-        self.say(team.master, m.Measured(team.network, len(team.ranks), StepRate(rate), 1.0, reason, bool(fails)))
+        fails, gpus = self.fails(team), len(team.ranks)
+        rate, reason = (0.0, "it failed") if fails is not None else (10.0 * gpus, "")
+        timed = () if fails is not None else tuple(
+            StepTime(batch, 0.1 + batch / gpus / 100 + 0.05 * (gpus > 1)) for batch in team.batches)
+        self.say(team.master, m.Measured(team.network, gpus, StepRate(rate), 1.0, reason, bool(fails), timed, 250_000))
         self.free(*team.ranks)
 
     def fails(self, team, probability=0.2):
@@ -391,10 +401,14 @@ class Ranks:
             team.state, team.is_inside = "stands", True
         elif chance > 0.8:
             history = self.trained[name]
-            history.append(record(len(history) + 1, stream_epoch=team.epoch, gpus=len(team.ranks)))
+            history.append(self.epoch_of(name, len(history) + 1, stream_epoch=team.epoch, gpus=len(team.ranks)))
             final = f"{len(history)} epochs" if len(history) >= self.fates[name].epochs else ""
             self.say(team.master, m.EpochDone(name, history[-1], 0.0, final, rate=self.shown()))
             team.state, team.is_inside = "stands", False
+
+    def epoch_of(self, name, epoch, **more):
+        """How an epoch went; here all are alike."""
+        return record(epoch, **more)
 
     def shown(self):
         """How fast a group's steps are, if anybody can tell: this differs each time."""
@@ -460,12 +474,15 @@ class Ranks:
     def read(self, network):
         """What is on disk of a struck network: all that it has trained, or not the last of it."""
         self.reading.remove(network)
+        self.hear(do.CheckpointRead(network, self.saved(network), 0))
+
+    def saved(self, network):
         self.half_done.pop(network, None)
         history = self.trained[network]
         if history and self.random.random() < 0.5:
             history.pop()
         is_done = len(history) >= self.fates[network].epochs
-        self.hear(do.CheckpointRead(network, Standing(tuple(history), Outcome("done") if is_done else None), 0))
+        return Standing(tuple(history), Outcome("done") if is_done else None)
 
     # ---- what came of it ----
 

@@ -1,0 +1,367 @@
+"""Launches in which everything happens that can, in any order: a real coordinator, and ranks that are a model.
+
+A seed decides what is launched (policy, networks, searches, rule, rates, stream, slots, leases) and all that happens.
+"""
+
+from dataclasses import replace
+from random import Random
+from unittest import mock
+
+from fleet.comm import messages as m
+from fleet.comm.roles import assign
+from fleet.domain.events import NetworkAdded
+from fleet.domain.network import Standing
+from fleet.ensemble import effects as do
+from fleet.ensemble.rates import traits_of
+from fleet.ensemble.setup import Setup
+from fleet.ensemble.survey import Survey
+from fleet.monitor.eta import EstimateTimes
+from fleet.runtime.coordinator import Coordinator, Search
+from fleet.runtime.known_rates import Profile
+from fleet.runtime.outside.clerk import Clerk
+from fleet.runtime.outside.mailbox import Command
+from fleet.runtime.searches import make_mind, make_searchers
+from fleet.search.calls import make as call_searcher
+from fleet.spec.resolve import asked_network, extremes, refused_network, with_added
+from fleet.storage.event_log import EventLog
+from fleet.storage.paths import RunPaths
+from fleet.storage.results import Results
+from scheduler.base import Network, RateTable
+from scheduler.ensemble.online import OnlineRates
+from scheduler.ensemble.policies import POLICIES, Policy
+from tests.fleet.ensemble.test_random_launches import SAMPLES, layout, restless
+from tests.fleet.ensemble.trainers import Fate, Ranks, Stuck
+from tests.fleet.histories import record, spec
+from tests.fleet.search.launches import LEARNING_RATE, curve
+
+RESTLESS = Policy("restless", restless)
+SEARCHERS = "tests.fleet.search.searchers"
+RULES = [{"rule": "none"}, {"rule": "asha"}, {"rule": "asha", "mode": "stop"}, {"rule": "hyperband"},
+         {"rule": "asha", "order": "rungs"}, {"rule": "hyperband", "order": "rungs"},
+         {"rule": "median", "others": 2}, {"rule": "median", "order": "rungs", "others": 2}]
+
+
+class Chance:
+    """What a seed decides of a launch."""
+
+    def __init__(self, seed):
+        self.random = Random(f"launch {seed}")
+        pick, chance = self.random.choice, self.random.random
+        self.policy = [*POLICIES, "restless"][seed % (len(POLICIES) + 1)]
+        self.searches = pick([0, 0, 1, 1, 2])
+        self.prune = pick(RULES) if self.searches or chance() < 0.5 else None
+        self.harvests = not self.searches and chance() < 0.15
+        self.deaths = 0 if self.harvests else pick([0, 0, 0, 1, 2, 3])
+        self.outlives = self.deaths > 0 or chance() < 0.3
+        self.asked_at = pick([None, None, None, None, None, self.random.randint(1, 200)])
+        self.ends_s = pick([None] * 7 + [self.random.uniform(1, 8)])
+        self.rates = pick(["given", "measured", "learned", "learned"])
+        if self.policy == "baseline":
+            self.rates = "given"
+        self.is_elastic = self.policy == "elastic"
+        if self.is_elastic and self.rates == "learned":
+            self.rates = "measured"
+        self.slots = 1 if self.rates == "measured" or self.is_elastic else pick([1, 1, 2])
+        self.nodes = pick([1, 1, 2, 3])
+        self.open_for = pick([None, None, 50.0])
+        self.commands = sorted(self.random.randint(1, 200) for _ in range(0 if self.harvests else pick([0, 0, 2, 6])))
+
+    def __str__(self):
+        return " ".join(f"{name}={value}" for name, value in vars(self).items() if name != "random" and value)
+
+
+class World:
+    """Rank 0's view of the ranks."""
+
+    hosts = ()
+
+    def __init__(self, run, outlives):
+        self.run, self.outlives, self.said, self.lost = run, outlives, [], frozenset()
+
+    def hear(self, tag):
+        return self.said.pop(0) if self.said else None
+
+    def tell(self, rank, tag, message):
+        self.run.did += 1
+        self.run.told(rank, tag, message)
+
+
+class Interruption:
+    why = None
+
+    def reason(self):
+        return self.why
+
+
+class Searchers:
+    """Searchers that answer when a seed says so."""
+
+    def __init__(self, searchers, random):
+        self._searchers, self._random, self._call = searchers, random, None
+
+    @property
+    def is_busy(self):
+        return self._call is not None
+
+    def consult(self, entry, call):
+        assert self._call is None
+        self._call = entry, call
+
+    def heard(self):
+        if self._call is None or self._random.random() < 0.3:
+            return None
+        (entry, call), self._call = self._call, None
+        try:
+            return do.Consulted(entry, call, call_searcher(self._searchers[entry], call))
+        except BaseException as error:
+            return do.ConsultFailed(entry, str(error))
+
+    def close(self):
+        pass
+
+
+class Admission:
+    """Looks at networks that are asked for, or added: all are good that the spec can resolve."""
+
+    def __init__(self, run):
+        self._run, self._spec, self._waiting = run, run.spec, []
+
+    def ask(self, add):
+        self._waiting.append(add)
+
+    def asked(self, training, now_s):
+        ready = [add for add in self._waiting if add.parent is None or add.parent not in training
+                 or self._run.chance.random.random() < 0.3]
+        self._waiting = [add for add in self._waiting if add not in ready]
+        return [self._asked(add) for add in ready]
+
+    def _asked(self, add):
+        index = next(index for index, entry in self._spec.searches.items() if entry.stem == add.entry)
+        wrong = add.wrong
+        network = refused_network(self._spec, index, add.number, add.values)
+        if not wrong:
+            network = asked_network(self._spec, index, add.number, add.values)
+        return self._run.admitted(network, NetworkAdded(
+            network.name, add.entry, add.number, add.values, (network.min_gpus, network.max_gpus),
+            network.train.converge.max_epochs, add.parent or "", 0, wrong))
+
+    def given(self, entry):
+        before = self._spec
+        self._spec, networks = with_added(before, entry, self._run.results.networks)
+        return entry, len(before.document.models), networks
+
+    def come(self, network):
+        return self._run.admitted(network, NetworkAdded(
+            network.name, "", -1, network.parameters, (network.min_gpus, network.max_gpus),
+            network.train.converge.max_epochs))
+
+
+class Mailbox:
+    """What somebody outside wants."""
+
+    def __init__(self):
+        self.left, self.answers = [], []
+
+    def commands(self):
+        return list(self.left)
+
+    def answer(self, name, content):
+        self.left = [command for command in self.left if command.name != name]
+        self.answers.append((name, content))
+
+
+class Harvest:
+    """Leases of networks, one after another."""
+
+    def __init__(self, names, run):
+        self._left, self._run = list(names), run
+
+    def look(self, now_s, training, ends):
+        if not self._left or ends or self._run.chance.random.random() < 0.9:
+            return []
+        name = self._left.pop(0)
+        history = tuple(self._run.trained[name])
+        return [do.Leased(name, Standing(history), len(name), 0, took_over=bool(history), unlogged=history[-1:])]
+
+    def fenced(self, message):
+        return message
+
+    def check(self):
+        pass
+
+
+class RandomRun(Ranks):
+    """One launch."""
+
+    def __init__(self, seed, folder):
+        self.chance = chance = Chance(seed)
+        random, self.title = chance.random, str(chance)
+        on_each = random.choice([3, 5, 4, 2])
+        own = chance.policy == "baseline" or random.random() < 0.2
+        roles = assign(tuple(node for node in range(chance.nodes) for _ in range(on_each)),
+                       None if own else chance.nodes * random.choice([1, 1, on_each - 1]), None, own,
+                       slots=chance.slots)
+        models, fates, left = [], {}, {}
+        size = [4, 16] if chance.is_elastic else 4
+        for place in range(random.choice([3, 4, 2, 1]) if chance.searches else random.choice([3, 4, 5, 2])):
+            least = min(random.choice([1, 1, 2]), roles.cluster.whole_gpus)
+            most = random.choice([roles.cluster.whole_gpus, roles.cluster.whole_gpus, least])
+            batch = {"size": size}
+            if not chance.is_elastic:
+                batch["when_scaled"] = random.choice(["fixed", "fixed", "per_gpu"])
+            models.append({"family": "softmax", "name": f"n{place}", "gpus": [least, most], "train": {"batch": batch}})
+            fates[f"n{place}"] = Fate(random.choice([3, 6, 1]), random.choice([[], [], [True], [False], [True, False]]))
+            if random.random() < 0.2:
+                left[f"n{place}"] = tuple(
+                    self.epoch_of(f"n{place}", epoch, stream_epoch=epoch - 1)
+                    for epoch in range(1, random.randint(1, fates[f"n{place}"].epochs) + 1))
+        for place in range(chance.searches):
+            ask = random.choice(["random", f"{SEARCHERS}:Careful", f"{SEARCHERS}:Raising"])
+            models.append({"family": "softmax", "name": f"net{place}", "train": {"batch": {"size": size}},
+                           "search": {"ask": ask, "most": random.choice([5, 9]), "seed": seed},
+                           "space": {LEARNING_RATE: {"low": 1e-5, "high": 0.1, "log": True}}})
+        policy = "tests.fleet.runtime.random_runs:RESTLESS" if chance.policy == "restless" else chance.policy
+        parts = {"retries": random.randint(0, 2), "schedule": {"policy": policy},
+                 "train": {"converge": {"max_epochs": 6}}}
+        if chance.prune:
+            parts["prune"] = chance.prune
+        if chance.open_for:
+            parts["open_for"] = chance.open_for
+        self.spec = content = spec(*models, **parts)
+        kind = "none" if own else random.choice(["lockstep", "whole", "ring", "none"])
+        self.table = None
+        if chance.rates == "given":
+            self.table = RateTable(SAMPLES, roles.gpus_per_node, tuple(
+                Network(network.name, tuple(random.uniform(1, 50) * gpus**0.9 for gpus in
+                                            range(1, roles.cluster.whole_gpus + 1)),
+                        min_gpus=network.min_gpus, max_gpus=network.max_gpus) for network in content.networks))
+        setup = Setup(content, roles, layout(kind), SAMPLES, outlives=chance.outlives, ends_s=chance.ends_s,
+                      first_epoch=max(map(len, left.values()), default=0),
+                      elsewhere=frozenset(network.name for network in content.networks) if chance.harvests
+                      else frozenset())
+        super().__init__(lambda: None, setup, seed, fates, left, chance.deaths, chance.asked_at)
+        self.did, self.paths = 0, RunPaths(folder)
+        self.world, self.interruption, self.mailbox = World(self, chance.outlives), Interruption(), Mailbox()
+        standings = {name: Standing(history) for name, history in left.items()}
+        self.results = Results(content, self.paths, SAMPLES, standings={} if chance.harvests else dict(standings))
+        self.log = EventLog(self.paths.events, clock=lambda: self.now)
+        self.coordinator = self.make_coordinator()
+
+    @property
+    def standings(self):
+        return self.results.standings
+
+    @standings.setter
+    def standings(self, value):
+        """They are those of the results."""
+
+    def make_coordinator(self):
+        setup, content, chance = self.setup, self.spec, self.chance
+        roles, known = setup.roles, {}
+        survey = Survey(content.networks, {network.name: network.name for network in content.networks},
+                        content.profile, roles.cluster.whole_gpus, roles.whole_per_node, known)
+        self.learns = chance.rates == "learned"
+        online = OnlineRates([self.traits(network) for network in content.networks], SAMPLES, roles.whole_per_node,
+                             roles.cluster.whole_gpus, known, roles.slots,
+                             idle_slots=roles.idle_slots) if self.learns else None
+        ends = extremes(content)
+        searchers = make_searchers(ends)
+        admission = Admission(self)
+        search = Search(make_mind(content, ends, searchers, len(roles.trainers)),
+                        Searchers(searchers, Random(f"searchers {self.title}")), admission, (),
+                        Clerk(self.mailbox, self.results, admission, (), clock=lambda: self.steps))
+        harvest = Harvest(list(setup.elsewhere), self) if chance.harvests else None
+        return Coordinator(self.world, setup, survey, self.table, self.results, self.log, Profile(self.paths.profile),
+                           [self], self.interruption, online=online, harvest=harvest, search=search)
+
+    # ---- what the coordinator is told ----
+
+    def run(self):
+        with mock.patch("fleet.runtime.coordinator.look_up", self.look_up), \
+                mock.patch.object(EstimateTimes, "is_due", return_value=False):
+            self.coordinator.start()
+            return super().run()
+
+    def look_up(self, results, network):
+        self.disown(network.name)
+        return self.saved(network.name), None
+
+    def hear(self, word):
+        self.about_to_hear(word)
+        match word:
+            case None:
+                pass
+            case do.EndAsked(reason):
+                self.interruption.why = reason
+            case do.RanksDied(ranks):
+                self.world.lost |= frozenset(ranks)
+            case _:
+                self.world.said.append(word)
+        self.coordinator.step()
+        while self.world.said and self.coordinator.status is None:
+            self.coordinator.step()
+        self.status = self.coordinator.status
+
+    def step(self):
+        if self.chance.commands and self.steps >= self.chance.commands[0]:
+            self.chance.commands.pop(0)
+            self.mailbox.left.append(Command(f"command {self.steps}", self.command()))
+        super().step()
+
+    def command(self):
+        random = self.chance.random
+        do = random.choice(["pause", "resume", "stop", "add", "yield", "pause", "resume"])
+        if do == "add":
+            return {"do": do, "entry": {"family": "softmax", "name": f"late{self.steps}",
+                                        "train": {"batch": {"size": [4, 16] if self.chance.is_elastic else 4}}}}
+        if do == "yield":
+            return {"do": do, "nodes": random.choice([1, 2]), "within_s": random.choice([0.1, 5, 120])}
+        return {"do": do, "network": random.choice(sorted(self.results.networks))}
+
+    def let_time_pass(self):
+        before = self.did
+        for _ in range(200):
+            self.now += 1000.0
+            self.hear(None)
+            if self.did > before or self.status is not None:
+                return
+        raise Stuck(self.where())
+
+    def ask_nodes(self, count, within_s):
+        raise AssertionError("that is a command here")
+
+    def told(self, rank, tag, message):
+        if isinstance(message, m.Leave):  # a yield has let it go
+            self.given_back.add(rank)
+        super().told(rank, tag, message)
+
+    def epoch_of(self, name, epoch, **more):
+        return record(epoch, val_accuracy=curve(name, epoch), **more)
+
+    # ---- what it does ----
+
+    def on_event(self, event):
+        self.did += 1
+        self.events.append(event)
+
+    def on_pace(self, network, samples, samples_per_s):
+        pass
+
+    def traits(self, network):
+        return traits_of(network, network.name, (4, 4, 1), 2)
+
+    def admitted(self, network, added):
+        self.did += 1
+        self.results.add(network, None)
+        random = Random(f"fate of {network.name}")
+        self.fates[network.name] = Fate(random.choice([6, 6, 3]), random.choice([[], [], [], [True], [False]]))
+        self.trained[network.name] = []
+        rates = None
+        if self.table is not None and added.number >= 0 and self.table.models and random.random() < 0.5:
+            rates = replace(self.table.models[0], name=network.name)
+        return do.Admitted(network, added, network.name, self.traits(network) if self.learns and not added.wrong
+                           else None, {}, rates)
+
+    def log_lines(self):
+        self.log.close()
+        return self.paths.events.read_text().splitlines()
