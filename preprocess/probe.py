@@ -17,7 +17,7 @@ import numpy as np
 from preprocess.base import BadSample, InputError, Source, counted
 from preprocess.chain import Chain
 from preprocess.sample import ImageSpec, SampleSpec
-from preprocess.target import target_of
+from preprocess.target import plain_targets, target_of
 from preprocess.transforms import Transform
 from preprocess.transforms.standardize import Standardize
 
@@ -104,6 +104,9 @@ def look(source: Source, transforms: Sequence[Transform], seed: int, fixed: int 
     if chain.affine is not None:
         chain.affine.check(image.shape[-1] if image.shape else 1)
     target = replace(target_of(source), names=())
+    if target.kind == "value":
+        center = np.mean(plain_targets(source), axis=0, dtype=np.float64)
+        target = replace(target, center=tuple(center.ravel().tolist()))
     if found[0].mask is not None:
         target = replace(target, size=_alike_masks(found))
     kept, unkept = _alike_when_kept(found, chain)

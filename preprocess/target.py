@@ -28,7 +28,7 @@ below 0 is that mark. Only :class:`TargetSpec` and :class:`TargetReader` know wh
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, cast, get_args
 
@@ -53,6 +53,7 @@ class TargetSpec:
         size: of a mask that is ready for a network, (height, width) in pixels; None where it is not known yet.
         weighted: whether the source weighs its samples.
         ignore: the value of a mask's pixels that count for nothing, where there are such; it may be any integer.
+        center: of values, about where each lies: sums of squares are taken about it; empty where that is not known.
 
     >>> TargetSpec("value", 2).wire
     dtype([('target', '<f4', (2,)), ('weight', '<f4')], align=True)
@@ -64,6 +65,7 @@ class TargetSpec:
     size: tuple[int, int] | None = None
     weighted: bool = False
     ignore: int | None = None
+    center: tuple[float, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

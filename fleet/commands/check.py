@@ -1,7 +1,7 @@
 """Check a spec and list its networks, before any rank is started.
 
-Every network is built as in a run, with its optimizer and learning rate schedule. It takes a training step on zeros,
-and networks of functions of your own are exported and loaded again. A process of its own does that, so a function may
+Every network is built as in a run, with its optimizer and learning rate schedule. It takes a training step on samples
+of the data, and networks of functions of your own are exported and loaded again. A process of its own does that, so a function may
 exit, crash or hang. The keys are looked at first, then the data, then the networks; what is wrong there is said at
 once, with the lines of the spec, and nothing is built beside a mistake that is known before. The memory is what a GPU
 needs, estimated.
@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from fleet.commands.options import add_json, add_spec, print_json
 from fleet.domain.events import CacheChosen
 from fleet.engines.registry import parameters_of
@@ -24,6 +26,7 @@ from fleet.engines.trial import Trial
 from fleet.errors import ExitStatus, SpecError, SpecMistake, UserError
 from fleet.jobs.trials import try_networks
 from fleet.runtime.caching import Means, choose_cache
+from fleet.runtime.feeds import Feed
 from fleet.runtime.folder import free_disk
 from fleet.runtime.inputs import Inputs, folds_of, open_inputs, samples_of_epoch, settle
 from fleet.runtime.known_rates import read_rates_of
@@ -41,6 +44,8 @@ from fleet.terminal import print_table, progress_bar
 from fleet.units import format_size
 from launch.memory import free_shared_memory
 from preprocess.base import InputError
+
+_SAMPLES = 8  # of the data, on which networks are tried
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -157,7 +162,8 @@ def _tried(spec: Spec, opened: Inputs, steps: bool) -> tuple[dict[int, Trial], l
         read_rates_of(spec, spec.schedule.rates))
     with progress_bar(len(places), "trying networks") as advance:
         try:
-            tried = try_networks(spec, opened.sample, places, rates, steps, advance)
+            tried = try_networks(spec, opened.sample, places, rates, steps, advance,
+                                 _some_samples(spec, opened) if steps and spec.engine.learns else None)
         except UserError as error:
             return {}, [spec.origin.mistake(("resources",), str(error))]
     for warning in dict.fromkeys(warning for trial in tried.trials.values() for warning in trial.warnings):
@@ -167,6 +173,20 @@ def _tried(spec: Spec, opened: Inputs, steps: bool) -> tuple[dict[int, Trial], l
         tried.trials = {place: Trial(place, parameters=parameters_of(spec.networks[place], spec, opened.sample))
                         for place in places if spec.networks[place].architecture.kind == "family"}
     return tried.trials, []
+
+
+def _some_samples(spec: Spec, opened: Inputs) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """A few samples of each feed that can be used, ready for a network."""
+    found = {}
+    for key, feed in (opened.feeds or {"": Feed(opened.data, opened.transforms, opened.samples, 0)}).items():
+        pipeline = dataclasses.replace(feed, carried=None, piece=None).pipeline("train", spec.seed)
+        assert pipeline is not None
+        places = np.unique(np.linspace(0, pipeline.samples - 1, _SAMPLES).astype(int))
+        images, targets = pipeline.empty(len(places))
+        pipeline.load(places.tolist(), 0, images, targets)
+        if (usable := pipeline.sample.target.usable(targets)).any():
+            found[key] = images[usable], targets[usable]
+    return found
 
 
 def _misfit(spec: Spec, trial: Trial) -> Misfit:

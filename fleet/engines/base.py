@@ -301,6 +301,18 @@ class Examinable(Protocol):
         """
 
 
+@runtime_checkable
+class Learning(Protocol):
+    """What ``fleet check`` asks of a trainable whose model and loss are the user's own."""
+
+    def check_learns(self, images: np.ndarray, targets: np.ndarray) -> None:
+        """See on a few samples that the network can learn: its outputs are numbers, and its loss depends on them.
+
+        Raises:
+            ModelError, SettingError: it cannot.
+        """
+
+
 class Engine(Protocol):
     """Builds trainables; one engine a trainer rank."""
 

@@ -1,4 +1,4 @@
-"""Trying networks out: build each, take a step on zeros, export it; in a process of its own, without MPI.
+"""Trying networks out: build each, take a step, export it; in a process of its own, without MPI.
 
 ``python -m fleet.engines.trial`` reads a pickled :class:`Request` from its standard input and writes a line of JSON for
 each stage that begins and each network that is done. What users' functions print goes to standard error. They may
@@ -18,15 +18,15 @@ import pickle
 import signal
 import sys
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
 from fleet.comm.alone import Alone
-from fleet.engines.base import Engine, Examinable, Trainable, network_warnings
+from fleet.engines.base import Engine, Examinable, Learning, Trainable, network_warnings
 from fleet.engines.reasons import reason_of
 from fleet.engines.registry import count_parameters, make_engine
 from fleet.errors import ModelError, SettingError, UserError
@@ -37,7 +37,7 @@ from fleet.units import format_size
 from preprocess.sample import SampleSpec
 from scheduler.base import RateTable
 
-_ROWS = 2  # of zeros: what is wrong shows with them, and a machine without GPUs takes no more than it must
+_ROWS = 2  # of a step: a machine without GPUs takes no more than it must
 _PR_SET_PDEATHSIG = 1
 
 
@@ -50,6 +50,7 @@ class Request:
         rates: where the spec names some.
         steps: whether to take a training step.
         memory: bytes that a network may take here; one that wants more is not built.
+        samples: of each feed some of the data, inputs and targets as they travel; zeros stand for those of others.
     """
 
     spec: Spec
@@ -58,6 +59,7 @@ class Request:
     rates: RateTable | None
     steps: bool
     memory: int
+    samples: Mapping[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -135,15 +137,18 @@ class _Trying:
                                      f"{format_size(self.request.memory)} that this machine has free")
 
     def _step(self, trainable: Trainable) -> int | None:
-        """Take a step, if that is asked for; returns the bytes that one holds for each row."""
-        self._begin("a training step on zeros")
-        sample = self.request.sample.of(self.network.feed)
-        image, rows = sample.image, min(_ROWS, self.network.train.batch.bounds[0])
+        """Take a step, if that is asked for, and see that it teaches; returns the bytes that one holds for each row."""
+        self._begin("a training step")
         if self.request.steps:
-            target = sample.target
-            values, weights = target.split(target.made_up(np.random.default_rng(0), rows))
-            trainable.step(np.zeros((rows, *image.shape), image.dtype), values, rows, False,
-                           *([] if weights is None else [weights]))
+            sample = self.request.sample.of(self.network.feed)
+            image, target = sample.image, sample.target
+            images, targets = self.request.samples.get(self.network.feed) or (
+                np.zeros((_ROWS, *image.shape), image.dtype), target.made_up(np.random.default_rng(0), _ROWS))
+            values, weights = target.split(targets)
+            if isinstance(trainable, Learning):
+                trainable.check_learns(images, values)
+            rows = min(_ROWS, len(images), self.network.train.batch.bounds[0])
+            trainable.step(images[:rows], values[:rows], rows, False, *([] if weights is None else [weights[:rows]]))
         try:
             return trainable.row_bytes() if isinstance(trainable, Examinable) else None
         except Exception:  # the step has not been tried, and would have failed

@@ -16,11 +16,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
+
+import numpy as np
 
 from fleet.engines.trial import Request, Trial
 from fleet.errors import UserError
@@ -50,7 +52,8 @@ class Trials:
 
 
 def try_networks(spec: Spec, sample: SampleSpec, networks: Sequence[int], rates: RateTable | None = None,
-                 steps: bool = True, advance: Callable[[int], object] = lambda count: None) -> Trials:
+                 steps: bool = True, advance: Callable[[int], object] = lambda count: None,
+                 samples: Mapping[str, tuple[np.ndarray, np.ndarray]] | None = None) -> Trials:
     """Build networks, take a step with each, and export those of users' functions.
 
     Args:
@@ -58,6 +61,7 @@ def try_networks(spec: Spec, sample: SampleSpec, networks: Sequence[int], rates:
         rates: where the spec names some.
         steps: whether to take a step.
         advance: called with the number of networks that are done since it was called last.
+        samples: of each feed some of the data, as in :class:`Request`.
 
     Raises:
         UserError: the engine cannot be made.
@@ -65,7 +69,7 @@ def try_networks(spec: Spec, sample: SampleSpec, networks: Sequence[int], rates:
     done, left = Trials(), list(networks)
     while left:
         before = len(left)
-        request = Request(spec, sample, tuple(left), rates, steps, int(_SHARE * free_memory()))
+        request = Request(spec, sample, tuple(left), rates, steps, int(_SHARE * free_memory()), samples or {})
         with _process(request) as process:
             for trial in _watched(process, request, done):
                 done.trials[trial.network] = trial

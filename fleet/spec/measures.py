@@ -65,11 +65,15 @@ _OF_CLASSES = ("accuracy", "auc", "binary_accuracy", "binary_io_u", "categorical
                "precision", "precision_at_recall", "recall", "recall_at_precision", "sensitivity_at_specificity",
                "sparse_categorical_accuracy", "sparse_top_k_categorical_accuracy", "specificity_at_sensitivity",
                "top_k_categorical_accuracy", "true_negatives", "true_positives")
-_OF_QUANTITIES = ("concordance_correlation", "pearson_correlation", "r2_score")
+ACROSS_VALUES = ("concordance_correlation", "pearson_correlation")
+_OF_QUANTITIES = (*ACROSS_VALUES, "r2_score")
+_OF_THE_LIKELIEST = ("categorical_accuracy", "io_u", "mean_io_u", "one_hot_io_u", "one_hot_mean_io_u",
+                     "top_k_categorical_accuracy")
 _SPARSE = ("sparse_categorical_accuracy", "sparse_categorical_crossentropy", "sparse_top_k_categorical_accuracy")
 _UNFIT: dict[str, frozenset[str]] = {
     "class": frozenset(_OF_QUANTITIES), "mask": frozenset(_OF_QUANTITIES),
-    "multilabel": frozenset((*_OF_QUANTITIES, *_SPARSE)), "value": frozenset((*_OF_SHARES, *_OF_CLASSES))}
+    "multilabel": frozenset((*_OF_QUANTITIES, *_SPARSE, *_OF_THE_LIKELIEST)),
+    "value": frozenset((*_OF_SHARES, *_OF_CLASSES))}
 TARGETS = {"class": "classes", "multilabel": "labels that hold or not", "value": "values", "mask": "masks"}
 
 # The least that losses can be, where it is not 0; poisson has no least.

@@ -6,31 +6,71 @@ Networks give logits, so the losses of classes, labels and masks take the softma
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 
+from fleet.engines.reasons import reason_of
 from fleet.errors import SettingError, UserError
 from fleet.plugins import load_object
 from fleet.spec import Train
-from fleet.spec.measures import name_of, parameters_of, snake
+from fleet.spec.measures import LEAST_LOSS, LOSS_OF, name_of, parameters_of, snake
 from preprocess.target import TargetSpec
 
 Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]  # of outputs and targets: a number for each sample, (n,)
 
 # Losses of scores without bounds, which no probability stands in for.
 _OF_SCORES = {"hinge", "squared_hinge", "categorical_hinge"}
+_ROUNDED = 1e-4  # what a loss may be below its least
 
 
 class LossFunctions(NamedTuple):
-    """The loss of each sample, in training and where it is judged, and what of it is right."""
+    """The loss of each sample, in training and where it is judged, and what of it is right; what it is called, and the
+    least that it can be."""
 
     training: Loss
     judging: Loss
     correct: Loss
+    name: str
+    least: float
+
+    def check(self, outputs: tf.Tensor, targets: tf.Tensor) -> None:
+        """See on some samples that this is a loss: it depends on what a network gives, and is not below its least.
+
+        Args:
+            outputs: of a network.
+
+        Raises:
+            SettingError: it is none.
+        """
+        random = np.random.default_rng(0)
+        with tf.GradientTape() as tape:
+            any_outputs = tf.constant(random.normal(size=outputs.shape), tf.float32)
+            tape.watch(any_outputs)
+            try:
+                losses = self.training(any_outputs, targets)
+            except SettingError:
+                raise
+            except Exception as error:  # of the user's own function
+                raise self._mistake(f"cannot be computed of (targets, outputs): {reason_of(error)}") from error
+        slope = tape.gradient(losses, any_outputs)
+        if slope is None or not np.any(slope):
+            raise self._mistake("does not depend on what the network gives, so that no weight is connected to it and "
+                                "nothing can be learned")
+        found = self.judging(outputs, targets).numpy()
+        if not np.isfinite(found).all() and np.isfinite(outputs).all():
+            raise self._mistake(f"is no number for what the network gives: {found[~np.isfinite(found)][0]}")
+        if found.min() < self.least - _ROUNDED:
+            raise self._mistake(f"is {found.min():.4g} for samples of the data, less than it can be ({self.least:g}): it "
+                                "is not of such targets")
+
+    def _mistake(self, wrong: str) -> SettingError:
+        return SettingError(f"the loss {self.name} {wrong}", "train", "loss")
 
 
 def make_losses(train: Train, target: TargetSpec) -> LossFunctions:
@@ -43,7 +83,9 @@ def make_losses(train: Train, target: TargetSpec) -> LossFunctions:
     training = judging
     if isinstance(train.class_weights, Mapping):
         training = _weighted(judging, list(train.class_weights.values()), train, target)
-    return LossFunctions(training, judging, _CORRECT[target.kind](target))
+    name = LOSS_OF[target.kind] if train.loss is None else name_of(train.loss)
+    least = -math.inf if ":" in name else LEAST_LOSS.get(snake(name), 0.0)
+    return LossFunctions(training, judging, _CORRECT[target.kind](target), name, least)
 
 
 def _default(target: TargetSpec, smoothing: float) -> Loss:

@@ -21,7 +21,7 @@ from fleet.engines.keras.losses import dense, name_is_sparse, probabilities
 from fleet.errors import SettingError, UserError
 from fleet.plugins import load_object
 from fleet.spec import Train
-from fleet.spec.measures import Measure, label_of, name_of, parameters_of, snake
+from fleet.spec.measures import ACROSS_VALUES, Measure, label_of, name_of, parameters_of, snake
 from fleet.spec.model import one_line
 from preprocess.target import TargetSpec
 
@@ -43,6 +43,11 @@ class _Metric:
     shown: Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 
     @property
+    def is_flat(self) -> bool:
+        """Whether it takes numbers without rows, which Keras does not weigh by rows."""
+        return isinstance(self.keras, keras.metrics.BinaryIoU)
+
+    @property
     def empty(self) -> list[tf.Tensor]:
         """Its state before anything was counted."""
         return [tf.zeros(variable.shape, variable.dtype) for variable in self.keras.variables]
@@ -50,6 +55,9 @@ class _Metric:
     def added(self, outputs: tf.Tensor, targets: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
         """What some samples add to its state, flat, float32."""
         wanted, predicted = self.shown(outputs, targets)
+        if self.is_flat:  # each number is one to count, so what stands for a sample stands for all of its own
+            each = tf.ones_like(predicted) * tf.reshape(weights, [-1, *[1] * (predicted.shape.rank - 1)])
+            wanted, predicted, weights = (tf.reshape(part, [-1]) for part in (wanted, predicted, each))
         if "int" in str(self.keras.dtype):  # a table of counts
             weights = tf.cast(weights, tf.int32)
         state = self.keras.stateless_update_state(self.empty, wanted, predicted, sample_weight=weights)
@@ -105,10 +113,12 @@ def make_metrics(train: Train, target: TargetSpec) -> MetricSet:
 
 def _made(asked: Measure, target: TargetSpec) -> _Metric:
     name = name_of(asked)
-    is_sparse = name_is_sparse(name) or ":" in name
+    if snake(name) in ACROSS_VALUES and target.outputs == 1:
+        raise SettingError(f"the metric {name} means nothing for one value: it is taken across the values of each "
+                           "sample; r2_score is taken across samples", "train", "metrics")
     try:
         metric = _Metric(label_of(asked), _of_keras(name, parameters_of(asked), target),
-                         lambda outputs, targets: _shown(outputs, targets, target, is_sparse))
+                         lambda outputs, targets: _shown(outputs, targets, target, name))
         _try(metric, target, name)
     except SettingError:
         raise
@@ -118,7 +128,11 @@ def _made(asked: Measure, target: TargetSpec) -> _Metric:
     return metric
 
 
-def _shown(outputs: tf.Tensor, targets: tf.Tensor, target: TargetSpec, is_sparse: bool) -> tuple[tf.Tensor, tf.Tensor]:
+def _shown(outputs: tf.Tensor, targets: tf.Tensor, target: TargetSpec, name: str) -> tuple[tf.Tensor, tf.Tensor]:
+    is_sparse = name_is_sparse(name) or ":" in name
+    if snake(name) == "r2_score":  # squares of what is far from 0 have no digits left for their differences
+        return tuple(tf.cast(part, tf.float64) - tf.constant(target.center or 0.0, tf.float64)
+                     for part in (targets, outputs))
     predicted = probabilities(outputs, target)
     if target.kind == "mask":  # every pixel is one to count
         predicted = tf.reshape(predicted, (-1, target.outputs))
@@ -151,6 +165,10 @@ def _of_keras(name: str, said: Mapping[str, Any], target: TargetSpec) -> keras.m
             given |= {"sparse_y_true": False, "sparse_y_pred": False}
     if "average" in parameters:
         given["average"] = "macro"
+        if target.kind == "multilabel":  # otherwise the likeliest label alone is marked
+            given["threshold"] = 0.5
+    if kind is keras.metrics.R2Score:
+        given["dtype"] = "float64"
     if wrong := [key for key in said if key not in parameters]:
         raise SettingError(f"the metric {name} takes no {', '.join(wrong)}; it takes {', '.join(parameters)}", "train",
                            "metrics")

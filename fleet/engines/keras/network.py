@@ -29,7 +29,7 @@ from fleet.engines.keras.memory import kept_bytes
 from fleet.engines.keras.metrics import MetricSet
 from fleet.engines.keras.optimizer import ChangingRate
 from fleet.engines.keras.penalties import penalty, sums_over_rows
-from fleet.errors import CheckpointError
+from fleet.errors import CheckpointError, ModelError
 from fleet.storage.files import replace_by
 from preprocess.sample import SampleSpec
 
@@ -208,6 +208,16 @@ class KerasNetwork:
 
     def count_parameters(self) -> int:  # noqa: D102
         return self._model.count_params()
+
+    def check_learns(self, images: np.ndarray, targets: np.ndarray) -> None:  # noqa: D102 - Learning says it
+        with tf.GradientTape() as tape:
+            outputs = tf.cast(self._model(self._inputs(tf.constant(images)), training=True), tf.float32)
+        if not np.isfinite(outputs).all():
+            raise ModelError("the model gives what is no number (NaN or infinity) for samples of the data, before it "
+                             "has learned anything")
+        self._measures.losses.check(outputs, tf.constant(targets))
+        if not any(one is not None for one in tape.gradient(outputs, self._model.trainable_variables)):
+            raise ModelError("no weight is connected to what the model gives, so that nothing can be learned")
 
     def row_bytes(self) -> int | None:  # noqa: D102
         return kept_bytes(self._local.get_concrete_function().graph)

@@ -327,3 +327,54 @@ def test_keras_networks_are_counted_built_trained_and_exported(check, folder):
 def test_a_quick_check_takes_no_step(check, folder):
     (folder / "check_models.py").write_text(MODELS)
     assert check({"build": "check_models:explodes"}, resources={}, options=["--quick"])[0] == 0
+
+
+UNLEARNABLE = MODELS + '''
+import tensorflow as tf
+
+class Broken(layers.Layer):
+    def call(self, inputs):
+        return inputs * float("nan")
+
+class CutOff(layers.Layer):
+    def call(self, inputs):
+        return tf.stop_gradient(inputs)
+
+def of_layer(layer, input_shape, classes):
+    return keras.Sequential([keras.Input(input_shape), layers.Flatten(), layers.Dense(classes), layer])
+
+def no_number(input_shape, classes):
+    return of_layer(Broken(), input_shape, classes)
+
+def cut_off(input_shape, classes):
+    return of_layer(CutOff(), input_shape, classes)
+
+def constant(targets, outputs):
+    return tf.ones_like(outputs[:, 0])
+
+def guessed(targets, outputs):
+    return tf.cast(tf.not_equal(tf.argmax(outputs, 1), targets), tf.float32)
+
+def of_one(outputs):
+    return tf.reduce_sum(outputs, 1)
+
+def of_roots(targets, outputs):
+    return tf.sqrt(-1 - tf.square(outputs[:, 0]))
+'''
+
+
+@pytest.mark.tensorflow
+def test_what_nothing_can_be_learned_from_is_said_with_its_line(check, folder):
+    (folder / "check_unlearnable.py").write_text(UNLEARNABLE)
+    losses = ("constant", "guessed", "of_one", "of_roots")
+    status, printed, mistakes = check(
+        *({"build": f"check_unlearnable:{name}", "name": name} for name in ("no_number", "cut_off")),
+        *({"family": "softmax", "name": name, "train": {"loss": f"check_unlearnable:{name}"}} for name in losses),
+        {"family": "softmax", "name": "fine"}, resources={},
+        train={"batch": {"size": 8}, "converge": {"monitor": "val_accuracy"}})
+    assert status == 2, printed.err
+    said = {"2": "no_number: the model gives what is no number", "3": "cut_off: no weight is connected to what",
+            "4": "constant does not depend on what the network gives", "5": "guessed does not depend on",
+            "6": "of_one cannot be computed of (targets, outputs): TypeError", "7": "of_roots is no number for"}
+    assert {line: text for line, text in said.items() if text not in mistakes.get(line, "")} == {}
+    assert list(mistakes) == list(said)

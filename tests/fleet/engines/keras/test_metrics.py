@@ -1,0 +1,201 @@
+"""Metrics from sums of uneven parts, beside scikit-learn and NumPy in float64."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from sklearn import metrics as sk
+
+from fleet.errors import SettingError
+from fleet.spec import parse
+from fleet.spec.measures import METRICS, WITH_PARAMETERS, snake, unfit
+from preprocess.probe import probe
+from preprocess.target import TargetSpec
+from tests.preprocess.samples import Memory
+
+pytestmark = pytest.mark.tensorflow
+
+N, CLASSES, SIDE = 203, 4, 5
+TARGETS = {"class": TargetSpec("class", CLASSES), "multilabel": TargetSpec("multilabel", CLASSES),
+           "value": TargetSpec("value", 3), "mask": TargetSpec("mask", CLASSES, size=(SIDE, SIDE))}
+PARAMETERS = {"q": 0.5, "target_class_ids": [1, 2], "recall": 0.6, "precision": 0.6, "specificity": 0.6,
+              "sensitivity": 0.6}
+
+
+def made(kind, seed=0):
+    """Outputs and targets as a network and a source give them; outputs know something of the targets."""
+    random, target = np.random.default_rng(seed), TARGETS[kind]
+    if kind == "value":
+        targets = random.gamma(2, 1, (N, 3)).astype(np.float32) + 0.1
+        return (targets + random.uniform(0, 1, targets.shape)).astype(np.float32), targets
+    shape = target.shape if kind != "class" else ()
+    targets = random.integers(0, 2 if kind == "multilabel" else CLASSES, (N, *shape))
+    wanted = targets if kind == "multilabel" else np.eye(CLASSES)[targets]
+    outputs = (random.normal(size=wanted.shape) + 1.5 * wanted - 0.5).astype(np.float32)
+    if kind == "mask":
+        targets[random.random(targets.shape) < 0.2] = target.void
+    return outputs, targets.astype(target.dtype)
+
+
+def computed(asked, kind, outputs, targets, target=None):
+    """What parts of uneven sizes, some with rows that could not be read, come to together."""
+    import tensorflow as tf
+
+    from fleet.engines.keras.metrics import make_metrics
+
+    train = parse({"models": [{"family": "softmax"}], "train": {"metrics": [asked]}}).networks[0].train
+    found = make_metrics(train, target or TARGETS[kind])
+    valid, total = np.arange(len(targets)) % 17 != 5, np.zeros(found.width)
+    for first, last in ((0, 1), (1, 90), (90, 93), (93, len(targets))):
+        total += np.asarray(found.sums(tf.constant(outputs[first:last]), tf.constant(targets[first:last]),
+                                       tf.constant(valid[first:last])), np.float64)
+    [value] = found.scores(total).values()
+    return value, outputs[valid].astype(np.float64), targets[valid]
+
+
+def shares(kind, outputs, targets):
+    """Probabilities and wanted zeros and ones, a row for each sample, or pixel that counts."""
+    if kind == "value":
+        return outputs, targets.astype(np.float64)
+    if kind == "multilabel":
+        return 1 / (1 + np.exp(-outputs)), targets.astype(np.float64)
+    if kind == "mask":
+        counts = targets != TARGETS[kind].void
+        outputs, targets = outputs[counts], targets[counts]
+    likely = np.exp(outputs - outputs.max(-1, keepdims=True))
+    return likely / likely.sum(-1, keepdims=True), np.eye(CLASSES)[targets.astype(int)]
+
+
+def at_thresholds(wanted, found):
+    """Rates of hits and false alarms, and precision, at each threshold of Keras's 200."""
+    marks = (found.ravel()[:, None] > np.linspace(0, 1, 200)[None]).astype(float)
+    flat = wanted.ravel()[:, None]
+    hits, alarms = (marks * flat).sum(0), (marks * (1 - flat)).sum(0)
+    return hits / flat.sum(), alarms / (1 - flat).sum(), hits / np.maximum(hits + alarms, 1)
+
+
+def confusion(wanted, found):
+    """Intersection over union of each class by the likeliest one."""
+    matrix = sk.confusion_matrix(wanted.argmax(1), found.argmax(1), labels=range(CLASSES))
+    both = np.diag(matrix)
+    return both / (matrix.sum(0) + matrix.sum(1) - both)
+
+
+def halves(wanted, found):
+    """Intersection over union of what does not hold, and of what does, at a half."""
+    matrix = sk.confusion_matrix(wanted.ravel() > 0.5, found.ravel() > 0.5)
+    both = np.diag(matrix)
+    return both / (matrix.sum(0) + matrix.sum(1) - both)
+
+
+def marked(kind, found):
+    """Which classes or labels are answered: the likeliest, or each that is likelier than not."""
+    return (found > 0.5) if kind == "multilabel" else np.eye(CLASSES)[found.argmax(1)]
+
+
+def top(wanted, found, k=5):
+    order = np.argsort(-found, axis=1)[:, :k]
+    return np.mean([row in best for row, best in zip(wanted.argmax(1), order, strict=True)])
+
+
+def unit(rows):
+    return rows / np.maximum(np.sqrt((rows ** 2).sum(1, keepdims=True)), 1e-12)
+
+
+def rowwise(wanted, found):
+    return [(np.corrcoef(a, b)[0, 1], np.cov(a, b, bias=True)[0, 1], a, b) for a, b in zip(wanted, found, strict=True)]
+
+
+def signs(wanted):
+    return 2 * wanted - 1 if set(np.unique(wanted)) <= {0, 1} else wanted
+
+
+def best(reached, values, least):
+    return max((value for one, value in zip(reached, values, strict=True) if one >= least), default=0)
+
+
+EPS = 1e-7
+ORACLES = {
+    "binary_accuracy": lambda k, w, f: np.mean((f > 0.5) == (w > 0.5)),
+    "categorical_accuracy": lambda k, w, f: np.mean(w.argmax(1) == f.argmax(1)),
+    "sparse_categorical_accuracy": lambda k, w, f: np.mean(w.argmax(1) == f.argmax(1)),
+    "top_k_categorical_accuracy": lambda k, w, f: top(w, f),
+    "sparse_top_k_categorical_accuracy": lambda k, w, f: top(w, f),
+    "auc": lambda k, w, f: sk.roc_auc_score(w.ravel(), f.ravel()),
+    "f1_score": lambda k, w, f: sk.f1_score(w, marked(k, f), average="macro"),
+    "f_beta_score": lambda k, w, f: sk.fbeta_score(w, marked(k, f), beta=1.0, average="macro"),
+    "precision": lambda k, w, f: sk.precision_score(w.ravel(), f.ravel() > 0.5),
+    "recall": lambda k, w, f: sk.recall_score(w.ravel(), f.ravel() > 0.5),
+    "true_positives": lambda k, w, f: np.sum((f > 0.5) & (w > 0.5)),
+    "true_negatives": lambda k, w, f: np.sum((f <= 0.5) & (w <= 0.5)),
+    "false_positives": lambda k, w, f: np.sum((f > 0.5) & (w <= 0.5)),
+    "false_negatives": lambda k, w, f: np.sum((f <= 0.5) & (w > 0.5)),
+    "precision_at_recall": lambda k, w, f: best(*(at_thresholds(w, f)[i] for i in (0, 2)), 0.6),
+    "recall_at_precision": lambda k, w, f: best(*(at_thresholds(w, f)[i] for i in (2, 0)), 0.6),
+    "sensitivity_at_specificity": lambda k, w, f: best(1 - at_thresholds(w, f)[1], at_thresholds(w, f)[0], 0.6),
+    "specificity_at_sensitivity": lambda k, w, f: best(at_thresholds(w, f)[0], 1 - at_thresholds(w, f)[1], 0.6),
+    "io_u": lambda k, w, f: np.mean(confusion(w, f)[[1, 2]]),
+    "one_hot_io_u": lambda k, w, f: np.mean(confusion(w, f)[[1, 2]]),
+    "mean_io_u": lambda k, w, f: np.mean(confusion(w, f)),
+    "one_hot_mean_io_u": lambda k, w, f: np.mean(confusion(w, f)),
+    "binary_io_u": lambda k, w, f: np.mean(halves(w, f)),
+    "r2_score": lambda k, w, f: sk.r2_score(w, f),
+    "pearson_correlation": lambda k, w, f: np.mean([one[0] for one in rowwise(w, f)]),
+    "concordance_correlation": lambda k, w, f: np.mean(
+        [2 * cov / (a.var() + b.var() + (a.mean() - b.mean()) ** 2) for _, cov, a, b in rowwise(w, f)]),
+    "cosine_similarity": lambda k, w, f: np.mean((unit(w) * unit(f)).sum(1)),
+    "binary_crossentropy": lambda k, w, f: -np.mean(w * np.log(f + EPS) + (1 - w) * np.log(1 - f + EPS)),
+    "categorical_crossentropy": lambda k, w, f: -np.mean((w * np.log(f / f.sum(1, keepdims=True))).sum(1)),
+    "sparse_categorical_crossentropy": lambda k, w, f: -np.mean((w * np.log(f)).sum(1)),
+    "categorical_hinge": lambda k, w, f: np.mean(np.maximum(0, ((1 - w) * f).max(1) - (w * f).sum(1) + 1)),
+    "hinge": lambda k, w, f: np.mean(np.maximum(0, 1 - signs(w) * f)),
+    "squared_hinge": lambda k, w, f: np.mean(np.maximum(0, 1 - signs(w) * f) ** 2),
+    "kl_divergence": lambda k, w, f: np.mean((np.clip(w, EPS, 1) * np.log(np.clip(w, EPS, 1) / np.clip(f, EPS, 1))
+                                              ).sum(1)),
+    "log_cosh_error": lambda k, w, f: np.mean(np.log(np.cosh(f - w))),
+    "mean_absolute_error": lambda k, w, f: sk.mean_absolute_error(w, f),
+    "mean_absolute_percentage_error": lambda k, w, f: 100 * np.mean(np.abs(w - f) / np.maximum(np.abs(w), EPS)),
+    "mean_squared_error": lambda k, w, f: sk.mean_squared_error(w, f),
+    "root_mean_squared_error": lambda k, w, f: math.sqrt(sk.mean_squared_error(w, f)),
+    "mean_squared_logarithmic_error": lambda k, w, f: sk.mean_squared_log_error(w, np.maximum(f, EPS)),
+    "poisson": lambda k, w, f: np.mean(f - w * np.log(f + EPS)),
+}
+
+
+def test_each_metric_has_an_oracle():
+    assert set(ORACLES) == set(METRICS) - {"accuracy"}
+
+
+@pytest.mark.parametrize(("name", "kind"), [
+    (name, kind) for name in sorted(ORACLES) for kind in TARGETS if not unfit(name, kind)])
+def test_a_metric_is_that_of_all_samples_together(name, kind):
+    needed = WITH_PARAMETERS.get(snake(name))
+    asked = name if needed is None else {name: {needed: PARAMETERS[needed]}}
+    value, outputs, targets = computed(asked, kind, *made(kind))
+    found, wanted = shares(kind, outputs, targets)
+    near = 5e-3 if name == "auc" else 2e-5  # Keras takes 200 thresholds
+    assert value == pytest.approx(float(ORACLES[name](kind, wanted, found)), rel=near, abs=1e-6)
+
+
+@pytest.mark.parametrize("mean", [2000, 100_000, -3e6])
+def test_what_r2_is_of_does_not_lie_in_where_its_values_are(mean):
+    random = np.random.default_rng(0)
+    targets = (mean + random.normal(size=(N, 2)) * (1, 10) * max(1, abs(mean) / 1e5)).astype(np.float32)
+    outputs = (targets + random.normal(size=(N, 2)) * 0.5).astype(np.float32)
+    target = replace(TargetSpec("value", 2), center=tuple(targets.mean(0, dtype=np.float64).tolist()))
+    value, found, wanted = computed("r2_score", "value", outputs, targets, target)
+    assert value == pytest.approx(sk.r2_score(wanted.astype(np.float64), found), abs=1e-5)
+
+
+def test_values_are_looked_at_for_where_they_lie():
+    source = Memory([np.zeros(3, np.float32)] * 2)
+    source.target, source.targets = TargetSpec("value", 2), np.array([[2000, 1], [2002, 3]], np.float32)
+    assert probe(source, [], 0).target.center == (2001, 2)
+
+
+def test_correlations_are_across_the_values_of_a_sample_and_of_one_value_there_is_none():
+    outputs, targets = made("value")
+    for name in ("pearson_correlation", "concordance_correlation"):
+        with pytest.raises(SettingError, match=f"{name} means nothing for one value"):
+            computed(name, "value", outputs[:, :1], targets[:, :1], TargetSpec("value", 1))
