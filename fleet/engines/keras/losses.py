@@ -66,8 +66,8 @@ class LossFunctions(NamedTuple):
         if not np.isfinite(found).all() and np.isfinite(outputs).all():
             raise self._mistake(f"is no number for what the network gives: {found[~np.isfinite(found)][0]}")
         if found.min() < self.least - _ROUNDED:
-            raise self._mistake(f"is {found.min():.4g} for samples of the data, less than it can be ({self.least:g}): it "
-                                "is not of such targets")
+            raise self._mistake(f"is {found.min():.4g} for samples of the data, less than it can be ({self.least:g}): "
+                                "it is not of such targets")
 
     def _mistake(self, wrong: str) -> SettingError:
         return SettingError(f"the loss {self.name} {wrong}", "train", "loss")
