@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fleet.domain.events import Ended, EpochEnded, GroupStarted, Started
-from fleet.domain.network import EpochRecord
+from fleet.domain.late import with_late
 from fleet.monitor.eta import EstimateTimes, Estimator
+from fleet.monitor.timeline import state_of
 from fleet.spec import load
-from fleet.storage.event_log import Logged, read_events
+from fleet.storage.event_log import read_events
 from fleet.storage.paths import RunPaths
 
 
@@ -28,15 +29,16 @@ class Said(NamedTuple):
 
 def estimates(paths: RunPaths) -> list[Said]:
     """What would have been said in the last launch of a run, beside what came true."""
-    log = list(read_events(paths.events))
+    log, spec = list(read_events(paths.events)), load(str(paths.spec))
     first = max(place for place, (_, event) in enumerate(log) if isinstance(event, Started))
-    earlier, launch = log[:first], log[first:]
+    launch, run = log[first:], state_of(log[:first], spec)
     began_s = launch[0].t_s
     end_s = next(t_s for t_s, event in launch if isinstance(event, Ended))
-    estimator, times = Estimator(load(paths.spec), _histories(earlier)), EstimateTimes(least_s=0.02 * (end_s - began_s))
+    networks = with_late(spec, (event for _, event in log)).by_name
+    estimator, times = Estimator(spec, networks, run), EstimateTimes(least_s=0.02 * (end_s - began_s))
     said = []
     for t_s, event in launch:
-        estimator.add(event, t_s)
+        run.apply(t_s, event)
         if isinstance(event, EpochEnded | GroupStarted) and times.is_due(t_s):
             found = estimator.estimate()
             times.made(t_s, 0.0, found)
@@ -44,14 +46,6 @@ def estimates(paths: RunPaths) -> list[Said]:
                 left = end_s - t_s
                 said.append(Said((t_s - began_s) / (end_s - began_s), found.low_s / left, found.high_s / left))
     return said
-
-
-def _histories(log: list[Logged]) -> dict[str, list[EpochRecord]]:
-    histories: dict[str, dict[int, EpochRecord]] = {}
-    for _, event in log:
-        if isinstance(event, EpochEnded):
-            histories.setdefault(event.network, {})[event.record.epoch] = event.record
-    return {name: [records[epoch] for epoch in sorted(records)] for name, records in histories.items()}
 
 
 def main(runs: list[str]) -> None:

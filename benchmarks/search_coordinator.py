@@ -32,6 +32,7 @@ from fleet.api import write_spec
 from fleet.comm.messages import EpochDone, Exit, GoOn, Joined, Message, Ready, Start, Stop, Stopped, Tag, Throughput
 from fleet.comm.roles import Roles, assign
 from fleet.domain.network import EpochRecord, StepRate
+from fleet.domain.run import RunState
 from fleet.ensemble.ensemble import Setup
 from fleet.ensemble.survey import Survey
 from fleet.monitor.view import make_view
@@ -134,10 +135,11 @@ def cpu_of_an_epoch(networks: int, policy: str = "baseline", speeds: int = 0) ->
         world = Trainers(roles, 1, lambda name: 1e6 / (traits[name].operations or 1.0))
         keys = {name: one.key for name, one in traits.items()}
         survey = Survey([], keys, spec.profile, TRAINERS, TRAINERS, {})
+        run = RunState(spec)
         coordinator = Coordinator(
             world, Setup(spec, roles, None, samples=SAMPLES, outlives=False), survey, None if speeds else rates,
-            Results(spec, paths, SAMPLES), log, Profile(paths.profile), [make_view(spec, True, {})],
-            Interruption(None), online=online)
+            Results(spec, paths, SAMPLES), log, Profile(paths.profile), [make_view(run, True)],
+            Interruption(None), online=online, run=run)
         spent = _coordinate(coordinator, world)
         coordinator.stop()
         log.close()

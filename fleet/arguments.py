@@ -95,6 +95,11 @@ def duration(text: str) -> float:
     return value
 
 
+def moment(text: str) -> float:
+    """A time of a run, in seconds since it began, such as ``350s``."""
+    return written_as(parse_duration)(text)
+
+
 def duration_or_auto(text: str) -> float | str:
     """Seconds, or the word ``auto``."""
     return text if text == AUTO else duration(text)

@@ -19,16 +19,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from fleet.domain.events import Commanded, EpochEnded, Event, NetworkAdded, NodesLeft, Started, event_from_json
+from fleet.domain.events import Commanded, EpochEnded, Event, NetworkAdded, NodesLeft, Started
 from fleet.domain.network import SCORES, EpochRecord
+from fleet.domain.run import Network, RunState
 from fleet.errors import ExitStatus, InfrastructureError, UserError, shortened
 from fleet.runtime.outside.clerk import NetworkOver
 from fleet.runtime.outside.mailbox import Mailbox
-from fleet.spec import Spec, load
-from fleet.spec.resolve import with_added
+from fleet.spec import load
 from fleet.spec.schema import ModelEntry
 from fleet.spec.yaml_file import plain
-from fleet.storage.event_log import first_line
+from fleet.storage.event_log import Dated, RunTail, first_line, read_line
 from fleet.storage.lease import is_held
 from fleet.storage.network_leases import held_lease
 from fleet.storage.paths import RunPaths
@@ -161,9 +161,10 @@ def await_nodes(run: str | Path, asked: NodesAsked, start: int, patience_s: floa
         UserError: they were not given back in time; the launch goes on with it.
     """
     paths, until = RunPaths(Path(run)), time.monotonic() + patience_s
-    for event in follow(paths, start, lambda: not is_held(paths.lease) or time.monotonic() > until):
-        if isinstance(event, NodesLeft) and event.command == asked.command:
-            return event
+    tail = RunTail(paths, from_end=True, starts={paths.events: start})
+    for dated in follow(tail, lambda: not is_held(paths.lease) or time.monotonic() > until):
+        if isinstance(dated.event, NodesLeft) and dated.event.command == asked.command:
+            return dated.event
     if is_held(paths.lease):
         raise UserError(f"{', '.join(asked.hosts)}: not given back within {patience_s:.0f} s; the launch goes on with "
                         "it, and fleet watch shows when it is done")
@@ -194,58 +195,33 @@ class Report:
     is_last: bool = False
 
 
-class Reporter:
-    """Makes reports of the epochs in a run's event log.
+def report_of(event: Event, run: RunState) -> Report | None:
+    """A report where an epoch has ended.
 
     Args:
-        spec: of the run, as its folder has it.
-
-    Attributes:
-        max_epochs: network -> epochs that it trains at most.
+        run: which has taken in the event.
     """
-
-    def __init__(self, spec: Spec) -> None:
-        self._spec = spec
-        self.max_epochs: dict[str, int] = {}
-        self._watched: dict[str, str] = {}  # network -> what it monitors, where its spec says so
-        self._numbers: dict[str, int] = {}
-        for network in spec.networks:
-            self._meet(network.name, network.train.converge.monitor, network.train.converge.max_epochs)
-
-    def _meet(self, name: str, monitor: str | None, epochs: int, number: int | None = None) -> None:
-        self._numbers.setdefault(name, len(self._numbers) if number is None else number)
-        self.max_epochs.setdefault(name, epochs)
-        if monitor is not None:
-            self._watched.setdefault(name, monitor)
-
-    def hear(self, event: Event) -> Report | None:
-        """Take an event into account; a report where an epoch has ended."""
-        match event:
-            case Commanded(do="add"):
-                self._spec, networks = with_added(self._spec, event.given, (), event.place)
-                for network in networks:
-                    self._meet(network.name, network.train.converge.monitor, network.train.converge.max_epochs)
-            case NetworkAdded(entry=entry) if entry:
-                index = next((index for index, one in self._spec.searches.items() if one.stem == entry), None)
-                own = {} if index is None else self._spec.document.models[index].train.get("converge") or {}
-                monitor = own.get("monitor", self._spec.document.train.converge.monitor)
-                self._meet(event.network, monitor, event.max_epochs, event.number)
-            case EpochEnded(network, record):
-                self._meet(network, None, self._spec.document.train.converge.max_epochs)
-                metrics = {name: _shown(record.value(name)) for name in (*SCORES, *record.metrics)}
-                return Report(network, self._numbers[network], record.epoch, self._value(network, record), metrics,
-                              record.epoch >= self.max_epochs[network])
+    if not isinstance(event, EpochEnded):
         return None
-
-    def _value(self, network: str, record: EpochRecord) -> float:
-        """What a network monitors; without a word of its spec, as the data decides: its accuracy, or its loss."""
-        if (monitor := self._watched.get(network)) is not None:
-            return record.value(monitor)
-        accuracy = record.value("val_accuracy")
-        return record.value("val_loss") if math.isnan(accuracy) else accuracy
+    network, record = run.networks[event.network], event.record
+    metrics = {name: _shown(record.value(name)) for name in (*SCORES, *record.metrics)}
+    return Report(event.network, network.number, record.epoch, _value(network, record), metrics,
+                  record.epoch >= network.max_epochs)
 
 
-def meet_all(heard: Iterable[Callable[[Event], object]], logs: Iterable[Path]) -> None:
+def _value(network: Network, record: EpochRecord) -> float:
+    """What a network monitors; without a word of its spec, as the data decides: its accuracy, or its loss."""
+    if network.monitor is not None:
+        return record.value(network.monitor)
+    accuracy = record.value("val_accuracy")
+    return record.value("val_loss") if math.isnan(accuracy) else accuracy
+
+
+def _shown(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def meet_all(run: RunState, logs: Iterable[Path]) -> None:
     """Tell of the networks that have come to a run so far, and of the launches that have begun.
 
     The other lines of a long log would take many seconds to read, and are passed over without a look into them.
@@ -254,75 +230,34 @@ def meet_all(heard: Iterable[Callable[[Event], object]], logs: Iterable[Path]) -
     for log in logs:
         with suppress(FileNotFoundError), open(log, "rb") as file:  # the launch may not have come to it
             for line in file:
-                if any(word in line for word in words):
-                    _hear_line(heard, line)
+                if any(word in line for word in words) and (logged := read_line(line)) is not None:
+                    run.apply(logged.t_s, logged.event, log)
 
 
-def _hear_line(heard: Iterable[Callable[[Event], object]], line: bytes) -> None:
-    with suppress(ValueError):
-        if (event := event_from_json(json.loads(line))) is not None:
-            for hear in heard:
-                hear(event)
-
-
-def _shown(value: float) -> float | None:
-    return None if math.isnan(value) else value
-
-
-def follow(paths: RunPaths, start: int, is_over: Callable[[], bool]) -> Iterator[Event]:
-    """The events of launches that are alone as they are logged, until a run is over.
+def follow(tail: RunTail, is_over: Callable[[], bool]) -> Iterator[Dated]:
+    """The events of a run as they are logged, until it is over.
 
     Args:
-        start: bytes of the log to leave out.
         is_over: asked whenever nothing is new.
     """
-    return follow_logs(lambda: [paths.events], {paths.events: start}, is_over)
-
-
-def follow_logs(logs: Callable[[], Iterable[Path]], starts: Mapping[Path, int], is_over: Callable[[], bool]
-                ) -> Iterator[Event]:
-    """The events of several logs as they are logged.
-
-    Args:
-        logs: that there are by now.
-        starts: log -> bytes to leave out; of one that is new, none.
-        is_over: asked whenever nothing is new.
-    """
-    read = dict(starts)
     while True:
         ends = is_over()  # before the look: what was logged until then is seen
-        for log in logs():
-            lines = _new_lines(log, read.get(log, 0))
-            read[log] = read.get(log, 0) + len(lines)
-            for line in lines.splitlines():
-                with suppress(ValueError):  # a line that a killed launch has left half written
-                    if (event := event_from_json(json.loads(line))) is not None:
-                        yield event
+        with suppress(FileNotFoundError):
+            yield from tail.new()
         if ends:
             return
         time.sleep(_LOOK_S)
 
 
-def _new_lines(path: Path, start: int) -> bytes:
-    """The whole lines that a log has from some byte on."""
-    try:
-        with open(path, "rb") as file:
-            file.seek(start)
-            data = file.read()
-    except FileNotFoundError:  # the launch has not come to it
-        return b""
-    return data[:data.rfind(b"\n") + 1]
-
-
-def reporter_of(paths: RunPaths) -> Reporter:
-    """Makes reports of a run that has begun.
+def run_of(paths: RunPaths) -> RunState:
+    """A run that has begun, as its spec says it.
 
     Raises:
         UserError: there is no such run.
     """
     if not paths.spec.is_file():
         raise UserError(f"{paths.root} has no {paths.spec.name}: it is no run, or has not begun")
-    return Reporter(load(str(paths.spec)))
+    return RunState(load(str(paths.spec)))
 
 
 # ---- a launch of one's own ----------------------------------------------------------------------
@@ -423,10 +358,12 @@ class Running:
             if self.is_over:  # before it came to delete anything
                 return
             time.sleep(_LOOK_S)
-        reporter: Reporter | None = None
-        for event in follow(self._paths, self._start, lambda: self.is_over):
-            reporter = reporter or reporter_of(self._paths)
-            if (report := reporter.hear(event)) is not None:
+        run: RunState | None = None
+        tail = RunTail(self._paths, from_end=True, starts={self._paths.events: self._start})
+        for dated in follow(tail, lambda: self.is_over):
+            run = run or run_of(self._paths)
+            run.apply(dated.at, dated.event, dated.log)
+            if (report := report_of(dated.event, run)) is not None:
                 yield report
 
     def results(self) -> list[Any]:

@@ -2,6 +2,7 @@
 
   fleet report runs/digits
   fleet report runs/digits --json
+  fleet report runs/digits --at 350s    as it stood then
 
 It also writes RUN/report.html if it may: one file that needs no server and no internet. It has the leaderboard,
 learning curves, what searches found and pruned, which network had which GPU when, where the time went, and the same run
@@ -14,11 +15,12 @@ import argparse
 import sys
 from pathlib import Path
 
+from fleet.arguments import moment
 from fleet.commands.options import add_json, print_json
 from fleet.errors import ExitStatus, StorageError
 from fleet.jobs.harvested import over_of
 from fleet.monitor.html import write_report
-from fleet.monitor.report import MISSED, Report, best_rows, read_report
+from fleet.monitor.report import MISSED, Report, best_rows, read_report, report_at
 from fleet.monitor.searched import table_of_found, table_of_rungs
 from fleet.prediction.ensembles import TOGETHER, table_of
 from fleet.storage.paths import RunPaths
@@ -29,26 +31,36 @@ from fleet.units import counted, format_duration
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("run", metavar="RUN", type=Path, help="folder of the run")
+    parser.add_argument("--at", type=moment, metavar="350s", help=(
+        "the run as it stood then, by its log and its spec: seconds of the run, one launch behind the other, and of a "
+        "harvest by date; nothing is written into its folder"))
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write the page to this file, and not to RUN")
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the numbers of a report, and write it where that is allowed."""
     paths = RunPaths(args.run)
-    report, over = read_report(paths), over_of(paths)
+    report = read_report(paths) if args.at is None else report_at(paths, args.at)
+    over = over_of(paths) if args.at is None else None
     if args.json:
         print_json(report.numbers() | ({} if over is None else {"harvest": {"why": over.why, "again": over.again}}))
     else:
         _print(report)
         if over is not None:
             print(f"{str(over)[0].upper()}{str(over)[1:]}.")
+    page = args.html or (paths.report if args.at is None else None)
+    if page is None:
+        return ExitStatus.OK
     try:
-        write_report(paths, report)
-    except StorageError as error:  # a run of somebody else's may be looked at
-        print(f"fleet report: {error}", file=sys.stderr)
+        write_report(page, report)
+    except StorageError as error:
+        if args.html is not None:
+            raise
+        print(f"fleet report: {error}", file=sys.stderr)  # a run of somebody else's may be looked at
         return ExitStatus.OK
     if not args.json:
-        print(f"{paths.report} shows it.")
+        print(f"{page} shows it.")
     return ExitStatus.OK
 
 

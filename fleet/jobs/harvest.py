@@ -13,7 +13,7 @@ import json
 import os
 import statistics
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,10 +21,10 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from fleet.domain.events import EpochEnded, FirstStep, Started
-from fleet.domain.events.fold import told
-from fleet.domain.network import EpochRecord, Standing
+from fleet.domain.events import Started
+from fleet.domain.network import EpochRecord
 from fleet.domain.record import Kind
+from fleet.domain.run import RunState
 from fleet.errors import ExitStatus, StorageError, UserError
 from fleet.jobs.backlog import Cancel, Harvested, Limits, Order, Submit, decide, is_given_up
 from fleet.jobs.chain import Stop
@@ -291,7 +291,7 @@ class Backlog:
 
     def _failed(self, run: Run) -> int:
         """How many networks of a run have failed."""
-        outcomes = (standing.outcome for standing in self._logs[run.job].standings.values())
+        outcomes = (standing.outcome for standing in self._logs[run.job].run.standings.values())
         return sum(outcome is not None and outcome.is_failure for outcome in outcomes)
 
     def _why_over(self, run: Run, seen: Harvested) -> str:
@@ -352,21 +352,25 @@ def mean_gap_s(past: Sequence[Past]) -> float:
 
 
 class Logs:
-    """What the launches of a run have logged, read as it grows.
-
-    Attributes:
-        standings: of the networks that a log tells of.
-        start: of the newest launch.
-        first_s: seconds from the beginning of each launch to its first step.
-        records: the newest epochs.
-    """
+    """What the launches of a run have logged, read as it grows."""
 
     def __init__(self, paths: RunPaths) -> None:
-        self._tail = RunTail(paths)
-        self.standings: dict[str, Standing] = {}
-        self.start: Started | None = None
-        self.first_s: list[float] = []
-        self.records: deque[EpochRecord] = deque(maxlen=_RATES)
+        self._tail, self.run = RunTail(paths), RunState()
+
+    @property
+    def start(self) -> Started | None:
+        """Of the newest launch."""
+        return None if self.run.launch is None else self.run.launch.start
+
+    @property
+    def first_s(self) -> list[float]:
+        """Seconds from the beginning of each launch to its first step."""
+        return [launch.first_step[0] - launch.began_s for launch in self.run.launches if launch.first_step is not None]
+
+    @property
+    def records(self) -> list[EpochRecord]:
+        """The newest epochs."""
+        return [epoch.record for epoch in self.run.epochs[-_RATES:] if epoch.record.seconds > 0]
 
     def look(self) -> None:
         """Read what is new.
@@ -374,16 +378,8 @@ class Logs:
         Raises:
             OSError: the file system does not answer.
         """
-        events = sorted(self._tail.new(), key=lambda dated: dated.at)
-        self.standings |= told(self.standings, events)
-        for _, event, t_s in events:
-            match event:
-                case Started():
-                    self.start = event
-                case FirstStep():
-                    self.first_s.append(t_s)
-                case EpochEnded(record=record) if record.seconds > 0:
-                    self.records.append(record)
+        for at, event, _, log in sorted(self._tail.new(), key=lambda dated: dated.at):
+            self.run.apply(at, event, log)
 
 
 def call_off(paths: RunPaths) -> None:
@@ -401,7 +397,7 @@ def look(run: Run, jobs: Sequence[QueuedJob], past: Sequence[Past], logs: Logs |
     """
     logs = logs or Logs(run.paths)
     logs.look()
-    over = {name for name, standing in logs.standings.items() if standing.outcome is not None}
+    over = {name for name, standing in logs.run.standings.items() if standing.outcome is not None}
     over = (over | _in_table(run.paths)) & set(run.networks)  # of what was done long ago there may be no log
     running = {job.id for job in jobs if job.runs}
     # What a launch holds that is no more waits for another one.
@@ -436,7 +432,8 @@ def _samples_left(run: Run, over: Collection[str], logs: Logs) -> float:
     left = 0
     for name in run.networks:
         if name not in over:
-            done = len(logs.standings.get(name, Standing()).history)
+            known = logs.run.networks.get(name)
+            done = 0 if known is None else len(known.standing.history)
             left += max(1, run.epochs.get(name, 0) - done)
     return float(left * max(1, logs.records[-1].samples if logs.records else 1))
 

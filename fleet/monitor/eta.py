@@ -20,31 +20,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
-from fleet.domain.events import (
-    EpochEnded,
-    Estimated,
-    Event,
-    GroupChanged,
-    GroupStarted,
-    GroupStopped,
-    GroupStruck,
-    NetworkAdded,
-    NetworkFailed,
-    NetworkFellBack,
-    NetworkFinished,
-    NetworkJudged,
-    NodesLeft,
-    Profiled,
-    RankLost,
-    RateMeasured,
-    RatesEstimated,
-    RatesGiven,
-    SharingLearned,
-    Started,
-    StreamStarted,
-    SupplyFound,
-)
-from fleet.domain.network import EpochRecord, epochs_left
+from fleet.domain.events import Estimated
+from fleet.domain.network import epochs_left
+from fleet.domain.run import Group, Launch, RunState
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec, Spec
 from fleet.units import parse_stream
@@ -113,130 +91,53 @@ class _Likeness:
 
 
 class Estimator:
-    """Hears of a run's events, and says how long it will go on.
+    """Says how long a run will go on.
 
     The first epoch of a group traces and compiles, so what it takes beyond the next one counts as the group's forming.
 
     Args:
         networks: by name; grows.
-        histories: of the networks, as far as earlier launches have come.
+        run: as it is by its events.
     """
 
-    def __init__(self, spec: Spec, networks: Mapping[str, NetworkSpec],
-                 histories: Mapping[str, Sequence[EpochRecord]]) -> None:
-        self._spec, self._networks = spec, networks
-        self._histories = {name: list(histories.get(name, ())) for name in networks}
-        self._held: set[str] = set()  # that are paused
-        self._over: set[str] = set()
-        self._rates: dict[str, tuple[float, ...]] = {}
-        self._durations: dict[str, list[tuple[float, int]]] = {}  # network -> of its epochs: seconds a sample, GPUs
-        self._start: Started | None = None
-        self._supply: float | None = None  # samples/s of the preprocessors
-        self._lost: set[int] = set()
-        self._sharing: tuple[float, ...] = (1.0,)
-        self._began: dict[str, float] = {}  # network -> when its group started, until the first epoch ends
-        self._first: dict[str, float] = {}  # network -> seconds from there to that end, until the second one ends
-        self._devices: dict[str, tuple[int, ...]] = {}  # of the groups that there are
-        self._ended: dict[str, float] = {}  # network -> when the newest epoch of its group has ended
-        self._building: list[float] = []  # seconds, of networks that were measured, and of first epochs
-        self._forming: dict[str, list[float]] = {}  # network -> seconds, of its groups
-        self._stopping: list[float] = []  # seconds, of groups that stop within their network's training
-        self._exporting: list[float] = []  # seconds, of groups whose network is done
+    def __init__(self, spec: Spec, networks: Mapping[str, NetworkSpec], run: RunState) -> None:
+        self._spec, self._networks, self._run = spec, networks, run
         self._now_s = 0.0
         self._coming: dict[str, _Likeness] = {}  # by names that no network has
 
-    # ---- hear ----
+    # ---- what is known ----
 
-    def add(self, event: Event, now_s: float) -> None:
-        """Take in what happened."""
-        self._now_s = max(self._now_s, now_s)
-        match event:
-            case Started():
-                self._start = event
-                self._over |= set(event.finished)
-            case RatesEstimated() if not event.seen:
-                pass  # they only say how networks compare
-            case RatesGiven() | Profiled() | RatesEstimated():
-                self._rates |= {name: tuple(rates) for name, rates in event.rates.items()}
-            case StreamStarted(kept=False) | SupplyFound():
-                self._supply = event.supply_samples_per_s
-            case RateMeasured() if event.rate > 0:
-                self._add_measurement(event)
-            case GroupStarted():
-                self._began[event.network] = now_s
-                self._devices[event.network] = event.devices
-            case GroupChanged():
-                self._devices[event.network] = event.devices
-            case EpochEnded():
-                self._add_epoch(event.network, event.record, now_s)
-            case GroupStopped():
-                self._leave(event.network)
-                (self._exporting if event.network in self._over else self._stopping).append(
-                    event.checkpoint_s + event.export_s)
-            case NetworkFinished() | NetworkFailed():
-                self._over.add(event.network)
-                self._leave(event.network)
-            case NetworkFellBack() | GroupStruck():
-                del self._histories[event.network][event.epochs:]
-                self._over.discard(event.network)
-                self._leave(event.network)
-            case NetworkAdded() if not event.wrong:
-                self._histories.setdefault(event.network, [])
-            case NetworkJudged():
-                (self._over.add if event.verdict == "stop" else self._over.discard)(event.network)
-                (self._held.add if event.verdict == "pause" else self._held.discard)(event.network)
-            case RankLost() if event.device is not None:
-                self._lost.add(event.device)
-            case NodesLeft():
-                self._lost.update(event.devices)
-            case SharingLearned():
-                self._sharing = event.speedups
+    @property
+    def _launch(self) -> Launch:
+        assert self._run.launch is not None
+        return self._run.launch
 
-    def _leave(self, network: str) -> None:
-        """A network has no group any more."""
-        for known in (self._began, self._first, self._ended, self._devices):
-            known.pop(network, None)
-
-    def _add_measurement(self, event: RateMeasured) -> None:
-        """What it took to build and trace a network is what it will take to form its group."""
-        batch = self._networks[event.network].global_batch(event.gpus)
-        self._building.append(max(0.0, event.seconds - self._spec.profile.batches * batch / event.rate))
-
-    def _add_epoch(self, name: str, record: EpochRecord, now_s: float) -> None:
-        history = self._histories[name]
-        if record.epoch <= len(history):  # of an earlier launch, logged in this one
-            return
-        history.append(record)
-        began = self._began.pop(name, None)
-        if began is not None or name in self._ended:
-            self._ended[name] = now_s
-        if began is not None:
-            self._first[name] = now_s - began
-            if name in self._rates and self._start is not None:  # until it is known better
-                epoch_s = self._start.time_scale * record.samples / self._promised(name, record.gpus)
-                self._building.append(max(0.0, now_s - began - epoch_s))
-            return
-        if (first := self._first.pop(name, None)) is not None:
-            self._forming.setdefault(name, []).append(max(0.0, first - record.seconds))
-        waited_s = record.waited_s if self._stream().count else 0.0  # for others: that is simulated
-        if record.samples:
-            sample_s = max(record.seconds - waited_s, 1e-6) / record.samples
-            self._durations.setdefault(name, []).append((sample_s, record.gpus))
+    def _group(self, name: str) -> Group | None:
+        """The group of a network, if it is one of this launch."""
+        group = None if name in self._coming else self._run.networks[name].group
+        return group if group is not None and group.launch is self._launch else None
 
     def _promised(self, name: str, gpus: int) -> float:
         """The samples/s that a network has on so many GPUs by the rates that are known now."""
-        return rate(Network(name, self._rates.get(name, _UNKNOWN)), gpus)
+        return rate(Network(name, self._launch.rates.get(name, _UNKNOWN)), gpus)
 
     def _like(self, name: str) -> str:
         return self._coming[name].like if name in self._coming else name
 
     def _stretches(self, name: str) -> list[float]:
         """How many times as long as promised a network's recent epochs took; rates may have become known since."""
-        return [sample_s * self._promised(name, gpus) for sample_s, gpus in self._durations[name][-_RECENT:]]
+        waits = bool(self._stream().count)  # for others: that is simulated
+        return [max(one.seconds - waits * one.waited_s, 1e-6) / one.samples * self._promised(name, one.gpus)
+                for one in self._launch.timed[name][-_RECENT:]]
 
     def _stream(self) -> Stream:
-        stream = parse_stream(self._start.stream) if self._start is not None else Stream()
+        stream = parse_stream(self._launch.start.stream)
         return replace(stream, rate=self._supply) if self._supply else stream
+
+    @property
+    def _supply(self) -> float | None:
+        """The samples/s of the preprocessors, where these prepare them for all."""
+        return None if self._launch.supply is None else self._launch.supply.supply_samples_per_s
 
     # ---- say ----
 
@@ -246,13 +147,15 @@ class Estimator:
         Args:
             now_s: on the clock of the events; when the newest of them came, unless given.
         """
-        self._now_s = max(self._now_s, now_s or 0.0)
-        gone = self._over | self._held | outlook.idle
-        left = {name: self._epochs_left(name, outlook) for name in self._histories if name not in gone}
-        left = {name: epochs for name, epochs in left.items() if epochs[1]}
-        is_known = self._durations or (self._rates and self._building)  # how fast, and how long until it begins
-        if self._start is None or not is_known:
+        if (launch := self._run.launch) is None:
             return None
+        self._now_s = max(self._now_s, launch.ended_s, now_s or 0.0)
+        if not (launch.timed or (launch.rates and launch.building)):  # how fast, and how long until it begins
+            return None
+        standings = {name: network.standing for name, network in self._run.networks.items() if name in self._networks}
+        left = {name: self._epochs_left(name, outlook) for name, standing in standings.items()
+                if standing.outcome is None and not standing.is_paused and name not in outlook.idle}
+        left = {name: epochs for name, epochs in left.items() if epochs[1]}
         networks, self._coming = len(left), {}
         for coming in outlook.coming:
             left |= self._stand_ins(coming, outlook)
@@ -267,7 +170,7 @@ class Estimator:
 
     def _epochs_left(self, name: str, outlook: Outlook) -> tuple[int, int]:
         """The fewest and the most epochs that a network still trains; at its next rung it may be over."""
-        history = self._histories[name]
+        history = self._run.networks[name].standing.history
         fewest, most = epochs_left(history, self._networks[name].train.converge)
         rung = outlook.next_rung(name, len(history))
         return (fewest if rung is None else min(fewest, rung - len(history))), most
@@ -275,7 +178,7 @@ class Estimator:
     def _stand_ins(self, coming: Coming, outlook: Outlook) -> dict[str, tuple[int, int]]:
         """A few networks that stand for those to come, with the fewest and the most epochs of each."""
         before = sorted((name for name in coming.before if name in self._networks),
-                        key=lambda name: self._rates.get(name, _UNKNOWN)[0])
+                        key=lambda name: self._launch.rates.get(name, _UNKNOWN)[0])
         if not before or coming.networks < 1:
             return {}
         like = before[len(before) // 2]
@@ -302,10 +205,10 @@ class Estimator:
     def _left_s(self, left: Mapping[str, int], sign: int) -> float | None:
         """Seconds of the run that is left, at least (sign -1) or at most (1); None where it cannot be simulated."""
         found = self._simulated_s(left, sign)
-        running = {name: epochs for name, epochs in left.items() if name in self._devices}
-        waiting = {name: epochs for name, epochs in left.items() if name not in self._devices}
-        has_idle = len(self._usable) > sum(map(len, self._devices.values()))
-        has_begun = all(name in self._ended for name in running)
+        running = {name: epochs for name, epochs in left.items() if self._group(name)}
+        waiting = {name: epochs for name, epochs in left.items() if name not in running}
+        has_idle = len(self._usable) > sum(len(group.devices) for group in self._launch.groups.values())
+        has_begun = all(group.ended_s is not None for name in running if (group := self._group(name)))
         if sign < 0 or found is None or not (running and waiting.keys() - self._coming.keys() and has_idle
                                              and has_begun):
             return found
@@ -316,13 +219,12 @@ class Estimator:
     @property
     def _usable(self) -> tuple[int, ...]:
         """The devices that are left."""
-        assert self._start is not None
-        return tuple(device for device in self._start.devices if device not in self._lost)
+        return tuple(device for device in self._launch.start.devices if device not in self._launch.lost)
 
     def _stretches_of(self, names: Iterable[str], sign: int) -> dict[str, float]:
         """How many times as long as its rate promises each network's epochs take, at least (sign -1) or at most (1)."""
         usual = self._usual_stretch(sign)
-        return {name: self._own_stretch(name, sign) if name in self._durations else usual for name in names}
+        return {name: self._own_stretch(name, sign) if name in self._launch.timed else usual for name in names}
 
     def _own_stretch(self, name: str, sign: int) -> float:
         """That of a network whose epochs have shown it."""
@@ -332,35 +234,34 @@ class Estimator:
 
     def _usual_stretch(self, sign: int) -> float:
         """That of a network that has shown none."""
-        assert self._start is not None
-        others = [statistics.median(self._stretches(shown)) for shown in self._durations]
+        others = [statistics.median(self._stretches(shown)) for shown in self._launch.timed]
         if len(others) >= 4:
             return _quartile(others, sign) * (1 + sign * _OWN)
-        typical = statistics.median(others) if others else self._start.time_scale
+        typical = statistics.median(others) if others else self._launch.start.time_scale
         return typical * (1 + _OTHERS) ** sign
 
     def _simulated_s(self, left: Mapping[str, int], sign: int) -> float | None:
         """Seconds that some networks take, at least (sign -1) or at most (1); None where it cannot be simulated."""
-        assert self._start is not None
-        start, stretches = self._start, self._stretches_of(left, sign)
-        cluster, every = start.cluster.without(self._lost), left
+        launch, start, stretches = self._launch, self._launch.start, self._stretches_of(left, sign)
+        cluster, every = start.cluster.without(launch.lost), left
         left = self._some(every, cluster)
         several = max(1, math.ceil(sum(left.values()) / _EPOCHS))  # epochs that are taken for one
-        shown = [seconds for forming in self._forming.values() for seconds in forming]
-        export_s = _mean(self._exporting)
-        costs = Costs(checkpoint_s=_mean(self._stopping), regroup_s=_quartile(shown or self._building, sign) + export_s)
+        shown = [seconds for forming in launch.forming.values() for seconds in forming]
+        stopping, export_s = (_mean([stop.checkpoint_s + stop.export_s for stop in launch.stops
+                                     if (stop.outcome is not None) == is_over]) for is_over in (False, True))
+        costs = Costs(checkpoint_s=stopping, regroup_s=_quartile(shown or launch.building, sign) + export_s)
 
         def table(more_s: Mapping[str, float]) -> RateTable:
             return RateTable(start.samples * several, start.gpus_per_node, tuple(
                 Network(name, tuple(self._slowed(one / stretches[name], epochs, more_s.get(name, 0.0))
-                                    for one in self._rates.get(self._like(name), _UNKNOWN)),
+                                    for one in launch.rates.get(self._like(name), _UNKNOWN)),
                         epochs=math.ceil(epochs / several), min_gpus=self._networks[self._like(name)].min_gpus,
                         max_gpus=self._networks[self._like(name)].max_gpus)
-                for name, epochs in left.items()), sharing=self._sharing)
+                for name, epochs in left.items()), sharing=self._run.sharing)
 
         # Networks whose group has taken longer to form than others will do so again; those that train have done that.
-        more_s = {name: _quartile(forming, sign) + export_s - costs.regroup_s for name, forming in self._forming.items()
-                  if name not in self._ended}
+        more_s = {name: _quartile(forming, sign) + export_s - costs.regroup_s
+                  for name, forming in launch.forming.items() if not self._has_ended(name)}
         more_s |= {name: (one.each - 1) * (costs.regroup_s + costs.checkpoint_s) for name, one in self._coming.items()}
         try:
             found = simulate(table(more_s), cluster, self._spec.policy, self._spec.options, costs, self._stream(),
@@ -369,40 +270,45 @@ class Estimator:
             return None
         others = {name: epochs for name, epochs in every.items() if name not in left}
         before_s = self._busy_s(others, stretches, costs.regroup_s) / (cluster.whole_gpus * max(
-            speedup(self._sharing, count) for count in range(1, cluster.slots + 1)))
+            speedup(self._run.sharing, count) for count in range(1, cluster.slots + 1)))
         return max(0.0, before_s + found.makespan_s + export_s - self._done_s(left, costs.regroup_s, sign))
+
+    def _has_ended(self, name: str) -> bool:
+        """Whether the group of a network has ended an epoch."""
+        group = self._group(name)
+        return group is not None and group.ended_s is not None
 
     def _some(self, left: Mapping[str, int], cluster: Cluster) -> Mapping[str, int]:
         """The networks that are simulated: those that have a group or stand for others, and every so many that wait."""
-        waiting = [name for name in left if name not in self._devices and name not in self._coming]
+        waiting = [name for name in left if not self._group(name) and name not in self._coming]
         others = set(waiting) - set(waiting[::-(-len(waiting) // max(_WAITING, cluster.gpus)) or 1])
         return {name: epochs for name, epochs in left.items() if name not in others}
 
     def _busy_s(self, others: Mapping[str, int], stretches: Mapping[str, float], regroup_s: float) -> float:
         """GPU-seconds that networks take which are not simulated, each on its least GPUs."""
-        assert self._start is not None
         busy_s = 0.0
         for name, epochs in others.items():
             least = self._networks[name].min_gpus
             samples_per_s = min(self._promised(name, least) / stretches[name], self._supply or math.inf)
-            busy_s += least * (self._start.samples * epochs / samples_per_s + regroup_s)
+            busy_s += least * (self._launch.start.samples * epochs / samples_per_s + regroup_s)
         return busy_s
 
     def _slowed(self, rate: float, epochs: int, more_s: float) -> float:
         """The rate at which a network takes some seconds more for some epochs."""
-        assert self._start is not None
-        samples = self._start.samples * epochs
+        samples = self._launch.start.samples * epochs
         return samples / (samples / rate + max(0.0, more_s))
 
     def _done_s(self, names: Iterable[str], regroup_s: float, sign: int) -> float:
         """Seconds of their simulation that have passed: groups that train have formed, and are within an epoch."""
         done = []
         for name in names:
-            if (began := self._began.get(name)) is not None:
-                done.append(min(self._now_s - began, regroup_s))
-            elif (ended := self._ended.get(name)) is not None:
-                newest_s = self._histories[name][-1].seconds if self._histories[name] else 0.0
-                done.append(regroup_s + min(self._now_s - ended, newest_s))
+            if (group := self._group(name)) is None:
+                continue
+            if group.ended_s is None:
+                done.append(min(self._now_s - group.began_s, regroup_s))
+            else:
+                history = self._run.networks[name].standing.history
+                done.append(regroup_s + min(self._now_s - group.ended_s, history[-1].seconds if history else 0.0))
         return (max if sign < 0 else min)(done, default=0.0)
 
 

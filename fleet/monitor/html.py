@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from fleet.monitor.account import Account
@@ -23,7 +24,6 @@ from fleet.monitor.svg_search import (
 )
 from fleet.prediction.ensembles import TOGETHER, table_of
 from fleet.storage.files import replacing
-from fleet.storage.paths import RunPaths
 from fleet.storage.results import Status
 from fleet.units import counted, format_duration
 
@@ -36,14 +36,14 @@ _SPENT = {"training": ("training", "#4e79a7"), "data": ("waiting for data", "#f2
 _CROWD = " A grey bar stands for networks that would be too narrow to be seen; it is paler where there were pauses."
 
 
-def write_report(paths: RunPaths, report: Report) -> None:
-    """Write ``report.html``.
+def write_report(path: Path, report: Report) -> None:
+    """Write a report's page.
 
     Raises:
         StorageError: it cannot be written there.
     """
     page = render(report)
-    with replacing(paths.report) as file:
+    with replacing(path) as file:
         file.write(page)
 
 

@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
-from fleet.domain.events import (
-    EpochEnded,
-    Event,
-    GroupStarted,
-    GroupStopped,
-    GroupStruck,
-    NetworkFailed,
-    NetworkFellBack,
-    NetworkRetried,
-    Started,
-)
+from fleet.domain.run import Group, RunState
 
 # Between two lines: short at first, when somebody may look on, and longer the longer the run takes.
 FIRST_S, LONGEST_S = 30.0, 300.0
@@ -23,53 +12,43 @@ _MOST_NAMED = 8
 
 
 class _Pace(NamedTuple):
+    """How far a network was within the epoch after some others, in some group."""
+
     samples: int
     samples_per_s: float
+    epochs: int
+    group: Group | None
 
 
 class Progress:
     """Makes the lines. A network whose epochs end often enough to be heard of is in none of them.
 
     Args:
-        max_epochs: of the networks.
-        epochs: that they have trained in earlier launches.
+        run: as it is by its events.
     """
 
-    def __init__(self, max_epochs: Mapping[str, int], epochs: Mapping[str, int]) -> None:
-        self._max_epochs, self._epochs = max_epochs, dict(epochs)
-        self._samples = 1
-        self._heard_s: dict[str, float] = {}  # when a line told of a network last; of those that train
+    def __init__(self, run: RunState) -> None:
+        self._run = run
+        self._heard_s: dict[str, float] = {}  # when a line told of a network last
         self._paces: dict[str, _Pace] = {}
         self._said_s, self._every_s = 0.0, FIRST_S
 
-    def add(self, event: Event, now_s: float) -> None:
-        """Take note of what happened."""
-        match event:
-            case Started():
-                self._samples = max(event.samples, 1)
-            case GroupStarted():
-                self._heard_s[event.network] = now_s
-            case EpochEnded():
-                self._epochs[event.network] = event.record.epoch
-                self._paces.pop(event.network, None)
-                self._heard_s[event.network] = now_s
-            case NetworkFellBack() | GroupStruck():
-                self._epochs[event.network] = event.epochs
-                self._paces.pop(event.network, None)
-            case GroupStopped() | NetworkFailed() | NetworkRetried():
-                self._paces.pop(event.network, None)
+    def hear(self, network: str, now_s: float) -> None:
+        """A line has told of a network."""
+        self._heard_s[network] = now_s
 
     def line(self, network: str, samples: int, samples_per_s: float, now_s: float) -> str:
         """What to say after hearing how far a network is; nothing where that would be too often.
 
         Args:
             samples: of its epoch that are consumed.
-            now_s: on the clock of :meth:`add`, which starts at 0.
+            now_s: on the clock of :meth:`hear`, which starts at 0.
         """
-        if network in self._max_epochs:
-            self._paces[network] = _Pace(samples, samples_per_s)
+        if (known := self._run.networks.get(network)) is not None:
+            self._paces[network] = _Pace(samples, samples_per_s, known.epochs, known.group)
         if now_s - self._said_s < self._every_s:
             return ""
+        self._paces = {name: pace for name, pace in self._paces.items() if self._holds(name, pace)}
         due = [name for name in self._paces if now_s - self._heard_s.get(name, 0.0) >= self._every_s]
         if not due:
             return ""
@@ -79,7 +58,13 @@ class Progress:
         more = f"; and {len(due) - _MOST_NAMED} more" if len(due) > _MOST_NAMED else ""
         return "; ".join(map(self._described, due[:_MOST_NAMED])) + more
 
+    def _holds(self, name: str, pace: _Pace) -> bool:
+        """Whether a network is still where it was when that was heard."""
+        known = self._run.networks[name]
+        return known.group is pace.group and known.epochs == pace.epochs
+
     def _described(self, name: str) -> str:
         pace = self._paces[name]
-        return (f"{name} epoch {self._epochs.get(name, 0) + 1}/{self._max_epochs[name]}: "
-                f"{min(pace.samples / self._samples, 1):.0%} ({pace.samples_per_s:.0f} samples/s)")
+        samples = 1 if self._run.launch is None else max(self._run.launch.start.samples, 1)
+        return (f"{name} epoch {pace.epochs + 1}/{self._run.networks[name].max_epochs}: "
+                f"{min(pace.samples / samples, 1):.0%} ({pace.samples_per_s:.0f} samples/s)")

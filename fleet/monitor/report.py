@@ -5,42 +5,40 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from fleet.collecting import without_collecting
-from fleet.domain.events import (
-    CacheChosen,
-    DataChanged,
-    EpochEnded,
-    Event,
-    NetworkAdded,
-    Searched,
-    Started,
-    StreamStarted,
-    SupplyFound,
-)
+from fleet.domain.events import CacheChosen, DataChanged, SupplyFound
+from fleet.domain.late import with_late
 from fleet.domain.network import EpochRecord
+from fleet.domain.run import RunState
 from fleet.errors import UserError
-from fleet.monitor.account import Account, account
+from fleet.monitor.account import Account, account, nothing
 from fleet.monitor.searched import Rung, SearchReport, rungs_of, searches_of
-from fleet.monitor.timeline import Moment, launches_of
+from fleet.monitor.timeline import state_of, until
 from fleet.prediction.ensembles import EnsembleResult, read_ensembles
-from fleet.spec import load
+from fleet.prediction.sample_file import read_sample
+from fleet.spec import Spec, load
+from fleet.spec.judging import settled
 from fleet.spec.model import one_line
 from fleet.storage.event_log import Logged, read_run
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import (
     SHOWN_PARAMETERS,
     NetworkResult,
+    Results,
     Status,
     leaderboard,
     networks_of,
+    parameters_of,
     read_results,
     short_names,
     varied_parameters,
 )
+from preprocess.sample import SampleSpec
 
 _SHUFFLES = {
     "network": "Each network shuffles by its own epochs, so no schedule changes what it learns from.",
@@ -188,58 +186,81 @@ def read_report(paths: RunPaths) -> Report:
         UserError: there is no run there, it has not begun, or it has a search and its spec cannot be read.
     """
     rows = read_results(paths.root)
-    logs = paths.event_logs()
-    if not logs:
-        raise UserError(f"{paths.root} has no {paths.events.name}: there is nothing to report")
-    log, place = list(read_run(paths)), logs[0] if len(logs) == 1 else logs[-1].parent
-    try:
-        found = account(log)
-    except (ValueError, ArithmeticError) as error:
-        raise UserError(f"{place} is damaged: {one_line(error)}") from error
+    run = state_of(_log_of(paths))
+    found = _account(paths, run)
     if found is None:
-        raise UserError(f"{place} has no launch, so there is nothing to report")
-    of_each = _histories(log)
+        raise UserError(f"{_place(paths)} has no launch, so there is nothing to report")
+    searches = searches_of(load(str(paths.spec)), run, rows) if run.asked or run.added else ()
+    return replace(_report(paths, run, rows, found), searches=searches, ensembles=tuple(read_ensembles(paths.root)))
+
+
+@without_collecting()
+def report_at(paths: RunPaths, t_s: float) -> Report:
+    """What there was to report of a run at some time, by its log, its spec, and what a sample of it is.
+
+    Args:
+        t_s: seconds of the run, as its report counts them; beyond its end the end counts.
+
+    Raises:
+        UserError: there is no run there, or it cannot be read.
+    """
+    if not paths.spec.is_file():
+        raise UserError(f"{paths.root} has no {paths.spec.name}: it is no run, or has not begun")
+    spec, log = load(str(paths.spec)), until(_log_of(paths), t_s)
+    run = state_of(log, spec)
+    spec, samples = with_late(spec, (logged.event for logged in log)), _samples(paths, spec)
+    if samples:
+        spec = settled(spec, {feed: (sample.target, ()) for feed, sample in samples.items()})
+    known = {network.name: parameters_of(network, samples[network.feed]) for network in spec.networks if samples}
+    built = {name: network.parameters for name, network in run.networks.items()}
+    results = Results(spec, paths, 0, {name: number for name, number in {**built, **known}.items()
+                                       if number is not None}, standings=run.standings)
+    rows = results.rows()
+    return replace(_report(paths, run, rows, _account(paths, run) or nothing(spec.schedule.policy)),
+                   searches=searches_of(spec, run, rows) if run.asked or run.added else ())
+
+
+def _samples(paths: RunPaths, spec: Spec) -> dict[str, SampleSpec]:
+    """What a sample of each feed is; nothing where that was not kept."""
+    return {feed: read_sample(paths, feed) for feed in spec.feeds} if paths.sample.exists() else {}
+
+
+def _log_of(paths: RunPaths) -> list[Logged]:
+    if not paths.event_logs():
+        raise UserError(f"{paths.root} has no {paths.events.name}: there is nothing to report")
+    return list(read_run(paths))
+
+
+def _place(paths: RunPaths) -> Path:
+    """Where the log of a run stands, or its logs."""
+    logs = paths.event_logs()
+    return logs[0] if len(logs) == 1 else logs[-1].parent
+
+
+def _account(paths: RunPaths, run: RunState) -> Account | None:
+    try:
+        return account(run)
+    except (ValueError, ArithmeticError) as error:
+        raise UserError(f"{_place(paths)} is damaged: {one_line(error)}") from error
+
+
+def _report(paths: RunPaths, run: RunState, rows: Sequence[NetworkResult], found: Account) -> Report:
+    of_each = _histories(run)
     histories = [(row.name, of_each[row.name]) for row in rows if row.name in of_each]
     judged = [(name, history) for name, history in histories if not all(math.isnan(_accuracy(one)) for one in history)]
-    moments = [moment for launch in launches_of(log) for moment in launch.moments]
-    return Report(paths.root.resolve().name, tuple(rows), account=found,
-                  searches=_searches(paths, moments, rows), rungs=rungs_of(moments, rows),
-                  cache=next((event for _, event in reversed(log) if isinstance(event, CacheChosen)), None),
-                  data_changes=tuple(event for _, event in log if isinstance(event, DataChanged)),
-                  supply=_supply(event for _, event in log),
-                  missed=sum(event.missed for _, event in log if isinstance(event, EpochEnded)),
+    return Report(paths.root.resolve().name, tuple(rows), account=found, rungs=rungs_of(run, rows), cache=run.cache,
+                  data_changes=tuple(run.data_changes), missed=run.missed,
+                  supply=None if run.launch is None else run.launch.supply,
                   losses=tuple(_curve(name, history, _loss) for name, history in histories),
                   accuracies=tuple(_curve(name, history, _accuracy) for name, history in judged),
-                  val_losses=() if judged else tuple(_curve(name, history, _val_loss) for name, history in histories),
-                  ensembles=tuple(read_ensembles(paths.root)))
+                  val_losses=() if judged else tuple(_curve(name, history, _val_loss) for name, history in histories))
 
 
-def _supply(events: Iterable[Event]) -> SupplyFound | None:
-    """What the input gave in the end of the last launch."""
-    found: SupplyFound | None = None
-    for event in events:
-        match event:
-            case Started():
-                found = None
-            case StreamStarted(kept=False):
-                found = SupplyFound(event.supply_samples_per_s, event.demand_samples_per_s)
-            case SupplyFound():
-                found = event
-    return found
-
-
-def _searches(paths: RunPaths, moments: Sequence[Moment], rows: Sequence[NetworkResult]) -> tuple[SearchReport, ...]:
-    if not any(isinstance(moment.event, Searched | NetworkAdded) for moment in moments):
-        return ()
-    return searches_of(load(str(paths.spec)), moments, rows)
-
-
-def _histories(log: Iterable[Logged]) -> dict[str, list[EpochRecord]]:
+def _histories(run: RunState) -> dict[str, list[EpochRecord]]:
     """The epochs of each network, in order; one that was trained again takes the place of the first."""
     records: defaultdict[str, dict[int, EpochRecord]] = defaultdict(dict)
-    for _, event in log:
-        if isinstance(event, EpochEnded):
-            records[event.network][event.record.epoch] = event.record
+    for epoch in run.epochs:
+        records[epoch.network][epoch.record.epoch] = epoch.record
     return {name: [own[epoch] for epoch in sorted(own)] for name, own in records.items()}
 
 

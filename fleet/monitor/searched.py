@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fleet.domain.events import Commanded, EpochEnded, NetworkAdded, NetworkJudged, Searched
+from fleet.domain.events import NetworkAdded
 from fleet.domain.network import EpochRecord
-from fleet.monitor.timeline import Moment
+from fleet.domain.run import RunState
 from fleet.spec import Spec
 from fleet.spec.space import Range, Space
 from fleet.spec.train import Converge
@@ -147,16 +147,15 @@ class Rung:
                 "pruned": {name: list(by) for name, by in self.pruned.items()}}
 
 
-def rungs_of(moments: Iterable[Moment], rows: Sequence[NetworkResult]) -> tuple[Rung, ...]:
+def rungs_of(run: RunState, rows: Sequence[NetworkResult]) -> tuple[Rung, ...]:
     """Where networks were paused and pruned, and by whom; the lowest first."""
-    pruned: defaultdict[int, dict[str, tuple[str, ...]]] = defaultdict(dict)
-    named, paused = {row.name: row for row in rows}, dict[str, int]()
-    for moment in moments:
-        match moment.event:  # one that was judged from outside may have ended the epoch that it was in
-            case NetworkJudged(network, _, "stop", by) if network in named and named[network].status is Status.PRUNED:
-                pruned[named[network].epochs][network] = by
-            case NetworkJudged(network, _, "pause") if network in named and named[network].status is Status.PAUSED:
-                paused[network] = named[network].epochs
+    # One that was judged from outside may have ended the epoch that it was in.
+    named, pruned = {row.name: row for row in rows}, defaultdict[int, dict[str, tuple[str, ...]]](dict)
+    for name, judged in run.judged["stop"].items():
+        if name in named and named[name].status is Status.PRUNED:
+            pruned[named[name].epochs][name] = judged.by
+    paused = {name: named[name].epochs for name in run.judged["pause"]
+              if name in named and named[name].status is Status.PAUSED}
     networks = networks_of(rows)
     return tuple(Rung(epochs, sum(row.epochs >= epochs for row in networks),
                       sum(row.epochs > epochs for row in networks),
@@ -164,40 +163,31 @@ def rungs_of(moments: Iterable[Moment], rows: Sequence[NetworkResult]) -> tuple[
                  for epochs in sorted({*pruned, *paused.values()}))
 
 
-def searches_of(spec: Spec, moments: Sequence[Moment], rows: Sequence[NetworkResult]) -> tuple[SearchReport, ...]:
+def searches_of(spec: Spec, run: RunState, rows: Sequence[NetworkResult]) -> tuple[SearchReport, ...]:
     """The searches of a run; at last the networks that others have added, if there are any.
 
     Args:
-        moments: of all launches, on one clock.
         rows: the table of results.
     """
     added: defaultdict[str, dict[str, NetworkAdded]] = defaultdict(dict)
+    for network, one in run.added.items():
+        added[one.entry][network] = one
     ends: defaultdict[str, list[tuple[float, int, EpochRecord]]] = defaultdict(list)
-    given: dict[str, Mapping[str, Any]] = {}
-    has_named: dict[str, bool] = {}  # entry -> whether its searcher has ever answered anything but None
-    for place, moment in enumerate(moments):
-        match moment.event:
-            case NetworkAdded(network, entry):
-                added[entry][network] = moment.event
-            case EpochEnded(network, record):
-                ends[network].append((moment.t_s, place, record))
-            case Searched(entry, "ask"):
-                has_named[entry] = has_named.get(entry, False) or moment.event.answer is not None
-            case Commanded(do="add", networks=names, given=one):
-                given |= dict.fromkeys(names, one)
+    for place, epoch in enumerate(run.epochs):
+        ends[epoch.network].append((epoch.t_s, place, epoch.record))
     entries = {entry.stem: entry for entry in spec.searches.values()}
     table = {row.name: row for row in rows}
     found = [_report(entry, entries[entry].space or {}, entries[entry].train, spec, networks, ends, table)
              for entry, networks in added.items() if entry in entries]
-    found += [_report(entry, {}, {}, spec, {}, ends, table) for entry, has in has_named.items()
+    found += [_report(entry, {}, {}, spec, {}, ends, table) for entry, has in run.asked.items()
               if not has and entry in entries]
     who = {name: entry.search.ask for name, entry in entries.items() if entry.search is not None}
     found = [replace(one, searcher=who[one.entry]) for one in found]
     if outside := added.get(""):
-        values = _that_differ({name: _leaves(given.get(name, {})) for name in outside})
+        values = _that_differ({name: _leaves(run.given.get(name, {})) for name in outside})
         numbered = {name: replace(one, number=number, values={**values[name], **one.values})
                     for number, (name, one) in enumerate(outside.items())}
-        trains = [train for name in outside if isinstance(train := given.get(name, {}).get("train"), Mapping)]
+        trains = [train for name in outside if isinstance(train := run.given.get(name, {}).get("train"), Mapping)]
         space = _space_of([one.values for one in numbered.values()])
         found.append(_report("", space, trains[0] if trains else {}, spec, numbered, ends, table))
     return tuple(found)

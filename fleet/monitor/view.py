@@ -7,8 +7,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from fleet.domain.events import (
     BadSample,
@@ -22,7 +21,6 @@ from fleet.domain.events import (
     Event,
     GroupChanged,
     GroupStarted,
-    GroupStopped,
     GroupStruck,
     Interrupted,
     NetworkAdded,
@@ -52,8 +50,8 @@ from fleet.domain.events import (
 )
 from fleet.domain.events.search import USER
 from fleet.domain.network import EpochRecord
+from fleet.domain.run import Group, Network, RunState
 from fleet.monitor.progress import Progress
-from fleet.spec import Spec
 from fleet.storage.files import STDOUT, patiently, storing
 from fleet.terminal import terminal, terminal_width
 from fleet.units import counted, format_duration
@@ -65,22 +63,20 @@ class PlainView:
     """A line for each thing that happens, and now and then how far long epochs are; what a batch log wants.
 
     Args:
-        epochs: that networks have trained in earlier launches.
+        run: as it is by its events; it has taken in each before that is told here.
         clock: seconds, from any origin; a test may give its own.
     """
 
-    def __init__(self, spec: Spec, out: IO[str] | None = None, epochs: Mapping[str, int] | None = None,
+    def __init__(self, run: RunState, out: IO[str] | None = None,
                  clock: Callable[[], float] = time.monotonic) -> None:
-        self._out, self._clock, self._start = out or sys.stdout, clock, clock()
-        self._max_epochs = {network.name: network.train.converge.max_epochs for network in spec.networks}
-        self._progress, self._narrator = Progress(self._max_epochs, epochs or {}), Narrator()
+        self._run, self._out, self._clock, self._start = run, out or sys.stdout, clock, clock()
+        self._progress = Progress(run)
 
     def on_event(self, event: Event) -> None:
         """Say what happened."""
-        if isinstance(event, NetworkAdded):
-            self._max_epochs[event.network] = event.max_epochs
-        self._progress.add(event, self._clock() - self._start)
-        self._print(self._narrator.tell(event, self._max_epochs))
+        if isinstance(event, GroupStarted | EpochEnded):
+            self._progress.hear(event.network, self._clock() - self._start)
+        self._print(tell(event, self._run))
 
     def on_pace(self, network: str, samples: int, samples_per_s: float) -> None:
         """Say how far it is, but seldom."""
@@ -103,25 +99,17 @@ class PlainView:
         """Nothing is held."""
 
 
-class Narrator:
-    """Tells what happens in a launch, event by event, and what holds for all of it only once."""
+def tell(event: Event, run: RunState) -> str:
+    """An event in a line, or nothing where it is not worth one; what holds for all of a launch is said only once.
 
-    def __init__(self) -> None:
-        self._device, self._has_corrected = "GPU", False
-
-    def hear(self, event: Event) -> None:
-        """Take in an event of which nothing is to be told."""
-        match event:
-            case Started():
-                self._device, self._has_corrected = event.device, False
-            case RateOff(corrected=True):
-                self._has_corrected = True
-
-    def tell(self, event: Event, max_epochs: Mapping[str, int]) -> str:
-        """An event in a line, or nothing where it is not worth one."""
-        is_known = self._has_corrected and isinstance(event, RateOff) and event.corrected
-        self.hear(event)
-        return "" if is_known else describe(event, max_epochs, self._device)
+    Args:
+        run: which has taken in the event.
+    """
+    launch = run.launch
+    if isinstance(event, RateOff) and event.corrected and launch is not None and launch.corrected > 1:
+        return ""
+    most = {event.network: run.networks[event.network].max_epochs} if isinstance(event, EpochEnded) else {}
+    return describe(event, most, "GPU" if launch is None else launch.start.device)
 
 
 def describe(event: Event, max_epochs: Mapping[str, int], device: str = "GPU") -> str:
@@ -341,29 +329,13 @@ _STAYING = (Started, RatesRemembered, RateOff, Profiled, CacheChosen, StreamStar
             RankLost, NodesLeft, GroupStruck, Interrupted, BadSample)
 
 
-@dataclass(frozen=True)
-class _Row:
-    """What the table shows of a network; it is replaced whole, for another thread draws the table.
+class _Pace(NamedTuple):
+    """How far a network was within the epoch after some others, in some group."""
 
-    Attributes:
-        devices: that train it; none while it is not shown.
-        part: of the epoch after ``epoch``.
-    """
-
-    most: int
-    epoch: int
-    devices: tuple[int, ...] = ()
-    part: float = 0.0
-    rate: float = 0.0
-    loss: float = math.nan
-    val: float = math.nan
-    epoch_s: float = math.nan
-
-    def cells(self) -> list[str]:
-        """The text of it, without the bar."""
-        left = (self.most - self.epoch - self.part) * self.epoch_s
-        return [",".join(map(str, self.devices)), f"{self.epoch}/{self.most}", _shown(self.loss, "{:.4f}"),
-                _shown(self.val, "{:.2%}"), f"{self.rate:.0f}", "" if math.isnan(left) else format_duration(left)]
+    samples: int
+    samples_per_s: float
+    epochs: int
+    group: Group
 
 
 def _shown(number: float, form: str) -> str:
@@ -373,20 +345,20 @@ def _shown(number: float, form: str) -> str:
 class LiveView:
     """A table that is drawn anew a few times a second; the lines above it scroll away.
 
+    Another thread draws it, from what is known of the run at that moment.
+
     Args:
-        epochs: that networks have trained in earlier launches.
+        run: as it is by its events; it has taken in each before that is told here.
     """
 
-    def __init__(self, spec: Spec, screen: IO[str], epochs: Mapping[str, int]) -> None:
+    def __init__(self, run: RunState, screen: IO[str]) -> None:
         from rich.console import Console
         from rich.live import Live
 
-        # Of all networks that there are, so that the table does not change its size while it is drawn.
-        self._rows = {network.name: _Row(network.train.converge.max_epochs, epochs.get(network.name, 0))
-                      for network in spec.networks}
+        self._run = run
+        self._paces: dict[str, _Pace] = {}
         self._title = "starting: TensorFlow takes some seconds"
-        self._samples, self._start = 1, time.monotonic()
-        self._narrator = Narrator()
+        self._start = time.monotonic()
         self._eta: Estimated | None = None
         self._eta_at = 0.0
         console = Console(file=screen, force_terminal=True, width=terminal_width(screen))
@@ -395,56 +367,25 @@ class LiveView:
 
     def on_event(self, event: Event) -> None:
         """Change the table; what should stay on the screen is printed above it."""
-        if isinstance(event, NetworkAdded):  # a new table, since another thread may go through the old one
-            self._rows = {**self._rows, event.network: _Row(event.max_epochs, 0)}
-        if isinstance(event, _STAYING):
-            self._print(event)
+        if isinstance(event, _STAYING) and (line := tell(event, self._run)):
+            self._live.console.print(line, highlight=False)
         match event:
-            case Started():
-                self._samples = max(event.samples, 1)
             case RateMeasured():
-                self._title = self._told(event)
+                self._title = tell(event, self._run)
             case RoundStarted():
                 self._title = f"round {event.round}"
-            case GroupStarted():
-                self._change(event.network, devices=event.devices, rate=0.0, part=0.0)
             case Estimated():
-                self._eta = event
-                self._eta_at = time.monotonic()
-            case GroupChanged():
-                self._change(event.network, devices=event.devices)
-            case EpochEnded():
-                self._add_epoch(event.network, event.record)
-            case NetworkFellBack():
-                self._change(event.network, epoch=event.epochs)
-            case GroupStruck():
-                self._change(event.network, epoch=event.epochs, devices=())
-            case NetworkFinished() | NetworkFailed() | NetworkRetried() | GroupStopped():
-                self._change(event.network, devices=())
-
-    def _print(self, event: Event) -> None:
-        if line := self._told(event):
-            self._live.console.print(line, highlight=False)
-
-    def _told(self, event: Event) -> str:
-        return self._narrator.tell(event, {name: row.most for name, row in self._rows.items()})
-
-    def _add_epoch(self, network: str, record: EpochRecord) -> None:
-        self._change(network, epoch=record.epoch, part=0.0, loss=record.loss, val=record.val_accuracy,
-                     rate=record.samples / max(record.seconds, 1e-9), epoch_s=record.seconds)
-        self._samples = max(record.samples, 1)
+                self._eta, self._eta_at = event, time.monotonic()
 
     def on_pace(self, network: str, samples: int, samples_per_s: float) -> None:
         """Move a network's bar."""
-        if network in self._rows:
-            self._change(network, part=samples / max(self._samples, samples), rate=samples_per_s)
+        known = self._run.networks.get(network)
+        if known is not None and known.group is not None:
+            self._paces[network] = _Pace(samples, samples_per_s, known.epochs, known.group)
 
     def close(self) -> None:
         """Leave the last table on the screen."""
         self._live.stop()
-
-    def _change(self, network: str, **values: Any) -> None:
-        self._rows[network] = dataclasses.replace(self._rows[network], **values)
 
     def _left(self) -> str:
         """The latest estimate, less what has passed since then."""
@@ -456,26 +397,47 @@ class LiveView:
 
     def _table(self) -> Any:
         from rich import box
-        from rich.progress_bar import ProgressBar
         from rich.table import Table
 
         table = Table(title=f"{self._title}, {format_duration(time.monotonic() - self._start)}{self._left()}",
                       title_justify="left", box=box.SIMPLE_HEAD)
         for header in ("network", "devices", "epochs", "", "loss", "val acc", "samples/s", "at most"):
             table.add_column(header)
-        for name, row in self._rows.items():
-            if row.devices:
-                devices, epochs, *more = row.cells()
-                table.add_row(name, devices, epochs,
-                              ProgressBar(total=row.most, completed=row.epoch + row.part, width=20), *more)
+        groups = {} if self._run.launch is None else dict(self._run.launch.groups)
+        for name in sorted(groups, key=lambda name: self._run.networks[name].number):
+            if (network := self._run.networks[name]).standing.outcome is None:
+                table.add_row(name, *self._cells(name, network, groups[name]))
         return table
 
+    def _cells(self, name: str, network: Network, group: Group) -> list[Any]:
+        """What the table shows of a network that trains."""
+        from rich.progress_bar import ProgressBar
 
-def make_view(spec: Spec, plain: bool, epochs: Mapping[str, int]) -> PlainView | LiveView:
+        epochs, most = network.epochs, network.max_epochs
+        last = network.standing.history[-1] if epochs else None
+        part, samples_per_s = 0.0, 0.0 if last is None else last.samples / max(last.seconds, 1e-9)
+        pace = self._paces.get(name)
+        if pace is not None and pace.group is group and pace.epochs == epochs:
+            part = pace.samples / max(self._samples(last), pace.samples)
+            samples_per_s = pace.samples_per_s
+        left = math.nan if last is None else (most - epochs - part) * last.seconds
+        return [",".join(map(str, group.devices)), f"{epochs}/{most}",
+                ProgressBar(total=most, completed=epochs + part, width=20),
+                "" if last is None else _shown(last.loss, "{:.4f}"),
+                "" if last is None else _shown(last.val_accuracy, "{:.2%}"), f"{samples_per_s:.0f}",
+                "" if math.isnan(left) else format_duration(left)]
+
+    def _samples(self, last: EpochRecord | None) -> int:
+        """The samples of an epoch."""
+        launch = self._run.launch
+        return max(last.samples if last is not None else 1 if launch is None else launch.start.samples, 1)
+
+
+def make_view(run: RunState, plain: bool) -> PlainView | LiveView:
     """The view that fits where the output goes.
 
     Args:
-        epochs: that networks have trained in earlier launches.
+        run: as it is by its events.
     """
     screen = None if plain else terminal()
-    return PlainView(spec, epochs=epochs) if screen is None else LiveView(spec, screen, epochs)
+    return PlainView(run) if screen is None else LiveView(run, screen)

@@ -13,7 +13,7 @@ from fleet.ensemble.rates import traits_of
 from fleet.errors import UserError
 from fleet.runtime.inputs import settle
 from fleet.runtime.known_rates import rates_of_late
-from fleet.runtime.prepare import Prepared, check_networks, kinds_of, parameters_of, plan_memory, told_when_to_end
+from fleet.runtime.prepare import Prepared, check_networks, kinds_of, plan_memory, told_when_to_end
 from fleet.search.mind import Add
 from fleet.spec import NetworkSpec
 from fleet.spec.judging import check_comparable
@@ -21,7 +21,7 @@ from fleet.spec.resolve import asked_network, refused_network, stand_in, variant
 from fleet.storage.checkpoint import inherit, saved_epochs
 from fleet.storage.identity import codes_of_all, speed_identity
 from fleet.storage.quota import Quota
-from fleet.storage.results import Results
+from fleet.storage.results import Results, parameters_of
 from scheduler.base import Network
 
 _LOOK_S = 0.1  # between two looks whether a parent is saved

@@ -23,6 +23,7 @@ from fleet.domain.events import (
     RememberedRate,
     SharingLearned,
 )
+from fleet.domain.run import RunState
 from fleet.ensemble.claims import Claims
 from fleet.ensemble.rates import traits_of
 from fleet.ensemble.setup import Setup
@@ -42,7 +43,7 @@ from fleet.runtime.known_rates import Profile
 from fleet.runtime.laps import Laps
 from fleet.runtime.outside.clerk import Clerk
 from fleet.runtime.outside.mailbox import Mailbox
-from fleet.runtime.prepare import Prepared, parameters_of
+from fleet.runtime.prepare import Prepared
 from fleet.runtime.replay import compare
 from fleet.runtime.searchers import Searchers
 from fleet.runtime.searches import calls_of, make_mind, make_searchers
@@ -53,7 +54,7 @@ from fleet.storage.identity import codes_of_all, speed_identity, trial_identity
 from fleet.storage.lease import Lease, check_of
 from fleet.storage.network_leases import NetworkLeases
 from fleet.storage.rate_cache import KnownRate, RateBook, alone_key, cache_path, numbers, sharing_key, timings
-from fleet.storage.results import NetworkResult, Results, Status, recover
+from fleet.storage.results import NetworkResult, Results, Status, parameters_of, recover
 from fleet.terminal import print_table
 from fleet.units import counted
 from launch.environment import find_launcher
@@ -100,7 +101,8 @@ class CoordinatorSide:
             self.results.add_bad(sample.name, sample.reason)
         self.results.write()
         histories = {name: standing.history for name, standing in self.results.standings.items()}
-        self._view = make_view(spec, prepared.plain, {name: len(history) for name, history in histories.items()})
+        run = RunState(spec)
+        self._view = make_view(run, prepared.plain)
         self._log = tuple(logged.event for logged in read_events(paths.events)) if paths.events.exists() else ()
         self._book = RateBook(cache_path(), prepared.remeasure)
         self._survey = self._make_survey()
@@ -127,7 +129,7 @@ class CoordinatorSide:
                                        Profile(paths.profile), observers, interruption, unlogged, self._remembered(),
                                        (prepared.cache.event(prepared.roles.shared), *prepared.changes,
                                         *self._damaged()), prepared.fence, online, self._harvest,
-                                       self._search(online is not None), laps)
+                                       self._search(online is not None), laps, run)
         if self._harvest is not None:
             self.results.check, self.results.pacing = self._harvest.check, SharedPacing(paths.results)
             self._harvest.start()
@@ -306,7 +308,7 @@ class CoordinatorSide:
             for search in report.searches:
                 if not search.tried:
                     print(search.words)
-            write_report(self._prepared.paths, report)
+            write_report(self._prepared.paths.report, report)
         except UserError as error:  # a log that was damaged is no reason to fail after all else went well
             shown = f"without a report, because {error}"
         print(f"Everything is in {self._prepared.paths.root}; {shown}.", flush=True)

@@ -27,6 +27,7 @@ from fleet.domain.events import (
     Started,
 )
 from fleet.domain.network import EpochRecord
+from fleet.domain.run import Launch, RunState
 from fleet.ensemble.effects import (
     Admit,
     CheckpointRead,
@@ -52,7 +53,7 @@ from fleet.ensemble.setup import Setup
 from fleet.ensemble.survey import Survey
 from fleet.errors import ExitStatus
 from fleet.monitor.eta import EstimateTimes, Estimator
-from fleet.monitor.overheads import Overheads
+from fleet.monitor.overheads import ended, summary
 from fleet.runtime.admission import Admission
 from fleet.runtime.harvest import Harvest
 from fleet.runtime.interrupt import Interruption
@@ -128,6 +129,7 @@ class Coordinator:
         harvest: the networks that it holds, where several launches work at a time.
         search: what asks for networks and prunes them; None where nothing does.
         laps: of the start-up, which ends when the launch is said to begin.
+        run: what the run is by its events; it takes in those of this launch.
 
     Attributes:
         status: how the launch ends, once it is over.
@@ -139,13 +141,12 @@ class Coordinator:
                  unlogged: Sequence[tuple[str, EpochRecord]] = (), remembered: RatesRemembered | None = None,
                  changes: Sequence[Event] = (), fence: Fence | None = None,
                  online: OnlineRates | None = None, harvest: Harvest | None = None,
-                 search: Search | None = None, laps: Laps | None = None) -> None:
+                 search: Search | None = None, laps: Laps | None = None, run: RunState | None = None) -> None:
         self._world, self._setup, self._rates, self._results = world, setup, rates, results
         self._events, self._profile, self._observers = events, profile, tuple(observers)
         self._interruption, self._unlogged, self._remembered = interruption, unlogged, remembered
         self._changes, self._laps, self._online = tuple(changes), laps, online
         self._policy, self._options = setup.spec.policy, setup.spec.options
-        self._overheads = Overheads()
         self._fence, self._checked_s, self._harvest = fence, 0.0, harvest
         self._search = search or Search.without(setup.spec)
         begun = self._search.mind.restore(
@@ -153,8 +154,9 @@ class Coordinator:
         self._ensemble = Ensemble(setup, results.standings, survey, rates, self._ask, self._search.mind, online, begun)
         self._lost: frozenset[int] = frozenset()  # the deaths that the ensemble has heard of
         self._is_interrupted = False
-        self._estimator = Estimator(setup.spec, results.networks, {
-            name: standing.history for name, standing in results.standings.items()})
+        self._run = RunState(setup.spec) if run is None else run
+        self._run.take_up(results.standings)
+        self._estimator = Estimator(setup.spec, results.networks, self._run)
         self._estimate_times = EstimateTimes()
         self.status: ExitStatus | None = None
         self.is_cut = False
@@ -229,11 +231,16 @@ class Coordinator:
             self._search.clerk.refuse("the run is being stopped; the same command resumes it"
                                       if self.status is ExitStatus.RESUMABLE else "the run has ended")
         self._check_rights()
-        self._note(self._overheads.ended(int(self.status or 0), self._events.now()))
+        self._note(ended(self._launch, int(self.status or 0), self._events.now()))
 
     def summary(self) -> str:
         """How long the run took, and the shares of what is not training ([FLEET] Table 4)."""
-        return self._overheads.summary(self._events.now())
+        return summary(self._launch, self._events.now())
+
+    @property
+    def _launch(self) -> Launch:
+        assert self._run.launch is not None
+        return self._run.launch
 
     # ---- decide ----
 
@@ -308,14 +315,13 @@ class Coordinator:
                 self._handle(admitted)
 
     def _note(self, event: Event) -> None:
-        self._overheads.add(event)
+        self._run.apply(self._events.now(), event)
         self._events.add(event)
         log.info("%s", event)
         if isinstance(event, BadSample):
             self._results.add_bad(event.name, event.reason)
         for observer in self._observers:
             observer.on_event(event)
-        self._estimator.add(event, self._events.now())
         if isinstance(event, EpochEnded | GroupStarted):
             self._estimate()
 

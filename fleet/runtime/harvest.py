@@ -12,10 +12,12 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 
 from fleet.comm.messages import Join, Message, Start
-from fleet.domain.events.fold import FOUND_DONE, is_whole, told
+from fleet.domain.events import Started
+from fleet.domain.network import Standing
+from fleet.domain.run import FOUND_DONE, RunState, is_whole
 from fleet.ensemble.claims import Claims, Effect, Ends, Got, Leave, LetGo, Over, Want
 from fleet.ensemble.effects import EndAsked, Leased
-from fleet.storage.event_log import RunTail, logged_epochs
+from fleet.storage.event_log import Dated, RunTail, logged_epochs
 from fleet.storage.network_leases import NetworkLeases, Taken
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Results, take_up
@@ -37,6 +39,7 @@ class Harvest:
         self._paths, self._leases, self._claims, self._results = paths, leases, claims, results
         self._tail, self._clock, self._follow_at = tail, clock, 0.0
         self._ends = False
+        self._run = RunState()
 
     def start(self) -> None:
         """Look for networks from now on."""
@@ -75,12 +78,22 @@ class Harvest:
     def follow(self) -> None:
         """Take from the logs of other launches how far the networks are that are not held here."""
         with suppress(OSError):  # a file server that does not answer; the next time
-            for name, standing in told(self._results.standings, self._tail.new()).items():
+            for name, standing in self._told(self._tail.new()):
                 if name in self._claims.held or name not in self._results.networks:
                     continue
                 if not is_whole(standing) or standing.outcome == FOUND_DONE:  # it was saved, and never logged
                     standing, _ = take_up(self._results, self._results.networks[name])
                 self._results.hear(name, standing)
+
+    def _told(self, events: list[Dated]) -> list[tuple[str, Standing]]:
+        """The networks of which some events say something new, and how far they are by them."""
+        names = {name for _, event, *_ in events for name in (
+            event.finished if isinstance(event, Started) else (getattr(event, "network", None),)) if name is not None}
+        before = {name: self._results.standing(name) for name in names}
+        self._run.take_up(before)
+        for at, event, _, log in sorted(events, key=lambda dated: dated.at):
+            self._run.apply(at, event, log)
+        return [(name, after) for name in names if (after := self._run.networks[name].standing) != before[name]]
 
     def fenced(self, message: Message) -> Message:
         """The message, with the right to write what belongs to the network that it is about."""

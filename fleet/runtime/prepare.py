@@ -12,6 +12,7 @@ import numpy as np
 
 from fleet.comm.roles import Roles, roles_of
 from fleet.domain.events import Event
+from fleet.domain.late import with_late
 from fleet.domain.network import Code, EpochRecord
 from fleet.errors import UserError
 from fleet.prediction.sample_file import read_standardized, write_sample, write_standardized
@@ -41,13 +42,12 @@ from fleet.runtime.inputs import (
 )
 from fleet.runtime.known_rates import check_remeasuring, hardware, rates_of, rates_of_engine, read_rates_of
 from fleet.runtime.replay import _check_identity, _replaying
-from fleet.runtime.searches import make_searchers, with_late
+from fleet.runtime.searches import make_searchers
 from fleet.spec import NetworkSpec, Spec, load, with_cache
 from fleet.spec.fitting import joined, misfits
 from fleet.spec.judging import check_comparable
-from fleet.spec.layers import count_for
 from fleet.spec.resolve import extremes, variants
-from fleet.storage.event_log import last_cache
+from fleet.storage.event_log import last_cache, read_events
 from fleet.storage.files import replacing
 from fleet.storage.identity import Machine
 from fleet.storage.lease import Fence, Lease
@@ -206,7 +206,8 @@ def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh:
     spec = load(path)
     written = spec.networks
     if replay is not None or not fresh:
-        spec = with_late(spec, RunPaths(spec.output if replay is None else Path(replay)).events)
+        log = RunPaths(spec.output if replay is None else Path(replay)).events
+        spec = with_late(spec, (event for _, event in read_events(log)) if log.exists() else ())
     asked = spec
     if beside_others is not None:
         check_shareable(spec, "--beside-others")
@@ -379,16 +380,6 @@ def check_networks(spec: Spec, sample: SampleSpec, data: DataSet, samples: int, 
         count = len({network.name for network, *_ in found})
         raise UserError("\n  ".join([f"{count} of the networks cannot be trained as the spec says",
                                      *map(str, joined(spec, found))]))
-
-
-def parameters_of(network: NetworkSpec, sample: SampleSpec) -> int | None:
-    """How many parameters a network has, if that is known without building it."""
-    if network.architecture.kind != "family":
-        return None
-    try:
-        return count_for(network.architecture.settings, sample.of(network.feed))
-    except UserError:  # images too small for it, which is no matter to an engine that learns nothing
-        return None
 
 
 # ---- rates -------------------------------------------------------------------------------------

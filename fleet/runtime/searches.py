@@ -8,61 +8,17 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from pathlib import Path
 
-from fleet.domain.events import Commanded, Event, NetworkAdded, Searched
+from fleet.domain.events import Event, Searched
 from fleet.errors import SpecError, UserError
 from fleet.monitor.eta import Coming, Outlook
 from fleet.search.mind import Entry, Mind
 from fleet.search.pruning import make_judge
 from fleet.search.searcher import Mode, Resuming, Searcher, make_searcher
 from fleet.spec import ModelEntry, NetworkSpec, Spec
-from fleet.spec.resolve import asked_network, refused_network, stand_in, with_added
 from fleet.spec.search import Prune, Search, find_rule
 from fleet.spec.space import Space
-from fleet.storage.event_log import events_of
 from fleet.units import format_duration
-
-
-def with_late(spec: Spec, log: Path) -> Spec:
-    """A spec with the networks that came while earlier launches went on, after its own.
-
-    Those of an entry that the spec no longer has are left out, as networks are that are taken from a spec.
-
-    Args:
-        log: the events of the run; it may not be there.
-    """
-    entries = {entry.stem: index for index, entry in spec.searches.items()}
-    late = [_again(spec, entries[added.entry], added) for added in events_of(log, NetworkAdded)
-            if added.entry in entries]
-    return _with_given(replace(spec, networks=(*spec.networks, *late)) if late else spec, log)
-
-
-def _with_given(spec: Spec, log: Path) -> Spec:
-    """A spec with the networks that others have added to earlier launches, in their order."""
-    came = {event.network: event for event in events_of(log, NetworkAdded) if not event.entry}
-    for command in events_of(log, Commanded):
-        if command.do != "add":
-            continue
-        try:
-            spec, networks = with_added(spec, command.given, spec.by_name, command.place)
-        except UserError:  # the spec is another one by now, and has no place for them
-            continue
-        late = [stand_in(network, spec) if came[network.name].wrong else network
-                for network in networks if network.name in came]
-        spec = replace(spec, networks=(*spec.networks, *late))
-    return spec
-
-
-def _again(spec: Spec, index: int, added: NetworkAdded) -> NetworkSpec:
-    try:
-        if not added.wrong:
-            return replace(asked_network(spec, index, added.number, dict(added.values)),
-                           parent=added.parent, parent_epoch=added.parent_epoch)
-    except UserError:  # the spec is another one by now
-        pass
-    return refused_network(spec, index, added.number, dict(added.values))
 
 
 def make_searchers(ends: Spec) -> dict[str, Searcher]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from fleet.domain.events import CacheChosen, Ended, EpochEnded, Event, Started, event_from_json
-from fleet.domain.events.fold import Dated
 from fleet.domain.record import is_finite, to_json
 from fleet.errors import ExitStatus
 from fleet.storage.files import storing
@@ -78,6 +77,21 @@ class Logged(NamedTuple):
     event: Event
 
 
+class Dated(NamedTuple):
+    """An event of a launch.
+
+    Attributes:
+        at: when it happened, in seconds since 1970 by the clock of the file system.
+        t_s: seconds since the launch began.
+        log: in which it stands.
+    """
+
+    at: float
+    event: Event
+    t_s: float
+    log: Path
+
+
 def read_events(path: Path, start: int = 0) -> Iterator[Logged]:
     """The events of a run, in order.
 
@@ -99,14 +113,19 @@ def read_run(paths: RunPaths) -> Iterator[Logged]:
     Launches of one log keep their order, whatever their dates are. A launch whose start has no date, as FLEET 0.1.0
     wrote it, is as old as the one before it.
     """
-    launches = [launch for path in paths.event_logs() for launch in _launches(path)]
+    return in_order(read_events(path) for path in paths.event_logs())
+
+
+def in_order(logs: Iterable[Iterable[Logged]]) -> Iterator[Logged]:
+    """The events of several logs, as :func:`read_run` has them."""
+    launches = [launch for log in logs for launch in _launches(log)]
     return chain.from_iterable(events for _, events in sorted(launches, key=lambda launch: launch[0]))
 
 
-def _launches(path: Path) -> list[tuple[float, list[Logged]]]:
+def _launches(log: Iterable[Logged]) -> list[tuple[float, list[Logged]]]:
     """The launches of a log, each with its date; what comes before the first start is one as well."""
     launches: list[tuple[float, list[Logged]]] = []
-    for logged in read_events(path):
+    for logged in log:
         if isinstance(logged.event, Started) or not launches:
             date = logged.event.date if isinstance(logged.event, Started) else 0.0
             launches.append((max(date, launches[-1][0] if launches else 0.0), []))
@@ -137,14 +156,13 @@ class RunTail:
     Args:
         paths: of the run.
         from_end: pass over what is there now.
+        starts: log -> bytes to pass over.
     """
 
-    def __init__(self, paths: RunPaths, from_end: bool = False) -> None:
+    def __init__(self, paths: RunPaths, from_end: bool = False, starts: Mapping[Path, int] | None = None) -> None:
         self._paths = paths
-        self._logs: dict[Path, _Read] = {}
-        if from_end:
-            for path in paths.event_logs():
-                self._logs[path] = _Read(path.stat().st_size)
+        sizes = {path: path.stat().st_size for path in paths.event_logs()} if from_end else {}
+        self._logs = {path: _Read(size) for path, size in {**sizes, **(starts or {})}.items()}
 
     def new(self) -> list[Dated]:
         """The events since the last look, each with its date; those of a log in their order.
@@ -166,22 +184,23 @@ class RunTail:
         lines = lines[:lines.rfind(b"\n") + 1]
         log.size += len(lines)
         for line in lines.splitlines():
-            if (logged := _logged(line)) is None:
+            if (logged := read_line(line)) is None:
                 continue
             if isinstance(logged.event, Started):
                 log.began = max(logged.event.date - logged.t_s, log.newest)
             log.newest = max(log.newest, log.began + logged.t_s)
-            yield Dated(log.newest, logged.event, logged.t_s)
+            yield Dated(log.newest, logged.event, logged.t_s, path)
 
 
 def _begun(lines: bytes) -> float:
     """When the last launch began of which some lines tell."""
     starts = (line for line in reversed(lines.splitlines()) if b'"start"' in line)
-    logged = next((found for found in map(_logged, starts) if found and isinstance(found.event, Started)), None)
+    logged = next((found for found in map(read_line, starts) if found and isinstance(found.event, Started)), None)
     return logged.event.date - logged.t_s if logged and isinstance(logged.event, Started) else 0.0
 
 
-def _logged(line: bytes) -> Logged | None:
+def read_line(line: bytes) -> Logged | None:
+    """The event that a line of a log tells of; None where it tells of none."""
     with suppress(ValueError, RecursionError):
         record = json.loads(line)
         event, t_s = event_from_json(record), record.get("t_s", 0.0)

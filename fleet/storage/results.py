@@ -21,11 +21,13 @@ from fleet.domain.network import Judged, Outcome, Standing, State, convergence, 
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec, Spec
 from fleet.spec.judging import Yardstick, ranking_of
+from fleet.spec.layers import count_for
 from fleet.storage.checkpoint import CheckpointLookup, newest
 from fleet.storage.exports import is_exported
 from fleet.storage.files import Pacing, SharedPacing, patiently, replacing, storing, write_json
 from fleet.storage.paths import RunPaths
 from fleet.storage.tested import read_tested, write_tested
+from preprocess.sample import SampleSpec
 
 
 class Status(StrEnum):
@@ -326,6 +328,16 @@ def _rank(row: NetworkResult, columns: Sequence[tuple[str, int]]) -> tuple:
     keys = [(1, 0.0) if math.isnan(value) else (0, -sign * value) for sign, value in values]
     is_lost = row.status is Status.FAILED or has_diverged(row.loss) or has_diverged(row.val_loss)
     return (is_lost, *keys, row.name)
+
+
+def parameters_of(network: NetworkSpec, sample: SampleSpec) -> int | None:
+    """How many parameters a network has, if that is known without building it."""
+    if network.architecture.kind != "family":
+        return None
+    try:
+        return count_for(network.architecture.settings, sample.of(network.feed))
+    except UserError:  # images too small for it, which is no matter to an engine that learns nothing
+        return None
 
 
 def recover(results: Results) -> dict[str, State]:

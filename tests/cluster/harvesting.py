@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from fleet.domain.events import EpochEnded, FirstStep
-from fleet.monitor.timeline import launches_of, records_of
+from fleet.monitor.timeline import placed, state_of
 from fleet.storage.event_log import read_events, read_run
 from fleet.storage.lines import read_lines
 from fleet.storage.paths import RunPaths
@@ -288,10 +288,9 @@ def hosts(listed):
 def dated(paths):
     """The events of all launches, each with its time in seconds since 1970."""
     for log in paths.event_logs():
-        for launch in launches_of(read_events(log)):
-            began = launch.start.date - launch.moments[0].t_s
-            for moment in launch.moments:
-                yield began + moment.t_s, moment.event
+        for launch in placed(read_events(log)):
+            for t_s, event in launch.lines:
+                yield launch.start.date + t_s - launch.lines[0].t_s, event
 
 
 @dataclass(frozen=True)
@@ -306,16 +305,17 @@ class Worked:
 def worked(log):
     """The launches of a log."""
     found = []
-    for launch in launches_of(read_events(log)):
-        began = launch.start.date - launch.moments[0].t_s
-        first = next((began + moment.t_s for moment in launch.moments if isinstance(moment.event, FirstStep)), np.inf)
+    for launch in placed(read_events(log)):
+        began = launch.start.date - launch.lines[0].t_s
+        records = state_of(launch.lines).records
+        first = next((began + t_s for t_s, event in launch.lines if isinstance(event, FirstStep)), np.inf)
         since, stints = {}, []
-        for record in records_of(launch.moments):
+        for record in records:
             if record.event == "group":
                 since.setdefault(record.network, began + record.t_s)
             elif record.event == "stopped":
                 stints.append((since.pop(record.network), began + record.t_s))
-        stints += [(start, began + launch.ended_s) for start in since.values()]
+        stints += [(start, began + launch.lines[-1].t_s) for start in since.values()]
         found.append(Worked(launch.start.date, first, [(max(first, start), end) for start, end in stints]))
     return found
 

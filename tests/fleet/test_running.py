@@ -9,12 +9,13 @@ from fleet import running
 from fleet.__main__ import main
 from fleet.domain.events import Commanded, EpochEnded, NetworkAdded
 from fleet.domain.record import to_json
+from fleet.domain.run import RunState
 from fleet.errors import ExitStatus, UserError
-from fleet.running import Reporter, Running, ask_nodes, command, follow
+from fleet.running import Running, ask_nodes, command, follow, report_of
 from fleet.runtime.outside.mailbox import Mailbox
 from fleet.spec import dump, parse
 from fleet.spec.schema import ModelEntry
-from fleet.storage.event_log import EventLog
+from fleet.storage.event_log import EventLog, RunTail
 from fleet.storage.lease import Lease, Process, Times, is_held
 from fleet.storage.paths import RunPaths
 from tests.fleet.histories import record
@@ -124,18 +125,25 @@ def test_all_launches_that_share_a_run_are_watched_until_none_is_at_work(shared,
     assert [(one["network"], one["epoch"]) for one in seen] == [("a", 2), ("b", 1)]
 
 
-def test_a_reporter_meets_the_networks_of_a_log_and_passes_over_what_it_cannot_read(paths):
+def heard(run, event):
+    """The report of an event that a run takes in."""
+    run.apply(0.0, event)
+    return report_of(event, run)
+
+
+def test_a_run_meets_the_networks_of_a_log_and_passes_over_what_it_cannot_read(paths):
     paths.spec.write_text(dump(parse({"models": [{"family": "cnn", "name": "b", "space": {"kernel": [3, 5]},
                                                   "search": {"most": 4}}]}).document))
     log = EventLog(paths.events)
     log.add(Commanded("c", "add", ("late",), {"family": "cnn", "name": "late"}, 1))
+    log.add(NetworkAdded("late", "", -1, {}, (1, None), 60))
     log.add(NetworkAdded("b-3", "b", 3, {}, (1, None), 9))
     log.close()
     with open(paths.events, "a") as file:
         file.write('{"event": "added", "network"')
-    reporter = running.reporter_of(paths)
-    running.meet_all([reporter.hear], [paths.events, paths.root / "none"])
-    ends = [reporter.hear(EpochEnded(name, record(9))) for name in ("late", "b-3")]
+    run = running.run_of(paths)
+    running.meet_all(run, [paths.events, paths.root / "none"])
+    ends = [heard(run, EpochEnded(name, record(9))) for name in ("late", "b-3")]
     assert [(one.number, one.is_last) for one in ends] == [(0, False), (3, True)]
 
 
@@ -149,12 +157,13 @@ def test_a_report_has_the_monitored_value_and_all_metrics():
     spec = parse({"models": [{"family": "cnn", "name": "a"}, {"family": "cnn", "name": "b", "space": {"kernel": [3, 5]},
                                                               "search": {"most": 4}}],
                   "train": {"converge": {"monitor": "val_loss"}}})
-    reporter = Reporter(spec)
-    assert reporter.hear(Commanded("c", "add", ("late",), {"family": "cnn", "name": "late", "train": {
+    run = RunState(spec)
+    assert heard(run, Commanded("c", "add", ("late",), {"family": "cnn", "name": "late", "train": {
         "converge": {"monitor": "val_accuracy"}}}, 2)) is None
-    assert reporter.hear(NetworkAdded("b-3", "b", 3, {}, (1, None), 9)) is None
+    for added in (NetworkAdded("late", "", -1, {}, (1, None), 60), NetworkAdded("b-3", "b", 3, {}, (1, None), 9)):
+        assert heard(run, added) is None
     ended = record(2, val_loss=0.25, val_accuracy=0.75)
-    found = [reporter.hear(EpochEnded(name, ended)) for name in ("a", "late", "b-3")]
+    found = [heard(run, EpochEnded(name, ended)) for name in ("a", "late", "b-3")]
     assert [(one.network, one.number, one.epoch, one.value) for one in found] == [
         ("a", 0, 2, 0.25), ("late", 1, 2, 0.75), ("b-3", 3, 2, 0.25)]
     assert found[0].metrics == {"loss": 1.0, "accuracy": 0.5, "val_loss": 0.25, "val_accuracy": 0.75}
@@ -217,4 +226,4 @@ def test_a_log_is_followed_line_by_whole_line_until_the_launch_is_over(paths, mo
         return not piece
 
     monkeypatch.setattr(running, "_LOOK_S", 0.0)
-    assert [event.record.epoch for event in follow(paths, 0, is_over)] == [1, 2, 3]
+    assert [dated.event.record.epoch for dated in follow(RunTail(paths), is_over)] == [1, 2, 3]

@@ -2,23 +2,31 @@
 
   fleet watch runs/digits
   fleet watch runs/digits --json    one JSON object a line, for the ends of epochs alone
+  fleet watch runs/digits --from 0s --speed 60    the run once more, from its beginning, a minute in a second
 
 It shows what comes from now on, and ends with the launch. Of several launches that share the networks of a run it shows
-what all of them do, until none is at work.
+what all of them do, until none is at work. A replay of a run that goes on comes to the present, and stays there.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import time
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+from fleet.arguments import moment, positive
+from fleet.domain.events import Event
 from fleet.domain.record import as_json
+from fleet.domain.run import Broken, RunState
 from fleet.errors import ExitStatus, UserError
-from fleet.monitor.view import Narrator
-from fleet.running import follow_logs, meet_all, reporter_of
-from fleet.storage.event_log import log_mark
+from fleet.monitor.timeline import moments_of
+from fleet.monitor.view import tell
+from fleet.running import follow, meet_all, report_of, run_of
+from fleet.storage.event_log import Logged, RunTail, in_order
 from fleet.storage.lease import is_held
 from fleet.storage.network_leases import held_lease
 from fleet.storage.paths import RunPaths
@@ -28,15 +36,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("run", metavar="RUN", type=Path, help="folder of the run")
     parser.add_argument("--json", action="store_true", help="print reports as JSON, one a line")
+    parser.add_argument("--from", dest="from_s", type=moment, metavar="0s",
+                        help="show the run again from this time on, in seconds of the run as its report counts them")
+    parser.add_argument("--speed", type=positive, metavar="60",
+                        help="with --from: how many seconds of the run pass in one (1)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print what happens until the launch has ended."""
     paths = RunPaths(args.run)
-    reporter, narrator = reporter_of(paths), Narrator()
-    held = held_lease(paths)
-    if held is None:
-        raise UserError(f"{args.run}: no launch is at work there; fleet report shows how far it is")
+    if args.from_s is None and args.speed is not None:
+        raise UserError("--speed: there is a speed only where a run is shown again, with --from")
+    state, held = run_of(paths), held_lease(paths)
+    if held is None and args.from_s is None:
+        raise UserError(f"{args.run}: no launch is at work there; fleet report shows how far it is, and --from 0s "
+                        "shows it again")
 
     def is_over() -> bool:
         nonlocal held
@@ -44,12 +58,36 @@ def run(args: argparse.Namespace) -> int:
             held = held_lease(paths)
         return held is None
 
-    starts = {log: log_mark(log)[1] for log in paths.event_logs()}
-    meet_all([reporter.hear, narrator.hear], starts)
-    for event in follow_logs(paths.event_logs, starts, is_over):
-        report = reporter.hear(event)
-        if args.json and report is not None:
-            print(json.dumps(as_json(asdict(report))), flush=True)
-        elif not args.json and (text := narrator.tell(event, reporter.max_epochs)):
-            print(text, flush=True)
+    if args.from_s is None:
+        tail = RunTail(paths, from_end=True)
+        meet_all(state, paths.event_logs())
+    else:
+        tail = RunTail(paths)
+        for event in _again(state, tail, args.from_s, args.speed or 1.0):
+            _print(event, state, args.json)
+    for dated in follow(tail, is_over):
+        state.apply(dated.at, dated.event, dated.log)
+        _print(dated.event, state, args.json)
     return ExitStatus.OK
+
+
+def _again(state: RunState, tail: RunTail, from_s: float, speed: float) -> Iterator[Event]:
+    """What has happened so far from some time on, as fast as is wanted."""
+    logs: defaultdict[Path, list[Logged]] = defaultdict(list)
+    for dated in tail.new():
+        logs[dated.log].append(Logged(dated.t_s, dated.event))
+    began = time.monotonic()
+    for t_s, event, launch in moments_of(in_order(logs.values())):
+        if t_s >= from_s:
+            time.sleep(max(0.0, began + (t_s - from_s) / speed - time.monotonic()))
+        state.apply(t_s, event, launch)
+        if t_s >= from_s and not isinstance(event, Broken):
+            yield event
+
+
+def _print(event: Event, state: RunState, as_lines_of_json: bool) -> None:
+    if not as_lines_of_json:
+        if text := tell(event, state):
+            print(text, flush=True)
+    elif (report := report_of(event, state)) is not None:
+        print(json.dumps(as_json(asdict(report))), flush=True)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
+from fleet.domain.network import Judged, Outcome
 from fleet.domain.record import Micro, Milli, OmitDefault
 from scheduler.base import Cluster
 
@@ -18,6 +19,26 @@ class ScheduleOptions:
     delta: str
     peak_limited: bool
     seed: int
+
+
+@dataclass(frozen=True)
+class FoundStanding:
+    """How far a network is by its checkpoint, where the log of earlier launches says something else.
+
+    Attributes:
+        epochs: that are finished in it.
+        reason: why it is done, or why it has failed; empty where there is something left to train.
+    """
+
+    epochs: int
+    reason: str = ""
+    is_failure: bool = False
+    tested: Judged | None = None
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """What has become of it."""
+        return Outcome(self.reason, self.is_failure) if self.reason else None
 
 
 @dataclass(frozen=True)
@@ -38,6 +59,8 @@ class Started:
         slots: devices that share a GPU; those of a node go round by round over its GPUs.
         fills: whether they are used also where it does not pay.
         device: what networks are trained on, in a word: GPU; without GPUs, core where ranks share them, and trainer.
+        found: the networks that are not as far as the log of earlier launches says.
+        beside: of a launch that shares the networks of its run: whether others were at work when it began.
     """
 
     word: ClassVar[str] = "start"
@@ -60,6 +83,8 @@ class Started:
     slots: Annotated[int, OmitDefault] = 1
     fills: Annotated[bool, OmitDefault] = False
     device: Annotated[str, OmitDefault] = "GPU"
+    found: Annotated[Mapping[str, FoundStanding], OmitDefault] = field(default_factory=dict)
+    beside: Annotated[bool | None, OmitDefault] = None
 
     @property
     def cluster(self) -> Cluster:

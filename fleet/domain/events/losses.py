@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
+
+from fleet.domain.record import OmitDefault
 
 
 @dataclass(frozen=True)
@@ -26,12 +28,16 @@ class GroupStruck:
     Attributes:
         epochs: how many are finished in that checkpoint.
         position: samples of the next epoch that are consumed in it.
+        reason: why the network is done by that checkpoint; empty where it is not.
+        again: whether it was done, and by that checkpoint is not.
     """
 
     word: ClassVar[str] = "struck"
     network: str
     epochs: int
     position: int
+    reason: Annotated[str, OmitDefault] = ""
+    again: Annotated[bool, OmitDefault] = False
 
 
 @dataclass(frozen=True)

@@ -88,12 +88,14 @@ class NetworkFailed:
 
     Attributes:
         detail: the traceback, if there is one.
+        may_pass: whether the next launch tries it again.
     """
 
     word: ClassVar[str] = "failed"
     network: str
     reason: str
     detail: str = ""
+    may_pass: Annotated[bool, OmitDefault] = False
 
 
 @dataclass(frozen=True)

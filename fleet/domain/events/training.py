@@ -150,6 +150,7 @@ class EpochEnded:
         blocked_s: seconds for which checkpoints kept training waiting.
         missed: chunks of a ring that were of use, that a node of the group held, and that another had let go; none
             where an epoch was logged later than it ended.
+        parameters: of the network; in the first epoch after it was built, where its engine can tell.
     """
 
     word: ClassVar[str] = "epoch"
@@ -157,6 +158,7 @@ class EpochEnded:
     record: Annotated[EpochRecord, Flat]
     blocked_s: Micro = 0.0
     missed: Annotated[int, OmitDefault] = 0
+    parameters: Annotated[int, OmitDefault] = 0
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,14 @@ from fleet.domain.events import (
     StreamStarted,
     SupplyFound,
 )
-from fleet.monitor.account import account
+from fleet.monitor import account as of_run
+from fleet.monitor.timeline import state_of
 from fleet.storage.event_log import Logged
 from tests.fleet.logs import LOG, START, epoch, with_rates
+
+
+def account(log):
+    return of_run.account(state_of(log))
 
 
 def test_who_trained_when_and_where_the_time_went():

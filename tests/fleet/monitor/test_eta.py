@@ -19,6 +19,8 @@ from fleet.domain.events import (
     ScheduleOptions,
     Started,
 )
+from fleet.domain.network import Standing
+from fleet.domain.run import RunState
 from fleet.monitor import eta
 from fleet.monitor.eta import Coming, EstimateTimes, Estimator, Outlook
 from scheduler.simulation.ensemble import simulate
@@ -29,10 +31,20 @@ START = Started(2, 2, 1, 1, 2, "baseline", (), 0, 600, (0, 1), "free", ScheduleO
 RATES = Profiled(2, 1.0, {"a": (60.0,), "b": (20.0,)})  # epochs of 10 and 30 s
 
 
+class Run:
+    """A run that is told of its events, and how long it will go on."""
+
+    def __init__(self, made, histories=None):
+        self.state = RunState(made)
+        self.state.take_up({name: Standing(history) for name, history in (histories or {}).items()})
+        self.add = lambda event, now_s: self.state.apply(now_s, event)
+        self.estimate = Estimator(made, made.by_name, self.state).estimate
+
+
 def estimator(converge=None, histories=None, start=START, rates=RATES):
     made = spec({"family": "softmax", "name": "a"}, {"family": "softmax", "name": "b"},
                 train={"converge": converge or {"max_epochs": 4}}, schedule={"policy": "baseline"})
-    found = Estimator(made, made.by_name, histories or {})
+    found = Run(made, histories)
     quick = RateMeasured("a", 1, 1e9, 1e-9, 1, 2)  # no time to build
     for event in (start, quick, rates):
         if event is not None:
@@ -152,7 +164,7 @@ def test_a_network_whose_group_took_long_to_form_will_take_as_long_again():
                                    (900.0, "a", 10.0)):
         found.add(GroupStarted(name, (0,), 0, 1), began)
         for number in (1, 2):
-            done = len(found._histories[name])
+            done = len(found.state.networks[name].standing.history)
             found.add(epoch(name, done + 1, 30.0, waited_s=0.0), began + forming_s + 30.0 * number)
         found.add(GroupStopped(name, 0.0), began + forming_s + 60.0)
     assert found.estimate().high_s == pytest.approx(1.1 * (30 + 7 * 30) + 10 + 70)
@@ -179,7 +191,7 @@ def test_what_it_took_to_build_a_network_for_measuring_it_will_take_again():
 def test_the_first_epoch_tells_how_long_groups_take_until_the_second_tells_better():
     made = spec({"family": "softmax", "name": "a"}, train={"converge": {"max_epochs": 4}},
                 schedule={"policy": "baseline"})
-    found = Estimator(made, made.by_name, {})
+    found = Run(made)
     for event in (START, RATES, GroupStarted("a", (0,), 0, 1)):
         found.add(event, 0.0)
     assert found.estimate() is None
@@ -206,7 +218,7 @@ def test_of_many_networks_few_are_simulated_and_the_others_keep_the_devices_busy
         "train.optimizer.learning_rate": {"low": 1e-5, "high": 0.1}}}, train={"converge": {"max_epochs": 2}},
                 schedule={"policy": policy})
     names = [network.name for network in made.networks]
-    found = Estimator(made, made.by_name, {})
+    found = Run(made)
     found.add(replace(START, networks=1000, bounds=dict.fromkeys(names, (1, 1))), 0.0)
     found.add(RateMeasured(names[0], 1, 1e9, 1e-9, 1, 2), 0.0)
     found.add(Profiled(1000, 1.0, {name: (60.0 if number % 2 else 20.0,) for number, name in enumerate(names)}), 0.0)

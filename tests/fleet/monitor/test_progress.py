@@ -4,21 +4,39 @@ import io
 from dataclasses import replace
 
 from fleet.domain.events import EpochEnded, GroupStarted, GroupStopped, GroupStruck
-from fleet.domain.network import EpochRecord
+from fleet.domain.network import EpochRecord, Standing
+from fleet.domain.run import RunState
 from fleet.monitor.progress import FIRST_S, LONGEST_S, Progress
 from fleet.monitor.view import PlainView
-from tests.fleet.histories import spec
+from fleet.spec import parse
+from tests.fleet.histories import history
 from tests.fleet.logs import START
 
 SAMPLES = 1000
 
 
+class Told:
+    """A run, and the lines that tell how far its networks are."""
+
+    def __init__(self, names, epochs=None):
+        self.run = RunState(parse({"models": [{"family": "softmax", "name": name} for name in names],
+                                   "train": {"converge": {"max_epochs": 9}}}))
+        self.run.take_up({name: Standing(history(*[0.5] * number)) for name, number in (epochs or {}).items()})
+        self.progress = Progress(self.run)
+        self.line = self.progress.line
+
+    def add(self, event, now_s):
+        self.run.apply(now_s, event)
+        if isinstance(event, GroupStarted | EpochEnded):
+            self.progress.hear(event.network, now_s)
+
+
 def started(names, epochs=None):
-    progress = Progress(dict.fromkeys(names, 9), epochs or {})
-    progress.add(replace(START, samples=SAMPLES), 0.0)
+    told = Told(names, epochs)
+    told.add(replace(START, samples=SAMPLES), 0.0)
     for name in names:
-        progress.add(GroupStarted(name, (0,), 0, 1), 0.0)
-    return progress
+        told.add(GroupStarted(name, (0,), 0, 1), 0.0)
+    return told
 
 
 def ended(name, epoch):
@@ -63,11 +81,10 @@ def test_the_epoch_is_the_one_that_is_under_way():
 
 
 def test_a_log_has_these_lines_among_the_others():
-    now, out = [0.0], io.StringIO()
-    view = PlainView(spec({"family": "softmax", "name": "a"}, train={"converge": {"max_epochs": 9}}), out, {"a": 2},
-                     lambda: now[0])
-    view.on_event(replace(START, samples=SAMPLES))
+    now, out, run = [0.0], io.StringIO(), Told("a", {"a": 2}).run
+    view = PlainView(run, out, lambda: now[0])
+    run.apply(0.0, replace(START, samples=SAMPLES))
     for second in range(1, 40):
         now[0] = float(second)
         view.on_pace("a", 10 * second, 10.0)
-    assert out.getvalue().splitlines()[1:] == ["[      30.0 s] a epoch 3/9: 30% (10 samples/s)"]
+    assert out.getvalue().splitlines() == ["[      30.0 s] a epoch 3/9: 30% (10 samples/s)"]

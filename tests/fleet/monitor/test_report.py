@@ -12,7 +12,7 @@ from fleet.domain.record import as_json
 from fleet.errors import UserError
 from fleet.monitor.html import render
 from fleet.monitor.report import SHOWN, best_rows, read_report
-from fleet.monitor.timeline import launches_of
+from fleet.monitor.timeline import moments_of
 from fleet.storage.event_log import Logged
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Status, leaderboard
@@ -109,5 +109,5 @@ def test_the_mean_of_folds_is_no_network(run):
 
 def test_a_launch_that_is_alone_keeps_its_times_to_the_bit():
     start = replace(START, date=1.7e9 + 0.1)
-    launch, = launches_of([Logged(0.3, start), *LOG[1:]])
-    assert [moment.t_s for moment in launch.moments] == [0.3, *(logged.t_s for logged in LOG[1:])]
+    moments = moments_of([Logged(0.3, start), *LOG[1:]])
+    assert [t_s for t_s, *_ in moments] == [0.3, *(logged.t_s for logged in LOG[1:])]

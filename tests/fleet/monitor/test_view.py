@@ -57,9 +57,10 @@ from fleet.domain.events import (
     SupplyFound,
     TooLate,
 )
-from fleet.domain.network import EpochRecord
+from fleet.domain.network import EpochRecord, Standing
+from fleet.domain.run import RunState
 from fleet.errors import StorageError
-from fleet.monitor.view import LiveView, Narrator, PlainView, describe
+from fleet.monitor.view import LiveView, PlainView, describe, tell
 from tests.fleet.histories import spec
 
 EPOCH = EpochEnded("a", EpochRecord(2, 7, loss=0.5, accuracy=0.75, val_loss=0.25, val_accuracy=0.875,
@@ -202,30 +203,42 @@ def test_every_kind_of_event_is_thought_of():
     assert {type(event) for event, _ in EVENTS} == set(get_args(Event))
 
 
+class Shown:
+    """A run that is shown in some view."""
+
+    def __init__(self, run, view):
+        self.run, self.view, self.on_pace = run, view, view.on_pace
+
+    def on_event(self, event):
+        self.run.apply(0.0, event)
+        self.view.on_event(event)
+
+
 @pytest.fixture
-def network():
-    return spec({"family": "softmax", "name": "a"}, train={"converge": {"max_epochs": 9}})
+def run():
+    """A run of one network."""
+    return RunState(spec({"family": "softmax", "name": "a"}, train={"converge": {"max_epochs": 9}}))
 
 
-def test_a_batch_log_has_a_line_for_each_thing_that_happens_with_its_time(network):
+def test_a_batch_log_has_a_line_for_each_thing_that_happens_with_its_time(run):
     out = io.StringIO()
-    view = PlainView(network, out)
+    view = Shown(run, PlainView(run, out))
     for event, _ in EVENTS:
         view.on_event(event)
     view.on_pace("a", 10, 5.0)
-    view.close()
+    view.view.close()
     lines = out.getvalue().splitlines()
     assert [line.split("] ", 1)[1] for line in lines] == [line for _, line in EVENTS if line]
     assert all(line.startswith("[") and " s] " in line for line in lines)
 
 
-def test_the_live_table_follows_networks_from_start_to_end(network, monkeypatch):
+def test_the_live_table_follows_networks_from_start_to_end(run, monkeypatch):
     monkeypatch.setattr("fleet.monitor.view.terminal_width", lambda screen: 120)
     screen = io.StringIO()
-    view = LiveView(network, screen, {})
+    view = Shown(run, LiveView(run, screen))
 
     def shown():
-        view._live.refresh()
+        view.view._live.refresh()
         return screen.getvalue().split("network")[-1]
 
     try:
@@ -243,7 +256,7 @@ def test_the_live_table_follows_networks_from_start_to_end(network, monkeypatch)
         for event, _ in EVENTS[first_epoch + 3:]:
             view.on_event(event)
     finally:
-        view.close()
+        view.view.close()
     assert "a FAILED: no room" in screen.getvalue()
 
 
@@ -251,18 +264,20 @@ GROUP = GroupStarted("a", (0,), stream_epoch=3, round=1)
 
 
 @pytest.fixture
-def live(network, monkeypatch):
+def live(run, monkeypatch):
     """A live view of a network that has trained four epochs in an earlier launch, and how its table looks."""
     monkeypatch.setattr("fleet.monitor.view.terminal_width", lambda screen: 120)
     screen = io.StringIO()
-    view = LiveView(network, screen, {"a": 4})
+    run.take_up({"a": Standing(tuple(epoch(epoch=number).record for number in range(1, 5)))})
+    view = Shown(run, LiveView(run, screen))
+    view.on_event(START)
 
     def shown():
-        view._live.refresh()
+        view.view._live.refresh()
         return screen.getvalue().split("network")[-1]
 
     yield view, shown
-    view.close()
+    view.view.close()
 
 
 def test_the_live_table_goes_on_counting_epochs_where_a_network_goes_on(live):
@@ -279,11 +294,10 @@ def test_the_live_table_goes_on_counting_epochs_where_a_network_goes_on(live):
 
 
 def test_the_live_table_knows_how_long_the_first_epoch_is(live):
-    view, _ = live
-    view.on_event(START)
+    view, shown = live
     view.on_event(GROUP)
     view.on_pace("a", 150, 50.0)
-    assert view._rows["a"].part == 0.25
+    assert "9.5 s" in shown()  # of 2 s an epoch, 4.75 are left
 
 
 def test_without_validation_data_the_live_table_shows_no_accuracy_of_it(live):
@@ -294,16 +308,6 @@ def test_without_validation_data_the_live_table_shows_no_accuracy_of_it(live):
     assert "nan" not in shown()
 
 
-def test_the_live_table_may_change_while_it_is_drawn(live):
-    view, _ = live
-    drawing = iter(view._rows.items())
-    view.on_event(GROUP)
-    assert dict(drawing)["a"].cells()
-    drawing = iter(view._rows.items())
-    view.on_event(NetworkFinished("a", "9 epochs", 9))
-    assert len(list(drawing)) == 1
-
-
 class Full(io.StringIO):
     """A batch log on a disk that is full."""
 
@@ -312,26 +316,35 @@ class Full(io.StringIO):
 
 
 def test_a_full_disk_under_a_batch_log_is_told_as_any_other():
-    view = PlainView(spec({"family": "softmax", "name": "a"}), Full())
+    view = PlainView(RunState(), Full())
     with pytest.raises(StorageError, match="standard output cannot be written: No space left"):
         view.on_event(NetworkFinished("a", "9 epochs", 9))
 
 
+def tell_all(*events):
+    """What is told of events, one after the other."""
+    run, told = RunState(), []
+    for event in events:
+        run.apply(0.0, event)
+        told.append(tell(event, run))
+    return told
+
+
 def test_that_rates_in_the_cache_were_wrong_is_said_once_a_launch():
-    narrator, wrong = Narrator(), RateOff("a", 1, 238.0, 1348.0, 0.1, 40, True)
-    told = [narrator.tell(event, {}) for event in (START, wrong, replace(wrong, network="b"), START, wrong)]
+    wrong = RateOff("a", 1, 238.0, 1348.0, 0.1, 40, True)
+    told = tell_all(START, wrong, replace(wrong, network="b"), START, wrong)
     assert [bool(line) for line in told] == [True, True, False, True, True]
 
 
 def test_rates_of_a_file_are_each_told_of_that_should_be_corrected():
-    narrator, wrong = Narrator(), RateOff("a", 1, 238.0, 1348.0, 0.1, 40, False)
-    assert all(narrator.tell(replace(wrong, network=name), {}).endswith("correct schedule.rates") for name in "ab")
+    wrong = RateOff("a", 1, 238.0, 1348.0, 0.1, 40, False)
+    _, *told = tell_all(START, wrong, replace(wrong, network="b"))
+    assert all(line.endswith("correct schedule.rates") for line in told)
 
 
 @pytest.mark.parametrize("device", ["core", "trainer"])
 def test_nobody_speaks_of_gpus_where_there_are_none(device):
-    narrator = Narrator()
-    narrator.tell(replace(START, device=device), {})
-    lines = [narrator.tell(event, {"a": 9}) for event, _ in EVENTS if not isinstance(event, Started | SharingLearned)]
+    lines = tell_all(replace(START, device=device), *(
+        event for event, _ in EVENTS if not isinstance(event, Started | SharingLearned)))
     assert f"measured 2/5: a on 2 {device}s: no room" in lines
     assert not any("GPU" in line for line in lines)

@@ -1,9 +1,8 @@
-"""What the logs of several launches say together of each network."""
+"""What a run is by its events, those of one launch and those of several."""
 
 from dataclasses import replace
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+import pytest
 
 from fleet.domain.events import (
     EpochEnded,
@@ -14,18 +13,21 @@ from fleet.domain.events import (
     NetworkTaken,
     NetworkTested,
 )
-from fleet.domain.events.fold import FOUND_DONE, Dated, is_whole, told
 from fleet.domain.network import Judged, Outcome, Standing
+from fleet.domain.run import FOUND_DONE, RunState, is_whole
 from fleet.storage.event_log import EventLog, RunTail
 from fleet.storage.paths import RunPaths
-from tests.examples import examples
 from tests.fleet.histories import record
 from tests.fleet.logs import START
 
 
-def dated(*events):
-    """Events, one a second."""
-    return [Dated(float(number), event) for number, event in enumerate(events)]
+def told(standings, events):
+    """How far the networks are of which events say something new, each a second after the one before."""
+    run = RunState()
+    run.take_up(standings)
+    for number, event in enumerate(events):
+        run.apply(float(number), event)
+    return {name: standing for name, standing in run.standings.items() if standing != standings.get(name, Standing())}
 
 
 def epochs(standing):
@@ -39,38 +41,35 @@ STORY = (START, NetworkTaken("a", 1, 0, 0), EpochEnded("a", record(1)), EpochEnd
 
 
 def test_a_network_is_as_far_as_the_newest_word_of_it_says():
-    found = told({}, dated(*STORY))
+    found = told({}, STORY)
     assert (epochs(found["a"]), found["a"].outcome) == ([1, 2, 3], Outcome("3 epochs"))
     assert found["a"].tested == Judged(0.5, 0.9, 10)
     assert (epochs(found["b"]), found["b"].outcome) == ([1], Outcome("loss is NaN", is_failure=True))
-    assert told(found, dated(GroupStarted("b", (0,), 0, 1)))["b"].outcome is None  # it is tried again
-    assert told(found, dated(NetworkTaken("b", 4, 1, 5))) == {}
+    assert told(found, [GroupStarted("b", (0,), 0, 1)])["b"].outcome is None  # it is tried again
+    assert told(found, [NetworkTaken("b", 4, 1, 5)]) == {}
 
 
 def test_what_was_logged_and_not_saved_is_trained_again():
-    found = told({}, dated(*STORY[:4]))
-    assert epochs(told(found, dated(NetworkTaken("a", 5, 1, 0, took_over=True)))["a"]) == [1]
-    assert epochs(told(found, dated(NetworkFellBack("a", "torn", 0, 0)))["a"]) == []
-    assert epochs(told(found, dated(EpochEnded("a", record(2, loss=0.5))))["a"]) == [1, 2]
+    found = told({}, STORY[:4])
+    assert epochs(told(found, [NetworkTaken("a", 5, 1, 0, took_over=True)])["a"]) == [1]
+    assert epochs(told(found, [NetworkFellBack("a", "torn", 0, 0)])["a"]) == []
+    assert epochs(told(found, [EpochEnded("a", record(2, loss=0.5))])["a"]) == [1, 2]
 
 
 def test_a_launch_that_begins_says_what_it_found_done():
-    found = told({"a": Standing(outcome=Outcome("3 epochs"))}, dated(replace(START, finished=("a", "c"))))
+    found = told({"a": Standing(outcome=Outcome("3 epochs"))}, [replace(START, finished=("a", "c"))])
     assert found == {"c": Standing(outcome=FOUND_DONE)}
 
 
 def test_epochs_that_no_log_tells_of_are_missed():
     assert is_whole(Standing((record(1), record(2))))
-    assert not is_whole(told({}, dated(EpochEnded("a", record(2))))["a"])
+    assert not is_whole(told({}, [EpochEnded("a", record(2))])["a"])
 
 
-@settings(max_examples=examples(50), deadline=None)
-@given(st.permutations(dated(*STORY)), st.integers(0, len(STORY)))
-def test_the_order_in_which_logs_are_read_does_not_matter_nor_in_how_many_goes(events, cut):
-    whole = told({}, dated(*STORY))
-    assert told({}, events) == whole
-    first = told({}, dated(*STORY)[:cut])
-    assert first | told(first, dated(*STORY)[cut:]) == whole
+@pytest.mark.parametrize("cut", range(len(STORY) + 1))
+def test_a_run_that_is_taken_up_in_the_middle_comes_to_the_same(cut):
+    first = told({}, STORY[:cut])
+    assert first | told(first, STORY[cut:]) == told({}, STORY)
 
 
 def write(paths, date, *events):

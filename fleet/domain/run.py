@@ -1,0 +1,566 @@
+"""What a run is by now: all that follows from its events (pure).
+
+:class:`RunState` is the only place that knows what becomes of networks, groups, rates and searches when something
+happens. Whoever wants to know looks it up here: the coordinator's estimates, the live view, the report, the table of
+results. It knows no MPI, no clock and no disk, so a run that goes on and the log of one that is over are read alike.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from fleet.domain import events as e
+from fleet.domain.network import DATA, EpochRecord, Judged, Outcome, Standing
+from fleet.spec import Converge, Spec
+from fleet.units import counted
+from scheduler.base import Network as Rated
+from scheduler.ensemble.rates import rate
+from scheduler.simulation.as_it_ran import Record
+
+# What a launch may say before it logs the epochs that the one before it had saved.
+_AT_FIRST = (e.RatesGiven, e.RatesRemembered, e.SharingLearned, e.EpochEnded)
+
+FOUND_DONE = Outcome("a launch has found it done")  # whatever has become of it: no log says so
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A launch was killed; no log says so, for nobody was left to write it."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """A group has let go of its network.
+
+    Attributes:
+        checkpoint_s, export_s: as :class:`fleet.domain.events.GroupStopped` has them.
+        outcome: of the network; None where it has yet to train.
+    """
+
+    checkpoint_s: float
+    export_s: float
+    outcome: Outcome | None
+
+
+@dataclass
+class Launch:
+    """A launch, from its start to all that is known of it.
+
+    Attributes:
+        began_s, ended_s: when its first and its newest event were, in seconds of the run.
+        rounds: that have begun.
+        plans: how often the policy wanted something else.
+        profiling_s, scheduling_s: seconds for which all devices waited for rates, and for the policy.
+        checkpointing_s: GPU-seconds for which checkpoints blocked training.
+        regrouping_s: GPU-seconds for which groups stood still to change their devices.
+        rates: network -> samples/s on 1, 2, ... GPUs, as the policy was told last.
+        stream, supply: how its input began, and what it gives; None where nobody prepares samples for all.
+        first_step: when the first step was, of which network, and when the group of that was formed.
+        corrected: how many wrong rates were put right.
+        lost: the devices that are no more.
+        building: seconds that it took to build networks, of measurements and first epochs.
+        forming: network -> seconds that each of its groups took to form, beyond its first epoch.
+        stops: of groups.
+        timed: network -> the epochs of its groups but the first of each, which forms the group.
+        has_begun: whether it has come beyond what a launch says at first, where epochs are logged late.
+        groups: network -> the group that trains it.
+    """
+
+    start: e.Started
+    began_s: float
+    ended_s: float
+    rounds: int = 0
+    plans: int = 0
+    profiling_s: float = 0.0
+    scheduling_s: float = 0.0
+    checkpointing_s: float = 0.0
+    regrouping_s: float = 0.0
+    rates: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    stream: e.StreamStarted | None = None
+    supply: e.SupplyFound | None = None
+    first_step: tuple[float, e.FirstStep, float] | None = None
+    corrected: int = 0
+    lost: set[int] = field(default_factory=set)
+    building: list[float] = field(default_factory=list)
+    forming: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    stops: list[Stop] = field(default_factory=list)
+    timed: defaultdict[str, list[EpochRecord]] = field(default_factory=lambda: defaultdict(list))
+    has_begun: bool = False
+    _before: Launch | None = None
+    _killed: Mapping[str, int] = field(default_factory=dict)  # network -> place in the run's records
+    groups: dict[str, Group] = field(default_factory=dict)
+    _tenants: Counter[int] = field(default_factory=Counter)  # GPU -> how many networks
+
+    @cached_property
+    def devices(self) -> frozenset[int]:
+        """Where its trainers are."""
+        return frozenset(self.start.devices)
+
+    @cached_property
+    def gpus(self) -> frozenset[int]:
+        """Its GPUs, or what takes their place; one with several slots counts once."""
+        return frozenset(map(self.gpu, self.devices))
+
+    def gpu(self, device: int) -> int:
+        """The GPU of a device, by the number of its first slot."""
+        place = device % self.start.gpus_per_node
+        return device - place + place % (self.start.gpus_per_node // self.start.slots)
+
+    @property
+    def gpu_seconds(self) -> float:
+        """The time of all its GPUs."""
+        return (self.ended_s - self.began_s) * len(self.gpus)
+
+    def share(self, devices: Iterable[int]) -> float:
+        """How many GPUs these devices are; networks that share one have equal parts of it."""
+        return sum(1 / self._tenants[self.gpu(device)] for device in devices)
+
+
+@dataclass
+class Group:
+    """The devices that train a network.
+
+    Attributes:
+        devices: the master's first.
+        began_s: when it was told to begin.
+        first_s: seconds from then to the end of its first epoch, until the second one ends.
+        ended_s: when its newest epoch ended.
+    """
+
+    launch: Launch
+    devices: tuple[int, ...]
+    began_s: float
+    first_s: float | None = None
+    ended_s: float | None = None
+    _latest: type = e.GroupStarted  # what it has done last, and when
+    _latest_s: float = 0.0
+
+
+@dataclass
+class Network:
+    """A network of the run.
+
+    Attributes:
+        number: within its entry if a search has asked for it, otherwise among all of the run.
+        max_epochs: that it is trained at most.
+        monitor: what it monitors, where its spec says so.
+        standing: how far it is.
+        parameters: how many it has, where the log says so.
+        group: that trains it.
+    """
+
+    number: int
+    max_epochs: int
+    monitor: str | None = None
+    standing: Standing = field(default_factory=Standing)
+    parameters: int | None = None
+    group: Group | None = None
+
+    @property
+    def epochs(self) -> int:
+        """How many epochs it has trained; its history may lack some of which no log tells."""
+        return self.standing.history[-1].epoch if self.standing.history else 0
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """The end of an epoch.
+
+    Attributes:
+        t_s: seconds of the run.
+        after: what the network's group did last before; None without a group.
+        gap_s: seconds from that to the beginning of the epoch.
+    """
+
+    t_s: float
+    network: str
+    record: EpochRecord
+    after: type | None = None
+    gap_s: float = 0.0
+
+
+class RunState:
+    """See the module.
+
+    Args:
+        spec: of the run: its networks, and what holds for those that come later; the log says most without it.
+
+    Attributes:
+        networks: by name; grows.
+        launches: in the order in which they began.
+        epochs: all that have ended, also those that were trained again.
+        records: who had which devices, and when epochs ended, as the simulator's replay wants it.
+        regrouped: seconds that each change of a group took.
+        sharing: what networks that share a GPU train together.
+        cache: what becomes of decoded samples.
+        added: the networks that came while the run went on.
+        given: network that was added from outside -> its entry.
+        commands: that were taken up.
+        asked: entry -> whether its searcher has ever named a network.
+        judged: verdict -> network -> its newest judgement of that kind.
+        data_changes: each time that networks went on with data that had changed.
+        missed: chunks of a ring that a group could not take.
+    """
+
+    def __init__(self, spec: Spec | None = None) -> None:
+        self._spec = spec
+        self._converge = Converge() if spec is None else spec.document.train.converge
+        self.networks: dict[str, Network] = {}
+        self.launches: list[Launch] = []
+        self.epochs: list[Epoch] = []
+        self.records: list[Record] = []
+        self.regrouped: list[float] = []
+        self.sharing: tuple[float, ...] = (1.0,)
+        self.cache: e.CacheChosen | None = None
+        self.added: dict[str, e.NetworkAdded] = {}
+        self.given: dict[str, Mapping[str, Any]] = {}
+        self.commands: list[e.Commanded] = []
+        self.asked: dict[str, bool] = {}
+        self.judged: dict[str, dict[str, e.NetworkJudged]] = {"pause": {}, "stop": {}, "go_on": {}}
+        self.data_changes: list[e.DataChanged] = []
+        self.missed = 0
+        self._running: dict[object, Launch] = {}  # log -> its newest launch
+        self._entries = {} if spec is None else {entry.stem: entry for entry in spec.searches.values()}
+        for network in () if spec is None else spec.networks:
+            converge = network.train.converge
+            self._meet(network.name, converge.monitor, converge.max_epochs)
+
+    @property
+    def launch(self) -> Launch | None:
+        """The newest one."""
+        return self.launches[-1] if self.launches else None
+
+    @property
+    def standings(self) -> dict[str, Standing]:
+        """How far each network is."""
+        return {name: network.standing for name, network in self.networks.items()}
+
+    def take_up(self, standings: Mapping[str, Standing]) -> None:
+        """What the checkpoints say of networks, when a launch goes on from them.
+
+        No checkpoint knows whether a network is paused or was pruned: that the log has said.
+        """
+        for name, standing in standings.items():
+            network = self._network(name)
+            before = network.standing
+            if is_pruned(before) and not standing.is_finished:
+                standing = pruned(standing.history)
+            network.standing = replace(standing, is_paused=before.is_paused and standing.outcome is None)
+
+    # ---- apply ----
+
+    def apply(self, t_s: float, event: e.Event | Broken, log: object = None) -> None:
+        """Take in what has happened.
+
+        Args:
+            t_s: when, in seconds of the run.
+            log: in which it stands, where several launches work at a time; any key.
+        """
+        if isinstance(event, e.Started):
+            self._start(t_s, event, log)
+            return
+        launch = self._running.get(log)
+        if isinstance(event, e.EpochEnded):
+            self._end_epoch(t_s, event, launch)
+        elif launch is None or not self._apply_to_launch(t_s, event, launch):
+            self._apply_to_networks(t_s, event)
+        if launch is not None:
+            launch.ended_s = max(launch.ended_s, t_s)
+            launch.has_begun |= not isinstance(event, _AT_FIRST)
+
+    def _apply_to_launch(self, t_s: float, event: e.Event | Broken, launch: Launch) -> bool:
+        """Take in what happens to a launch and its groups; returns whether it is nothing else."""
+        match event:
+            case Broken():
+                self._break(launch)
+            case e.RatesGiven() | e.Profiled() | e.RatesEstimated() | e.RateMeasured() | e.RateOff():
+                self._hear_rates(event, launch)
+            case e.Planned():
+                launch.plans += 1
+                launch.scheduling_s += event.scheduling_s
+            case e.RoundStarted():
+                launch.rounds = event.round
+            case e.GroupStarted():
+                self._train(t_s, event.network, launch, event.devices)
+            case e.GroupChanged():
+                self._change(t_s, event, launch)
+            case e.GroupStopped():
+                network = self._network(event.network)
+                launch.checkpointing_s += event.checkpoint_s * _gpus(network)
+                launch.stops.append(Stop(event.checkpoint_s, event.export_s, network.standing.outcome))
+                self._let_go(t_s, event.network)
+            case e.FirstStep():
+                group = self._network(event.network).group
+                launch.first_step = t_s, event, launch.began_s if group is None else group.began_s
+            case e.RankLost() if event.device is not None:
+                launch.lost.add(event.device)
+            case e.NodesLeft():
+                launch.lost.update(event.devices)
+            case e.StreamStarted():
+                launch.stream = event
+                launch.supply = None if event.kept else e.SupplyFound(event.supply_samples_per_s,
+                                                                      event.demand_samples_per_s)
+            case e.SupplyFound():
+                launch.supply = event
+            case _:
+                return False
+        return True
+
+    def _apply_to_networks(self, t_s: float, event: e.Event | Broken) -> None:
+        match event:
+            case e.SharingLearned():
+                self.sharing = event.speedups
+            case e.CacheChosen():
+                self.cache = event
+            case e.NetworkFinished():
+                self._keep(event.network, outcome=Outcome(event.reason))
+            case e.NetworkTested():
+                self._keep(event.network, tested=Judged(event.loss, event.accuracy, event.samples, event.metrics))
+            case e.NetworkFailed():
+                self._let_go(t_s, event.network)
+                self._keep(event.network, outcome=Outcome(event.reason, is_failure=True, may_pass=event.may_pass))
+            case e.NetworkRetried() | e.GroupStarted():
+                self._let_go(t_s, event.network)
+                self._try_again(event.network)
+            case e.NetworkFellBack(finished=False) | e.NetworkTaken():
+                self._go_back(event.network, event.epochs)
+            case e.GroupStruck():
+                self._let_go(t_s, event.network)
+                self._go_back(event.network, event.epochs)
+                if event.reason or event.again:
+                    standing = self._network(event.network).standing
+                    outcome = Outcome(event.reason) if event.reason else None
+                    self._network(event.network).standing = replace(standing, outcome=outcome)
+            case e.NetworkAdded():
+                self._add(event)
+            case e.NetworkJudged():
+                self._judge(event)
+            case e.Searched() if event.call == "ask":
+                self.asked[event.entry] = self.asked.get(event.entry, False) or event.answer is not None
+            case e.Commanded():
+                self._command(event)
+            case e.ChangesAccepted():
+                self._accept(event.network, event.epochs, event.files)
+            case e.DataChanged():
+                self.data_changes.append(event)
+                for name, epochs in event.epochs.items():
+                    self._accept(name, epochs, (DATA,))
+
+    # ---- launches ----
+
+    def _start(self, t_s: float, start: e.Started, log: object) -> None:
+        """A launch begins; one that was killed before it in its log is over, whether it has said so or not."""
+        if (killed := self._running.get(log)) is not None:
+            self._break(killed)
+        launch = self._running[log] = Launch(start, t_s, t_s, _before=self.launch)
+        self.launches.append(launch)
+        for name in start.finished:
+            if self._network(name).standing.outcome is None:  # it found that out by itself
+                self._keep(name, outcome=FOUND_DONE)
+        for name, found in start.found.items():
+            network = self._network(name)
+            network.standing = Standing(_until(network.standing.history, found.epochs), found.outcome, found.tested)
+
+    def _break(self, launch: Launch) -> None:
+        """A launch is over, and its groups are gone."""
+        launch._killed = dict.fromkeys(launch.groups, len(self.records))
+        for name in list(launch.groups):
+            self._let_go(launch.ended_s, name)
+
+    def _hear_rates(self, event: e.RatesGiven | e.Profiled | e.RatesEstimated | e.RateMeasured | e.RateOff,
+                    launch: Launch) -> None:
+        match event:
+            case e.RateOff():
+                launch.corrected += event.corrected
+            case e.RateMeasured():
+                network = None if self._spec is None else self._spec.by_name.get(event.network)
+                if self._spec and network and event.rate > 0:  # to build and trace it is what forming its group takes
+                    batches = self._spec.profile.batches * network.global_batch(event.gpus)
+                    launch.building.append(max(0.0, event.seconds - batches / event.rate))
+            case e.RatesEstimated(seen=0):
+                pass  # they only say how networks compare
+            case _:
+                launch.rates |= event.rates
+                launch.profiling_s += event.seconds if isinstance(event, e.Profiled) else 0.0
+
+    # ---- groups ----
+
+    def _train(self, t_s: float, name: str, launch: Launch, devices: tuple[int, ...]) -> None:
+        """A group is told to train a network."""
+        self._let_go(t_s, name)
+        self._try_again(name)
+        network = self._network(name)
+        network.group = launch.groups[name] = Group(launch, devices, t_s, _latest_s=t_s)
+        launch._tenants.update(map(launch.gpu, devices))
+        self.records.append(Record(t_s, "group", name, devices))
+
+    def _change(self, t_s: float, changed: e.GroupChanged, launch: Launch) -> None:
+        network = self._network(changed.network)
+        group = network.group = launch.groups[changed.network] = network.group or Group(launch, (), t_s)
+        launch._tenants.subtract(map(launch.gpu, group.devices))
+        launch._tenants.update(map(launch.gpu, changed.devices))
+        group.devices, group._latest, group._latest_s = changed.devices, e.GroupChanged, t_s
+        launch.regrouping_s += changed.seconds * _gpus(network)
+        self.regrouped.append(changed.seconds)
+        self.records.append(Record(t_s, "group", changed.network, changed.devices))
+
+    def _let_go(self, t_s: float, name: str) -> None:
+        """A network has no group any more."""
+        network = self._network(name)
+        if (group := network.group) is not None:
+            group.launch._tenants.subtract(map(group.launch.gpu, group.devices))
+            network.group = None
+            del group.launch.groups[name]
+            self.records.append(Record(t_s, "stopped", name))
+
+    # ---- epochs ----
+
+    def _end_epoch(self, t_s: float, ended: e.EpochEnded, launch: Launch | None) -> None:
+        name, record, network = ended.network, ended.record, self._network(ended.network)
+        self.missed += ended.missed
+        is_news = record.epoch > network.epochs
+        if not (launch and network.group is None and _is_known(network.standing, record)):
+            self._add_epoch(network, record)  # else it was taken up from a checkpoint, and is logged late
+        network.parameters = ended.parameters or network.parameters
+        group = network.group
+        if launch is None:
+            self.epochs.append(Epoch(t_s, name, record))
+            return
+        if group is None:
+            if not launch.has_begun:  # a launch that was killed had saved it, and did not come to log it
+                t_s = self._log_late(name, launch)
+            self.epochs.append(Epoch(t_s, name, record))
+        else:
+            self.epochs.append(Epoch(t_s, name, record, group._latest, t_s - record.seconds - group._latest_s))
+            self.records.append(Record(t_s, "epoch", name))
+            launch.checkpointing_s += ended.blocked_s * _gpus(network)
+            group._latest, group._latest_s = e.EpochEnded, t_s
+        if is_news:
+            self._time(t_s, ended, launch, group)
+
+    def _add_epoch(self, network: Network, record: EpochRecord) -> None:
+        before = network.standing
+        history = (*_until(before.history, record.epoch - 1), record)
+        network.standing = pruned(history) if is_pruned(before) else replace(before, history=history)
+
+    def _log_late(self, name: str, launch: Launch) -> float:
+        """When an epoch ended that only the launch after has logged: at the end of the one before."""
+        before = launch._before
+        if before is None:
+            return launch.began_s
+        if (place := before._killed.get(name)) is not None:
+            self.records.insert(place, Record(before.ended_s, "epoch", name))
+        return before.ended_s
+
+    def _time(self, t_s: float, ended: e.EpochEnded, launch: Launch, group: Group | None) -> None:
+        """What an epoch says of how long others will take; the first of a group traces and compiles."""
+        name, record = ended.network, ended.record
+        is_first = group is not None and group.ended_s is None
+        if group is not None:
+            group.ended_s = t_s
+        if group is not None and is_first:
+            group.first_s = t_s - group.began_s
+            if name in launch.rates:  # until it is known better
+                samples_per_s = rate(Rated(name, launch.rates[name]), record.gpus)
+                epoch_s = launch.start.time_scale * record.samples / samples_per_s
+                launch.building.append(max(0.0, group.first_s - epoch_s))
+            return
+        if group is not None and group.first_s is not None:
+            launch.forming[name].append(max(0.0, group.first_s - record.seconds))
+            group.first_s = None
+        if record.samples:
+            launch.timed[name].append(record)
+
+    # ---- networks ----
+
+    def _meet(self, name: str, monitor: str | None, max_epochs: int, number: int | None = None) -> Network:
+        network = Network(len(self.networks) if number is None else number, max_epochs, monitor)
+        return self.networks.setdefault(name, network)
+
+    def _network(self, name: str) -> Network:
+        """A network; one that nobody has told of before may have been taken from the spec since."""
+        found = self.networks.get(name)
+        return found or self._meet(name, None, self._converge.max_epochs)
+
+    def _add(self, added: e.NetworkAdded) -> None:
+        self.added[added.network] = added
+        entry = self._entries.get(added.entry)
+        given = self.given.get(added.network, {}).get("train") or {} if entry is None else entry.train
+        own = {"monitor": self._converge.monitor, **(given.get("converge") or {})}
+        network = self._meet(added.network, own["monitor"], added.max_epochs, added.number if added.entry else None)
+        network.monitor, network.max_epochs = own["monitor"], added.max_epochs
+        if added.wrong:
+            self._keep(added.network, outcome=Outcome(added.wrong, is_failure=True))
+
+    def _command(self, command: e.Commanded) -> None:
+        self.commands.append(command)
+        if command.do == "add":
+            self.given |= dict.fromkeys(command.networks, command.given)
+            for name in command.networks:
+                self._network(name)
+
+    def _judge(self, judged: e.NetworkJudged) -> None:
+        self.judged.setdefault(judged.verdict, {})[judged.network] = judged
+        network = self._network(judged.network)
+        if judged.verdict == "stop":
+            network.standing = pruned(network.standing.history)
+        else:
+            network.standing = replace(network.standing, is_paused=judged.verdict == "pause")
+
+    def _keep(self, name: str, **values: Any) -> None:
+        network = self._network(name)
+        network.standing = replace(network.standing, is_paused=False, **values)
+
+    def _try_again(self, name: str) -> None:
+        """A network that was over is tried again, or wants more."""
+        standing = self._network(name).standing
+        if standing.outcome is not None and not is_pruned(standing):
+            self._network(name).standing = Standing(standing.history)
+
+    def _go_back(self, name: str, epochs: int) -> None:
+        """A network goes on from a checkpoint: what was logged last may not have been saved."""
+        network = self._network(name)
+        before, history = network.standing, _until(network.standing.history, epochs)
+        if len(history) < len(before.history):
+            network.standing = pruned(history) if is_pruned(before) else Standing(history, is_paused=before.is_paused)
+
+    def _accept(self, name: str, epoch: int, files: Iterable[str]) -> None:
+        """Something was changed after an epoch of a network, and that was accepted."""
+        network = self._network(name)
+        network.standing = replace(network.standing, history=tuple(
+            replace(record, accepted=" ".join(dict.fromkeys([*record.accepted.split(), *files])))
+            if record.epoch == epoch else record for record in network.standing.history))
+
+
+def pruned(history: tuple[EpochRecord, ...]) -> Standing:
+    """A network that was dropped before it was done."""
+    return Standing(history, Outcome(f"pruned after {counted(len(history), 'epoch')}", is_pruned=True))
+
+
+def is_pruned(standing: Standing) -> bool:
+    """Whether a network was dropped before it was done."""
+    return standing.outcome is not None and standing.outcome.is_pruned
+
+
+def is_whole(standing: Standing) -> bool:
+    """Whether all epochs of a network are known, from the first on."""
+    return [record.epoch for record in standing.history] == list(range(1, len(standing.history) + 1))
+
+
+def _is_known(standing: Standing, record: EpochRecord) -> bool:
+    return any(record.stream_epoch == known.stream_epoch for known in standing.history[record.epoch - 1:record.epoch])
+
+
+def _until(history: tuple[EpochRecord, ...], epoch: int) -> tuple[EpochRecord, ...]:
+    if not history or history[-1].epoch <= epoch:
+        return history
+    return tuple(record for record in history if record.epoch <= epoch)
+
+
+def _gpus(network: Network) -> float:
+    """How many GPUs a network has."""
+    return 0.0 if network.group is None else network.group.launch.share(network.group.devices)
