@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from fleet.domain import events as e
 from fleet.domain.network import DATA, EpochRecord, Judged, Outcome, Standing
@@ -19,7 +19,6 @@ from fleet.spec import Converge, Spec
 from fleet.units import counted
 from scheduler.base import Network as Rated
 from scheduler.ensemble.rates import rate
-from scheduler.simulation.as_it_ran import Record
 
 # What a launch may say before it logs the epochs that the one before it had saved.
 _AT_FIRST = (e.RatesGiven, e.RatesRemembered, e.SharingLearned, e.EpochEnded)
@@ -166,6 +165,15 @@ class Network:
         return self.standing.history[-1].epoch if self.standing.history else 0
 
 
+class Record(NamedTuple):
+    """Who has which devices: a network has a group with them from now on, ends an epoch in it, or has none any more."""
+
+    t_s: float
+    event: Literal["group", "epoch", "stopped"]
+    network: str
+    devices: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True)
 class Epoch:
     """The end of an epoch.
@@ -193,7 +201,7 @@ class RunState:
         networks: by name; grows.
         launches: in the order in which they began.
         epochs: all that have ended, also those that were trained again.
-        records: who had which devices, and when epochs ended, as the simulator's replay wants it.
+        records: who had which devices, and when epochs ended.
         regrouped: seconds that each change of a group took.
         sharing: what networks that share a GPU train together.
         cache: what becomes of decoded samples.

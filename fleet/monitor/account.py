@@ -22,7 +22,7 @@ from fleet.plugins import find_policy
 from fleet.units import parse_delta, parse_stream
 from scheduler.base import Delta, InputError, Network, Options, RateTable
 from scheduler.ensemble.costs import Costs
-from scheduler.simulation.as_it_ran import Replay, replay, stints_of
+from scheduler.simulation.as_it_ran import Record, Replay, replay, stints_of
 from scheduler.simulation.ensemble import Stint
 
 
@@ -126,7 +126,7 @@ def account(run: RunState) -> Account | None:
     shown = launches if beside else launches[-1:]
     devices = tuple(sorted({device for launch in shown for device in launch.start.devices}))
     gpus = len({gpu for launch in shown for gpu in launch.gpus})
-    stints = stints_of(run.records)
+    stints = stints_of(Record(*record) for record in run.records)
     costs = _costs(run, is_lockstep=start.stream == "lockstep")
     simulated = None if beside else _replay(start, run, costs)
     return Account(max(launch.ended_s for launch in launches), start.policy, devices, gpus,
@@ -254,7 +254,7 @@ def _replay(start: Started, run: RunState, costs: Costs) -> Replay | None:
         for name, rates in known.items() if name in start.bounds), sharing=run.sharing)
     options = Options(start.options.alpha, _delta(start.options.delta), start.options.peak_limited, start.options.seed)
     scaled = Costs(**{name: seconds / scale for name, seconds in dataclasses.asdict(costs).items()})
-    records = [dataclasses.replace(record, t_s=record.t_s / scale) for record in run.records]
+    records = [Record(*record._replace(t_s=record.t_s / scale)) for record in run.records]
     # The input of the last launch that has begun to prepare samples, if any did.
     fed = next((launch.supply for launch in reversed(run.launches) if launch.stream or launch.supply), None)
     try:

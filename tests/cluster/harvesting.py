@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from fleet.domain.events import EpochEnded, FirstStep
-from fleet.monitor.timeline import placed, state_of
+from fleet.monitor import timeline
 from fleet.storage.event_log import read_events, read_run
 from fleet.storage.lines import read_lines
 from fleet.storage.paths import RunPaths
@@ -288,7 +288,7 @@ def hosts(listed):
 def dated(paths):
     """The events of all launches, each with its time in seconds since 1970."""
     for log in paths.event_logs():
-        for launch in placed(read_events(log)):
+        for launch in timeline.placed(read_events(log)):
             for t_s, event in launch.lines:
                 yield launch.start.date + t_s - launch.lines[0].t_s, event
 
@@ -305,9 +305,9 @@ class Worked:
 def worked(log):
     """The launches of a log."""
     found = []
-    for launch in placed(read_events(log)):
+    for launch in timeline.placed(read_events(log)):
         began = launch.start.date - launch.lines[0].t_s
-        records = state_of(launch.lines).records
+        records = timeline.state_of(launch.lines).records
         first = next((began + t_s for t_s, event in launch.lines if isinstance(event, FirstStep)), np.inf)
         since, stints = {}, []
         for record in records:

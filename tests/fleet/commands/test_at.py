@@ -1,0 +1,188 @@
+"""``fleet report --at`` and ``fleet watch --from``: a run as it stood at some time, and once more."""
+
+import json
+import math
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from fleet.__main__ import main
+from fleet.domain.events import (
+    EpochEnded,
+    GroupStarted,
+    GroupStopped,
+    NetworkFinished,
+    NetworkTaken,
+    RatesGiven,
+    Started,
+)
+from fleet.domain.record import as_json
+from fleet.storage.event_log import read_events
+from fleet.storage.paths import RunPaths
+from fleet.storage.results import read_results
+from tests.fleet.histories import record
+from tests.fleet.logs import START, as_text
+from tests.fleet.runtime.test_searching import ENTRY, Run
+
+SOFTMAX = [{"family": "softmax", "name": name} for name in "ab"]
+
+
+@pytest.fixture(autouse=True)
+def _quick(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def plain(folder):
+    run = Run(folder, {}, models=SOFTMAX)
+    assert run.launch() == 0
+    return run.paths
+
+
+def resumed(folder):
+    run = Run(folder, {}, models=SOFTMAX, epochs=6)
+    while run.launch(turns=60 + 20 * run.seed) is None:
+        assert run.seed < 30
+    assert run.seed > 1
+    return run.paths
+
+
+def searched(folder):
+    run = Run(folder, {"ask": "random", "most": 5, "at_once": 3}, models=[{**ENTRY, "search": {
+        "ask": "random", "most": 5, "at_once": 3}}], prune={"rule": "asha", "factor": 2})
+    while run.launch(turns=100 + 100 * run.seed) is None:
+        assert run.seed < 30
+    return run.paths
+
+
+def harvested(folder):
+    """Two launches side by side, of which the first says nothing when the second begins, and a third after them."""
+    run = Run(folder, {}, models=SOFTMAX, epochs=2)
+    assert run.launch() == 0
+    paths = run.paths
+    paths.events.unlink()
+    start = replace(START, bounds={"a": (1, None), "b": (1, None)})
+
+    def write(launch, date, network, epochs, seconds, beside):
+        log = [(0.0, replace(start, date=date, beside=beside)), (0.1, NetworkTaken(network, 1, epochs - 1, 0)),
+               (0.2, RatesGiven({"a": (10.0,), "b": (5.0,)})), (0.5, GroupStarted(network, (0,), 0, 1)),
+               (seconds, EpochEnded(network, record(epochs, seconds=seconds - 1))),
+               (seconds, NetworkFinished(network, "done", epochs)), (seconds + 0.5, GroupStopped(network, 0.1))]
+        other = RunPaths(paths.root, launch).events
+        other.parent.mkdir(exist_ok=True)
+        other.write_text(as_text(log))
+
+    write("1", 1000.0, "a", 1, 20.0, beside=False)
+    write("2", 1005.0, "b", 1, 4.0, beside=True)
+    write("3", 5000.0, "b", 2, 8.0, beside=False)
+    return paths
+
+
+RUNS = pytest.mark.parametrize("make", [plain, resumed, searched, harvested])
+
+
+def times(paths):
+    """When each line of the logs was written, in seconds of the run."""
+    found, now = {}, 0.0
+    for log in paths.event_logs():
+        lines = list(read_events(log))
+        if log.parent == paths.root:
+            clock, base = [], 0.0
+            for t_s, event in lines:
+                base = now if isinstance(event, Started) else base
+                clock.append(now := base + t_s)
+        else:  # as they were written above
+            clock = [{"1": 0.0, "2": 5.0, "3": 20.5}[log.stem] + t_s for t_s, _ in lines]
+        found[log] = clock
+    return found
+
+
+def cut(paths, folder, at):
+    """The folder of a run of which there is nothing but the spec, what a sample is, and the log up to some time."""
+    shutil.rmtree(folder, ignore_errors=True)
+    short = RunPaths(folder / paths.root.name)
+    (short.root / "events").mkdir(parents=True)
+    for path in (paths.spec, paths.sample):
+        shutil.copy(path, short.root / path.name)
+    for log, clock in times(paths).items():
+        lines = log.read_text().splitlines(keepends=True)
+        if kept := [line for line, t_s in zip(lines, clock, strict=True) if t_s <= at]:
+            (short.root / log.relative_to(paths.root)).write_text("".join(kept))
+    return short
+
+
+def report(paths, at, capsys, page):
+    assert main(["report", str(paths.root), "--at", f"{at:.9f}s", "--json", "--html", str(page)]) == 0
+    return json.loads(capsys.readouterr().out), page.read_text()
+
+
+def files(folder):
+    return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.rglob("*") if path.is_file()}
+
+
+@RUNS
+def test_a_run_at_some_time_is_as_its_log_up_to_then_says_and_nothing_is_written(make, tmp_path, capsys):
+    paths = make(tmp_path)
+    capsys.readouterr()
+    before, moments = files(paths.root), sorted({t_s for clock in times(paths).values() for t_s in clock})
+    for place in range(1, 8):
+        at = moments[len(moments) * place // 8] + 1e-7
+        short = cut(paths, tmp_path / "cut", at)
+        whole = report(paths, at, capsys, tmp_path / "page.html")
+        assert whole == report(short, at, capsys, tmp_path / "page.html")
+        assert whole == report(short, math.ceil(moments[-1]) + 10, capsys, tmp_path / "page.html")
+    assert files(paths.root) == before
+
+
+@pytest.mark.parametrize("make", [plain, resumed, searched])
+def test_at_its_end_a_run_is_as_its_table_says(make, tmp_path, capsys):
+    paths = make(tmp_path)
+    capsys.readouterr()
+    found, _ = report(paths, 1e6, capsys, tmp_path / "page.html")
+    rows = json.loads(json.dumps(as_json(read_results(paths.root))))
+    assert [{**row, "metrics": {}} for row in rows] == [{**row, "metrics": {}} for row in found["networks"]]
+    assert main(["report", str(paths.root), "--json"]) == 0
+    now = json.loads(capsys.readouterr().out)
+    assert {key: now[key] for key in found if key != "ensembles"} == found
+
+
+def test_before_anything_has_happened_all_networks_wait(tmp_path, capsys):
+    paths = plain(tmp_path)
+    paths.results.unlink()
+    capsys.readouterr()
+    found, page = report(paths, 0.0, capsys, tmp_path / "page.html")
+    assert [(row["name"], row["status"]) for row in found["networks"]] == [("a", "waiting"), ("b", "waiting")]
+    assert (found["launches"], found["seconds"], found["gpus"]) == (0, 0.0, 0)
+    assert page.startswith("<!doctype html>")
+    assert main(["report", str(paths.root), "--at", "0s"]) == 0
+    assert "waiting" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["report", "RUN", "--at", "soon"], "--at: 'soon' should be written like 90s, 10min, 2h or 1:30:00"),
+    (["report", "RUN", "--at", "-3s"], "--at"), (["report", "RUN", "--at", "nan"], "should be written like 90s"),
+    (["watch", "RUN", "--from", "x"], "should be written like 90s"),
+    (["watch", "RUN", "--from", "0s", "--speed", "0"], "should be a number above 0"),
+    (["watch", "RUN", "--from", "0s", "--speed", "-1"], "--speed"),
+    (["watch", "RUN", "--from", "0s", "--speed", "fast"], "should be a number"),
+    (["watch", "RUN", "--speed", "2"], "with --from"), (["report", "RUN", "--at", "3s"], "it is no run")])
+def test_what_is_no_time_and_no_speed_is_one_line_and_status_2(arguments, said, tmp_path, capsys):
+    assert main([str(tmp_path) if word == "RUN" else word for word in arguments]) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_a_run_is_shown_again_from_some_time_on_as_fast_as_is_wanted(tmp_path, capsys, monkeypatch):
+    paths, slept = harvested(tmp_path), []
+    capsys.readouterr()
+    monkeypatch.setattr("fleet.commands.live.watch.time.sleep", slept.append)
+    monkeypatch.setattr("fleet.commands.live.watch.time.monotonic", lambda: sum(slept))
+    assert main(["watch", str(paths.root), "--from", "8s", "--speed", "10"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert [line.split(" ")[:3] for line in told if "epoch" in line and "loss" in line] == [
+        ["b", "epoch", "1/2:"], ["a", "epoch", "1/2:"], ["b", "epoch", "2/2:"]]
+    assert sum(slept) == pytest.approx((20.5 + 8.5 - 8) / 10)  # of the third, which begins when the first has ended
+    assert main(["watch", str(paths.root), "--from", "0s", "--json", "--speed", "1000"]) == 0
+    assert [json.loads(line)["network"] for line in capsys.readouterr().out.splitlines()] == ["b", "a", "b"]
