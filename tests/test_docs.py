@@ -12,8 +12,11 @@ import yaml
 
 from fleet.__main__ import COMMANDS
 from fleet.run import parse_arguments
+from fleet.search import pruning
 from fleet.spec import Data, Document, load, parse
+from fleet.spec.search import RULES, PruningRule
 from launch.sites import parse_site
+from tests.fleet.search import test_pruning
 from tests.places import ROOT
 from tests.test_layers import MAY_IMPORT
 
@@ -277,6 +280,19 @@ def test_the_changelog_says_where_modules_are_now():
     moved = [pair for old, new in rows for pair in zip(spans(old), spans(new), strict=True)]
     assert [(old, new) for old, new in moved if not is_there(new) or old == new] == []
     assert moved
+
+
+# ---- the first change --------------------------------------------------------------------------
+
+
+def test_the_first_change_works_as_its_page_has_it(monkeypatch):
+    text = (ROOT / "docs/first-change.md").read_text(encoding="utf-8")
+    row, rule, check = (textwrap.dedent(content) for kind, content in FENCE.findall(text) if kind == "python")
+    exec(rule, made := dict(vars(pruning)))
+    monkeypatch.setattr(pruning, "make_worst", made["make_worst"], raising=False)
+    monkeypatch.setitem(RULES, "worst", eval(row.rstrip(",\n"), {"PruningRule": PruningRule}))
+    exec(check, tried := dict(vars(test_pruning)))
+    tried["test_the_worst_of_all_is_dropped"]()
 
 
 # ---- the design --------------------------------------------------------------------------------

@@ -2,9 +2,9 @@
 
 Every network is built as in a run, with its optimizer and learning rate schedule. It takes a training step on samples
 of the data, and networks of functions of your own are exported and loaded again. A process of its own does that, so a
-function may exit, crash or hang. The keys are looked at first, then the data, then the networks; what is wrong there is
-said at once, with the lines of the spec, and nothing is built beside a mistake that is known before. The memory is what
-a GPU needs, estimated.
+function may exit, crash or hang. The command looks at the keys first, then at the data, and builds networks when
+nothing is wrong there. It says all mistakes that it finds at once, with the lines of the spec. The memory is an
+estimate of what a GPU needs.
 """
 
 from __future__ import annotations

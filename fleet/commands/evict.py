@@ -7,11 +7,11 @@
 The jobs come from a file (CSV with a header, or JSON), or are those that run on this Slurm cluster now. A
 file has the columns id,nodes,loss,app_time,sys_time (in node-seconds and minutes; empty if not possible), or
 id,nodes,memory_gb,critical_gb,since_checkpoint_min,interval_min, from which these follow by the bandwidths.
-The plan for a deadline has the least loss and, among those, takes the least time. Nothing is done to any job, but
-with --carry-out --yes: then jobs save upon the signal that their comment names, are requeued or cancelled, in the
-order and at the times of the plan, until the nodes are free. What was requeued is held in the queue until the job that
---for names has begun, or else until the deadline. --carry-out alone says what would be done. Only your own jobs are
-touched, unless you are an operator of Slurm.
+The plan for a deadline has the least loss and, among those, takes the least time. Nothing is done to any job
+without --carry-out --yes. With them jobs save upon the signal that their comment names, are requeued or cancelled, in
+the order and at the times of the plan, until the nodes are free. Jobs that were requeued are held in the queue until
+the job of --for has begun, or without --for until the deadline. --carry-out alone says what would be done. Only your
+own jobs are touched, unless you are an operator of Slurm.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     source.add_argument("--jobs", type=Path, metavar="FILE", help="file of the running jobs, .csv or .json")
     source.add_argument("--slurm", action="store_true", help="ask Slurm for the jobs that run on this cluster")
     parser.add_argument("--site", type=Path, metavar="FILE.json",
-                        help="with --slurm: how jobs checkpoint that do not say so in their comment")
+                        help="with --slurm: how jobs checkpoint whose comment does not say so")
     parser.add_argument("--partition", metavar="NAME", help="with --slurm: only the jobs of this partition")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--nodes", type=whole(), metavar="K", help="number of nodes to free, at least")

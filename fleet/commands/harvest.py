@@ -5,10 +5,10 @@
     fleet harvest photos.yaml --system slurm --end
 
 Each job is an ordinary launch on networks that it holds by lease; when it is ended, others take them over, and at most
-an epoch is trained again. This command hands in the first jobs. From then on each job keeps so many in the queue as
-long as networks wait (--backlog), and takes back what is left when all are done. What follows -- goes to sbatch, bsub
-or qsub. Which run the next job is for, and how large it is, is decided on the nodes that are idle now, with what was
-measured in the runs. jobs/harvest.jsonl in the folder of each run has all that was done. After three launches in a row
+an epoch is trained again. This command hands in the first jobs. From then on each job keeps --backlog jobs in the
+queue as long as networks wait, and takes back what is left when all are done. What follows -- goes to sbatch, bsub or
+qsub. The nodes that are idle now, and what was measured in the runs, decide which run the next job is for, and how
+large it is. jobs/harvest.jsonl in the folder of each run has all that was done. After three launches in a row
 that finished no epoch no more jobs are handed in; the same command begins again. Jobs that you cancel are replaced as
 those that others preempt, until you say --end.
 """

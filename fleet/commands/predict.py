@@ -7,8 +7,8 @@
   fleet predict runs/wine new.csv > predicted.csv        for each row of a table
 
 Inputs are prepared as the run prepares its validation samples. A .npy file holds inputs as rows of an array. The
-columns of a table are found by their names, and what is predicted for its rows is printed as CSV. How good the networks
-are together, fleet report says.
+columns of a table are found by their names, and what is predicted for its rows is printed as CSV. fleet report says how
+good the networks are together.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ TargetSaid = Literal["class", "multilabel", "value", "mask"] | Target
 
 @dataclass(frozen=True, config=STRICT)
 class EntryData:
-    """What networks of one entry are fed with, where it is not what others are; see :class:`Data`."""
+    """What the networks of one entry are fed with, where it differs from `data` at the top."""
 
     transforms: tuple[TransformItem, ...] | None = Field(default=None, description=(
         "What is done to each sample for the networks of this entry, instead of `data.transforms`. What all networks "
@@ -101,9 +101,9 @@ class Data:
     cache: Literal["auto", "none", "memory", "file"] = Field(default="auto", description=(
         "auto: the first of memory, file and none that suits the data; the run says which and why. none: samples are "
         "decoded anew in every epoch. memory: decoded samples stay in the window, so that each network trains at its "
-        "own pace; all of them must fit. file: samples are decoded once, into a file in the run's folder. Only with "
-        "memory has each network a shuffle of its own, which no schedule changes; otherwise it is that of the stream's "
-        "epochs, which the history records and a replay repeats."))
+        "own pace; all of them must fit. file: samples are decoded once, into a file in the run's folder. With "
+        "memory each network has a shuffle of its own, which no schedule changes. Otherwise the shuffle is that of the "
+        "stream's epochs; the history records which, and a replay repeats them."))
     stall: Annotated[Duration, Field(gt=0)] = Field(default=1800.0, json_schema_extra=written_as("30min"), description=(
         "How long the run waits for a sample before it ends and names the cause, like 30min."))
     max_bad: Annotated[Share, Field(ge=0, le=1)] = Field(default=0.01, json_schema_extra=written_as("1%"), description=(

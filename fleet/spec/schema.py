@@ -115,8 +115,8 @@ class Schedule:
     """Which networks train when, and on how many GPUs."""
 
     policy: PolicyName = Field(default=default_policy().name, description=(
-        "Policy that decides which networks train when, or the import path of your own. Left out where a key is given "
-        f"that only {default_policy(SETTINGS).name} reads, it is {default_policy(SETTINGS).name}. "
+        "Policy that decides which networks train when, or the import path of your own. Without it, a spec with a key "
+        f"that only {default_policy(SETTINGS).name} reads means {default_policy(SETTINGS).name}. "
         + " ".join(f"{policy.name}: {policy.help}." for policy in POLICIES.values())))
     delta: DeltaText = Field(default="15%", description=(
         "How close to the fastest the networks of a flotilla train: within a share of its rate, like 15%, or within a "
@@ -141,7 +141,7 @@ class Schedule:
 
 @dataclass(frozen=True, config=STRICT)
 class Profile:
-    """How it is found out how fast networks train."""
+    """How the run finds out how fast networks train."""
 
     when: Literal["online", "before"] = Field(default="online", description=(
         "online: training begins at once, by estimates that its own steps correct; no other key is read. before: every "
@@ -232,7 +232,7 @@ class Document:
         "How long the run waits for further networks once nothing is left to train, like 10min. Without it, the run "
         "ends then."))
     retries: Annotated[int, Field(ge=0, le=100), NO_FLAG] = Field(default=2, description=(
-        "How often a network is tried again that failed for a reason that may pass, such as a file server that does "
+        "How often a network is tried again if it failed for a reason that may pass, such as a file server that does "
         "not answer."))
     output: str = Field(default="", description=(
         "Folder of the run, for results, checkpoints, logs and the report. Without it, runs/NAME with the run's name."))

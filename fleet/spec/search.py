@@ -43,8 +43,8 @@ class Search:
         "Who chooses from the space: random, grid (all combinations, in order), or the import path of a class of your "
         "own. Its module may stand beside the spec."))
     most: Annotated[int, Field(ge=1, le=MOST_ASKED), NO_FLAG] | None = Field(default=None, description=(
-        f"Largest number of networks that are asked for; {MOST_ASKED} where it is not given. It must be, or `budget`, "
-        "but for grid, which ends."))
+        f"Largest number of networks that are asked for; {MOST_ASKED} without it. Either it or `budget` must be given, "
+        "except for grid, which ends by itself."))
     budget: Budget | None = Field(default=None, description=(
         "What all networks of the entry may cost together, beside `most`. What was asked for by then goes on."))
     at_once: Positive | Literal["auto"] = Field(default="auto", description=(
@@ -56,8 +56,8 @@ class Search:
         "Seed of all that is random in the choice."))
     answer_within: Annotated[Duration, Field(gt=0)] = Field(
         default=60.0, json_schema_extra=written_as("1min"), description=(
-            "Time that one call of the class may take. Networks that train go on meanwhile; those whose epoch has "
-            "ended wait for what is said of it. A class that takes longer is called no more in this launch."))
+            "Time that one call of the class may take. Networks that train go on meanwhile; a network whose "
+            "epoch has ended waits for the answer. A class that takes longer is not called again in this launch."))
 
     @model_validator(mode="after")
     def _ends(self) -> Search:
@@ -112,7 +112,8 @@ RULES: Mapping[str, PruningRule] = {rule.name: rule for rule in (
 
 def _for(setting: str) -> str:
     """Which rules read a key; for others it is a mistake."""
-    return f"Only for {' and '.join(name for name, rule in RULES.items() if setting in rule.reads)}."
+    *others, last = [name for name, rule in RULES.items() if setting in rule.reads]
+    return f"Only for {', '.join(others) + ' and ' if others else ''}{last}."
 
 
 RuleName = Annotated[str, OneOf(lambda: [{"enum": list(RULES)}, IMPORT_PATH])]
@@ -131,11 +132,11 @@ class Prune:
     factor: Annotated[int, Field(ge=2), NO_FLAG] = Field(default=3, description=(
         "One in so many networks goes on at each rung, and the next rung is so many times as far. " + _for("factor")))
     mode: Literal["stop", "promote"] = Field(default="promote", description=(
-        "stop: who is not among the best in the moment in which it comes to a rung is pruned. promote: it is paused, "
-        "and goes on when it is among the best later on. " + _for("mode")))
+        "stop: a network that is not among the best when it comes to a rung is pruned. promote: it is paused, and goes "
+        "on if it is among the best later. " + _for("mode")))
     order: Literal["arrival", "rungs"] = Field(default="arrival", description=(
         "arrival: networks are judged as they come. rungs: they wait until all have come as far, so that the winners "
-        "do not depend on who was faster. " + _for("order")))
+        "do not depend on speed. " + _for("order")))
     others: Positive = Field(default=5, description=(
         "Number of other networks that must have come as far before one is judged. " + _for("others")))
 

@@ -18,8 +18,8 @@ from preprocess.transforms.geometry import RandomResizedCrop, Resize
 class Decode(LeavesPixels):
     """The bytes of an image file to an array; always the first transform.
 
-    Sources that hold arrays need no decoding. It only brings the channels of those that are images to its mode, and
-    leaves arrays of another rank or type as they are.
+    Sources that hold arrays need no decoding. There it brings the channels of images to its mode, and leaves arrays of
+    another rank or type as they are.
     """
 
     mode: Annotated[Mode, Field(description="RGB, or L for greyscale with one channel")] = "RGB"

@@ -11,7 +11,7 @@ policies do not know. By default `global` trains in lockstep and the others at f
 what they cost in each kind of system: `adaptive` pays 5 s for every group that starts or changes; the
 paper's policies pay a checkpoint of 34 s for every group that stops unfinished, and 0.46 s for a
 decision (Table 4 of the paper); `baseline` and `homogeneous` pay nothing. With `--profile online`,
-policies are told no rates but guesses, and learn the others while networks train. With `--per-device`,
+policies begin with guesses, and learn rates while networks train. With `--per-device`,
 networks share GPUs while they outnumber them: K on each, or with auto as many as pay. No schedule can
 be shorter than the bound, even if moves cost nothing and the epochs are known.
 """
@@ -71,7 +71,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--profile", choices=("before", "online"), default="before",
                        help="when rates become known: before the run, or in it, from training itself (before)")
     group.add_argument("--prior-factor", type=number(1, 100), metavar="F",
-                       help="with --profile online, by what factor rates are typically wrong that are guessed before "
+                       help="with --profile online, the factor by which guessed rates are typically wrong before "
                             f"anything has trained ({_FACTOR:g})")
     group.add_argument("--per-device", type=_slots, default=1, metavar="K",
                        help="how many networks may share a GPU, or auto: as many as pay (1)")
