@@ -21,6 +21,9 @@ _STATUS = re.compile(rb"Exit code: +(\d+)\s*$|Errorcode: (\d+)\s*$", re.MULTILIN
 # How boxes begin that tell of a status; the last one of an abort that the one before has told of.
 _OF_A_STATUS = (b"prterun detected that one or more processes exited with non-zero status", b"MPI_ABORT was invoked")
 _OF_AN_ABORT = b"prterun has exited due to process rank"
+# What mpirun says of ranks and daemons that a batch system ends; it advises to debug them.
+_OF_AN_END = (b"srun returned non-zero exit status", b"prterun noticed that process rank",
+              b"PRTE has lost communication with a remote daemon")
 _MOST_LINES = 20  # of a box
 PATIENCE_S = 5.0  # for the last that a launch has written: something that it left behind may hold its output open
 
@@ -30,10 +33,11 @@ class Notices:
 
     Args:
         explained: the statuses of which the program itself speaks.
+        is_ended: whether the batch system is ending the job now, which explains all ends.
     """
 
-    def __init__(self, explained: Sequence[int]) -> None:
-        self._explained = frozenset(explained)
+    def __init__(self, explained: Sequence[int], is_ended: Callable[[], bool] = lambda: False) -> None:
+        self._explained, self._is_ended = frozenset(explained), is_ended
         self._begun = b""  # of a line
         self._is_inside_line = False  # which has been shown as far as it came
         self._box: list[bytes] = []
@@ -67,7 +71,7 @@ class Notices:
                 return b""
             return line
         self._box.append(line)
-        if len(self._box) == 2 and not line.startswith((*_OF_A_STATUS, _OF_AN_ABORT)):
+        if len(self._box) == 2 and not line.startswith((*_OF_A_STATUS, _OF_AN_ABORT, *_OF_AN_END)):
             return self._open(is_rule)
         if is_rule:
             return self._end_of_box()
@@ -86,6 +90,8 @@ class Notices:
         return box
 
     def _tells_nothing_new(self, box: bytes) -> bool:
+        if box.split(b"\n")[1].startswith(_OF_AN_END):
+            return self._is_ended()
         if _OF_AN_ABORT in box:
             return self._was_dropped
         found = _STATUS.search(box)
@@ -108,12 +114,12 @@ def run_quietly(command: Sequence[str], explained: Sequence[int], out: IO[str] |
 
 
 def start(command: Sequence[str], explained: Sequence[int], out: IO[str] | None = None,
-          environment: Mapping[str, str] | None = None, hear: Callable[[bytes], None] = lambda said: None
-          ) -> tuple[subprocess.Popen[bytes], threading.Thread]:
+          environment: Mapping[str, str] | None = None, hear: Callable[[bytes], None] = lambda said: None,
+          is_ended: Callable[[], bool] = lambda: False) -> tuple[subprocess.Popen[bytes], threading.Thread]:
     """Start a launch whose notices of explained statuses are not shown.
 
     Args:
-        explained: see :class:`Notices`.
+        explained, is_ended: see :class:`Notices`.
         out: where it prints; here, where that is None.
         environment: its variables; those of this process, where that is None.
         hear: is told all that is shown, in a thread.
@@ -127,7 +133,7 @@ def start(command: Sequence[str], explained: Sequence[int], out: IO[str] | None 
     process = subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.PIPE)
     assert process.stderr is not None
     thread = threading.Thread(target=_pass_on, daemon=True, args=(
-        process.stderr, 2 if out is None else out.fileno(), Notices(explained), hear))
+        process.stderr, 2 if out is None else out.fileno(), Notices(explained, is_ended), hear))
     thread.start()
     return process, thread
 

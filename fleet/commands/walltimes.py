@@ -24,17 +24,21 @@ from launch.past_jobs import past_runs
 from launch.sites import Site
 from launch.systems import System
 from scheduler.base import Cluster, RateTable
+from scheduler.ensemble.costs import Costs
+from scheduler.ensemble.pace import Stream
 from scheduler.reservation.continued import Chain, best_chain, expected
 from scheduler.reservation.laws import Discrete, empirical
 from scheduler.reservation.requests import FEWEST_RUNS, SAFETY
 from scheduler.simulation.ensemble import simulate
 
 if TYPE_CHECKING:
+    from fleet.runtime.inputs import Inputs
     from fleet.spec.train import Converge
 
 DRAWS, LEAST_DRAWS, DRAWS_S = 60, 8, 10.0  # of how many epochs networks train: so many, or fewer where they take long
 START_S = 60.0  # until ranks are ready, where no launch has told
 MOST_JOBS = 20
+_FORWARD = 3.0  # samples that a network judges while it trains on one
 _MINUTE = 60.0
 
 
@@ -190,6 +194,7 @@ def _simulated(args: argparse.Namespace, spec: Spec, site: Site) -> Known | None
     found = known_rates_of(spec, args.spec, None, opened.sample, cluster)
     if found is None:
         return None
+    given = _given(args, spec, opened, site, cluster)
     rates, origin = with_sharing(spec, replace(found[0], samples_per_epoch=len(opened.data.train))), found[1]
     cluster = shared_cluster(spec, cluster) if site.gpus else cluster  # elsewhere each rank is a device
     shared = f", up to {cluster.slots} networks on each," if cluster.slots > 1 else ""
@@ -197,16 +202,88 @@ def _simulated(args: argparse.Namespace, spec: Spec, site: Site) -> Known | None
     times: list[float] = []
     while len(times) < DRAWS and (len(times) < LEAST_DRAWS or time.monotonic() < end):
         drawn = _drawn(spec, rates, rng)
-        times.append(simulate(drawn, cluster, spec.policy, spec.options).makespan_s)
+        times.append(given.before_s(rates) + simulate(
+            drawn, cluster, spec.policy, spec.options, given.costs(spec, rates), given.stream).makespan_s)
     return Known(empirical(times), (
         f"simulating it {len(times)} times on {counted(cluster.whole_gpus, 'device')}{shared} with the rates of "
-        f"{origin}, networks improving for 1 epoch to all that they may train ({_range(times)})"))
+        f"{origin}{given.words}, networks improving for 1 epoch to all that they may train ({_range(times)})"))
 
 
 def _cluster(args: argparse.Namespace, spec: Spec, site: Site) -> Cluster:
     ranks = args.ranks_per_node or site.ranks
     per_node = site.gpus or max(1, ranks - max(1, ranks // 8))
     return Cluster.of(args.nodes * per_node, per_node)
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What networks are given to train on, and how fast.
+
+    Attributes:
+        stream: how they depend on it.
+        decoding_s: seconds that decoding takes which is done once.
+        is_beside: whether that goes on while the first epoch is trained on.
+        judging: samples that each network is judged by after an epoch.
+        past: what moves and ends of epochs took in an earlier launch; None where there was none.
+    """
+
+    stream: Stream
+    decoding_s: float
+    is_beside: bool
+    judging: int
+    past: Costs | None
+
+    def before_s(self, rates: RateTable) -> float:
+        """Seconds for which the fastest network waits for samples that are decoded once."""
+        trained_s = rates.samples_per_epoch / max(rate for network in rates.models for rate in network.rates)
+        return max(0.0, self.decoding_s - trained_s * self.is_beside)
+
+    def costs(self, spec: Spec, rates: RateTable) -> Costs:
+        """Of moves and of epochs' ends."""
+        if self.past is not None:
+            return self.past
+        each_s = [1 / network.rates[0] for network in rates.models]
+        return replace(spec.policy.costs, epoch_s=self.judging * sum(each_s) / len(each_s) / _FORWARD)
+
+    @property
+    def words(self) -> str:
+        """It, as a part of a sentence."""
+        return "" if math.isinf(self.stream.rate) else f" and an input of {self.stream.rate:.0f} samples/s"
+
+
+def _given(args: argparse.Namespace, spec: Spec, opened: Inputs, site: Site, cluster: Cluster) -> _Given:
+    """By what the last launch has noted, or else by what a look at the samples takes here."""
+    from fleet.domain.events import StreamStarted, SupplyFound
+    from fleet.monitor.account import account
+    from fleet.runtime.caching import Means, choose_cache
+    from fleet.storage.event_log import last_cache, read_events
+
+    paths = RunPaths(spec.output.absolute())
+    log = list(read_events(paths.events)) if paths.events.exists() else []
+    look, samples = opened.looks["train"], len(opened.data.train)
+    judging = 0 if opened.data.validation is None else len(opened.data.validation)
+    is_alone = args.nodes * (args.ranks_per_node or site.ranks) == 1
+    is_own, trainers = spec.policy.own_samples or is_alone, cluster.whole_gpus
+    hands = trainers if is_own else _preprocessors(args, spec, site)
+    cache = choose_cache(spec, opened, Means(0 if is_own else hands, trainers // args.nodes), last_cache(paths)).cache
+    # What is kept in memory each trainer finishes for itself; a row of a file is read in no time beside the rest.
+    each_s = look.varying_s + look.fixed_s * (cache == "none")
+    rate = 1 / each_s if is_own or cache == "memory" else hands / each_s
+    found = [event for _, event in log if isinstance(event, StreamStarted | SupplyFound)]
+    if found and cache == "none" and not is_own:
+        rate = found[-1].supply_samples_per_s
+    past = account(log)
+    decoding_s = look.fixed_s * (judging + samples * (cache != "none")) / hands
+    return _Given(replace(spec.policy.stream, rate=rate), decoding_s, cache == "memory", judging,
+                  None if past is None or not any(vars(past.costs).values()) else past.costs)
+
+
+def _preprocessors(args: argparse.Namespace, spec: Spec, site: Site) -> int:
+    """How many ranks prepare samples."""
+    if spec.resources.preprocessors != "auto":
+        return spec.resources.preprocessors
+    ranks = args.ranks_per_node or site.ranks
+    return args.nodes * max(1, ranks - site.gpus if site.gpus else ranks // 8)
 
 
 def _drawn(spec: Spec, rates: RateTable, rng: np.random.Generator) -> RateTable:

@@ -291,7 +291,7 @@ class Keeper:
         self._paths, self._system, self._job, self._limits = paths, system, job, limits
         self._once, self._requests = once, requests
         self._environment = {**os.environ, SYSTEM_VARIABLE: system.name}
-        self._warned = WarnedLaunch(self._environment, warn_after)
+        self._warned = WarnedLaunch(self._environment, warn_after, lambda: is_preempted(system, job))
 
     def run(self, command: Sequence[str]) -> int:
         """Launch, until this job is over; returns the status that it should end with.

@@ -460,7 +460,8 @@ class HarvestJob:
 
     def __init__(self, paths: RunPaths, backlog: Backlog, system: System, job: str, every_s: float = _EVERY_S) -> None:
         self._paths, self._backlog, self._system, self._job, self._every_s = paths, backlog, system, job, every_s
-        self._warned = WarnedLaunch({**os.environ, SYSTEM_VARIABLE: system.name})
+        self._warned = WarnedLaunch({**os.environ, SYSTEM_VARIABLE: system.name},
+                                    is_preempted=lambda: is_preempted(system, job))
         self._was_answered = False
 
     def run(self, command: Sequence[str]) -> int:

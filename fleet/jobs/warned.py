@@ -11,6 +11,7 @@ from types import FrameType
 
 from fleet.domain.events import Interrupted
 from fleet.errors import EXPLAINED, ExitStatus, UserError, shortened
+from fleet.jobs.room import say
 from fleet.storage.event_log import events_of
 from launch.leftovers import remove_leftovers
 from launch.notices import PATIENCE_S, start
@@ -25,6 +26,7 @@ class WarnedLaunch:
     Args:
         environment: of the launch.
         warn_after: seconds after which to warn it, where the batch system does not.
+        is_preempted: whether the batch system is taking the nodes of the job back.
 
     Attributes:
         warning: the latest, of the latest launch; empty where there was none.
@@ -32,8 +34,9 @@ class WarnedLaunch:
         is_signalled: whether a warning has come from outside.
     """
 
-    def __init__(self, environment: Mapping[str, str], warn_after: float | None = None) -> None:
-        self._environment, self._warn_after = environment, warn_after
+    def __init__(self, environment: Mapping[str, str], warn_after: float | None = None,
+                 is_preempted: Callable[[], bool] = lambda: False) -> None:
+        self._environment, self._warn_after, self._is_preempted = environment, warn_after, is_preempted
         self._process: subprocess.Popen | None = None
         self.warning = self.words = ""
         self._said = b""
@@ -58,7 +61,8 @@ class WarnedLaunch:
         self.warning, self.words, self._said = "", "", b""
         timer = threading.Timer(self._warn_after or 0, self._warn, ["the walltime is nearly over"])
         try:
-            self._process, shown = start(command, EXPLAINED, environment=self._environment, hear=self._hear)
+            self._process, shown = start(command, EXPLAINED, environment=self._environment, hear=self._hear,
+                                         is_ended=self._is_ended)
         except OSError as error:
             raise UserError(f"{command[0]} cannot be started: {error.strerror}") from None
         if self._warn_after is not None:
@@ -91,6 +95,13 @@ class WarnedLaunch:
             return self.words or "it ended"
         after = f" after {self.warning}" if self.warning else ""
         return f"it broke off: its launcher ended with status {ended}{after}" + (self.words and f": {self.words}")
+
+    def _is_ended(self) -> bool:
+        """Whether the batch system is ending the job; says so, in place of what the launcher says of it."""
+        is_ended = self.is_signalled or self._is_preempted()
+        if is_ended:
+            say("the batch system ends this job, and its launch with it")
+        return is_ended
 
     def _hear(self, said: bytes) -> None:
         *lines, self._said = (self._said + said).split(b"\n")

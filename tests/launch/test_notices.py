@@ -75,3 +75,15 @@ def test_a_launch_is_shown_without_them(tmp_path):
 def test_what_cannot_be_started_is_an_error(tmp_path):
     with pytest.raises(OSError, match="nowhere"):
         start([str(tmp_path / "nowhere")], (3,))
+
+
+LOST = (RULE + "srun returned non-zero exit status (36608) from launching\nthe per-node daemon. You may debug this "
+        "problem further\nby augmenting the cmd line with:\n\n* \"--debug-daemons\"\n" + RULE)
+
+
+@pytest.mark.parametrize("is_ended", [True, False])
+@pytest.mark.parametrize("box", [KILLED, LOST])
+def test_of_a_job_that_the_batch_system_ends_no_box_advises_to_debug(box, is_ended):
+    notices = Notices([75], lambda: is_ended)
+    assert notices.feed(f"before\n{box}after\n".encode()) + notices.close() == (
+        b"before\nafter\n" if is_ended else f"before\n{box}after\n".encode())

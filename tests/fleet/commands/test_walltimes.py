@@ -1,16 +1,21 @@
 """``fleet submit --walltime auto``: from the past, or from simulation, to requests, and what it says of them."""
 
 import json
+from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fleet.__main__ import main
-from fleet.commands.walltimes import epochs_of
+from fleet.commands.walltimes import _simulated, epochs_of
 from fleet.jobs.chain import Past, past_of
+from fleet.runtime import inputs
+from fleet.spec import load
 from fleet.spec.train import Converge
 from fleet.storage.paths import RunPaths
+from launch.sites import SITES
 from tests.launch.conftest import made_up
 
 __all__ = ["made_up"]
@@ -169,3 +174,55 @@ def test_epochs_are_drawn_within_what_the_rule_allows(rule, least, most):
     rng = np.random.default_rng(0)
     drawn = [epochs_of(rule, rng) for _ in range(300)]
     assert (min(drawn), max(drawn)) == (least, most)
+
+
+# ---- the input ---------------------------------------------------------------------------------
+
+JUDGED = 20
+EPOCHS = 10
+
+
+@pytest.fixture
+def simulated(submit, tmp_path, monkeypatch):
+    """How many seconds a first run takes, as it is simulated, whose samples take so long to decode and to turn."""
+
+    def call(fixed_s, varying_s, data, ranks=2, policy="homogeneous"):
+        rates = {"samples_per_epoch": 100, "gpus_per_node": 1, "models": [{"name": "one", "rates": [1000.0]}]}
+        (tmp_path / "rates.json").write_text(json.dumps(rates))
+        looked = inputs.open_inputs
+
+        def look(spec):
+            opened = looked(spec)
+            return replace(opened, looks={part: replace(one, fixed_s=fixed_s, varying_s=varying_s)
+                                          for part, one in opened.looks.items()})
+
+        monkeypatch.setattr(inputs, "open_inputs", look)
+        Path("spec.yaml").write_text(
+            "name: photos\noutput: run\n"
+            f"data: {{source: 'builtin:noise', options: {{samples: 100, validation: {JUDGED}, size: 8}}, {data}}}\n"
+            f"models: [{{family: softmax, name: one}}]\ntrain: {{converge: {{max_epochs: {EPOCHS}}}}}\n"
+            f"schedule: {{policy: {policy}, rates: rates.json}}\nresources: {{engine: numpy}}\n")
+        arguments = Namespace(nodes=1, ranks_per_node=ranks, spec="spec.yaml")
+        known = _simulated(arguments, load("spec.yaml"), SITES["generic"])
+        return known.law.longest
+    return call
+
+
+TRAINING_S = EPOCHS * (100 + JUDGED / 3) / 1000  # nothing holds it back
+
+
+@pytest.mark.parametrize(("data", "policy", "ranks", "seconds"), [
+    # A preprocessor decodes and turns all samples of each epoch, and those to judge by once.
+    ("cache: none", "homogeneous", 2, EPOCHS * (100 * 0.05 + JUDGED / 3000) + JUDGED * 0.04),
+    # Every trainer does for itself what its network needs.
+    ("cache: none", "baseline", 3, EPOCHS * (100 * 0.05 + JUDGED / 3000) + JUDGED * 0.04 / 2),
+    # Decoding is done once, while the first epoch is trained on; turning again and again.
+    ("cache: memory", "homogeneous", 2, EPOCHS * (100 * 0.01 + JUDGED / 3000) + 120 * 0.04 - 100 / 1000),
+    ("cache: file", "homogeneous", 2, EPOCHS * (100 * 0.01 + JUDGED / 3000) + 120 * 0.04),
+])
+def test_a_first_run_whose_input_is_the_bottleneck_takes_as_long_as_that(simulated, data, policy, ranks, seconds):
+    assert simulated(0.04, 0.01, data, ranks, policy) == pytest.approx(seconds, rel=0.02)
+
+
+def test_a_first_run_whose_input_is_fast_takes_as_long_as_training(simulated):
+    assert simulated(1e-6, 1e-6, "cache: none") == pytest.approx(TRAINING_S, rel=0.02)
