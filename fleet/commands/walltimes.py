@@ -255,6 +255,7 @@ def _given(args: argparse.Namespace, spec: Spec, opened: Inputs, site: Site, clu
     """By what the last launch has noted, or else by what a look at the samples takes here."""
     from fleet.domain.events import StreamStarted, SupplyFound
     from fleet.monitor.account import account
+    from fleet.monitor.timeline import state_of
     from fleet.runtime.caching import Means, choose_cache
     from fleet.storage.event_log import last_cache, read_events
 
@@ -272,7 +273,7 @@ def _given(args: argparse.Namespace, spec: Spec, opened: Inputs, site: Site, clu
     found = [event for _, event in log if isinstance(event, StreamStarted | SupplyFound)]
     if found and cache == "none" and not is_own:
         rate = found[-1].supply_samples_per_s
-    past = account(log)
+    past = account(state_of(log))
     decoding_s = look.fixed_s * (judging + samples * (cache != "none")) / hands
     return _Given(replace(spec.policy.stream, rate=rate), decoding_s, cache == "memory", judging,
                   None if past is None or not any(vars(past.costs).values()) else past.costs)
